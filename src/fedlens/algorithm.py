@@ -1,0 +1,150 @@
+"""An algorithm is a row of slots; a paper is a function that refills one or two of them."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any, ClassVar, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from fedlens.core import (
+    Cohort,
+    Federation,
+    Holdings,
+    Local,
+    Number,
+    Plan,
+    Transform,
+    Tree,
+    Upload,
+)
+from fedlens.layout import Layout
+from fedlens.pieces import (
+    ByExamples,
+    Epochs,
+    Objective,
+    Sgd,
+    Uniformly,
+    WeightedSum,
+    difference,
+)
+
+
+class Combine(Protocol):
+    """How uploads become one update.
+
+    A `linear` one may be given the cohort part by part: the sums of the parts add up. Any other
+    needs all uploads at once.
+    """
+
+    linear: ClassVar[bool]
+    uses_shares: ClassVar[bool]
+
+    def __call__(self, updates: Tree, shares: Tensor, cohort: Cohort, layout: Layout) -> Tree: ...
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """FedAvg, unless a slot says otherwise. Slots stand in the order a round runs them."""
+
+    select: Callable[[Federation, int, Tensor], Tensor] = Uniformly(10)  # who takes part
+    draw: Callable[[Holdings, Tensor], Plan] = Epochs(1, batch_size=32)  # what each one sees
+    objective: Objective = field(default_factory=Objective)  # what it minimises
+    solve: Transform = field(default_factory=lambda: Sgd(0.1))  # how it minimises that
+    upload: Callable[[Local], Upload] = difference  # what it sends, what it keeps
+    weigh: Callable[[Cohort], Tensor] = ByExamples()  # each upload's final share
+    combine: Combine = WeightedSum()  # how uploads become one update
+    advance: Transform = field(default_factory=lambda: Sgd(1.0))  # how the server moves
+
+    reset: bool = True  # whether a client's solver starts afresh in every round
+    personal_norm: bool = False  # whether a client keeps its own normalisation layers
+    discloses: frozenset[str] = frozenset()  # the facts that clients tell the server
+    memory: Mapping[str, Callable[[Tree], Tree]] = field(default_factory=dict)
+    """What clients remember, by name, with the value it has at a client never seen."""
+
+
+EXCLUSIVE = ("select", "draw", "solve", "upload", "weigh", "combine", "advance")
+
+
+@dataclass(frozen=True)
+class Amendment:
+    """A paper with its numbers: what it does to an algorithm."""
+
+    name: str
+    amend: Callable[[Algorithm], Algorithm]
+
+
+def paper(function: Callable[..., Algorithm]) -> Callable[..., Amendment]:
+    """Make `f(base, mu=...) -> Algorithm` into `f(mu=...) -> Amendment`."""
+    name = function.__name__.replace("_", "-")
+    base, *numbers = inspect.signature(function, eval_str=True).parameters.values()
+
+    @functools.wraps(function)
+    def bind(*args: Any, **kwargs: Any) -> Amendment:
+        return Amendment(name, lambda algorithm: function(algorithm, *args, **kwargs))
+
+    options = [p.replace(kind=p.KEYWORD_ONLY) for p in numbers]
+    bind.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
+    return bind
+
+
+def compose(base: Algorithm, *amendments: Amendment) -> Algorithm:
+    """`base`, amended from left to right; two papers may not refill one slot differently."""
+    refilled: dict[str, str] = {}
+    for amendment in amendments:
+        amended = amendment.amend(base)
+        for slot in EXCLUSIVE:
+            if same(getattr(amended, slot), getattr(base, slot)):
+                continue
+            if slot in refilled:
+                raise ValueError(
+                    f"{refilled[slot]} and {amendment.name} both refill `{slot}`: leave one out"
+                )
+            refilled[slot] = amendment.name
+        base = amended
+    if "weigh" in refilled and not base.combine.uses_shares:
+        ignoring = refilled.get("combine", type(base.combine).__name__)
+        raise ValueError(
+            f"{ignoring} ignores the shares that {refilled['weigh']} sets: leave one out"
+        )
+    return base
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two fillings are the same, number by number."""
+    if isinstance(a, Tensor) or isinstance(b, Tensor):
+        return isinstance(a, Tensor) and isinstance(b, Tensor) and torch.equal(a, b)
+    if is_dataclass(a) and type(a) is type(b):
+        return all(same(getattr(a, f.name), getattr(b, f.name)) for f in fields(a))
+    return bool(a == b)
+
+
+T = TypeVar("T")
+
+
+def pick(filling: T, group: Tensor | None) -> T:
+    """`filling` with the numbers of each row's own experiment: a tensor [G] becomes [C].
+
+    `group` [C] says which experiment of a sweep each row belongs to; None: there is only one.
+    """
+    if group is None:
+        return filling
+    if isinstance(filling, Tensor):
+        return filling[group]  # type: ignore[return-value]
+    if isinstance(filling, tuple):
+        return tuple(pick(part, group) for part in filling)  # type: ignore[return-value]
+    if is_dataclass(filling) and not isinstance(filling, type):
+        picked = {f.name: pick(getattr(filling, f.name), group) for f in fields(filling)}
+        return replace(filling, **picked)
+    return filling
+
+
+def at_least(number: Number, low: float, what: str) -> None:
+    """Refuse a number, or one of a sweep's, below `low`."""
+    values = torch.as_tensor(number)
+    if not bool((values >= low).all()):
+        raise ValueError(f"{what} is {number}: choose {low:g} or more")

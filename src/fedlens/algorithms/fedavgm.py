@@ -1,0 +1,25 @@
+"""FedAvgM (Hsu et al., 2019, arXiv:1909.06335; 2020, arXiv:2003.08082): server momentum.
+
+v = beta * v + g;  w = w - gamma * v, where g is the server's model minus the clients' mean and
+gamma is `server.lr`. With beta = 0 it is FedAvg.
+"""
+
+from dataclasses import replace
+
+from fedlens.algorithm import Algorithm, at_least, paper
+from fedlens.core import Number
+from fedlens.pieces import Sgd
+
+
+@paper
+def fedavgm(base: Algorithm, momentum: Number = 0.9, nesterov: bool = False) -> Algorithm:
+    """Give the server's steps momentum.
+
+    Args:
+        momentum: beta.
+        nesterov: step along g + beta * v, as some readings of the 2019 paper do.
+    """
+    at_least(momentum, 0, "fedavgm: momentum")
+    if not isinstance(base.advance, Sgd):
+        raise ValueError("fedavgm needs a server that moves by SGD: leave the other server rule out")
+    return replace(base, advance=replace(base.advance, momentum=momentum, nesterov=nesterov))

@@ -1,0 +1,94 @@
+"""What happens to a whole batch of images between the data set and the model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedlens import keys
+
+
+@dataclass(frozen=True)
+class Augment:
+    """Random crops of images padded by `crop` zeros on each side, and random mirror images.
+
+    What happens to an image depends on its client's key and on its row in the batch, never on
+    which other clients are beside it.
+    """
+
+    crop: int = 0
+    flip: bool = False
+
+    def __post_init__(self) -> None:
+        if self.crop < 0:
+            raise ValueError(f"crop = {self.crop}: choose how many pixels to pad, 0 for none")
+
+    def __call__(self, images: Tensor, key: Tensor) -> Tensor:
+        """`images` [C, B, channels, H, W] augmented, by one key [C] for each client and step."""
+        if not (self.crop or self.flip):
+            return images
+        height, width = images.shape[-2:]
+        row = torch.arange(images.shape[1], device=images.device)
+        row_key = keys.fold(key[:, None], keys.purpose("augment"), row)  # [C, B]
+        x = torch.arange(width, device=images.device).expand(*row_key.shape, width)
+        y = torch.arange(height, device=images.device).expand(*row_key.shape, height)
+        if self.flip:
+            mirrored = keys.below(keys.fold(row_key, 0), 2) == 1
+            x = torch.where(mirrored[..., None], width - 1 - x, x)
+        if self.crop:
+            x = x + keys.below(keys.fold(row_key, 1), 2 * self.crop + 1)[..., None]
+            y = y + keys.below(keys.fold(row_key, 2), 2 * self.crop + 1)[..., None]
+        pixel = y[..., :, None] * (width + 2 * self.crop) + x[..., None, :]
+        return _gather(images, self.crop, pixel)
+
+
+def normalise(
+    images: Tensor,
+    mean: Sequence[float] | None,
+    std: Sequence[float] | None,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Bytes as (x / 255 - mean) / std, channel by channel, in `dtype`; floats as they are.
+
+    `images` is [..., channels, H, W]. Without a mean it is 0, without a std it is 1.
+    """
+    if images.is_floating_point():
+        return images.to(dtype)
+    channels = images.shape[-3]
+    mean = tuple(mean) if mean is not None else (0.0,) * channels
+    std = tuple(std) if std is not None else (1.0,) * channels
+    if not len(mean) == len(std) == channels:
+        raise ValueError(
+            f"images of {channels} channels but {len(mean)} means and {len(std)} stds: "
+            "give one for each channel"
+        )
+    wide = torch.promote_types(dtype, torch.float32)
+    scale, shift = _line(mean, std, images.device, wide)
+    return images.to(wide).mul_(scale).add_(shift).to(dtype)
+
+
+def _gather(images: Tensor, pad: int, pixel: Tensor) -> Tensor:
+    """The pixels [C, B, H, W] of padded images, given by their place in the padded image."""
+    num_clients, size, channels, height, width = images.shape
+    flat = images.flatten(0, 1)  # [N, channels, H, W]
+    index = pixel.view(len(flat), -1)  # [N, H * W]
+    if flat.stride(1) == 1:  # channels last: stay so
+        padded = F.pad(flat.movedim(1, -1), (0, 0, pad, pad, pad, pad)).flatten(1, 2)
+        out = padded.gather(1, index[:, :, None].expand(-1, -1, channels))
+        return out.view(num_clients, size, height, width, channels).movedim(-1, 2)
+    padded = F.pad(flat, (pad, pad, pad, pad)).flatten(2)
+    return padded.gather(2, index[:, None, :].expand(-1, channels, -1)).view(images.shape)
+
+
+@lru_cache(maxsize=32)
+def _line(
+    mean: tuple[float, ...], std: tuple[float, ...], device: torch.device, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Scale and shift, [channels, 1, 1] each: kept, since making them waits for the device."""
+    m, s = (torch.tensor(v, dtype=torch.float64).view(-1, 1, 1) for v in (mean, std))
+    return (1 / (255 * s)).to(device, dtype), (-m / s).to(device, dtype)

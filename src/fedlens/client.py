@@ -1,0 +1,217 @@
+"""What clients do in a round: the only place local training is written.
+
+Straight-line tensor code over C clients side by side; C is 1 where an engine trains one after
+another. No branch on a tensor's value, no `.item()`: how many steps each client takes, and how
+many examples each batch holds, is known from the plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedlens import keys
+from fedlens.algorithm import Algorithm, pick
+from fedlens.augment import Augment
+from fedlens.core import Batch, Cohort, Examples, Facts, Local, Memory, Plan, Tree, tree_map
+from fedlens.layout import Layout
+
+Apply = Callable[[Tree, Tree, Tensor, Tensor, Tensor], tuple[Tensor, Tree]]
+"""(params[C], buffers[C], images[C, B], keys[C], mask[C, B]) -> logits[C, B, L], buffers[C]."""
+
+DROPOUT, AUGMENT = keys.purpose("dropout"), keys.purpose("augment")
+
+
+class Shared(NamedTuple):
+    """What every client of a cohort is sent alike."""
+
+    params: Tree
+    buffers: Tree
+
+
+@dataclass(frozen=True)
+class Work:
+    """What each of C clients has for itself: its plan, its key, its facts, its memory."""
+
+    plan: Plan
+    keys: Tensor  # [C]
+    facts: Facts
+    memory: Memory  # [C, ...]
+    shares: Tensor  # [C] float64
+    cohort: Cohort  # these C clients, as the server sees them
+    group: Tensor | None = None  # [C] which experiment of a sweep each belongs to
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def rows(self, which: slice | Tensor) -> Work:
+        rows: Work = map_tensors(self, lambda t: t[which])
+        return rows
+
+
+class Part(NamedTuple):
+    """What comes back from some clients of a cohort, in the order they were given."""
+
+    update: Tree  # summed over them if `combine` is linear, else [C, ...]
+    counters: Tree  # integer buffers: the greatest of theirs
+    keep: Memory  # [C, ...]
+    loss: Tensor  # [C] mean training loss
+
+
+@dataclass(frozen=True)
+class ClientProgram:
+    """Local training, upload and, where `combine` is linear, this part's share of the sum."""
+
+    algorithm: Algorithm
+    layout: Layout
+    augment: Augment | None = None
+
+    def __call__(self, apply: Apply, examples: Examples, shared: Shared, work: Work) -> Part:
+        if len(work) == 1:
+            local, loss = self._train(apply, examples, shared, work)
+        else:
+            # Clients with more steps first: those that are done are cut off the end.
+            order = work.plan.steps.argsort(descending=True, stable=True)
+            local, loss = self._train(apply, examples, shared, work.rows(order))
+            back = order.argsort()
+            local, loss = map_tensors(local, lambda t: t if len(t) == 1 else t[back]), loss[back]
+        with torch.no_grad():
+            return self._send(local, loss, work)
+
+    def _train(
+        self, apply: Apply, examples: Examples, shared: Shared, work: Work
+    ) -> tuple[Local, Tensor]:
+        device = examples.labels.device
+        local = self._start(shared, work)
+        index, counts = work.plan.index.to(device), work.plan.counts.to(device)
+        step_keys = work.keys.to(device)
+        lives, widths = _cuts(work.plan)
+        dtype = next(iter(local.params.values())).dtype
+        total = torch.zeros(len(work), dtype=dtype, device=device)
+        algorithm = pick(self.algorithm, work.group)
+        finished: list[Local] = []
+
+        for step, (live, width) in enumerate(zip(lives, widths, strict=True)):
+            if live < len(local.steps):
+                finished.append(_rows(local, slice(live, None)))
+                local = _rows(local, slice(live))
+                algorithm = pick(self.algorithm, None if work.group is None else work.group[:live])
+            which = index[:live, step, :width]
+            images = examples.images[which.flatten()].unflatten(0, which.shape)
+            if self.augment is not None:
+                images = self.augment(images, keys.fold(step_keys[:live], AUGMENT, step))
+            mask = torch.arange(width, device=device) < counts[:live, step, None]
+            batch = Batch(images, examples.labels[which], mask.to(dtype))
+
+            leaves = [p.requires_grad_() for p in local.params.values()]
+            dropout_keys = keys.fold(step_keys[:live], DROPOUT, step)
+            logits, local.buffers = apply(
+                local.params, local.buffers, images, dropout_keys, batch.mask
+            )
+            loss, plain = algorithm.objective(logits, batch, local)
+            slopes = torch.autograd.grad(loss.sum(), leaves, materialize_grads=True)
+            grads = dict(zip(local.params, slopes, strict=True))
+            local.params = {name: p.detach() for name, p in local.params.items()}
+            with torch.no_grad():
+                local.params, local.solver = algorithm.solve.update(
+                    grads, local.solver, local.params
+                )
+                total[:live] += plain * counts[:live, step]
+
+        whole = _concatenate([local, *reversed(finished)]) if finished else local
+        return whole, total / counts.sum(1).clamp(min=1)
+
+    def _start(self, shared: Shared, work: Work) -> Local:
+        """Where local training starts: the server's model, and what the client remembers."""
+        clients = len(work)
+        anchor = {name: p.unsqueeze(0) for name, p in shared.params.items()}
+        anchor_buffers = {name: b.unsqueeze(0) for name, b in shared.buffers.items()}
+        params, buffers = (
+            {name: t.expand(clients, *t.shape[1:]).clone() for name, t in tree.items()}
+            for tree in (anchor, anchor_buffers)
+        )
+        for name, own in work.memory.get("norm", {}).items():
+            (params if name in params else buffers)[name] = own.clone()
+        solver = self.algorithm.solve.init(params)
+        if not self.algorithm.reset:
+            solver = {name: tree_map(torch.clone, work.memory[f"solver.{name}"]) for name in solver}
+        device = next(iter(params.values())).device
+        facts = Facts(*(fact.to(device) for fact in work.facts))
+        steps = work.plan.steps.to(device)
+        return Local(params, buffers, anchor, anchor_buffers, facts, work.memory, solver, steps)
+
+    def _send(self, local: Local, loss: Tensor, work: Work) -> Part:
+        algorithm = pick(self.algorithm, work.group)
+        update, keep = algorithm.upload(local)
+        if not algorithm.reset:
+            keep = keep | {f"solver.{name}": tree for name, tree in local.solver.items()}
+        if algorithm.personal_norm:
+            model = local.params | local.buffers
+            keep = keep | {"norm": {name: model[name] for name in self.layout.norm_names}}
+        if algorithm.combine.linear:
+            update = algorithm.combine(update, work.shares, work.cohort, self.layout)
+        counters = {
+            name: b.amax(0) for name, b in local.buffers.items() if not b.is_floating_point()
+        }
+        return Part(update, counters, keep, loss)
+
+    def memory(self, params: Tree, buffers: Tree) -> Memory:
+        """What a client never seen remembers, for everything that clients remember."""
+        algorithm = self.algorithm
+        memory = {name: first(params) for name, first in algorithm.memory.items()}
+        if not algorithm.reset:
+            memory |= {f"solver.{name}": t for name, t in algorithm.solve.init(params).items()}
+        if algorithm.personal_norm:
+            model = params | buffers
+            memory["norm"] = {name: model[name] for name in self.layout.norm_names}
+        return memory
+
+
+def map_tensors(value: Any, fn: Callable[[Tensor], Tensor]) -> Any:
+    """`value` with `fn` applied to every tensor in it, down through dicts and records."""
+    if isinstance(value, Tensor):
+        return fn(value)
+    if isinstance(value, dict):
+        return {name: map_tensors(part, fn) for name, part in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(map_tensors(part, fn) for part in value))
+    if hasattr(value, "__dataclass_fields__"):
+        parts = {name: map_tensors(getattr(value, name), fn) for name in value.__dataclass_fields__}
+        return type(value)(**parts)
+    return value
+
+
+def _rows(local: Local, which: slice) -> Local:
+    """Some clients of `local`; what all share, with a leading axis of 1, stays as it is."""
+    clients = len(local.steps)
+    rows: Local = map_tensors(local, lambda t: t[which] if len(t) == clients else t)
+    return rows
+
+
+def _concatenate(parts: list[Local]) -> Local:
+    first = parts[0]
+
+    def join(values: list[Any]) -> Any:
+        if isinstance(values[0], Tensor):
+            return torch.cat(values)
+        if isinstance(values[0], dict):
+            return {name: join([value[name] for value in values]) for name in values[0]}
+        return type(values[0])(*(join(list(columns)) for columns in zip(*values, strict=True)))
+
+    joined = {
+        name: join([getattr(part, name) for part in parts])
+        for name in ("params", "buffers", "facts", "memory", "solver", "steps")
+    }
+    return Local(anchor=first.anchor, anchor_buffers=first.anchor_buffers, **joined)
+
+
+def _cuts(plan: Plan) -> tuple[list[int], list[int]]:
+    """For each step, how many clients still train, and how many examples their batches hold."""
+    lives = (plan.counts > 0).sum(0)
+    num_steps = int((lives > 0).sum())
+    widths = plan.counts.amax(0) if len(plan.counts) else lives
+    return lives[:num_steps].tolist(), widths[:num_steps].tolist()

@@ -1,0 +1,272 @@
+"""The nouns, in the order a round meets them.
+
+Shapes are written as trailing comments: K clients, C the cohort (or the part of it that one
+program trains together), T steps, B batch, L labels, N examples, n examples held.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Tree = dict[str, Tensor]
+"""Named tensors: a model's parameters, an update, a momentum."""
+
+Number = float | Tensor
+"""A number that a slot uses. A tensor [G] holds one value for each experiment of a sweep."""
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Images and their labels, and whatever else is known of each (its client, its place)."""
+
+    images: Tensor  # [N, channels, H, W] uint8, or floats that are used as they are
+    labels: Tensor  # [N] int64
+    columns: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict)  # [N] each
+
+    def __post_init__(self) -> None:
+        if self.images.ndim != 4:
+            shape = tuple(self.images.shape)
+            raise ValueError(f"images must be [N, channels, height, width]: got {shape}")
+        if len(self.images) != len(self.labels):
+            raise ValueError(f"{len(self.images)} images but {len(self.labels)} labels")
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, index: Tensor) -> Examples:
+        columns = {name: column[index.numpy()] for name, column in self.columns.items()}
+        return Examples(self.images[index], self.labels[index], columns)
+
+    def to(self, device: torch.device) -> Examples:
+        return Examples(self.images.to(device), self.labels.to(device), self.columns)
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Examples to train on and to test on, and what a label means."""
+
+    name: str
+    train: Examples
+    test: Examples
+    classes: tuple[str, ...]  # L names
+    mean: tuple[float, ...] | None = None  # per channel, of images scaled to [0, 1]
+    std: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        for part in (self.train, self.test):
+            if (
+                len(part)
+                and not 0 <= int(part.labels.min()) <= int(part.labels.max()) < self.num_classes
+            ):
+                raise ValueError(f"{self.name}: labels must lie in 0..{self.num_classes - 1}")
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.classes)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        channels, height, width = self.train.images.shape[1:]
+        return channels, height, width
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """Who holds which examples: an index, one client's part after another's."""
+
+    index: Tensor  # [n] int64, positions in Examples
+    offsets: Tensor  # [K + 1] int64: client k holds index[offsets[k] : offsets[k + 1]]
+
+    @classmethod
+    def of(cls, members: Sequence[Tensor]) -> Holdings:
+        """The holdings of clients whose examples are listed one by one."""
+        sizes = torch.tensor([len(m) for m in members], dtype=torch.int64)
+        index = torch.cat(list(members)) if members else torch.empty(0, dtype=torch.int64)
+        return cls(index.to(torch.int64), torch.cat([sizes.new_zeros(1), sizes.cumsum(0)]))
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @cached_property
+    def sizes(self) -> Tensor:  # [K]
+        return self.offsets.diff()
+
+    @cached_property
+    def owners(self) -> Tensor:  # [n] which client holds each entry of index
+        return torch.repeat_interleave(torch.arange(len(self)), self.sizes)
+
+    def members(self, client: int) -> Tensor:
+        return self.index[int(self.offsets[client]) : int(self.offsets[client + 1])]
+
+    def take(self, clients: Tensor) -> Holdings:
+        """What these clients hold, in this order; a client may stand in it twice."""
+        sizes = self.sizes[clients]
+        offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+        shift = torch.repeat_interleave(self.offsets[clients] - offsets[:-1], sizes)
+        return Holdings(self.index[shift + torch.arange(len(shift))], offsets)
+
+    def label_counts(self, labels: Tensor, num_classes: int) -> Tensor:  # [K, L] int64
+        cell = self.owners * num_classes + labels[self.index]
+        return torch.bincount(cell, minlength=len(self) * num_classes).view(len(self), num_classes)
+
+    def digest(self) -> str:
+        """A fingerprint: equal for equal partitions, on every machine."""
+        content = [t.numpy().astype("<i8").tobytes() for t in (self.offsets, self.index)]
+        return hashlib.sha256(b"".join(content)).hexdigest()[:16]
+
+
+class Split(Protocol):
+    """How examples are spread over clients. Most splits are the same in every round."""
+
+    @property
+    def num_clients(self) -> int: ...
+
+    def holdings(self, round: int, cohort: Tensor) -> Holdings:
+        """What each client of the cohort holds in this round."""
+        ...
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """A split that does not depend on the round."""
+
+    everyone: Holdings
+
+    @property
+    def num_clients(self) -> int:
+        return len(self.everyone)
+
+    def holdings(self, round: int, cohort: Tensor) -> Holdings:
+        return self.everyone.take(cohort)
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Examples and who holds them: an index over one tensor, never a copy."""
+
+    examples: Examples
+    num_classes: int
+    split: Split
+
+    @property
+    def num_clients(self) -> int:
+        return self.split.num_clients
+
+    def holdings(self, round: int, cohort: Tensor) -> Holdings:
+        return self.split.holdings(round, cohort)
+
+    def everyone(self, round: int) -> Holdings:
+        """What all clients hold in this round."""
+        if isinstance(self.split, Fixed):
+            return self.split.everyone
+        return self.split.holdings(round, torch.arange(self.num_clients))
+
+    def label_counts(self, holdings: Holdings) -> Tensor:  # [C, L] int64
+        return holdings.label_counts(self.labels, self.num_classes)
+
+    @cached_property
+    def labels(self) -> Tensor:
+        """The labels where plans are drawn: on the host."""
+        return self.examples.labels.cpu()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which examples each client sees, step by step, drawn before any training."""
+
+    index: Tensor  # [C, T, B] int64, positions in Examples
+    counts: Tensor  # [C, T] int64: the first `counts` of a batch are examples, the rest padding
+
+    @property
+    def steps(self) -> Tensor:  # [C] how many steps each client takes
+        return (self.counts > 0).sum(1)
+
+
+class Cohort(NamedTuple):
+    """What the server knows of the clients that take part in a round, before they train."""
+
+    clients: Tensor  # [C] int64
+    sizes: Tensor  # [C] examples held
+    steps: Tensor  # [C] local steps planned
+    label_counts: Tensor | None  # [C, L], only if the algorithm discloses them
+    num_clients: int  # in the whole federation
+    num_examples: int  # in the whole federation
+
+
+class Facts(NamedTuple):
+    """What a client knows of its own data. Facts are made at the client and stay there."""
+
+    size: Tensor  # [C]
+    label_counts: Tensor  # [C, L]
+
+
+class Batch(NamedTuple):
+    """One step's examples of each client."""
+
+    images: Tensor  # [C, B, channels, H, W]
+    labels: Tensor  # [C, B]
+    mask: Tensor  # [C, B] 1 for an example, 0 for padding
+
+
+Memory = dict[str, Tree]
+"""What is remembered from one round, or one step, to the next, by name."""
+
+
+@dataclass
+class Local:
+    """A client, or C of them side by side, during local training."""
+
+    params: Tree  # [C, ...] the model being trained
+    buffers: Tree  # [C, ...]
+    anchor: Tree  # [1, ...] the server's parameters, where this round started
+    anchor_buffers: Tree  # [1, ...]
+    facts: Facts
+    memory: Memory  # [C, ...] what the client kept from its last round
+    solver: Memory  # [C, ...] what `solve` remembers between steps
+    steps: Tensor  # [C] how many steps it takes
+
+
+class Upload(NamedTuple):
+    """What a client sends, and what it keeps."""
+
+    update: Tree  # [C, ...] parameters and float buffers, local minus server, float64
+    keep: Memory  # [C, ...]
+
+
+class Transform(Protocol):
+    """How to move along a gradient: a client's solver and the server's are both one.
+
+    Every tree has a leading axis: clients, or experiments of a sweep. `update` may write in
+    place, and returns the parameters and the memory to go on with.
+    """
+
+    def init(self, params: Tree) -> Memory: ...
+
+    def update(self, grads: Tree, memory: Memory, params: Tree) -> tuple[Tree, Memory]: ...
+
+
+Penalty = Callable[[Local], Tensor]  # -> [C]
+ExampleWeight = Callable[[Batch, Local], Tensor]  # -> [C, B]
+
+
+def tree_map(fn: Callable[..., Tensor], *trees: Tree) -> Tree:
+    return {name: fn(*(tree[name] for tree in trees)) for name in trees[0]}
+
+
+def per_row(number: Number, like: Tensor) -> Number:
+    """`number`, shaped to multiply `like` row by row if it holds one value a row."""
+    if isinstance(number, Tensor) and number.ndim:
+        return number.view(-1, *[1] * (like.ndim - 1))
+    return number
+
+
+def squared_distance(a: Tree, b: Tree) -> Tensor:  # [C]
+    return torch.stack([(a[name] - b[name]).flatten(1).square().sum(1) for name in a]).sum(0)

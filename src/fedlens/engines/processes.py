@@ -1,0 +1,211 @@
+"""The cohort dealt out to local processes: the default on a CPU with several cores.
+
+Workers are forked once, so they have the model, the program and the examples without a copy.
+From then on only small messages cross the pipes: models and uploads lie in shared memory.
+Each client is trained by one thread, and uploads are added up in cohort order, so the result is
+the same to the last bit for any number of workers.
+"""
+
+from __future__ import annotations
+
+import mmap
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import traceback
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedlens.client import ClientProgram, Part, Shared, Work
+from fedlens.core import Examples, Memory, Tree, tree_map
+from fedlens.engines.sequential import Sequential
+from fedlens.network import Network
+
+UPLOADS = 512 * 2**20  # bytes of uploads that may wait to be added up
+
+
+def num_cores() -> int:
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
+class Processes:
+    def __init__(self, network: Network, examples: Examples, workers: int | None = None) -> None:
+        if sys.platform != "linux":
+            raise ValueError('engine "processes" needs Linux: choose engine = "sequential"')
+        self.inner = Sequential(network, examples)
+        self.workers = workers or num_cores()
+        self._crew: _Crew | None = None
+
+    def map(self, program: ClientProgram, shared: Shared, work: Work) -> Iterator[Part]:
+        if self._crew is None or self._crew.program is not program:
+            self.close()
+            self._crew = _Crew(self.inner, program, shared, work, self.workers)
+        try:
+            yield from self._crew.map(shared, work)
+        except BaseException:
+            # Workers may be in the middle of something: the next map starts with new ones.
+            self.close()
+            raise
+
+    def close(self) -> None:
+        if self._crew is not None:
+            self._crew.dismiss()
+            self._crew = None
+
+
+class _Crew:
+    """Workers that know one program, and the memory they share with this process."""
+
+    def __init__(
+        self, inner: Sequential, program: ClientProgram, shared: Shared, work: Work, workers: int
+    ) -> None:
+        self.program = program
+        model = _flat({"params": shared.params, "buffers": shared.buffers})
+        remembered = sum(_room(t[0]) for t in _flat(work.memory).values())
+        slot_bytes = sum(_room(t.double()) for t in model.values()) + remembered
+        self.model = Block(sum(_room(t) for t in model.values()))
+        num_slots = max(2 * workers, min(len(work), UPLOADS // slot_bytes))
+        self.slots = [Block(slot_bytes) for _ in range(num_slots)]
+        self.pipes: list[Connection] = []
+        self.processes = []
+        context = multiprocessing.get_context("fork")
+        for _ in range(workers):
+            ours, theirs = context.Pipe()
+            self.pipes.append(ours)
+            process = context.Process(target=self._serve, args=(theirs, inner), daemon=True)
+            with warnings.catch_warnings():
+                # Python warns of forking beside threads; a worker starts none and takes no lock.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                process.start()
+            theirs.close()
+            self.processes.append(process)
+
+    def map(self, shared: Shared, work: Work) -> Iterator[Part]:
+        model = self.model.write({"params": shared.params, "buffers": shared.buffers})
+        clients = list(range(len(work)))
+        if len(work) <= len(self.slots):
+            # The longest first, so that no worker is left alone with a long one at the end.
+            clients.sort(key=work.plan.steps.tolist().__getitem__, reverse=True)
+        idle, free = list(self.pipes), list(self.slots)
+        waiting: dict[Any, tuple[int, Block]] = {}
+        done: dict[int, tuple[Part, Block]] = {}
+        turn = 0
+        while turn < len(work):
+            while clients and idle and free:
+                client, pipe, slot = clients.pop(0), idle.pop(), free.pop()
+                mine = work.rows(slice(client, client + 1))
+                memory = slot.write(mine.memory)
+                mine = replace(mine, memory={})
+                message = (model, self.slots.index(slot), memory, mine)
+                try:
+                    pipe.send_bytes(pickle.dumps(message))
+                except BrokenPipeError:
+                    raise _died() from None
+                waiting[pipe] = client, slot
+            for pipe in wait(list(waiting)):
+                client, slot = waiting.pop(pipe)
+                done[client] = self._receive(pipe, slot), slot
+                idle.append(pipe)
+            while turn in done:
+                part, slot = done.pop(turn)
+                yield part
+                free.append(slot)
+                turn += 1
+
+    def _receive(self, pipe: Any, slot: Block) -> Part:
+        try:
+            answer, loss = pickle.loads(pipe.recv_bytes())
+        except EOFError:
+            raise _died() from None
+        if isinstance(answer, str):
+            raise RuntimeError(f"a worker process failed:\n{answer}")
+        trees = slot.read(answer)
+        update, counters = trees.pop("update"), trees.pop("counters", {})
+        if not self.program.algorithm.combine.linear:
+            update = tree_map(torch.clone, update)  # it outlives its turn, the slot does not
+        keep = {name: tree_map(torch.clone, tree) for name, tree in trees.items()}
+        return Part(update, counters, keep, torch.tensor(loss, dtype=torch.float64))
+
+    def _serve(self, pipe: Connection, inner: Sequential) -> None:
+        """What a worker does until this process hangs up."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for ours in self.pipes:
+            ours.close()  # else no worker would notice that this process is gone
+        torch.set_num_threads(1)
+        while True:
+            try:
+                layout, number, memory, mine = pickle.loads(pipe.recv_bytes())
+            except (EOFError, OSError):
+                os._exit(0)
+            slot = self.slots[number]
+            try:
+                mine = replace(mine, memory=slot.read(memory))
+                (part,) = inner.map(self.program, Shared(**({"buffers": {}} | self.model.read(layout))), mine)
+                trees = {"update": part.update, "counters": part.counters, **part.keep}
+                pipe.send_bytes(pickle.dumps((slot.write(trees), part.loss.tolist())))
+            except Exception:
+                pipe.send_bytes(pickle.dumps((traceback.format_exc(), None)))
+
+    def dismiss(self) -> None:
+        for process in self.processes:
+            process.terminate()
+        for process in self.processes:
+            process.join()
+        for pipe in self.pipes:
+            pipe.close()
+
+
+def _died() -> RuntimeError:
+    return RuntimeError(
+        "a worker process was killed, perhaps for want of memory: "
+        'choose engine = "sequential", or a smaller local.batch_size'
+    )
+
+
+Lay = list[tuple[str, str, torch.dtype, tuple[int, ...], int]]
+"""Where each tensor lies in a block: tree, name, dtype, shape, first byte."""
+
+
+class Block:
+    """A piece of memory that this process and the workers forked from it share."""
+
+    def __init__(self, size: int) -> None:
+        self.memory = torch.frombuffer(mmap.mmap(-1, max(size, 64)), dtype=torch.uint8)
+
+    def write(self, trees: Memory) -> Lay:
+        lay: Lay = []
+        first = 0
+        for name, tree in trees.items():
+            for key, tensor in tree.items():
+                lay.append((name, key, tensor.dtype, tuple(tensor.shape), first))
+                self._view(tensor.dtype, tensor.shape, first).copy_(tensor)
+                first += _room(tensor)
+        return lay
+
+    def read(self, lay: Lay) -> Memory:
+        trees: Memory = {name: {} for name, *_ in lay}
+        for name, key, dtype, shape, first in lay:
+            trees[name][key] = self._view(dtype, shape, first)
+        return trees
+
+    def _view(self, dtype: torch.dtype, shape: tuple[int, ...], first: int) -> Tensor:
+        size = dtype.itemsize * torch.Size(shape).numel()
+        return self.memory[first : first + size].view(dtype).view(shape)
+
+
+def _room(tensor: Tensor) -> int:
+    """The bytes a tensor takes in a block, rounded up so that the next one is aligned."""
+    return -(-tensor.nbytes // 64) * 64
+
+
+def _flat(memory: Memory) -> Tree:
+    return {f"{name}/{key}": t for name, tree in memory.items() for key, t in tree.items()}

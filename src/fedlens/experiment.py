@@ -1,0 +1,348 @@
+"""The one typed description of a run, and its TOML and JSON form."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import nn
+
+from fedlens.algorithms import ALGORITHMS
+from fedlens.augment import Augment
+from fedlens.core import Dataset
+from fedlens.data import DATASETS
+from fedlens.data.partitions import PARTITIONS
+from fedlens.models import MODELS
+from fedlens.options import check, did_you_mean, find, resolve
+from fedlens.pieces import cross_entropy
+
+LOSSES: dict[str, Callable[..., Any]] = {"cross-entropy": cross_entropy}
+
+
+@dataclass(frozen=True)
+class Named:
+    """Something chosen by name, with its options; in a file, a name or a table."""
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, value: Any, where: str) -> Named:
+        if isinstance(value, Named):
+            return value
+        if isinstance(value, str):
+            return cls(value)
+        if isinstance(value, Mapping) and isinstance(value.get("name"), str):
+            return cls(value["name"], {k: v for k, v in value.items() if k != "name"})
+        raise ValueError(f"{where} is {value!r}: give a name, or a table with a name")
+
+    def plain(self) -> Any:
+        return {"name": self.name, **self.options} if self.options else self.name
+
+
+@dataclass(frozen=True)
+class Clients:
+    count: int = 10
+    per_round: int | float = 1.0  # a number of clients, or a share of them
+    partition: Named = Named("iid")
+    seed: int | None = None  # of the split alone; without it, the experiment's
+    holdout: float = 0.0  # the share of its examples on which a client is tested, not trained
+
+    def __post_init__(self) -> None:
+        _settle(self, "clients.")
+        _demand(self.count >= 1, "clients.count", self.count, "choose 1 or more")
+        if isinstance(self.per_round, float):
+            fits = 0 < self.per_round <= 1
+            _demand(fits, "clients.per_round", self.per_round, "a share lies in (0, 1]")
+        else:
+            fits = 1 <= self.per_round <= self.count
+            remedy = f"there are {self.count} clients: choose 1 to {self.count}"
+            _demand(fits, "clients.per_round", self.per_round, remedy)
+        _demand(0 <= self.holdout < 1, "clients.holdout", self.holdout, "choose 0 to below 1")
+
+    @property
+    def cohort(self) -> int:
+        """How many clients take part in a round."""
+        if isinstance(self.per_round, int):
+            return self.per_round
+        # The nudge keeps 0.29 * 100 = 28.999999999999996 from losing a client.
+        return max(int(self.per_round * self.count + 1e-9), 1)
+
+
+@dataclass(frozen=True)
+class LocalTraining:
+    epochs: int = 1
+    batch_size: int = 32
+    lr: float = 0.1
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    reset: bool = True  # momentum starts afresh in every round
+
+    def __post_init__(self) -> None:
+        _settle(self, "local.")
+        for name in ("epochs", "batch_size"):
+            _demand(getattr(self, name) >= 1, f"local.{name}", getattr(self, name), "choose 1 or more")
+        for name in ("lr", "momentum", "weight_decay"):
+            value = getattr(self, name)
+            _demand(0 <= value < float("inf"), f"local.{name}", value, "choose 0 or more")
+
+
+@dataclass(frozen=True)
+class Server:
+    lr: float = 1.0
+
+    def __post_init__(self) -> None:
+        _settle(self, "server.")
+        _demand(0 <= self.lr < float("inf"), "server.lr", self.lr, "choose 0 or more")
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    every: int = 1  # rounds
+    on: tuple[Literal["test", "validation", "train"], ...] = ("test",)
+    validation: float = 0.1  # the share of train set apart, if `on` has validation
+
+    def __post_init__(self) -> None:
+        if isinstance(self.on, str):
+            object.__setattr__(self, "on", (self.on,))
+        _settle(self, "evaluate.")
+        _demand(self.every >= 1, "evaluate.every", self.every, "choose 1 or more")
+        fits = 0 < self.validation < 1
+        _demand(fits, "evaluate.validation", self.validation, "choose a share between 0 and 1")
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Everything a run depends on. Only `dataset`, `model` and `rounds` must be given.
+
+    From Python, `dataset` may also be a `Dataset` and `model` a `torch.nn.Module`.
+    """
+
+    dataset: Named | Dataset
+    model: Named | nn.Module
+    rounds: int
+    seed: int = 0
+    engine: Literal["auto", "sequential", "stacked", "processes"] = "auto"
+    device: str = "auto"
+    precision: Literal["fp32", "tf32", "bf16", "fp64"] = "fp32"
+    deterministic: bool = False  # the same bytes from a GPU, at some cost in speed
+    loss: str = "cross-entropy"
+    augment: Augment = Augment()
+    outputs: int | None = None  # of the model's head; without it, the number of classes
+    norm: Literal["shared", "local", "group"] = "shared"  # what becomes of BatchNorm
+    clients: Clients = Clients()
+    local: LocalTraining = LocalTraining()
+    server: Server = Server()
+    evaluate: Evaluate = Evaluate()
+    algorithm: tuple[Named, ...] = ()
+
+    def __post_init__(self) -> None:
+        given = self.algorithm
+        if isinstance(given, (str, Mapping, Named)):
+            object.__setattr__(self, "algorithm", (given,))
+        _settle(self, "")
+        _demand(self.rounds >= 1, "rounds", self.rounds, "choose 1 or more")
+        if self.outputs is not None:
+            _demand(self.outputs >= 1, "outputs", self.outputs, "choose 1 or more")
+        self._resolve_options()
+
+    def _resolve_options(self) -> None:
+        """Check every name and its options, and fill in the options' defaults."""
+
+        def filled(named: Named, table: Mapping[str, Callable[..., Any]], kind: str) -> Named:
+            function = find(table, named.name, kind)
+            return Named(named.name, resolve(function, named.options, f"{kind} {named.name!r}"))
+
+        find(LOSSES, self.loss, "loss")
+        if isinstance(self.dataset, Named):
+            object.__setattr__(self, "dataset", filled(self.dataset, DATASETS, "dataset"))
+        if isinstance(self.model, Named):
+            object.__setattr__(self, "model", filled(self.model, MODELS, "model"))
+        partition = filled(self.clients.partition, PARTITIONS, "partition")
+        object.__setattr__(self, "clients", replace(self.clients, partition=partition))
+        algorithm = tuple(filled(named, ALGORITHMS, "algorithm") for named in self.algorithm)
+        object.__setattr__(self, "algorithm", algorithm)
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any]) -> Experiment:
+        """From plain tables, as a file holds them."""
+        known = {f.name: f for f in fields(cls)}
+        _refuse_unknown(content, known, "")
+        needed = [n for n, f in known.items() if f.default is MISSING and n not in content]
+        if needed:
+            raise ValueError(f"the experiment needs {needed[0]!r}: set {needed[0]} = ...")
+        return cls(**content)
+
+    @classmethod
+    def read(cls, path: str | Path, overrides: Sequence[str] = ()) -> Experiment:
+        """From a TOML or JSON file; `overrides` are `key=value`, with dots in the key."""
+        path = Path(path)
+        content = read_tables(path)
+        for override in overrides:
+            apply_override(content, override)
+        dataset = content.get("dataset")
+        if isinstance(dataset, dict) and isinstance(dataset.get("path"), str):
+            dataset["path"] = str((path.parent / dataset["path"]).resolve())
+        return cls.of(content)
+
+    def plain(self) -> dict[str, Any]:
+        """As plain tables, every default filled in."""
+        tables: dict[str, Any] = _plain(self)
+        return tables
+
+    def toml(self) -> str:
+        return to_toml(self.plain())
+
+
+def read_tables(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not text"
+        raise ValueError(f"cannot read the experiment {path}: {reason}") from error
+    try:
+        tables: dict[str, Any]
+        tables = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except ValueError as error:
+        kind = "JSON" if path.suffix == ".json" else "TOML"
+        raise ValueError(f"{path} is not valid {kind}: {error}") from error
+    if not isinstance(tables, dict):
+        raise ValueError(f"{path} holds no table: write keys and values")
+    return tables
+
+
+def apply_override(content: dict[str, Any], override: str) -> None:
+    """Set one key of `content`, as `clients.per_round=0.1` or `algorithm.fedprox.mu=0.01` say."""
+    key, equals, text = override.partition("=")
+    if not equals or not key.strip():
+        raise ValueError(f"{override!r} is not an override: write key=value")
+    *tables, last = key.strip().split(".")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    place: Any = content
+    for depth, name in enumerate(tables):
+        if name == "algorithm" and depth == 0 and len(tables) > 1:
+            place = _as_list(content)
+            continue
+        if isinstance(place, list):
+            place = _algorithm_called(name, place)
+            continue
+        inner = place.setdefault(name, {})
+        if isinstance(inner, str):  # a name by itself; an option makes it a table
+            inner = place[name] = {"name": inner}
+        if not isinstance(inner, dict):
+            raise ValueError(f"{key} cannot be set: {name} is {inner!r}, not a table")
+        place = inner
+    place[last] = value
+
+
+def _as_list(content: dict[str, Any]) -> list[Any]:
+    """The algorithms of an experiment as a list of tables."""
+    given = content.get("algorithm", [])
+    listed = given if isinstance(given, list) else [given]
+    content["algorithm"] = [{"name": one} if isinstance(one, str) else one for one in listed]
+    found: list[Any] = content["algorithm"]
+    return found
+
+
+def _algorithm_called(name: str, algorithms: list[Any]) -> dict[str, Any]:
+    found: dict[str, Any]
+    for found in algorithms:
+        if found.get("name") == name:
+            return found
+    raise ValueError(f"the experiment has no algorithm {name!r}: put algorithm={name} before it")
+
+
+def to_toml(tables: Mapping[str, Any]) -> str:
+    """Plain tables as TOML: first the values, then a section for each table."""
+    lines = [f"{key} = {_value(v)}" for key, v in tables.items() if not _is_section(key, v)]
+    for key, section in tables.items():
+        if not _is_section(key, section):
+            continue
+        listed = isinstance(section, list)
+        for table in section if listed else [section]:
+            lines += ["", f"[[{key}]]" if listed else f"[{key}]"]
+            lines += [f"{name} = {_value(value)}" for name, value in table.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _is_section(key: str, value: Any) -> bool:
+    nested = isinstance(value, dict) and "name" not in value and key != "augment"
+    return nested or (isinstance(value, list) and bool(value) and isinstance(value[0], dict))
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, dict):
+        inner = ", ".join(f"{json.dumps(k) if not _is_bare(k) else k} = {_value(v)}" for k, v in value.items())
+        return f"{{ {inner} }}"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_value, value))}]"
+    if isinstance(value, float):
+        return repr(value)
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _is_bare(key: str) -> bool:
+    return key.replace("-", "").replace("_", "").isalnum() and key.isascii()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Named):
+        return {"name": value.name, **_plain(dict(value.options))} if value.options else value.name
+    if isinstance(value, Dataset):
+        return f"<{value.name}: tensors given from Python>"
+    if isinstance(value, nn.Module):
+        return f"<{type(value).__name__}: a module given from Python>"
+    if is_dataclass(value):
+        tables = {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
+        return {name: part for name, part in tables.items() if part is not None}
+    if isinstance(value, dict):
+        return {name: _plain(part) for name, part in value.items() if part is not None}
+    if isinstance(value, (tuple, list)):
+        plain = [_plain(part) for part in value]
+        if any(isinstance(part, dict) for part in plain):  # algorithms: a list of tables
+            return [part if isinstance(part, dict) else {"name": part} for part in plain]
+        return plain
+    return value
+
+
+def _settle(self: Any, prefix: str) -> None:
+    """Check every field of a description against its type, taking tables for records."""
+    hints = typing.get_type_hints(type(self))
+    for f in fields(self):
+        value = _convert(getattr(self, f.name), hints[f.name], prefix + f.name)
+        object.__setattr__(self, f.name, value)
+
+
+def _convert(value: Any, kind: Any, where: str) -> Any:
+    choices = typing.get_args(kind) if typing.get_origin(kind) is not Literal else ()
+    if kind is Named or Named in choices and Ellipsis not in choices:
+        if isinstance(value, tuple(c for c in choices if isinstance(c, type) and c is not Named)):
+            return value
+        return Named.of(value, where)
+    if Named in choices:
+        if not isinstance(value, (list, tuple)):
+            raise ValueError(f"{where} is {value!r}: expected a list of tables ([[{where}]])")
+        return tuple(Named.of(one, where) for one in value)
+    if is_dataclass(kind) and isinstance(value, Mapping):
+        _refuse_unknown(value, {f.name: f for f in fields(kind)}, f"{where}.")
+        return typing.cast(Any, kind)(**value)
+    return check(value, kind, where)
+
+
+def _refuse_unknown(content: Mapping[str, Any], known: Mapping[str, Any], prefix: str) -> None:
+    for key in content:
+        if key not in known:
+            raise ValueError(f"unknown key {prefix + key!r}: {did_you_mean(key, known)}")
+
+
+def _demand(fits: bool, key: str, value: Any, remedy: str) -> None:
+    if not fits:
+        raise ValueError(f"{key} is {value!r}: {remedy}")

@@ -1,0 +1,88 @@
+"""Randomness by hashing: a key is 64 random bits, and folding words into it makes new keys.
+
+What is drawn depends on what it is drawn for (the seed, the round, the purpose, the client, a
+counter) and never on what was drawn before, so it is the same for every engine, device, chunk
+and order of work. Keys are int64 tensors; their arithmetic wraps around, and is elementwise, so
+that all of it also runs under `torch.func.vmap`.
+
+A thousand draws from one key: `uniform(fold(key, torch.arange(1000)))`. Use a key for one thing
+only: fold a `purpose` into it for each use.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+from torch import Tensor
+
+
+def _signed(number: int) -> int:
+    """The int64 with the same lowest 64 bits."""
+    return (number + 2**63) % 2**64 - 2**63
+
+
+GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / the golden ratio: splitmix64's step from word to word
+FIRST = _signed(0xBF58476D1CE4E5B9)
+SECOND = _signed(0x94D049BB133111EB)
+
+
+def purpose(name: str) -> int:
+    """A word that stands for `name`: the same on every machine, 63 bits."""
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little") >> 1
+
+
+def root(seed: int) -> Tensor:  # [] int64
+    """The key that all others of a run are folded from."""
+    return _mix(torch.tensor(_signed(seed ^ GOLDEN)))
+
+
+def fold(key: Tensor, *words: int | Tensor) -> Tensor:
+    """The keys for these words, one word after another; tensors broadcast.
+
+    `fold(k, a, b)` is `fold(fold(k, a), b)`. Under one key, different words give different keys.
+    """
+    for word in words:
+        if isinstance(word, Tensor):
+            key = _mix(word.to(torch.int64) * _signed(GOLDEN) + key)
+        else:
+            key = _mix(key + _signed(word * GOLDEN))
+    return key
+
+
+def uniform(key: Tensor) -> Tensor:
+    """A number in [0, 1) from each key, float64: its upper 53 bits."""
+    return _shift(key, 11).to(torch.float64) * 2.0**-53
+
+
+def below(key: Tensor, bound: int) -> Tensor:
+    """A whole number in 0..bound - 1 from each key, int64, for bounds up to 2^31."""
+    return (_shift(key, 32) * bound) >> 32
+
+
+def shuffle_segments(offsets: Tensor, keys: Tensor) -> Tensor:
+    """A permutation of 0..n-1 that shuffles each segment by itself.
+
+    Segment k is offsets[k]..offsets[k + 1] - 1. Its order depends on keys[k] and on its length,
+    never on its neighbours.
+    """
+    sizes = offsets.diff()
+    owner = torch.repeat_interleave(torch.arange(len(sizes), device=sizes.device), sizes)
+    position = torch.arange(len(owner), device=owner.device) - offsets[owner]
+    order = fold(keys[owner], position).argsort(stable=True)
+    return order[owner[order].argsort(stable=True)]
+
+
+def _shift(z: Tensor, count: int) -> Tensor:
+    """A logical shift to the right: torch's own copies the sign."""
+    return (z >> count).bitwise_and_((1 << (64 - count)) - 1)
+
+
+def _mix(z: Tensor) -> Tensor:
+    """splitmix64's finaliser, in place: one to one, and every bit reaches every bit."""
+    z ^= _shift(z, 30)
+    z *= FIRST
+    z ^= _shift(z, 27)
+    z *= SECOND
+    z ^= _shift(z, 31)
+    return z

@@ -1,0 +1,216 @@
+"""Dropout by key and batch normalisation by mask, put in the place of PyTorch's own.
+
+PyTorch's dropout takes whatever random numbers come next, and its batch normalisation counts
+padding as examples. The two layers here do neither. What they need besides their input, a key
+for the step and a mask of the batch, they hold as buffers that are no part of the state dict:
+a caller substitutes them through `torch.func.functional_call`, under `vmap` with one for each
+client.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+
+from fedlens import keys
+
+DROPOUT = keys.purpose("dropout")
+DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+LANES = 4  # a hash of 64 bits decides for four positions, with 16 bits each
+
+
+def keyed_dropout(
+    x: Tensor, key: Tensor, p: float, layer: int, *, call: int = 0, channels: bool = False
+) -> Tensor:
+    """`x` [B, ...] with a share `p` of its positions, or of its channels, set to 0.
+
+    The mask is a hash of the key, the layer, the row and the position in it, in whole numbers:
+    the same for every dtype and device. `p` is rounded to a multiple of 2^-16, and what is kept
+    is scaled to match. `call` tells apart the places where one layer is used.
+    """
+    num_dropped = round(p * 2**16)  # of 2^16
+    if num_dropped in (0, 2**16):
+        return x if num_dropped == 0 else x * 0.0
+    shape = x.shape[:2] if channels else x.shape
+    rows, width = shape[0], shape[1:].numel()
+    counter = torch.arange(rows, device=x.device)[:, None] << 32
+    counter = counter | torch.arange(-(-width // LANES), device=x.device)
+    hashes = keys.fold(key, DROPOUT + (layer << 16) + call, counter)
+    lanes = hashes.view(torch.int16)[:, :width]  # -2^15..2^15 - 1
+    scale = 2**16 / (2**16 - num_dropped)
+    keep = (lanes >= num_dropped - 2**15).to(x.dtype).mul_(scale)
+    return x * keep.view(*shape, *[1] * (x.ndim - len(shape)))
+
+
+class KeyedDropout(nn.Module):
+    """Dropout by key. A layer that a model uses at several places draws anew at each of them."""
+
+    key: Tensor  # [] int64
+
+    def __init__(self, p: float, layer: int, *, channels: bool = False) -> None:
+        super().__init__()
+        if not 0 <= p <= 1:
+            raise ValueError(f"dropout of {p}: choose a probability in 0..1")
+        self.p, self.layer, self.channels = p, layer, channels
+        self.calls = 0  # in this forward pass of a model; `prepare` has it reset
+        self.register_buffer("key", torch.zeros((), dtype=torch.int64), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return x
+        call, self.calls = self.calls, self.calls + 1
+        return keyed_dropout(x, self.key, self.p, self.layer, call=call, channels=self.channels)
+
+    def extra_repr(self) -> str:
+        return f"p={self.p}, layer={self.layer}, channels={self.channels}"
+
+
+class MaskedBatchNorm(_BatchNorm):
+    """Batch normalisation, 1d or 2d, to whose statistics padding does not belong.
+
+    On the examples of a padded batch, and in its running statistics, it is what PyTorch's is on
+    these examples alone. A batch of nothing but padding leaves the statistics as they are. They
+    are updated in place.
+    """
+
+    mask: Tensor  # [B] not 0 for an example; [0] where there is no padding
+
+    def __init__(self, like: _BatchNorm) -> None:
+        """A layer that takes over the parameters, buffers and settings of `like`."""
+        settings = (like.eps, like.momentum, like.affine, like.track_running_stats)
+        super().__init__(like.num_features, *settings)
+        for name in (*like._parameters, *like._buffers):
+            setattr(self, name, getattr(like, name))
+        self.train(like.training)
+        self.register_buffer("mask", torch.ones(0, dtype=torch.bool), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.ndim < 2 or x.shape[1] != self.num_features:
+            shape, wanted = tuple(x.shape), self.num_features
+            raise ValueError(f"BatchNorm of {wanted} channels got {shape}: give it [B, {wanted}]")
+        mean, var = self.running_mean, self.running_var
+        if not self.training and mean is not None:
+            return F.batch_norm(x, mean, var, self.weight, self.bias, eps=self.eps)
+        if not (self.training and self.track_running_stats):
+            mean = var = None
+        if len(self.mask) or (mean is not None and self.momentum is None):
+            return self._masked(x, tracked=mean is not None)
+        if mean is not None and self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+        momentum = self.momentum or 0.0
+        return F.batch_norm(x, mean, var, self.weight, self.bias, True, momentum, self.eps)
+
+    def _masked(self, x: Tensor, tracked: bool) -> Tensor:
+        mask = self.mask if len(self.mask) else torch.ones(len(x), device=x.device)
+        real = (mask != 0).view(-1, *[1] * (x.ndim - 1))
+        channel = (1, -1, *[1] * (x.ndim - 2))
+        axes = [0, *range(2, x.ndim)]
+        # Padding is emptied, not multiplied by 0: what overflowed there would stay.
+        wide = torch.where(real, x.to(torch.promote_types(x.dtype, torch.float32)), 0)
+        count = real.sum() * x.shape[2:].numel()
+        share = 1 / count.clamp(min=1).to(wide.dtype)
+        mean = wide.sum(axes) * share
+        centred = wide - mean.view(channel)
+        var = (centred.square() * real).sum(axes) * share
+        if tracked:
+            self._track(mean.detach(), var.detach(), count)
+        out = centred * torch.rsqrt(var + self.eps).view(channel)
+        if self.weight is not None:
+            out = out * self.weight.view(channel)
+        if self.bias is not None:
+            out = out + self.bias.view(channel)
+        return out.to(x.dtype)
+
+    @torch.no_grad()
+    def _track(self, mean: Tensor, var: Tensor, count: Tensor) -> None:
+        assert self.running_mean is not None and self.running_var is not None
+        assert self.num_batches_tracked is not None
+        seen = count > 0
+        self.num_batches_tracked.add_(seen)
+        if self.momentum is None:
+            factor = seen / self.num_batches_tracked.clamp(min=1).to(mean.dtype)
+        else:
+            factor = seen * torch.full_like(mean, self.momentum)
+        unbiased = var * (count / (count - 1).clamp(min=1).to(var.dtype))
+        self.running_mean.mul_(1 - factor).add_(mean * factor)
+        self.running_var.mul_(1 - factor).add_(unbiased * factor)
+
+
+def prepare(module: nn.Module) -> nn.Module:
+    """A copy of `module` with keyed dropout and masked batch normalisation, names unchanged.
+
+    Replaced are `nn.Dropout`, `Dropout1d`, `Dropout2d`, `Dropout3d`, `BatchNorm1d` and
+    `BatchNorm2d`, at any depth. Anything else is left alone: subclasses of these, alpha dropout,
+    and dropout that a model calls as a function, which no key reaches.
+    """
+    layer = 0
+
+    def replace(m: nn.Module) -> nn.Module:
+        nonlocal layer
+        if isinstance(m, _BatchNorm) and type(m) in (nn.BatchNorm1d, nn.BatchNorm2d):
+            return MaskedBatchNorm(m)
+        if isinstance(m, _DropoutNd) and type(m) in DROPOUTS:
+            layer += 1
+            channels = type(m) is not nn.Dropout
+            return KeyedDropout(m.p, layer - 1, channels=channels).train(m.training)
+        return m
+
+    prepared = _replace(module, replace)
+    if layer:
+        prepared.register_forward_pre_hook(_count_anew)
+    return prepared
+
+
+def side_inputs(module: nn.Module) -> tuple[list[str], list[str]]:
+    """The names of the buffers to substitute: of dropout keys, and of batch masks."""
+    named = {f"{name}." if name else "": m for name, m in module.named_modules()}
+    return (
+        [f"{prefix}key" for prefix, m in named.items() if isinstance(m, KeyedDropout)],
+        [f"{prefix}mask" for prefix, m in named.items() if isinstance(m, MaskedBatchNorm)],
+    )
+
+
+def group_norm(module: nn.Module) -> nn.Module:
+    """A copy of `module` with group normalisation in the place of every batch normalisation.
+
+    The number of groups is the largest divisor of the channels that is at most 32 and leaves
+    four channels a group, else 1. Weights and biases are taken over; running statistics go.
+    """
+
+    def replace(m: nn.Module) -> nn.Module:
+        if not isinstance(m, _BatchNorm):
+            return m
+        norm = nn.GroupNorm(num_groups(m.num_features), m.num_features, m.eps, m.affine)
+        norm.weight, norm.bias = m.weight, m.bias
+        return norm.train(m.training)
+
+    return _replace(module, replace)
+
+
+def num_groups(channels: int) -> int:
+    """The largest divisor that is at most 32 and leaves at least four channels a group, else 1."""
+    fitting = (g for g in range(min(32, channels // 4), 0, -1) if channels % g == 0)
+    return next(fitting, 1)
+
+
+def _replace(module: nn.Module, replacement: Callable[[nn.Module], nn.Module]) -> nn.Module:
+    """A deep copy with each submodule replaced; one that stands at two places stays shared."""
+    module = copy.deepcopy(module)
+    new = {m: replacement(m) for m in module.modules()}
+    for parent in list(new):
+        for name, child in parent._modules.items():
+            if child is not None:
+                parent._modules[name] = new[child]
+    return new[module]
+
+
+def _count_anew(module: nn.Module, *_: object) -> None:
+    for m in module.modules():
+        if isinstance(m, KeyedDropout):
+            m.calls = 0

@@ -1,0 +1,56 @@
+"""What each tensor of a model is: its layer, its role, the axis that counts its nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from torch import nn
+
+NORMS = (
+    nn.modules.batchnorm._BatchNorm,
+    nn.modules.instancenorm._InstanceNorm,
+    nn.GroupNorm,
+    nn.LayerNorm,
+)
+TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+
+
+class Entry(NamedTuple):
+    layer: str
+    role: Literal["weight", "bias", "norm", "buffer"]
+    node_axis: int | None  # None where the tensor has no nodes (a counter)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A model's tensors by name, read off the module once."""
+
+    entries: Mapping[str, Entry]
+    norm_layers: frozenset[str]
+    last: str | None  # the layer whose nodes are the classes
+
+    @classmethod
+    def of(cls, module: nn.Module) -> Layout:
+        entries: dict[str, Entry] = {}
+        norms: set[str] = set()
+        last = None
+        for layer, part in module.named_modules():
+            prefix = f"{layer}." if layer else ""
+            if isinstance(part, NORMS):
+                norms.add(layer)
+            if isinstance(part, nn.Linear):
+                last = layer
+            for name, tensor in part.named_parameters(recurse=False):
+                axis = 1 if name == "weight" and isinstance(part, TRANSPOSED) else 0
+                role = "norm" if layer in norms else "bias" if name == "bias" else "weight"
+                entries[prefix + name] = Entry(layer, role, axis if tensor.ndim else None)
+            for name, tensor in part.named_buffers(recurse=False):
+                entries[prefix + name] = Entry(layer, "buffer", 0 if tensor.ndim else None)
+        return cls(entries, frozenset(norms), last)
+
+    @property
+    def norm_names(self) -> list[str]:
+        """The parameters and buffers of normalisation layers."""
+        return [name for name, entry in self.entries.items() if entry.layer in self.norm_layers]

@@ -1,0 +1,115 @@
+"""Options by name: one check for experiment files, command lines and Python.
+
+Whatever a user can name (an algorithm, a partition, a model, a data set) is a function. Its
+positional parameters are what Fedlens hands it; its keyword-only parameters, with their types
+and defaults, are the options an experiment file may set. Nothing else describes them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal, Union
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """' did you mean X?' or the whole choice, to end a message with."""
+    known = sorted(known)
+    near = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    if near:
+        return f"did you mean {near[0]!r}?"
+    return f"choose one of {', '.join(known)}" if known else "there is none to choose from"
+
+
+def find(table: Mapping[str, Callable[..., Any]], name: str, kind: str) -> Callable[..., Any]:
+    """The function called `name`: from the table, or by import path ("package.module:function")."""
+    if name in table:
+        return table[name]
+    module, colon, attribute = name.partition(":")
+    if not colon:
+        raise ValueError(f"unknown {kind} {name!r}: {did_you_mean(name, table)}")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"{kind} {name!r} cannot be imported: {error}") from error
+    if not callable(found):
+        raise ValueError(f"{kind} {name!r} is not a function")
+    return typing.cast(Callable[..., Any], found)
+
+
+def options_of(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """The options that a function takes, by the name an experiment file uses."""
+    parameters = inspect.signature(function, eval_str=True).parameters.values()
+    return {p.name.rstrip("_"): p for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+def resolve(function: Callable[..., Any], given: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Every option of `function`: as given and checked, else its default."""
+    known = options_of(function)
+    for name in given:
+        if name not in known:
+            hint = did_you_mean(name, known) if known else "it takes none"
+            raise ValueError(f"{where} has no option {name!r}: {hint}")
+    resolved = {}
+    for name, parameter in known.items():
+        if name in given:
+            resolved[name] = check(given[name], parameter.annotation, f"{where}: {name}")
+        elif parameter.default is parameter.empty:
+            raise ValueError(f"{where} needs {name!r}: set {name} = ...")
+        else:
+            resolved[name] = parameter.default
+    return resolved
+
+
+def call(function: Callable[..., Any], *handed: Any, options: Mapping[str, Any]) -> Any:
+    """Call `function` with options named as in an experiment file (`lambda` for `lambda_`)."""
+    known = options_of(function)
+    return function(*handed, **{known[name].name: value for name, value in options.items()})
+
+
+def check(value: Any, kind: Any, where: str) -> Any:
+    """`value` as a `kind`, or a ValueError that says what was expected."""
+    if kind is Any or kind is inspect.Parameter.empty:
+        return value
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Literal:
+        if value in inner and type(value) in {type(choice) for choice in inner}:
+            return value
+        raise ValueError(f"{where} is {value!r}: {did_you_mean(str(value), map(str, inner))}")
+    if origin in (Union, types.UnionType):
+        if value is None and type(None) in inner:
+            return None
+        for choice in inner:
+            try:
+                return check(value, choice, where)
+            except ValueError:
+                continue
+        raise ValueError(f"{where} is {value!r}: expected {_say(kind)}")
+    if origin in (tuple, list) and isinstance(value, (list, tuple)):
+        if origin is tuple and inner[-1:] != (Ellipsis,):
+            if len(value) != len(inner):
+                raise ValueError(f"{where} is {value!r}: expected {len(inner)} values")
+            return tuple(check(v, k, where) for v, k in zip(value, inner, strict=True))
+        return origin(check(v, inner[0], where) for v in value)
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    wanted = origin or kind
+    fits = isinstance(wanted, type) and isinstance(value, wanted)
+    if fits and (wanted is bool or not isinstance(value, bool)):
+        return value
+    raise ValueError(f"{where} is {value!r}: expected {_say(kind)}")
+
+
+def _say(kind: Any) -> str:
+    words = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+    words |= {type(None): "nothing", dict: "a table", list: "a list", tuple: "a list"}
+    inner = typing.get_args(kind)
+    if typing.get_origin(kind) in (Union, types.UnionType):
+        return " or ".join(_say(choice) for choice in inner)
+    if typing.get_origin(kind) is Literal:
+        return " or ".join(repr(choice) for choice in inner)
+    return words.get(typing.get_origin(kind) or kind, str(getattr(kind, "__name__", kind)))

@@ -1,0 +1,42 @@
+"""objective: what a client minimises."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedlens.core import Batch, ExampleWeight, Local, Penalty
+
+
+def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:  # [C, B, L], [C, B] -> [C, B]
+    losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
+    return losses.view(labels.shape)
+
+
+@dataclass(frozen=True)
+class Objective:
+    """The weighted mean of the examples' losses, plus penalties. Weights multiply, penalties add."""
+
+    loss: Callable[[Tensor, Tensor], Tensor] = cross_entropy
+    weights: tuple[ExampleWeight, ...] = ()
+    penalties: tuple[Penalty, ...] = ()
+
+    def times(self, weight: ExampleWeight) -> "Objective":
+        return replace(self, weights=(*self.weights, weight))
+
+    def plus(self, penalty: Penalty) -> "Objective":
+        return replace(self, penalties=(*self.penalties, penalty))
+
+    def __call__(self, logits: Tensor, batch: Batch, local: Local) -> tuple[Tensor, Tensor]:
+        """What is differentiated, and the loss alone without penalties; both [C]."""
+        weight = batch.mask
+        for factor in self.weights:
+            weight = weight * factor(batch, local)
+        # A batch may weigh nothing (all its labels unknown to p): then it has no loss, not NaN.
+        total = weight.sum(1).clamp(min=1e-12)
+        loss = (weight * self.loss(logits, batch.labels)).sum(1) / total
+        whole = loss
+        for penalty in self.penalties:
+            whole = whole + penalty(local)
+        return whole, loss.detach()

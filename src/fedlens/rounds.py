@@ -1,0 +1,171 @@
+"""What a round is, top to bottom; and all that a run remembers between two of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedlens import keys
+from fedlens.client import ClientProgram, Part, Shared, Work
+from fedlens.core import Cohort, Facts, Federation, Memory, Tree, tree_map
+from fedlens.engines import Engine
+from fedlens.network import Network
+
+SELECT, CLIENT, DRAW = keys.purpose("select"), keys.purpose("client"), keys.purpose("draw")
+
+
+@dataclass(frozen=True)
+class ClientMemory:
+    """What clients remember, by client. One that was never seen costs nothing."""
+
+    rows: Mapping[int, Memory] = field(default_factory=dict)
+
+    def take(self, clients: Tensor, first: Memory) -> Memory:  # [C, ...]
+        """These clients' memory, stacked; `first` is that of a client never seen."""
+        found = [self.rows.get(client, first) for client in clients.tolist()]
+        return {
+            name: {key: torch.stack([row[name][key].to(t) for row in found]) for key, t in tree.items()}
+            for name, tree in first.items()
+        }
+
+    def put(self, clients: Tensor, keep: Memory) -> ClientMemory:
+        if not keep:
+            return self
+        new = {
+            client: {
+                name: {key: t[row].cpu().clone() for key, t in tree.items()}
+                for name, tree in keep.items()
+            }
+            for row, client in enumerate(clients.tolist())
+        }
+        return ClientMemory({**self.rows, **new})
+
+
+@dataclass(frozen=True)
+class State:
+    """All that a run remembers between rounds, and all that a checkpoint holds."""
+
+    round: int
+    params: Tree
+    buffers: Tree
+    server: Memory  # [1, ...] what `advance` remembers
+    clients: ClientMemory
+
+
+class Outcome(NamedTuple):
+    """What a round did, for the record."""
+
+    train_loss: Tensor  # of local training, the mean over examples
+    batches: int  # of the client that took the most
+    bytes_up: int
+    bytes_down: int
+
+
+def begin(network: Network, program: ClientProgram, device: torch.device) -> State:
+    params = {name: p.to(device) for name, p in network.params.items()}
+    buffers = {name: b.to(device) for name, b in network.buffers.items()}
+    server = program.algorithm.advance.init(_server_side(params))
+    return State(0, params, buffers, server, ClientMemory())
+
+
+def run_round(
+    program: ClientProgram, federation: Federation, engine: Engine, state: State, seed: int
+) -> tuple[State, Outcome]:
+    """One round. The state that comes in stays as it was."""
+    algorithm, root = program.algorithm, keys.root(seed)
+    device = next(iter(state.params.values())).device
+
+    clients = algorithm.select(federation, state.round, keys.fold(root, SELECT, state.round))
+    client_keys = keys.fold(root, CLIENT, state.round, clients, _occurrences(clients))
+    holdings = federation.holdings(state.round, clients)
+    plan = algorithm.draw(holdings, keys.fold(client_keys, DRAW))
+
+    counts = federation.label_counts(holdings)
+    cohort = Cohort(
+        clients=clients,
+        sizes=holdings.sizes,
+        steps=plan.steps,
+        label_counts=counts if "label_counts" in algorithm.discloses else None,
+        num_clients=federation.num_clients,
+        num_examples=int(federation.everyone(state.round).offsets[-1]),
+    )
+    shares = algorithm.weigh(cohort)
+    first = program.memory(state.params, state.buffers)
+    work = Work(
+        plan=plan,
+        keys=client_keys,
+        facts=Facts(holdings.sizes, counts),
+        memory=state.clients.take(clients, first),
+        shares=shares,
+        cohort=cohort,
+    )
+    shared = Shared(state.params, state.buffers)
+    update, counters, keep, losses = _gather(engine.map(program, shared, work), program)
+    if not algorithm.combine.linear:
+        update = algorithm.combine(update, shares.to(device), cohort, program.layout)
+
+    slope = {name: -update[name].unsqueeze(0) for name in state.params}
+    memory = {name: tree_map(torch.clone, tree) for name, tree in state.server.items()}
+    moved, server = algorithm.advance.update(slope, memory, _server_side(state.params))
+    params = {name: moved[name].squeeze(0).to(p.dtype) for name, p in state.params.items()}
+    buffers = {
+        name: (b + update[name]).to(b.dtype)
+        if b.is_floating_point()
+        else torch.maximum(b, counters[name])
+        for name, b in state.buffers.items()
+    }
+    seen = holdings.sizes.clamp(min=0).to(losses)
+    model = sum(t.nbytes for t in (*params.values(), *buffers.values()))
+    outcome = Outcome(
+        train_loss=(losses * seen).sum() / seen.sum().clamp(min=1),
+        batches=int(plan.steps.max()) if len(clients) else 0,
+        bytes_up=model * len(clients),
+        bytes_down=model * len(clients),
+    )
+    kept = state.clients.put(clients, keep)
+    return State(state.round + 1, params, buffers, server, kept), outcome
+
+
+def _gather(parts: Iterable[Part], program: ClientProgram) -> Part:
+    """All parts of a cohort as one, added up in cohort order as they arrive."""
+    linear = program.algorithm.combine.linear
+    update: Tree = {}
+    counters: Tree = {}
+    rest: list[Part] = []
+    for part in parts:
+        if linear and update:
+            for name, total in update.items():
+                total += part.update[name]
+        elif linear:
+            update = tree_map(torch.clone, part.update)
+        for name, count in part.counters.items():
+            counters[name] = torch.maximum(counters.get(name, count), count)
+        rest.append(part._replace(update={} if linear else part.update))
+    if not linear:
+        update = _join([part.update for part in rest])
+    keep = {name: _join([part.keep[name] for part in rest]) for name in rest[0].keep}
+    return Part(update, counters, keep, torch.cat([part.loss for part in rest]))
+
+
+def _join(trees: list[Tree]) -> Tree:
+    return {name: torch.cat([tree[name] for tree in trees]) for name in trees[0]}
+
+
+def _server_side(params: Tree) -> Tree:
+    """Parameters as the server moves them: float64, with an axis for a sweep's experiments."""
+    return {name: p.double().unsqueeze(0) for name, p in params.items()}
+
+
+def _occurrences(clients: Tensor) -> Tensor:
+    """How often each client already stood in the cohort: 0, or more if it is drawn again."""
+    seen: Counter[int] = Counter()
+    before = []
+    for client in clients.tolist():
+        before.append(seen[client])
+        seen[client] += 1
+    return torch.tensor(before)

@@ -1,0 +1,87 @@
+"""Small federations and models that many tests share."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from fedlens.client import ClientProgram
+from fedlens.core import Examples, Federation, Fixed, Holdings
+from fedlens.engines import Engine, Processes, Sequential, Stacked
+from fedlens.network import Network
+from fedlens.rounds import State, begin, run_round
+
+CPU = torch.device("cpu")
+
+
+def noisy_images(sizes: list[int], num_classes: int = 4, seed: int = 0) -> Federation:
+    """Clients of these sizes, whose images are noisy prototypes: learnable, and without ties."""
+    rng = torch.Generator().manual_seed(seed)
+    total = sum(sizes)
+    labels = torch.randint(num_classes, (total,), generator=rng)
+    prototypes = torch.randn(num_classes, 1, 8, 8, generator=rng, dtype=torch.float64)
+    noise = torch.randn(total, 1, 8, 8, generator=rng, dtype=torch.float64)
+    images = prototypes[labels] + 0.7 * noise
+    members = torch.arange(total).split(sizes)
+    return Federation(Examples(images, labels), num_classes, Fixed(Holdings.of(list(members))))
+
+
+RAGGED = [3, 6, 12, 19, 30, 20, 40, 50, 50, 70]
+
+
+def small_cnn(norm: str = "group", dropout: float = 0.0) -> nn.Module:
+    torch.manual_seed(0)
+    norms = {"group": nn.GroupNorm(2, 6), "batch": nn.BatchNorm2d(6), "none": nn.Identity()}
+    return nn.Sequential(
+        nn.Conv2d(1, 6, 3, padding=1),
+        norms[norm],
+        nn.ReLU(),
+        nn.Dropout(dropout),
+        nn.Flatten(),
+        nn.Linear(384, 4),
+    )
+
+
+ENGINES = {
+    "sequential": lambda network, examples: Sequential(network, examples),
+    "stacked": lambda network, examples: Stacked(network, examples),
+    "stacked, two at a time": lambda network, examples: Stacked(network, examples, at_once=2),
+    "processes": lambda network, examples: Processes(network, examples, workers=2),
+    "processes, three workers": lambda network, examples: Processes(network, examples, workers=3),
+}
+
+
+def train(
+    algorithm: object,
+    engine: str = "sequential",
+    rounds: int = 2,
+    federation: Federation | None = None,
+    module: nn.Module | None = None,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float64,
+    augment: object = None,
+) -> State:
+    federation = federation or noisy_images(RAGGED)
+    network = Network(module or small_cnn(), dtype=dtype)
+    program = ClientProgram(algorithm, network.layout, augment)
+    made: Engine = ENGINES[engine](network, federation.examples)
+    try:
+        state = begin(network, program, CPU)
+        for _ in range(rounds):
+            state, _ = run_round(program, federation, made, state, seed)
+    finally:
+        made.close()
+    return state
+
+
+def accuracy(module: nn.Module, state: State, federation: Federation) -> float:
+    network = Network(module, dtype=torch.float64)
+    logits = network.predict(state.params, state.buffers, federation.examples.images)
+    return float((logits.argmax(1) == federation.examples.labels).double().mean())
+
+
+def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    """Byte for byte."""
+    assert found.keys() == expected.keys()
+    for name in expected:
+        assert torch.equal(found[name], expected[name]), name
