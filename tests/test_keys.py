@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedlens import keys
@@ -48,6 +48,7 @@ def test_folding_is_splitmix64_of_a_published_stream():
     assert unsigned == [6457827717110365317, 3203168211198807973, 9817491932198370423]
 
 
+@settings(deadline=None)
 @given(words, words)
 def test_folding_is_the_same_arithmetic_as_in_whole_numbers(key, word):
     expected = splitmix(key, word)
@@ -55,6 +56,7 @@ def test_folding_is_the_same_arithmetic_as_in_whole_numbers(key, word):
     assert keys.fold(torch.tensor(key), torch.tensor(word)).item() % 2**64 == expected
 
 
+@settings(deadline=None)
 @given(words, words, words)
 def test_words_are_folded_one_after_another_and_order_matters(key, a, b):
     k = torch.tensor(key)
@@ -134,6 +136,7 @@ def test_keys_are_the_same_under_vmap():
         assert torch.equal(mapped[0][row], numbers) and torch.equal(mapped[1][row], whole)
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 20), max_size=12), st.integers(0, 2**32))
 def test_a_shuffle_permutes_inside_segments_whatever_stands_beside_them(sizes, seed):
     offsets = torch.tensor([0, *sizes]).cumsum(0)
@@ -154,3 +157,14 @@ def test_every_position_of_a_shuffle_is_equally_likely():
     counts = place.unique(return_counts=True)[1].double()
     assert len(counts) == 24
     assert ((counts - 250) ** 2 / 250).sum() < 60  # 23 degrees of freedom
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_the_bits_are_the_same_on_a_gpu():
+    offsets, segment_keys = torch.tensor([0, 400, 1000]), torch.tensor([1, 2])
+    host = keys.fold(keys.root(1), torch.arange(1000))
+    device = keys.fold(keys.root(1), torch.arange(1000, device="cuda"))
+    assert torch.equal(device.cpu(), host)
+    assert torch.equal(keys.uniform(device).cpu(), keys.uniform(host))
+    order = keys.shuffle_segments(offsets.cuda(), segment_keys.cuda())
+    assert torch.equal(order.cpu(), keys.shuffle_segments(offsets, segment_keys))

@@ -1,1 +1,36 @@
-"""Fedlens."""
+"""Fedlens: federated learning for vision.
+
+import fedlens as fl
+
+result = fl.run(fl.Experiment(dataset="fashion-mnist-mini", model="lenet5", rounds=5))
+print(result.final["test_accuracy"])
+"""
+
+__version__ = "0.1.0"
+
+from fedlens.algorithm import Algorithm, Amendment, compose, paper
+from fedlens.augment import Augment
+from fedlens.core import Dataset, Examples, Federation, Holdings
+from fedlens.experiment import Clients, Evaluate, Experiment, LocalTraining, Named, Server
+from fedlens.run import Result, resume, run
+
+__all__ = [
+    "Algorithm",
+    "Amendment",
+    "Augment",
+    "Clients",
+    "Dataset",
+    "Evaluate",
+    "Examples",
+    "Experiment",
+    "Federation",
+    "Holdings",
+    "LocalTraining",
+    "Named",
+    "Result",
+    "Server",
+    "compose",
+    "paper",
+    "resume",
+    "run",
+]

@@ -81,7 +81,7 @@ class Amendment:
 def paper(function: Callable[..., Algorithm]) -> Callable[..., Amendment]:
     """Make `f(base, mu=...) -> Algorithm` into `f(mu=...) -> Amendment`."""
     name = function.__name__.replace("_", "-")
-    base, *numbers = inspect.signature(function, eval_str=True).parameters.values()
+    _, *numbers = inspect.signature(function, eval_str=True).parameters.values()
 
     @functools.wraps(function)
     def bind(*args: Any, **kwargs: Any) -> Amendment:

@@ -101,7 +101,8 @@ class ClientProgram:
                 local = _rows(local, slice(live))
                 algorithm = pick(self.algorithm, None if work.group is None else work.group[:live])
             which = index[:live, step, :width]
-            images = examples.images[which.flatten()].unflatten(0, which.shape)
+            images = examples.images[which.flatten()]
+            images = images.view(*which.shape, *images.shape[1:])
             if self.augment is not None:
                 images = self.augment(images, keys.fold(step_keys[:live], AUGMENT, step))
             mask = torch.arange(width, device=device) < counts[:live, step, None]

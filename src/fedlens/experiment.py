@@ -1,9 +1,7 @@
-"""The one typed description of a run, and its TOML and JSON form."""
+"""The one typed description of a run."""
 
 from __future__ import annotations
 
-import json
-import tomllib
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
@@ -20,6 +18,7 @@ from fedlens.data.partitions import PARTITIONS
 from fedlens.models import MODELS
 from fedlens.options import check, did_you_mean, find, resolve
 from fedlens.pieces import cross_entropy
+from fedlens.tables import apply_override, read_tables, to_toml
 
 LOSSES: dict[str, Callable[..., Any]] = {"cross-entropy": cross_entropy}
 
@@ -41,8 +40,40 @@ class Named:
             return cls(value["name"], {k: v for k, v in value.items() if k != "name"})
         raise ValueError(f"{where} is {value!r}: give a name, or a table with a name")
 
-    def plain(self) -> Any:
-        return {"name": self.name, **self.options} if self.options else self.name
+
+def _settle(self: Any, prefix: str) -> None:
+    """Check every field of a description against its type, taking tables for records."""
+    hints = typing.get_type_hints(type(self))
+    for f in fields(self):
+        value = _convert(getattr(self, f.name), hints[f.name], prefix + f.name)
+        object.__setattr__(self, f.name, value)
+
+
+def _convert(value: Any, kind: Any, where: str) -> Any:
+    choices = typing.get_args(kind) if typing.get_origin(kind) is not Literal else ()
+    if kind is Named or (Named in choices and Ellipsis not in choices):
+        if isinstance(value, tuple(c for c in choices if isinstance(c, type) and c is not Named)):
+            return value
+        return Named.of(value, where)
+    if Named in choices:
+        if not isinstance(value, (list, tuple)):
+            raise ValueError(f"{where} is {value!r}: expected a list of tables ([[{where}]])")
+        return tuple(Named.of(one, where) for one in value)
+    if is_dataclass(kind) and isinstance(value, Mapping):
+        _refuse_unknown(value, {f.name: f for f in fields(kind)}, f"{where}.")
+        return typing.cast(Any, kind)(**value)
+    return check(value, kind, where)
+
+
+def _refuse_unknown(content: Mapping[str, Any], known: Mapping[str, Any], prefix: str) -> None:
+    for key in content:
+        if key not in known:
+            raise ValueError(f"unknown key {prefix + key!r}: {did_you_mean(key, known)}")
+
+
+def _demand(fits: bool, key: str, value: Any, remedy: str) -> None:
+    if not fits:
+        raise ValueError(f"{key} is {value!r}: {remedy}")
 
 
 @dataclass(frozen=True)
@@ -86,7 +117,9 @@ class LocalTraining:
     def __post_init__(self) -> None:
         _settle(self, "local.")
         for name in ("epochs", "batch_size"):
-            _demand(getattr(self, name) >= 1, f"local.{name}", getattr(self, name), "choose 1 or more")
+            _demand(
+                getattr(self, name) >= 1, f"local.{name}", getattr(self, name), "choose 1 or more"
+            )
         for name in ("lr", "momentum", "weight_decay"):
             value = getattr(self, name)
             _demand(0 <= value < float("inf"), f"local.{name}", value, "choose 0 or more")
@@ -143,8 +176,8 @@ class Experiment:
 
     def __post_init__(self) -> None:
         given = self.algorithm
-        if isinstance(given, (str, Mapping, Named)):
-            object.__setattr__(self, "algorithm", (given,))
+        if isinstance(given, (str, Mapping, Named)) or not given:
+            object.__setattr__(self, "algorithm", (given or "fedavg",))
         _settle(self, "")
         _demand(self.rounds >= 1, "rounds", self.rounds, "choose 1 or more")
         if self.outputs is not None:
@@ -187,7 +220,7 @@ class Experiment:
             apply_override(content, override)
         dataset = content.get("dataset")
         if isinstance(dataset, dict) and isinstance(dataset.get("path"), str):
-            dataset["path"] = str((path.parent / dataset["path"]).resolve())
+            dataset["path"] = str((path.parent / Path(dataset["path"]).expanduser()).resolve())
         return cls.of(content)
 
     def plain(self) -> dict[str, Any]:
@@ -197,100 +230,6 @@ class Experiment:
 
     def toml(self) -> str:
         return to_toml(self.plain())
-
-
-def read_tables(path: Path) -> dict[str, Any]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not text"
-        raise ValueError(f"cannot read the experiment {path}: {reason}") from error
-    try:
-        tables: dict[str, Any]
-        tables = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    except ValueError as error:
-        kind = "JSON" if path.suffix == ".json" else "TOML"
-        raise ValueError(f"{path} is not valid {kind}: {error}") from error
-    if not isinstance(tables, dict):
-        raise ValueError(f"{path} holds no table: write keys and values")
-    return tables
-
-
-def apply_override(content: dict[str, Any], override: str) -> None:
-    """Set one key of `content`, as `clients.per_round=0.1` or `algorithm.fedprox.mu=0.01` say."""
-    key, equals, text = override.partition("=")
-    if not equals or not key.strip():
-        raise ValueError(f"{override!r} is not an override: write key=value")
-    *tables, last = key.strip().split(".")
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text
-    place: Any = content
-    for depth, name in enumerate(tables):
-        if name == "algorithm" and depth == 0 and len(tables) > 1:
-            place = _as_list(content)
-            continue
-        if isinstance(place, list):
-            place = _algorithm_called(name, place)
-            continue
-        inner = place.setdefault(name, {})
-        if isinstance(inner, str):  # a name by itself; an option makes it a table
-            inner = place[name] = {"name": inner}
-        if not isinstance(inner, dict):
-            raise ValueError(f"{key} cannot be set: {name} is {inner!r}, not a table")
-        place = inner
-    place[last] = value
-
-
-def _as_list(content: dict[str, Any]) -> list[Any]:
-    """The algorithms of an experiment as a list of tables."""
-    given = content.get("algorithm", [])
-    listed = given if isinstance(given, list) else [given]
-    content["algorithm"] = [{"name": one} if isinstance(one, str) else one for one in listed]
-    found: list[Any] = content["algorithm"]
-    return found
-
-
-def _algorithm_called(name: str, algorithms: list[Any]) -> dict[str, Any]:
-    found: dict[str, Any]
-    for found in algorithms:
-        if found.get("name") == name:
-            return found
-    raise ValueError(f"the experiment has no algorithm {name!r}: put algorithm={name} before it")
-
-
-def to_toml(tables: Mapping[str, Any]) -> str:
-    """Plain tables as TOML: first the values, then a section for each table."""
-    lines = [f"{key} = {_value(v)}" for key, v in tables.items() if not _is_section(key, v)]
-    for key, section in tables.items():
-        if not _is_section(key, section):
-            continue
-        listed = isinstance(section, list)
-        for table in section if listed else [section]:
-            lines += ["", f"[[{key}]]" if listed else f"[{key}]"]
-            lines += [f"{name} = {_value(value)}" for name, value in table.items()]
-    return "\n".join(lines) + "\n"
-
-
-def _is_section(key: str, value: Any) -> bool:
-    nested = isinstance(value, dict) and "name" not in value and key != "augment"
-    return nested or (isinstance(value, list) and bool(value) and isinstance(value[0], dict))
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, dict):
-        inner = ", ".join(f"{json.dumps(k) if not _is_bare(k) else k} = {_value(v)}" for k, v in value.items())
-        return f"{{ {inner} }}"
-    if isinstance(value, (list, tuple)):
-        return f"[{', '.join(map(_value, value))}]"
-    if isinstance(value, float):
-        return repr(value)
-    return json.dumps(value, ensure_ascii=False)
-
-
-def _is_bare(key: str) -> bool:
-    return key.replace("-", "").replace("_", "").isalnum() and key.isascii()
 
 
 def _plain(value: Any) -> Any:
@@ -311,38 +250,3 @@ def _plain(value: Any) -> Any:
             return [part if isinstance(part, dict) else {"name": part} for part in plain]
         return plain
     return value
-
-
-def _settle(self: Any, prefix: str) -> None:
-    """Check every field of a description against its type, taking tables for records."""
-    hints = typing.get_type_hints(type(self))
-    for f in fields(self):
-        value = _convert(getattr(self, f.name), hints[f.name], prefix + f.name)
-        object.__setattr__(self, f.name, value)
-
-
-def _convert(value: Any, kind: Any, where: str) -> Any:
-    choices = typing.get_args(kind) if typing.get_origin(kind) is not Literal else ()
-    if kind is Named or Named in choices and Ellipsis not in choices:
-        if isinstance(value, tuple(c for c in choices if isinstance(c, type) and c is not Named)):
-            return value
-        return Named.of(value, where)
-    if Named in choices:
-        if not isinstance(value, (list, tuple)):
-            raise ValueError(f"{where} is {value!r}: expected a list of tables ([[{where}]])")
-        return tuple(Named.of(one, where) for one in value)
-    if is_dataclass(kind) and isinstance(value, Mapping):
-        _refuse_unknown(value, {f.name: f for f in fields(kind)}, f"{where}.")
-        return typing.cast(Any, kind)(**value)
-    return check(value, kind, where)
-
-
-def _refuse_unknown(content: Mapping[str, Any], known: Mapping[str, Any], prefix: str) -> None:
-    for key in content:
-        if key not in known:
-            raise ValueError(f"unknown key {prefix + key!r}: {did_you_mean(key, known)}")
-
-
-def _demand(fits: bool, key: str, value: Any, remedy: str) -> None:
-    if not fits:
-        raise ValueError(f"{key} is {value!r}: {remedy}")

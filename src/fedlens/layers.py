@@ -75,8 +75,8 @@ class MaskedBatchNorm(_BatchNorm):
     """Batch normalisation, 1d or 2d, to whose statistics padding does not belong.
 
     On the examples of a padded batch, and in its running statistics, it is what PyTorch's is on
-    these examples alone. A batch of nothing but padding leaves the statistics as they are. They
-    are updated in place.
+    these examples alone; padding comes out as the bias. A batch of nothing but padding leaves the
+    statistics as they are. They are updated in place.
     """
 
     mask: Tensor  # [B] not 0 for an example; [0] where there is no padding
@@ -116,8 +116,8 @@ class MaskedBatchNorm(_BatchNorm):
         count = real.sum() * x.shape[2:].numel()
         share = 1 / count.clamp(min=1).to(wide.dtype)
         mean = wide.sum(axes) * share
-        centred = wide - mean.view(channel)
-        var = (centred.square() * real).sum(axes) * share
+        centred = (wide - mean.view(channel)) * real
+        var = centred.square().sum(axes) * share
         if tracked:
             self._track(mean.detach(), var.detach(), count)
         out = centred * torch.rsqrt(var + self.eps).view(channel)

@@ -17,9 +17,12 @@ NORMS = (
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
+Role = Literal["weight", "bias", "norm", "buffer"]
+
+
 class Entry(NamedTuple):
     layer: str
-    role: Literal["weight", "bias", "norm", "buffer"]
+    role: Role
     node_axis: int | None  # None where the tensor has no nodes (a counter)
 
 
@@ -44,7 +47,7 @@ class Layout:
                 last = layer
             for name, tensor in part.named_parameters(recurse=False):
                 axis = 1 if name == "weight" and isinstance(part, TRANSPOSED) else 0
-                role = "norm" if layer in norms else "bias" if name == "bias" else "weight"
+                role: Role = "norm" if layer in norms else "bias" if name == "bias" else "weight"
                 entries[prefix + name] = Entry(layer, role, axis if tensor.ndim else None)
             for name, tensor in part.named_buffers(recurse=False):
                 entries[prefix + name] = Entry(layer, "buffer", 0 if tensor.ndim else None)

@@ -54,7 +54,9 @@ class Network:
     ) -> tuple[Tensor, Tree]:
         """One client (C = 1), whose batch holds no padding: the plain module."""
         lone = {name: t.squeeze(0) for name, t in (params | buffers).items()}
-        logits = self._call(lone, images.squeeze(0), keys.squeeze(0), mask.new_empty(0), True)
+        # Of one example alone PyTorch's BatchNorm makes an error, the masked one does not.
+        padding = mask.squeeze(0) if mask.shape[1] == 1 else mask.new_empty(0)
+        logits = self._call(lone, images.squeeze(0), keys.squeeze(0), padding, True)
         return logits.unsqueeze(0), buffers
 
     def stacked(

@@ -29,7 +29,9 @@ class ClientMemory:
         """These clients' memory, stacked; `first` is that of a client never seen."""
         found = [self.rows.get(client, first) for client in clients.tolist()]
         return {
-            name: {key: torch.stack([row[name][key].to(t) for row in found]) for key, t in tree.items()}
+            name: {
+                key: torch.stack([row[name][key].to(t) for row in found]) for key, t in tree.items()
+            }
             for name, tree in first.items()
         }
 

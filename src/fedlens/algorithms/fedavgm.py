@@ -21,5 +21,7 @@ def fedavgm(base: Algorithm, momentum: Number = 0.9, nesterov: bool = False) -> 
     """
     at_least(momentum, 0, "fedavgm: momentum")
     if not isinstance(base.advance, Sgd):
-        raise ValueError("fedavgm needs a server that moves by SGD: leave the other server rule out")
+        raise ValueError(
+            "fedavgm needs a server that moves by SGD: leave the other server rule out"
+        )
     return replace(base, advance=replace(base.advance, momentum=momentum, nesterov=nesterov))

@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -110,10 +110,10 @@ class _Crew:
                 except BrokenPipeError:
                     raise _died() from None
                 waiting[pipe] = client, slot
-            for pipe in wait(list(waiting)):
-                client, slot = waiting.pop(pipe)
-                done[client] = self._receive(pipe, slot), slot
-                idle.append(pipe)
+            for ready in wait(list(waiting)):
+                client, slot = waiting.pop(ready)
+                done[client] = self._receive(ready, slot), slot
+                idle.append(cast(Connection, ready))
             while turn in done:
                 part, slot = done.pop(turn)
                 yield part
@@ -149,7 +149,9 @@ class _Crew:
             slot = self.slots[number]
             try:
                 mine = replace(mine, memory=slot.read(memory))
-                (part,) = inner.map(self.program, Shared(**({"buffers": {}} | self.model.read(layout))), mine)
+                (part,) = inner.map(
+                    self.program, Shared(**({"buffers": {}} | self.model.read(layout))), mine
+                )
                 trees = {"update": part.update, "counters": part.counters, **part.keep}
                 pipe.send_bytes(pickle.dumps((slot.write(trees), part.loss.tolist())))
             except Exception:

@@ -16,7 +16,7 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:  # [C, B, L], [C, B
 
 @dataclass(frozen=True)
 class Objective:
-    """The weighted mean of the examples' losses, plus penalties. Weights multiply, penalties add."""
+    """The weighted mean of the examples' losses, plus penalties: weights multiply, terms add."""
 
     loss: Callable[[Tensor, Tensor], Tensor] = cross_entropy
     weights: tuple[ExampleWeight, ...] = ()

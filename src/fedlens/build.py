@@ -1,0 +1,240 @@
+"""From the description of a run to the parts that run it. All mistakes are found here."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedlens import keys
+from fedlens.algorithm import Algorithm, compose
+from fedlens.algorithms import ALGORITHMS
+from fedlens.client import ClientProgram
+from fedlens.core import Dataset, Examples, Federation, Fixed, Holdings
+from fedlens.data import DATASETS, Source
+from fedlens.data.partitions import PARTITIONS
+from fedlens.engines import Engine, Processes, Sequential, Stacked
+from fedlens.engines.processes import num_cores
+from fedlens.experiment import LOSSES, Experiment, Named
+from fedlens.layers import group_norm
+from fedlens.models import MODELS
+from fedlens.network import Network
+from fedlens.options import call, find
+from fedlens.pieces import Epochs, Objective, Sgd, Uniformly
+
+PRECISIONS = {
+    "fp32": (torch.float32, torch.float32),
+    "tf32": (torch.float32, torch.float32),
+    "bf16": (torch.float32, torch.bfloat16),
+    "fp64": (torch.float64, torch.float64),
+}  # what parameters are kept in, what they are multiplied in
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Everything that a run needs, made and checked."""
+
+    experiment: Experiment
+    dataset: Dataset
+    device: torch.device
+    network: Network
+    program: ClientProgram
+    federation: Federation
+    held_out: Holdings | None  # what clients are tested on, positions in the train examples
+    parts: dict[str, Examples]  # what the server's model is evaluated on, by name
+    engine: Engine
+
+
+def build(experiment: Experiment, data: Path | None = None) -> Setup:
+    """Make the parts of a run; `data` is where named data sets are looked for first."""
+    device = _device(experiment.device)
+    dataset = _dataset(experiment, data)
+    train, validation = dataset.train, None
+    if "validation" in experiment.evaluate.on:
+        train, validation = _set_apart(train, experiment)
+    everyone = _partition(experiment, train, dataset.num_classes)
+    held_out = None
+    if experiment.clients.holdout:
+        everyone, held_out = _hold_out(everyone, experiment)
+
+    network = _network(experiment, dataset)
+    program = ClientProgram(_algorithm(experiment), network.layout, experiment.augment)
+    train = train.to(device)
+    federation = Federation(train, dataset.num_classes, Fixed(everyone))
+    parts = {"test": dataset.test, "train": train, "validation": validation}
+    asked = {name: part for name, part in parts.items() if name in experiment.evaluate.on}
+    return Setup(
+        experiment=experiment,
+        dataset=dataset,
+        device=device,
+        network=network,
+        program=program,
+        federation=federation,
+        held_out=held_out,
+        parts={name: part.to(device) for name, part in asked.items() if part is not None},
+        engine=_engine(experiment, network, train, device),
+    )
+
+
+def partition(
+    experiment: Experiment, data: Path | None = None
+) -> tuple[Dataset, torch.Tensor, Holdings]:
+    """The data set, the labels of what is trained on, and who holds what of it."""
+    dataset = _dataset(experiment, data)
+    train = dataset.train
+    if "validation" in experiment.evaluate.on:
+        train, _ = _set_apart(train, experiment)
+    return dataset, train.labels, _partition(experiment, train, dataset.num_classes)
+
+
+def _dataset(experiment: Experiment, data: Path | None) -> Dataset:
+    given = experiment.dataset
+    if isinstance(given, Dataset):
+        return given
+    made = call(find(DATASETS, given.name, "dataset"), Source(data), options=given.options)
+    if not isinstance(made, Dataset):
+        raise ValueError(f"dataset {given.name!r} gave {type(made).__name__}: return a Dataset")
+    return made
+
+
+def _split_seed(experiment: Experiment) -> int:
+    own = experiment.clients.seed
+    return experiment.seed if own is None else own
+
+
+def _set_apart(train: Examples, experiment: Experiment) -> tuple[Examples, Examples]:
+    """Train without a seeded share of it, and that share."""
+    key = keys.fold(keys.root(_split_seed(experiment)), keys.purpose("validation"))
+    order = keys.fold(key, torch.arange(len(train))).argsort(stable=True)
+    count = max(int(len(train) * experiment.evaluate.validation), 1)
+    apart, rest = order[:count].sort().values, order[count:].sort().values
+    return train.take(rest), train.take(apart)
+
+
+def _partition(experiment: Experiment, train: Examples, num_classes: int) -> Holdings:
+    clients = experiment.clients
+    named = clients.partition
+    rng = np.random.default_rng([_split_seed(experiment), keys.purpose("partition")])
+    function = find(PARTITIONS, named.name, "partition")
+    held: Holdings = call(function, train, num_classes, clients.count, rng, options=named.options)
+    return held
+
+
+def _hold_out(everyone: Holdings, experiment: Experiment) -> tuple[Holdings, Holdings]:
+    """What clients train on, and the share of each client's examples on which it is tested."""
+    root = keys.fold(keys.root(_split_seed(experiment)), keys.purpose("holdout"))
+    order = keys.shuffle_segments(everyone.offsets, keys.fold(root, torch.arange(len(everyone))))
+    position = torch.arange(len(order)) - everyone.offsets[everyone.owners]
+    apart = (everyone.sizes * experiment.clients.holdout).long()
+    tested = position < apart[everyone.owners]
+    index = everyone.index[order]
+
+    def holdings(mask: torch.Tensor) -> Holdings:
+        sizes = torch.bincount(everyone.owners[mask], minlength=len(everyone))
+        return Holdings(index[mask], torch.cat([sizes.new_zeros(1), sizes.cumsum(0)]))
+
+    return holdings(~tested), holdings(tested)
+
+
+def _network(experiment: Experiment, dataset: Dataset) -> Network:
+    given, outputs = experiment.model, experiment.outputs or dataset.num_classes
+    if outputs < dataset.num_classes:
+        raise ValueError(
+            f"outputs is {outputs}, but {dataset.name} has {dataset.num_classes} classes: "
+            f"choose {dataset.num_classes} or more"
+        )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(keys.fold(keys.root(experiment.seed), keys.purpose("model"))))
+        if isinstance(given, Named):
+            function = find(MODELS, given.name, "model")
+            module = call(function, dataset.shape, outputs, options=given.options)
+        else:
+            module = given
+    if not isinstance(module, nn.Module):
+        raise ValueError(f"model {given} gave {type(module).__name__}: return a torch.nn.Module")
+    if experiment.norm == "group":
+        module = group_norm(module)
+    dtype, compute = PRECISIONS[experiment.precision]
+    network = Network(module, dataset.mean, dataset.std, dtype, compute)
+    if experiment.norm == "local" and not network.layout.norm_layers:
+        raise ValueError('norm is "local", but the model has no such layers: leave norm out')
+    _try(network, dataset)
+    return network
+
+
+def _try(network: Network, dataset: Dataset) -> None:
+    """One forward pass, so that a model that does not fit the data is found now."""
+    part = dataset.train if len(dataset.train) else dataset.test
+    try:
+        logits = network.predict(network.params, network.buffers, part.images[:2])
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(
+            f"the model cannot take images of {dataset.name}, {dataset.shape}: {reason}"
+        ) from error
+    if logits.ndim != 2 or logits.shape[1] < dataset.num_classes:
+        raise ValueError(
+            f"the model gives {tuple(logits.shape[1:])} outputs an image, but {dataset.name} has "
+            f"{dataset.num_classes} classes: give it {dataset.num_classes} outputs"
+        )
+
+
+def _algorithm(experiment: Experiment) -> Algorithm:
+    local = experiment.local
+    base = Algorithm(
+        select=Uniformly(experiment.clients.cohort),
+        draw=Epochs(local.epochs, local.batch_size),
+        objective=Objective(find(LOSSES, experiment.loss, "loss")),
+        solve=Sgd(local.lr, local.momentum, local.weight_decay),
+        advance=Sgd(experiment.server.lr),
+        reset=local.reset,
+        personal_norm=experiment.norm == "local",
+    )
+    papers = [
+        call(find(ALGORITHMS, named.name, "algorithm"), options=named.options)
+        for named in experiment.algorithm
+    ]
+    return compose(base, *papers)
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ValueError(f"device is {name!r}: choose auto, cpu or cuda") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device is {name!r}, but torch sees no GPU: choose cpu")
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"device is {name!r}: choose auto, cpu or cuda")
+    return device
+
+
+def _engine(
+    experiment: Experiment, network: Network, train: Examples, device: torch.device
+) -> Engine:
+    name: str = experiment.engine
+    if name == "auto":
+        name = automatic_engine(device, experiment.clients.cohort)
+    if name == "processes" and device.type != "cpu":
+        raise ValueError('engine "processes" trains on the CPU: choose device = "cpu" or "stacked"')
+    engines: dict[str, Any] = {
+        "sequential": Sequential,
+        "stacked": Stacked,
+        "processes": Processes,
+    }
+    engine: Engine = engines[name](network, train)
+    return engine
+
+
+def automatic_engine(device: torch.device, cohort: int) -> str:
+    """GPU: stacked. CPU: processes where there are several cores and clients to share them."""
+    if device.type == "cuda":
+        return "stacked"
+    return "processes" if sys.platform == "linux" and min(num_cores(), cohort) > 1 else "sequential"

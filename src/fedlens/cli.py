@@ -1,0 +1,334 @@
+"""The command line: verbs."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import click
+import typer
+
+import fedlens
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Federated learning for vision. Every command takes --help, and --debug for tracebacks.",
+)
+data_app = typer.Typer(no_args_is_help=True, help="What data is here, fetching it, verifying it.")
+app.add_typer(data_app, name="data")
+
+ExperimentFile = Annotated[Path, typer.Argument(help="An experiment file, TOML or JSON.")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(help="key=value: local.lr=0.1, algorithm.fedprox.mu=0.01 ...")
+]
+Seed = Annotated[int | None, typer.Option(help="The seed, in place of the experiment's.")]
+DataFolder = Annotated[Path | None, typer.Option("--data", help="Where to look for data first.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else.")]
+
+EXIT = {"finished": 0, "diverged": 3}
+
+
+@app.command("run")
+def run_command(
+    experiment: ExperimentFile,
+    overrides: Overrides = None,
+    seed: Seed = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda ...")] = None,
+    out: Annotated[Path | None, typer.Option(help="The run folder. [default: runs/NAME]")] = None,
+    overwrite: Annotated[bool, typer.Option(help="Replace a run that is there.")] = False,
+    data: DataFolder = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Run one experiment."""
+    from fedlens import progress
+    from fedlens.experiment import Experiment
+
+    given = list(overrides or [])
+    if seed is not None:
+        given.append(f"seed={seed}")
+    if device is not None:
+        given.append(f"device={json.dumps(device)}")
+    with _importable(experiment.parent):
+        described = Experiment.read(experiment, given)
+        folder = out or _free(Path("runs") / experiment.stem)
+        with (
+            _telling(folder),
+            _watching(quiet, progress.rounds, folder.name, described.rounds) as w,
+        ):
+            result = fedlens.run(described, folder, overwrite=overwrite, data=data, watch=w)
+    _finish(result, as_json)
+
+
+@app.command("resume")
+def resume_command(
+    run: Annotated[Path, typer.Argument(help="The folder of a run that stopped.")],
+    data: DataFolder = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Go on where a run stopped, to the same result."""
+    from fedlens import progress
+    from fedlens.experiment import Experiment
+
+    described = Experiment.read(run / "experiment.toml")
+    with (
+        _importable(Path.cwd()),
+        _telling(run),
+        _watching(quiet, progress.rounds, run.name, described.rounds) as watch,
+    ):
+        result = fedlens.resume(run, data=data, watch=watch)
+    _finish(result, as_json)
+
+
+@app.command("partition")
+def partition_command(
+    experiment: ExperimentFile,
+    overrides: Overrides = None,
+    seed: Annotated[int | None, typer.Option(help="Which draw of the split.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The picture. [default: NAME-split.png]")] = None,
+    data: DataFolder = None,
+    as_json: Json = False,
+) -> None:
+    """Show who holds what, before any training."""
+    from fedlens.build import partition
+    from fedlens.data import statistics
+    from fedlens.experiment import Experiment
+
+    chosen = [] if seed is None else [f"clients.seed={seed}"]
+    with _importable(experiment.parent):
+        described = Experiment.read(experiment, [*(overrides or []), *chosen])
+        dataset, labels, holdings = partition(described, data)
+    if as_json:
+        print(json.dumps(statistics.summary(holdings, labels, dataset.num_classes)))
+    else:
+        for line in statistics.describe(holdings, labels, dataset.num_classes):
+            print(line)
+    if out is not None or not as_json:
+        from fedlens.report.partition import draw
+
+        counts = holdings.label_counts(labels, dataset.num_classes).numpy()
+        named = described.clients.partition
+        title = " ".join(
+            [dataset.name, named.name, *(f"{k}={v}" for k, v in named.options.items())]
+        )
+        path = draw(counts, dataset.classes, title, out or Path(f"{experiment.stem}-split.png"))
+        print(f"picture: {path}", file=sys.stderr if as_json else sys.stdout)
+
+
+@app.command("report")
+def report_command(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders.")],
+    out: Annotated[Path | None, typer.Option(help="Where the page goes.")] = None,
+) -> None:
+    """Draw the curves of runs: PNG files and one HTML page that needs nothing else."""
+    from fedlens.report import read_all, report, rows, table
+
+    page = report(runs, out)
+    print(table(*rows(read_all(runs))))
+    print(f"report: {page}")
+
+
+@app.command("list")
+def list_command(
+    kind: Annotated[
+        Literal["algorithms", "models", "partitions", "datasets"],
+        typer.Argument(help="algorithms, models, partitions or datasets"),
+    ],
+) -> None:
+    """Print the names an experiment file can use, one a line."""
+    from fedlens.algorithms import ALGORITHMS
+    from fedlens.data import DATASETS
+    from fedlens.data.partitions import PARTITIONS
+    from fedlens.models import MODELS
+
+    tables: dict[str, dict[str, Any]] = {
+        "algorithms": ALGORITHMS,
+        "models": MODELS,
+        "partitions": PARTITIONS,
+        "datasets": DATASETS,
+    }
+    for name in tables[kind]:
+        print(name)
+
+
+@app.command("doctor")
+def doctor_command(data: DataFolder = None, as_json: Json = False) -> None:
+    """Say what this machine has, and what is missing."""
+    from fedlens.doctor import findings
+
+    found = findings(data)
+    if as_json:
+        print(json.dumps(found))
+        return
+    for name, value in found.items():
+        shown = value if isinstance(value, dict) else {"": value}
+        for key, part in shown.items():
+            print(
+                f"{' '.join(filter(None, (name, key))):<28} {'missing' if part is None else part}"
+            )
+
+
+@data_app.command("list")
+def data_list(data: DataFolder = None, as_json: Json = False) -> None:
+    """What data sets there are, and where each was found."""
+    from fedlens.data import Source
+    from fedlens.data.fetch import listing
+
+    rows = listing(Source(data))
+    if as_json:
+        print(json.dumps([row._asdict() for row in rows]))
+    else:
+        from fedlens.report.records import table
+
+        body = [[row.name, row.contents, row.where or "not here"] for row in rows]
+        print(table(["data set", "contents", "where"], body))
+
+
+@data_app.command("get")
+def data_get(
+    name: Annotated[str, typer.Argument(help="The data set.")],
+    have: Annotated[
+        Path | None, typer.Option("--from", help="Files you already have: a folder or an archive.")
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option("--data", help="Where to put it. [default: FEDLENS_DATA or cache]"),
+    ] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Fetch a data set from its official address, or take files one already has."""
+    from fedlens import progress
+    from fedlens.data import Source
+    from fedlens.data.fetch import get, get_from
+    from fedlens.data.places import roots
+
+    dest = roots(Source(data))[0]
+    if have is not None:
+        folder = get_from(name, have, dest)
+    else:
+        with _watching(quiet, progress.transfer, name) as watch:
+            folder = get(name, dest, progress=watch)
+    print(f"{name}: {folder}")
+
+
+@data_app.command("check")
+def data_check(
+    name: Annotated[str | None, typer.Argument(help="The data set. [default: all here]")] = None,
+    data: DataFolder = None,
+) -> None:
+    """Verify the files of a data set against the published checksums."""
+    from fedlens.data import Source
+    from fedlens.data.fetch import check, listing
+
+    source = Source(data)
+    names = [name] if name else [row.name for row in listing(source) if row.where]
+    bad = []
+    for one in names:
+        for file, state in check(one, source):
+            print(f"{state:<9} {file}")
+            if state not in ("ok", "readable"):
+                bad.append(one)
+    if bad:
+        raise ValueError(f"{bad[0]} is not whole: fetch it again with `fedlens data get {bad[0]}`")
+
+
+def _finish(result: fedlens.Result, as_json: bool) -> None:
+    from fedlens.report import read_all, report, rows, table
+
+    assert result.folder is not None
+    report([result.folder])
+    if as_json:
+        print((result.folder / "summary.json").read_text(), end="")
+    else:
+        print(table(*rows(read_all([result.folder]))))
+        print(f"run:    {result.folder}")
+        print(f"report: {result.folder / 'report.html'}")
+    if result.status == "diverged":
+        last = result.records[-1]["round"]
+        print(f"fedlens: the run diverged in round {last}: try a smaller local.lr", file=sys.stderr)
+    raise SystemExit(EXIT[result.status])
+
+
+def _free(wanted: Path) -> Path:
+    """`wanted`, or the first of wanted-2, wanted-3, ... that does not exist."""
+    free, number = wanted, 1
+    while free.exists():
+        number += 1
+        free = wanted.with_name(f"{wanted.name}-{number}")
+    return free
+
+
+@contextmanager
+def _watching(quiet: bool, kind: Any, *about: Any) -> Iterator[Any]:
+    if quiet:
+        yield None
+    else:
+        with kind(*about) as watch:
+            yield watch
+
+
+@contextmanager
+def _importable(folder: Path) -> Iterator[None]:
+    """Let experiments name functions in files beside them, or where the command is given."""
+    before = list(sys.path)
+    sys.path[:0] = [str(folder.resolve()), str(Path.cwd())]
+    try:
+        yield
+    finally:
+        sys.path[:] = before
+
+
+@contextmanager
+def _telling(folder: Path) -> Iterator[None]:
+    """Say how to go on, should the run be interrupted."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if (folder / "checkpoint").exists():
+            print(f"\nfedlens: stopped; go on with: fedlens resume {folder}", file=sys.stderr)
+        raise
+
+
+def main() -> None:
+    """One clear line for a mistake, never a traceback (--debug shows it)."""
+    debug = "--debug" in sys.argv
+    arguments = [word for word in sys.argv[1:] if word != "--debug"]
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        app(arguments, standalone_mode=False, prog_name="fedlens")
+    except KeyboardInterrupt:
+        status = 130
+    except click.exceptions.Exit as stop:
+        status = stop.exit_code
+    except click.exceptions.Abort:
+        status = 130
+    except click.ClickException as error:
+        status = _complain(error.format_message(), 2, debug)
+    except ValueError as error:
+        status = _complain(str(error), 2, debug)
+    except Exception as error:
+        status = _complain(f"failed: {type(error).__name__}: {error}", 1, debug)
+    else:
+        status = 0
+    raise SystemExit(status)
+
+
+def _interrupt(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def _complain(message: str, status: int, debug: bool) -> int:
+    if debug:
+        traceback.print_exc()
+    print(f"fedlens: {message}", file=sys.stderr)
+    return status

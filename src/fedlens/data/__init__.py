@@ -1,0 +1,26 @@
+"""Data sets by name. Each is a function of a `Source` and of its options."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fedlens.core import Dataset
+from fedlens.data.folders import folder
+from fedlens.data.manifest import csv
+from fedlens.data.mini import fashion_mnist_mini
+from fedlens.data.numpy_files import npz
+from fedlens.data.places import Source
+from fedlens.data.published import cifar10, cifar100, fashion_mnist, mnist
+
+__all__ = ["DATASETS", "Source"]
+
+DATASETS: dict[str, Callable[..., Dataset]] = {
+    "fashion-mnist-mini": fashion_mnist_mini,
+    "fashion-mnist": fashion_mnist,
+    "mnist": mnist,
+    "cifar10": cifar10,
+    "cifar100": cifar100,
+    "folder": folder,
+    "csv": csv,
+    "npz": npz,
+}

@@ -1,0 +1,64 @@
+"""From arrays of pixels to examples."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedlens.core import Examples
+
+Pixels = NDArray[np.uint8]
+Column = np.ndarray[Any, Any]
+
+CHUNK = 1024  # images counted at a time, so that memory stays small
+
+
+def examples(
+    pixels: Pixels, labels: Column, columns: Mapping[str, Column] | None = None
+) -> Examples:
+    """Examples of pixels [N, H, W] or [N, H, W, channels], which stay stored channels-last."""
+    stored = np.require(pixels, requirements=["C", "W"])
+    images = torch.from_numpy(stored.reshape(*pixels.shape[:3], -1)).permute(0, 3, 1, 2)
+    return Examples(images, torch.from_numpy(labels.astype(np.int64)), columns or {})
+
+
+def mean_and_std(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Of each channel of uint8 images scaled to [0, 1]; a channel of one value has std 1."""
+    num_channels = images.shape[1]
+    counts = torch.zeros(num_channels, 256, dtype=torch.float64)
+    for start in range(0, len(images), CHUNK):
+        part = images[start : start + CHUNK]
+        for channel in range(num_channels):
+            counts[channel] += torch.bincount(part[:, channel].flatten(), minlength=256)
+    share = counts / counts.sum(1, keepdim=True)
+    value = torch.arange(256, dtype=torch.float64) / 255
+    mean = share @ value
+    std = (share * (value - mean[:, None]).square()).sum(1).sqrt()
+    return tuple(mean.tolist()), tuple(torch.where(std > 0, std, 1.0).tolist())
+
+
+def held_out(names: Sequence[str], labels: Sequence[int], share: float) -> list[bool]:
+    """Which examples become test: a fixed `share` of each class, at least one and never all.
+
+    A name's hash decides, so that the choice is the same on every machine, and one image that is
+    listed twice falls on one side.
+    """
+    if not 0 < share < 1:
+        raise ValueError(f"test_share is {share}: choose a share between 0 and 1")
+    classes: dict[int, dict[str, list[int]]] = {}
+    for i, (name, label) in enumerate(zip(names, labels, strict=True)):
+        classes.setdefault(label, {}).setdefault(name, []).append(i)
+    chosen = [False] * len(names)
+    for members in classes.values():
+        ranked = sorted(members, key=lambda name: hashlib.sha256(name.encode()).digest())
+        num_test = min(max(round(share * len(ranked)), 1), len(ranked) - 1)
+        for name in ranked[:num_test]:
+            for i in members[name]:
+                chosen[i] = True
+    return chosen

@@ -1,0 +1,116 @@
+"""CIFAR-10 and CIFAR-100, as published for Python (pickles) and as published in binary."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedlens.core import Examples
+from fedlens.data.arrays import Column, Pixels, examples
+from fedlens.data.places import Damaged
+
+PIXELS = 3 * 32 * 32
+
+
+class _Array:
+    """Stands in for a NumPy array in a pickle: it takes bytes and a shape, and runs nothing."""
+
+    def __init__(self, *_: object) -> None:
+        self.content: NDArray[np.uint8] = np.empty((0, PIXELS), np.uint8)
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        _, shape, kind, fortran, content = state
+        if not isinstance(kind, _Dtype) or fortran or not isinstance(content, bytes):
+            raise ValueError("not a plain array of bytes")
+        self.content = np.frombuffer(content, np.uint8).reshape(shape)
+
+
+class _Dtype:
+    """Stands in for a NumPy dtype in a pickle, which must be that of bytes."""
+
+    def __init__(self, code: object, *_: object) -> None:
+        if code not in (b"u1", "u1"):
+            raise ValueError(f"an array of {code!r}, not of bytes")
+
+    def __setstate__(self, state: object) -> None:
+        pass
+
+
+class _Unpickler(pickle.Unpickler):
+    """Reads dicts, lists, numbers, text and arrays of bytes, and refuses whatever else."""
+
+    allowed: Mapping[tuple[str, str], type] = {
+        ("numpy.core.multiarray", "_reconstruct"): _Array,
+        ("numpy", "ndarray"): _Array,
+        ("numpy", "dtype"): _Dtype,
+    }
+
+    def find_class(self, module: str, name: str) -> type:
+        if (module, name) not in self.allowed:
+            raise ValueError(f"it asks for {module}.{name}, which no CIFAR file needs")
+        return self.allowed[module, name]
+
+
+def read_pickle(path: Path, names: Sequence[str]) -> tuple[Pixels, list[Column]]:
+    """The pixels [N, 32, 32, 3] of one pickled batch, and its lists of labels by name."""
+    try:
+        with path.open("rb") as file:
+            batch = _Unpickler(file, encoding="bytes").load()
+        planes = batch[b"data"].content.reshape(-1, 3, 32, 32)
+        labels = [np.asarray(batch[name.encode()], np.int64) for name in names]
+    except Exception as error:  # a broken pickle may raise anything
+        raise Damaged(path, str(error) or type(error).__name__) from error
+    return planes.transpose(0, 2, 3, 1), _checked(path, len(planes), labels)
+
+
+def read_binary(path: Path, num_labels: int) -> tuple[Pixels, list[Column]]:
+    """The same of one binary batch: records of `num_labels` label bytes and the pixels."""
+    try:
+        content = np.frombuffer(path.read_bytes(), np.uint8)
+    except OSError as error:
+        raise Damaged(path, str(error)) from error
+    record = num_labels + PIXELS
+    if len(content) % record:
+        raise Damaged(path, f"{len(content)} bytes is not a multiple of {record}")
+    records = content.reshape(-1, record)
+    planes = records[:, num_labels:].reshape(-1, 3, 32, 32)
+    labels = [records[:, i] for i in range(num_labels)]
+    return planes.transpose(0, 2, 3, 1), _checked(path, len(planes), labels)
+
+
+def _checked(path: Path, num_images: int, labels: list[Column]) -> list[Column]:
+    if not num_images:
+        raise Damaged(path, "no examples")
+    for column in labels:
+        if column.shape != (num_images,):
+            raise Damaged(path, f"{len(column)} labels for {num_images} images")
+    return labels
+
+
+def read_folder(
+    folder: Path, *, train: Sequence[str], test: Sequence[str], labels: Sequence[str], binary: bool
+) -> tuple[Examples, Examples]:
+    """Both parts, each of one file or more.
+
+    The last list of labels is what an image is classified by. Where there are two, "coarse_labels"
+    and "fine_labels", they are kept as the columns "coarse" and "fine".
+    """
+
+    def part(files: Sequence[str]) -> Examples:
+        paths = [folder / name for name in files]
+        batches = [
+            read_binary(path, len(labels)) if binary else read_pickle(path, labels)
+            for path in paths
+        ]
+        pixels = np.concatenate([pixels for pixels, _ in batches])
+        lists = zip(*(lists for _, lists in batches), strict=True)
+        columns = dict(zip(labels, map(np.concatenate, lists), strict=True))
+        kept = {name.removesuffix("_labels"): column for name, column in columns.items()}
+        return examples(pixels, columns[labels[-1]], kept if len(labels) > 1 else {})
+
+    return part(train), part(test)

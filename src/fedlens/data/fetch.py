@@ -1,0 +1,211 @@
+"""Fetching published data sets, and checking those that are here."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import shutil
+import tarfile
+import tempfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from fedlens.data import mini
+from fedlens.data.catalogue import PUBLISHED, Form, Published
+from fedlens.data.download import Unreachable, download, md5_of
+from fedlens.data.places import Damaged, Source, roots
+from fedlens.data.published import find, not_found
+from fedlens.options import did_you_mean
+
+Progress = Callable[[int, int | None], None]
+"""Is told the bytes had so far, and of how many."""
+
+
+class Row(NamedTuple):
+    """A named set, for a list of what is here."""
+
+    name: str
+    where: str | None
+    contents: str
+
+
+def get(
+    name: str,
+    dest: Path,
+    *,
+    base_url: str | None = None,
+    progress: Progress | None = None,
+    wait: float = 1.0,
+) -> Path:
+    """Download a set into `dest`, and return the folder where its files lie.
+
+    Files that are there and right are kept, a broken download is resumed. `base_url` (or the
+    variable FEDLENS_MIRROR) replaces the official addresses: the files lie there, or there in a
+    folder called as the set. After a cut connection it waits `wait` seconds, then twice as long.
+    """
+    entry = published(name)
+    form = entry.forms[0]
+    folder = dest / form.folders[0]
+    if all(md5_of(folder / file) == md5 for file, md5 in form.files.items()):
+        return folder
+    total = sum(file.size for file in entry.downloads)
+    before = 0
+
+    def report(done: int) -> None:
+        if progress:
+            progress(before + done, total)
+
+    with _writing(dest):
+        for file in entry.downloads:
+            is_archive = file.name not in form.files
+            place = (dest if is_archive else folder) / file.name
+            if md5_of(place) != file.md5:
+                try:
+                    download(file, _bases(entry, base_url), place, report, wait)
+                except Unreachable as error:
+                    raise ValueError(
+                        f"{name} cannot be fetched from {error}: try again, or take files you "
+                        f"have with `fedlens data get {name} --from PATH`"
+                    ) from error
+            report(file.size)
+            before += file.size
+            if is_archive:
+                get_from(name, place, dest)
+                place.unlink()
+    return folder
+
+
+def get_from(name: str, path: Path, dest: Path) -> Path:
+    """Copy a set one has, in a folder or as the published archive, into `dest`; verified."""
+    entry = published(name)
+    with _writing(dest):
+        dest.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            return _copy(entry, path, dest, path)
+        if not path.is_file():
+            raise ValueError(f"there is no {path}: name the folder or archive that holds {name}")
+        with tempfile.TemporaryDirectory(dir=dest) as unpacked:
+            _extract(entry, path, Path(unpacked))
+            return _copy(entry, Path(unpacked), dest, path)
+
+
+def check(name: str, source: Source) -> list[tuple[str, str]]:
+    """Each file of a set and its state: "ok", "damaged" or "missing".
+
+    A file without a published checksum is "readable" at best.
+    """
+    if name == mini.NAME:
+        try:
+            mini.content()
+        except ValueError:
+            return [(f"{name}.npz", "damaged")]
+        return [(f"{name}.npz", "ok")]
+    entry = published(name)
+    found = find(entry, roots(source))
+    if found is None:
+        raise not_found(entry, source)
+    damaged = _damaged(found.form, found.folder)
+
+    def state(file: str, md5: str | None) -> str:
+        if file in found.missing:
+            return "missing"
+        if found.folder / file in damaged:
+            return "damaged"
+        return "ok" if md5 else "readable"
+
+    return [(str(found.folder / file), state(file, md5)) for file, md5 in found.form.files.items()]
+
+
+def listing(source: Source) -> list[Row]:
+    """The named sets, where each is found, and what is in it."""
+    rows = [Row(mini.NAME, "inside the package", mini.CONTENTS)]
+    for name, entry in PUBLISHED.items():
+        found = find(entry, roots(source))
+        here = str(found.folder) if found and not found.missing else None
+        rows.append(Row(name, here, entry.contents))
+    return rows
+
+
+def published(name: str) -> Published:
+    """The catalogue's entry of that name."""
+    if name == mini.NAME:
+        raise ValueError(f"{name} is inside the package: there is nothing to fetch")
+    if name not in PUBLISHED:
+        raise ValueError(f"{name!r} is not a published set: {did_you_mean(name, PUBLISHED)}")
+    return PUBLISHED[name]
+
+
+def _bases(entry: Published, base_url: str | None) -> tuple[str, ...]:
+    mirror = base_url or os.environ.get("FEDLENS_MIRROR")
+    if not mirror:
+        return entry.addresses
+    if not mirror.startswith(("http://", "https://")):
+        raise ValueError(f"{mirror!r} is not an address: begin it with http:// or https://")
+    mirror = mirror.rstrip("/")
+    return f"{mirror}/{entry.name}", mirror
+
+
+def _damaged(form: Form, folder: Path) -> set[Path]:
+    """The files that are there but not as they should be."""
+    damaged = set()
+    for file, md5 in form.files.items():
+        if md5 is not None and md5_of(folder / file) not in (md5, None):
+            damaged.add(folder / file)
+    if None in form.files.values():
+        try:
+            form.read(folder)
+        except Damaged as error:
+            damaged.add(error.path)
+    return damaged
+
+
+def _copy(entry: Published, path: Path, dest: Path, said: Path) -> Path:
+    """Copy the files found in `path`, which people call `said`."""
+    found = find(entry, [path])
+    if found is None:
+        files = ", ".join(entry.forms[0].files)
+        raise ValueError(f"{said} does not hold {entry.name}: it should hold {files}")
+    for file in found.missing:
+        raise ValueError(f"{said} lacks {file}: {entry.name} needs it, so add it")
+    for damaged in sorted(_damaged(found.form, found.folder)):
+        raise ValueError(
+            f"{damaged.name} in {said} is damaged (not the published file): take another copy"
+        )
+    folder = dest / found.form.folders[0]
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in found.form.files:
+        place = folder / file
+        if not (place.exists() and place.samefile(found.folder / file)):
+            part = place.with_name(f"{file}.part")
+            shutil.copyfile(found.folder / file, part)
+            part.replace(place)
+    return folder
+
+
+def _extract(entry: Published, archive: Path, dest: Path) -> None:
+    """Unpack the files of the set, and no others."""
+    wanted = {file for form in entry.forms for file in form.files}
+    try:
+        with tarfile.open(archive) as tar:
+            for member in tar:
+                if member.isfile() and Path(member.name).name in wanted:
+                    tar.extract(member, dest, filter="data")
+    except (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise ValueError(
+            f"{archive} cannot be unpacked ({error}): name the folder or the .tar.gz archive that "
+            f"holds {entry.name}"
+        ) from error
+
+
+@contextmanager
+def _writing(dest: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(
+            f"{error.filename or dest} cannot be written or read ({error.strerror or error}): "
+            "free some space or choose another folder"
+        ) from error

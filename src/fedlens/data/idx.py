@@ -1,0 +1,56 @@
+"""The idx files of MNIST and Fashion-MNIST, plain or gzipped."""
+
+from __future__ import annotations
+
+import gzip
+import math
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedlens.core import Examples
+from fedlens.data.arrays import examples
+from fedlens.data.places import Damaged
+
+UNSIGNED_BYTE = 0x08
+
+
+def read(path: Path, ndim: int) -> NDArray[np.uint8]:
+    """The array of bytes in an idx file, which must have `ndim` dimensions."""
+    opened = gzip.GzipFile if path.suffix == ".gz" else Path.open
+    try:
+        with opened(path, "rb") as file:
+            head = file.read(4 + 4 * ndim)
+            if len(head) < 4 + 4 * ndim or head[:4] != bytes([0, 0, UNSIGNED_BYTE, ndim]):
+                raise Damaged(path, f"not an idx file of bytes in {ndim} dimensions")
+            shape = struct.unpack(f">{ndim}I", head[4:])
+            size = math.prod(shape)
+            content = file.read(size + 1)
+    except (EOFError, OSError, zlib.error) as error:
+        raise Damaged(path, str(error)) from error
+    if len(content) != size or not size:
+        said = "longer" if len(content) > size else f"{len(content)} bytes, shorter"
+        raise Damaged(path, "no examples" if not size else f"{said} than the {size} it announces")
+    return np.frombuffer(content, np.uint8).reshape(shape)
+
+
+def read_part(folder: Path, part: str, ending: str) -> Examples:
+    """The examples of one part: "train" or "t10k"."""
+    images = folder / f"{part}-images-idx3-ubyte{ending}"
+    labels = folder / f"{part}-labels-idx1-ubyte{ending}"
+    pixels, numbers = read(images, 3), read(labels, 1)
+    if len(pixels) != len(numbers):
+        raise Damaged(labels, f"{len(numbers)} labels for {len(pixels)} images")
+    return examples(pixels, numbers)
+
+
+def read_folder(folder: Path, *, ending: str) -> tuple[Examples, Examples]:
+    return read_part(folder, "train", ending), read_part(folder, "t10k", ending)
+
+
+def first_labels(path: Path, count: int) -> tuple[int, ...]:
+    """The first labels of a label file, by which one set is told from another."""
+    return tuple(int(label) for label in read(path, 1)[:count])

@@ -1,0 +1,154 @@
+"""Image files listed in a csv file, with their labels and what else is known of them."""
+
+from __future__ import annotations
+
+import csv as csv_files
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from fedlens.core import Dataset
+from fedlens.data.arrays import Column
+from fedlens.data.pictures import Listed, dataset
+from fedlens.data.places import Source
+from fedlens.options import did_you_mean
+
+NEEDED = ("path", "label")
+KNOWN = (*NEEDED, "client", "lat", "lon", "split")
+RANGES = {"lat": 90.0, "lon": 180.0}
+
+
+class Row(NamedTuple):
+    where: str  # "file:line", to begin a message with
+    cells: Mapping[str, str]
+
+
+def csv(
+    source: Source,
+    *,
+    path: str,
+    size: int | None = None,
+    channels: Literal[1, 3] = 3,
+    test_share: float = 0.2,
+) -> Dataset:
+    """A csv file with the header path,label and, where known, client, lat, lon and split.
+
+    Paths are relative to the csv file. `split` says train or test; without it a fixed share of
+    each class, `test_share`, becomes test. All other columns are kept as text. Images are resized
+    to `size` × `size`; without a size all must be as large as the first.
+    """
+    file = source.resolve(path)
+    rows = _rows(file)
+    for row in rows:
+        if not (file.parent / row.cells["path"]).is_file():
+            raise ValueError(
+                f"{row.where}: there is no file {row.cells['path']!r}: "
+                f"write paths relative to {file.parent}"
+            )
+    texts = [row.cells["label"] for row in rows]
+    classes = _classes(texts)
+    number = {name: i for i, name in enumerate(classes)}
+    names = [row.cells["path"] for row in rows]
+    listed = Listed(names, [number[text] for text in texts], file.parent, _columns(rows))
+    if "split" in rows[0].cells:
+        chosen = _chosen(rows)
+        train, test = listed.take([not test for test in chosen]), listed.take(chosen)
+        for part, what in ((train, "train"), (test, "test")):
+            if not part.names:
+                raise ValueError(f"{file}: no row has split {what}: mark some, or drop the column")
+    else:
+        train, test = listed.divided(test_share)
+    return dataset(file.stem, train, test, classes, size, channels)
+
+
+def _rows(file: Path) -> list[Row]:
+    """The rows of the file, each with every cell that the header names."""
+    try:
+        with file.open(encoding="utf-8-sig", newline="") as opened:
+            reader = csv_files.reader(opened, strict=True)
+            lines = [(reader.line_num, [cell.strip() for cell in line]) for line in reader if line]
+    except OSError as error:
+        raise ValueError(f"{file} cannot be read ({error.strerror}): set path to a csv") from error
+    except (csv_files.Error, UnicodeDecodeError) as error:
+        raise ValueError(f"{file} is not a csv file in UTF-8 ({error}): save it as one") from error
+    if not lines:
+        raise ValueError(f"{file} is empty: begin it with the header path,label")
+    header = _header(file, lines[0][1])
+    rows = []
+    for line, cells in lines[1:]:
+        where = f"{file}:{line}"
+        if len(cells) != len(header):
+            raise ValueError(
+                f"{where}: {len(cells)} cells under {len(header)} columns: "
+                "quote a cell that holds a comma"
+            )
+        row = Row(where, dict(zip(header, cells, strict=True)))
+        for name in (*NEEDED, "client"):
+            if not row.cells.get(name, "-"):
+                raise ValueError(f"{where}: {name} is empty: fill it in or remove the row")
+        rows.append(row)
+    if not rows:
+        raise ValueError(f"{file} has a header and no rows: add one for each image")
+    return rows
+
+
+def _header(file: Path, header: list[str]) -> list[str]:
+    for name in header:
+        if header.count(name) > 1:
+            raise ValueError(f"{file}:1: the column {name!r} stands twice: rename one")
+    absent = [name for name in KNOWN if name not in header]
+    for name in header:
+        hint = did_you_mean(name, absent)
+        if name not in KNOWN and hint.startswith("did you mean"):
+            raise ValueError(f"{file}:1: unknown column {name!r}: {hint}")
+    for name in NEEDED:
+        if name in absent:
+            raise ValueError(
+                f"{file}:1: no column {name!r} among {', '.join(header)}: rename or add it"
+            )
+    if len({"lat", "lon"} & set(absent)) == 1:
+        raise ValueError(f"{file}:1: lat and lon come together: add the other, or drop it")
+    return header
+
+
+def _classes(texts: Sequence[str]) -> list[str]:
+    """The labels that occur, sorted: as numbers if they are whole numbers, else as text."""
+    found = set(texts)
+    if all(text.isdecimal() for text in found):
+        return sorted(found, key=lambda text: (int(text), text))
+    return sorted(found)
+
+
+def _columns(rows: Sequence[Row]) -> dict[str, Column]:
+    names = [name for name in rows[0].cells if name not in (*NEEDED, "split")]
+    return {
+        name: np.array([_degrees(row, name) for row in rows])
+        if name in RANGES
+        else np.array([row.cells[name] for row in rows])
+        for name in names
+    }
+
+
+def _degrees(row: Row, name: str) -> float:
+    limit, text = RANGES[name], row.cells[name]
+    try:
+        value = float(text)
+    except ValueError:
+        value = np.nan
+    if not -limit <= value <= limit:
+        raise ValueError(
+            f"{row.where}: {name} is {text!r}: write degrees from {-limit:g} to {limit:g}"
+        )
+    return value
+
+
+def _chosen(rows: Sequence[Row]) -> list[bool]:
+    """Which rows are marked as test."""
+    for row in rows:
+        split = row.cells["split"]
+        if split not in ("train", "test"):
+            hint = did_you_mean(split, ("train", "test"))
+            raise ValueError(f"{row.where}: split is {split!r}: {hint}")
+    return [row.cells["split"] == "test" for row in rows]

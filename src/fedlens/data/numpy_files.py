@@ -1,0 +1,87 @@
+"""Data sets in one NumPy file."""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from typing import IO
+
+import numpy as np
+
+from fedlens.core import Dataset, Examples
+from fedlens.data.arrays import Column, examples, mean_and_std
+from fedlens.data.places import Source
+from fedlens.options import did_you_mean
+
+NEEDED = ("x_train", "y_train", "x_test", "y_test")
+
+
+def npz(source: Source, *, path: str) -> Dataset:
+    """A NumPy file of x_train, y_train, x_test and y_test.
+
+    Images are uint8 [N, H, W] or [N, H, W, channels], labels whole numbers from 0. Further arrays
+    come in pairs, such as writer_train and writer_test, and become columns; `classes`, if there,
+    names the labels.
+    """
+    file = source.resolve(path)
+    try:
+        with file.open("rb") as opened:
+            arrays = read(opened, str(file))
+    except OSError as error:
+        raise ValueError(f"{file} cannot be read ({error.strerror}): set path to a .npz") from error
+    train, test = (part(arrays, name, str(file)) for name in ("train", "test"))
+    if train.images.shape[1:] != test.images.shape[1:]:
+        raise ValueError(f"{file}: images of x_train and x_test differ in shape: resize one")
+    num_classes = 1 + int(max(train.labels.max(), test.labels.max()))
+    names = arrays.get("classes", np.arange(num_classes))
+    if names.shape != (len(names),) or len(names) < num_classes:
+        raise ValueError(f"{file}: classes must name all {num_classes} labels, got {len(names)}")
+    mean, std = mean_and_std(train.images)
+    return Dataset(file.stem, train, test, tuple(map(str, names)), mean, std)
+
+
+def read(file: IO[bytes], name: str) -> dict[str, Column]:
+    """All arrays of a NumPy file, which is called `name` if it cannot be read."""
+    try:
+        content = np.load(file, allow_pickle=False)
+        if isinstance(content, np.ndarray):
+            raise ValueError("it holds one array without a name: write it with numpy.savez")
+        with content:
+            return dict(content)
+    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+        raise ValueError(f"{name} cannot be read as a .npz file: {error}") from error
+
+
+def part(arrays: dict[str, Column], part: str, name: str) -> Examples:
+    """The examples of "train" or "test"."""
+    for needed in (f"x_{part}", f"y_{part}"):
+        if needed not in arrays:
+            hint = did_you_mean(needed, set(arrays) - set(NEEDED))
+            raise ValueError(f"{name} has no array {needed!r}: rename one ({hint})")
+    pixels, labels = arrays[f"x_{part}"], arrays[f"y_{part}"]
+    if (
+        pixels.dtype != np.uint8
+        or pixels.ndim not in (3, 4)
+        or (pixels.ndim == 4 and pixels.shape[3] not in (1, 3))
+        or not pixels.size
+    ):
+        raise ValueError(
+            f"{name}: x_{part} is {pixels.dtype} {list(pixels.shape)}: "
+            "expected uint8 [N, H, W] or [N, H, W, 1 or 3]"
+        )
+    if labels.dtype.kind not in "iu" or labels.shape != (len(pixels),) or labels.min() < 0:
+        raise ValueError(
+            f"{name}: y_{part} is {labels.dtype} {list(labels.shape)}: "
+            f"expected [{len(pixels)}] whole numbers from 0"
+        )
+    columns = {
+        key.removesuffix(f"_{part}"): column
+        for key, column in arrays.items()
+        if key.endswith(f"_{part}") and key not in NEEDED
+    }
+    for key, column in columns.items():
+        if column.shape[:1] != (len(pixels),):
+            raise ValueError(
+                f"{name}: {key}_{part} is {list(column.shape)}: expected [{len(pixels)}]"
+            )
+    return examples(pixels, labels, columns)

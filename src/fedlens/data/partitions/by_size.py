@@ -1,0 +1,90 @@
+"""Partitions that look at no label: clients differ in size alone, and by chance."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import numpy as np
+
+from fedlens.core import Examples, Holdings
+from fedlens.data.partitions.dealing import (
+    NOBODY,
+    Array,
+    holdings,
+    labels_of,
+    largest_remainder,
+)
+
+
+def iid(
+    examples: Examples, num_classes: int, num_clients: int, rng: np.random.Generator
+) -> Holdings:
+    """Examples shuffled and dealt one by one: sizes differ by at most one."""
+    num_examples = len(labels_of(examples, num_classes, num_clients))
+    return holdings(rng.permutation(num_examples) % num_clients, num_clients)
+
+
+def proportions(
+    examples: Examples,
+    num_classes: int,
+    num_clients: int,
+    rng: np.random.Generator,
+    *,
+    sizes: Literal["homogeneous", "low", "high"] | list[float] = "homogeneous",
+    mode: Literal["renormalise", "truncate"] = "renormalise",
+    order: Literal["shuffled", "stored"] = "shuffled",
+) -> Holdings:
+    """Clients of chosen sizes, whatever the classes: a skew of quantity.
+
+    `homogeneous` clients are equal. `low` is .01, .03, .05, ..., .19 for ten clients, and goes on
+    in steps of .02 for more. `high` is nine times .01, and .91 for the last client; with more than
+    ten clients the last still has .91, and the others share .09 equally. Fewer than ten clients
+    take the first of the ten, so that fewer than ten `high` clients are all equal. A list gives a
+    proportion for each client.
+
+    `renormalise` scales the clients' proportions to sum to one: every example is held. `truncate`
+    does not, as in the paper's code: five `low` clients hold a quarter of the examples, and sizes
+    are rounded down. `stored` cuts slices from the stored order, as that code does; `shuffled`
+    shuffles first.
+    """
+    num_examples = len(labels_of(examples, num_classes, num_clients))
+    listed = _proportions(sizes, num_clients)
+    chosen = listed[:num_clients]
+    if mode == "truncate":
+        # The margin keeps 3500 from becoming 3499 when the quotient is not exact.
+        held = np.floor(num_examples * chosen / listed.sum() + 1e-6).astype(np.int64)
+    else:
+        held = largest_remainder(num_examples, chosen / chosen.sum())
+    if not held.all():
+        raise ValueError(
+            f"{np.sum(held == 0)} of {num_clients} clients would hold none of {num_examples} "
+            "examples: choose fewer clients, or more equal sizes"
+        )
+    owner = np.full(num_examples, NOBODY)
+    owner[: held.sum()] = np.repeat(np.arange(num_clients), held)
+    return holdings(rng.permutation(owner) if order == "shuffled" else owner, num_clients)
+
+
+def _proportions(sizes: str | list[float], num_clients: int) -> Array:
+    """The list of proportions: a named one has at least ten, unless all are equal."""
+    length = max(num_clients, 10)
+    if sizes == "homogeneous":
+        return np.ones(num_clients)
+    if sizes == "low":
+        return np.arange(1.0, 2 * length, 2)
+    if sizes == "high":
+        return np.append(np.full(length - 1, 9 / (length - 1)), 91.0)
+    if isinstance(sizes, str):
+        raise ValueError(
+            f"sizes is {sizes!r}: choose homogeneous, low or high, or list a proportion per client"
+        )
+    if len(sizes) != num_clients:
+        raise ValueError(
+            f"sizes lists {len(sizes)} proportions for {num_clients} clients: "
+            "list one for each client"
+        )
+    for size in sizes:
+        if not 0 < size < math.inf:
+            raise ValueError(f"sizes has {size}: every proportion must be above 0")
+    return np.array(sizes, dtype=np.float64)

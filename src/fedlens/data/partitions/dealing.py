@@ -1,0 +1,91 @@
+"""What the partitions share: from labels to owners, and from owners to holdings."""
+
+from __future__ import annotations
+
+import bisect
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedlens.core import Examples, Holdings
+
+Array = np.ndarray[Any, Any]
+
+NOBODY = -1
+
+
+def labels_of(examples: Examples, num_classes: int, num_clients: int) -> Array:  # [N]
+    """The labels that `num_clients` share, if there is one for each client."""
+    labels: Array = examples.labels.cpu().numpy()
+    if num_clients < 1:
+        raise ValueError(f"{num_clients} clients: choose at least 1")
+    if num_clients > len(labels):
+        raise ValueError(
+            f"{num_clients} clients but {len(labels)} examples: "
+            "choose no more clients than there are examples"
+        )
+    if labels.min() < 0 or labels.max() >= num_classes:
+        raise ValueError(
+            f"labels run from {labels.min()} to {labels.max()}, but there are {num_classes} "
+            f"classes: number them from 0 to {num_classes - 1}"
+        )
+    return labels
+
+
+def at_least_one(number: int, name: str) -> int:
+    """`number`, unless it is less than one."""
+    if number < 1:
+        raise ValueError(f"{name} is {number}: choose at least 1")
+    return number
+
+
+def holdings(owner: Array, num_clients: int) -> Holdings:
+    """The holdings when each example has this owner, or nobody."""
+    sizes = np.bincount(owner[owner != NOBODY], minlength=num_clients)
+    index = np.argsort(owner, kind="stable")[len(owner) - sizes.sum() :]
+    offsets = np.concatenate([[0], np.cumsum(sizes)])
+    return Holdings(
+        torch.from_numpy(index.astype(np.int64)), torch.from_numpy(offsets.astype(np.int64))
+    )
+
+
+def by_label(labels: Array, rng: np.random.Generator) -> Array:  # [N]
+    """The examples sorted by label, and shuffled within each."""
+    shuffled = rng.permutation(len(labels))
+    order: Array = shuffled[np.argsort(labels[shuffled], kind="stable")]
+    return order
+
+
+def places(sizes: Array) -> Array:
+    """0, 1, 2, ... within each group, for groups of these sizes one after another."""
+    starts: Array = np.repeat(np.cumsum(sizes) - sizes, sizes)
+    return np.arange(len(starts)) - starts
+
+
+def evenly(labels: Array, num_clients: int, rng: np.random.Generator) -> Holdings:
+    """Every class spread evenly: its counts, and the clients' sizes, differ by at most one."""
+    owner = np.empty(len(labels), dtype=np.int64)
+    owner[by_label(labels, rng)] = np.arange(len(labels)) % num_clients
+    return holdings(owner, num_clients)
+
+
+def largest_remainder(total: int, shares: Array) -> Array:
+    """`total` times shares that sum to one, as whole numbers that sum to `total`."""
+    exact = total * shares
+    counts: Array = np.floor(exact).astype(np.int64)
+    missing = total - counts.sum()
+    counts[np.argsort(counts - exact, kind="stable")[:missing]] += 1
+    return counts
+
+
+def levelled(limits: Array, total: int) -> Array:
+    """Whole numbers that sum to `total`, as equal as can be with none above its limit."""
+
+    def sum_at(level: int) -> int:
+        return int(np.minimum(limits, level).sum())
+
+    level = bisect.bisect_right(range(int(limits.max()) + 1), total, key=sum_at) - 1
+    numbers = np.minimum(limits, level)
+    numbers[np.flatnonzero(limits > level)[: total - numbers.sum()]] += 1
+    return numbers

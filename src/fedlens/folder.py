@@ -1,0 +1,163 @@
+"""A run's folder: what stands in it, each file written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedlens.core import Memory, Tree
+from fedlens.files import write_atomically
+from fedlens.rounds import ClientMemory, State
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    path: Path
+
+    @classmethod
+    def create(cls, path: Path, overwrite: bool = False) -> RunFolder:
+        """A new folder, in the place of an old run's if `overwrite`."""
+        check_free(path, overwrite)
+        if path.exists():
+            shutil.rmtree(path)
+        path.mkdir(parents=True)
+        return cls(path)
+
+    def write(self, name: str, text: str) -> None:
+        write_atomically(self.path / name, text.encode())
+
+    def write_json(self, name: str, content: Mapping[str, Any]) -> None:
+        self.write(name, to_json(content, indent=2) + "\n")
+
+    def read_json(self, name: str) -> dict[str, Any]:
+        path = self.path / name
+        try:
+            content: dict[str, Any] = json.loads(path.read_text())
+        except FileNotFoundError as error:
+            raise ValueError(f"{self.path} is not a run: it has no {name}") from error
+        except ValueError as error:
+            raise ValueError(f"{path} is damaged: {error}") from error
+        return content
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        with (self.path / "rounds.jsonl").open("a") as file:
+            file.write(to_json(record) + "\n")
+
+    def cut_records(self, last: int) -> list[dict[str, Any]]:
+        """Keep the records up to round `last`, and drop what came after or was torn."""
+        path = self.path / "rounds.jsonl"
+        kept = []
+        for line in path.read_text().splitlines() if path.exists() else []:
+            try:
+                record = json.loads(line)
+            except ValueError:
+                break
+            if record["round"] > last:
+                break
+            kept.append(record)
+        write_atomically(path, "".join(to_json(r) + "\n" for r in kept).encode())
+        return kept
+
+    def save_model(self, state: State) -> None:
+        write_atomically(self.path / "model.safetensors", _packed(state.params | state.buffers))
+
+    def save_state(self, state: State) -> None:
+        """The checkpoint: tensors first, then the small file that makes them count."""
+        folder = self.path / "checkpoint"
+        folder.mkdir(exist_ok=True)
+        name = f"state-{state.round:06d}.safetensors"
+        clients = sorted(state.clients.rows)
+        trees: Memory = {"params": state.params, "buffers": state.buffers}
+        trees |= {f"server.{key}": tree for key, tree in state.server.items()}
+        if clients:
+            rows = [state.clients.rows[client] for client in clients]
+            for memory, tree in rows[0].items():
+                trees[f"clients.{memory}"] = {
+                    key: torch.stack([row[memory][key] for row in rows]) for key in tree
+                }
+        write_atomically(folder / name, _packed(_flat(trees)))
+        index = {"round": state.round, "file": name, "clients": clients}
+        write_atomically(folder / "state.json", to_json(index).encode())
+        for old in folder.glob("state-*.safetensors"):
+            if old.name != name:
+                old.unlink()
+
+    def load_state(self, device: torch.device) -> State:
+        from safetensors import SafetensorError
+        from safetensors.torch import load
+
+        folder = self.path / "checkpoint"
+        if not (folder / "state.json").exists():
+            raise ValueError(f"{self.path} has no checkpoint: start it anew with fedlens run")
+        index = json.loads((folder / "state.json").read_text())
+        path = folder / index["file"]
+        try:
+            trees = _nested(load(path.read_bytes()))
+        except (OSError, SafetensorError) as error:
+            raise ValueError(f"{path} is damaged ({error}): start the run anew") from error
+        rows: dict[int, Memory] = {client: {} for client in index["clients"]}
+        server: Memory = {}
+        for name, tree in trees.items():
+            kind, _, inner = name.partition(".")
+            if kind == "server":
+                server[inner] = {key: t.to(device) for key, t in tree.items()}
+            if kind == "clients":
+                for place, client in enumerate(index["clients"]):
+                    rows[client][inner] = {key: t[place].clone() for key, t in tree.items()}
+        params, buffers = (
+            {key: t.to(device) for key, t in trees.get(name, {}).items()}
+            for name in ("params", "buffers")
+        )
+        return State(index["round"], params, buffers, server, ClientMemory(rows))
+
+
+def check_free(path: Path, overwrite: bool) -> None:
+    """Refuse a place where something is, unless it is an old run that may go."""
+    if not path.exists():
+        return
+    if not overwrite:
+        raise ValueError(f"{path} exists: choose another --out, or add --overwrite")
+    is_run = path.is_dir() and ((path / "experiment.toml").exists() or not any(path.iterdir()))
+    if not is_run:
+        raise ValueError(f"{path} is not a run, so it is not overwritten: choose another --out")
+
+
+def to_json(content: Any, indent: int | None = None) -> str:
+    """JSON, in which a number that is not finite is null."""
+
+    def clean(value: Any) -> Any:
+        if isinstance(value, float) and not math.isfinite(value):
+            return None
+        if isinstance(value, Mapping):
+            return {key: clean(part) for key, part in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [clean(part) for part in value]
+        return value
+
+    return json.dumps(clean(content), indent=indent, ensure_ascii=False, allow_nan=False)
+
+
+def _packed(tensors: Tree) -> bytes:
+    from safetensors.torch import save
+
+    packed: bytes = save({name: t.detach().cpu().contiguous() for name, t in tensors.items()})
+    return packed
+
+
+def _flat(trees: Memory) -> Tree:
+    return {f"{tree}/{name}": t for tree, named in trees.items() for name, t in named.items()}
+
+
+def _nested(tensors: Tree) -> Memory:
+    trees: Memory = {}
+    for path, tensor in tensors.items():
+        tree, _, name = path.partition("/")
+        trees.setdefault(tree, {})[name] = tensor
+    return trees

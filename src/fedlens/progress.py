@@ -1,0 +1,103 @@
+"""What a person sees while something takes its time: how far it is, and how long is left."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from fedlens.run import Record, Watch
+
+PLAIN_SECONDS = 2.0  # between two lines where there is no terminal
+
+
+@contextmanager
+def rounds(title: str, total: int, done: int = 0) -> Iterator[Watch]:
+    """A watch over a run: a bar on a terminal, else a line every few seconds; both on stderr."""
+    if sys.stderr.isatty():
+        with _bar(title, total, done, "round {task.completed}/{task.total}") as advance:
+            evaluated = ""
+
+            def say(record: Record) -> None:
+                nonlocal evaluated
+                evaluated = _evaluated(record) or evaluated
+                advance(record["round"], _trained(record) + evaluated)
+
+            yield say
+    else:
+        yield _lines(title, total, done)
+
+
+@contextmanager
+def transfer(title: str) -> Iterator[Any]:
+    """A watch over a download: called with the bytes done and the bytes in all."""
+    if sys.stderr.isatty():
+        with _bar(title, None, 0, "{task.percentage:>3.0f}%") as advance:
+            yield lambda done, total: advance(done, f"{done / 1e6:.1f} MB", total)
+    else:
+        said = [time.monotonic()]
+
+        def say(done: int, total: int | None) -> None:
+            if time.monotonic() - said[0] >= PLAIN_SECONDS or done == total:
+                said[0] = time.monotonic()
+                of = f" of {total / 1e6:.1f}" if total else ""
+                print(f"{title}: {done / 1e6:.1f}{of} MB", file=sys.stderr, flush=True)
+
+        yield say
+
+
+def _lines(title: str, total: int, done: int) -> Watch:
+    started = said = time.monotonic()
+    evaluated = ""
+
+    def say(record: Record) -> None:
+        nonlocal said, evaluated
+        evaluated = _evaluated(record) or evaluated
+        now = time.monotonic()
+        if now - said < PLAIN_SECONDS and record["round"] not in (done + 1, total):
+            return
+        said = now
+        left = (now - started) / (record["round"] - done) * (total - record["round"])
+        hope = f"  about {_span(left)} left" if record["round"] < total else ""
+        line = f"{title}: round {record['round']}/{total}  {_trained(record)}{evaluated}{hope}"
+        print(line, file=sys.stderr, flush=True)
+
+    return say
+
+
+@contextmanager
+def _bar(title: str, total: int | None, done: int, counter: str) -> Iterator[Any]:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn(counter),
+        TextColumn("{task.fields[measures]}"),
+        TimeRemainingColumn(compact=True),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task(title, total=total, completed=done, measures="")
+
+        def advance(completed: int, measures: str, of: int | None = total) -> None:
+            progress.update(task, completed=completed, measures=measures, total=of)
+
+        yield advance
+
+
+def _trained(record: Record) -> str:
+    return f"train loss {record['train_loss']:.3f}"
+
+
+def _evaluated(record: Record) -> str:
+    parts = [part for part in ("test", "validation") if f"{part}_accuracy" in record]
+    return "".join(f"  {part} accuracy {100 * record[f'{part}_accuracy']:.1f}%" for part in parts)
+
+
+def _span(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,193 @@
+"""The picture of a partition: which client holds how much of which class."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import LinearSegmentedColormap, PowerNorm
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, MaxNLocator, StrMethodFormatter
+
+from fedlens.data.statistics import emd
+from fedlens.files import write_atomically
+
+Array = np.ndarray[Any, Any]
+
+MANY = 60  # clients or classes: more than these have no room for a bubble, or a name, each
+MOST_COLUMNS = 1000
+UNLIKE = 0.5  # the EMD from which clients are told apart by their main class
+INK, GREY, PALE, LIGHT, BLUE = "#222222", "#6b6b6b", "#e8e8e8", "#a9cbe0", "#1f6592"
+SHADES = LinearSegmentedColormap.from_list("shares", ["white", LIGHT, BLUE, "#08243a"])
+
+
+def draw(label_counts: Array, classes: Sequence[str], title: str, path: Path) -> Path:
+    """Write the picture of a partition, from its counts [K, L], as a PNG file.
+
+    The area of a bubble is a number of examples. Clients too many for bubbles become columns of a
+    heat map of class shares, ordered by main class if they are unlike. Sizes stand above.
+    """
+    num_clients, num_classes = label_counts.shape
+    if len(classes) != num_classes:
+        raise ValueError(f"{num_classes} classes but {len(classes)} names: give one for each")
+    names = [name if len(name) <= 24 else name[:23] + "…" for name in classes]
+    distance = emd(torch.from_numpy(np.ascontiguousarray(label_counts)))
+    bubbles = max(num_clients, num_classes) <= MANY
+    ordered = num_clients > MANY and distance >= UNLIKE
+    counts = label_counts[_by_main_class(label_counts)] if ordered else label_counts
+
+    cell = 0.42 if max(num_clients, num_classes) <= 12 else 0.27
+    width = cell * max(num_clients, 12) if bubbles else 8.5
+    height = cell * max(num_classes, 6) if bubbles else min(max(0.26 * num_classes, 2.2), 11)
+    left = max(1.0, 0.3 + 0.075 * max(map(len, names)))
+    figure, top, main = _panels(width, height, left)
+    _draw_sizes(top, counts.sum(1))
+    _label_axes(main, num_clients, names)
+    main.set_xlabel("clients, ordered by their main class" if ordered else "clients", color=INK)
+    if bubbles:
+        _draw_bubbles(main, counts, diameter=0.92 * 72 * cell)
+    else:
+        _draw_shares(figure, main, counts)
+    subtitle = (
+        f"clients {num_clients:,}   ·   classes {num_classes:,}   ·   "
+        f"examples {label_counts.sum():,}   ·   EMD {distance:.3f}"
+    )
+    fitting = 105 * (width + 1.3) / max(len(title), 1)
+    _write(top, title, above=32, size=min(14, fitting), weight="bold", color=INK)
+    _write(top, subtitle, above=13, size=10, color=GREY)
+    return _save(figure, path)
+
+
+def _write(axes: Axes, text: str, above: int, **looks: Any) -> None:
+    """A line of text this many points above a panel."""
+    place: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points"}
+    axes.annotate(text, (0, 1), (0, above), parse_math=False, **place, **looks)
+
+
+def _panels(width: float, height: float, left: float) -> tuple[Figure, Axes, Axes]:
+    """A figure with a low panel above a main one of this size, in inches."""
+    right, bottom, strip, gap, above = 1.5, 0.65, 0.75, 0.12, 0.85
+    total_width, total_height = left + width + right, bottom + height + gap + strip + above
+    figure = Figure(figsize=(total_width, total_height), dpi=150, facecolor="white")
+    FigureCanvasAgg(figure)
+
+    def panel(low: float, tall: float) -> Axes:
+        box = left / total_width, low / total_height, width / total_width, tall / total_height
+        return figure.add_axes(box)
+
+    return figure, panel(bottom + height + gap, strip), panel(bottom, height)
+
+
+def _by_main_class(counts: Array) -> Array:  # [K]
+    """The clients by the class they hold most of, those with the largest share of it first."""
+    shares = _shares(counts)
+    return np.lexsort((-shares.max(1), shares.argmax(1)))
+
+
+def _shares(counts: Array) -> Array:  # [K, L]
+    shares: Array = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    return shares
+
+
+def _columns(rows: Array) -> tuple[Array, Array]:
+    """The clients' rows, or means of neighbours where there are too many to see; their edges."""
+    edges = np.linspace(0, len(rows), min(len(rows), MOST_COLUMNS) + 1).astype(np.int64)
+    widths = np.diff(edges).reshape(-1, *[1] * (rows.ndim - 1))
+    return np.add.reduceat(rows, edges[:-1]) / widths, edges - 0.5
+
+
+def _draw_sizes(axes: Axes, sizes: Array) -> None:
+    if len(sizes) <= MANY:
+        axes.bar(np.arange(len(sizes)), sizes, width=0.7, color=LIGHT)
+    else:
+        axes.stairs(*_columns(sizes), fill=True, color=LIGHT)
+    axes.set_xlim(-0.5, len(sizes) - 0.5)
+    largest = max(int(sizes.max()), 1)
+    axes.set_ylim(0, 1.05 * largest)
+    axes.set_xticks([])
+    axes.set_yticks([0, largest])
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    axes.set_ylabel("examples", color=INK, size=9)
+    axes.tick_params(length=0, labelsize=8, labelcolor=GREY)
+    axes.grid(axis="y", color=PALE)
+    axes.set_axisbelow(True)
+    axes.spines[:].set_visible(False)
+
+
+def _label_axes(axes: Axes, num_clients: int, names: Sequence[str]) -> None:
+    shown = range(0, len(names), math.ceil(len(names) / MANY))
+    axes.set_yticks(list(shown), [names[label] for label in shown])
+    for text in axes.get_yticklabels():
+        text.set_parse_math(False)
+    axes.xaxis.set_major_locator(MaxNLocator(12, integer=True, min_n_ticks=1))
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    axes.set_xlim(-0.5, num_clients - 0.5)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.tick_params(length=0, labelsize=9, labelcolor=INK)
+    axes.spines[:].set_color(PALE)
+
+
+def _draw_bubbles(axes: Axes, counts: Array, diameter: float) -> None:
+    """Bubbles, of which the largest has this diameter in points."""
+    client, label = np.nonzero(counts)
+    held = counts[client, label]
+    most = max(int(held.max(initial=0)), 1)
+    axes.set_xticks(np.arange(len(counts)) - 0.5, minor=True)
+    axes.set_yticks(np.arange(counts.shape[1]) - 0.5, minor=True)
+    axes.grid(which="minor", color=PALE)
+    axes.tick_params(which="minor", length=0)
+    axes.set_axisbelow(True)
+    areas = np.maximum(diameter**2 * held / most, 1.5)  # one example is still a dot
+    axes.scatter(client, label, s=areas, color=BLUE, linewidths=0)
+    dot: dict[str, Any] = {"linestyle": "none", "marker": "o", "color": BLUE, "markeredgewidth": 0}
+    key = [
+        Line2D([], [], markersize=diameter * math.sqrt(n / most), label=f"{n:,}", **dot)
+        for n in dict.fromkeys((most, math.ceil(most / 4), math.ceil(most / 16)))
+    ]
+    legend = axes.legend(
+        handles=key,
+        title="examples",
+        loc="upper left",
+        bbox_to_anchor=(1, 1),
+        frameon=False,
+        fontsize=9,
+        labelcolor=INK,
+        labelspacing=max(0.6, diameter / 12 - 0.3),
+        handlelength=max(1.2, diameter / 9),
+        alignment="left",
+    )
+    legend.get_title().set(size=9, color=INK)
+
+
+def _draw_shares(figure: Figure, axes: Axes, counts: Array) -> None:
+    num_clients, num_classes = counts.shape
+    shares, _ = _columns(_shares(counts))
+    image = axes.imshow(
+        shares.T,
+        aspect="auto",
+        interpolation="nearest",
+        cmap=SHADES,
+        norm=PowerNorm(0.5, vmin=0, vmax=max(float(shares.max()), 1e-9)),
+        extent=(-0.5, num_clients - 0.5, num_classes - 0.5, -0.5),
+    )
+    column = axes.inset_axes((1.015, 0.0, 0.018, 1.0))
+    percent = FuncFormatter(lambda share, _: f"{100 * share:.3g}%")
+    key = figure.colorbar(image, cax=column, format=percent)
+    key.set_label("share of the client's examples", color=INK, size=9)
+    key.outline.set_color(PALE)
+    column.tick_params(length=0, labelsize=8, labelcolor=GREY)
+
+
+def _save(figure: Figure, path: Path) -> Path:
+    png = io.BytesIO()
+    figure.savefig(png, format="png")
+    write_atomically(path, png.getvalue())
+    return path

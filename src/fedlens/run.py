@@ -1,0 +1,291 @@
+"""A run: rounds, evaluation, record, checkpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import platform
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import fedlens
+from fedlens.build import Setup, build
+from fedlens.core import Tree
+from fedlens.data import statistics
+from fedlens.evaluate import evaluate, evaluate_clients
+from fedlens.experiment import Experiment
+from fedlens.folder import RunFolder, check_free
+from fedlens.rounds import State, begin, run_round
+
+Record = dict[str, Any]
+"""One line of rounds.jsonl: what a round did and, if it was evaluated, how good the model is."""
+
+Watch = Callable[[Record], None]
+
+CHECKPOINT_SECONDS = 10.0  # at the most this much work is done twice after a sudden death
+OF_TRAINING = {"round", "seconds", "train_loss", "batches", "bytes_up", "bytes_down"}
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run came to."""
+
+    status: str  # finished or diverged
+    records: list[Record]
+    summary: dict[str, Any]
+    model: Tree  # parameters and buffers, as module.load_state_dict takes them
+    folder: Path | None
+
+    @property
+    def final(self) -> dict[str, float]:
+        """The last evaluation, by name: test_accuracy, test_loss, ..."""
+        final: dict[str, float] = self.summary["final"]
+        return final
+
+
+def run(
+    experiment: Experiment,
+    out: str | Path | None = None,
+    *,
+    overwrite: bool = False,
+    data: str | Path | None = None,
+    watch: Watch | None = None,
+) -> Result:
+    """Run an experiment, and write its folder if `out` names one.
+
+    `data` is where named data sets are looked for first; `watch` is called with each record.
+    """
+    if out is not None:
+        check_free(Path(out), overwrite)
+    setup = build(experiment, Path(data) if data is not None else None)
+    folder = None
+    if out is not None:
+        folder = RunFolder.create(Path(out), overwrite)
+        folder.write("experiment.toml", experiment.toml())
+        folder.write_json("manifest.json", _manifest(setup))
+        folder.write_json("partition.json", _partition(setup))
+    state = begin(setup.network, setup.program, setup.device)
+    return _go_on(setup, folder, state, [], watch)
+
+
+def resume(
+    path: str | Path,
+    *,
+    data: str | Path | None = None,
+    watch: Watch | None = None,
+    experiment: Experiment | None = None,
+) -> Result:
+    """Go on where a run stopped, to the result it would have had.
+
+    `experiment` is needed only if the run's data or model were given from Python.
+    """
+    folder = RunFolder(Path(path))
+    manifest = folder.read_json("manifest.json")
+    experiment = experiment or Experiment.read(folder.path / "experiment.toml")
+    experiment = replace(experiment, engine=manifest["engine"])
+    setup = build(experiment, Path(data) if data is not None else None)
+    if _partition_hash(setup) != manifest["partition"]:
+        raise ValueError(f"{path}: the data are not those it started with: find the old ones")
+    state = folder.load_state(setup.device)
+    return _go_on(setup, folder, state, folder.cut_records(state.round), watch)
+
+
+def _go_on(
+    setup: Setup,
+    folder: RunFolder | None,
+    state: State,
+    records: list[Record],
+    watch: Watch | None,
+) -> Result:
+    started = saved = time.perf_counter()
+    experiment, status = setup.experiment, "running"
+    evaluating = 0.0
+
+    def settle(status: str) -> dict[str, Any]:
+        elapsed = time.perf_counter() - started
+        summary = _summary(setup, status, records, elapsed, evaluating)
+        if folder is not None:
+            folder.write_json("summary.json", summary)
+        return summary
+
+    try:
+        settle(status)
+        with _torch_settings(experiment):
+            while state.round < experiment.rounds and status == "running":
+                start = time.perf_counter()
+                after, outcome = run_round(
+                    setup.program, setup.federation, setup.engine, state, experiment.seed
+                )
+                record: Record = {
+                    "round": after.round,
+                    "train_loss": float(outcome.train_loss),
+                    "batches": outcome.batches,
+                    "bytes_up": outcome.bytes_up,
+                    "bytes_down": outcome.bytes_down,
+                }
+                trained = time.perf_counter()
+                record["seconds"] = trained - start
+                if not _is_finite(after, record["train_loss"]):
+                    status = "diverged"
+                elif (
+                    after.round % experiment.evaluate.every == 0 or after.round == experiment.rounds
+                ):
+                    record |= _evaluate(setup, after)
+                    evaluating += time.perf_counter() - trained
+                if folder is not None:
+                    folder.append(record)
+                records.append(record)
+                state = after
+                if watch is not None:
+                    watch(record)
+                if folder is not None and time.perf_counter() - saved > CHECKPOINT_SECONDS:
+                    folder.save_state(state)
+                    saved = time.perf_counter()
+        status = "finished" if status == "running" else status
+        if folder is not None:
+            folder.save_state(state)
+            folder.save_model(state)
+        summary = settle(status)
+    except BaseException as error:
+        # A state is a value: whatever was under way, the last whole round is there to be kept.
+        if folder is not None:
+            folder.save_state(state)
+            del records[state.round :]
+        settle("interrupted" if isinstance(error, KeyboardInterrupt) else "failed")
+        raise
+    finally:
+        setup.engine.close()
+    model = state.params | state.buffers
+    return Result(status, records, summary, model, folder.path if folder else None)
+
+
+def _evaluate(setup: Setup, state: State) -> dict[str, float]:
+    found: dict[str, float] = {}
+    loss = setup.program.algorithm.objective.loss
+    for name, part in setup.parts.items():
+        measured = evaluate(setup.network, state, part, setup.dataset.num_classes, loss)
+        if name == "train":  # `train_loss` is the loss of local training
+            measured["set_loss"] = measured.pop("loss")
+        found |= {f"{name}_{key}": value for key, value in measured.items()}
+    if setup.held_out is not None:
+        examples = setup.federation.examples
+        spread = evaluate_clients(setup.network, state, examples, setup.held_out)
+        found |= {f"client_accuracy_{key}": value for key, value in spread.items()}
+    return found
+
+
+def _is_finite(state: State, loss: float) -> bool:
+    if not math.isfinite(loss):
+        return False
+    sums = [p.sum() for p in (*state.params.values(), *state.buffers.values())]
+    return bool(torch.stack([s.double() for s in sums]).isfinite().all())
+
+
+def _summary(
+    setup: Setup, status: str, records: list[Record], elapsed: float, evaluating: float
+) -> dict[str, Any]:
+    evaluated = [record for record in records if record.keys() - OF_TRAINING]
+    measures = [key for key in (evaluated[-1] if evaluated else {}) if key not in OF_TRAINING]
+    best: dict[str, Any] = {}
+    for key in measures:
+        better = min if key.endswith(("loss", "std")) else max
+        record = better((r for r in evaluated if key in r), key=lambda r: r[key])
+        best[key] = {"value": record[key], "round": record["round"]}
+    training = sum(record["seconds"] for record in records)
+    return {
+        "status": status,
+        "rounds": len(records),
+        "final": {key: evaluated[-1][key] for key in measures}
+        | ({"train_loss": records[-1]["train_loss"]} if records else {}),
+        "best": best,
+        "emd": statistics.emd(_label_counts(setup)),
+        "seconds": {"training": training, "evaluation": evaluating, "total": elapsed},
+        "bytes_up": sum(record["bytes_up"] for record in records),
+        "bytes_down": sum(record["bytes_down"] for record in records),
+        "peak_memory_bytes": _peak_memory(setup.device),
+    }
+
+
+def _label_counts(setup: Setup) -> torch.Tensor:
+    return setup.federation.label_counts(setup.federation.everyone(0))
+
+
+def _partition(setup: Setup) -> dict[str, Any]:
+    held = setup.federation.everyone(0)
+    return statistics.summary(held, setup.federation.labels, setup.dataset.num_classes)
+
+
+def _partition_hash(setup: Setup) -> str:
+    return setup.federation.everyone(0).digest()
+
+
+def _manifest(setup: Setup) -> dict[str, Any]:
+    on_gpu = setup.device.type == "cuda"
+    return {
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "fedlens": fedlens.__version__,
+        "revision": _revision(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "platform": platform.platform(),
+        "device": torch.cuda.get_device_name(setup.device) if on_gpu else "cpu",
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "engine": type(setup.engine).__name__.lower(),
+        "at_once": getattr(setup.engine, "at_once", 1),
+        "seed": setup.experiment.seed,
+        "partition": _partition_hash(setup),
+        "parameters": setup.network.num_parameters,
+        "classes": list(setup.dataset.classes),
+    }
+
+
+def _revision() -> str | None:
+    """The commit that runs, where Fedlens is run from a checkout of its own."""
+    home = Path(__file__).resolve().parents[2]
+    if not (home / ".git").exists():
+        return None
+    command = ["git", "-C", str(home), "describe", "--always", "--dirty"]
+    with contextlib.suppress(OSError):
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        return done.stdout.strip() or None
+    return None
+
+
+def _peak_memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+@contextlib.contextmanager
+def _torch_settings(experiment: Experiment) -> Iterator[None]:
+    """What an experiment asks of torch as a whole, put back afterwards."""
+    precision = torch.get_float32_matmul_precision()
+    convolutions = torch.backends.cudnn.allow_tf32
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    tf32 = experiment.precision == "tf32"
+    try:
+        torch.set_float32_matmul_precision("high" if tf32 else "highest")
+        torch.backends.cudnn.allow_tf32 = tf32
+        if experiment.deterministic:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+            torch.use_deterministic_algorithms(True)
+        yield
+    finally:
+        torch.set_float32_matmul_precision(precision)
+        torch.backends.cudnn.allow_tf32 = convolutions
+        torch.use_deterministic_algorithms(deterministic)

@@ -1,0 +1,319 @@
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from published_files import pixels
+
+from fedlens.data import DATASETS, Source, mini
+from fedlens.data.arrays import held_out, mean_and_std
+from fedlens.options import resolve
+
+
+def write_image(path: Path, value: int = 0, side: int = 4, mode: str = "RGB") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new(mode, (side, side), value if mode == "L" else (value, 0, 0)).save(path)
+
+
+def load(name: str, base: Path, **options):
+    """As an experiment does: options checked, then given."""
+    function = DATASETS[name]
+    return function(Source(base=base), **resolve(function, options, name))
+
+
+@pytest.fixture
+def animals(tmp_path) -> Path:
+    """Ten cats, red 0 to 9, and five dogs, red 100 to 104."""
+    for i in range(10):
+        write_image(tmp_path / "animals" / "cat" / f"{i}.png", i)
+    for i in range(5):
+        write_image(tmp_path / "animals" / "dog" / f"{i}.PNG", 100 + i)
+    return tmp_path
+
+
+def test_a_folder_of_class_folders_is_divided_class_by_class(animals):
+    (animals / "animals" / "cat" / "notes.txt").write_text("not an image")
+    (animals / "animals" / ".hidden").mkdir()
+    found = load("folder", animals, path="animals")
+    assert (found.classes, found.shape) == (("cat", "dog"), (3, 4, 4))
+    assert found.train.labels.tolist() == [0] * 8 + [1] * 4
+    assert found.test.labels.tolist() == [0] * 2 + [1]
+    reds = found.train.images[:, 0, 0, 0].tolist() + found.test.images[:, 0, 0, 0].tolist()
+    assert sorted(reds) == [*range(10), *range(100, 105)]
+    assert found.train.images.permute(0, 2, 3, 1).is_contiguous()
+    again = load("folder", animals, path="animals")
+    assert torch.equal(again.train.images, found.train.images)
+
+
+@pytest.mark.parametrize("name", ["test", "val"])
+def test_a_folder_with_train_and_test_is_taken_as_it_is(animals, name):
+    (animals / "animals").rename(animals / "train")
+    write_image(animals / name / "dog" / "a.jpg", 200)
+    found = load("folder", animals, path=".", channels=1)
+    assert (len(found.train), len(found.test)) == (15, 1)
+    assert found.test.labels.tolist() == [1]
+    assert found.shape == (1, 4, 4)
+
+
+def test_tiny_imagenet_lists_the_classes_of_its_test_images(animals):
+    shutil.move(animals / "animals", animals / "train")
+    write_image(animals / "val" / "images" / "val_0.png")
+    (animals / "val" / "val_annotations.txt").write_text("val_0.png\tdog\t0\t0\t3\t3\n")
+    assert load("folder", animals, path=".").test.labels.tolist() == [1]
+
+
+def test_images_are_resized_to_the_size(animals):
+    write_image(animals / "animals" / "cat" / "large.png", 7, side=9)
+    with pytest.raises(ValueError, match=r"large.png is 9×9, but the first image is 4×4: set size"):
+        load("folder", animals, path="animals")
+    found = load("folder", animals, path="animals", size=6)
+    assert found.shape == (3, 6, 6)
+    assert len(found.train) + len(found.test) == 16
+
+
+def test_a_photo_is_turned_as_its_camera_says(tmp_path):
+    image = Image.new("L", (4, 4), 0)
+    image.paste(255, (0, 0, 4, 2))
+    exif = Image.Exif()
+    exif[0x0112] = 3  # upside down
+    for name in "ab":
+        (tmp_path / "class").mkdir(exist_ok=True)
+        image.save(tmp_path / "class" / f"{name}.png", exif=exif)
+    found = load("folder", tmp_path, path=".", channels=1)
+    assert found.train.images[0, 0, :, 0].tolist() == [0, 0, 255, 255]
+
+
+def test_an_image_that_cannot_be_decoded_is_named(animals):
+    file = animals / "animals" / "dog" / "2.PNG"
+    file.write_bytes(file.read_bytes()[:40])
+    with pytest.raises(ValueError, match=r"dog/2.PNG cannot be decoded .*: repair it"):
+        load("folder", animals, path="animals")
+
+
+def test_an_image_of_16_bits_is_not_flattened_to_white(tmp_path):
+    for name in "ab":
+        (tmp_path / "class").mkdir(exist_ok=True)
+        Image.fromarray(np.full((4, 4), 40000, np.uint16)).save(tmp_path / "class" / f"{name}.png")
+    with pytest.raises(ValueError, match="more than 8 bits"):
+        load("folder", tmp_path, path=".")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda at: (at / "animals").rename(at / "other"), "animals is not a folder: set path"),
+        (lambda at: (at / "animals" / "owl").mkdir(), "owl has no images: add some"),
+        (lambda at: [shutil.rmtree(at / "animals" / c) for c in ("cat", "dog")], "class folders"),
+        (
+            lambda at: (
+                (at / "animals").rename(at / "train"),
+                (at / "train").rename(at / "moved"),
+                shutil.move(at / "moved", at / "animals" / "train"),
+                write_image(at / "animals" / "test" / "dogs" / "a.png"),
+            ),
+            "of class 'dogs', which train has not: did you mean 'dog'",
+        ),
+    ],
+)
+def test_a_folder_that_is_not_as_it_should_be_says_why(animals, change, message):
+    change(animals)
+    with pytest.raises(ValueError, match=message):
+        load("folder", animals, path="animals")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"size": 0}, "size is 0"),
+        ({"test_share": 1.0}, "test_share is 1.0"),
+        ({"channels": 2}, "channels is 2"),
+        ({"sise": 3}, "did you mean 'size'"),
+    ],
+)
+def test_options_are_checked(animals, options, message):
+    with pytest.raises(ValueError, match=message):
+        load("folder", animals, path="animals", **options)
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.floats(0.01, 0.99))
+def test_each_class_gives_its_share_and_keeps_one(labels, share):
+    chosen = held_out([str(i) for i in range(len(labels))], labels, share)
+    for label in set(labels):
+        tested = [test for test, other in zip(chosen, labels, strict=True) if other == label]
+        assert sum(tested) < len(tested)
+        assert abs(sum(tested) - share * len(tested)) <= 1
+        assert sum(tested) or len(tested) == 1
+
+
+def test_one_image_listed_twice_falls_on_one_side():
+    names = [f"{i % 10}.png" for i in range(30)]
+    chosen = held_out(names, [0] * 30, 0.3)
+    assert len({name for name, test in zip(names, chosen, strict=True) if test}) == 3
+    assert chosen[:10] == chosen[10:20] == chosen[20:]
+
+
+HEADER = "path,label,client,lat,lon,split,camera\n"
+ROWS = [
+    "animals/cat/0.png,10,anna,0.5,-180,train,x\n",
+    "animals/cat/1.png,9,ben,-90,12,train,y\n",
+    "animals/dog/0.PNG,9,anna,90,180,test,y\n",
+]
+
+
+def test_a_manifest_brings_labels_and_columns(animals):
+    (animals / "photos.csv").write_text("\ufeff" + HEADER + "".join(ROWS), encoding="utf-8")
+    found = load("csv", animals, path="photos.csv")
+    assert (found.name, found.classes) == ("photos", ("9", "10"))
+    assert found.train.labels.tolist() == [1, 0]
+    assert found.train.images[:, 0, 0, 0].tolist() == [0, 1]
+    assert found.test.images[:, 0, 0, 0].tolist() == [100]
+    columns = found.train.columns
+    assert columns["client"].tolist() == ["anna", "ben"]
+    assert columns["lat"].tolist() == [0.5, -90.0]
+    assert columns["lat"].dtype == columns["lon"].dtype == np.float64
+    assert found.test.columns["camera"].tolist() == ["y"]
+    assert "split" not in columns
+
+
+def test_a_manifest_without_split_is_divided_like_a_folder(animals):
+    files = sorted((animals / "animals").rglob("*.png")) + sorted(
+        (animals / "animals").rglob("*.PNG")
+    )
+    rows = [f"{file.relative_to(animals)},{file.parent.name}\n" for file in files]
+    (animals / "photos.csv").write_text("path,label\n" + "".join(rows))
+    found = load("csv", animals, path="photos.csv", test_share=0.4, size=2)
+    assert found.classes == ("cat", "dog")
+    assert found.test.labels.bincount().tolist() == [4, 2]
+    assert found.shape == (3, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "photos.csv is empty: begin it with the header"),
+        ("path,label\n", "a header and no rows"),
+        ("path,labl\n", r"photos.csv:1: unknown column 'labl': did you mean 'label'"),
+        ("path,label,clinet\n", "unknown column 'clinet': did you mean 'client'"),
+        ("file,label\n", "no column 'path' among file, label"),
+        ("path,label,label\n", "the column 'label' stands twice"),
+        ("path,label,lat\n", "lat and lon come together"),
+        ("path,label\nanimals/cat/0.png\n", r"photos.csv:2: 1 cells under 2 columns"),
+        ("path,label\nanimals/cat/0.png,\n", r"photos.csv:2: label is empty"),
+        ("path,label\n\nanimals/cat/99.png,a\n", r"photos.csv:3: there is no file .*99.png'"),
+        (HEADER + ROWS[0] + ROWS[1].replace("-90", "-91"), r"photos.csv:3: lat is '-91': write"),
+        (HEADER + ROWS[0].replace("-180", "nan"), "lon is 'nan'"),
+        (HEADER + ROWS[0].replace("-180", "west"), "lon is 'west'"),
+        (HEADER + ROWS[0].replace("train", "trian"), "split is 'trian': did you mean 'train'"),
+        (HEADER + ROWS[0] + ROWS[1], "no row has split test"),
+        ('path,label\n"open,x\n', "is not a csv file in UTF-8"),
+    ],
+)
+def test_a_bad_manifest_says_where_and_what_to_do(animals, content, message):
+    (animals / "photos.csv").write_text(content)
+    with pytest.raises(ValueError, match=message):
+        load("csv", animals, path="photos.csv")
+
+
+def test_a_manifest_that_is_not_text_or_not_there_says_so(animals):
+    with pytest.raises(ValueError, match=r"photos.csv cannot be read .*: set path"):
+        load("csv", animals, path="photos.csv")
+    (animals / "photos.csv").write_bytes(b"path,label\n\xff\xfe,1\n")
+    with pytest.raises(ValueError, match="not a csv file in UTF-8"):
+        load("csv", animals, path="photos.csv")
+
+
+def arrays(**changed) -> dict[str, np.ndarray]:
+    plain = {
+        "x_train": pixels(6, 5, 4, 3),
+        "y_train": np.array([0, 1, 2, 0, 1, 2]),
+        "x_test": pixels(3, 5, 4, 3),
+        "y_test": np.array([0, 1, 2]),
+    }
+    return {name: array for name, array in (plain | changed).items() if array is not None}
+
+
+def test_a_numpy_file_brings_images_and_columns(tmp_path):
+    writers = {"writer_train": np.arange(6), "writer_test": np.arange(3), "note": np.arange(9)}
+    np.savez(tmp_path / "own.npz", **arrays(**writers))
+    found = load("npz", tmp_path, path="own.npz")
+    assert (found.name, found.shape, found.classes) == ("own", (3, 5, 4), ("0", "1", "2"))
+    assert (found.train.images.permute(0, 2, 3, 1).numpy() == pixels(6, 5, 4, 3)).all()
+    assert found.train.images.permute(0, 2, 3, 1).is_contiguous()
+    assert set(found.train.columns) == {"writer"}
+    assert found.test.columns["writer"].tolist() == [0, 1, 2]
+
+
+def test_a_numpy_file_may_be_gray_and_name_its_classes(tmp_path):
+    gray = {"x_train": pixels(6, 5, 4), "x_test": pixels(3, 5, 4)}
+    np.savez_compressed(tmp_path / "own.npz", **arrays(**gray, classes=np.array(["a", "b", "c"])))
+    found = load("npz", tmp_path, path="own.npz")
+    assert (found.shape, found.classes) == ((1, 5, 4), ("a", "b", "c"))
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"x_train": None}, "no array 'x_train'"),
+        ({"x_train": None, "X_train": pixels(6, 5, 4)}, "did you mean 'X_train'"),
+        ({"x_train": pixels(6, 5, 4, 3) / 255}, "x_train is float64 .*expected uint8"),
+        ({"x_test": pixels(3, 3, 5, 4)}, r"x_test is uint8 \[3, 3, 5, 4\]"),
+        ({"x_test": pixels(3, 5, 5, 3)}, "differ in shape"),
+        ({"y_train": np.arange(5)}, r"y_train is int64 \[5\]: expected \[6\]"),
+        ({"y_train": np.arange(6) - 1}, "whole numbers from 0"),
+        ({"y_test": np.array([0.0, 1.0, 2.0])}, "y_test is float64"),
+        ({"writer_train": np.arange(5)}, r"writer_train is \[5\]: expected \[6\]"),
+        ({"classes": np.array(["a", "b"])}, "classes must name all 3 labels"),
+        ({"writer_train": np.array([{}] * 6, object)}, "cannot be read as a .npz file"),
+    ],
+)
+def test_a_numpy_file_that_does_not_fit_says_why(tmp_path, changed, message):
+    np.savez(tmp_path / "own.npz", **arrays(**changed))
+    with pytest.raises(ValueError, match=message):
+        load("npz", tmp_path, path="own.npz")
+
+
+def test_a_numpy_file_that_cannot_be_read_is_named(tmp_path):
+    with pytest.raises(ValueError, match=r"own.npz cannot be read \(No such file.*: set path"):
+        load("npz", tmp_path, path="own.npz")
+    file = tmp_path / "own.npz"
+    np.savez_compressed(file, **arrays())
+    whole = file.read_bytes()
+    middle = len(whole) // 3
+    broken = [whole[:-50], whole[:20], b"", whole[:middle] + b"?" * 8 + whole[middle + 8 :]]
+    for content in broken:
+        file.write_bytes(content)
+        with pytest.raises(ValueError, match=r"own.npz cannot be read as a .npz file"):
+            load("npz", tmp_path, path="own.npz")
+    np.save(tmp_path / "one.npy", np.arange(3))
+    with pytest.raises(ValueError, match="one array without a name"):
+        load("npz", tmp_path, path="one.npy")
+
+
+def test_mean_and_std_are_those_of_the_scaled_images():
+    images = torch.from_numpy(pixels(2000, 3, 4, 4))
+    mean, std = mean_and_std(images)
+    scaled = images.double() / 255
+    assert np.allclose(mean, scaled.mean((0, 2, 3)))
+    assert np.allclose(std, scaled.std((0, 2, 3), correction=0))
+    assert mean_and_std(torch.full((3, 1, 2, 2), 51, dtype=torch.uint8)) == ((0.2,), (1.0,))
+
+
+def test_the_set_inside_the_package_is_balanced_and_shuffled():
+    found = DATASETS["fashion-mnist-mini"](Source())
+    assert found.shape == (1, 28, 28)
+    assert found.train.labels.bincount().tolist() == [600] * 10
+    assert found.test.labels.bincount().tolist() == [100] * 10
+    assert len(found.train.labels[:100].unique()) == 10
+    assert found.train.images.permute(0, 2, 3, 1).is_contiguous()
+    mean, std = mean_and_std(found.train.images)
+    assert np.allclose((mean, std), (found.mean, found.std), atol=0.01)
+
+
+def test_a_damaged_set_inside_the_package_is_noticed(monkeypatch):
+    monkeypatch.setattr(mini, "SHA256", "0" * 64)
+    with pytest.raises(ValueError, match="is damaged: install fedlens again"):
+        DATASETS["fashion-mnist-mini"](Source())

@@ -1,0 +1,103 @@
+"""Every model: its size, its shapes, its options, and clients side by side."""
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call, stack_module_state, vmap
+
+from fedlens import options
+from fedlens.layers import prepare
+from fedlens.models import MODELS
+
+SIZES = [
+    ("hsu-cnn", (3, 32, 32), {}, 797_962),
+    ("hsu-cnn", (3, 32, 32), {"padding": "same"}, 1_756_426),
+    ("hsu-cnn", (3, 24, 24), {"padding": "same"}, 1_068_298),
+    ("mcmahan-cnn", (1, 28, 28), {}, 1_663_370),
+    ("mcmahan-cnn", (1, 28, 28), {"geometry": "paper4"}, 1_663_370),
+    ("fedns-cnn", (1, 28, 28), {}, 3_529_354),
+    ("fedns-cnn", (1, 28, 28), {"padding": "valid"}, 1_366_666),
+    ("pfl-cnn", (3, 32, 32), {}, 1_626_442),
+    ("lenet5", (1, 28, 28), {}, 61_706),
+    ("lenet5", (1, 32, 32), {}, 61_706),
+    ("simple-cnn", (3, 32, 32), {}, 62_006),
+    ("simple-cnn", (1, 28, 28), {}, 44_426),
+    ("linear", (1, 28, 28), {}, 7_850),
+    ("linear", (3, 32, 32), {}, 30_730),
+]
+
+
+def build(name, shape=(3, 32, 32), num_classes=10, given=None):
+    resolved = options.resolve(MODELS[name], given or {}, f"model {name}")
+    return options.call(MODELS[name], shape, num_classes, options=resolved)
+
+
+@pytest.mark.parametrize(("name", "shape", "given", "size"), SIZES)
+def test_a_model_has_the_published_number_of_parameters(name, shape, given, size):
+    model = build(name, shape, 10, given)
+    assert sum(p.numel() for p in model.parameters()) == size
+    assert model(torch.zeros(2, *shape)).shape == (2, 10)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 48, 40), (4, 16, 23)])
+def test_a_model_takes_images_of_other_shapes(name, shape):
+    assert build(name, shape, 7)(torch.zeros(2, *shape)).shape == (2, 7)
+
+
+@pytest.mark.parametrize(("name", "least"), [("hsu-cnn", 16), ("pfl-cnn", 6), ("lenet5", 12)])
+def test_too_small_an_image_is_refused_with_the_least_size(name, least):
+    assert build(name, (1, least, least))(torch.zeros(1, 1, least, least)).shape == (1, 10)
+    message = f"{name} cannot take images of {least - 1} x 40: resize them to at least {least} x"
+    with pytest.raises(ValueError, match=message):
+        build(name, (1, least - 1, 40))
+
+
+def test_a_wrong_option_is_refused():
+    with pytest.raises(ValueError, match="did you mean 'same'"):
+        build("hsu-cnn", given={"padding": "sam"})
+
+
+def test_paper4_geometry_shrinks_as_in_its_table():
+    model = build("mcmahan-cnn", (1, 28, 28), 10, {"geometry": "paper4"})
+    x, sides = torch.zeros(1, 1, 28, 28), []
+    for name, layer in model.named_children():
+        x = layer(x)
+        if name in ("conv1", "pool1", "conv2", "pool2"):
+            sides.append(x.shape[-1])
+    assert sides == [26, 14, 12, 7]
+
+
+def test_pfl_cnn_starts_from_xavier_weights_and_zero_biases():
+    torch.manual_seed(0)
+    model = build("pfl-cnn")
+    assert all(not p.any() for name, p in model.named_parameters() if name.endswith("bias"))
+    bound = (6 / (12544 + 128)) ** 0.5
+    largest = model.fc1.weight.abs().max().item()
+    assert 0.99 * bound < largest <= bound
+    assert [m.p for m in model.modules() if isinstance(m, nn.Dropout)] == [0.25, 0.5]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_seed_decides_the_weights(name):
+    states = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(seed)
+        states.append(torch.cat([p.flatten() for p in build(name).parameters()]))
+    assert torch.equal(states[0], states[1]) and not torch.equal(states[0], states[2])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_clients_side_by_side_get_what_each_gets_alone(name):
+    torch.manual_seed(0)
+    models = [prepare(build(name, (3, 16, 16)).double()) for _ in range(2)]
+    params, buffers = stack_module_state(models)
+    images = torch.randn(2, 3, 3, 16, 16, dtype=torch.float64)
+    out = vmap(lambda p, b, x: functional_call(models[0], (p, b), (x,)))(params, buffers, images)
+    out.square().sum().backward()
+    for c, model in enumerate(models):
+        alone = model(images[c])
+        alone.square().sum().backward()
+        torch.testing.assert_close(out[c], alone)
+        for key, p in model.named_parameters():
+            torch.testing.assert_close(params[key].grad[c], p.grad)

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedlens.report.partition import draw
+
+
+def names(num_classes: int) -> list[str]:
+    return [f"class {label}" for label in range(num_classes)]
+
+
+def some_counts(num_clients: int, num_classes: int) -> np.ndarray[Any, Any]:
+    rng = np.random.default_rng(0)
+    return rng.multinomial(200, rng.dirichlet([0.1] * num_classes, num_clients))
+
+
+def pixels(path: Path) -> np.ndarray[Any, Any]:
+    with Image.open(path) as image:
+        assert image.format == "PNG"
+        return np.asarray(image.convert("RGB"))
+
+
+@pytest.mark.parametrize(
+    ("num_clients", "num_classes"),
+    [(1, 1), (1, 10), (10, 10), (60, 10), (61, 10), (2500, 10), (10, 100), (100, 100)],
+)
+def test_every_partition_has_a_picture(tmp_path: Path, num_clients: int, num_classes: int) -> None:
+    path = tmp_path / "pictures" / "partition.png"
+    drawn = draw(some_counts(num_clients, num_classes), names(num_classes), "any", path)
+    assert drawn == path
+    assert [file.name for file in path.parent.iterdir()] == ["partition.png"]
+    image = pixels(path)
+    assert 600 < image.shape[1] < 3200
+    assert 400 < image.shape[0] < 3200
+    assert len(np.unique(image[..., 0])) > 20
+
+
+@pytest.mark.parametrize("num_clients", [10, 100])
+def test_another_partition_is_another_picture(tmp_path: Path, num_clients: int) -> None:
+    counts = some_counts(num_clients, 10)
+    first = pixels(draw(counts, names(10), "t", tmp_path / "1.png"))
+    again = pixels(draw(counts, names(10), "t", tmp_path / "2.png"))
+    other = pixels(draw(counts[:, ::-1], names(10), "t", tmp_path / "3.png"))
+    assert (first == again).all()
+    assert (first != other).any()
+
+
+@pytest.mark.parametrize("num_clients", [3, 70])
+def test_empty_clients_and_odd_names_do_no_harm(tmp_path: Path, num_clients: int) -> None:
+    counts = np.zeros((num_clients, 2), dtype=np.int64)
+    draw(
+        counts, ["$x^", "a name that is much too long to be shown"], "$\\frac{", tmp_path / "a.png"
+    )
+    assert pixels(tmp_path / "a.png").any()
+
+
+def test_a_name_is_needed_for_every_class(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="10 classes but 9 names: give one for each"):
+        draw(some_counts(5, 10), names(9), "t", tmp_path / "a.png")
+    assert not list(tmp_path.iterdir())
+
+
+def test_pyplot_is_never_imported() -> None:
+    program = "import sys, fedlens.report.partition; assert 'matplotlib.pyplot' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -1,0 +1,304 @@
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import re
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+
+import matplotlib
+import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from fedlens.report import read, read_all, report, rows
+from fedlens.report.figures import COLOURS, _name_ends, _sheet
+from fedlens.report.page import differences, headline
+from fedlens.report.records import settings
+
+Make = Callable[..., Path]
+
+
+class Ids(HTMLParser):
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.ids: list[str] = []
+        self.tags: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.ids += [value for name, value in attrs if name == "id" and value]
+
+
+def cell(folder: Path, column: str) -> str:
+    header, body = rows([read(folder)])
+    return body[0][header.index(column)]
+
+
+def test_a_run_folder_is_read_whole(run_folder: Make) -> None:
+    run = read(run_folder("fedavg", rounds=6))
+    assert (run.name, run.algorithm, run.status, run.num_rounds) == (
+        "fedavg",
+        "fedavg",
+        "finished",
+        6,
+    )
+    assert run.experiment["clients"]["count"] == 100
+    assert run.manifest["parameters"] == 1_663_370
+    assert run.partition is not None and run.partition["num_clients"] == 2
+    assert run.curve("test_accuracy")[0] == [0, 2, 4, 6]
+
+
+def test_a_folder_that_is_no_run_is_refused_with_what_it_lacks(
+    tmp_path: Path, run_folder: Make
+) -> None:
+    with pytest.raises(ValueError, match="no such folder"):
+        read(tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match=r"no experiment.toml and no manifest.json"):
+        read(tmp_path / "empty")
+    run_folder("runs/a")
+    with pytest.raises(ValueError, match=r"name them one by one \(a\)"):
+        read(tmp_path / "runs")
+    with pytest.raises(ValueError, match="name at least one"):
+        report([])
+
+
+def test_a_torn_last_line_is_passed_over_and_a_torn_line_before_it_is_not(run_folder: Make) -> None:
+    folder = run_folder("killed", rounds=5, status="running")
+    whole = (folder / "rounds.jsonl").read_bytes()
+    (folder / "rounds.jsonl").write_bytes(whole + b'{"round": 6, "seconds": 1.\xe2')
+    assert read(folder).num_rounds == 5
+    (folder / "rounds.jsonl").write_bytes(b'{"round": 0, "tes\n' + whole)
+    with pytest.raises(ValueError, match=r"line 1 cannot be read.*delete the line"):
+        read(folder)
+
+
+def test_a_round_that_was_run_again_counts_once_with_its_last_record(recorded: Make) -> None:
+    lines = [{"round": n, "train_loss": y} for n, y in ((1, 3.0), (2, 9.0), (2, 2.0))]
+    assert read(recorded("r", lines)).curve("train_loss") == ([1, 2], [3.0, 2.0])
+
+
+def test_a_run_killed_before_its_summary_counts_as_interrupted(run_folder: Make) -> None:
+    folder = run_folder("killed", rounds=7, planned=40)
+    (folder / "summary.json").unlink()
+    assert cell(folder, "status") == "interrupted"
+    assert cell(folder, "rounds") == "7 of 40"
+    assert cell(folder, "seconds") == "8.8"
+    assert cell(folder, "MB up") == "465.7"
+
+
+def test_damaged_files_are_named(run_folder: Make) -> None:
+    folder = run_folder("a")
+    (folder / "summary.json").write_text("[1]")
+    with pytest.raises(ValueError, match=r"summary.json holds no JSON object"):
+        read(folder)
+    (folder / "experiment.toml").write_text("rounds = ")
+    with pytest.raises(ValueError, match=r"experiment.toml cannot be read"):
+        read(folder)
+
+
+def test_runs_of_one_report_have_distinct_names(run_folder: Make) -> None:
+    folders = [run_folder(name, rounds=2) for name in ("x/seed1", "y/seed1", "y/other")]
+    assert [run.name for run in read_all([*folders, folders[0]])] == ["x/seed1", "y/seed1", "other"]
+    deep = [run_folder(f"{a}/b/c", rounds=2) for a in "pq"]
+    assert [run.name for run in read_all(deep)] == ["p/b/c", "q/b/c"]
+
+
+def test_the_table_tells_final_and_best(recorded: Make) -> None:
+    lines = [
+        {"round": 1, "test_accuracy": 0.5, "test_loss": 1.5, "bytes_up": 1_500_000},
+        {"round": 2, "test_accuracy": 0.75, "test_loss": 0.8, "bytes_up": 1_500_000},
+        {"round": 3, "test_accuracy": 0.7, "test_loss": 0.9, "test_f1": 0.69},
+    ]
+    run = read(recorded("r", lines))
+    header, body = rows([run])
+    assert dict(zip(header, body[0], strict=True)) == {
+        "run": "r",
+        "algorithm": "fedavg",
+        "rounds": "3",
+        "final accuracy": "70.0%",
+        "best accuracy (round)": "75.0% (2)",
+        "final loss": "0.900",
+        "macro F1": "0.690",
+        "MB up": "3.0",
+        "MB down": "0.0",
+        "seconds": "56.5",
+        "status": "finished",
+    }
+    assert run.best("test_loss") == (0.8, 2)
+
+
+def test_without_test_examples_validation_is_what_counts(recorded: Make) -> None:
+    folder = recorded("r", [{"round": 3, "validation_accuracy": 0.625, "train_loss": 1.0}])
+    assert cell(folder, "final accuracy") == "62.5%"
+    assert headline([read(folder)]) == "r reached 62.5% validation accuracy after 3 rounds."
+
+
+def test_the_headline_names_the_best_run_first(run_folder: Make) -> None:
+    low = run_folder("low", top=0.5)
+    high = run_folder("high", top=0.9)
+    cut = run_folder("cut", top=0.5, rounds=10, planned=40, status="interrupted")
+    blind = run_folder("blind", every=0)
+    said = headline(read_all([low, high, cut, blind]))
+    assert re.fullmatch(
+        r"high reached [\d.]+% test accuracy after 40 rounds; low [\d.]+%; "
+        r"cut [\d.]+% \(interrupted after 10 rounds\)\. "
+        r"blind was not evaluated; its training loss was [\d.]+ after 40 rounds\.",
+        said,
+    )
+
+
+def test_a_long_headline_sums_up_the_rest(run_folder: Make) -> None:
+    folders = [run_folder(f"r{n}", rounds=2, top=0.1 * n) for n in range(1, 10)]
+    assert re.search(
+        r"; r5 [\d.]+%; 4 more between [\d.]+% and [\d.]+%\.$", headline(read_all(folders))
+    )
+
+
+def test_settings_are_spelled_as_on_the_command_line() -> None:
+    experiment = {
+        "rounds": 3,
+        "clients": {"partition": {"name": "dirichlet", "alpha": 0.3}},
+        "algorithm": [{"name": "fedvc", "size": 256}, {"name": "fedavgm", "momentum": 0.9}],
+    }
+    assert settings(experiment) == {
+        "rounds": 3,
+        "clients.partition": "dirichlet",
+        "clients.partition.alpha": 0.3,
+        "algorithm": "fedvc + fedavgm",
+        "algorithm.fedvc.size": 256,
+        "algorithm.fedavgm.momentum": 0.9,
+    }
+    assert settings({"algorithm": []}) == settings({}) == {"algorithm": "fedavg"}
+
+
+def test_only_the_settings_that_differ_are_listed(run_folder: Make) -> None:
+    runs = read_all([run_folder("a", alpha=0.1), run_folder("b", alpha=10.0, algorithm="fedprox")])
+    keys, values = differences(runs)
+    assert keys == ["clients.partition.alpha", "algorithm", "algorithm.fedprox.mu"]
+    assert values == [["0.1", "fedavg", "–"], ["10.0", "fedprox", "0.01"]]
+
+
+def test_one_run_is_reported_in_its_own_folder(run_folder: Make) -> None:
+    folder = run_folder("alone", spread=True, extra=("train", "validation"))
+    assert report([folder]) == folder / "report.html"
+    drawn = {path.name for path in (folder / "figures").iterdir()}
+    assert drawn == {"accuracy.png", "loss.png", "clients.png"}
+    with Image.open(folder / "figures" / "accuracy.png") as image:
+        assert image.width >= 900
+        assert image.getextrema() != ((255, 255),) * 4
+
+
+def test_several_runs_are_reported_in_the_folder_they_share(
+    run_folder: Make, tmp_path: Path
+) -> None:
+    folders = [run_folder("x/a"), run_folder("y/b", algorithm="fedavgm", top=0.9)]
+    page = report(folders)
+    assert page == tmp_path / "report.html"
+    assert (tmp_path / "figures" / "final_accuracy.png").is_file()
+    assert report(folders, tmp_path / "new" / "place") == tmp_path / "new" / "place" / "report.html"
+    assert not list(tmp_path.rglob(".*"))
+
+
+def test_a_figure_of_an_earlier_report_does_not_linger(run_folder: Make, tmp_path: Path) -> None:
+    folders = [run_folder("a"), run_folder("b")]
+    report(folders, tmp_path / "out")
+    report(folders[:1], tmp_path / "out")
+    assert not (tmp_path / "out" / "figures" / "final_accuracy.png").exists()
+
+
+def test_a_place_that_cannot_be_written_is_named(run_folder: Make, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"cannot be written to .*file .*name another folder"):
+        report([run_folder("a")], tmp_path / "file")
+
+
+def test_the_page_stands_alone_and_its_ids_are_its_own(run_folder: Make) -> None:
+    folders = [run_folder("a", spread=True), run_folder("b", spread=True, status="diverged")]
+    page = report(folders).read_text("utf-8")
+    assert "://" not in page
+    ids = Ids(page).ids
+    assert len(ids) == len(set(ids))
+    used = set(re.findall(r'(?:href="|url\()#([^")]+)', page))
+    assert used and used <= set(ids)
+    assert Ids(page).tags.count("figure") == page.count('role="img"') == 4
+    assert "Line chart of test accuracy by round. a: 10.0% in round 0" in page
+    assert '<span class="diverged">diverged</span>' in page
+    assert "prefers-color-scheme: dark" in page
+    assert not any(f": {colour}" in page.split("</style>")[1] for colour in COLOURS)
+
+
+def test_names_are_escaped_and_drawn_as_they_are(run_folder: Make) -> None:
+    names = ("<img src=x onerror=alert(1)>", "_hidden", "cost $5 or $6^2$", "连邦 & co")
+    page = report([run_folder(name) for name in names]).read_text("utf-8")
+    assert "img" not in Ids(page).tags
+    assert "&lt;img src=x onerror=alert(1)&gt;" in page
+    for name in ("_hidden", "cost $5 or $6^2$", "连邦 &amp; co"):
+        assert f"{name}: best" in page
+
+
+def test_the_same_records_give_the_same_bytes(run_folder: Make, tmp_path: Path) -> None:
+    folders = [run_folder("a", spread=True), run_folder("b")]
+    pages = [report(folders, tmp_path / out).parent for out in ("one", "two")]
+    for path in pages[0].rglob("*.*"):
+        assert path.read_bytes() == (pages[1] / path.relative_to(pages[0])).read_bytes()
+
+
+def test_settings_of_matplotlib_are_left_as_they_were(run_folder: Make) -> None:
+    with matplotlib.rc_context({"axes.titlesize": 31}):
+        before = dict(matplotlib.rcParams)
+        report([run_folder("a")])
+        assert dict(matplotlib.rcParams) == before
+
+
+def test_a_run_that_was_never_evaluated_still_gives_a_page(run_folder: Make) -> None:
+    folder = run_folder("blind", every=0)
+    page = report([folder]).read_text("utf-8")
+    assert "Line chart of training loss by round" in page
+    assert [path.name for path in (folder / "figures").iterdir()] == ["loss.png"]
+
+
+def test_a_run_without_a_single_round_still_gives_a_page(recorded: Make) -> None:
+    page = report([recorded("new", [], status="running")]).read_text("utf-8")
+    assert "new was not evaluated (running, 0 rounds)." in page
+    assert "<figure" not in page
+
+
+@hypothesis_settings(
+    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    values=st.lists(
+        st.sampled_from(
+            [None, math.nan, math.inf, -math.inf, "x", True, 0, 0.5, -1.0, 1e30, 1e-30]
+        ),
+        min_size=1,
+        max_size=5,
+    )
+)
+def test_whatever_was_recorded_there_is_a_page(recorded: Make, values: list[object]) -> None:
+    keys = ("test_accuracy", "test_loss", "train_loss", "test_f1", "seconds", "bytes_up")
+    spread = tuple(f"client_accuracy_{word}" for word in ("min", "p10", "median", "max"))
+    folders = [recorded("a", []), recorded("b", [])]
+    for folder, order in zip(folders, (values, values[::-1]), strict=True):
+        lines = [{"round": n} | dict.fromkeys(keys + spread, v) for n, v in enumerate(order)]
+        (folder / "rounds.jsonl").write_text("\n".join(map(json.dumps, lines)))
+        (folder / "summary.json").write_text(json.dumps({"final": None, "best": {"test_loss": 3}}))
+    assert report(folders).is_file()
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=6))
+def test_last_values_in_the_margin_never_overlap(values: list[float]) -> None:
+    _, axes = _sheet(2.35, below=0.5)
+    axes.set_ylim(0, 1)
+    _name_ends(axes, [(value, "50.0%", COLOURS[0]) for value in values])
+    heights = sorted(text.xy[1] * 2.35 * 72 for text in axes.texts)
+    assert len(heights) == len(values)
+    assert all(b - a >= 10.4 for a, b in itertools.pairwise(heights))
+    assert heights[0] >= -0.1 and heights[-1] <= 2.35 * 72 + 0.1
