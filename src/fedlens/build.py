@@ -5,14 +5,14 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import nn
 
 from fedlens import keys
-from fedlens.algorithm import Algorithm, compose
+from fedlens.algorithm import Algorithm, Amendment, compose
 from fedlens.algorithms import ALGORITHMS
 from fedlens.client import ClientProgram
 from fedlens.core import Dataset, Examples, Federation, Fixed, Holdings
@@ -68,6 +68,9 @@ def build(experiment: Experiment, data: Path | None = None) -> Setup:
     federation = Federation(train, dataset.num_classes, Fixed(everyone))
     parts = {"test": dataset.test, "train": train, "validation": validation}
     asked = {name: part for name, part in parts.items() if name in experiment.evaluate.on}
+    for name, part in asked.items():
+        if not part:
+            raise ValueError(f"{dataset.name} has no {name} examples: leave it out of evaluate.on")
     return Setup(
         experiment=experiment,
         dataset=dataset,
@@ -97,8 +100,16 @@ def _dataset(experiment: Experiment, data: Path | None) -> Dataset:
     if isinstance(given, Dataset):
         return given
     made = call(find(DATASETS, given.name, "dataset"), Source(data), options=given.options)
-    if not isinstance(made, Dataset):
-        raise ValueError(f"dataset {given.name!r} gave {type(made).__name__}: return a Dataset")
+    return _expect(made, Dataset, f"dataset {given.name!r}")
+
+
+T = TypeVar("T")
+
+
+def _expect(made: Any, kind: type[T], what: str) -> T:
+    """What a function made, which may be one of the user's own, if it is what it should be."""
+    if not isinstance(made, kind):
+        raise ValueError(f"{what} gave {type(made).__name__}: it must return {kind.__name__}")
     return made
 
 
@@ -121,7 +132,12 @@ def _partition(experiment: Experiment, train: Examples, num_classes: int) -> Hol
     named = clients.partition
     rng = np.random.default_rng([_split_seed(experiment), keys.purpose("partition")])
     function = find(PARTITIONS, named.name, "partition")
-    held: Holdings = call(function, train, num_classes, clients.count, rng, options=named.options)
+    made = call(function, train, num_classes, clients.count, rng, options=named.options)
+    held = _expect(made, Holdings, f"partition {named.name!r}")
+    if len(held) != clients.count:
+        raise ValueError(
+            f"partition {named.name!r} made {len(held)} clients: set clients.count to {len(held)}"
+        )
     return held
 
 
@@ -152,22 +168,21 @@ def _network(experiment: Experiment, dataset: Dataset) -> Network:
         torch.manual_seed(int(keys.fold(keys.root(experiment.seed), keys.purpose("model"))))
         if isinstance(given, Named):
             function = find(MODELS, given.name, "model")
-            module = call(function, dataset.shape, outputs, options=given.options)
+            made = call(function, dataset.shape, outputs, options=given.options)
+            module = _expect(made, nn.Module, f"model {given.name!r}")
         else:
             module = given
-    if not isinstance(module, nn.Module):
-        raise ValueError(f"model {given} gave {type(module).__name__}: return a torch.nn.Module")
     if experiment.norm == "group":
         module = group_norm(module)
     dtype, compute = PRECISIONS[experiment.precision]
     network = Network(module, dataset.mean, dataset.std, dtype, compute)
     if experiment.norm == "local" and not network.layout.norm_layers:
         raise ValueError('norm is "local", but the model has no such layers: leave norm out')
-    _try(network, dataset)
+    _try(network, dataset, experiment.outputs)
     return network
 
 
-def _try(network: Network, dataset: Dataset) -> None:
+def _try(network: Network, dataset: Dataset, outputs: int | None) -> None:
     """One forward pass, so that a model that does not fit the data is found now."""
     part = dataset.train if len(dataset.train) else dataset.test
     try:
@@ -182,6 +197,10 @@ def _try(network: Network, dataset: Dataset) -> None:
             f"the model gives {tuple(logits.shape[1:])} outputs an image, but {dataset.name} has "
             f"{dataset.num_classes} classes: give it {dataset.num_classes} outputs"
         )
+    if outputs not in (None, logits.shape[1]):
+        raise ValueError(
+            f"outputs is {outputs}, but the model has {logits.shape[1]}: leave outputs out"
+        )
 
 
 def _algorithm(experiment: Experiment) -> Algorithm:
@@ -195,10 +214,10 @@ def _algorithm(experiment: Experiment) -> Algorithm:
         reset=local.reset,
         personal_norm=experiment.norm == "local",
     )
-    papers = [
-        call(find(ALGORITHMS, named.name, "algorithm"), options=named.options)
-        for named in experiment.algorithm
-    ]
+    papers = []
+    for named in experiment.algorithm:
+        made = call(find(ALGORITHMS, named.name, "algorithm"), options=named.options)
+        papers.append(_expect(made, Amendment, f"algorithm {named.name!r}"))
     return compose(base, *papers)
 
 

@@ -15,6 +15,7 @@ import click
 import typer
 
 import fedlens
+from fedlens.options import importable
 
 app = typer.Typer(
     add_completion=False,
@@ -58,14 +59,13 @@ def run_command(
         given.append(f"seed={seed}")
     if device is not None:
         given.append(f"device={json.dumps(device)}")
-    with _importable(experiment.parent):
-        described = Experiment.read(experiment, given)
-        folder = out or _free(Path("runs") / experiment.stem)
-        with (
-            _telling(folder),
-            _watching(quiet, progress.rounds, folder.name, described.rounds) as w,
-        ):
-            result = fedlens.run(described, folder, overwrite=overwrite, data=data, watch=w)
+    described = Experiment.read(experiment, given)
+    folder = out or _free(Path("runs") / experiment.stem)
+    with (
+        _telling(folder),
+        _watching(quiet, progress.rounds, folder.name, described.rounds) as watch,
+    ):
+        result = fedlens.run(described, folder, overwrite=overwrite, data=data, watch=watch)
     _finish(result, as_json)
 
 
@@ -78,13 +78,14 @@ def resume_command(
 ) -> None:
     """Go on where a run stopped, to the same result."""
     from fedlens import progress
-    from fedlens.experiment import Experiment
+    from fedlens.folder import RunFolder
+    from fedlens.tables import read_tables
 
-    described = Experiment.read(run / "experiment.toml")
+    total = read_tables(run / "experiment.toml").get("rounds", 0)
+    done = RunFolder(run).last_saved or 0
     with (
-        _importable(Path.cwd()),
         _telling(run),
-        _watching(quiet, progress.rounds, run.name, described.rounds) as watch,
+        _watching(quiet, progress.rounds, run.name, total, done) as watch,
     ):
         result = fedlens.resume(run, data=data, watch=watch)
     _finish(result, as_json)
@@ -105,9 +106,8 @@ def partition_command(
     from fedlens.experiment import Experiment
 
     chosen = [] if seed is None else [f"clients.seed={seed}"]
-    with _importable(experiment.parent):
-        described = Experiment.read(experiment, [*(overrides or []), *chosen])
-        dataset, labels, holdings = partition(described, data)
+    described = Experiment.read(experiment, [*(overrides or []), *chosen])
+    dataset, labels, holdings = partition(described, data)
     if as_json:
         print(json.dumps(statistics.summary(holdings, labels, dataset.num_classes)))
     else:
@@ -278,17 +278,6 @@ def _watching(quiet: bool, kind: Any, *about: Any) -> Iterator[Any]:
 
 
 @contextmanager
-def _importable(folder: Path) -> Iterator[None]:
-    """Let experiments name functions in files beside them, or where the command is given."""
-    before = list(sys.path)
-    sys.path[:0] = [str(folder.resolve()), str(Path.cwd())]
-    try:
-        yield
-    finally:
-        sys.path[:] = before
-
-
-@contextmanager
 def _telling(folder: Path) -> Iterator[None]:
     """Say how to go on, should the run be interrupted."""
     try:
@@ -305,12 +294,10 @@ def main() -> None:
     arguments = [word for word in sys.argv[1:] if word != "--debug"]
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        app(arguments, standalone_mode=False, prog_name="fedlens")
-    except KeyboardInterrupt:
-        status = 130
-    except click.exceptions.Exit as stop:
-        status = stop.exit_code
-    except click.exceptions.Abort:
+        with importable(Path.cwd()):
+            # Typer gives back the status of an exit, and 130 after Ctrl-C.
+            status = app(arguments, standalone_mode=False, prog_name="fedlens") or 0
+    except (KeyboardInterrupt, click.exceptions.Abort):
         status = 130
     except click.ClickException as error:
         status = _complain(error.format_message(), 2, debug)
@@ -318,8 +305,6 @@ def main() -> None:
         status = _complain(str(error), 2, debug)
     except Exception as error:
         status = _complain(f"failed: {type(error).__name__}: {error}", 1, debug)
-    else:
-        status = 0
     raise SystemExit(status)
 
 

@@ -31,6 +31,7 @@ class Shared(NamedTuple):
 
     params: Tree
     buffers: Tree
+    exact: Tree  # both in float64, floats only: what updates are taken from
 
 
 @dataclass(frozen=True)
@@ -85,55 +86,55 @@ class ClientProgram:
     def _train(
         self, apply: Apply, examples: Examples, shared: Shared, work: Work
     ) -> tuple[Local, Tensor]:
-        device = examples.labels.device
+        device, plan = examples.labels.device, work.plan
         local = self._start(shared, work)
-        index, counts = work.plan.index.to(device), work.plan.counts.to(device)
-        step_keys = work.keys.to(device)
-        lives, widths = _cuts(work.plan)
         dtype = next(iter(local.params.values())).dtype
+        index, counts = plan.index.to(device), plan.counts.to(device)
+        labels = examples.labels[index]
+        mask = (torch.arange(index.shape[2], device=device) < counts[:, :, None]).to(dtype)
+        steps = torch.arange(index.shape[1])
+        dropout_keys = keys.fold(work.keys[:, None], DROPOUT, steps).to(device)  # [C, T]
+        augment_keys = keys.fold(work.keys[:, None], AUGMENT, steps).to(device)
         total = torch.zeros(len(work), dtype=dtype, device=device)
         algorithm = pick(self.algorithm, work.group)
         finished: list[Local] = []
 
-        for step, (live, width) in enumerate(zip(lives, widths, strict=True)):
+        for step, (live, width) in enumerate(zip(*_cuts(plan), strict=True)):
             if live < len(local.steps):
                 finished.append(_rows(local, slice(live, None)))
                 local = _rows(local, slice(live))
                 algorithm = pick(self.algorithm, None if work.group is None else work.group[:live])
-            which = index[:live, step, :width]
-            images = examples.images[which.flatten()]
-            images = images.view(*which.shape, *images.shape[1:])
+            now = (slice(live), step)
+            images = examples.images[index[now][:, :width].flatten()]
+            images = images.view(live, width, *images.shape[1:])
             if self.augment is not None:
-                images = self.augment(images, keys.fold(step_keys[:live], AUGMENT, step))
-            mask = torch.arange(width, device=device) < counts[:live, step, None]
-            batch = Batch(images, examples.labels[which], mask.to(dtype))
+                images = self.augment(images, augment_keys[now])
+            batch = Batch(images, labels[now][:, :width], mask[now][:, :width])
 
             leaves = [p.requires_grad_() for p in local.params.values()]
-            dropout_keys = keys.fold(step_keys[:live], DROPOUT, step)
             logits, local.buffers = apply(
-                local.params, local.buffers, images, dropout_keys, batch.mask
+                local.params, local.buffers, batch.images, dropout_keys[now], batch.mask
             )
             loss, plain = algorithm.objective(logits, batch, local)
             slopes = torch.autograd.grad(loss.sum(), leaves, materialize_grads=True)
             grads = dict(zip(local.params, slopes, strict=True))
-            local.params = {name: p.detach() for name, p in local.params.items()}
             with torch.no_grad():
                 local.params, local.solver = algorithm.solve.update(
                     grads, local.solver, local.params
                 )
-                total[:live] += plain * counts[:live, step]
+                total[:live] += plain * counts[now]
 
         whole = _concatenate([local, *reversed(finished)]) if finished else local
+        whole.params = {name: p.detach() for name, p in whole.params.items()}
         return whole, total / counts.sum(1).clamp(min=1)
 
     def _start(self, shared: Shared, work: Work) -> Local:
         """Where local training starts: the server's model, and what the client remembers."""
         clients = len(work)
         anchor = {name: p.unsqueeze(0) for name, p in shared.params.items()}
-        anchor_buffers = {name: b.unsqueeze(0) for name, b in shared.buffers.items()}
         params, buffers = (
-            {name: t.expand(clients, *t.shape[1:]).clone() for name, t in tree.items()}
-            for tree in (anchor, anchor_buffers)
+            {name: t.expand(clients, *t.shape).clone() for name, t in tree.items()}
+            for tree in (shared.params, shared.buffers)
         )
         for name, own in work.memory.get("norm", {}).items():
             (params if name in params else buffers)[name] = own.clone()
@@ -143,7 +144,8 @@ class ClientProgram:
         device = next(iter(params.values())).device
         facts = Facts(*(fact.to(device) for fact in work.facts))
         steps = work.plan.steps.to(device)
-        return Local(params, buffers, anchor, anchor_buffers, facts, work.memory, solver, steps)
+        exact = {name: t.unsqueeze(0) for name, t in shared.exact.items()}
+        return Local(params, buffers, anchor, exact, facts, work.memory, solver, steps)
 
     def _send(self, local: Local, loss: Tensor, work: Work) -> Part:
         algorithm = pick(self.algorithm, work.group)
@@ -207,7 +209,7 @@ def _concatenate(parts: list[Local]) -> Local:
         name: join([getattr(part, name) for part in parts])
         for name in ("params", "buffers", "facts", "memory", "solver", "steps")
     }
-    return Local(anchor=first.anchor, anchor_buffers=first.anchor_buffers, **joined)
+    return Local(anchor=first.anchor, exact=first.exact, **joined)
 
 
 def _cuts(plan: Plan) -> tuple[list[int], list[int]]:

@@ -227,7 +227,7 @@ class Local:
     params: Tree  # [C, ...] the model being trained
     buffers: Tree  # [C, ...]
     anchor: Tree  # [1, ...] the server's parameters, where this round started
-    anchor_buffers: Tree  # [1, ...]
+    exact: Tree  # [1, ...] the same and the float buffers, in float64
     facts: Facts
     memory: Memory  # [C, ...] what the client kept from its last round
     solver: Memory  # [C, ...] what `solve` remembers between steps

@@ -16,7 +16,7 @@ from fedlens.core import Dataset
 from fedlens.data import DATASETS
 from fedlens.data.partitions import PARTITIONS
 from fedlens.models import MODELS
-from fedlens.options import check, did_you_mean, find, resolve
+from fedlens.options import check, did_you_mean, find, importable, resolve
 from fedlens.pieces import cross_entropy
 from fedlens.tables import apply_override, read_tables, to_toml
 
@@ -50,6 +50,8 @@ def _settle(self: Any, prefix: str) -> None:
 
 
 def _convert(value: Any, kind: Any, where: str) -> Any:
+    if typing.get_origin(kind) is tuple and isinstance(value, (str, Mapping, Named)):
+        value = (value,)  # one stands for a list of one
     choices = typing.get_args(kind) if typing.get_origin(kind) is not Literal else ()
     if kind is Named or (Named in choices and Ellipsis not in choices):
         if isinstance(value, tuple(c for c in choices if isinstance(c, type) and c is not Named)):
@@ -60,8 +62,10 @@ def _convert(value: Any, kind: Any, where: str) -> Any:
             raise ValueError(f"{where} is {value!r}: expected a list of tables ([[{where}]])")
         return tuple(Named.of(one, where) for one in value)
     if is_dataclass(kind) and isinstance(value, Mapping):
-        _refuse_unknown(value, {f.name: f for f in fields(kind)}, f"{where}.")
-        return typing.cast(Any, kind)(**value)
+        hints = typing.get_type_hints(kind)
+        _refuse_unknown(value, hints, f"{where}.")
+        parts = {k: _convert(part, hints[k], f"{where}.{k}") for k, part in value.items()}
+        return typing.cast(Any, kind)(**parts)
     return check(value, kind, where)
 
 
@@ -94,6 +98,8 @@ class Clients:
             fits = 1 <= self.per_round <= self.count
             remedy = f"there are {self.count} clients: choose 1 to {self.count}"
             _demand(fits, "clients.per_round", self.per_round, remedy)
+        if self.seed is not None:
+            _demand(self.seed >= 0, "clients.seed", self.seed, "choose 0 or more")
         _demand(0 <= self.holdout < 1, "clients.holdout", self.holdout, "choose 0 to below 1")
 
     @property
@@ -141,8 +147,6 @@ class Evaluate:
     validation: float = 0.1  # the share of train set apart, if `on` has validation
 
     def __post_init__(self) -> None:
-        if isinstance(self.on, str):
-            object.__setattr__(self, "on", (self.on,))
         _settle(self, "evaluate.")
         _demand(self.every >= 1, "evaluate.every", self.every, "choose 1 or more")
         fits = 0 < self.validation < 1
@@ -175,11 +179,11 @@ class Experiment:
     algorithm: tuple[Named, ...] = ()
 
     def __post_init__(self) -> None:
-        given = self.algorithm
-        if isinstance(given, (str, Mapping, Named)) or not given:
-            object.__setattr__(self, "algorithm", (given or "fedavg",))
+        if self.algorithm in ((), []):
+            object.__setattr__(self, "algorithm", (Named("fedavg"),))
         _settle(self, "")
         _demand(self.rounds >= 1, "rounds", self.rounds, "choose 1 or more")
+        _demand(self.seed >= 0, "seed", self.seed, "choose 0 or more")
         if self.outputs is not None:
             _demand(self.outputs >= 1, "outputs", self.outputs, "choose 1 or more")
         self._resolve_options()
@@ -213,7 +217,10 @@ class Experiment:
 
     @classmethod
     def read(cls, path: str | Path, overrides: Sequence[str] = ()) -> Experiment:
-        """From a TOML or JSON file; `overrides` are `key=value`, with dots in the key."""
+        """From a TOML or JSON file; `overrides` are `key=value`, with dots in the key.
+
+        Functions of the user's own are looked for beside the file, too.
+        """
         path = Path(path)
         content = read_tables(path)
         for override in overrides:
@@ -221,7 +228,8 @@ class Experiment:
         dataset = content.get("dataset")
         if isinstance(dataset, dict) and isinstance(dataset.get("path"), str):
             dataset["path"] = str((path.parent / Path(dataset["path"]).expanduser()).resolve())
-        return cls.of(content)
+        with importable(path.parent):
+            return cls.of(content)
 
     def plain(self) -> dict[str, Any]:
         """As plain tables, every default filled in."""

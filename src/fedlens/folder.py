@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import shutil
@@ -16,6 +17,8 @@ from fedlens.core import Memory, Tree
 from fedlens.files import write_atomically
 from fedlens.rounds import ClientMemory, State
 
+STATE = "checkpoint/state.json"
+
 
 @dataclass(frozen=True)
 class RunFolder:
@@ -25,9 +28,15 @@ class RunFolder:
     def create(cls, path: Path, overwrite: bool = False) -> RunFolder:
         """A new folder, in the place of an old run's if `overwrite`."""
         check_free(path, overwrite)
-        if path.exists():
-            shutil.rmtree(path)
-        path.mkdir(parents=True)
+        try:
+            if path.exists():
+                shutil.rmtree(path)
+            path.mkdir(parents=True)
+        except OSError as error:
+            reason = error.strerror or error
+            raise ValueError(
+                f"{path} cannot be written ({reason}): choose another --out"
+            ) from error
         return cls(path)
 
     def write(self, name: str, text: str) -> None:
@@ -39,11 +48,13 @@ class RunFolder:
     def read_json(self, name: str) -> dict[str, Any]:
         path = self.path / name
         try:
-            content: dict[str, Any] = json.loads(path.read_text())
-        except FileNotFoundError as error:
-            raise ValueError(f"{self.path} is not a run: it has no {name}") from error
+            content: dict[str, Any] = json.loads(path.read_bytes())
+        except OSError as error:
+            raise ValueError(f"{self.path} is not a run, it has no {name}: name one") from error
         except ValueError as error:
-            raise ValueError(f"{path} is damaged: {error}") from error
+            raise _damaged(path, error) from error
+        if not isinstance(content, dict):
+            raise _damaged(path, "it holds no table")
         return content
 
     def append(self, record: Mapping[str, Any]) -> None:
@@ -82,26 +93,38 @@ class RunFolder:
                 trees[f"clients.{memory}"] = {
                     key: torch.stack([row[memory][key] for row in rows]) for key in tree
                 }
-        write_atomically(folder / name, _packed(_flat(trees)))
-        index = {"round": state.round, "file": name, "clients": clients}
-        write_atomically(folder / "state.json", to_json(index).encode())
+        content = _packed(_flat(trees))
+        write_atomically(folder / name, content)
+        digest = hashlib.sha256(content).hexdigest()
+        index = {"round": state.round, "file": name, "sha256": digest, "clients": clients}
+        write_atomically(self.path / STATE, to_json(index).encode())
         for old in folder.glob("state-*.safetensors"):
             if old.name != name:
                 old.unlink()
 
+    @property
+    def last_saved(self) -> int | None:
+        """The round that the checkpoint holds, or None if the run died before the first one."""
+        return self._index()["round"] if (self.path / STATE).exists() else None
+
+    def _index(self) -> dict[str, Any]:
+        index = self.read_json(STATE)
+        if not {"round", "file", "sha256", "clients"} <= index.keys():
+            raise _damaged(self.path / STATE, "it is incomplete")
+        return index
+
     def load_state(self, device: torch.device) -> State:
-        from safetensors import SafetensorError
         from safetensors.torch import load
 
-        folder = self.path / "checkpoint"
-        if not (folder / "state.json").exists():
-            raise ValueError(f"{self.path} has no checkpoint: start it anew with fedlens run")
-        index = json.loads((folder / "state.json").read_text())
-        path = folder / index["file"]
+        index = self._index()
+        path = self.path / "checkpoint" / index["file"]
         try:
-            trees = _nested(load(path.read_bytes()))
-        except (OSError, SafetensorError) as error:
-            raise ValueError(f"{path} is damaged ({error}): start the run anew") from error
+            content = path.read_bytes()
+        except OSError as error:
+            raise _damaged(path, error.strerror) from error
+        if hashlib.sha256(content).hexdigest() != index["sha256"]:
+            raise _damaged(path, "its checksum is wrong")
+        trees = _nested(load(content))
         rows: dict[int, Memory] = {client: {} for client in index["clients"]}
         server: Memory = {}
         for name, tree in trees.items():
@@ -118,14 +141,19 @@ class RunFolder:
         return State(index["round"], params, buffers, server, ClientMemory(rows))
 
 
+def _damaged(path: Path, why: object) -> ValueError:
+    return ValueError(f"{path} is damaged ({why}): start the run anew, with --overwrite")
+
+
 def check_free(path: Path, overwrite: bool) -> None:
     """Refuse a place where something is, unless it is an old run that may go."""
     if not path.exists():
         return
     if not overwrite:
         raise ValueError(f"{path} exists: choose another --out, or add --overwrite")
-    is_run = path.is_dir() and ((path / "experiment.toml").exists() or not any(path.iterdir()))
-    if not is_run:
+    is_run = all((path / name).is_file() for name in ("experiment.toml", "manifest.json"))
+    is_empty = path.is_dir() and not any(path.iterdir())
+    if not (is_run or is_empty):
         raise ValueError(f"{path} is not a run, so it is not overwritten: choose another --out")
 
 

@@ -10,6 +10,7 @@ client.
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
 
 import torch
@@ -162,8 +163,9 @@ def prepare(module: nn.Module) -> nn.Module:
         return m
 
     prepared = _replace(module, replace)
-    if layer:
-        prepared.register_forward_pre_hook(_count_anew)
+    dropouts = [m for m in prepared.modules() if isinstance(m, KeyedDropout)]
+    if dropouts:
+        prepared.register_forward_pre_hook(functools.partial(_count_anew, dropouts))
     return prepared
 
 
@@ -210,7 +212,6 @@ def _replace(module: nn.Module, replacement: Callable[[nn.Module], nn.Module]) -
     return new[module]
 
 
-def _count_anew(module: nn.Module, *_: object) -> None:
-    for m in module.modules():
-        if isinstance(m, KeyedDropout):
-            m.calls = 0
+def _count_anew(dropouts: list[KeyedDropout], *_: object) -> None:
+    for dropout in dropouts:
+        dropout.calls = 0

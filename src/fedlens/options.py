@@ -10,9 +10,12 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
+import sys
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Literal, Union
 
 
@@ -29,16 +32,33 @@ def find(table: Mapping[str, Callable[..., Any]], name: str, kind: str) -> Calla
     """The function called `name`: from the table, or by import path ("package.module:function")."""
     if name in table:
         return table[name]
+    if name.startswith("<"):  # stands in a run's folder for what has no name
+        raise ValueError(f"{kind} {name} was given from Python: give the experiment again there")
     module, colon, attribute = name.partition(":")
     if not colon:
         raise ValueError(f"unknown {kind} {name!r}: {did_you_mean(name, table)}")
     try:
         found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"{kind} {name!r} cannot be imported: {error}") from error
+    except Exception as error:  # a module of the user's own may raise anything
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ValueError(
+            f"{kind} {name!r} cannot be imported ({reason}): write module:function, with the "
+            "module beside the experiment or on PYTHONPATH"
+        ) from error
     if not callable(found):
-        raise ValueError(f"{kind} {name!r} is not a function")
+        raise ValueError(f"{kind} {name!r} is {found!r}: name a function")
     return typing.cast(Callable[..., Any], found)
+
+
+@contextmanager
+def importable(*folders: Path) -> Iterator[None]:
+    """Let functions be named that stand in files of these folders; installed packages go first."""
+    before = list(sys.path)
+    sys.path += [str(folder.resolve()) for folder in folders]
+    try:
+        yield
+    finally:
+        sys.path[:] = before
 
 
 def options_of(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
@@ -68,7 +88,16 @@ def resolve(function: Callable[..., Any], given: Mapping[str, Any], where: str) 
 def call(function: Callable[..., Any], *handed: Any, options: Mapping[str, Any]) -> Any:
     """Call `function` with options named as in an experiment file (`lambda` for `lambda_`)."""
     known = options_of(function)
-    return function(*handed, **{known[name].name: value for name, value in options.items()})
+    named = {known[name].name: value for name, value in options.items()}
+    try:
+        inspect.signature(function).bind(*handed, **named)
+    except TypeError as error:
+        called = getattr(function, "__name__", function)
+        raise ValueError(
+            f"{called} does not take the {len(handed)} arguments it is handed ({error}): "
+            "change its parameters"
+        ) from error
+    return function(*handed, **named)
 
 
 def check(value: Any, kind: Any, where: str) -> Any:
@@ -106,10 +135,12 @@ def check(value: Any, kind: Any, where: str) -> Any:
 
 def _say(kind: Any) -> str:
     words = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
-    words |= {type(None): "nothing", dict: "a table", list: "a list", tuple: "a list"}
+    words |= {dict: "a table", list: "a list", tuple: "a list"}
     inner = typing.get_args(kind)
     if typing.get_origin(kind) in (Union, types.UnionType):
-        return " or ".join(_say(choice) for choice in inner)
+        # Nobody writes a tensor, or nothing, into a file.
+        written = [choice for choice in inner if typing.get_origin(choice) or choice in words]
+        return " or ".join(_say(choice) for choice in written)
     if typing.get_origin(kind) is Literal:
         return " or ".join(repr(choice) for choice in inner)
     return words.get(typing.get_origin(kind) or kind, str(getattr(kind, "__name__", kind)))

@@ -71,7 +71,7 @@ class Outcome(NamedTuple):
 def begin(network: Network, program: ClientProgram, device: torch.device) -> State:
     params = {name: p.to(device) for name, p in network.params.items()}
     buffers = {name: b.to(device) for name, b in network.buffers.items()}
-    server = program.algorithm.advance.init(_server_side(params))
+    server = program.algorithm.advance.init({n: p.double()[None] for n, p in params.items()})
     return State(0, params, buffers, server, ClientMemory())
 
 
@@ -106,28 +106,36 @@ def run_round(
         shares=shares,
         cohort=cohort,
     )
-    shared = Shared(state.params, state.buffers)
+    model = state.params | state.buffers
+    exact = {
+        name: t.to(torch.float64, copy=True)  # a copy, since the server moves it in place
+        for name, t in model.items()
+        if t.is_floating_point()
+    }
+    shared = Shared(state.params, state.buffers, exact)
     update, counters, keep, losses = _gather(engine.map(program, shared, work), program)
     if not algorithm.combine.linear:
         update = algorithm.combine(update, shares.to(device), cohort, program.layout)
 
-    slope = {name: -update[name].unsqueeze(0) for name in state.params}
+    # The server moves in float64, with a leading axis for the experiments of a sweep.
+    slope = {name: update[name].neg_().unsqueeze(0) for name in state.params}
     memory = {name: tree_map(torch.clone, tree) for name, tree in state.server.items()}
-    moved, server = algorithm.advance.update(slope, memory, _server_side(state.params))
+    start = {name: exact[name].unsqueeze(0) for name in state.params}
+    moved, server = algorithm.advance.update(slope, memory, start)
     params = {name: moved[name].squeeze(0).to(p.dtype) for name, p in state.params.items()}
     buffers = {
-        name: (b + update[name]).to(b.dtype)
+        name: (exact[name] + update[name]).to(b.dtype)
         if b.is_floating_point()
         else torch.maximum(b, counters[name])
         for name, b in state.buffers.items()
     }
-    seen = holdings.sizes.clamp(min=0).to(losses)
-    model = sum(t.nbytes for t in (*params.values(), *buffers.values()))
+    seen = holdings.sizes.to(losses)
+    sent = sum(t.nbytes for t in model.values())
     outcome = Outcome(
         train_loss=(losses * seen).sum() / seen.sum().clamp(min=1),
         batches=int(plan.steps.max()) if len(clients) else 0,
-        bytes_up=model * len(clients),
-        bytes_down=model * len(clients),
+        bytes_up=sent * len(clients),
+        bytes_down=sent * len(clients),
     )
     kept = state.clients.put(clients, keep)
     return State(state.round + 1, params, buffers, server, kept), outcome
@@ -156,11 +164,6 @@ def _gather(parts: Iterable[Part], program: ClientProgram) -> Part:
 
 def _join(trees: list[Tree]) -> Tree:
     return {name: torch.cat([tree[name] for tree in trees]) for name in trees[0]}
-
-
-def _server_side(params: Tree) -> Tree:
-    """Parameters as the server moves them: float64, with an axis for a sweep's experiments."""
-    return {name: p.double().unsqueeze(0) for name, p in params.items()}
 
 
 def _occurrences(clients: Tensor) -> Tensor:

@@ -24,8 +24,9 @@ from fedlens.build import Setup, build
 from fedlens.core import Tree
 from fedlens.data import statistics
 from fedlens.evaluate import evaluate, evaluate_clients
-from fedlens.experiment import Experiment
+from fedlens.experiment import Experiment, Named
 from fedlens.folder import RunFolder, check_free
+from fedlens.options import importable
 from fedlens.rounds import State, begin, run_round
 
 Record = dict[str, Any]
@@ -92,12 +93,18 @@ def resume(
     """
     folder = RunFolder(Path(path))
     manifest = folder.read_json("manifest.json")
-    experiment = experiment or Experiment.read(folder.path / "experiment.toml")
+    with importable(*map(Path, manifest["code"])):
+        experiment = experiment or Experiment.read(folder.path / "experiment.toml")
     experiment = replace(experiment, engine=manifest["engine"])
     setup = build(experiment, Path(data) if data is not None else None)
     if _partition_hash(setup) != manifest["partition"]:
         raise ValueError(f"{path}: the data are not those it started with: find the old ones")
-    state = folder.load_state(setup.device)
+    state = begin(setup.network, setup.program, setup.device)
+    if folder.last_saved is not None:
+        saved = folder.load_state(setup.device)
+        if _shapes(saved) != _shapes(state):
+            raise ValueError(f"{path} was run with another model: put the old one back")
+        state = saved
     return _go_on(setup, folder, state, folder.cut_records(state.round), watch)
 
 
@@ -109,11 +116,12 @@ def _go_on(
     watch: Watch | None,
 ) -> Result:
     started = saved = time.perf_counter()
-    experiment, status = setup.experiment, "running"
-    evaluating = 0.0
+    experiment = setup.experiment
+    status = "running" if _is_finite(state) and not _is_lost(records) else "diverged"
+    evaluating, earlier = 0.0, sum(record["seconds"] for record in records)
 
     def settle(status: str) -> dict[str, Any]:
-        elapsed = time.perf_counter() - started
+        elapsed = earlier + time.perf_counter() - started
         summary = _summary(setup, status, records, elapsed, evaluating)
         if folder is not None:
             folder.write_json("summary.json", summary)
@@ -136,7 +144,7 @@ def _go_on(
                 }
                 trained = time.perf_counter()
                 record["seconds"] = trained - start
-                if not _is_finite(after, record["train_loss"]):
+                if not _is_finite(after) or _is_lost([record]):
                     status = "diverged"
                 elif (
                     after.round % experiment.evaluate.every == 0 or after.round == experiment.rounds
@@ -185,9 +193,16 @@ def _evaluate(setup: Setup, state: State) -> dict[str, float]:
     return found
 
 
-def _is_finite(state: State, loss: float) -> bool:
-    if not math.isfinite(loss):
-        return False
+def _is_lost(records: list[Record]) -> bool:
+    """Whether the last training loss is no number any more (None, once it was written)."""
+    return bool(records) and not _is_number(records[-1]["train_loss"])
+
+
+def _is_number(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)
+
+
+def _is_finite(state: State) -> bool:
     sums = [p.sum() for p in (*state.params.values(), *state.buffers.values())]
     return bool(torch.stack([s.double() for s in sums]).isfinite().all())
 
@@ -200,8 +215,10 @@ def _summary(
     best: dict[str, Any] = {}
     for key in measures:
         better = min if key.endswith(("loss", "std")) else max
-        record = better((r for r in evaluated if key in r), key=lambda r: r[key])
-        best[key] = {"value": record[key], "round": record["round"]}
+        sound = [record for record in evaluated if _is_number(record.get(key))]
+        if sound:
+            record = better(sound, key=lambda r: r[key])
+            best[key] = {"value": record[key], "round": record["round"]}
     training = sum(record["seconds"] for record in records)
     return {
         "status": status,
@@ -224,6 +241,10 @@ def _label_counts(setup: Setup) -> torch.Tensor:
 def _partition(setup: Setup) -> dict[str, Any]:
     held = setup.federation.everyone(0)
     return statistics.summary(held, setup.federation.labels, setup.dataset.num_classes)
+
+
+def _shapes(state: State) -> dict[str, torch.Size]:
+    return {name: t.shape for name, t in (state.params | state.buffers).items()}
 
 
 def _partition_hash(setup: Setup) -> str:
@@ -249,7 +270,22 @@ def _manifest(setup: Setup) -> dict[str, Any]:
         "partition": _partition_hash(setup),
         "parameters": setup.network.num_parameters,
         "classes": list(setup.dataset.classes),
+        "code": _own_code(setup.experiment),
     }
+
+
+def _own_code(experiment: Experiment) -> list[str]:
+    """The folders of the functions named by import path: a resumed run finds them there again."""
+    clients = experiment.clients
+    chosen = [experiment.dataset, experiment.model, clients.partition, *experiment.algorithm]
+    names = [one.name for one in chosen if isinstance(one, Named) and ":" in one.name]
+    folders = set()
+    for name in names:
+        module = sys.modules[name.partition(":")[0].partition(".")[0]]
+        if module.__file__ is not None:
+            home = Path(module.__file__).resolve()
+            folders.add(str(home.parents[1 if home.name == "__init__.py" else 0]))
+    return sorted(folders)
 
 
 def _revision() -> str | None:

@@ -32,54 +32,50 @@ def apply_override(content: dict[str, Any], override: str) -> None:
     if not equals or not key.strip():
         raise ValueError(f"{override!r} is not an override: write key=value")
     *tables, last = key.strip().split(".")
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text
-    place: Any = content
-    for depth, name in enumerate(tables):
-        if name == "algorithm" and depth == 0 and len(tables) > 1:
-            place = _as_list(content)
-            continue
-        if isinstance(place, list):
-            place = _algorithm_called(name, place)
-            continue
+    if tables[:1] == ["algorithm"] and tables[1:]:
+        _algorithm_called(".".join(tables[1:]), content)[last] = _parsed(text)
+        return
+    place = content
+    for name in tables:
         inner = place.setdefault(name, {})
         if isinstance(inner, str):  # a name by itself; an option makes it a table
             inner = place[name] = {"name": inner}
         if not isinstance(inner, dict):
             raise ValueError(f"{key} cannot be set: {name} is {inner!r}, not a table")
         place = inner
-    place[last] = value
+    place[last] = _parsed(text)
 
 
-def _as_list(content: dict[str, Any]) -> list[Any]:
-    """The algorithms of an experiment as a list of tables."""
+def _parsed(text: str) -> Any:
+    """What TOML makes of it; anything else is text, which needs no quotes on a command line."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _algorithm_called(name: str, content: dict[str, Any]) -> dict[str, Any]:
+    """The table of one of the experiment's algorithms, which are made a list of tables."""
     given = content.get("algorithm", [])
     listed = given if isinstance(given, list) else [given]
-    content["algorithm"] = [{"name": one} if isinstance(one, str) else one for one in listed]
-    found: list[Any] = content["algorithm"]
-    return found
-
-
-def _algorithm_called(name: str, algorithms: list[Any]) -> dict[str, Any]:
-    found: dict[str, Any]
-    for found in algorithms:
-        if found.get("name") == name:
-            return found
+    tables = [{"name": one} if isinstance(one, str) else one for one in listed]
+    content["algorithm"] = tables
+    for table in tables:
+        if isinstance(table, dict) and table.get("name") == name:
+            return table
     raise ValueError(f"the experiment has no algorithm {name!r}: put algorithm={name} before it")
 
 
 def to_toml(tables: Mapping[str, Any]) -> str:
     """Plain tables as TOML: first the values, then a section for each table."""
-    lines = [f"{key} = {_value(v)}" for key, v in tables.items() if not _is_section(key, v)]
+    lines = [_pair(key, v) for key, v in tables.items() if not _is_section(key, v)]
     for key, section in tables.items():
         if not _is_section(key, section):
             continue
         listed = isinstance(section, list)
         for table in section if listed else [section]:
             lines += ["", f"[[{key}]]" if listed else f"[{key}]"]
-            lines += [f"{name} = {_value(value)}" for name, value in table.items()]
+            lines += [_pair(name, value) for name, value in table.items()]
     return "\n".join(lines) + "\n"
 
 
@@ -88,18 +84,16 @@ def _is_section(key: str, value: Any) -> bool:
     return nested or (isinstance(value, list) and bool(value) and isinstance(value[0], dict))
 
 
+def _pair(key: str, value: Any) -> str:
+    is_bare = key.isascii() and key.replace("-", "").replace("_", "").isalnum()
+    return f"{key if is_bare else _value(key)} = {_value(value)}"
+
+
 def _value(value: Any) -> str:
     if isinstance(value, dict):
-        inner = ", ".join(
-            f"{json.dumps(k) if not _is_bare(k) else k} = {_value(v)}" for k, v in value.items()
-        )
-        return f"{{ {inner} }}"
+        return f"{{ {', '.join(_pair(key, part) for key, part in value.items())} }}"
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(_value, value))}]"
     if isinstance(value, float):
         return repr(value)
-    return json.dumps(value, ensure_ascii=False)
-
-
-def _is_bare(key: str) -> bool:
-    return key.replace("-", "").replace("_", "").isalnum() and key.isascii()
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from fedlens.client import ClientProgram, Part, Shared, Work
-from fedlens.core import Examples, Memory, Tree, tree_map
+from fedlens.core import Examples, Memory, tree_map
 from fedlens.engines.sequential import Sequential
 from fedlens.network import Network
 
@@ -68,10 +68,10 @@ class _Crew:
         self, inner: Sequential, program: ClientProgram, shared: Shared, work: Work, workers: int
     ) -> None:
         self.program = program
-        model = _flat({"params": shared.params, "buffers": shared.buffers})
-        remembered = sum(_room(t[0]) for t in _flat(work.memory).values())
-        slot_bytes = sum(_room(t.double()) for t in model.values()) + remembered
-        self.model = Block(sum(_room(t) for t in model.values()))
+        remembered = sum(_room(t[0]) for t in _leaves(work.memory))
+        integers = [b for b in shared.buffers.values() if not b.is_floating_point()]
+        slot_bytes = sum(map(_room, (*shared.exact.values(), *integers))) + remembered
+        self.model = Block(sum(map(_room, _leaves(shared._asdict()))))
         num_slots = max(2 * workers, min(len(work), UPLOADS // slot_bytes))
         self.slots = [Block(slot_bytes) for _ in range(num_slots)]
         self.pipes: list[Connection] = []
@@ -89,7 +89,7 @@ class _Crew:
             self.processes.append(process)
 
     def map(self, shared: Shared, work: Work) -> Iterator[Part]:
-        model = self.model.write({"params": shared.params, "buffers": shared.buffers})
+        model = self.model.write(shared._asdict())
         clients = list(range(len(work)))
         if len(work) <= len(self.slots):
             # The longest first, so that no worker is left alone with a long one at the end.
@@ -209,5 +209,5 @@ def _room(tensor: Tensor) -> int:
     return -(-tensor.nbytes // 64) * 64
 
 
-def _flat(memory: Memory) -> Tree:
-    return {f"{name}/{key}": t for name, tree in memory.items() for key, t in tree.items()}
+def _leaves(memory: Memory) -> list[Tensor]:
+    return [tensor for tree in memory.values() for tensor in tree.values()]

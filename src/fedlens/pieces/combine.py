@@ -12,13 +12,13 @@ from fedlens.layout import Layout
 
 @dataclass(frozen=True)
 class WeightedSum:
-    """The sum of share times update."""
+    """The sum of share times update. It may write over the updates."""
 
     linear: ClassVar[bool] = True  # sums over parts of the cohort add up to the whole's
     uses_shares: ClassVar[bool] = True
 
     def __call__(self, updates: Tree, shares: Tensor, cohort: Cohort, layout: Layout) -> Tree:
         return {
-            name: torch.tensordot(shares.to(u), u, dims=1) if len(u) > 1 else u[0] * shares[0]
+            name: torch.tensordot(shares.to(u), u, dims=1) if len(u) > 1 else u[0].mul_(shares[0])
             for name, u in updates.items()
         }

@@ -1,5 +1,7 @@
 """upload: what a client sends, and what it keeps."""
 
+import torch
+
 from fedlens.core import Local, Upload
 
 
@@ -9,8 +11,9 @@ def difference(local: Local) -> Upload:
     Taken in float64, as is all that the server does with it: then server + (local - server) is
     local to the last bit, and a sum does not depend on the order of the clients.
     """
-    update = {name: p.double() - local.anchor[name] for name, p in local.params.items()}
-    for name, b in local.buffers.items():
-        if b.is_floating_point():
-            update[name] = b.double() - local.anchor_buffers[name]
+    model = local.params | local.buffers
+    update = {
+        name: model[name].to(torch.float64, copy=True).sub_(server)
+        for name, server in local.exact.items()
+    }
     return Upload(update, keep={})
