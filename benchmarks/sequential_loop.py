@@ -41,7 +41,11 @@ LR = 0.1
 
 
 def by_hand(
-    module: nn.Module, images: torch.Tensor, labels: torch.Tensor, members: list[torch.Tensor], batch: int
+    module: nn.Module,
+    images: torch.Tensor,
+    labels: torch.Tensor,
+    members: list[torch.Tensor],
+    batch: int,
 ) -> Callable[[], None]:
     server = copy.deepcopy(module)
 
@@ -67,7 +71,11 @@ def by_hand(
 
 
 def by_fedlens(
-    module: nn.Module, images: torch.Tensor, labels: torch.Tensor, members: list[torch.Tensor], batch: int
+    module: nn.Module,
+    images: torch.Tensor,
+    labels: torch.Tensor,
+    members: list[torch.Tensor],
+    batch: int,
 ) -> Callable[[], None]:
     channels = images.shape[1]
     network = Network(module, (0.5,) * channels, (0.25,) * channels)
@@ -76,7 +84,7 @@ def by_fedlens(
     algorithm = Algorithm(Uniformly(len(members)), Epochs(1, batch), solve=Sgd(LR))
     program = ClientProgram(algorithm, network.layout)
     engine = Sequential(network, examples)
-    state = begin(network, program, torch.device("cpu"))
+    state = begin(network, program, federation, torch.device("cpu"))
 
     def one_round() -> None:
         nonlocal state

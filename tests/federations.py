@@ -66,7 +66,7 @@ def train(
     program = ClientProgram(algorithm, network.layout, augment)
     made: Engine = ENGINES[engine](network, federation.examples)
     try:
-        state = begin(network, program, CPU)
+        state = begin(network, program, federation, CPU)
         for _ in range(rounds):
             state, _ = run_round(program, federation, made, state, seed)
     finally:

@@ -12,13 +12,16 @@ import torch
 from torch import Tensor
 
 from fedlens.core import (
+    Advance,
     Cohort,
     Federation,
     Holdings,
     Local,
+    Memory,
     Number,
     Plan,
-    Transform,
+    Solve,
+    Tell,
     Tree,
     Upload,
 )
@@ -54,17 +57,21 @@ class Algorithm:
     select: Callable[[Federation, int, Tensor], Tensor] = Uniformly(10)  # who takes part
     draw: Callable[[Holdings, Tensor], Plan] = Epochs(1, batch_size=32)  # what each one sees
     objective: Objective = field(default_factory=Objective)  # what it minimises
-    solve: Transform = field(default_factory=lambda: Sgd(0.1))  # how it minimises that
+    solve: Solve = field(default_factory=lambda: Sgd(0.1))  # how it minimises that
     upload: Callable[[Local], Upload] = difference  # what it sends, what it keeps
     weigh: Callable[[Cohort], Tensor] = ByExamples()  # each upload's final share
     combine: Combine = WeightedSum()  # how uploads become one update
-    advance: Transform = field(default_factory=lambda: Sgd(1.0))  # how the server moves
+    advance: Advance = field(default_factory=lambda: Sgd(1.0))  # how the server moves
 
+    tell: tuple[Tell, ...] = ()  # what the server tells besides the model
     reset: bool = True  # whether a client's solver starts afresh in every round
     personal_norm: bool = False  # whether a client keeps its own normalisation layers
+    measures: tuple[Callable[[Tree, Tree], dict[str, Tensor]], ...] = ()
+    """What the server measures of its own step, from the model before and after, for the record."""
     discloses: frozenset[str] = frozenset()  # the facts that clients tell the server
-    memory: Mapping[str, Callable[[Tree], Tree]] = field(default_factory=dict)
-    """What clients remember, by name, with the value it has at a client never seen."""
+    memory: Mapping[str, Callable[[Tree, Memory], Tree]] = field(default_factory=dict)
+    """What clients remember, by name, with its value at a client never seen: a function of the
+    server's model and of what the server tells."""
 
 
 EXCLUSIVE = ("select", "draw", "solve", "upload", "weigh", "combine", "advance")
@@ -143,8 +150,27 @@ def pick(filling: T, group: Tensor | None) -> T:
     return filling
 
 
+def cohort_size(algorithm: Algorithm) -> int:
+    """How many clients take part in a round."""
+    count = getattr(algorithm.select, "count", None)
+    if not isinstance(count, int):
+        raise ValueError(f"{algorithm.select} does not say how many clients it selects")
+    return count
+
+
+def check_pull(base: Algorithm, pull: Number, what: str) -> None:
+    """SGD on (pull / 2) ||w||^2 alone diverges from lr * pull = 2 (1 + momentum) on."""
+    lr, momentum = (getattr(base.solve, name, None) for name in ("lr", "momentum"))
+    if isinstance(pull, float) and isinstance(lr, float) and isinstance(momentum, float):
+        most = 2 * (1 + momentum) / lr if lr else torch.inf
+        if pull >= most:
+            raise ValueError(
+                f"{what} {pull:g} diverges with local.lr {lr:g}: choose it below {most:g}"
+            )
+
+
 def at_least(number: Number, low: float, what: str) -> None:
     """Refuse a number, or one of a sweep's, below `low`."""
     values = torch.as_tensor(number)
-    if not bool((values >= low).all()):
-        raise ValueError(f"{what} is {number}: choose {low:g} or more")
+    if not bool(((values >= low) & values.isfinite()).all()):
+        raise ValueError(f"{what} is {number}: choose a number of {low:g} or more")

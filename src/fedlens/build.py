@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,14 +16,16 @@ from fedlens import keys
 from fedlens.algorithm import Algorithm, Amendment, compose
 from fedlens.algorithms import ALGORITHMS
 from fedlens.client import ClientProgram
-from fedlens.core import Dataset, Examples, Federation, Fixed, Holdings
+from fedlens.core import Dataset, Examples, Federation, Fixed, Holdings, Split
 from fedlens.data import DATASETS, Source
-from fedlens.data.partitions import PARTITIONS
+from fedlens.data.partitions import PARTITIONS, Altered
 from fedlens.engines import Engine, Processes, Sequential, Stacked
 from fedlens.engines.processes import num_cores
 from fedlens.experiment import LOSSES, Experiment, Named
 from fedlens.layers import group_norm
 from fedlens.models import MODELS
+from fedlens.models.freeze import freeze_norms, train_last
+from fedlens.models.weights import Loaded, load_weights
 from fedlens.network import Network
 from fedlens.options import call, find
 from fedlens.pieces import Epochs, Objective, Sgd, Uniformly
@@ -43,6 +46,7 @@ class Setup:
     dataset: Dataset
     device: torch.device
     network: Network
+    weights: Loaded | None  # the file that the model starts from
     program: ClientProgram
     federation: Federation
     held_out: Holdings | None  # what clients are tested on, positions in the train examples
@@ -57,15 +61,22 @@ def build(experiment: Experiment, data: Path | None = None) -> Setup:
     train, validation = dataset.train, None
     if "validation" in experiment.evaluate.on:
         train, validation = _set_apart(train, experiment)
-    everyone = _partition(experiment, train, dataset.num_classes)
+    train, split = _split(experiment, train, dataset.num_classes)
+    # From here on it is known how many clients there are, and whether per_round fits them.
+    clients = replace(experiment.clients, count=split.num_clients)
+    experiment = replace(experiment, clients=clients)
     held_out = None
-    if experiment.clients.holdout:
-        everyone, held_out = _hold_out(everyone, experiment)
+    if clients.holdout:
+        split, held_out = _hold_out(split, experiment)
 
-    network = _network(experiment, dataset)
-    program = ClientProgram(_algorithm(experiment), network.layout, experiment.augment)
+    network, weights = _network(experiment, dataset)
+    algorithm = _algorithm(experiment)
+    check = getattr(algorithm.combine, "check", None)
+    if check is not None:  # whether the model has what `combine` needs
+        check(network.layout)
+    program = ClientProgram(algorithm, network.layout, experiment.augment)
     train = train.to(device)
-    federation = Federation(train, dataset.num_classes, Fixed(everyone))
+    federation = Federation(train, dataset.num_classes, split)
     parts = {"test": dataset.test, "train": train, "validation": validation}
     asked = {name: part for name, part in parts.items() if name in experiment.evaluate.on}
     for name, part in asked.items():
@@ -76,6 +87,7 @@ def build(experiment: Experiment, data: Path | None = None) -> Setup:
         dataset=dataset,
         device=device,
         network=network,
+        weights=weights,
         program=program,
         federation=federation,
         held_out=held_out,
@@ -86,13 +98,14 @@ def build(experiment: Experiment, data: Path | None = None) -> Setup:
 
 def partition(
     experiment: Experiment, data: Path | None = None
-) -> tuple[Dataset, torch.Tensor, Holdings]:
-    """The data set, the labels of what is trained on, and who holds what of it."""
+) -> tuple[Dataset, Examples, Holdings]:
+    """The data set, what is trained on, and who holds what of it (in the first round)."""
     dataset = _dataset(experiment, data)
     train = dataset.train
     if "validation" in experiment.evaluate.on:
         train, _ = _set_apart(train, experiment)
-    return dataset, train.labels, _partition(experiment, train, dataset.num_classes)
+    train, split = _split(experiment, train, dataset.num_classes)
+    return dataset, train, Federation(train, dataset.num_classes, split).everyone(0)
 
 
 def _dataset(experiment: Experiment, data: Path | None) -> Dataset:
@@ -127,22 +140,33 @@ def _set_apart(train: Examples, experiment: Experiment) -> tuple[Examples, Examp
     return train.take(rest), train.take(apart)
 
 
-def _partition(experiment: Experiment, train: Examples, num_classes: int) -> Holdings:
+def _split(experiment: Experiment, train: Examples, num_classes: int) -> tuple[Examples, Split]:
+    """What is trained on, as the clients see it, and how it is spread over them."""
     clients = experiment.clients
     named = clients.partition
     rng = np.random.default_rng([_split_seed(experiment), keys.purpose("partition")])
     function = find(PARTITIONS, named.name, "partition")
     made = call(function, train, num_classes, clients.count, rng, options=named.options)
-    held = _expect(made, Holdings, f"partition {named.name!r}")
-    if len(held) != clients.count:
+    what = f"partition {named.name!r}"
+    if isinstance(made, Altered):
+        train, made = made.examples, made.held
+    split = made if isinstance(made, Split) else Fixed(_expect(made, Holdings, what))
+    if clients.count not in (None, split.num_clients):
         raise ValueError(
-            f"partition {named.name!r} made {len(held)} clients: set clients.count to {len(held)}"
+            f"{what} made {split.num_clients} clients: set clients.count to {split.num_clients}"
         )
-    return held
+    return train, split
 
 
-def _hold_out(everyone: Holdings, experiment: Experiment) -> tuple[Holdings, Holdings]:
+def _hold_out(split: Split, experiment: Experiment) -> tuple[Split, Holdings]:
     """What clients train on, and the share of each client's examples on which it is tested."""
+    if not isinstance(split, Fixed):
+        raise ValueError(
+            f"clients.holdout is {experiment.clients.holdout}, but partition "
+            f"{experiment.clients.partition.name!r} gives clients other examples in every round: "
+            "leave clients.holdout out"
+        )
+    everyone = split.everyone
     root = keys.fold(keys.root(_split_seed(experiment)), keys.purpose("holdout"))
     order = keys.shuffle_segments(everyone.offsets, keys.fold(root, torch.arange(len(everyone))))
     position = torch.arange(len(order)) - everyone.offsets[everyone.owners]
@@ -152,12 +176,13 @@ def _hold_out(everyone: Holdings, experiment: Experiment) -> tuple[Holdings, Hol
 
     def holdings(mask: torch.Tensor) -> Holdings:
         sizes = torch.bincount(everyone.owners[mask], minlength=len(everyone))
-        return Holdings(index[mask], torch.cat([sizes.new_zeros(1), sizes.cumsum(0)]))
+        offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+        return Holdings(index[mask], offsets, everyone.names)
 
-    return holdings(~tested), holdings(tested)
+    return Fixed(holdings(~tested)), holdings(tested)
 
 
-def _network(experiment: Experiment, dataset: Dataset) -> Network:
+def _network(experiment: Experiment, dataset: Dataset) -> tuple[Network, Loaded | None]:
     given, outputs = experiment.model, experiment.outputs or dataset.num_classes
     if outputs < dataset.num_classes:
         raise ValueError(
@@ -171,15 +196,26 @@ def _network(experiment: Experiment, dataset: Dataset) -> Network:
             made = call(function, dataset.shape, outputs, options=given.options)
             module = _expect(made, nn.Module, f"model {given.name!r}")
         else:
-            module = given
+            module = copy.deepcopy(given)
     if experiment.norm == "group":
         module = group_norm(module)
+    loaded = None
+    if experiment.weights is not None:
+        loaded = load_weights(module, experiment.weights, experiment.weights_sha256)
+    if experiment.train_last is not None:
+        train_last(module, experiment.train_last)
+    if experiment.norm == "frozen":
+        freeze_norms(module)
     dtype, compute = PRECISIONS[experiment.precision]
     network = Network(module, dataset.mean, dataset.std, dtype, compute)
-    if experiment.norm == "local" and not network.layout.norm_layers:
-        raise ValueError('norm is "local", but the model has no such layers: leave norm out')
+    if experiment.norm in ("local", "frozen") and not network.layout.norm_layers:
+        raise ValueError(
+            f'norm is "{experiment.norm}", but the model has no such layers: leave norm out'
+        )
+    if not network.num_parameters:
+        raise ValueError("the model has nothing to train: leave some parameters unfrozen")
     _try(network, dataset, experiment.outputs)
-    return network
+    return network, loaded
 
 
 def _try(network: Network, dataset: Dataset, outputs: int | None) -> None:

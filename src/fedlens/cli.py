@@ -107,22 +107,29 @@ def partition_command(
 
     chosen = [] if seed is None else [f"clients.seed={seed}"]
     described = Experiment.read(experiment, [*(overrides or []), *chosen])
-    dataset, labels, holdings = partition(described, data)
+    dataset, train, holdings = partition(described, data)
     if as_json:
-        print(json.dumps(statistics.summary(holdings, labels, dataset.num_classes)))
+        print(json.dumps(statistics.summary(holdings, train.labels, dataset.num_classes)))
     else:
-        for line in statistics.describe(holdings, labels, dataset.num_classes):
+        for line in statistics.describe(holdings, train.labels, dataset.num_classes):
             print(line)
     if out is not None or not as_json:
         from fedlens.report.partition import draw
 
-        counts = holdings.label_counts(labels, dataset.num_classes).numpy()
+        counts = holdings.label_counts(train.labels, dataset.num_classes).numpy()
         named = described.clients.partition
         title = " ".join(
             [dataset.name, named.name, *(f"{k}={v}" for k, v in named.options.items())]
         )
         path = draw(counts, dataset.classes, title, out or Path(f"{experiment.stem}-split.png"))
-        print(f"picture: {path}", file=sys.stderr if as_json else sys.stdout)
+        said_to = sys.stderr if as_json else sys.stdout
+        print(f"picture: {path}", file=said_to)
+        if named.name == "s2":
+            from fedlens.report import map
+
+            lat, lon = (train.columns[named.options[key]].astype(float) for key in ("lat", "lon"))
+            path = path.with_name(f"{path.stem}-map{path.suffix}")
+            print(f"map: {map.draw(lat, lon, holdings, title, path)}", file=said_to)
 
 
 @app.command("report")
@@ -253,6 +260,12 @@ def _finish(result: fedlens.Result, as_json: bool) -> None:
         print(table(*rows(read_all([result.folder]))))
         print(f"run:    {result.folder}")
         print(f"report: {result.folder / 'report.html'}")
+    if result.summary["collapsed"]:
+        print(
+            "fedlens: the model collapsed, it gives every image the same class: "
+            "try a smaller local.lr",
+            file=sys.stderr,
+        )
     if result.status == "diverged":
         last = result.records[-1]["round"]
         print(f"fedlens: the run diverged in round {last}: try a smaller local.lr", file=sys.stderr)
@@ -315,5 +328,6 @@ def _interrupt(*_: Any) -> None:
 def _complain(message: str, status: int, debug: bool) -> int:
     if debug:
         traceback.print_exc()
-    print(f"fedlens: {message}", file=sys.stderr)
+    if message:  # the help that a command without arguments shows comes without one
+        print(f"fedlens: {message}", file=sys.stderr)
     return status

@@ -7,8 +7,8 @@ many examples each batch holds, is known from the plan.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -32,6 +32,7 @@ class Shared(NamedTuple):
     params: Tree
     buffers: Tree
     exact: Tree  # both in float64, floats only: what updates are taken from
+    told: Memory
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,9 @@ class Part(NamedTuple):
 
     update: Tree  # summed over them if `combine` is linear, else [C, ...]
     counters: Tree  # integer buffers: the greatest of theirs
+    extra: Memory  # summed over them
     keep: Memory  # [C, ...]
-    loss: Tensor  # [C] mean training loss
+    scalars: Mapping[str, Tensor]  # [C] each; `loss` is the mean training loss
 
 
 @dataclass(frozen=True)
@@ -116,16 +118,18 @@ class ClientProgram:
                 local.params, local.buffers, batch.images, dropout_keys[now], batch.mask
             )
             loss, plain = algorithm.objective(logits, batch, local)
+            local.step, local.count, local.loss = step, counts[now], plain
             slopes = torch.autograd.grad(loss.sum(), leaves, materialize_grads=True)
             grads = dict(zip(local.params, slopes, strict=True))
             with torch.no_grad():
                 local.params, local.solver = algorithm.solve.update(
-                    grads, local.solver, local.params
+                    grads, local.solver, local.params, local
                 )
                 total[:live] += plain * counts[now]
 
         whole = _concatenate([local, *reversed(finished)]) if finished else local
         whole.params = {name: p.detach() for name, p in whole.params.items()}
+        whole.count = whole.loss = None
         return whole, total / counts.sum(1).clamp(min=1)
 
     def _start(self, shared: Shared, work: Work) -> Local:
@@ -145,11 +149,13 @@ class ClientProgram:
         facts = Facts(*(fact.to(device) for fact in work.facts))
         steps = work.plan.steps.to(device)
         exact = {name: t.unsqueeze(0) for name, t in shared.exact.items()}
-        return Local(params, buffers, anchor, exact, facts, work.memory, solver, steps)
+        told = {n: {k: t.unsqueeze(0) for k, t in tree.items()} for n, tree in shared.told.items()}
+        return Local(params, buffers, anchor, exact, told, facts, work.memory, solver, steps)
 
     def _send(self, local: Local, loss: Tensor, work: Work) -> Part:
         algorithm = pick(self.algorithm, work.group)
-        update, keep = algorithm.upload(local)
+        upload = algorithm.upload(local)
+        update, keep = upload.update, upload.keep
         if not algorithm.reset:
             keep = keep | {f"solver.{name}": tree for name, tree in local.solver.items()}
         if algorithm.personal_norm:
@@ -160,12 +166,13 @@ class ClientProgram:
         counters = {
             name: b.amax(0) for name, b in local.buffers.items() if not b.is_floating_point()
         }
-        return Part(update, counters, keep, loss)
+        sums = {n: {k: t.sum(0) for k, t in tree.items()} for n, tree in upload.extra.items()}
+        return Part(update, counters, sums, keep, {"loss": loss, **upload.scalars})
 
-    def memory(self, params: Tree, buffers: Tree) -> Memory:
+    def memory(self, params: Tree, buffers: Tree, told: Memory) -> Memory:
         """What a client never seen remembers, for everything that clients remember."""
         algorithm = self.algorithm
-        memory = {name: first(params) for name, first in algorithm.memory.items()}
+        memory = {name: first(params, told) for name, first in algorithm.memory.items()}
         if not algorithm.reset:
             memory |= {f"solver.{name}": t for name, t in algorithm.solve.init(params).items()}
         if algorithm.personal_norm:
@@ -209,7 +216,7 @@ def _concatenate(parts: list[Local]) -> Local:
         name: join([getattr(part, name) for part in parts])
         for name in ("params", "buffers", "facts", "memory", "solver", "steps")
     }
-    return Local(anchor=first.anchor, exact=first.exact, **joined)
+    return replace(first, **joined)
 
 
 def _cuts(plan: Plan) -> tuple[list[int], list[int]]:

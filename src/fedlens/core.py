@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -37,6 +37,10 @@ class Examples:
             raise ValueError(f"images must be [N, channels, height, width]: got {shape}")
         if len(self.images) != len(self.labels):
             raise ValueError(f"{len(self.images)} images but {len(self.labels)} labels")
+        if self.labels.is_floating_point() or self.labels.ndim != 1:
+            raise ValueError(f"labels must be whole numbers [N]: got {self.labels.dtype}")
+        if self.labels.dtype is not torch.int64:
+            object.__setattr__(self, "labels", self.labels.to(torch.int64))
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -84,6 +88,7 @@ class Holdings:
 
     index: Tensor  # [n] int64, positions in Examples
     offsets: Tensor  # [K + 1] int64: client k holds index[offsets[k] : offsets[k + 1]]
+    names: tuple[str, ...] | None = None  # K: the writer, the user, the cell, where there is one
 
     @classmethod
     def of(cls, members: Sequence[Tensor]) -> Holdings:
@@ -111,7 +116,8 @@ class Holdings:
         sizes = self.sizes[clients]
         offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
         shift = torch.repeat_interleave(self.offsets[clients] - offsets[:-1], sizes)
-        return Holdings(self.index[shift + torch.arange(len(shift))], offsets)
+        names = self.names and tuple(self.names[client] for client in clients.tolist())
+        return Holdings(self.index[shift + torch.arange(len(shift))], offsets, names)
 
     def label_counts(self, labels: Tensor, num_classes: int) -> Tensor:  # [K, L] int64
         cell = self.owners * num_classes + labels[self.index]
@@ -123,6 +129,7 @@ class Holdings:
         return hashlib.sha256(b"".join(content)).hexdigest()[:16]
 
 
+@runtime_checkable
 class Split(Protocol):
     """How examples are spread over clients. Most splits are the same in every round."""
 
@@ -196,9 +203,11 @@ class Cohort(NamedTuple):
     clients: Tensor  # [C] int64
     sizes: Tensor  # [C] examples held
     steps: Tensor  # [C] local steps planned
-    label_counts: Tensor | None  # [C, L], only if the algorithm discloses them
+    size_shares: Tensor  # [C] n_k / n over the cohort
+    label_shares: Tensor | None  # [C, L] n_k^c / n^c over the cohort, if the algorithm discloses it
     num_clients: int  # in the whole federation
     num_examples: int  # in the whole federation
+    num_examples_seen: int  # held by the clients that have taken part so far, these included
 
 
 class Facts(NamedTuple):
@@ -228,29 +237,69 @@ class Local:
     buffers: Tree  # [C, ...]
     anchor: Tree  # [1, ...] the server's parameters, where this round started
     exact: Tree  # [1, ...] the same and the float buffers, in float64
+    told: Memory  # [1, ...] what the server tells besides the model
     facts: Facts
     memory: Memory  # [C, ...] what the client kept from its last round
     solver: Memory  # [C, ...] what `solve` remembers between steps
     steps: Tensor  # [C] how many steps it takes
+    step: int = 0  # the step it is at, counted from 0
+    count: Tensor | None = None  # [C] examples in this step's batch
+    loss: Tensor | None = None  # [C] their mean loss, without penalties
+
+    def ends(self, passes: int) -> Tensor:
+        """[C] Whether this step ends one of the equal passes that a client's steps fall into."""
+        return (self.step + 1) % (self.steps // passes).clamp(min=1) == 0
 
 
-class Upload(NamedTuple):
+@dataclass(frozen=True)
+class Upload:
     """What a client sends, and what it keeps."""
 
     update: Tree  # [C, ...] parameters and float buffers, local minus server, float64
-    keep: Memory  # [C, ...]
+    keep: Memory = field(default_factory=dict)  # [C, ...] remembered until its next round
+    extra: Memory = field(default_factory=dict)  # [C, ...] sent besides: the server gets the sums
+    scalars: Mapping[str, Tensor] = field(default_factory=dict)  # [C] each, for the record
 
 
-class Transform(Protocol):
-    """How to move along a gradient: a client's solver and the server's are both one.
+class Gathered(NamedTuple):
+    """What the server has besides the update, once all uploads are in."""
 
-    Every tree has a leading axis: clients, or experiments of a sweep. `update` may write in
-    place, and returns the parameters and the memory to go on with.
+    cohort: Cohort
+    extra: Memory  # summed over the cohort
+
+
+class Solve(Protocol):
+    """How a client moves along a gradient.
+
+    Every tree has a leading axis of clients. `update` may write in place, and returns the
+    parameters and the memory to go on with.
     """
 
     def init(self, params: Tree) -> Memory: ...
 
-    def update(self, grads: Tree, memory: Memory, params: Tree) -> tuple[Tree, Memory]: ...
+    def update(
+        self, grads: Tree, memory: Memory, params: Tree, local: Local
+    ) -> tuple[Tree, Memory]: ...
+
+
+class Advance(Protocol):
+    """How the server moves: the same kind of pair, with a leading axis of experiments."""
+
+    def init(self, params: Tree) -> Memory: ...
+
+    def update(
+        self, grads: Tree, memory: Memory, params: Tree, gathered: Gathered
+    ) -> tuple[Tree, Memory]: ...
+
+
+class Tell(Protocol):
+    """Something that the server tells its clients besides the model, by name."""
+
+    def init(self, params: Tree, federation: Federation) -> Memory: ...
+
+    def update(self, told: Memory, gathered: Gathered) -> Memory:
+        """What it tells from now on, of what it told so far; it makes new tensors."""
+        ...
 
 
 Penalty = Callable[[Local], Tensor]  # -> [C]
@@ -266,6 +315,15 @@ def per_row(number: Number, like: Tensor) -> Number:
     if isinstance(number, Tensor) and number.ndim:
         return number.view(-1, *[1] * (like.ndim - 1))
     return number
+
+
+def zeros_like(params: Tree) -> Tree:
+    return tree_map(torch.zeros_like, params)
+
+
+def zeros_at_first(params: Tree, told: Memory) -> Tree:
+    """What a client never seen remembers, where that is nothing."""
+    return zeros_like(params)
 
 
 def squared_distance(a: Tree, b: Tree) -> Tensor:  # [C]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
@@ -13,14 +14,19 @@ from torch import nn
 from fedlens.algorithms import ALGORITHMS
 from fedlens.augment import Augment
 from fedlens.core import Dataset
-from fedlens.data import DATASETS
-from fedlens.data.partitions import PARTITIONS
+from fedlens.data import DATASETS, OWN_CLIENTS
+from fedlens.data.partitions import FOUND_IN_DATA, PARTITIONS
 from fedlens.models import MODELS
+from fedlens.models.weights import is_address
 from fedlens.options import check, did_you_mean, find, importable, resolve
-from fedlens.pieces import cross_entropy
+from fedlens.pieces import cross_entropy, double_softmax
 from fedlens.tables import apply_override, read_tables, to_toml
 
-LOSSES: dict[str, Callable[..., Any]] = {"cross-entropy": cross_entropy}
+LOSSES: dict[str, Callable[..., Any]] = {
+    "cross_entropy": cross_entropy,
+    "double_softmax": double_softmax,
+}
+NUM_CLIENTS = 10  # where nobody says how many
 
 
 @dataclass(frozen=True)
@@ -82,18 +88,21 @@ def _demand(fits: bool, key: str, value: Any, remedy: str) -> None:
 
 @dataclass(frozen=True)
 class Clients:
-    count: int = 10
+    count: int | None = None  # without it 10, or as many as the partition finds in the data
     per_round: int | float = 1.0  # a number of clients, or a share of them
-    partition: Named = Named("iid")
+    partition: Named = Named("auto")  # the data set's own clients if it has any, else iid
     seed: int | None = None  # of the split alone; without it, the experiment's
     holdout: float = 0.0  # the share of its examples on which a client is tested, not trained
 
     def __post_init__(self) -> None:
         _settle(self, "clients.")
-        _demand(self.count >= 1, "clients.count", self.count, "choose 1 or more")
+        if self.count is not None:
+            _demand(self.count >= 1, "clients.count", self.count, "choose 1 or more")
         if isinstance(self.per_round, float):
             fits = 0 < self.per_round <= 1
             _demand(fits, "clients.per_round", self.per_round, "a share lies in (0, 1]")
+        elif self.count is None:
+            _demand(self.per_round >= 1, "clients.per_round", self.per_round, "choose 1 or more")
         else:
             fits = 1 <= self.per_round <= self.count
             remedy = f"there are {self.count} clients: choose 1 to {self.count}"
@@ -104,9 +113,10 @@ class Clients:
 
     @property
     def cohort(self) -> int:
-        """How many clients take part in a round."""
+        """How many clients take part in a round, once it is known how many there are."""
         if isinstance(self.per_round, int):
             return self.per_round
+        assert self.count is not None
         # The nudge keeps 0.29 * 100 = 28.999999999999996 from losing a client.
         return max(int(self.per_round * self.count + 1e-9), 1)
 
@@ -168,10 +178,13 @@ class Experiment:
     device: str = "auto"
     precision: Literal["fp32", "tf32", "bf16", "fp64"] = "fp32"
     deterministic: bool = False  # the same bytes from a GPU, at some cost in speed
-    loss: str = "cross-entropy"
+    loss: str = "cross_entropy"
     augment: Augment = Augment()
     outputs: int | None = None  # of the model's head; without it, the number of classes
-    norm: Literal["shared", "local", "group"] = "shared"  # what becomes of BatchNorm
+    norm: Literal["shared", "local", "group", "frozen"] = "shared"  # what becomes of BatchNorm
+    weights: str | None = None  # the file, or address of one, that the model starts from
+    weights_sha256: str | None = None
+    train_last: int | None = None  # so many layers; without it, all
     clients: Clients = Clients()
     local: LocalTraining = LocalTraining()
     server: Server = Server()
@@ -186,6 +199,12 @@ class Experiment:
         _demand(self.seed >= 0, "seed", self.seed, "choose 0 or more")
         if self.outputs is not None:
             _demand(self.outputs >= 1, "outputs", self.outputs, "choose 1 or more")
+        if self.train_last is not None:
+            _demand(self.train_last >= 1, "train_last", self.train_last, "choose 1 or more")
+        if self.weights_sha256 is not None:
+            fits = re.fullmatch("[0-9a-f]{64}", self.weights_sha256) is not None
+            _demand(fits, "weights_sha256", self.weights_sha256, "give 64 digits of 0-9, a-f")
+            _demand(self.weights is not None, "weights", None, "name the file that has this sum")
         self._resolve_options()
 
     def _resolve_options(self) -> None:
@@ -200,8 +219,15 @@ class Experiment:
             object.__setattr__(self, "dataset", filled(self.dataset, DATASETS, "dataset"))
         if isinstance(self.model, Named):
             object.__setattr__(self, "model", filled(self.model, MODELS, "model"))
-        partition = filled(self.clients.partition, PARTITIONS, "partition")
-        object.__setattr__(self, "clients", replace(self.clients, partition=partition))
+        partition, count = self.clients.partition, self.clients.count
+        if partition.name == "auto":
+            own = OWN_CLIENTS.get(self.dataset.name) if isinstance(self.dataset, Named) else None
+            partition = Named("natural", {"column": own}) if own else Named("iid")
+        partition = filled(partition, PARTITIONS, "partition")
+        if count is None and partition.name not in FOUND_IN_DATA:
+            count = NUM_CLIENTS
+        clients = replace(self.clients, partition=partition, count=count)
+        object.__setattr__(self, "clients", clients)
         algorithm = tuple(filled(named, ALGORITHMS, "algorithm") for named in self.algorithm)
         object.__setattr__(self, "algorithm", algorithm)
 
@@ -225,9 +251,16 @@ class Experiment:
         content = read_tables(path)
         for override in overrides:
             apply_override(content, override)
-        dataset = content.get("dataset")
-        if isinstance(dataset, dict) and isinstance(dataset.get("path"), str):
-            dataset["path"] = str((path.parent / Path(dataset["path"]).expanduser()).resolve())
+        clients = content.get("clients")
+        for table in (
+            content.get("dataset"),
+            isinstance(clients, dict) and clients.get("partition"),
+        ):
+            if isinstance(table, dict) and isinstance(table.get("path"), str):
+                table["path"] = str((path.parent / Path(table["path"]).expanduser()).resolve())
+        weights = content.get("weights")
+        if isinstance(weights, str) and not is_address(weights):
+            content["weights"] = str((path.parent / Path(weights).expanduser()).resolve())
         with importable(path.parent):
             return cls.of(content)
 

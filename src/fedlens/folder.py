@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import shutil
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,13 +26,23 @@ class RunFolder:
     path: Path
 
     @classmethod
-    def create(cls, path: Path, overwrite: bool = False) -> RunFolder:
-        """A new folder, in the place of an old run's if `overwrite`."""
+    def create(
+        cls, path: Path, overwrite: bool = False, files: Mapping[str, str] | None = None
+    ) -> RunFolder:
+        """A new folder with these files, in the place of an old run's if `overwrite`.
+
+        It is made beside its place and moved there whole: a run is always known to be one.
+        """
         check_free(path, overwrite)
         try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            made = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+            made.chmod(0o755)
+            for name, text in (files or {}).items():
+                write_atomically(made / name, text.encode())
             if path.exists():
                 shutil.rmtree(path)
-            path.mkdir(parents=True)
+            made.replace(path)
         except OSError as error:
             reason = error.strerror or error
             raise ValueError(
@@ -43,7 +54,7 @@ class RunFolder:
         write_atomically(self.path / name, text.encode())
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:
-        self.write(name, to_json(content, indent=2) + "\n")
+        self.write(name, readable_json(content))
 
     def read_json(self, name: str) -> dict[str, Any]:
         path = self.path / name
@@ -87,6 +98,7 @@ class RunFolder:
         clients = sorted(state.clients.rows)
         trees: Memory = {"params": state.params, "buffers": state.buffers}
         trees |= {f"server.{key}": tree for key, tree in state.server.items()}
+        trees |= {f"told.{key}": tree for key, tree in state.told.items()}
         if clients:
             rows = [state.clients.rows[client] for client in clients]
             for memory, tree in rows[0].items():
@@ -127,10 +139,12 @@ class RunFolder:
         trees = _nested(load(content))
         rows: dict[int, Memory] = {client: {} for client in index["clients"]}
         server: Memory = {}
+        told: Memory = {}
         for name, tree in trees.items():
             kind, _, inner = name.partition(".")
-            if kind == "server":
-                server[inner] = {key: t.to(device) for key, t in tree.items()}
+            if kind in ("server", "told"):
+                on_device = {key: t.to(device) for key, t in tree.items()}
+                (server if kind == "server" else told)[inner] = on_device
             if kind == "clients":
                 for place, client in enumerate(index["clients"]):
                     rows[client][inner] = {key: t[place].clone() for key, t in tree.items()}
@@ -138,7 +152,7 @@ class RunFolder:
             {key: t.to(device) for key, t in trees.get(name, {}).items()}
             for name in ("params", "buffers")
         )
-        return State(index["round"], params, buffers, server, ClientMemory(rows))
+        return State(index["round"], params, buffers, server, told, ClientMemory(rows))
 
 
 def _damaged(path: Path, why: object) -> ValueError:
@@ -170,6 +184,10 @@ def to_json(content: Any, indent: int | None = None) -> str:
         return value
 
     return json.dumps(clean(content), indent=indent, ensure_ascii=False, allow_nan=False)
+
+
+def readable_json(content: Mapping[str, Any]) -> str:
+    return to_json(content, indent=2) + "\n"
 
 
 def _packed(tensors: Tree) -> bytes:

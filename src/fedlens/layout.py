@@ -31,18 +31,24 @@ class Layout:
     """A model's tensors by name, read off the module once."""
 
     entries: Mapping[str, Entry]
-    norm_layers: frozenset[str]
+    norm_layers: Mapping[str, str | None]  # each with the layer whose nodes it normalises
     last: str | None  # the layer whose nodes are the classes
 
     @classmethod
     def of(cls, module: nn.Module) -> Layout:
         entries: dict[str, Entry] = {}
-        norms: set[str] = set()
-        last = None
+        norms: dict[str, str | None] = {}
+        last = before = None
+        nodes: dict[str, int] = {}
         for layer, part in module.named_modules():
             prefix = f"{layer}." if layer else ""
+            weight = getattr(part, "weight", None)
             if isinstance(part, NORMS):
-                norms.add(layer)
+                size = getattr(part, "num_features", getattr(part, "num_channels", None))
+                norms[layer] = before if before is not None and nodes[before] == size else None
+            elif isinstance(weight, nn.Parameter) and weight.ndim > 1:
+                before = layer
+                nodes[layer] = weight.shape[1 if isinstance(part, TRANSPOSED) else 0]
             if isinstance(part, nn.Linear):
                 last = layer
             for name, tensor in part.named_parameters(recurse=False):
@@ -51,7 +57,7 @@ class Layout:
                 entries[prefix + name] = Entry(layer, role, axis if tensor.ndim else None)
             for name, tensor in part.named_buffers(recurse=False):
                 entries[prefix + name] = Entry(layer, "buffer", 0 if tensor.ndim else None)
-        return cls(entries, frozenset(norms), last)
+        return cls(entries, norms, last)
 
     @property
     def norm_names(self) -> list[str]:

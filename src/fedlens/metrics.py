@@ -63,7 +63,7 @@ class Tally:
 
 
 def metrics(tally: Tally) -> dict[str, float]:
-    """Loss, accuracy, top-5 accuracy, and macro precision, recall and F1, as fractions.
+    """Loss, accuracy, top-5 accuracy, macro precision, recall and F1, and classes predicted.
 
     Macro averages are over the classes that occur among the labels or the predictions, as in
     scikit-learn; a class that was never predicted has precision 0, one without examples recall 0.
@@ -86,6 +86,7 @@ def metrics(tally: Tally) -> dict[str, float]:
         "precision": macro(hits, predicted),
         "recall": macro(hits, labelled),
         "f1": macro(2 * hits, labelled + predicted),
+        "classes_predicted": int((predicted > 0).sum()),
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,6 +20,8 @@ class Network:
     """Fedlens' view of a model: the module holds the code, never the weights of a run.
 
     `dtype` is what parameters are kept in; `compute`, if given, what they are multiplied in.
+    A parameter that does not require a gradient is frozen, and so are the buffers of a layer all
+    of whose parameters are: they are constants of the module, neither trained nor sent.
     """
 
     def __init__(
@@ -29,13 +32,23 @@ class Network:
         dtype: torch.dtype = torch.float32,
         compute: torch.dtype | None = None,
     ) -> None:
-        self.layout = Layout.of(module)
-        self.module = prepare(module).to(dtype)
+        layout = Layout.of(module)
+        self.module = prepare(module).to(dtype).eval()
         self.keyed, self.masked = side_inputs(self.module)
         given = {*self.keyed, *self.masked}
-        self._params = {name: p.detach().clone() for name, p in self.module.named_parameters()}
-        named = self.module.named_buffers()
-        self._buffers = {name: b.detach().clone() for name, b in named if name not in given}
+        self._resting = [m for m in self.module.modules() if _is_frozen(m)]
+        constant = {id(b) for m in self._resting for b in m.buffers(recurse=False)}
+        self._params: Tree = {}
+        self._buffers: Tree = {}
+        self._frozen: Tree = {}
+        for name, p in self.module.named_parameters():
+            (self._params if p.requires_grad else self._frozen)[name] = p.detach().clone()
+        for name, b in self.module.named_buffers():
+            if name not in given:
+                (self._frozen if id(b) in constant else self._buffers)[name] = b.detach().clone()
+        moving = {name: e for name, e in layout.entries.items() if name not in self._frozen}
+        self.layout = replace(layout, entries=moving)
+        self._constants: dict[torch.device, Tree] = {}
         self._places = _places(self.module)
         self.mean, self.std = mean, std
         self.dtype, self.compute = dtype, compute or dtype
@@ -50,7 +63,13 @@ class Network:
         return tree_map(torch.clone, self._buffers)
 
     @property
+    def frozen(self) -> Tree:
+        """The rest of the model: what never changes."""
+        return tree_map(torch.clone, self._frozen)
+
+    @property
     def num_parameters(self) -> int:
+        """How many are trained."""
         return sum(p.numel() for p in self._params.values())
 
     def one(
@@ -91,11 +110,12 @@ class Network:
     ) -> Tensor:
         if self.module.training is not training:
             self.module.train(training)
+            for layer in self._resting:
+                layer.eval()
         if self.compute is not self.dtype:
-            tensors = {
-                name: t.to(self.compute) if t.is_floating_point() else t
-                for name, t in tensors.items()
-            }
+            tensors = self._cast(tensors)
+        if self._frozen:
+            tensors = tensors | self._frozen_on(inputs.device)
         side = dict.fromkeys(self.keyed, key) | dict.fromkeys(self.masked, mask)
         # As torch.func.functional_call does, but the places are looked up once, not every time.
         for name, tensor in (tensors | side).items():
@@ -103,6 +123,20 @@ class Network:
                 holder[key_in_it] = tensor
         logits: Tensor = self.module(inputs)
         return logits.to(self.dtype)
+
+    def _cast(self, tensors: Tree) -> Tree:
+        return tree_map(lambda t: t.to(self.compute) if t.is_floating_point() else t, tensors)
+
+    def _frozen_on(self, device: torch.device) -> Tree:
+        if device not in self._constants:
+            there = {name: t.to(device) for name, t in self._frozen.items()}
+            self._constants[device] = self._cast(there)
+        return self._constants[device]
+
+
+def _is_frozen(layer: nn.Module) -> bool:
+    own = list(layer.parameters(recurse=False))
+    return bool(own) and not any(p.requires_grad for p in own)
 
 
 def _channels_last(images: Tensor) -> Tensor:

@@ -11,8 +11,19 @@ import torch
 from torch import Tensor
 
 from fedlens import keys
+from fedlens.algorithm import Algorithm
 from fedlens.client import ClientProgram, Part, Shared, Work
-from fedlens.core import Cohort, Facts, Federation, Memory, Tree, tree_map
+from fedlens.core import (
+    Cohort,
+    Facts,
+    Federation,
+    Gathered,
+    Holdings,
+    Memory,
+    Plan,
+    Tree,
+    tree_map,
+)
 from fedlens.engines import Engine
 from fedlens.network import Network
 
@@ -56,6 +67,7 @@ class State:
     params: Tree
     buffers: Tree
     server: Memory  # [1, ...] what `advance` remembers
+    told: Memory  # what the server tells besides the model
     clients: ClientMemory
 
 
@@ -66,13 +78,19 @@ class Outcome(NamedTuple):
     batches: int  # of the client that took the most
     bytes_up: int
     bytes_down: int
+    scalars: Mapping[str, Tensor]  # what the algorithm measured
 
 
-def begin(network: Network, program: ClientProgram, device: torch.device) -> State:
+def begin(
+    network: Network, program: ClientProgram, federation: Federation, device: torch.device
+) -> State:
     params = {name: p.to(device) for name, p in network.params.items()}
     buffers = {name: b.to(device) for name, b in network.buffers.items()}
     server = program.algorithm.advance.init({n: p.double()[None] for n, p in params.items()})
-    return State(0, params, buffers, server, ClientMemory())
+    told: Memory = {}
+    for tell in program.algorithm.tell:
+        told |= tell.init(params, federation)
+    return State(0, params, buffers, server, told, ClientMemory())
 
 
 def run_round(
@@ -88,16 +106,9 @@ def run_round(
     plan = algorithm.draw(holdings, keys.fold(client_keys, DRAW))
 
     counts = federation.label_counts(holdings)
-    cohort = Cohort(
-        clients=clients,
-        sizes=holdings.sizes,
-        steps=plan.steps,
-        label_counts=counts if "label_counts" in algorithm.discloses else None,
-        num_clients=federation.num_clients,
-        num_examples=int(federation.everyone(state.round).offsets[-1]),
-    )
+    cohort = _cohort(algorithm, federation, state, clients, holdings, plan, counts)
     shares = algorithm.weigh(cohort)
-    first = program.memory(state.params, state.buffers)
+    first = program.memory(state.params, state.buffers, state.told)
     work = Work(
         plan=plan,
         keys=client_keys,
@@ -112,8 +123,9 @@ def run_round(
         for name, t in model.items()
         if t.is_floating_point()
     }
-    shared = Shared(state.params, state.buffers, exact)
-    update, counters, keep, losses = _gather(engine.map(program, shared, work), program)
+    shared = Shared(state.params, state.buffers, exact, state.told)
+    update, counters, extra, keep, scalars = _gather(engine.map(program, shared, work), program)
+    gathered = Gathered(cohort, extra)
     if not algorithm.combine.linear:
         update = algorithm.combine(update, shares.to(device), cohort, program.layout)
 
@@ -121,7 +133,7 @@ def run_round(
     slope = {name: update[name].neg_().unsqueeze(0) for name in state.params}
     memory = {name: tree_map(torch.clone, tree) for name, tree in state.server.items()}
     start = {name: exact[name].unsqueeze(0) for name in state.params}
-    moved, server = algorithm.advance.update(slope, memory, start)
+    moved, server = algorithm.advance.update(slope, memory, start, gathered)
     params = {name: moved[name].squeeze(0).to(p.dtype) for name, p in state.params.items()}
     buffers = {
         name: (exact[name] + update[name]).to(b.dtype)
@@ -129,16 +141,59 @@ def run_round(
         else torch.maximum(b, counters[name])
         for name, b in state.buffers.items()
     }
-    seen = holdings.sizes.to(losses)
-    sent = sum(t.nbytes for t in model.values())
+    down = _bytes(model) + sum(map(_bytes, state.told.values()))
+    up = _bytes(model) + sum(map(_bytes, extra.values()))
+    means = {name: (t.double().cpu() * cohort.size_shares).sum() for name, t in scalars.items()}
+    for measure in algorithm.measures:
+        means |= measure(state.params, params)
     outcome = Outcome(
-        train_loss=(losses * seen).sum() / seen.sum().clamp(min=1),
+        train_loss=means.pop("loss"),
         batches=int(plan.steps.max()) if len(clients) else 0,
-        bytes_up=sent * len(clients),
-        bytes_down=sent * len(clients),
+        bytes_up=up * len(clients),
+        bytes_down=down * len(clients),
+        scalars=means,
     )
+    told = state.told
+    for tell in algorithm.tell:
+        told = told | tell.update(told, gathered)
     kept = state.clients.put(clients, keep)
-    return State(state.round + 1, params, buffers, server, kept), outcome
+    return State(state.round + 1, params, buffers, server, told, kept), outcome
+
+
+def _bytes(tree: Tree) -> int:
+    """What a tree weighs on the wire; float64 is the server's own affair, clients send float32."""
+    return sum(
+        t.numel() * min(t.element_size(), 4 if t.is_floating_point() else 8) for t in tree.values()
+    )
+
+
+def _cohort(
+    algorithm: Algorithm,
+    federation: Federation,
+    state: State,
+    clients: Tensor,
+    holdings: Holdings,
+    plan: Plan,
+    counts: Tensor,
+) -> Cohort:
+    everyone = federation.everyone(state.round)
+    sizes = holdings.sizes.double()
+    size_shares = sizes / sizes.sum().clamp(min=1)
+    label_shares = None
+    if "label_counts" in algorithm.discloses:
+        totals = counts.sum(0)
+        label_shares = torch.where(totals > 0, counts / totals.clamp(min=1), size_shares[:, None])
+    seen = torch.tensor(list({*state.clients.rows, *clients.tolist()}))
+    return Cohort(
+        clients=clients,
+        sizes=holdings.sizes,
+        steps=plan.steps,
+        size_shares=size_shares,
+        label_shares=label_shares,
+        num_clients=federation.num_clients,
+        num_examples=int(everyone.offsets[-1]),
+        num_examples_seen=int(everyone.sizes[seen].sum()),
+    )
 
 
 def _gather(parts: Iterable[Part], program: ClientProgram) -> Part:
@@ -146,20 +201,29 @@ def _gather(parts: Iterable[Part], program: ClientProgram) -> Part:
     linear = program.algorithm.combine.linear
     update: Tree = {}
     counters: Tree = {}
+    extra: Memory = {}
     rest: list[Part] = []
     for part in parts:
-        if linear and update:
-            for name, total in update.items():
-                total += part.update[name]
-        elif linear:
-            update = tree_map(torch.clone, part.update)
+        if linear:
+            update = _added(update, part.update)
+        for name, tree in part.extra.items():
+            extra[name] = _added(extra.get(name, {}), tree)
         for name, count in part.counters.items():
             counters[name] = torch.maximum(counters.get(name, count), count)
         rest.append(part._replace(update={} if linear else part.update))
     if not linear:
         update = _join([part.update for part in rest])
     keep = {name: _join([part.keep[name] for part in rest]) for name in rest[0].keep}
-    return Part(update, counters, keep, torch.cat([part.loss for part in rest]))
+    return Part(update, counters, extra, keep, _join([dict(part.scalars) for part in rest]))
+
+
+def _added(total: Tree, part: Tree) -> Tree:
+    """`total` plus `part`, in the place of `total`; a part may lie in memory that is reused."""
+    if not total:
+        return tree_map(torch.clone, part)
+    for name, tensor in total.items():
+        tensor += part[name]
+    return total
 
 
 def _join(trees: list[Tree]) -> Tree:

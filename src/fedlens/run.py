@@ -25,7 +25,7 @@ from fedlens.core import Tree
 from fedlens.data import statistics
 from fedlens.evaluate import evaluate, evaluate_clients
 from fedlens.experiment import Experiment, Named
-from fedlens.folder import RunFolder, check_free
+from fedlens.folder import RunFolder, check_free, readable_json
 from fedlens.options import importable
 from fedlens.rounds import State, begin, run_round
 
@@ -70,13 +70,15 @@ def run(
     if out is not None:
         check_free(Path(out), overwrite)
     setup = build(experiment, Path(data) if data is not None else None)
+    state = begin(setup.network, setup.program, setup.federation, setup.device)
     folder = None
     if out is not None:
-        folder = RunFolder.create(Path(out), overwrite)
-        folder.write("experiment.toml", experiment.toml())
-        folder.write_json("manifest.json", _manifest(setup))
-        folder.write_json("partition.json", _partition(setup))
-    state = begin(setup.network, setup.program, setup.device)
+        files = {
+            "experiment.toml": experiment.toml(),
+            "manifest.json": readable_json(_manifest(setup)),
+            "partition.json": readable_json(_partition(setup)),
+        }
+        folder = RunFolder.create(Path(out), overwrite, files)
     return _go_on(setup, folder, state, [], watch)
 
 
@@ -99,7 +101,7 @@ def resume(
     setup = build(experiment, Path(data) if data is not None else None)
     if _partition_hash(setup) != manifest["partition"]:
         raise ValueError(f"{path}: the data are not those it started with: find the old ones")
-    state = begin(setup.network, setup.program, setup.device)
+    state = begin(setup.network, setup.program, setup.federation, setup.device)
     if folder.last_saved is not None:
         saved = folder.load_state(setup.device)
         if _shapes(saved) != _shapes(state):
@@ -141,6 +143,7 @@ def _go_on(
                     "batches": outcome.batches,
                     "bytes_up": outcome.bytes_up,
                     "bytes_down": outcome.bytes_down,
+                    **{name: float(value) for name, value in outcome.scalars.items()},
                 }
                 trained = time.perf_counter()
                 record["seconds"] = trained - start
@@ -210,7 +213,7 @@ def _is_finite(state: State) -> bool:
 def _summary(
     setup: Setup, status: str, records: list[Record], elapsed: float, evaluating: float
 ) -> dict[str, Any]:
-    evaluated = [record for record in records if record.keys() - OF_TRAINING]
+    evaluated = [record for record in records if any("_accuracy" in key for key in record)]
     measures = [key for key in (evaluated[-1] if evaluated else {}) if key not in OF_TRAINING]
     best: dict[str, Any] = {}
     for key in measures:
@@ -223,6 +226,7 @@ def _summary(
     return {
         "status": status,
         "rounds": len(records),
+        "collapsed": bool(evaluated) and _is_constant(evaluated[-1]),
         "final": {key: evaluated[-1][key] for key in measures}
         | ({"train_loss": records[-1]["train_loss"]} if records else {}),
         "best": best,
@@ -232,6 +236,11 @@ def _summary(
         "bytes_down": sum(record["bytes_down"] for record in records),
         "peak_memory_bytes": _peak_memory(setup.device),
     }
+
+
+def _is_constant(record: Record) -> bool:
+    """Whether the model gave one and the same class to everything it was evaluated on."""
+    return any(record.get(f"{part}_classes_predicted") == 1 for part in ("test", "validation"))
 
 
 def _label_counts(setup: Setup) -> torch.Tensor:
@@ -324,4 +333,5 @@ def _torch_settings(experiment: Experiment) -> Iterator[None]:
     finally:
         torch.set_float32_matmul_precision(precision)
         torch.backends.cudnn.allow_tf32 = convolutions
-        torch.use_deterministic_algorithms(deterministic)
+        if experiment.deterministic:  # asking costs a second: torch imports its compiler
+            torch.use_deterministic_algorithms(deterministic)

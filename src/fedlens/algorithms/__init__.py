@@ -3,14 +3,49 @@
 from collections.abc import Callable
 
 from fedlens.algorithm import Amendment
+from fedlens.algorithms.admm import admm, ceadmm, fedadmm
 from fedlens.algorithms.fedavg import fedavg
 from fedlens.algorithms.fedavgm import fedavgm
+from fedlens.algorithms.fedbn import fedbn
+from fedlens.algorithms.feddyn import feddyn
+from fedlens.algorithms.fedir import fedir
+from fedlens.algorithms.fednova import fednova
+from fedlens.algorithms.fedns import fedns
+from fedlens.algorithms.fedopt import fedadagrad, fedadam, fedyogi
 from fedlens.algorithms.fedprox import fedprox
+from fedlens.algorithms.fedvc import fedvc
+from fedlens.algorithms.krum import krum
 from fedlens.algorithms.lambda_sum import lambda_sum
+from fedlens.algorithms.lastfc import lastfc
+from fedlens.algorithms.liadmm import celiadmm, liadmm
+from fedlens.algorithms.median import median
+from fedlens.algorithms.qfedavg import qfedavg
+from fedlens.algorithms.scaffold import scaffold
+from fedlens.algorithms.trimmed_mean import trimmed_mean
 
 ALGORITHMS: dict[str, Callable[..., Amendment]] = {
     "fedavg": fedavg,
-    "fedavgm": fedavgm,
-    "fedprox": fedprox,
     "lambda-sum": lambda_sum,
+    "fedprox": fedprox,
+    "fedavgm": fedavgm,
+    "fedir": fedir,
+    "fedvc": fedvc,
+    "lastfc": lastfc,
+    "fedns": fedns,
+    "liadmm": liadmm,
+    "admm": admm,
+    "ceadmm": ceadmm,
+    "celiadmm": celiadmm,
+    "fedadmm": fedadmm,
+    "fedadam": fedadam,
+    "fedyogi": fedyogi,
+    "fedadagrad": fedadagrad,
+    "scaffold": scaffold,
+    "fednova": fednova,
+    "feddyn": feddyn,
+    "median": median,
+    "trimmed-mean": trimmed_mean,
+    "krum": krum,
+    "qfedavg": qfedavg,
+    "fedbn": fedbn,
 }

@@ -1,15 +1,19 @@
-"""FedProx (Li et al., MLSys 2020, arXiv:1812.06127), equation 2.
+"""FedProx (Li et al., MLSys 2020, arXiv:1812.06127), equation 2 and algorithm 2.
 
-A client minimises F_k(w) + (mu / 2) ||w - w_server||^2. With mu = 0 it is FedAvg.
+A client minimises h_k(w) = F_k(w) + (mu / 2) ||w - w_server||^2. With mu = 0 it is FedAvg. The
+original draws clients with probability n_k / n and takes their plain mean; drawing uniformly and
+weighting by n_k / n is the default here, as in FedAvg. For equal sizes both are the same.
 """
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
+import torch
 from torch import Tensor
 
-from fedlens.algorithm import Algorithm, at_least, paper
-from fedlens.core import Local, Number, squared_distance
-from fedlens.pieces import Sgd
+from fedlens.algorithm import Algorithm, at_least, check_pull, cohort_size, paper
+from fedlens.core import Local, Number, Tree, Upload, squared_distance
+from fedlens.pieces import BySize, Epochs, Equally, Probed, difference
 
 
 @dataclass(frozen=True)
@@ -22,25 +26,52 @@ class Proximal:
         return self.mu / 2 * squared_distance(local.params, local.anchor)
 
 
+@dataclass(frozen=True)
+class SendInexactness:
+    """The update and, for the record, gamma = ||grad h(w+)|| / ||grad h(w_server)||."""
+
+    def __call__(self, local: Local) -> Upload:
+        before, after = (_norm(local.solver[name]) for name in ("before", "after"))
+        return replace(difference(local), scalars={"inexactness": after / before.clamp(min=1e-30)})
+
+
+def _norm(tree: Tree) -> Tensor:  # [C]
+    return torch.stack([t.flatten(1).square().sum(1) for t in tree.values()]).sum(0).sqrt()
+
+
 @paper
-def fedprox(base: Algorithm, mu: Number = 0.01) -> Algorithm:
+def fedprox(
+    base: Algorithm,
+    mu: Number = 0.01,
+    sampling: Literal["uniform", "by-size"] = "uniform",
+    uneven: float = 0.0,
+    inexactness: bool = False,
+) -> Algorithm:
     """Hold each client near the model it was sent.
 
     Args:
         mu: how hard it is held.
+        sampling: `by-size` draws clients by n_k / n, with replacement, and takes the plain mean.
+        uneven: the share of clients that have time for only some of their epochs.
+        inexactness: record how far clients came, which costs two more passes over their examples.
     """
     at_least(mu, 0, "fedprox: mu")
-    _check_stable(base, mu)
-    return replace(base, objective=base.objective.plus(Proximal(mu)))
-
-
-def _check_stable(base: Algorithm, mu: Number) -> None:
-    """SGD on the proximal term alone diverges beyond lr * mu = 2 (1 + momentum)."""
-    numbers = (mu, *((s.lr, s.momentum) if isinstance(s := base.solve, Sgd) else ()))
-    if len(numbers) == 3 and all(isinstance(number, float) for number in numbers):
-        _, lr, momentum = numbers
-        if lr * mu >= 2 * (1 + momentum):
-            most = 2 * (1 + momentum) / lr
-            raise ValueError(
-                f"fedprox: mu {mu:g} diverges with local.lr {lr:g}: choose mu below {most:g}"
-            )
+    check_pull(base, mu, "fedprox: mu")
+    amended = replace(base, objective=base.objective.plus(Proximal(mu)))
+    if sampling == "by-size":
+        amended = replace(amended, select=BySize(cohort_size(base)), weigh=Equally())
+    if not (uneven or inexactness):
+        return amended
+    if not isinstance(base.draw, Epochs):
+        raise ValueError("fedprox: uneven work and inexactness need epochs: leave fedvc out")
+    if not 0 <= uneven <= 1 or (uneven and inexactness):
+        raise ValueError(f"fedprox: uneven is {uneven}: choose 0 to 1, and no inexactness with it")
+    if uneven:
+        return replace(amended, draw=replace(base.draw, uneven=uneven))
+    passes = base.draw.count + 2
+    return replace(
+        amended,
+        draw=replace(base.draw, count=passes),
+        solve=Probed(base.solve, passes, after=True),
+        upload=SendInexactness(),
+    )

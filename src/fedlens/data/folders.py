@@ -8,10 +8,11 @@ from typing import Literal
 
 from fedlens.core import Dataset
 from fedlens.data.pictures import ENDINGS, Listed, dataset
-from fedlens.data.places import Source
+from fedlens.data.places import Source, put_in_place
 from fedlens.options import did_you_mean
 
 ANNOTATIONS = "val_annotations.txt"  # Tiny ImageNet lists the classes of its test images there
+TINY_IMAGENET = ("train", "words.txt", f"val/{ANNOTATIONS}")
 
 
 def folder(
@@ -41,6 +42,22 @@ def folder(
     else:
         train, test = listed.divided(test_share)
     return dataset(place.name, train, test, classes, size, channels)
+
+
+def tiny_imagenet(source: Source, *, size: int | None = None) -> Dataset:
+    """Tiny ImageNet: 110,000 colour images, 64×64, 200 classes, in its published folders.
+
+    Its labelled `val` images are the test images. Fewer classes will do: those in `train`.
+    """
+    place, _ = put_in_place("tiny-imagenet", ("tiny-imagenet-200",), [TINY_IMAGENET], source)
+    wnids = sorted(entry.name for entry in _folders(place / "train"))
+    if not wnids:
+        raise ValueError(f"{place / 'train'} has no class folders: unpack the archive again")
+    train, test = _listed(place / "train", wnids), _listed(place / "val", wnids)
+    lines = (place / "words.txt").read_text(encoding="utf-8").splitlines()
+    words = dict(line.split("\t", 1) for line in lines if "\t" in line)
+    classes = [words.get(wnid, wnid).partition(",")[0] for wnid in wnids]
+    return dataset("tiny-imagenet", train, test, classes, size, 3)
 
 
 def _folders(place: Path) -> list[Path]:

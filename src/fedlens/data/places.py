@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -38,3 +39,28 @@ def roots(source: Source) -> list[Path]:
     named = os.environ.get("FEDLENS_DATA")
     places = [source.data, Path(named).expanduser() if named else None, cache()]
     return list(dict.fromkeys(place for place in places if place is not None))
+
+
+Files = tuple[str, ...]
+"""Patterns of files that lie in one folder."""
+
+
+def put_in_place(
+    name: str, folders: Sequence[str], forms: Sequence[Files], source: Source
+) -> tuple[Path, Files]:
+    """The first folder that holds all files of one of the forms of a set, and that form.
+
+    This is for sets that people put there themselves. A folder is looked for by its names under
+    each root, then as the root.
+    """
+    for root in roots(source):
+        for folder in (*(root / inner for inner in folders), root):
+            for files in forms:
+                if folder.is_dir() and all(any(folder.glob(pattern)) for pattern in files):
+                    return folder, files
+    looked = ", ".join(str(place) for place in roots(source))
+    wanted = ", or ".join(" and ".join(files) for files in forms)
+    raise ValueError(
+        f"{name} is not in {looked}: put its files ({wanted}) into a folder {folders[0]} there, "
+        "or set FEDLENS_DATA to the folder above it"
+    )

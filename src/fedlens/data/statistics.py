@@ -34,8 +34,10 @@ def emd(label_counts: Tensor) -> float:  # [K, L]
 def summary(holdings: Holdings, labels: Tensor, num_classes: int) -> dict[str, Any]:
     """What there is to know of a partition, ready for JSON."""
     label_counts = holdings.label_counts(labels, num_classes)
+    names = {} if holdings.names is None else {"client_names": list(holdings.names)}
     return {
         "num_clients": len(holdings),
+        **names,
         "sizes": holdings.sizes.tolist(),
         "label_counts": label_counts.tolist(),
         "emd": emd(label_counts),

@@ -70,8 +70,10 @@ class _Crew:
         self.program = program
         remembered = sum(_room(t[0]) for t in _leaves(work.memory))
         integers = [b for b in shared.buffers.values() if not b.is_floating_point()]
-        slot_bytes = sum(map(_room, (*shared.exact.values(), *integers))) + remembered
-        self.model = Block(sum(map(_room, _leaves(shared._asdict()))))
+        sent = sum(map(_room, (*shared.exact.values(), *integers)))
+        # What an algorithm sends besides is about as much as it tells or as clients remember.
+        slot_bytes = sent + 2 * (remembered + sum(map(_room, _leaves(shared.told)))) + 4096
+        self.model = Block(sum(map(_room, _leaves(_trees(shared)))))
         num_slots = max(2 * workers, min(len(work), UPLOADS // slot_bytes))
         self.slots = [Block(slot_bytes) for _ in range(num_slots)]
         self.pipes: list[Connection] = []
@@ -89,7 +91,7 @@ class _Crew:
             self.processes.append(process)
 
     def map(self, shared: Shared, work: Work) -> Iterator[Part]:
-        model = self.model.write(shared._asdict())
+        model = self.model.write(_trees(shared))
         clients = list(range(len(work)))
         if len(work) <= len(self.slots):
             # The longest first, so that no worker is left alone with a long one at the end.
@@ -122,7 +124,7 @@ class _Crew:
 
     def _receive(self, pipe: Any, slot: Block) -> Part:
         try:
-            answer, loss = pickle.loads(pipe.recv_bytes())
+            answer, measured = pickle.loads(pipe.recv_bytes())
         except EOFError:
             raise _died() from None
         if isinstance(answer, str):
@@ -131,8 +133,9 @@ class _Crew:
         update, counters = trees.pop("update"), trees.pop("counters", {})
         if not self.program.algorithm.combine.linear:
             update = tree_map(torch.clone, update)  # it outlives its turn, the slot does not
-        keep = {name: tree_map(torch.clone, tree) for name, tree in trees.items()}
-        return Part(update, counters, keep, torch.tensor(loss, dtype=torch.float64))
+        keep = {name: tree_map(torch.clone, t) for name, t in _under("keep.", trees).items()}
+        scalars = {name: torch.tensor(v, dtype=torch.float64) for name, v in measured.items()}
+        return Part(update, counters, _under("extra.", trees), keep, scalars)
 
     def _serve(self, pipe: Connection, inner: Sequential) -> None:
         """What a worker does until this process hangs up."""
@@ -149,11 +152,12 @@ class _Crew:
             slot = self.slots[number]
             try:
                 mine = replace(mine, memory=slot.read(memory))
-                (part,) = inner.map(
-                    self.program, Shared(**({"buffers": {}} | self.model.read(layout))), mine
-                )
-                trees = {"update": part.update, "counters": part.counters, **part.keep}
-                pipe.send_bytes(pickle.dumps((slot.write(trees), part.loss.tolist())))
+                (part,) = inner.map(self.program, _shared(self.model.read(layout)), mine)
+                trees = {"update": part.update, "counters": part.counters}
+                trees |= {f"extra.{name}": tree for name, tree in part.extra.items()}
+                trees |= {f"keep.{name}": tree for name, tree in part.keep.items()}
+                measured = {name: t.tolist() for name, t in part.scalars.items()}
+                pipe.send_bytes(pickle.dumps((slot.write(trees), measured)))
             except Exception:
                 pipe.send_bytes(pickle.dumps((traceback.format_exc(), None)))
 
@@ -181,13 +185,15 @@ class Block:
     """A piece of memory that this process and the workers forked from it share."""
 
     def __init__(self, size: int) -> None:
-        self.memory = torch.frombuffer(mmap.mmap(-1, max(size, 64)), dtype=torch.uint8)
+        self.memory = torch.frombuffer(mmap.mmap(-1, max(size, 4096)), dtype=torch.uint8)
 
     def write(self, trees: Memory) -> Lay:
         lay: Lay = []
         first = 0
         for name, tree in trees.items():
             for key, tensor in tree.items():
+                if first + _room(tensor) > len(self.memory):
+                    raise RuntimeError("an upload is larger than the memory set aside for it")
                 lay.append((name, key, tensor.dtype, tuple(tensor.shape), first))
                 self._view(tensor.dtype, tensor.shape, first).copy_(tensor)
                 first += _room(tensor)
@@ -202,6 +208,21 @@ class Block:
     def _view(self, dtype: torch.dtype, shape: tuple[int, ...], first: int) -> Tensor:
         size = dtype.itemsize * torch.Size(shape).numel()
         return self.memory[first : first + size].view(dtype).view(shape)
+
+
+def _trees(shared: Shared) -> Memory:
+    trees = {"params": shared.params, "buffers": shared.buffers, "exact": shared.exact}
+    return trees | {f"told.{name}": tree for name, tree in shared.told.items()}
+
+
+def _shared(trees: Memory) -> Shared:
+    params, buffers, exact = (trees.get(name, {}) for name in ("params", "buffers", "exact"))
+    return Shared(params, buffers, exact, _under("told.", trees))
+
+
+def _under(prefix: str, trees: Memory) -> Memory:
+    found = {name: tree for name, tree in trees.items() if name.startswith(prefix)}
+    return {name.removeprefix(prefix): tree for name, tree in found.items()}
 
 
 def _room(tensor: Tensor) -> int:

@@ -2,8 +2,8 @@
 
 Two 5x5 convolutions of 32 and 64 channels, each with a 2x2 max-pool, and layers of 1024 and 256.
 The paper does not state the padding. On 1x28x28 with 10 classes: 3,529,354 parameters with
-`same`, 1,366,666 with `valid`. It puts a ReLU after the last layer too, which is left out here:
-logits may be negative.
+`same`, 1,366,666 with `valid`. Read literally it puts a ReLU after the last layer, too; that is
+left out, since logits may be negative, unless `relu_on_logits` is true.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ def fedns_cnn(
     num_classes: int,
     *,
     padding: Literal["same", "valid"] = "same",
+    relu_on_logits: bool = False,
 ) -> nn.Module:
     """The Fashion-MNIST CNN of FedNS."""
     pad = 2 if padding == "same" else 0
@@ -40,4 +41,6 @@ def fedns_cnn(
         "relu4": nn.ReLU(),
         "fc3": nn.Linear(256, num_classes),
     }
+    if relu_on_logits:
+        head["relu5"] = nn.ReLU()
     return nn.Sequential(OrderedDict(features | head))

@@ -6,21 +6,28 @@ number per experiment where one number was.
 """
 
 from fedlens.pieces.combine import WeightedSum
-from fedlens.pieces.draw import Epochs
-from fedlens.pieces.objective import Objective, cross_entropy
-from fedlens.pieces.select import Uniformly
-from fedlens.pieces.solve import Sgd
+from fedlens.pieces.draw import Epochs, Virtual
+from fedlens.pieces.objective import Objective, cross_entropy, double_softmax
+from fedlens.pieces.select import BySize, Uniformly
+from fedlens.pieces.solve import Corrected, GradientDescent, Probed, Sgd
 from fedlens.pieces.upload import difference
-from fedlens.pieces.weigh import ByExamples, Constant
+from fedlens.pieces.weigh import ByExamples, Constant, Equally
 
 __all__ = [
     "ByExamples",
+    "BySize",
     "Constant",
+    "Corrected",
     "Epochs",
+    "Equally",
+    "GradientDescent",
     "Objective",
+    "Probed",
     "Sgd",
     "Uniformly",
+    "Virtual",
     "WeightedSum",
     "cross_entropy",
     "difference",
+    "double_softmax",
 ]

@@ -1,7 +1,7 @@
 """combine: how uploads become one update. It never normalises: shares are final."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -12,13 +12,22 @@ from fedlens.layout import Layout
 
 @dataclass(frozen=True)
 class WeightedSum:
-    """The sum of share times update. It may write over the updates."""
+    """The sum of share times update. It may write over the updates.
 
+    Where shares are not those of a mean, buffers can go by n_k / n all the same.
+    """
+
+    buffers: Literal["shares", "examples"] = "shares"
     linear: ClassVar[bool] = True  # sums over parts of the cohort add up to the whole's
     uses_shares: ClassVar[bool] = True
 
     def __call__(self, updates: Tree, shares: Tensor, cohort: Cohort, layout: Layout) -> Tree:
-        return {
-            name: torch.tensordot(shares.to(u), u, dims=1) if len(u) > 1 else u[0].mul_(shares[0])
-            for name, u in updates.items()
-        }
+        combined = {}
+        for name, u in updates.items():
+            apart = self.buffers == "examples" and layout.entries[name].role == "buffer"
+            weights = cohort.size_shares if apart else shares
+            whole = len(u) > 1
+            combined[name] = (
+                torch.tensordot(weights.to(u), u, dims=1) if whole else u[0].mul_(weights[0])
+            )
+        return combined

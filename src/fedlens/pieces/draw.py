@@ -11,21 +11,27 @@ from fedlens.core import Holdings, Plan
 
 @dataclass(frozen=True)
 class Epochs:
-    """Every example `count` times, reshuffled each time; the last batch may be a short one."""
+    """Every example `count` times, reshuffled each time; the last batch may be a short one.
+
+    A share `uneven` of the clients has less time: each of these stops after a random number of
+    its passes, at least one and fewer than all.
+    """
 
     count: int
     batch_size: int
+    uneven: float = 0.0
 
     def __call__(self, holdings: Holdings, client_keys: Tensor) -> Plan:
-        clients, epochs, size = len(holdings), self.count, self.batch_size
-        # Epoch by epoch: a pass of client c over its examples is segment c * epochs + e.
+        clients, epochs = len(holdings), self.count
+        most = int(holdings.sizes.max()) if clients else 1
+        size = max(min(self.batch_size, most), 1)  # nobody's batch is larger than all it holds
+        # Pass e of client c over its examples is segment c * epochs + e.
         passes = holdings.take(torch.arange(clients).repeat_interleave(epochs))
         pass_keys = keys.fold(client_keys[:, None], torch.arange(epochs)).flatten()
         shuffled = passes.index[keys.shuffle_segments(passes.offsets, pass_keys)]
 
         per_pass = (passes.sizes + size - 1) // size  # batches
-        steps = per_pass.view(clients, epochs).sum(1)
-        num_steps = int(steps.max()) if clients else 0
+        num_steps = int(per_pass.view(clients, epochs).sum(1).max()) if clients else 0
         first = per_pass.view(clients, epochs).cumsum(1) - per_pass.view(clients, epochs)
         start = torch.arange(clients)[:, None] * num_steps + first  # [C, E] row of its first batch
 
@@ -33,5 +39,37 @@ class Epochs:
         row = start.flatten()[passes.owners] + position // size
         index = shuffled.new_zeros(clients * num_steps, size)
         index[row, position % size] = shuffled
-        counts = torch.bincount(row, minlength=clients * num_steps)
-        return Plan(index.view(clients, num_steps, size), counts.view(clients, num_steps))
+        counts = torch.bincount(row, minlength=clients * num_steps).view(clients, num_steps)
+        if self.uneven:
+            done = self._passes(client_keys) * per_pass.view(clients, epochs)[:, 0]
+            counts = counts * (torch.arange(num_steps) < done[:, None])
+        return Plan(index.view(clients, num_steps, size), counts)
+
+    def _passes(self, client_keys: Tensor) -> Tensor:  # [C]
+        """How many passes each client has time for."""
+        slow_key, count_key = (
+            keys.fold(client_keys, keys.purpose(word)) for word in ("slow", "passes")
+        )
+        slow = keys.uniform(slow_key) < self.uneven
+        fewer = 1 + keys.below(count_key, max(self.count - 1, 1))
+        return torch.where(slow, fewer, self.count)
+
+
+@dataclass(frozen=True)
+class Virtual:
+    """`size` examples of each client, in full batches: with repeats only if it has fewer."""
+
+    size: int
+    batch_size: int
+
+    def __call__(self, holdings: Holdings, client_keys: Tensor) -> Plan:
+        clients, sizes = len(holdings), holdings.sizes
+        order = keys.shuffle_segments(holdings.offsets, keys.fold(client_keys, 0))
+        place = torch.arange(self.size).expand(clients, -1)
+        repeats = keys.uniform(keys.fold(client_keys[:, None], 1, place))
+        repeated = (repeats * sizes[:, None]).long()
+        chosen = torch.where(sizes[:, None] >= self.size, place, repeated)
+        index = holdings.index[order[holdings.offsets[:-1, None] + chosen]]
+        steps = self.size // self.batch_size
+        counts = torch.full((clients, steps), self.batch_size)
+        return Plan(index.view(clients, steps, self.batch_size), counts)

@@ -18,3 +18,25 @@ class Uniformly:
     def __call__(self, federation: Federation, round: int, key: Tensor) -> Tensor:  # [C]
         draws = keys.uniform(keys.fold(key, torch.arange(federation.num_clients)))
         return draws.argsort(stable=True)[: self.count]
+
+
+@dataclass(frozen=True)
+class BySize:
+    """`count` clients, each drawn with a probability proportional to the examples it holds.
+
+    With replacement a client may be drawn twice in a round. Without, the clients with the
+    smallest Exp(1) / n_k are taken, so that clients of equal size give just the choice that
+    `Uniformly` makes; selection is then no longer quite proportional.
+    """
+
+    count: int
+    replacement: bool = True
+
+    def __call__(self, federation: Federation, round: int, key: Tensor) -> Tensor:  # [C]
+        sizes = federation.everyone(round).sizes.double()
+        if self.replacement:
+            edges = sizes.cumsum(0)
+            draws = keys.uniform(keys.fold(key, torch.arange(self.count))) * edges[-1]
+            return torch.searchsorted(edges, draws, right=True)
+        draws = keys.uniform(keys.fold(key, torch.arange(len(sizes))))
+        return (-torch.log1p(-draws) / sizes).argsort(stable=True)[: self.count]

@@ -1,11 +1,12 @@
 """solve, advance: how a client, or the server, moves along a gradient."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fedlens.core import Memory, Number, Tree, per_row, tree_map
+from fedlens.core import Local, Memory, Number, Solve, Tree, per_row, tree_map, zeros_like
 
 
 @dataclass(frozen=True)
@@ -22,9 +23,11 @@ class Sgd:
     nesterov: bool = False
 
     def init(self, params: Tree) -> Memory:
-        return {"velocity": tree_map(torch.zeros_like, params)} if _is_on(self.momentum) else {}
+        return {"velocity": zeros_like(params)} if _is_on(self.momentum) else {}
 
-    def update(self, grads: Tree, memory: Memory, params: Tree) -> tuple[Tree, Memory]:
+    def update(
+        self, grads: Tree, memory: Memory, params: Tree, context: object = None
+    ) -> tuple[Tree, Memory]:
         w, d = list(params.values()), [grads[name] for name in params]
         if _is_on(self.weight_decay):
             _add(d, w, self.weight_decay)
@@ -38,6 +41,105 @@ class Sgd:
                 d = v
         _add(w, d, -self.lr)
         return params, memory
+
+
+@dataclass(frozen=True)
+class GradientDescent:
+    """One step along the whole gradient at the end of each pass over a client's examples.
+
+    The batches of a pass are added up, so that a client need not fit into memory at once.
+    """
+
+    lr: Number
+    passes: int = 1
+
+    def init(self, params: Tree) -> Memory:
+        return {"gradient": zeros_like(params)}
+
+    def update(
+        self, grads: Tree, memory: Memory, params: Tree, local: Local
+    ) -> tuple[Tree, Memory]:
+        assert local.count is not None
+        share, ends = local.count / local.facts.size.clamp(min=1), local.ends(self.passes)
+        for name, p in params.items():
+            total = memory["gradient"][name]
+            total.addcmul_(grads[name], _row(share, p))
+            done = _row(ends, p)
+            p.addcmul_(total * done, torch.as_tensor(per_row(-self.lr, p)).to(p))
+            total.mul_(1 - done)
+        return params, memory
+
+
+@dataclass(frozen=True)
+class Corrected:
+    """`inner`, on gradients to which a correction is added."""
+
+    inner: Solve
+    correction: Callable[[Local], Tree]
+
+    def init(self, params: Tree) -> Memory:
+        return self.inner.init(params)
+
+    def update(
+        self, grads: Tree, memory: Memory, params: Tree, local: Local
+    ) -> tuple[Tree, Memory]:
+        for name, extra in self.correction(local).items():
+            grads[name].add_(extra)
+        return self.inner.update(grads, memory, params, local)
+
+
+@dataclass(frozen=True)
+class Probed:
+    """`inner`, between passes on which the model stands still and is measured.
+
+    Of the `passes` a client makes over its examples, `inner` moves on all but the first (whose
+    whole loss and gradient are remembered) and, if `after`, the last (whose gradient is).
+    """
+
+    inner: Solve
+    passes: int
+    after: bool = False
+
+    def init(self, params: Tree) -> Memory:
+        row = next(iter(params.values()))
+        memory = {**self.inner.init(params), "before": zeros_like(params)}
+        memory["probed"] = {"loss": row.new_zeros(len(row))}
+        return memory | ({"after": zeros_like(params)} if self.after else {})
+
+    def update(
+        self, grads: Tree, memory: Memory, params: Tree, local: Local
+    ) -> tuple[Tree, Memory]:
+        assert local.count is not None and local.loss is not None
+        share = local.count / local.facts.size.clamp(min=1)
+        number = local.step // (local.steps // self.passes).clamp(min=1)  # [C] of the pass
+        is_first, is_last = number == 0, number == self.passes - 1
+        memory["probed"]["loss"] += local.loss * share * is_first
+        for name, g in grads.items():
+            memory["before"][name].addcmul_(g, _row(share * is_first, g))
+            if self.after:
+                memory["after"][name].addcmul_(g, _row(share * is_last, g))
+        own = {name: tree for name, tree in memory.items() if name not in OF_PROBES}
+        stays = is_first | is_last if self.after else is_first
+        old = _copies(own), tree_map(torch.clone, params)
+        params, own = self.inner.update(grads, own, params, local)
+        held = {name: _where(stays, old[0][name], tree) for name, tree in own.items()}
+        return _where(stays, old[1], params), memory | held
+
+
+OF_PROBES = {"before", "after", "probed"}
+
+
+def _copies(memory: Memory) -> Memory:
+    return {name: tree_map(torch.clone, tree) for name, tree in memory.items()}
+
+
+def _where(rows: Tensor, one: Tree, other: Tree) -> Tree:
+    return tree_map(lambda a, b: torch.where(_row(rows, a).bool(), a, b), one, other)
+
+
+def _row(numbers: Tensor, like: Tensor) -> Tensor:
+    """Numbers [C], shaped to multiply `like` [C, ...] row by row."""
+    return numbers.to(like.dtype).view(-1, *[1] * (like.ndim - 1))
 
 
 def _is_on(number: Number) -> bool:

@@ -16,4 +16,4 @@ def difference(local: Local) -> Upload:
         name: model[name].to(torch.float64, copy=True).sub_(server)
         for name, server in local.exact.items()
     }
-    return Upload(update, keep={})
+    return Upload(update)

@@ -11,14 +11,23 @@ from fedlens.core import Cohort, Number
 
 @dataclass(frozen=True)
 class ByExamples:
-    """n_k / n, where n counts the examples of the cohort or of the whole population."""
+    """n_k / n, where n counts the examples of the cohort, of the clients seen so far, or of all."""
 
-    over: Literal["cohort", "population"] = "cohort"
+    over: Literal["cohort", "seen", "population"] = "cohort"
 
     def __call__(self, cohort: Cohort) -> Tensor:  # [C] float64
-        sizes = cohort.sizes.double()
-        total = sizes.sum() if self.over == "cohort" else float(cohort.num_examples)
-        return sizes / torch.as_tensor(total).clamp(min=1)
+        if self.over == "cohort":
+            return cohort.size_shares
+        total = cohort.num_examples_seen if self.over == "seen" else cohort.num_examples
+        return cohort.sizes.double() / max(total, 1)
+
+
+@dataclass(frozen=True)
+class Equally:
+    """One over the number of clients in the cohort."""
+
+    def __call__(self, cohort: Cohort) -> Tensor:  # [C] float64
+        return torch.full((len(cohort.clients),), 1 / len(cohort.clients), dtype=torch.float64)
 
 
 @dataclass(frozen=True)

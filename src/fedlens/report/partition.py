@@ -61,12 +61,12 @@ def draw(label_counts: Array, classes: Sequence[str], title: str, path: Path) ->
         f"examples {label_counts.sum():,}   ·   EMD {distance:.3f}"
     )
     fitting = 105 * (width + 1.3) / max(len(title), 1)
-    _write(top, title, above=32, size=min(14, fitting), weight="bold", color=INK)
-    _write(top, subtitle, above=13, size=10, color=GREY)
-    return _save(figure, path)
+    write(top, title, above=32, size=min(14, fitting), weight="bold", color=INK)
+    write(top, subtitle, above=13, size=10, color=GREY)
+    return save(figure, path)
 
 
-def _write(axes: Axes, text: str, above: int, **looks: Any) -> None:
+def write(axes: Axes, text: str, above: int, **looks: Any) -> None:
     """A line of text this many points above a panel."""
     place: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points"}
     axes.annotate(text, (0, 1), (0, above), parse_math=False, **place, **looks)
@@ -186,7 +186,8 @@ def _draw_shares(figure: Figure, axes: Axes, counts: Array) -> None:
     column.tick_params(length=0, labelsize=8, labelcolor=GREY)
 
 
-def _save(figure: Figure, path: Path) -> Path:
+def save(figure: Figure, path: Path) -> Path:
+    """Write a figure as a PNG file."""
     png = io.BytesIO()
     figure.savefig(png, format="png")
     write_atomically(path, png.getvalue())

@@ -2,33 +2,41 @@
 
 A partition gives every example an owner, or none. Each takes the time of a sort, never draws
 again until something fits, and works for any distribution of the classes. The examples of a
-client stand in their stored order, whatever the order in which they were dealt.
+client stand in their stored order, whatever the order in which they were dealt. `fresh` is a
+split that is dealt anew in every round; `noisy-labels` and `shifted` change what is dealt.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from fedlens.core import Holdings
+from fedlens.core import Holdings, Split
+from fedlens.data.partitions.altered import Altered, noisy_labels, shifted
 from fedlens.data.partitions.by_class import classes, shards
+from fedlens.data.partitions.by_column import natural, s2
 from fedlens.data.partitions.by_dirichlet import dirichlet, dirichlet_per_class
-from fedlens.data.partitions.by_size import iid, proportions
+from fedlens.data.partitions.by_file import published
+from fedlens.data.partitions.by_round import fresh
+from fedlens.data.partitions.by_size import iid, power_law, proportions, quantity_dirichlet
 
-PARTITIONS: dict[str, Callable[..., Holdings]] = {
+PARTITIONS: dict[str, Callable[..., Holdings | Split | Altered]] = {
     "iid": iid,
     "proportions": proportions,
+    "quantity-dirichlet": quantity_dirichlet,
+    "power-law": power_law,
     "shards": shards,
     "classes": classes,
     "dirichlet": dirichlet,
     "dirichlet-per-class": dirichlet_per_class,
+    "natural": natural,
+    "s2": s2,
+    "published": published,
+    "fresh": fresh,
+    "noisy-labels": noisy_labels,
+    "shifted": shifted,
 }
 
-__all__ = [
-    "PARTITIONS",
-    "classes",
-    "dirichlet",
-    "dirichlet_per_class",
-    "iid",
-    "proportions",
-    "shards",
-]
+FOUND_IN_DATA = frozenset(("natural", "published", "s2"))
+"""The partitions that find their clients in the data: nobody chooses how many there are."""
+
+__all__ = ["FOUND_IN_DATA", "PARTITIONS", "Altered"]

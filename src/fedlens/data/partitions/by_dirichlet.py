@@ -15,11 +15,13 @@ from fedlens.data.partitions.dealing import (
     Array,
     at_least_one,
     by_label,
+    checked_alpha,
     evenly,
     holdings,
     labels_of,
     largest_remainder,
     levelled,
+    log_gamma,
     places,
 )
 
@@ -40,7 +42,7 @@ def dirichlet(
     with alpha = inf every client has the data's own shares.
     """
     labels = labels_of(examples, num_classes, num_clients)
-    if _checked(alpha) == math.inf:
+    if checked_alpha(alpha) == math.inf:
         return evenly(labels, num_clients, rng)
     _, labels, available = np.unique(labels, return_inverse=True, return_counts=True)
     sizes = (len(labels) + np.arange(num_clients)[::-1]) // num_clients
@@ -48,9 +50,7 @@ def dirichlet(
         counts = _one_class_each(sizes, rng.permutation(len(available)), available)
     else:
         concentrations = alpha * (available / len(labels))
-        counts = _without_replacement(
-            sizes, _log_gamma(concentrations, num_clients, rng), available
-        )
+        counts = _without_replacement(sizes, log_gamma(concentrations, num_clients, rng), available)
     owner = np.empty(len(labels), dtype=np.int64)
     clients = np.tile(np.arange(num_clients), len(available))
     owner[by_label(labels, rng)] = np.repeat(clients, counts.T.ravel())
@@ -78,35 +78,17 @@ def dirichlet_per_class(
             f"{len(labels)} examples are too few for {num_clients} clients of at least "
             f"{min_size}: choose fewer clients or a smaller min_size"
         )
-    if _checked(alpha) == math.inf:
+    if checked_alpha(alpha) == math.inf:
         return evenly(labels, num_clients, rng)
     owner = np.empty(len(labels), dtype=np.int64)
     ends = np.cumsum(np.bincount(labels))
     for members in np.split(by_label(labels, rng), ends[:-1]):
-        log_shares = _log_gamma(np.array([alpha]), num_clients, rng)[:, 0]
+        log_shares = log_gamma(np.array([alpha]), num_clients, rng)[:, 0]
         parts = np.cumsum(np.exp(log_shares - log_shares.max()))
         place = np.searchsorted(parts / parts[-1] * len(members), np.arange(len(members)) + 0.5)
         # In another order for each class, or rounding would favour the same clients in all.
         owner[members] = rng.permutation(num_clients)[place]
     return holdings(_filled_up(owner, num_clients, min_size), num_clients)
-
-
-def _checked(alpha: float) -> float:
-    if not alpha >= 0:
-        raise ValueError(
-            f"alpha is {alpha}: choose a number from 0 (most skewed) to inf (all clients alike)"
-        )
-    return alpha
-
-
-def _log_gamma(shapes: Array, rows: int, rng: np.random.Generator) -> Array:  # [rows, shapes]
-    """Logarithms of Gamma draws: a row, normalised, is a Dirichlet draw.
-
-    log Gamma(a) = log Gamma(a + 1) + log(U) / a stays finite where Gamma(a) itself is zero.
-    """
-    shapes = np.maximum(shapes, 1e-300)
-    size = (rows, len(shapes))
-    return np.log(rng.standard_gamma(shapes + 1, size)) - rng.standard_exponential(size) / shapes
 
 
 def _without_replacement(sizes: Array, log_shares: Array, available: Array) -> Array:  # [K, L]

@@ -11,9 +11,11 @@ from fedlens.core import Examples, Holdings
 from fedlens.data.partitions.dealing import (
     NOBODY,
     Array,
+    checked_alpha,
     holdings,
     labels_of,
     largest_remainder,
+    log_gamma,
 )
 
 
@@ -64,6 +66,53 @@ def proportions(
     owner = np.full(num_examples, NOBODY)
     owner[: held.sum()] = np.repeat(np.arange(num_clients), held)
     return holdings(rng.permutation(owner) if order == "shuffled" else owner, num_clients)
+
+
+def quantity_dirichlet(
+    examples: Examples,
+    num_classes: int,
+    num_clients: int,
+    rng: np.random.Generator,
+    *,
+    alpha: float,
+) -> Holdings:
+    """Sizes ~ Dir(alpha), whatever the classes: small alphas give most examples to a few clients.
+
+    Every client has at least one. With alpha = 0 one client has all others, with inf all are equal.
+    """
+    num_examples = len(labels_of(examples, num_classes, num_clients))
+    if checked_alpha(alpha) == math.inf:
+        shares = np.ones(num_clients)
+    else:
+        log_shares = log_gamma(np.array([alpha]), num_clients, rng)[:, 0]
+        shares = np.exp(log_shares - log_shares.max())
+    return _shuffled(_sizes(num_examples, shares), rng)
+
+
+def power_law(
+    examples: Examples,
+    num_classes: int,
+    num_clients: int,
+    rng: np.random.Generator,
+    *,
+    exponent: float,
+) -> Holdings:
+    """Client k, from 1, has a size in proportion to k to the power of -exponent, at least one."""
+    num_examples = len(labels_of(examples, num_classes, num_clients))
+    if not 0 <= exponent < math.inf:
+        raise ValueError(f"exponent is {exponent}: choose 0 (all clients equal) or more")
+    shares = np.exp(-exponent * np.log(np.arange(1.0, num_clients + 1)))
+    return _shuffled(_sizes(num_examples, shares), rng)
+
+
+def _sizes(num_examples: int, shares: Array) -> Array:  # [K]
+    """One example for each client, and the others in proportion."""
+    return 1 + largest_remainder(num_examples - len(shares), shares / shares.sum())
+
+
+def _shuffled(sizes: Array, rng: np.random.Generator) -> Holdings:
+    owner = rng.permutation(np.repeat(np.arange(len(sizes)), sizes))
+    return holdings(owner, len(sizes))
 
 
 def _proportions(sizes: str | list[float], num_clients: int) -> Array:

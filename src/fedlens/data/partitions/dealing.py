@@ -79,6 +79,25 @@ def largest_remainder(total: int, shares: Array) -> Array:
     return counts
 
 
+def checked_alpha(alpha: float) -> float:
+    """`alpha`, unless it is no concentration of a Dirichlet distribution."""
+    if not alpha >= 0:
+        raise ValueError(
+            f"alpha is {alpha}: choose a number from 0 (most skewed) to inf (all clients alike)"
+        )
+    return alpha
+
+
+def log_gamma(shapes: Array, rows: int, rng: np.random.Generator) -> Array:  # [rows, shapes]
+    """Logarithms of Gamma draws: a row, normalised, is a Dirichlet draw.
+
+    log Gamma(a) = log Gamma(a + 1) + log(U) / a stays finite where Gamma(a) itself is zero.
+    """
+    shapes = np.maximum(shapes, 1e-300)
+    size = (rows, len(shapes))
+    return np.log(rng.standard_gamma(shapes + 1, size)) - rng.standard_exponential(size) / shapes
+
+
 def levelled(limits: Array, total: int) -> Array:
     """Whole numbers that sum to `total`, as equal as can be with none above its limit."""
 

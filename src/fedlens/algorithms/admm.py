@@ -1,0 +1,78 @@
+"""ADMM, CEADMM (Zhou and Li, 2021, arXiv:2110.15318, eqs 2.16, 3.1 to 3.3) and FedADMM.
+
+Clients of weight w_i = n_i / n agree on one model x: each minimises f_i(v) + (rho / 2) ||v - x +
+u_i||^2 by local.epochs of SGD from x, moves its dual by v - x, and sends the change of v + u_i
+(`pieces/consensus.py`). `admm` does that once a round, `ceadmm` k0 times.
+
+`fedadmm` averages over the clients seen so far, so that those not yet seen do not hold x at its
+start. It works with few clients a round and many local steps, where the linearised forms of
+`liadmm` fail. With equal w_i it is what Gong et al. (ICDE 2022, arXiv:2204.03529) describe for
+eta = |S| / m. At a fixed point all clients agree, and their gradients sum to zero.
+"""
+
+from dataclasses import replace
+from typing import Literal
+
+from fedlens.algorithm import Algorithm, at_least, check_pull, paper
+from fedlens.core import Number, Solve
+from fedlens.pieces import ByExamples, Epochs, WeightedSum
+from fedlens.pieces.consensus import COLD, WARM, Consensus, DualResidual, TellStart, send_change
+
+
+def consensus(
+    base: Algorithm, solve: Solve, rho: Number, start: Literal["warm", "cold"] = "cold"
+) -> Algorithm:
+    """`base` with `solve`, and all else that ADMM needs around it."""
+    warm = start == "warm"
+    return replace(
+        base,
+        solve=solve,
+        upload=send_change,
+        weigh=ByExamples("seen" if warm else "population"),
+        combine=WeightedSum(buffers="examples"),
+        tell=base.tell if warm else (*base.tell, TellStart()),
+        measures=(*base.measures, DualResidual(rho)),
+        memory={**base.memory, **(WARM if warm else COLD)},
+    )
+
+
+def _admm(
+    base: Algorithm, name: str, rho: Number, k0: int, start: Literal["warm", "cold"] = "cold"
+) -> Algorithm:
+    at_least(rho, 0, f"{name}: rho")
+    check_pull(base, rho, f"{name}: rho")
+    if not isinstance(base.draw, Epochs) or base.draw.uneven or k0 < 1:
+        raise ValueError(f"{name}: k0 is {k0}: choose 1 or more, with whole epochs")
+    base = replace(base, draw=replace(base.draw, count=base.draw.count * k0))
+    return consensus(base, Consensus(base.solve, rho, k0), rho, start)
+
+
+@paper
+def admm(base: Algorithm, rho: Number = 0.05, k0: int = 1) -> Algorithm:
+    """Agree by ADMM, each local problem solved by local.epochs of SGD.
+
+    Args:
+        rho: the penalty, sigma_i / w_i.
+        k0: local iterations, each of local.epochs, between two communications.
+    """
+    return _admm(base, "admm", rho, k0)
+
+
+@paper
+def ceadmm(base: Algorithm, rho: Number = 0.05, k0: int = 5) -> Algorithm:
+    """Agree by ADMM with k0 local iterations, dual steps included, between communications."""
+    return _admm(base, "ceadmm", rho, k0)
+
+
+@paper
+def fedadmm(
+    base: Algorithm, rho: Number = 0.05, k0: int = 1, start: Literal["warm", "cold"] = "warm"
+) -> Algorithm:
+    """Agree by ADMM when only some clients take part in each round.
+
+    Args:
+        rho: the penalty; about (1 - momentum) / (lr * steps).
+        k0: local iterations between two communications.
+        start: `warm` averages over the clients seen so far, `cold` over all from the start.
+    """
+    return _admm(base, "fedadmm", rho, k0, start)

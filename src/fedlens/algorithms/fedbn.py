@@ -1,0 +1,15 @@
+"""FedBN (Li et al., ICLR 2021, arXiv:2102.07623): clients keep their own normalisation layers.
+
+The server's copy of them is the clients' mean: it serves to evaluate the server's model, and to
+start clients never seen before. With no normalisation layers it is FedAvg.
+"""
+
+from dataclasses import replace
+
+from fedlens.algorithm import Algorithm, paper
+
+
+@paper
+def fedbn(base: Algorithm) -> Algorithm:
+    """Let each client normalise in its own way."""
+    return replace(base, personal_norm=True)

@@ -1,0 +1,65 @@
+"""FedIR (Hsu, Qi and Brown, ECCV 2020, arXiv:2003.08082), equations 3 and 4: importance weights.
+
+An example of label y at client k counts w = p(y) / q_k(y), and a batch's loss is the mean weighted
+by w. So each client minimises, in expectation, the loss on everybody's distribution of labels.
+p goes down to the clients; q_k never goes up. With q_k = p it is FedAvg.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fedlens.algorithm import Algorithm, paper
+from fedlens.core import Batch, Federation, Gathered, Local, Memory, Tree
+
+
+@dataclass(frozen=True)
+class LabelWeight:
+    """p(y) / q_k(y). A label that the client does not hold weighs 0: it never occurs there."""
+
+    def __call__(self, batch: Batch, local: Local) -> Tensor:  # [C, B]
+        p = local.told["labels"]["p"]  # [1, L]
+        counts = local.facts.label_counts.to(p)
+        q = counts / counts.sum(1, keepdim=True).clamp(min=1)
+        weight = torch.where(q > 0, p / q.clamp(min=1e-300), 0)
+        return weight.gather(1, batch.labels).to(batch.mask)
+
+
+@dataclass(frozen=True)
+class TellLabels:
+    """p: as given, else the share of each label in all that clients hold at the start."""
+
+    p: tuple[float, ...] | None
+
+    def init(self, params: Tree, federation: Federation) -> Memory:
+        if self.p is None:
+            p = federation.label_counts(federation.everyone(0)).sum(0).double()
+        elif len(self.p) == federation.num_classes:
+            p = torch.tensor(self.p, dtype=torch.float64)
+        else:
+            count = federation.num_classes
+            raise ValueError(
+                f"fedir: p has {len(self.p)} shares: give one for each of {count} labels"
+            )
+        device = next(iter(params.values())).device
+        return {"labels": {"p": (p / p.sum()).to(device)}}
+
+    def update(self, told: Memory, gathered: Gathered) -> Memory:
+        return {}
+
+
+@paper
+def fedir(base: Algorithm, p: tuple[float, ...] | None = None) -> Algorithm:
+    """Make each client's labels look, in expectation, like everybody's.
+
+    Args:
+        p: the share of each label in the population; without it, the federation's own.
+    """
+    if p is not None and (min(p, default=-1) < 0 or sum(p) <= 0):
+        raise ValueError(f"fedir: p is {list(p)}: give shares of 0 or more, not all 0")
+    return replace(
+        base,
+        objective=base.objective.times(LabelWeight()),
+        tell=(*base.tell, TellLabels(p)),
+    )

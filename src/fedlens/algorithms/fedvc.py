@@ -1,0 +1,45 @@
+"""FedVC (Hsu, Qi and Brown, ECCV 2020, arXiv:2003.08082), algorithm 1: virtual clients.
+
+Clients are drawn in proportion to what they hold, and each trains on N_VC examples of its own, for
+N_VC / B steps: without replacement where it has that many, with replacement where it has not. So
+every virtual client is worth the same. With n_k = N_VC for all and one epoch, `without`
+replacement in the choice of clients, it is FedAvg.
+"""
+
+from dataclasses import replace
+from typing import Literal
+
+from fedlens.algorithm import Algorithm, cohort_size, paper
+from fedlens.pieces import ByExamples, BySize, Epochs, Equally, Virtual
+
+
+@paper
+def fedvc(
+    base: Algorithm,
+    size: int = 256,
+    replacement: bool = True,
+    weigh: Literal["equally", "examples"] = "equally",
+) -> Algorithm:
+    """Train virtual clients of one size.
+
+    Args:
+        size: N_VC, a multiple of the batch size. The number of local epochs plays no role.
+        replacement: whether a client may be drawn twice in a round, as several virtual clients.
+            Only then is the choice proportional to what clients hold.
+        weigh: `examples` weighs by n_k again, the literal reading of the paper's algorithm; since
+            the choice already favours large clients, that counts them twice.
+    """
+    if not isinstance(base.draw, Epochs):
+        raise ValueError("fedvc sets what clients draw: leave the other algorithm that does so out")
+    batch = base.draw.batch_size
+    if size < 1 or size % batch:
+        raise ValueError(
+            f"fedvc: a virtual client of {size} examples does not fill batches of {batch}: "
+            f"choose a multiple of {batch}"
+        )
+    return replace(
+        base,
+        select=BySize(cohort_size(base), replacement),
+        draw=Virtual(size, batch),
+        weigh=Equally() if weigh == "equally" else ByExamples(),
+    )

@@ -1,0 +1,52 @@
+"""Krum and Multi-Krum (Blanchard et al., NeurIPS 2017, arXiv:1703.02757).
+
+A client's score is the sum of squared distances to the C - f - 2 updates nearest to its own; the
+update is that of the client with the least score or, for Multi-Krum, the mean of the `keep` best.
+It needs C > 2 f + 2. It ignores how much clients hold.
+"""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedlens.algorithm import Algorithm, cohort_size, paper
+from fedlens.core import Cohort, Tree
+from fedlens.layout import Layout
+
+
+@dataclass(frozen=True)
+class Krum:
+    byzantine: int
+    keep: int
+    linear: ClassVar[bool] = False
+    uses_shares: ClassVar[bool] = False
+
+    def __call__(self, updates: Tree, shares: Tensor, cohort: Cohort, layout: Layout) -> Tree:
+        flat = torch.cat([u.flatten(1) for u in updates.values()], 1)
+        # Distances of differences, not by |a|^2 + |b|^2 - 2ab, which cancels for near updates.
+        squared = torch.stack([(flat - one).square().sum(1) for one in flat])  # [C, C]
+        squared.fill_diagonal_(torch.inf)
+        nearest = squared.sort(1).values[:, : len(flat) - self.byzantine - 2]
+        best = nearest.sum(1).argsort(stable=True)[: self.keep]
+        return {name: u[best].mean(0) for name, u in updates.items()}
+
+
+@paper
+def krum(base: Algorithm, byzantine: int = 1, keep: int = 1) -> Algorithm:
+    """Trust the updates that lie among others.
+
+    Args:
+        byzantine: f, how many clients of a round may be hostile.
+        keep: how many of the best are averaged; 1 is Krum, more is Multi-Krum.
+    """
+    clients = cohort_size(base)
+    if byzantine < 0 or clients <= 2 * byzantine + 2:
+        raise ValueError(
+            f"krum: {byzantine} hostile clients among {clients} are too many: "
+            f"choose at most {max((clients - 3) // 2, 0)}, or more clients a round"
+        )
+    if not 1 <= keep <= clients:
+        raise ValueError(f"krum: keep is {keep}: choose 1 to {clients}")
+    return replace(base, combine=Krum(byzantine, keep))

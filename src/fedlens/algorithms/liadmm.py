@@ -1,0 +1,126 @@
+"""LIADMM (Zhou and Li, 2021, arXiv:2110.15318; paper 4's eqs 4.4 to 4.6) and its CE variant.
+
+ADMM whose local problem is linearised at x: with rho = 1 / gamma and one full-batch step,
+x_i = x - gamma grad f_i(x) - u_i and u_i = u_i + x_i - x, where u_i = (gamma / w_i) pi_i. With all
+clients in every round x follows optimistic gradient descent, x+ = x - 2 gamma g(x) + gamma
+g(x_before), which is stable below gamma L = 2/3. `celiadmm` makes k0 such steps, each followed by
+the dual's, between two communications; with k0 = 1 it is `liadmm`.
+
+Paper 4 trains nets with it and fails on non-iid data. Its code is not public; the options of
+`liadmm` besides gamma are the readings that could explain the failure, each off by default.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from fedlens.algorithm import Algorithm, at_least, paper
+from fedlens.algorithms.admm import consensus
+from fedlens.core import Local, Memory, Number, Solve, Tree, Upload, per_row, tree_map
+from fedlens.pieces import ByExamples, Epochs, GradientDescent, Sgd
+from fedlens.pieces.consensus import Consensus, change
+
+
+@dataclass(frozen=True)
+class DualApplied:
+    """`inner`, with u subtracted from the parameters after every pass, or every step."""
+
+    inner: Solve
+    passes: int | None  # None: every step
+
+    def init(self, params: Tree) -> Memory:
+        return self.inner.init(params)
+
+    def update(
+        self, grads: Tree, memory: Memory, params: Tree, local: Local
+    ) -> tuple[Tree, Memory]:
+        params, memory = self.inner.update(grads, memory, params, local)
+        for name, v in params.items():
+            u = local.memory["dual"][name]
+            ends = 1.0 if self.passes is None else per_row(local.ends(self.passes).to(v), v)
+            v.sub_(u * ends)
+        return params, memory
+
+
+@dataclass(frozen=True)
+class SendReading:
+    """What `liadmm` sends under one of the readings of paper 4."""
+
+    subtract: bool  # whether u is subtracted once, after local training
+    average: Literal["all", "sampled"]
+    dual_weight: Number
+
+    def __call__(self, local: Local) -> Upload:
+        u = local.memory["dual"]
+        primal = tree_map(lambda v, d: v - d, local.params, u) if self.subtract else local.params
+        dual = {name: d + primal[name] - local.anchor[name] for name, d in u.items()}
+        z_old = local.anchor if self.average == "sampled" else local.memory["z"]
+        return change(local, primal, dual, z_old, self.dual_weight)
+
+
+def _gamma(base: Algorithm, gamma: Number | None, name: str) -> Number:
+    """As given; else the local learning rate, as paper 4 has it."""
+    if gamma is None and not isinstance(base.solve, Sgd):
+        raise ValueError(f"{name} needs gamma: set it in its table")
+    found: Number = base.solve.lr if gamma is None and isinstance(base.solve, Sgd) else gamma or 0.0
+    at_least(found, 1e-12, f"{name}: gamma")
+    return found
+
+
+def _passes(base: Algorithm, count: int, name: str) -> Algorithm:
+    if not isinstance(base.draw, Epochs) or base.draw.uneven or count < 1:
+        raise ValueError(f"{name} needs 1 or more whole passes: leave k0 and fedvc out")
+    return replace(base, draw=replace(base.draw, count=count))
+
+
+@paper
+def liadmm(
+    base: Algorithm,
+    gamma: Number | None = None,
+    local: Literal["gradient", "training"] = "gradient",
+    dual: Literal["once", "epoch", "step"] = "once",
+    average: Literal["all", "sampled"] = "all",
+    dual_weight: Number = 1.0,
+) -> Algorithm:
+    """Agree by linearised ADMM: one full-batch step a round.
+
+    Args:
+        gamma: the step; without it, local.lr.
+        local: `training` puts local.epochs of SGD in the place of the one step.
+        dual: with training, when u is subtracted: once at the end, every epoch, or every step.
+        average: `sampled` averages over the clients of the round, not over all clients' last z_i.
+        dual_weight: the dual's weight in the average, relative to the primal's.
+    """
+    step = _gamma(base, gamma, "liadmm")
+    if local == "gradient":
+        if dual != "once":
+            raise ValueError(f'liadmm: dual is {dual!r}: it needs local = "training"')
+        solve: Solve = Consensus(GradientDescent(step), 1 / step)
+        amended = consensus(_passes(base, 1, "liadmm"), solve, 1 / step)
+        if average == "all" and dual_weight == 1.0:
+            return amended
+        amended = replace(amended, upload=SendReading(False, average, dual_weight))
+    else:
+        if not isinstance(base.draw, Epochs):
+            raise ValueError("liadmm: training needs epochs: leave fedvc out")
+        passes = base.draw.count if dual == "epoch" else None
+        solve = base.solve if dual == "once" else DualApplied(base.solve, passes)
+        amended = consensus(base, solve, 1 / step)
+        amended = replace(amended, upload=SendReading(dual == "once", average, dual_weight))
+    return replace(amended, weigh=ByExamples()) if average == "sampled" else amended
+
+
+@paper
+def celiadmm(
+    base: Algorithm, gamma: Number | None = None, k0: int = 5, lipschitz: Number = 0.0
+) -> Algorithm:
+    """Agree by linearised ADMM with k0 local iterations between communications.
+
+    Args:
+        gamma: 1 / rho; without it, local.lr.
+        k0: local iterations, each one full-batch step and one step of the dual.
+        lipschitz: r_i, which makes steps 1 / (r_i + 1 / gamma) long; 0 makes them gamma.
+    """
+    step = _gamma(base, gamma, "celiadmm")
+    at_least(lipschitz, 0, "celiadmm: lipschitz")
+    solve = Consensus(GradientDescent(1 / (lipschitz + 1 / step), k0), 1 / step, k0)
+    return consensus(_passes(base, k0, "celiadmm"), solve, 1 / step)

@@ -1,0 +1,30 @@
+"""Coordinate-wise median (Yin et al., ICML 2018, arXiv:1803.01498), option I.
+
+Every coordinate of the update is the median of the clients'. It ignores how much clients hold.
+"""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from torch import Tensor
+
+from fedlens.algorithm import Algorithm, paper
+from fedlens.core import Cohort, Tree
+from fedlens.layout import Layout
+
+
+@dataclass(frozen=True)
+class Median:
+    linear: ClassVar[bool] = False
+    uses_shares: ClassVar[bool] = False
+
+    def __call__(self, updates: Tree, shares: Tensor, cohort: Cohort, layout: Layout) -> Tree:
+        low, high = (len(shares) - 1) // 2, len(shares) // 2  # one and the same if odd
+        ordered = {name: u.sort(0).values for name, u in updates.items()}
+        return {name: (u[low] + u[high]) / 2 for name, u in ordered.items()}
+
+
+@paper
+def median(base: Algorithm) -> Algorithm:
+    """Take the median of the clients' updates, coordinate by coordinate."""
+    return replace(base, combine=Median())

@@ -1,0 +1,74 @@
+"""q-FedAvg (Li et al., ICLR 2020, arXiv:1905.10497), algorithm 2: fair resource allocation.
+
+With F_k the client's loss at the server's model, d_k = (x - w_k) / lr, the server moves by
+  - sum_k F_k^q d_k / sum_k h_k,  h_k = q F_k^(q-1) ||d_k||^2 + F_k^q / lr,
+so clients that do badly count more. With q = 0 it is FedAvg with equal weights. F_k is measured on
+a pass of its own over the client's examples, before the model moves.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from fedlens.algorithm import Algorithm, at_least, paper
+from fedlens.core import Gathered, Local, Memory, Number, Tree, Upload, per_row
+from fedlens.pieces import Constant, Epochs, Probed, Sgd, WeightedSum, difference
+
+
+@dataclass(frozen=True)
+class SendFair:
+    """F^q d_k (as an update, downwards), and h_k besides."""
+
+    q: Number
+    lr: Number
+
+    def __call__(self, local: Local) -> Upload:
+        loss = local.solver["probed"]["loss"].double().clamp(min=1e-10)  # 0 has no power q - 1
+        plain = difference(local)
+        weight = loss**self.q
+        squares = [plain.update[name].flatten(1).square().sum(1) for name in local.params]
+        norm = torch.stack(squares).sum(0) / self.lr**2
+        h = self.q * loss ** (self.q - 1) * norm + weight / self.lr
+        update = {
+            name: plain.update[name] * per_row(weight / self.lr, plain.update[name])
+            for name in local.params
+        }
+        return replace(plain, update=plain.update | update, extra={"fair": {"h": h}})
+
+
+@dataclass(frozen=True)
+class Fairly:
+    lr: Number
+
+    def init(self, params: Tree) -> Memory:
+        return {}
+
+    def update(
+        self, grads: Tree, memory: Memory, params: Tree, gathered: Gathered
+    ) -> tuple[Tree, Memory]:
+        total = gathered.extra["fair"]["h"]
+        return {n: p - per_row(self.lr, p) * grads[n] / total for n, p in params.items()}, memory
+
+
+@paper
+def qfedavg(base: Algorithm, q: Number = 1.0) -> Algorithm:
+    """Spread accuracy more evenly over clients.
+
+    Args:
+        q: how much a badly served client counts; 0 is FedAvg.
+    """
+    at_least(q, 0, "qfedavg: q")
+    if not (isinstance(base.solve, Sgd) and isinstance(base.draw, Epochs)):
+        raise ValueError("qfedavg needs SGD over epochs: leave the other local rule out")
+    if not isinstance(base.advance, Sgd):
+        raise ValueError("qfedavg has its own server step: leave the other server rule out")
+    passes = base.draw.count + 1
+    return replace(
+        base,
+        draw=replace(base.draw, count=passes),
+        solve=Probed(base.solve, passes),
+        upload=SendFair(q, base.solve.lr),
+        weigh=Constant(1.0),
+        combine=WeightedSum(buffers="examples"),
+        advance=Fairly(base.advance.lr),
+    )

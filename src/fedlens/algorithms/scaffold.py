@@ -1,0 +1,71 @@
+"""SCAFFOLD (Karimireddy et al., ICML 2020, arXiv:1910.06378), algorithm 1, option II.
+
+A client steps along g - c_k + c, where c_k is its own control variate and c the server's, all of
+them zero at the start. After K steps it sets c_k+ = c_k - c + (x - y) / (K lr), sends y - x and
+c_k+ - c_k, and c moves by the sum of the latter over the number of ALL clients. With the controls
+held at zero it is FedAvg with equal weights.
+"""
+
+from dataclasses import dataclass, replace
+
+from fedlens.algorithm import Algorithm, paper
+from fedlens.core import (
+    Federation,
+    Gathered,
+    Local,
+    Memory,
+    Number,
+    Tree,
+    Upload,
+    per_row,
+    zeros_at_first,
+    zeros_like,
+)
+from fedlens.pieces import Corrected, Equally, Sgd, difference
+
+
+@dataclass(frozen=True)
+class Drift:
+    """c - c_k"""
+
+    def __call__(self, local: Local) -> Tree:
+        told, own = local.told["control"], local.memory["control"]
+        return {name: told[name] - own[name] for name in own}
+
+
+@dataclass(frozen=True)
+class SendControl:
+    lr: Number
+
+    def __call__(self, local: Local) -> Upload:
+        change = {}
+        for name, y in local.params.items():
+            step = per_row(local.steps.clamp(min=1).to(y) * self.lr, y)
+            change[name] = (local.anchor[name] - y) / step - local.told["control"][name]
+        own = {name: local.memory["control"][name] + d for name, d in change.items()}
+        return replace(difference(local), keep={"control": own}, extra={"control": change})
+
+
+@dataclass(frozen=True)
+class TellControl:
+    def init(self, params: Tree, federation: Federation) -> Memory:
+        return {"control": zeros_like(params)}
+
+    def update(self, told: Memory, gathered: Gathered) -> Memory:
+        sums, clients = gathered.extra["control"], gathered.cohort.num_clients
+        return {"control": {name: c + sums[name] / clients for name, c in told["control"].items()}}
+
+
+@paper
+def scaffold(base: Algorithm) -> Algorithm:
+    """Correct each client's steps for how its gradient differs from everybody's."""
+    if not isinstance(base.solve, Sgd) or base.solve.momentum != 0:
+        raise ValueError("scaffold's controls hold for plain SGD: set local.momentum = 0")
+    return replace(
+        base,
+        solve=Corrected(base.solve, Drift()),
+        upload=SendControl(base.solve.lr),
+        weigh=Equally(),
+        tell=(*base.tell, TellControl()),
+        memory={**base.memory, "control": zeros_at_first},
+    )

@@ -1,0 +1,171 @@
+"""Handwriting, with the people who wrote it as clients: FEMNIST and Omniglot."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from string import ascii_lowercase, ascii_uppercase, digits
+from typing import Any
+
+import numpy as np
+
+from fedlens.core import Dataset, Examples
+from fedlens.data import numpy_files
+from fedlens.data.arrays import Column, examples, held_out, mean_and_std
+from fedlens.data.places import Source, put_in_place
+
+SIDE = 28
+CHARACTERS = tuple(digits + ascii_uppercase + ascii_lowercase)  # in LEAF's order
+LEAF, FEMNIST, OMNIGLOT = ("train/*.json", "test/*.json"), ("femnist*.npz",), ("omniglot*.npz",)
+
+
+def femnist(source: Source) -> Dataset:
+    """FEMNIST: gray images of handwritten digits and letters, 28×28, 62 classes, by writer.
+
+    From the JSON files that LEAF makes, in train and test, or from one npz file of x_train,
+    y_train, writer_train, the same of test, and writers, their names.
+    """
+    place, form = put_in_place("femnist", ("femnist", "femnist/data"), (LEAF, FEMNIST), source)
+    parts = _leaf(place) if form is LEAF else _arrays(_only(place, *FEMNIST))
+    return _dataset("femnist", *parts, CHARACTERS)
+
+
+def omniglot(source: Source, *, test_share: float = 0.2) -> Dataset:
+    """Omniglot: characters of 50 alphabets, 28×28, ink on black, 1,623 classes, by drawer.
+
+    From one npz file of x_bits (numpy.packbits of the pixels), y, alphabet, drawer and
+    alphabet_names. A fixed share of each class, `test_share`, becomes test. A drawer drew one
+    alphabet, and so is named by it.
+    """
+    place, form = put_in_place("omniglot", ("omniglot",), [OMNIGLOT], source)
+    file = _only(place, *form)
+    needed = ("x_bits", "y", "alphabet", "drawer", "alphabet_names")
+    bits, labels, alphabet, drawer, names = _needed(_read(file), needed, file)
+    num = len(bits)
+    if bits.dtype != np.uint8 or bits.shape != (num, SIDE * SIDE // 8) or not num:
+        raise ValueError(
+            f"{file}: x_bits is {bits.dtype} {list(bits.shape)}: expected uint8 [N, 98]"
+        )
+    for key, column in (("y", labels), ("alphabet", alphabet), ("drawer", drawer)):
+        _whole_numbers(column, num, f"{file}: {key}", len(names) if key == "alphabet" else None)
+    pixels = 255 * np.unpackbits(bits, axis=1).reshape(num, SIDE, SIDE)
+    people = np.array([f"{names[a]}/{d + 1:02d}" for a, d in zip(alphabet, drawer, strict=True)])
+    columns = {"drawer": people, "alphabet": names[alphabet]}
+    ids = [f"{label}/{person}" for label, person in zip(labels.tolist(), people, strict=True)]
+    test = np.array(held_out(ids, labels.tolist(), test_share))
+    train_part, test_part = (
+        examples(pixels[part], labels[part], {k: c[part] for k, c in columns.items()})
+        for part in (~test, test)
+    )
+    return _dataset("omniglot", train_part, test_part, _characters(labels, names[alphabet]))
+
+
+def _characters(labels: Column, alphabets: Column) -> tuple[str, ...]:
+    """Each class by its alphabet, and its place among the characters of that."""
+    alphabet_of = dict(zip(labels.tolist(), alphabets.tolist(), strict=True))
+    seen: dict[str, int] = {}
+    classes = []
+    for label in range(int(labels.max()) + 1):
+        alphabet = alphabet_of.get(label, "unused")
+        seen[alphabet] = seen.get(alphabet, 0) + 1
+        classes.append(f"{alphabet} {seen[alphabet]}")
+    return tuple(classes)
+
+
+def _dataset(name: str, train: Examples, test: Examples, classes: tuple[str, ...]) -> Dataset:
+    mean, std = mean_and_std(train.images)
+    return Dataset(name, train, test, classes, mean, std)
+
+
+def _only(place: Path, pattern: str) -> Path:
+    files = sorted(place.glob(pattern))
+    if len(files) > 1:
+        raise ValueError(f"{place} holds {files[0].name} and {files[1].name}: leave one there")
+    return files[0]
+
+
+def _read(file: Path) -> dict[str, Column]:
+    with file.open("rb") as opened:
+        return numpy_files.read(opened, str(file))
+
+
+def _needed(arrays: dict[str, Column], names: Sequence[str], file: Path) -> list[Column]:
+    for name in names:
+        if name not in arrays:
+            raise ValueError(f"{file} has no array {name!r}: it needs {', '.join(names)}")
+    return [arrays[name] for name in names]
+
+
+def _whole_numbers(column: Column, length: int, where: str, bound: int | None) -> Column:
+    """The column, unless it is not `length` whole numbers from 0 to below `bound`."""
+    fits = column.dtype.kind in "iu" and column.shape == (length,) and column.min(initial=0) >= 0
+    if not fits or (bound is not None and column.max(initial=0) >= bound):
+        top = "" if bound is None else f" to {bound - 1}"
+        raise ValueError(f"{where} must be {length} whole numbers from 0{top}: mend the file")
+    return column
+
+
+def _arrays(file: Path) -> tuple[Examples, Examples]:
+    """FEMNIST in an npz file: writers by number, and their names."""
+    arrays = _read(file)
+    writers, *_ = _needed(arrays, ("writers", "writer_train", "writer_test"), file)
+    parts = []
+    for name in ("train", "test"):
+        part = numpy_files.part(arrays, name, str(file))
+        number = _whole_numbers(
+            part.columns["writer"], len(part), f"{file}: writer_{name}", len(writers)
+        )
+        _whole_numbers(part.labels.numpy(), len(part), f"{file}: y_{name}", len(CHARACTERS))
+        parts.append(replace(part, columns={"writer": writers[number]}))
+    return parts[0], parts[1]
+
+
+def _leaf(place: Path) -> tuple[Examples, Examples]:
+    """FEMNIST as LEAF writes it: JSON files of users, each with its images x and labels y."""
+    train, test = (_leaf_part(sorted((place / name).glob("*.json"))) for name in ("train", "test"))
+    return train, test
+
+
+def _leaf_part(files: Sequence[Path]) -> Examples:
+    pixels, labels, writers = [], [], []
+    for file in files:
+        for writer, held in _users(file).items():
+            where = f"{file}: user {writer}"
+            x, y = _floats(held, "x", where), _floats(held, "y", where)
+            if (
+                x.shape != (len(y), SIDE * SIDE)
+                or not 0 <= x.min(initial=0) <= x.max(initial=0) <= 1
+            ):
+                raise ValueError(
+                    f"{where}: x is {list(x.shape)} for {len(y)} labels: "
+                    f"expected an image of {SIDE * SIDE} numbers from 0 to 1 for each"
+                )
+            _whole_numbers(y.astype(np.int64), len(y), f"{where}: y", len(CHARACTERS))
+            pixels.append(np.rint(255 * x).astype(np.uint8).reshape(-1, SIDE, SIDE))
+            labels.append(y.astype(np.int64))
+            writers += [writer] * len(y)
+    if not writers:
+        raise ValueError(f"{files[0].parent} has no images: make the files again with LEAF")
+    columns = {"writer": np.array(writers)}
+    return examples(np.concatenate(pixels), np.concatenate(labels), columns)
+
+
+def _users(file: Path) -> dict[str, dict[str, Any]]:
+    try:
+        users = json.loads(file.read_bytes())["user_data"]
+        return {str(user): dict(held) for user, held in users.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{file} is not a JSON file of LEAF ({type(error).__name__}: {error}): "
+            "make it again, or take it out"
+        ) from error
+
+
+def _floats(held: dict[str, Any], key: str, where: str) -> Column:
+    try:
+        values: Column = np.asarray(held[key], dtype=np.float32)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{where}: {key} is missing or not numbers: make it again") from error
+    return values

@@ -1,0 +1,146 @@
+"""Clients that see their examples otherwise than the data set has them.
+
+Any other partition says who holds what; these change it afterwards, each client in its own way.
+What the examples were before is not kept with them, so that no algorithm can look.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedlens import options
+from fedlens.core import Examples, Holdings
+
+CHUNK = 1024  # images changed at a time, so that memory stays small
+
+Inner = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Altered:
+    """Examples as the clients see them, and who holds them."""
+
+    examples: Examples
+    held: Holdings
+
+
+def noisy_labels(
+    examples: Examples,
+    num_classes: int,
+    num_clients: int | None,
+    rng: np.random.Generator,
+    *,
+    of: str | dict[str, Any] = "iid",
+    low: float = 0.0,
+    high: float = 0.5,
+) -> Altered:
+    """The partition `of`, where each client has a share of wrong labels, from `low` to `high`.
+
+    The share is drawn for each client, and every example is wrong with that chance. A wrong label
+    is any of the others, each as likely.
+    """
+    if not 0 <= low <= high <= 1:
+        raise ValueError(f"low is {low} and high {high}: choose 0 <= low <= high <= 1")
+    if num_classes < 2:
+        raise ValueError("one class leaves no wrong label: choose another partition")
+    held = _inner(examples, num_classes, num_clients, rng, of)
+    share = rng.uniform(low, high, len(held))[held.owners.numpy()]  # [n]
+    wrong = rng.random(len(share)) < share
+    shift = np.where(wrong, rng.integers(1, num_classes, len(share)), 0)
+    labels = examples.labels.clone()
+    labels[held.index] = (labels[held.index] + torch.from_numpy(shift)) % num_classes
+    return Altered(replace(examples, labels=labels), held)
+
+
+def shifted(
+    examples: Examples,
+    num_classes: int,
+    num_clients: int | None,
+    rng: np.random.Generator,
+    *,
+    of: str | dict[str, Any] = "iid",
+    rotation: float = 0.0,
+    blur: float = 0.0,
+    noise: float = 0.0,
+) -> Altered:
+    """The partition `of`, where each client's images are turned, blurred and noisy in its own way.
+
+    For each client are drawn: an angle up to `rotation` degrees to either side, the width of a
+    Gaussian blur up to `blur` pixels, and the standard deviation of white noise up to `noise`,
+    where images run from 0 to 1.
+    """
+    for name, most in (("rotation", rotation), ("blur", blur), ("noise", noise)):
+        if not 0 <= most < math.inf:
+            raise ValueError(f"{name} is {most}: choose 0 or more")
+    held = _inner(examples, num_classes, num_clients, rng, of)
+    angles, widths, levels = rng.uniform(
+        (-rotation, 0, 0), (rotation, blur, noise), (len(held), 3)
+    ).T
+    images = examples.images.clone(memory_format=torch.preserve_format)
+    for client in range(len(held)):
+        for part in torch.split(held.members(client), CHUNK):
+            seen = images[part].to(torch.float32)
+            if angles[client]:
+                seen = _turned(seen, angles[client])
+            if widths[client]:
+                seen = _blurred(seen, widths[client])
+            if levels[client]:
+                white = rng.standard_normal(tuple(seen.shape), dtype=np.float32)
+                scale = 255 if images.dtype == torch.uint8 else 1
+                seen = seen + torch.from_numpy(white) * (scale * float(levels[client]))
+            if images.dtype == torch.uint8:
+                seen = seen.round().clamp(0, 255)
+            images[part] = seen.to(images.dtype)
+    return Altered(replace(examples, images=images), held)
+
+
+def _inner(
+    examples: Examples,
+    num_classes: int,
+    num_clients: int | None,
+    rng: np.random.Generator,
+    of: str | Mapping[str, Any],
+) -> Holdings:
+    """The holdings that the partition `of` gives: a name, or a table with a name."""
+    from fedlens.data.partitions import PARTITIONS
+
+    table = {"name": of} if isinstance(of, str) else dict(of)
+    name = table.pop("name", None)
+    if not isinstance(name, str):
+        raise ValueError(f"of is {of!r}: give the name of a partition, or a table with a name")
+    function = options.find(PARTITIONS, name, "partition")
+    given = options.resolve(function, table, f"partition {name!r}")
+    made = options.call(function, examples, num_classes, num_clients, rng, options=given)
+    if not isinstance(made, Holdings):
+        raise ValueError(
+            f"of is {name!r}, whose clients do not simply keep what the data set has: "
+            "choose another partition"
+        )
+    return made
+
+
+def _turned(images: Tensor, degrees: float) -> Tensor:
+    """Images turned about their centre; what comes in at the corners repeats the border."""
+    _, _, height, width = images.shape
+    sin, cos = math.sin(math.radians(degrees)), math.cos(math.radians(degrees))
+    theta = torch.tensor([[cos, -sin * height / width, 0], [sin * width / height, cos, 0]])
+    grid = F.affine_grid(theta.expand(len(images), 2, 3), list(images.shape), align_corners=False)
+    return F.grid_sample(images, grid, padding_mode="border", align_corners=False)
+
+
+def _blurred(images: Tensor, width: float) -> Tensor:
+    reach = max(math.ceil(3 * width), 1)
+    kernel = torch.exp(-((torch.arange(-reach, reach + 1) / width) ** 2) / 2)
+    kernel = kernel / kernel.sum()
+    channels = images.shape[1]
+    padded = F.pad(images, (reach, reach, reach, reach), mode="replicate")
+    rows = F.conv2d(padded, kernel.view(1, 1, 1, -1).repeat(channels, 1, 1, 1), groups=channels)
+    return F.conv2d(rows, kernel.view(1, 1, -1, 1).repeat(channels, 1, 1, 1), groups=channels)

@@ -1,0 +1,88 @@
+"""Partitions whose clients are found in the data: how many there are is not chosen."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from fedlens.core import Examples, Holdings
+from fedlens.data import s2 as cells
+from fedlens.data.partitions.dealing import NOBODY, Array, at_least_one, holdings
+from fedlens.options import did_you_mean
+
+
+def natural(
+    examples: Examples,
+    num_classes: int,
+    num_clients: int | None,
+    rng: np.random.Generator,
+    *,
+    column: str,
+) -> Holdings:
+    """A client for each value of a column: the writer, the user, the camera."""
+    values, owner = np.unique(column_of(examples, column), return_inverse=True)
+    names = tuple(map(str, values.tolist()))
+    return replace(holdings(owner, len(values)), names=names)
+
+
+def s2(
+    examples: Examples,
+    num_classes: int,
+    num_clients: int | None,
+    rng: np.random.Generator,
+    *,
+    n_max: int,
+    lat: str = "lat",
+    lon: str = "lon",
+) -> Holdings:
+    """A client for each S2 cell, cut in four until none holds more than `n_max` (Hsu et al.).
+
+    Cells with fewer than 0.01 `n_max` examples are left out, and so are examples without a place
+    (not a number). A client is named by the token of its cell.
+    """
+    at_least_one(n_max, "n_max")
+    degrees = [_degrees(examples, name, limit) for name, limit in ((lat, 90), (lon, 180))]
+    placed = np.flatnonzero(~np.isnan(degrees).any(0))
+    tree = cells.quadtree(cells.cells(*(values[placed] for values in degrees)), n_max)
+    found, which, counts = np.unique(tree, return_inverse=True, return_counts=True)
+    large = 100 * counts >= n_max
+    if not large.any():
+        raise ValueError(
+            f"no cell holds {n_max / 100:g} of the {len(placed)} examples with a place, a "
+            f"hundredth of n_max = {n_max}: choose a smaller n_max"
+        )
+    client = np.where(large, np.cumsum(large) - 1, NOBODY)
+    owner = np.full(len(examples), NOBODY)
+    owner[placed] = client[which]
+    names = tuple(cells.tokens(found[large]))
+    return replace(holdings(owner, len(names)), names=names)
+
+
+def column_of(examples: Examples, name: str) -> Array:  # [N]
+    """The column of that name, with one value for each example."""
+    if name not in examples.columns:
+        known = sorted(examples.columns)
+        hint = did_you_mean(name, known) if known else "choose another partition"
+        raise ValueError(f"the data have no column {name!r}: {hint}")
+    column = examples.columns[name]
+    if column.shape != (len(examples),):
+        raise ValueError(
+            f"the column {name!r} is {list(column.shape)}: "
+            f"it must have one value for each of the {len(examples)} examples"
+        )
+    return column
+
+
+def _degrees(examples: Examples, name: str, limit: int) -> Array:  # [N] float64
+    column = column_of(examples, name)
+    try:
+        values: Array = column.astype(np.float64)
+    except ValueError as error:
+        raise ValueError(f"the column {name!r} is not all numbers ({error}): mend it") from error
+    wrong = values[np.abs(values) > limit]
+    if len(wrong):
+        raise ValueError(
+            f"the column {name!r} has {wrong[0]:g}: write degrees from {-limit} to {limit}"
+        )
+    return values

@@ -1,0 +1,99 @@
+"""Partitions that others have published, in a csv file."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import zlib
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from fedlens.core import Examples, Holdings
+from fedlens.data.partitions.dealing import NOBODY, holdings
+
+HEADER = ("user_id", "image_id", "class")
+
+
+def published(
+    examples: Examples,
+    num_classes: int,
+    num_clients: int | None,
+    rng: np.random.Generator,
+    *,
+    path: str,
+) -> Holdings:
+    """The clients of a published split: a csv file, gzipped or not, of user_id, image_id, class.
+
+    An image is named by its position among the training examples in their published order, or,
+    where these have a column image_id, by that. Its class must be that of the example. Examples
+    that the file does not name are at no client.
+    """
+    file = Path(path).expanduser()
+    rows = _rows(file)
+    position = _positions(examples)
+    labels = examples.labels.tolist()
+    users = sorted({user for _, user, _, _ in rows}, key=_rank)
+    client = {user: number for number, user in enumerate(users)}
+    owner = np.full(len(examples), NOBODY)
+    for line, user, image, label in rows:
+        place = position.get(image)
+        if place is None:
+            raise ValueError(
+                f"{file}:{line}: there is no image {image!r} among the {len(examples)} training "
+                "examples: use the data set that the file divides, whole"
+            )
+        if str(labels[place]) != label:
+            raise ValueError(
+                f"{file}:{line}: image {image!r} is of class {label}, but the data say "
+                f"{labels[place]}: use the data set that the file divides, whole, and a release "
+                "of the file whose image ids are right"
+            )
+        if owner[place] != NOBODY:
+            raise ValueError(
+                f"{file}:{line}: image {image!r} stands in the file twice: remove one row"
+            )
+        owner[place] = client[user]
+    return replace(holdings(owner, len(users)), names=tuple(users))
+
+
+def _rows(file: Path) -> list[tuple[int, str, str, str]]:
+    """Line, user, image and class of each row."""
+    try:
+        content = file.read_bytes()
+        text = (gzip.decompress(content) if file.suffix == ".gz" else content).decode("utf-8-sig")
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise ValueError(f"{file} cannot be read ({why}): set path to a csv or csv.gz") from error
+    reader = csv.reader(io.StringIO(text, newline=""))
+    header = [cell.strip() for cell in next(reader, [])]
+    for name in HEADER:
+        if name not in header:
+            said = ",".join(header) or "nothing"
+            raise ValueError(f"{file}:1: no column {name!r} in {said}: it needs {','.join(HEADER)}")
+    columns = [header.index(name) for name in HEADER]
+    rows = []
+    for cells in reader:
+        if len(cells) != len(header):
+            raise ValueError(
+                f"{file}:{reader.line_num}: {len(cells)} cells under {len(header)} columns: mend it"
+            )
+        user, image, label = (cells[column].strip() for column in columns)
+        rows.append((reader.line_num, user, image, label))
+    if not rows:
+        raise ValueError(f"{file} has no rows: add one for each image")
+    return rows
+
+
+def _positions(examples: Examples) -> dict[str, int]:
+    """Where the image of each name is."""
+    named = examples.columns.get("image_id")
+    names = range(len(examples)) if named is None else named.tolist()
+    return {str(name): place for place, name in enumerate(names)}
+
+
+def _rank(user: str) -> tuple[int, str]:
+    """Numbers in their order, then names in theirs."""
+    return (int(user), "") if user.isdecimal() else (2**63, user)

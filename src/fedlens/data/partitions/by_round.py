@@ -1,0 +1,96 @@
+"""A split that gives clients other examples in every round."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedlens import keys
+from fedlens.core import Examples, Holdings
+from fedlens.data.partitions.dealing import at_least_one, labels_of
+
+_COUNT, _DRAW = keys.purpose("count"), keys.purpose("draw")
+
+
+@dataclass(frozen=True)
+class Fresh:
+    """Examples drawn anew for each client and round, so many of each class.
+
+    A draw depends on the seed, the round and the client alone. A client never has an example
+    twice in a round; two clients may have the same.
+    """
+
+    num_clients: int
+    order: Tensor  # [N] the examples, sorted by class
+    available: Tensor  # [L] of each class there is
+    low: int  # a client has low to high of each class
+    high: int
+    key: Tensor
+
+    def holdings(self, round: int, cohort: Tensor) -> Holdings:
+        key = keys.fold(self.key, round, cohort)[:, None]  # [C, 1]
+        label = torch.arange(len(self.available))
+        spread = self.high - self.low + 1
+        count = self.low + keys.below(keys.fold(key, _COUNT, label), spread)  # [C, L]
+        drawn = _distinct(keys.fold(key, _DRAW, label), self.available, count)
+        return Holdings.of([self.order[cards].sort().values for cards in drawn])
+
+
+def fresh(
+    examples: Examples,
+    num_classes: int,
+    num_clients: int,
+    rng: np.random.Generator,
+    *,
+    per_class: int | None = None,
+    low: int | None = None,
+    high: int | None = None,
+) -> Fresh:
+    """Other examples in every round, drawn from all by each client on its own (FedNS).
+
+    Of each class it draws `per_class`, or a number between `low` and `high`, each as likely. Two
+    clients may draw the same example.
+    """
+    labels = torch.from_numpy(labels_of(examples, num_classes, 1))
+    if per_class is not None and low is None and high is None:
+        low = high = at_least_one(per_class, "per_class")
+    elif per_class is not None or low is None or high is None:
+        raise ValueError(
+            f"per_class is {per_class}, low {low} and high {high}: "
+            "set per_class, or set both low and high"
+        )
+    if not 0 <= low <= high or high < 1:
+        raise ValueError(f"low is {low} and high {high}: choose 0 <= low <= high, and high above 0")
+    at_least_one(num_clients, "clients.count")
+    available = torch.bincount(labels)
+    present = available[available > 0]
+    if int(present.min()) < high:
+        label = int((available + len(labels) * (available == 0)).argmin())
+        raise ValueError(
+            f"class {label} has {int(present.min())} examples, but a client may draw {high} "
+            "of each: choose fewer"
+        )
+    key = keys.root(int(rng.integers(2**63)))
+    return Fresh(num_clients, labels.argsort(stable=True), present, low, high, key)
+
+
+def _distinct(key: Tensor, available: Tensor, count: Tensor) -> list[Tensor]:  # C of [n]
+    """For each row of keys [C, L], `count` [C, L] different cards of decks laid end to end.
+
+    Deck l has available[l] cards. By Floyd's algorithm, in which every set is as likely: the t-th
+    draw is from the first n - count + t cards, and takes the last of them if it repeats another.
+    """
+    most = int(count.max())
+    drawn = torch.empty(*key.shape, most, dtype=torch.int64)
+    for turn in range(most):
+        last = available - count + turn
+        chance = keys.uniform(keys.fold(key, turn))
+        card = torch.minimum((chance * (last + 1)).long(), last)
+        repeats = (drawn[..., :turn] == card[..., None]).any(-1)
+        drawn[..., turn] = torch.where(repeats, last, card)
+    drawn += (available.cumsum(0) - available)[:, None]
+    used = torch.arange(most) < count[..., None]
+    return [row[mask] for row, mask in zip(drawn, used, strict=True)]

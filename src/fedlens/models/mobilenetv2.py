@@ -1,0 +1,99 @@
+"""MobileNetV2 (Sandler et al., CVPR 2018, arXiv 1801.04381), as torchvision has it.
+
+With torchvision's names and initialisation. With three channels and 10 classes: 2,236,682
+parameters. Hsu, Qi and Brown (2020, arXiv 2003.08082) train it with GroupNorm, `norm = "group"`:
+the number of groups is the largest divisor of the channels that is at most 32 and leaves four
+channels a group, else 1. For Landmarks they put a layer of 64 before the classifier, which keeps
+a head of many classes small, `bottleneck = 64`: linear, since the paper names no activation.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Literal
+
+from torch import Tensor, nn
+
+from fedlens.layers import group_norm
+
+STAGES = (
+    (1, 16, 1, 1),
+    (6, 24, 2, 2),
+    (6, 32, 3, 2),
+    (6, 64, 4, 2),
+    (6, 96, 3, 1),
+    (6, 160, 3, 2),
+    (6, 320, 1, 1),
+)  # expansion, channels, blocks, stride of the first block
+WIDTH = 1280  # of what the classifier sees
+
+
+def mobilenetv2(
+    shape: tuple[int, int, int],
+    num_classes: int,
+    *,
+    norm: Literal["batch", "group"] = "batch",
+    bottleneck: int = 0,
+) -> nn.Module:
+    """torchvision's MobileNetV2."""
+    if bottleneck < 0:
+        raise ValueError(f"bottleneck is {bottleneck}: choose a width, or 0 for none")
+    model = MobileNetV2(shape[0], num_classes, bottleneck)
+    return group_norm(model) if norm == "group" else model
+
+
+class MobileNetV2(nn.Module):
+    def __init__(self, channels: int, num_classes: int, bottleneck: int) -> None:
+        super().__init__()
+        features: list[nn.Module] = [_convolution(channels, 32, 3, stride=2)]
+        channels = 32
+        for expansion, wider, blocks, stride in STAGES:
+            for block in range(blocks):
+                features.append(Inverted(channels, wider, stride if block == 0 else 1, expansion))
+                channels = wider
+        features.append(_convolution(channels, WIDTH, 1))
+        self.features = nn.Sequential(*features)
+        widths = [WIDTH, bottleneck, num_classes] if bottleneck else [WIDTH, num_classes]
+        linear = [nn.Linear(*pair) for pair in pairwise(widths)]
+        self.classifier = nn.Sequential(nn.Dropout(0.2), *linear)
+        for part in self.modules():
+            if isinstance(part, nn.Conv2d):
+                nn.init.kaiming_normal_(part.weight, mode="fan_out")
+            elif isinstance(part, nn.Linear):
+                nn.init.normal_(part.weight, 0, 0.01)
+                nn.init.zeros_(part.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.classifier(self.features(x).mean((2, 3)))
+        return logits
+
+
+class Inverted(nn.Module):
+    """Widen by 1x1, filter each channel by 3x3, narrow by 1x1; and a way round where it fits."""
+
+    def __init__(self, channels: int, wider: int, stride: int, expansion: int) -> None:
+        super().__init__()
+        hidden = channels * expansion
+        widen = [_convolution(channels, hidden, 1)] if expansion > 1 else []
+        self.conv = nn.Sequential(
+            *widen,
+            _convolution(hidden, hidden, 3, stride, groups=hidden),
+            nn.Conv2d(hidden, wider, 1, bias=False),
+            nn.BatchNorm2d(wider),
+        )
+        self.around = stride == 1 and channels == wider
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.conv(x)
+        return x + out if self.around else out
+
+
+def _convolution(
+    channels: int, wider: int, kernel: int, stride: int = 1, groups: int = 1
+) -> nn.Sequential:
+    pad = kernel // 2
+    return nn.Sequential(
+        nn.Conv2d(channels, wider, kernel, stride, pad, groups=groups, bias=False),
+        nn.BatchNorm2d(wider),
+        nn.ReLU6(),
+    )

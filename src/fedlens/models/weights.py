@@ -1,0 +1,194 @@
+"""Published weights: a file, or an address it is fetched from once, read into a model.
+
+Only tensors are ever read: safetensors, or PyTorch's files through its safe loader.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import os
+import shutil
+import tempfile
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+from urllib.parse import urlsplit
+
+import torch
+from torch import Tensor, nn
+
+from fedlens.core import Tree
+from fedlens.data.places import cache
+
+TIMEOUT = 30.0  # seconds of silence
+COUNTER = "num_batches_tracked"  # files of old versions of PyTorch do not have it
+
+
+class Loaded(NamedTuple):
+    """What became of a file of weights."""
+
+    source: str
+    sha256: str
+    new_layers: list[str]  # of the head, which the file has not or has in another size
+
+
+def is_address(source: str) -> bool:
+    return source.startswith(("http://", "https://"))
+
+
+def load_weights(module: nn.Module, source: str, sha256: str | None = None) -> Loaded:
+    """Read a file's tensors into `module`, by name.
+
+    The head, which is the last linear layers back to the first that fits, may differ: it stays as
+    it is. Anything else that is missing, left over or of another shape is refused.
+    """
+    path = _fetched(source, sha256) if is_address(source) else Path(source).expanduser()
+    if not path.is_file():
+        raise ValueError(f"there is no {path}: name a file of weights, or an address of one")
+    digest = _digest(path)
+    if sha256 not in (None, digest):
+        raise ValueError(
+            f"{path} has the sha256 {digest}: it is not the file meant, or correct weights_sha256"
+        )
+    found = _tensors(path)
+    own = module.state_dict()
+    head = _head(module, own, found)
+    _refuse_other_norms(module, found, source)
+    _refuse_misfits(own, found, head, source)
+    with torch.no_grad():
+        for name, tensor in found.items():
+            if _layer(name) not in head:
+                own[name].copy_(tensor)
+    return Loaded(source, digest, head)
+
+
+def _layer(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def _head(module: nn.Module, own: Tree, found: Tree) -> list[str]:
+    """The last linear layers that the file has not, or has in another size."""
+    head: list[str] = []
+    for layer in reversed(dict.fromkeys(map(_layer, own))):
+        names = [name for name in own if _layer(name) == layer]
+        here = [name for name in names if name in found]
+        fits = all(name in here and found[name].shape == own[name].shape for name in names)
+        torn = 0 < len(here) < len(names)
+        if fits or torn or not isinstance(module.get_submodule(layer), nn.Linear):
+            break
+        head.insert(0, layer)
+    return head
+
+
+def _refuse_other_norms(module: nn.Module, found: Tree, source: str) -> None:
+    for layer, part in module.named_modules():
+        if isinstance(part, nn.GroupNorm) and f"{layer}.running_mean" in found:
+            raise ValueError(
+                f"{source} is of a model with BatchNorm, whose weights make no trained GroupNorm: "
+                'keep BatchNorm with norm = "frozen", or give a file trained with GroupNorm'
+            )
+
+
+def _refuse_misfits(own: Tree, found: Tree, head: Sequence[str], source: str) -> None:
+    body = [name for name in own if _layer(name) not in head]
+    missing = [name for name in body if name not in found and not name.endswith(COUNTER)]
+    extra = [name for name in found if name not in own and _layer(name) not in head]
+    other = [name for name in body if name in found and found[name].shape != own[name].shape]
+    if not any(name in found for name in body):
+        why = "none of its tensors has a place in the model"
+    elif missing:
+        why = f"it lacks {_some(missing)}"
+    elif extra:
+        why = f"the model has no {_some(extra)}"
+    elif other:
+        shapes = f"{tuple(found[other[0]].shape)}, not {tuple(own[other[0]].shape)}"
+        why = f"{_some(other)} is of shape {shapes}"
+    else:
+        return
+    raise ValueError(
+        f"{source} does not fit the model ({why}): choose the model and the options that it is of"
+    )
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 2} more" if len(names) > 2 else ""
+    return ", ".join(names[:2]) + more
+
+
+def _tensors(path: Path) -> Tree:
+    """What a file holds, by name."""
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            content = load_file(path)
+        elif path.suffix in (".pt", ".pth"):
+            content = torch.load(path, map_location="cpu", weights_only=True)
+        else:
+            raise ValueError(f"{path.name} is of no known kind: give .safetensors, .pt or .pth")
+    except ValueError:
+        raise
+    except Exception as error:  # a damaged or hostile file may raise anything
+        reason = str(error).split("\n")[0].split(". ")[0] or type(error).__name__
+        raise ValueError(
+            f"{path} cannot be read safely ({reason}): save model.state_dict() alone, "
+            "best as .safetensors"
+        ) from error
+    if not isinstance(content, Mapping) or not all(isinstance(t, Tensor) for t in content.values()):
+        raise ValueError(f"{path} holds more than tensors by name: save model.state_dict() alone")
+    return dict(content)
+
+
+def _fetched(address: str, sha256: str | None) -> Path:
+    """The file at an address, downloaded unless it is in the cache."""
+    name = Path(urlsplit(address).path).name
+    place = cache() / "weights" / f"{hashlib.sha256(address.encode()).hexdigest()[:12]}-{name}"
+    if place.is_file():
+        return place
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        handle, made = tempfile.mkstemp(prefix=f".{place.name}.", dir=place.parent)
+    except OSError as error:
+        raise ValueError(
+            f"{place.parent} cannot be written ({error.strerror}): set XDG_CACHE_HOME to a folder "
+            "that can, or give the path of a file"
+        ) from error
+    part = Path(made)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            _download(address, file)
+        digest = _digest(part)
+        if sha256 not in (None, digest):
+            raise ValueError(
+                f"{address} gave a file with the sha256 {digest}, which was not kept: "
+                "correct the address or weights_sha256"
+            )
+        part.replace(place)
+    finally:
+        part.unlink(missing_ok=True)
+    return place
+
+
+def _download(address: str, file: BinaryIO) -> None:
+    request = urllib.request.Request(address, headers={"User-Agent": "fedlens"})
+    try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
+            shutil.copyfileobj(response, file)
+            length = response.headers.get("Content-Length")
+        if length is not None and int(length) != file.tell():
+            raise OSError("the connection was cut")
+    except (OSError, http.client.HTTPException) as error:
+        if isinstance(error, urllib.error.HTTPError):
+            error.close()
+        reason = getattr(error, "reason", None) or str(error) or type(error).__name__
+        raise ValueError(
+            f"{address} cannot be fetched ({reason}): try again, or give the path of a copy"
+        ) from error
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

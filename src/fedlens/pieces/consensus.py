@@ -1,0 +1,110 @@
+"""Consensus ADMM in scaled form: what `admm`, `liadmm` and their kin share.
+
+Client i has a dual u_i = pi_i / (w_i rho). It minimises f_i(v) + (rho / 2) ||v - x + u_i||^2 from
+v = x, then u_i = u_i + v - x and z_i = v + u_i. The server's x is the mean of the z_i of ALL
+clients: those that take part send the change of theirs.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fedlens.core import (
+    Federation,
+    Gathered,
+    Local,
+    Memory,
+    Number,
+    Solve,
+    Tree,
+    Upload,
+    per_row,
+    squared_distance,
+    zeros_at_first,
+    zeros_like,
+)
+from fedlens.pieces.upload import difference
+
+
+@dataclass(frozen=True)
+class Consensus:
+    """`inner`, on f(v) + (rho / 2) ||v - x + u||^2; u moves by v - x after each k0-th of steps."""
+
+    inner: Solve
+    rho: Number
+    k0: int = 1
+
+    def init(self, params: Tree) -> Memory:
+        return {**self.inner.init(params), "moved": zeros_like(params)}
+
+    def update(
+        self, grads: Tree, memory: Memory, params: Tree, local: Local
+    ) -> tuple[Tree, Memory]:
+        moved, dual = memory["moved"], local.memory["dual"]
+        for name, v in params.items():
+            pull = v - local.anchor[name] + dual[name] + moved[name]
+            grads[name].add_(pull * per_row(self.rho, v))
+        own = {name: tree for name, tree in memory.items() if name != "moved"}
+        params, own = self.inner.update(grads, own, params, local)
+        ends = local.ends(self.k0)
+        for name, v in params.items():
+            moved[name].add_((v - local.anchor[name]) * per_row(ends.to(v), v))
+        return params, {**own, "moved": moved}
+
+
+def send_change(local: Local) -> Upload:
+    """z_new - z_old, after `Consensus` has moved the dual."""
+    moved = local.solver["moved"]
+    dual = {name: u + moved[name] for name, u in local.memory["dual"].items()}
+    return change(local, local.params, dual, local.memory["z"])
+
+
+def change(
+    local: Local, primal: Tree, dual: Tree, z_old: Tree, dual_weight: Number = 1.0
+) -> Upload:
+    """z_new - z_old; and for the record ||v - x||^2, whose weighted mean is the primal residual."""
+    z = {name: v + dual[name] * per_row(dual_weight, v) for name, v in primal.items()}
+    plain = difference(local)
+    return replace(
+        plain,
+        update=plain.update | {name: t.double() - z_old[name] for name, t in z.items()},
+        keep={"dual": dual, "z": z},
+        scalars={"primal_residual": squared_distance(primal, local.anchor)},
+    )
+
+
+@dataclass(frozen=True)
+class DualResidual:
+    """rho ||x - x_before||"""
+
+    rho: Number
+
+    def __call__(self, before: Tree, after: Tree) -> dict[str, Tensor]:
+        squares = [(after[name] - x).double().square().sum() for name, x in before.items()]
+        return {"dual_residual": self.rho * torch.stack(squares).sum().sqrt()}
+
+
+@dataclass(frozen=True)
+class TellStart:
+    """Where the server's model started, which is the z_i of clients never seen."""
+
+    def init(self, params: Tree, federation: Federation) -> Memory:
+        return {"start": params}
+
+    def update(self, told: Memory, gathered: Gathered) -> Memory:
+        return {}
+
+
+def z_now(params: Tree, told: Memory) -> Tree:
+    return params
+
+
+def z_at_start(params: Tree, told: Memory) -> Tree:
+    return told["start"]
+
+
+First = Callable[[Tree, Memory], Tree]
+WARM: dict[str, First] = {"dual": zeros_at_first, "z": z_now}
+COLD: dict[str, First] = {"dual": zeros_at_first, "z": z_at_start}

@@ -1,0 +1,256 @@
+"""Clients found in the data, clients of uneven size, and clients with fresh data."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fedlens as fl
+from fedlens.build import build, partition
+from fedlens.core import Examples
+from fedlens.data.partitions import PARTITIONS
+from fedlens.data.partitions.by_round import Fresh
+from fedlens.data.statistics import emd, summary
+
+
+def examples(labels: Any, **columns: Any) -> Examples:
+    labels = torch.as_tensor(labels, dtype=torch.int64)
+    blank = torch.zeros(len(labels), 1, 4, 4, dtype=torch.uint8)
+    return Examples(blank, labels, {name: np.asarray(c) for name, c in columns.items()})
+
+
+def dataset(train: Examples) -> fl.Dataset:
+    return fl.Dataset("blank", train, train, tuple("abcdefghij"))
+
+
+def split(name: str, given: Examples, num_clients: int | None = None, seed: int = 0, **kw: Any):
+    return PARTITIONS[name](given, 10, num_clients, np.random.default_rng(seed), **kw)
+
+
+WRITERS = ["zoe", "ann", "ben", "ann", "zoe", "ann"]
+
+
+def described(train: Examples, **clients: Any) -> fl.Experiment:
+    return fl.Experiment(dataset=dataset(train), model="linear", rounds=2, clients=clients)
+
+
+def test_a_column_names_the_clients() -> None:
+    train = examples([0, 1, 2, 3, 4, 5], writer=WRITERS)
+    held = split("natural", train, column="writer")
+    assert held.names == ("ann", "ben", "zoe")
+    assert [held.members(client).tolist() for client in range(3)] == [[1, 3, 5], [2], [0, 4]]
+    taken = held.take(torch.tensor([2, 0]))
+    assert taken.names == ("zoe", "ann")
+    assert summary(held, train.labels, 10)["client_names"] == ["ann", "ben", "zoe"]
+    assert "client_names" not in summary(split("iid", train, 2), train.labels, 10)
+
+
+def test_numbers_name_clients_too() -> None:
+    held = split("natural", examples([0, 0, 0], user=[10, 9, 10]), column="user")
+    assert held.names == ("9", "10")
+
+
+def test_the_data_say_how_many_clients_there_are() -> None:
+    train = examples(np.arange(60) % 10, writer=np.arange(60) % 20)
+    natural = {"name": "natural", "column": "writer"}
+    setup = build(described(train, partition=natural, per_round=0.25))
+    assert setup.federation.num_clients == setup.experiment.clients.count == 20
+    assert setup.experiment.clients.cohort == 5
+    assert build(described(train, partition=natural, per_round=20)).federation.num_clients == 20
+    assert build(described(train, partition=natural, count=20)).federation.num_clients == 20
+    with pytest.raises(ValueError, match="per_round is 21: there are 20 clients: choose 1 to 20"):
+        build(described(train, partition=natural, per_round=21))
+    with pytest.raises(ValueError, match=r"made 20 clients: set clients.count to 20"):
+        build(described(train, partition=natural, count=19))
+    assert described(train).clients.count == 10
+
+
+def test_a_run_over_writers_keeps_their_names_and_is_described_whole(tmp_path) -> None:
+    train = examples(np.arange(60) % 10, writer=np.arange(60) % 3)
+    natural = {"name": "natural", "column": "writer"}
+    setup = build(described(train, partition=natural, holdout=0.5))
+    assert setup.federation.everyone(0).names == setup.held_out.names == ("0", "1", "2")
+    plain = described(train, partition=natural).plain()
+    assert plain["clients"]["partition"] == natural
+    assert "count" not in plain["clients"]
+    assert fl.run(described(train, partition=natural), tmp_path / "run").status == "finished"
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({}, "the data have no column 'writer': choose another partition"),
+        ({"riter": [1, 2]}, "no column 'writer': did you mean 'riter'?"),
+        ({"writer": [[1, 2], [3, 4]]}, "the column 'writer' is [2, 2]: it must have one value"),
+    ],
+)
+def test_a_column_that_is_not_there_is_named(columns: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError) as refused:
+        split("natural", examples([0, 1], **columns), column="writer")
+    assert message in str(refused.value)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    num_clients=st.integers(1, 200),
+    number=st.sampled_from([0.0, 1e-320, 1e-3, 0.5, 1.0, 30.0, 1e300]),
+    seed=st.integers(0, 99),
+)
+@pytest.mark.parametrize(
+    ("name", "option"), [("quantity-dirichlet", "alpha"), ("power-law", "exponent")]
+)
+def test_uneven_clients_hold_every_example_once(
+    name: str, option: str, num_clients: int, number: float, seed: int
+) -> None:
+    train = examples(np.arange(200) % 10)
+    held = split(name, train, num_clients, seed, **{option: number})
+    assert len(held) == num_clients
+    assert int(held.sizes.min()) >= 1
+    assert held.index.sort().values.tolist() == list(range(200))
+
+
+def test_small_alphas_make_sizes_uneven_and_classes_stay_alike() -> None:
+    train = examples(np.random.default_rng(0).permutation(np.arange(20_000) % 10))
+    spread = []
+    for alpha in (0.0, 0.1, 1.0, 10.0, math.inf):
+        held = split("quantity-dirichlet", train, 20, alpha=alpha)
+        sizes = held.sizes.double()
+        spread.append(float(sizes.std() / sizes.mean()))
+        assert emd(held.label_counts(train.labels, 10)) < 0.15
+    assert spread == sorted(spread, reverse=True)
+    assert spread[-1] == 0
+    assert spread[0] > 4
+    # The coefficient of variation of one of 20 Dirichlet shares is sqrt(19 / (20 alpha + 1)).
+    drawn = [split("quantity-dirichlet", train, 20, seed, alpha=1.0).sizes for seed in range(40)]
+    assert float(torch.stack(drawn).double().std() / 1000) == pytest.approx(0.951, abs=0.08)
+
+
+def test_a_power_law_falls_as_its_exponent_says() -> None:
+    train = examples(np.zeros(31_000))
+    sizes = split("power-law", train, 5, exponent=1.0).sizes.tolist()
+    harmonic = [1 / k for k in range(1, 6)]
+    assert sizes == pytest.approx([31_000 * h / sum(harmonic) for h in harmonic], abs=2)
+    assert split("power-law", train, 5, exponent=0.0).sizes.tolist() == [6200] * 5
+    with pytest.raises(ValueError, match=r"exponent is -1.0: choose 0"):
+        split("power-law", train, 5, exponent=-1.0)
+
+
+UNEVEN = examples(np.random.default_rng(1).permutation(np.repeat([0, 1, 3], [40, 12, 90])))
+EVERYONE = torch.arange(6)
+
+
+def drawn(split: Fresh, round: int, cohort: torch.Tensor = EVERYONE) -> np.ndarray[Any, Any]:
+    return split.holdings(round, cohort).label_counts(UNEVEN.labels, 4).numpy()
+
+
+def test_fresh_clients_have_so_many_of_each_class_and_none_twice() -> None:
+    made = split("fresh", UNEVEN, 6, per_class=12)
+    for round in range(5):
+        held = made.holdings(round, EVERYONE)
+        assert (drawn(made, round) == [12, 12, 0, 12]).all()
+        for client in range(6):
+            assert len(held.members(client).unique()) == 36
+
+
+def test_fresh_counts_are_uniform_in_their_range() -> None:
+    made = split("fresh", UNEVEN, 1000, low=1, high=10)
+    counts = drawn(made, 0, torch.arange(1000))
+    assert not counts[:, 2].any()
+    seen = np.stack([np.bincount(counts[:, label], minlength=11) for label in (0, 1, 3)])
+    assert not seen[:, 0].any()
+    expected = 100
+    chi = ((seen[:, 1:] - expected) ** 2 / expected).sum(1)
+    assert (chi < 30).all()  # 9 degrees of freedom: one in 2,300 is beyond
+
+
+def test_fresh_draws_are_uniform_and_independent_of_each_other() -> None:
+    made = split("fresh", UNEVEN, 4000, per_class=3)
+    held = made.holdings(0, torch.arange(4000))
+    small = UNEVEN.labels == 1
+    times = torch.bincount(held.index, minlength=len(UNEVEN))[small].numpy()
+    assert ((times - 1000) ** 2 / 750).sum() < 35  # 3 of 12: 1000 ± 27 times each
+    # Pairs within a client: each of the 66 pairs of 12 is as likely.
+    rank = torch.cumsum(small, 0) - 1
+    chosen = rank[held.index[small[held.index]]].view(4000, 3).sort(1).values
+    pairs = torch.cat([chosen[:, [0, 1]], chosen[:, [0, 2]], chosen[:, [1, 2]]])
+    seen = torch.bincount(pairs[:, 0] * 12 + pairs[:, 1])
+    seen = seen[seen > 0].double()
+    assert len(seen) == 66
+    assert float(((seen - 12_000 / 66) ** 2 / (12_000 / 66)).sum()) < 120
+
+
+def test_fresh_data_depend_on_seed_round_and_client_alone() -> None:
+    made = split("fresh", UNEVEN, 6, low=1, high=10)
+    whole = made.holdings(3, EVERYONE)
+    part = split("fresh", UNEVEN, 6, low=1, high=10).holdings(3, torch.tensor([4, 1, 4]))
+    for place, client in enumerate((4, 1, 4)):
+        assert torch.equal(part.members(place), whole.members(client))
+    assert whole.digest() != made.holdings(4, EVERYONE).digest()
+    assert (
+        whole.digest()
+        != split("fresh", UNEVEN, 6, 1, low=1, high=10).holdings(3, EVERYONE).digest()
+    )
+    assert not torch.equal(whole.members(0), whole.members(1))
+
+
+def test_a_run_on_fresh_data_is_the_same_from_every_engine_and_after_a_stop(tmp_path) -> None:
+    rng = np.random.default_rng(0)
+    labels = torch.arange(200) % 10
+    images = torch.from_numpy(rng.integers(0, 256, (200, 1, 4, 4), dtype=np.uint8))
+    data = fl.Dataset(
+        "noise", Examples(images, labels), Examples(images, labels), tuple("abcdefghij")
+    )
+
+    def experiment(engine: str) -> fl.Experiment:
+        clients = {"count": 5, "per_round": 3, "partition": {"name": "fresh", "low": 1, "high": 9}}
+        return fl.Experiment(
+            dataset=data, model="linear", rounds=4, engine=engine, precision="fp64", clients=clients
+        )
+
+    whole = fl.run(experiment("sequential")).model
+    other = fl.run(experiment("stacked")).model
+    for name, tensor in whole.items():
+        torch.testing.assert_close(other[name], tensor, rtol=1e-9, atol=1e-12)
+
+    def stop(record: dict[str, Any]) -> None:
+        if record["round"] == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fl.run(experiment("sequential"), tmp_path / "run", watch=stop)
+    resumed = fl.resume(tmp_path / "run", experiment=experiment("sequential")).model
+    assert all(torch.equal(resumed[name], tensor) for name, tensor in whole.items())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "set per_class, or set both low and high"),
+        ({"low": 1}, "set per_class, or set both low and high"),
+        ({"per_class": 2, "low": 1, "high": 3}, "set per_class, or set both low and high"),
+        ({"per_class": 0}, "per_class is 0: choose at least 1"),
+        ({"low": 3, "high": 2}, "low is 3 and high 2: choose 0 <= low <= high"),
+        ({"low": 0, "high": 0}, "low is 0 and high 0: choose 0 <= low <= high"),
+        ({"per_class": 13}, "class 1 has 12 examples, but a client may draw 13 of each"),
+    ],
+)
+def test_fresh_mistakes_are_answered_with_their_remedy(
+    options: dict[str, int], message: str
+) -> None:
+    with pytest.raises(ValueError) as refused:
+        split("fresh", UNEVEN, 6, **options)
+    assert message in str(refused.value)
+
+
+def test_clients_with_fresh_data_cannot_hold_some_out() -> None:
+    train = examples(np.arange(60) % 10)
+    partition_ = {"name": "fresh", "per_class": 2}
+    with pytest.raises(ValueError, match=r"other examples in every round: leave clients.holdout"):
+        build(described(train, partition=partition_, holdout=0.5))
+    assert partition(described(train, partition=partition_))[2].sizes.tolist() == [20] * 10

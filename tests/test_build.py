@@ -1,0 +1,236 @@
+import json
+import sys
+import textwrap
+
+import pytest
+import torch
+from torch import nn
+
+import fedlens as fl
+from fedlens.build import automatic_engine, build, partition
+from fedlens.engines import Processes, Sequential, Stacked
+
+OWN = """
+    from dataclasses import replace
+
+    import torch
+    from torch import nn
+
+    import fedlens as fl
+    from fedlens.pieces import Constant
+
+    def stripes(source, *, num_examples: int = 40) -> fl.Dataset:
+        labels = torch.arange(num_examples) % 2
+        images = torch.zeros(num_examples, 1, 4, 4) + labels.view(-1, 1, 1, 1)
+        part = fl.Examples(images, labels)
+        return fl.Dataset("stripes", part, part, ("dark", "light"))
+
+    class Net(nn.Module):
+        def __init__(self, shape, num_classes, *, width: int = 3):
+            super().__init__()
+            self.inner = nn.Linear(16, width)
+            self.outer = nn.Linear(width, num_classes)
+
+        def forward(self, x):
+            return self.outer(self.inner(x.flatten(1)).relu())
+
+    def halves(examples, num_classes, num_clients, rng, *, swap: bool = False):
+        parts = torch.arange(len(examples)).chunk(num_clients)
+        return fl.Holdings.of(list(reversed(parts)) if swap else list(parts))
+
+    @fl.paper
+    def slowly(base: fl.Algorithm, share: float = 0.5) -> fl.Algorithm:
+        return replace(base, weigh=Constant(share))
+
+    def five(*handed):
+        return 5
+
+    def too_few(examples, num_classes, num_clients, rng):
+        return fl.Holdings.of([torch.arange(3)])
+"""
+
+
+@pytest.fixture
+def own_code(tmp_path):
+    """An experiment file whose parts are functions of the module `own_code` beside it."""
+    (tmp_path / "own_code.py").write_text(textwrap.dedent(OWN))
+    content = {
+        "dataset": {"name": "own_code:stripes", "num_examples": 20},
+        "model": {"name": "own_code:Net", "width": 5},
+        "rounds": 2,
+        "engine": "sequential",
+        "clients": {"count": 2, "partition": {"name": "own_code:halves", "swap": True}},
+        "algorithm": [{"name": "own_code:slowly", "share": 0.25}],
+    }
+    file = tmp_path / "own.json"
+    file.write_text(json.dumps(content))
+    yield file
+    sys.modules.pop("own_code", None)
+
+
+def test_data_models_partitions_and_algorithms_of_ones_own_stand_beside_the_experiment(own_code):
+    before = list(sys.path)
+    experiment = fl.Experiment.read(own_code)
+    assert sys.path == before
+    setup = build(experiment)
+    assert len(setup.dataset.train) == 20
+    assert setup.network.params["inner.weight"].shape == (5, 16)
+    assert setup.federation.everyone(0).members(0).tolist() == list(range(10, 20))
+    assert setup.program.algorithm.weigh.share == 0.25
+    own_code.with_suffix(".toml").write_text(experiment.toml())
+    assert fl.Experiment.read(own_code.with_suffix(".toml")) == experiment
+
+
+def test_a_run_of_ones_own_code_is_resumed_from_anywhere(own_code, tmp_path):
+    def stop(_record: object) -> None:
+        raise KeyboardInterrupt
+
+    whole = fl.run(fl.Experiment.read(own_code), tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        fl.run(fl.Experiment.read(own_code), tmp_path / "run", watch=stop)
+    sys.modules.pop("own_code")
+    result = fl.resume(tmp_path / "run")
+    assert result.status == "finished"
+    assert all(torch.equal(whole.model[name], t) for name, t in result.model.items())
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("dataset=own_code:five", "dataset 'own_code:five' gave int: it must return Dataset"),
+        ("model=own_code:five", "model 'own_code:five' gave int: it must return Module"),
+        ("model=own_code:stripes", "stripes does not take the 2 arguments it is handed"),
+        ("clients.partition=own_code:five", "gave int: it must return Holdings"),
+        ("clients.partition=own_code:too_few", "made 1 clients: set clients.count to 1"),
+        ("algorithm=own_code:five", "gave int: it must return Amendment"),
+        ("algorithm.own_code:slowly.shore=3", "no option 'shore': did you mean 'share'?"),
+        ("algorithm=own_code:slow", "cannot be imported (module 'own_code' has no attribute"),
+    ],
+)
+def test_a_function_of_ones_own_that_gives_something_else_is_named(own_code, override, message):
+    with pytest.raises(ValueError) as refused:
+        build(fl.Experiment.read(own_code, [override]))
+    assert message in str(refused.value)
+
+
+def toy(num_examples: int = 24, num_classes: int = 3, test: int = 6) -> fl.Dataset:
+    """Images of 2x4x4 whose brightness is their label."""
+    labels = torch.arange(num_examples) % num_classes
+    images = torch.rand(num_examples, 2, 4, 4, generator=torch.Generator().manual_seed(0))
+    examples = fl.Examples(images + labels.view(-1, 1, 1, 1), labels)
+    part = examples.take(torch.arange(test))
+    return fl.Dataset("toy", examples, part, tuple("abcdefgh"[:num_classes]))
+
+
+def flat(outputs: int = 3) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(32, outputs))
+
+
+def described(**changes: object) -> fl.Experiment:
+    plain = {"dataset": toy(), "model": flat(), "rounds": 1, "engine": "sequential"}
+    return fl.Experiment(**plain | {"clients": fl.Clients(count=4)} | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"clients": {"count": 25}}, "25 clients but 24 examples: choose no more clients than"),
+        ({"outputs": 2}, "outputs is 2, but toy has 3 classes: choose 3 or more"),
+        ({"outputs": 7}, "outputs is 7, but the model has 3: leave outputs out"),
+        ({"model": flat(2)}, "the model gives (2,) outputs an image, but toy has 3 classes"),
+        ({"model": nn.Linear(9, 3)}, "the model cannot take images of toy, (2, 4, 4): "),
+        ({"model": nn.Conv2d(2, 3, 1)}, "outputs an image, but toy has 3 classes"),
+        ({"norm": "local"}, 'norm is "local", but the model has no such layers'),
+        ({"device": "tpu"}, "device is 'tpu': choose auto, cpu or cuda"),
+        ({"device": "meta"}, "device is 'meta': choose auto, cpu or cuda"),
+        ({"dataset": toy(test=0)}, "toy has no test examples: leave it out of evaluate.on"),
+        ({"clients": {"partition": {"name": "dirichlet", "alpha": -1}}}, "alpha is -1"),
+        ({"clients": {"partition": {"name": "dirichlet", "alpha": float("nan")}}}, "alpha is nan"),
+        ({"algorithm": {"name": "fedprox", "mu": -1}}, "fedprox: mu is -1"),
+        ({"algorithm": {"name": "fedavgm", "momentum": float("nan")}}, "momentum is nan"),
+    ],
+)
+def test_what_does_not_fit_together_is_found_before_any_training(changes, message):
+    with pytest.raises(ValueError) as refused:
+        build(described(**changes))
+    assert message in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_a_gpu_that_is_not_there_is_refused():
+    with pytest.raises(ValueError, match="device is 'cuda', but torch sees no GPU: choose cpu"):
+        build(described(device="cuda"))
+
+
+def test_the_engine_is_the_one_named_or_the_one_that_fits():
+    kinds = {"sequential": Sequential, "stacked": Stacked, "processes": Processes}
+    for name, kind in kinds.items():
+        assert type(build(described(engine=name)).engine) is kind
+    assert automatic_engine(torch.device("cuda"), 10) == "stacked"
+    assert automatic_engine(torch.device("cpu"), 1) == "sequential"
+
+
+def test_validation_is_a_seeded_share_of_train_that_no_client_holds():
+    def parts(**changes: object) -> tuple[set[int], set[int]]:
+        on = fl.Evaluate(on=("test", "validation"), validation=0.25)
+        setup = build(described(evaluate=on, **changes))
+        held = setup.federation.examples.images
+        assert len(setup.federation.everyone(0).index) == len(held)
+        apart = setup.parts["validation"].images
+        return tuple({float(image.sum()) for image in images} for images in (held, apart))
+
+    everything = {float(image.sum()) for image in toy().train.images}
+    train, validation = parts(seed=1)
+    assert (len(train), len(validation)) == (18, 6)
+    assert train | validation == everything
+    assert parts(seed=1)[1] == validation
+    assert parts(seed=2)[1] != validation
+    fixed = fl.Clients(count=4, seed=1)
+    assert parts(seed=2, clients=fixed)[1] == validation
+
+
+def test_without_validation_nothing_is_set_apart():
+    assert len(build(described()).federation.examples) == 24
+
+
+def test_clients_are_tested_on_a_share_of_their_own_examples():
+    everyone = partition(described())[2]
+    setup = build(described(clients=fl.Clients(count=4, holdout=0.34)))
+    kept = setup.federation.everyone(0)
+    assert kept.sizes.tolist() == [4, 4, 4, 4]
+    assert setup.held_out.sizes.tolist() == [2, 2, 2, 2]
+    for client in range(4):
+        both = {*kept.members(client).tolist(), *setup.held_out.members(client).tolist()}
+        assert both == set(everyone.members(client).tolist())
+    assert build(described()).held_out is None
+
+
+def test_one_seed_gives_one_model_and_leaves_torchs_own_random_numbers_alone():
+    def weights(seed: int) -> torch.Tensor:
+        experiment = fl.Experiment(dataset=toy(), model="linear", rounds=1, seed=seed)
+        return build(experiment).network.params["fc.weight"]
+
+    torch.manual_seed(5)
+    state = torch.random.get_rng_state()
+    assert torch.equal(weights(0), weights(0))
+    assert not torch.equal(weights(0), weights(1))
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_the_description_reaches_the_algorithm():
+    setup = build(
+        described(
+            clients=fl.Clients(count=4, per_round=0.5),
+            local=fl.LocalTraining(3, 5, 0.7, 0.8, 0.01, reset=False),
+            server=fl.Server(lr=0.3),
+            augment=fl.Augment(flip=True),
+        )
+    )
+    made = setup.program.algorithm
+    assert made.select.count == 2
+    assert (made.draw.count, made.draw.batch_size) == (3, 5)
+    assert (made.solve.lr, made.solve.momentum, made.solve.weight_decay) == (0.7, 0.8, 0.01)
+    assert made.advance.lr == 0.3
+    assert not made.reset
+    assert setup.program.augment.flip

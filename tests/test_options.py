@@ -1,0 +1,162 @@
+import sys
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fedlens.options import call, check, did_you_mean, find, importable, options_of, resolve
+
+
+def paint(
+    wall: str,
+    *,
+    colour: Literal["red", "blue"],
+    coats: int = 2,
+    lambda_: float = 0.5,
+    parts: tuple[int, ...] = (),
+    size: int | None = None,
+) -> tuple[Any, ...]:
+    return wall, colour, coats, lambda_, parts, size
+
+
+def test_only_keyword_parameters_are_options():
+    assert list(options_of(paint)) == ["colour", "coats", "lambda", "parts", "size"]
+
+
+def test_options_are_checked_and_defaults_filled_in():
+    resolved = resolve(paint, {"colour": "red", "lambda": 1, "parts": [1, 2]}, "wall")
+    assert resolved == {
+        "colour": "red",
+        "coats": 2,
+        "lambda": 1.0,
+        "parts": (1, 2),
+        "size": None,
+    }
+    assert type(resolved["lambda"]) is float
+
+
+def test_a_function_is_called_with_options_named_as_in_a_file():
+    options = {"colour": "blue", "lambda": 3.0}
+    assert call(paint, "north", options=options) == ("north", "blue", 2, 3.0, (), None)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"colour": "red", "coat": 1}, "wall has no option 'coat': did you mean 'coats'?"),
+        ({"colour": "red", "xyz": 1}, "wall has no option 'xyz': choose one of coats, colour"),
+        ({}, "wall needs 'colour': set colour = ..."),
+        ({"colour": "rad"}, "wall: colour is 'rad': did you mean 'red'?"),
+        ({"colour": "red", "coats": "two"}, "wall: coats is 'two': expected a whole number"),
+        ({"colour": "red", "coats": 2.0}, "wall: coats is 2.0: expected a whole number"),
+        ({"colour": "red", "coats": True}, "wall: coats is True: expected a whole number"),
+        ({"colour": "red", "lambda": "x"}, "wall: lambda is 'x': expected a number"),
+        ({"colour": "red", "parts": 3}, "wall: parts is 3: expected a list"),
+        ({"colour": "red", "parts": [1, "b"]}, "wall: parts is 'b': expected a whole number"),
+        ({"colour": "red", "size": "big"}, "wall: size is 'big': expected a whole number"),
+    ],
+)
+def test_a_wrong_option_is_refused_with_what_would_do(options, message):
+    with pytest.raises(ValueError) as refused:
+        resolve(paint, options, "wall")
+    assert str(refused.value).startswith(message)
+
+
+def test_a_function_without_options_says_so():
+    with pytest.raises(ValueError, match="has no option 'depth': it takes none"):
+        resolve(lambda shape: shape, {"depth": 3}, "model 'flat'")
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        (True, int),
+        (True, float),
+        (1, bool),
+        (1.0, int),
+        ("1", int),
+        (None, int),
+        ([1], tuple[int, int]),
+        ([1, 2.5], list[int]),
+        (1, Literal["1"]),
+        (True, Literal[1, 3]),
+        ([], Literal["a"]),
+        ("x", float | Tensor),
+        ({}, list[int]),
+    ],
+)
+def test_a_value_of_another_kind_is_refused(value, kind):
+    with pytest.raises(ValueError, match=r"^here is "):
+        check(value, kind, "here")
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (float | Tensor, "expected a number"),
+        (int | None, "expected a whole number"),
+        (int | float, "expected a whole number or a number"),
+        (Literal["low", "high"] | list[float], "expected 'low' or 'high' or a list"),
+        (bool, "expected true or false"),
+        (dict, "expected a table"),
+    ],
+)
+def test_what_was_expected_is_said_in_words_that_a_file_can_hold(kind, words):
+    with pytest.raises(ValueError) as refused:
+        check("x", kind, "here")
+    assert str(refused.value) == f"here is 'x': {words}"
+
+
+@given(st.integers(-(2**53), 2**53) | st.floats(allow_nan=False))
+def test_a_number_may_be_written_without_a_point(number):
+    assert check(number, float, "here") == number
+    assert type(check(number, float, "here")) is float
+    assert type(check(number, int | float, "here")) is type(number)
+
+
+def test_a_near_miss_is_told_the_name_and_a_wild_guess_the_choice():
+    assert did_you_mean("rond", ["rounds", "seed"]) == "did you mean 'rounds'?"
+    assert did_you_mean("zzz", ["b", "a"]) == "choose one of a, b"
+    assert did_you_mean("zzz", []) == "there is none to choose from"
+
+
+def test_a_function_is_found_by_name_or_by_import_path():
+    assert find({"paint": paint}, "paint", "tool") is paint
+    assert find({}, f"{__name__}:paint", "tool") is paint
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("pant", "unknown tool 'pant': did you mean 'paint'?"),
+        ("no_such_module:paint", "tool 'no_such_module:paint' cannot be imported (No module"),
+        ("math:paint", "tool 'math:paint' cannot be imported (module 'math' has no"),
+        (":paint", "tool ':paint' cannot be imported"),
+        (".math:paint", "tool '.math:paint' cannot be imported"),
+        ("math:pi", "tool 'math:pi' is 3.14"),
+    ],
+)
+def test_a_name_that_leads_nowhere_is_refused(name, message):
+    with pytest.raises(ValueError) as refused:
+        find({"paint": paint}, name, "tool")
+    assert str(refused.value).startswith(message)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("content", ["def broken(:", "raise RuntimeError('first\\nsecond')", "1/0"])
+def test_a_module_that_does_not_import_is_the_users_mistake(tmp_path, content):
+    (tmp_path / "brokenmodule.py").write_text(content)
+    with importable(tmp_path), pytest.raises(ValueError, match="cannot be imported") as refused:
+        find({}, "brokenmodule:f", "model")
+    assert "\n" not in str(refused.value)
+
+
+def test_folders_are_importable_only_for_a_while_and_hide_nothing_installed(tmp_path):
+    (tmp_path / "json.py").write_text("raise AssertionError")
+    before = list(sys.path)
+    with pytest.raises(RuntimeError), importable(tmp_path):
+        assert sys.path == [*before, str(tmp_path)]
+        raise RuntimeError
+    assert sys.path == before
