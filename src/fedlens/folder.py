@@ -87,8 +87,8 @@ class RunFolder:
         write_atomically(path, "".join(to_json(r) + "\n" for r in kept).encode())
         return kept
 
-    def save_model(self, state: State) -> None:
-        write_atomically(self.path / "model.safetensors", _packed(state.params | state.buffers))
+    def save_model(self, model: Tree) -> None:
+        write_atomically(self.path / "model.safetensors", _packed(model))
 
     def save_state(self, state: State) -> None:
         """The checkpoint: tensors first, then the small file that makes them count."""

@@ -43,10 +43,15 @@ def keyed_dropout(
     counter = torch.arange(rows, device=x.device)[:, None] << 32
     counter = counter | torch.arange(-(-width // LANES), device=x.device)
     hashes = keys.fold(key, DROPOUT + (layer << 16) + call, counter)
-    lanes = hashes.view(torch.int16)[:, :width]  # -2^15..2^15 - 1
+    lanes = _lanes(hashes)[:, :width]
     scale = 2**16 / (2**16 - num_dropped)
     keep = (lanes >= num_dropped - 2**15).to(x.dtype).mul_(scale)
     return x * keep.view(*shape, *[1] * (x.ndim - len(shape)))
+
+
+def _lanes(hashes: Tensor) -> Tensor:
+    """Each hash as four numbers in -2^15..2^15 - 1. By shifts: vmap knows no view as int16."""
+    return torch.stack([(hashes << (48 - 16 * i)) >> 48 for i in range(LANES)], -1).flatten(-2)
 
 
 class KeyedDropout(nn.Module):

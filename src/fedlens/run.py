@@ -101,6 +101,8 @@ def resume(
     setup = build(experiment, Path(data) if data is not None else None)
     if _partition_hash(setup) != manifest["partition"]:
         raise ValueError(f"{path}: the data are not those it started with: find the old ones")
+    if setup.weights and setup.weights.sha256 != manifest["weights"]["sha256"]:
+        raise ValueError(f"{path}: {setup.weights.source} has changed: find the old file")
     state = begin(setup.network, setup.program, setup.federation, setup.device)
     if folder.last_saved is not None:
         saved = folder.load_state(setup.device)
@@ -164,9 +166,10 @@ def _go_on(
                     folder.save_state(state)
                     saved = time.perf_counter()
         status = "finished" if status == "running" else status
+        model = state.params | state.buffers | setup.network.frozen
         if folder is not None:
             folder.save_state(state)
-            folder.save_model(state)
+            folder.save_model(model)
         summary = settle(status)
     except BaseException as error:
         # A state is a value: whatever was under way, the last whole round is there to be kept.
@@ -177,7 +180,6 @@ def _go_on(
         raise
     finally:
         setup.engine.close()
-    model = state.params | state.buffers
     return Result(status, records, summary, model, folder.path if folder else None)
 
 
@@ -278,6 +280,7 @@ def _manifest(setup: Setup) -> dict[str, Any]:
         "seed": setup.experiment.seed,
         "partition": _partition_hash(setup),
         "parameters": setup.network.num_parameters,
+        "weights": setup.weights._asdict() if setup.weights else None,
         "classes": list(setup.dataset.classes),
         "code": _own_code(setup.experiment),
     }

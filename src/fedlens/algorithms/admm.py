@@ -15,14 +15,24 @@ from typing import Literal
 
 from fedlens.algorithm import Algorithm, at_least, check_pull, paper
 from fedlens.core import Number, Solve
-from fedlens.pieces import ByExamples, Epochs, WeightedSum
-from fedlens.pieces.consensus import COLD, WARM, Consensus, DualResidual, TellStart, send_change
+from fedlens.pieces import ByExamples, Epochs, Sgd, WeightedSum
+from fedlens.pieces.consensus import (
+    COLD,
+    WARM,
+    Consensus,
+    DualResidual,
+    KeepMean,
+    TellStart,
+    send_change,
+)
 
 
 def consensus(
     base: Algorithm, solve: Solve, rho: Number, start: Literal["warm", "cold"] = "cold"
 ) -> Algorithm:
     """`base` with `solve`, and all else that ADMM needs around it."""
+    if isinstance(base.advance, Sgd) and base.advance.lr != 1.0:
+        raise ValueError("ADMM's server takes the mean, no less: leave server.lr out")
     warm = start == "warm"
     return replace(
         base,
@@ -30,6 +40,7 @@ def consensus(
         upload=send_change,
         weigh=ByExamples("seen" if warm else "population"),
         combine=WeightedSum(buffers="examples"),
+        advance=KeepMean(),
         tell=base.tell if warm else (*base.tell, TellStart()),
         measures=(*base.measures, DualResidual(rho)),
         memory={**base.memory, **(WARM if warm else COLD)},

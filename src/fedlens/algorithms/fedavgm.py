@@ -20,8 +20,5 @@ def fedavgm(base: Algorithm, momentum: Number = 0.9, nesterov: bool = False) -> 
         nesterov: step along g + beta * v, as some readings of the 2019 paper do.
     """
     at_least(momentum, 0, "fedavgm: momentum")
-    if not isinstance(base.advance, Sgd):
-        raise ValueError(
-            "fedavgm needs a server that moves by SGD: leave the other server rule out"
-        )
-    return replace(base, advance=replace(base.advance, momentum=momentum, nesterov=nesterov))
+    lr = base.advance.lr if isinstance(base.advance, Sgd) else 1.0
+    return replace(base, advance=Sgd(lr, momentum, nesterov=nesterov))

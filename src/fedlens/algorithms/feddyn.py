@@ -80,7 +80,7 @@ def feddyn(base: Algorithm, alpha: Number = 0.01) -> Algorithm:
         alpha: how hard clients are held; the larger, the slower and the safer.
     """
     at_least(alpha, 1e-12, "feddyn: alpha")
-    if base.advance != Sgd(1.0):
+    if isinstance(base.advance, Sgd) and base.advance.lr != 1.0:
         raise ValueError("feddyn has its own server step: leave server.lr out")
     return replace(
         base,

@@ -53,7 +53,7 @@ class Adaptive:
 
 
 def _adaptive(base: Algorithm, name: str, rule: Adaptive) -> Algorithm:
-    if base.advance != Sgd(1.0):
+    if isinstance(base.advance, Sgd) and base.advance.lr != 1.0:
         raise ValueError(f"{name} has its own lr: leave server.lr out, and set it there")
     at_least(rule.lr, 0, f"{name}: lr")
     at_least(rule.tau, 1e-12, f"{name}: tau")

@@ -76,6 +76,23 @@ def change(
 
 
 @dataclass(frozen=True)
+class KeepMean:
+    """The server's model moves by just the change of the mean of all z_i, and so stays that mean.
+
+    A server that moves more or less (by a learning rate, by momentum) ends where the duals do not
+    sum to zero, which is not the optimum.
+    """
+
+    def init(self, params: Tree) -> Memory:
+        return {}
+
+    def update(
+        self, grads: Tree, memory: Memory, params: Tree, gathered: Gathered
+    ) -> tuple[Tree, Memory]:
+        return {name: p - grads[name] for name, p in params.items()}, memory
+
+
+@dataclass(frozen=True)
 class DualResidual:
     """rho ||x - x_before||"""
 
