@@ -16,7 +16,10 @@ from fedlens.rounds import ClientMemory
 
 OF_TRAINING = {"round", "seconds", "train_loss", "batches", "bytes_up", "bytes_down"}
 MEASURES = {"accuracy", "loss", "top5", "precision", "recall", "f1", "classes_predicted"}
-SPREAD = {f"client_accuracy_{key}" for key in ("mean", "std", "min", "p10", "median", "max")}
+SPREAD = {
+    f"client_accuracy_{key}"
+    for key in ("mean", "std", "min", "p10", "median", "max", "worst_decile")
+}
 
 
 def of(part: str) -> set[str]:

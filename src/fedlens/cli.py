@@ -228,6 +228,35 @@ def data_get(
     print(f"{name}: {folder}")
 
 
+@data_app.command("prepare")
+def data_prepare(
+    name: Annotated[str, typer.Argument(help="The data set.")],
+    metadata: Annotated[
+        Path, typer.Option("--from", help="The folder of its split files, or of its metadata.")
+    ],
+    images: Annotated[Path, typer.Option(help="The folder of its images, at any depth.")],
+    size: Annotated[int, typer.Option(help="Images become size × size.")] = 96,
+    data: Annotated[
+        Path | None,
+        typer.Option("--data", help="Where to put it. [default: FEDLENS_DATA or cache]"),
+    ] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Decode a large data set once; what was stopped goes on where it was."""
+    from fedlens import progress
+    from fedlens.data import Source, store
+    from fedlens.data.curation import listing
+    from fedlens.data.places import roots
+
+    listed = listing(name, metadata)
+    place = roots(Source(data))[0] / f"{name}-{size}"
+    with _watching(quiet, progress.transfer, name) as watch:
+        made = store.prepare(name, listed, images, place, size, watch)
+    print(f"{name}: {made['num_train']:,} + {made['num_test']:,} images in {place}")
+    if made["num_left_out"]:
+        print(f"left out: {made['num_left_out']:,}, listed in {place / 'manifest.json'}")
+
+
 @data_app.command("check")
 def data_check(
     name: Annotated[str | None, typer.Argument(help="The data set. [default: all here]")] = None,

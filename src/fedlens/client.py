@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -65,6 +66,24 @@ class Part(NamedTuple):
     scalars: Mapping[str, Tensor]  # [C] each; `loss` is the mean training loss
 
 
+class Inputs(NamedTuple):
+    """What one step of C clients takes from their plan."""
+
+    chosen: Tensor  # [C, B] positions in Examples
+    labels: Tensor  # [C, B]
+    mask: Tensor  # [C, B]
+    counts: Tensor  # [C]
+    dropout_keys: Tensor  # [C]
+    augment_keys: Tensor  # [C]
+    step: Tensor  # []
+
+
+Step = Callable[[Local, Inputs], tuple[Local, Tensor]]
+Execute = Callable[[Step, Local, Inputs], tuple[Local, Tensor]]
+"""How an engine takes a step, if not simply by taking it. What it gives back may be overwritten by
+the next block of clients, but not by this one."""
+
+
 @dataclass(frozen=True)
 class ClientProgram:
     """Local training, upload and, where `combine` is linear, this part's share of the sum."""
@@ -73,20 +92,36 @@ class ClientProgram:
     layout: Layout
     augment: Augment | None = None
 
-    def __call__(self, apply: Apply, examples: Examples, shared: Shared, work: Work) -> Part:
-        if len(work) == 1:
-            local, loss = self._train(apply, examples, shared, work)
+    def __call__(
+        self,
+        apply: Apply,
+        examples: Examples,
+        shared: Shared,
+        work: Work,
+        execute: Execute | None = None,
+    ) -> Part:
+        steps = work.plan.steps
+        if bool((steps[1:] <= steps[:-1]).all()):
+            local, loss = self._train(apply, examples, shared, work, execute)
         else:
             # Clients with more steps first: those that are done are cut off the end.
-            order = work.plan.steps.argsort(descending=True, stable=True)
-            local, loss = self._train(apply, examples, shared, work.rows(order))
-            back = order.argsort()
+            order = steps.argsort(descending=True, stable=True)
+            local, loss = self._train(apply, examples, shared, work.rows(order), execute)
+            back = order.argsort().to(loss.device)
             local, loss = map_tensors(local, lambda t: t if len(t) == 1 else t[back]), loss[back]
         with torch.no_grad():
-            return self._send(local, loss, work)
+            part = self._send(local, loss, work)
+            if execute is not None:  # what clients keep must outlive the memory of the steps
+                part = part._replace(keep=map_tensors(part.keep, torch.clone))
+        return part
 
     def _train(
-        self, apply: Apply, examples: Examples, shared: Shared, work: Work
+        self,
+        apply: Apply,
+        examples: Examples,
+        shared: Shared,
+        work: Work,
+        execute: Execute | None,
     ) -> tuple[Local, Tensor]:
         device, plan = examples.labels.device, work.plan
         local = self._start(shared, work)
@@ -97,40 +132,60 @@ class ClientProgram:
         steps = torch.arange(index.shape[1])
         dropout_keys = keys.fold(work.keys[:, None], DROPOUT, steps).to(device)  # [C, T]
         augment_keys = keys.fold(work.keys[:, None], AUGMENT, steps).to(device)
+        steps = steps.to(device)
         total = torch.zeros(len(work), dtype=dtype, device=device)
-        algorithm = pick(self.algorithm, work.group)
+        take = partial(self._step, apply, examples, pick(self.algorithm, work.group))
         finished: list[Local] = []
 
         for step, (live, width) in enumerate(zip(*_cuts(plan), strict=True)):
             if live < len(local.steps):
                 finished.append(_rows(local, slice(live, None)))
                 local = _rows(local, slice(live))
-                algorithm = pick(self.algorithm, None if work.group is None else work.group[:live])
-            now = (slice(live), step)
-            images = examples.images[index[now][:, :width].flatten()]
-            images = images.view(live, width, *images.shape[1:])
-            if self.augment is not None:
-                images = self.augment(images, augment_keys[now])
-            batch = Batch(images, labels[now][:, :width], mask[now][:, :width])
-
-            leaves = [p.requires_grad_() for p in local.params.values()]
-            logits, local.buffers = apply(
-                local.params, local.buffers, batch.images, dropout_keys[now], batch.mask
+                if work.group is not None:
+                    algorithm = pick(self.algorithm, work.group[:live])
+                    take = partial(self._step, apply, examples, algorithm)
+            rows = (slice(live), step)
+            if execute is not None:
+                width = index.shape[2]  # one shape for every step; the mask tells
+            now = Inputs(
+                chosen=index[rows][:, :width],
+                labels=labels[rows][:, :width],
+                mask=mask[rows][:, :width],
+                counts=counts[rows],
+                dropout_keys=dropout_keys[rows],
+                augment_keys=augment_keys[rows],
+                step=steps[step],
             )
-            loss, plain = algorithm.objective(logits, batch, local)
-            local.step, local.count, local.loss = step, counts[now], plain
-            slopes = torch.autograd.grad(loss.sum(), leaves, materialize_grads=True)
-            grads = dict(zip(local.params, slopes, strict=True))
-            with torch.no_grad():
-                local.params, local.solver = algorithm.solve.update(
-                    grads, local.solver, local.params, local
-                )
-                total[:live] += plain * counts[now]
+            local, loss = take(local, now) if execute is None else execute(take, local, now)
+            total[:live] += loss * now.counts
 
         whole = _concatenate([local, *reversed(finished)]) if finished else local
         whole.params = {name: p.detach() for name, p in whole.params.items()}
-        whole.count = whole.loss = None
+        whole.step = whole.count = whole.loss = None
         return whole, total / counts.sum(1).clamp(min=1)
+
+    def _step(
+        self, apply: Apply, examples: Examples, algorithm: Algorithm, local: Local, now: Inputs
+    ) -> tuple[Local, Tensor]:
+        """One step of every client; the loss is [C]."""
+        images = examples.images[now.chosen.flatten()]
+        images = images.view(*now.chosen.shape, *images.shape[1:])
+        if self.augment is not None:
+            images = self.augment(images, now.augment_keys)
+        batch = Batch(images, now.labels, now.mask)
+        leaves = [p.requires_grad_() for p in local.params.values()]
+        logits, local.buffers = apply(
+            local.params, local.buffers, batch.images, now.dropout_keys, batch.mask
+        )
+        loss, plain = algorithm.objective(logits, batch, local)
+        local.step, local.count, local.loss = now.step, now.counts, plain
+        slopes = torch.autograd.grad(loss.sum(), leaves, materialize_grads=True)
+        grads = dict(zip(local.params, slopes, strict=True))
+        with torch.no_grad():
+            local.params, local.solver = algorithm.solve.update(
+                grads, local.solver, local.params, local
+            )
+        return local, plain
 
     def _start(self, shared: Shared, work: Work) -> Local:
         """Where local training starts: the server's model, and what the client remembers."""
@@ -187,18 +242,20 @@ def map_tensors(value: Any, fn: Callable[[Tensor], Tensor]) -> Any:
         return fn(value)
     if isinstance(value, dict):
         return {name: map_tensors(part, fn) for name, part in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(map_tensors(part, fn) for part in value))
+    if isinstance(value, tuple):
+        parts = [map_tensors(part, fn) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
     if hasattr(value, "__dataclass_fields__"):
-        parts = {name: map_tensors(getattr(value, name), fn) for name in value.__dataclass_fields__}
-        return type(value)(**parts)
+        names = value.__dataclass_fields__
+        return type(value)(**{name: map_tensors(getattr(value, name), fn) for name in names})
     return value
 
 
 def _rows(local: Local, which: slice) -> Local:
     """Some clients of `local`; what all share, with a leading axis of 1, stays as it is."""
     clients = len(local.steps)
-    rows: Local = map_tensors(local, lambda t: t[which] if len(t) == clients else t)
+    local = replace(local, step=None, count=None, loss=None)
+    rows: Local = map_tensors(local, lambda t: t[which].clone() if len(t) == clients else t)
     return rows
 
 

@@ -242,12 +242,13 @@ class Local:
     memory: Memory  # [C, ...] what the client kept from its last round
     solver: Memory  # [C, ...] what `solve` remembers between steps
     steps: Tensor  # [C] how many steps it takes
-    step: int = 0  # the step it is at, counted from 0
+    step: Tensor | None = None  # [] the step it is at, counted from 0
     count: Tensor | None = None  # [C] examples in this step's batch
     loss: Tensor | None = None  # [C] their mean loss, without penalties
 
     def ends(self, passes: int) -> Tensor:
         """[C] Whether this step ends one of the equal passes that a client's steps fall into."""
+        assert self.step is not None
         return (self.step + 1) % (self.steps // passes).clamp(min=1) == 0
 
 

@@ -155,12 +155,15 @@ class Evaluate:
     every: int = 1  # rounds
     on: tuple[Literal["test", "validation", "train"], ...] = ("test",)
     validation: float = 0.1  # the share of train set apart, if `on` has validation
+    twin: bool = False  # also train a centralised twin, and say how near to it the run came
 
     def __post_init__(self) -> None:
         _settle(self, "evaluate.")
         _demand(self.every >= 1, "evaluate.every", self.every, "choose 1 or more")
         fits = 0 < self.validation < 1
         _demand(fits, "evaluate.validation", self.validation, "choose a share between 0 and 1")
+        compared = bool(self.on) or not self.twin
+        _demand(compared, "evaluate.on", list(self.on), "name what a twin is compared on: test")
 
 
 @dataclass(frozen=True)

@@ -91,10 +91,11 @@ def metrics(tally: Tally) -> dict[str, float]:
 
 
 def per_client(correct: Tensor, holdings: Holdings) -> dict[str, float]:
-    """How accuracy is spread over clients: mean, std, min, p10, median and max.
+    """How accuracy is spread over clients: mean, std, min, p10, median, max and worst decile.
 
     `correct` [n] says for each entry of `holdings.index` whether it was classified correctly.
-    Clients without examples are left out; if there are no others, there is nothing to tell.
+    Clients without examples are left out; if there are no others, there is nothing to tell. The
+    worst decile is the mean of the worst tenth of clients, and of one at the least.
     """
     if len(correct) != len(holdings.index):
         raise ValueError(
@@ -114,4 +115,5 @@ def per_client(correct: Tensor, holdings: Holdings) -> dict[str, float]:
         "p10": float(p10),
         "median": float(median),
         "max": float(accuracy.max()),
+        "worst_decile": float(accuracy.sort().values[: max(len(accuracy) // 10, 1)].mean()),
     }

@@ -14,6 +14,7 @@ from fedlens.augment import normalise
 from fedlens.core import Tree, tree_map
 from fedlens.layers import prepare, side_inputs
 from fedlens.layout import Layout
+from fedlens.stacking import stack
 
 
 class Network:
@@ -52,6 +53,9 @@ class Network:
         self._places = _places(self.module)
         self.mean, self.std = mean, std
         self.dtype, self.compute = dtype, compute or dtype
+        tracking = {e.layer for e in layout.entries.values() if e.role == "buffer"}
+        self._uncast = {name for name, e in layout.entries.items() if e.layer in tracking}
+        self._stacking = stack(self.module)
 
     @property
     def params(self) -> Tree:
@@ -86,12 +90,18 @@ class Network:
     def stacked(
         self, params: Tree, buffers: Tree, images: Tensor, keys: Tensor, mask: Tensor
     ) -> tuple[Tensor, Tree]:
-        """C clients at once, whatever the module is made of."""
+        """C clients at once: layer by layer if the module can be read so, else by vmap."""
+        inputs = self._normalised(images)
+        if self._stacking is not None:
+            self._set_mode(training=True)
+            frozen = self._frozen_on(images.device)
+            same = {name: t.expand(len(keys), *t.shape) for name, t in frozen.items()}
+            logits = self._stacking(self._cast(params | buffers) | same, inputs, keys, mask)
+            return logits.to(self.dtype), buffers
 
         def each(p: Tree, b: Tree, x: Tensor, k: Tensor, m: Tensor) -> tuple[Tensor, Tree]:
             return self._call(p | b, x, k, m, training=True), b
 
-        inputs = self._normalised(images)
         logits, moved = vmap(each)(params, buffers, inputs, keys, mask)
         return logits, moved
 
@@ -108,12 +118,8 @@ class Network:
     def _call(
         self, tensors: Tree, inputs: Tensor, key: Tensor, mask: Tensor, *, training: bool
     ) -> Tensor:
-        if self.module.training is not training:
-            self.module.train(training)
-            for layer in self._resting:
-                layer.eval()
-        if self.compute is not self.dtype:
-            tensors = self._cast(tensors)
+        self._set_mode(training)
+        tensors = self._cast(tensors)
         if self._frozen:
             tensors = tensors | self._frozen_on(inputs.device)
         side = dict.fromkeys(self.keyed, key) | dict.fromkeys(self.masked, mask)
@@ -124,8 +130,17 @@ class Network:
         logits: Tensor = self.module(inputs)
         return logits.to(self.dtype)
 
+    def _set_mode(self, training: bool) -> None:
+        if self.module.training is not training:
+            self.module.train(training)
+            for layer in self._resting:
+                layer.eval()
+
     def _cast(self, tensors: Tree) -> Tree:
-        return tree_map(lambda t: t.to(self.compute) if t.is_floating_point() else t, tensors)
+        """In the dtype to multiply in; layers with running statistics stay in their own."""
+        if self.compute is self.dtype:
+            return tensors
+        return {n: t if n in self._uncast else t.to(self.compute) for n, t in tensors.items()}
 
     def _frozen_on(self, device: torch.device) -> Tree:
         if device not in self._constants:

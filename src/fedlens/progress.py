@@ -22,6 +22,9 @@ def rounds(title: str, total: int, done: int = 0) -> Iterator[Watch]:
 
             def say(record: Record) -> None:
                 nonlocal evaluated
+                if "twin" in record:
+                    advance(done, _twin(record))
+                    return
                 evaluated = _evaluated(record) or evaluated
                 advance(record["round"], _trained(record) + evaluated)
 
@@ -53,9 +56,15 @@ def _lines(title: str, total: int, done: int) -> Watch:
     evaluated = ""
 
     def say(record: Record) -> None:
-        nonlocal said, evaluated
-        evaluated = _evaluated(record) or evaluated
+        nonlocal started, said, evaluated
         now = time.monotonic()
+        if "twin" in record:
+            if now - said >= PLAIN_SECONDS or record["twin"] in (1, record["of"]):
+                said = now
+                print(f"{title}: {_twin(record)}", file=sys.stderr, flush=True)
+            started = now  # the rounds begin when the twin is done
+            return
+        evaluated = _evaluated(record) or evaluated
         if now - said < PLAIN_SECONDS and record["round"] not in (done + 1, total):
             return
         said = now
@@ -86,6 +95,11 @@ def _bar(title: str, total: int | None, done: int, counter: str) -> Iterator[Any
             progress.update(task, completed=completed, measures=measures, total=of)
 
         yield advance
+
+
+def _twin(record: Record) -> str:
+    passes = f"{record['twin']}/{record['of']}"
+    return f"training its centralised twin, pass {passes}  {_trained(record)}"
 
 
 def _trained(record: Record) -> str:

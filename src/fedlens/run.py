@@ -14,12 +14,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 import fedlens
+from fedlens.budgets import rounds_to
 from fedlens.build import Setup, build
 from fedlens.core import Tree
 from fedlens.data import statistics
@@ -29,6 +30,9 @@ from fedlens.folder import RunFolder, check_free, readable_json
 from fedlens.options import importable
 from fedlens.rounds import State, begin, run_round
 
+if TYPE_CHECKING:
+    from fedlens.twin import Twin
+
 Record = dict[str, Any]
 """One line of rounds.jsonl: what a round did and, if it was evaluated, how good the model is."""
 
@@ -36,6 +40,7 @@ Watch = Callable[[Record], None]
 
 CHECKPOINT_SECONDS = 10.0  # at the most this much work is done twice after a sudden death
 OF_TRAINING = {"round", "seconds", "train_loss", "batches", "bytes_up", "bytes_down"}
+SHARES = (80, 90, 95, 99)  # percent of the twin's accuracy, for which rounds are counted
 
 
 @dataclass(frozen=True)
@@ -65,11 +70,13 @@ def run(
 ) -> Result:
     """Run an experiment, and write its folder if `out` names one.
 
-    `data` is where named data sets are looked for first; `watch` is called with each record.
+    `data` is where named data sets are looked for first; `watch` is called with each record and,
+    before, with each pass of the centralised twin, if one is trained (see `fedlens.twin.trained`).
     """
     if out is not None:
         check_free(Path(out), overwrite)
     setup = build(experiment, Path(data) if data is not None else None)
+    twin = _twin(setup, watch)
     state = begin(setup.network, setup.program, setup.federation, setup.device)
     folder = None
     if out is not None:
@@ -79,7 +86,7 @@ def run(
             "partition.json": readable_json(_partition(setup)),
         }
         folder = RunFolder.create(Path(out), overwrite, files)
-    return _go_on(setup, folder, state, [], watch)
+    return _go_on(setup, folder, state, [], watch, twin)
 
 
 def resume(
@@ -103,13 +110,33 @@ def resume(
         raise ValueError(f"{path}: the data are not those it started with: find the old ones")
     if setup.weights and setup.weights.sha256 != manifest["weights"]["sha256"]:
         raise ValueError(f"{path}: {setup.weights.source} has changed: find the old file")
+    twin = _twin(setup, watch)
     state = begin(setup.network, setup.program, setup.federation, setup.device)
     if folder.last_saved is not None:
         saved = folder.load_state(setup.device)
         if _shapes(saved) != _shapes(state):
             raise ValueError(f"{path} was run with another model: put the old one back")
         state = saved
-    return _go_on(setup, folder, state, folder.cut_records(state.round), watch)
+    return _go_on(setup, folder, state, folder.cut_records(state.round), watch, twin)
+
+
+def train(setup: Setup, watch: Watch | None = None) -> Result:
+    """Run what is set up, without a folder and without a twin."""
+    state = begin(setup.network, setup.program, setup.federation, setup.device)
+    return _go_on(setup, None, state, [], watch, None)
+
+
+def judged(experiment: Experiment) -> str:
+    """The part by which a run is compared with others: test, else validation, else train."""
+    return next(part for part in ("test", "validation", "train") if part in experiment.evaluate.on)
+
+
+def _twin(setup: Setup, watch: Watch | None) -> Twin | None:
+    if not setup.experiment.evaluate.twin:
+        return None
+    from fedlens.twin import trained  # which is itself a run
+
+    return trained(setup, watch)
 
 
 def _go_on(
@@ -118,6 +145,7 @@ def _go_on(
     state: State,
     records: list[Record],
     watch: Watch | None,
+    twin: Twin | None,
 ) -> Result:
     started = saved = time.perf_counter()
     experiment = setup.experiment
@@ -126,7 +154,7 @@ def _go_on(
 
     def settle(status: str) -> dict[str, Any]:
         elapsed = earlier + time.perf_counter() - started
-        summary = _summary(setup, status, records, elapsed, evaluating)
+        summary = _summary(setup, status, records, elapsed, evaluating, twin)
         if folder is not None:
             folder.write_json("summary.json", summary)
         return summary
@@ -154,7 +182,7 @@ def _go_on(
                 elif (
                     after.round % experiment.evaluate.every == 0 or after.round == experiment.rounds
                 ):
-                    record |= _evaluate(setup, after)
+                    record |= _evaluate(setup, after, twin)
                     evaluating += time.perf_counter() - trained
                 if folder is not None:
                     folder.append(record)
@@ -183,7 +211,7 @@ def _go_on(
     return Result(status, records, summary, model, folder.path if folder else None)
 
 
-def _evaluate(setup: Setup, state: State) -> dict[str, float]:
+def _evaluate(setup: Setup, state: State, twin: Twin | None) -> dict[str, float]:
     found: dict[str, float] = {}
     loss = setup.program.algorithm.objective.loss
     for name, part in setup.parts.items():
@@ -191,6 +219,9 @@ def _evaluate(setup: Setup, state: State) -> dict[str, float]:
         if name == "train":  # `train_loss` is the loss of local training
             measured["set_loss"] = measured.pop("loss")
         found |= {f"{name}_{key}": value for key, value in measured.items()}
+    if twin is not None:
+        own = found[f"{judged(setup.experiment)}_accuracy"]
+        found["relative_accuracy"] = own / twin.accuracy if twin.accuracy else math.nan
     if setup.held_out is not None:
         examples = setup.federation.examples
         spread = evaluate_clients(setup.network, state, examples, setup.held_out)
@@ -213,7 +244,12 @@ def _is_finite(state: State) -> bool:
 
 
 def _summary(
-    setup: Setup, status: str, records: list[Record], elapsed: float, evaluating: float
+    setup: Setup,
+    status: str,
+    records: list[Record],
+    elapsed: float,
+    evaluating: float,
+    twin: Twin | None,
 ) -> dict[str, Any]:
     evaluated = [record for record in records if any("_accuracy" in key for key in record)]
     measures = [key for key in (evaluated[-1] if evaluated else {}) if key not in OF_TRAINING]
@@ -225,6 +261,10 @@ def _summary(
             record = better(sound, key=lambda r: r[key])
             best[key] = {"value": record[key], "round": record["round"]}
     training = sum(record["seconds"] for record in records)
+    against: dict[str, Any] = {}
+    if twin is not None:
+        reached = {str(s): rounds_to(records, s / 100, "relative_accuracy") for s in SHARES}
+        against = {"twin": twin._asdict(), "rounds_to": reached}
     return {
         "status": status,
         "rounds": len(records),
@@ -232,8 +272,10 @@ def _summary(
         "final": {key: evaluated[-1][key] for key in measures}
         | ({"train_loss": records[-1]["train_loss"]} if records else {}),
         "best": best,
+        **against,
         "emd": statistics.emd(_label_counts(setup)),
         "seconds": {"training": training, "evaluation": evaluating, "total": elapsed},
+        "batches": sum(record["batches"] for record in records),
         "bytes_up": sum(record["bytes_up"] for record in records),
         "bytes_down": sum(record["bytes_down"] for record in records),
         "peak_memory_bytes": _peak_memory(setup.device),

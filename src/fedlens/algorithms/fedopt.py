@@ -5,8 +5,8 @@ where v starts at tau^2 and moves by
   FedAdagrad  v = v + d^2
   FedYogi     v = v - (1 - beta2) d^2 sign(v - d^2)
   FedAdam     v = beta2 v + (1 - beta2) d^2
-There is no bias correction. As tau grows, the first two with beta1 = 0 and lr = 2 tau become FedAvg;
-FedAdam forgets where v started, and its steps grow from lr / (2 tau) to lr / tau.
+There is no bias correction. As tau grows, the first two with beta1 = 0 and lr = 2 tau become
+FedAvg; FedAdam forgets where v started, and its steps grow from lr / (2 tau) to lr / tau.
 """
 
 from dataclasses import dataclass, replace

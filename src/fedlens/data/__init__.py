@@ -11,6 +11,7 @@ from fedlens.data.manifest import csv
 from fedlens.data.mini import fashion_mnist_mini
 from fedlens.data.numpy_files import npz
 from fedlens.data.places import Source
+from fedlens.data.prepared import CLIENTS, PREPARED
 from fedlens.data.published import cifar10, cifar100, fashion_mnist, mnist
 
 __all__ = ["DATASETS", "OWN_CLIENTS", "Source"]
@@ -24,10 +25,11 @@ DATASETS: dict[str, Callable[..., Dataset]] = {
     "tiny-imagenet": tiny_imagenet,
     "femnist": femnist,
     "omniglot": omniglot,
+    **PREPARED,
     "folder": folder,
     "csv": csv,
     "npz": npz,
 }
 
-OWN_CLIENTS = {"femnist": "writer", "omniglot": "drawer"}
+OWN_CLIENTS = {"femnist": "writer", "omniglot": "drawer", **CLIENTS}
 """The data sets that come with clients of their own, and the column that names them."""

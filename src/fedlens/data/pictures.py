@@ -60,7 +60,7 @@ def dataset(
         paths = [part.base / name for name in part.names]
         return examples(decode(paths, shape, channels, size), np.asarray(part.labels), part.columns)
 
-    shape = (size, size) if size else _read(train.base / train.names[0], channels).shape[:2]
+    shape = (size, size) if size else read(train.base / train.names[0], channels).shape[:2]
     decoded_train = decoded(train)
     mean, std = mean_and_std(decoded_train.images)
     return Dataset(name, decoded_train, decoded(test), tuple(classes), mean, std)
@@ -73,7 +73,7 @@ def decode(
     pixels = np.empty((len(paths), *shape, channels), np.uint8)
 
     def fill(i: int) -> None:
-        image = _read(paths[i], channels, size)
+        image = read(paths[i], channels, size)
         if image.shape != pixels.shape[1:]:
             height, width = image.shape[:2]
             raise ValueError(
@@ -88,7 +88,8 @@ def decode(
     return pixels
 
 
-def _read(path: Path, channels: int, size: int | None = None) -> Pixels:
+def read(path: Path, channels: int, size: int | None = None) -> Pixels:
+    """The pixels [H, W, channels] of an image file, resized to `size` if that is given."""
     from PIL import Image, ImageOps
 
     try:

@@ -59,13 +59,12 @@ class GradientDescent:
     def update(
         self, grads: Tree, memory: Memory, params: Tree, local: Local
     ) -> tuple[Tree, Memory]:
-        assert local.count is not None
-        share, ends = local.count / local.facts.size.clamp(min=1), local.ends(self.passes)
+        share, ends = _share(local), local.ends(self.passes)
         for name, p in params.items():
             total = memory["gradient"][name]
             total.addcmul_(grads[name], _row(share, p))
             done = _row(ends, p)
-            p.addcmul_(total * done, torch.as_tensor(per_row(-self.lr, p)).to(p))
+            p.sub_(total * done * per_row(self.lr, p))
             total.mul_(1 - done)
         return params, memory
 
@@ -109,8 +108,8 @@ class Probed:
     def update(
         self, grads: Tree, memory: Memory, params: Tree, local: Local
     ) -> tuple[Tree, Memory]:
-        assert local.count is not None and local.loss is not None
-        share = local.count / local.facts.size.clamp(min=1)
+        assert local.step is not None and local.loss is not None
+        share = _share(local)
         number = local.step // (local.steps // self.passes).clamp(min=1)  # [C] of the pass
         is_first, is_last = number == 0, number == self.passes - 1
         memory["probed"]["loss"] += local.loss * share * is_first
@@ -135,6 +134,12 @@ def _copies(memory: Memory) -> Memory:
 
 def _where(rows: Tensor, one: Tree, other: Tree) -> Tree:
     return tree_map(lambda a, b: torch.where(_row(rows, a).bool(), a, b), one, other)
+
+
+def _share(local: Local) -> Tensor:  # [C] float64
+    """How much of a client's examples this step's batch is."""
+    assert local.count is not None
+    return local.count.double() / local.facts.size.clamp(min=1)
 
 
 def _row(numbers: Tensor, like: Tensor) -> Tensor:

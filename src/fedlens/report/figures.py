@@ -40,6 +40,8 @@ COLOURS = (  # told apart under every common colour blindness by the first four,
 MARKERS = "osD^vPX"  # seven, so that run nine has the first colour with another marker
 DASHES: dict[str, Any] = {"test": "-", "validation": (0, (1.2, 1.6)), "train": (0, (4.5, 2.2))}
 
+Say = Callable[[float | None], str]  # a number as it is written
+
 WIDTH, LEFT, RIGHT, TOP, BOTTOM = 4.9, 0.56, 0.58, 0.42, 0.52  # inches
 HEIGHT, LINE = 2.35, 0.18  # of the axes, and of one line of a legend
 FEW = 6  # runs whose last values still fit in the margin
@@ -96,6 +98,24 @@ def accuracy(runs: Sequence[Run], path: Path) -> Picture | None:
 def loss(runs: Sequence[Run], path: Path) -> Picture | None:
     """How the loss fell, round by round."""
     return _curves(runs, "loss", decimal, path)
+
+
+def relative_accuracy(runs: Sequence[Run], path: Path) -> Picture | None:
+    """How near each run came to its centralised twin, where it has one."""
+    if not any(run.has("relative_accuracy") for run in runs):
+        return None
+    with _look():
+        figure, axes = _sheet(HEIGHT, below=BOTTOM + LINE * len(runs) + 0.1)
+        axes.set_title("Relative accuracy", loc="left")
+        axes.axhline(1, color=SOFT, linewidth=1.1, linestyle=DASHES["train"])
+        words = _draw(figure, axes, runs, "relative_accuracy", percent, "no twin")
+        return _finish(
+            figure,
+            path,
+            "Accuracy as a share of that of the run's centralised twin: the same model, trained "
+            "for as many examples by one client that holds everything. Dashes: the twin.",
+            "Line chart of relative accuracy by round. " + "; ".join(words) + ".",
+        )
 
 
 def final_accuracy(runs: Sequence[Run], path: Path) -> Picture | None:
@@ -166,9 +186,7 @@ def clients(runs: Sequence[Run], path: Path) -> Picture | None:
         )
 
 
-def _curves(
-    runs: Sequence[Run], metric: str, say: Callable[[float | None], str], path: Path
-) -> Picture | None:
+def _curves(runs: Sequence[Run], metric: str, say: Say, path: Path) -> Picture | None:
     judged = part(runs)
     parts = [name for name in DASHES if any(run.has(f"{name}_{metric}") for run in runs)]
     if not parts:
@@ -177,29 +195,11 @@ def _curves(
     with _look():
         figure, axes = _sheet(HEIGHT, below=BOTTOM + LINE * len(runs) + 0.1)
         axes.set_title(f"{SPOKEN[solid].capitalize()} {metric}", loc="left")
-        lasts, words, labels = [], [], []
-        for i, run in enumerate(runs):
-            for name in parts:
-                _line(axes, run, f"{name}_{metric}", i, DASHES[name], name == solid)
-            best = run.best(f"{solid}_{metric}")
-            told = f"best {say(best[0])} (round {best[1]})" if best else "not evaluated"
-            stopped = "" if run.status == "finished" else f", {run.status}"
-            labels.append(f"{_short(run.name, 58 - len(told + stopped))}: {told}{stopped}")
-            rounds, values = _finite(run, f"{solid}_{metric}")
-            if values:
-                lasts.append((values[-1], say(values[-1]), _colour(i)))
-                words.append(
-                    f"{run.name}: {say(values[0])} in round {rounds[0]}, "
-                    f"{say(values[-1])} in round {rounds[-1]}, {told}{stopped}"
-                )
-        _rounds_axis(axes, runs)
-        if metric == "accuracy":
-            axes.yaxis.set_major_formatter(FuncFormatter(_percent_tick))
-        else:
-            _loss_axis(axes)
-        if len(runs) <= FEW:
-            _name_ends(axes, lasts)
-        _legend(figure, labels)
+        for name in parts:
+            for i, run in enumerate(runs):
+                if name != solid:
+                    _line(axes, run, f"{name}_{metric}", i, DASHES[name], False)
+        words = _draw(figure, axes, runs, f"{solid}_{metric}", say, "not evaluated")
         if len(parts) > 1:
             keys = [Line2D([], [], color=SOFT, linestyle=DASHES[name]) for name in parts]
             spoken = [SPOKEN[name] for name in parts]
@@ -214,6 +214,35 @@ def _curves(
             f"Rings mark the best round{ends}.",
             f"Line chart of {SPOKEN[solid]} {metric} by round. " + "; ".join(words) + ".",
         )
+
+
+def _draw(
+    figure: Figure, axes: Axes, runs: Sequence[Run], metric: str, say: Say, missing: str
+) -> list[str]:
+    """One solid line a run, with its last value, axes and legend; the same in words."""
+    lasts, words, labels = [], [], []
+    for i, run in enumerate(runs):
+        _line(axes, run, metric, i, "-", True)
+        best = run.best(metric)
+        told = f"best {say(best[0])} (round {best[1]})" if best else missing
+        stopped = "" if run.status == "finished" else f", {run.status}"
+        labels.append(f"{_short(run.name, 58 - len(told + stopped))}: {told}{stopped}")
+        rounds, values = _finite(run, metric)
+        if values:
+            lasts.append((values[-1], say(values[-1]), _colour(i)))
+            words.append(
+                f"{run.name}: {say(values[0])} in round {rounds[0]}, "
+                f"{say(values[-1])} in round {rounds[-1]}, {told}{stopped}"
+            )
+    _rounds_axis(axes, runs)
+    if metric.endswith("accuracy"):
+        axes.yaxis.set_major_formatter(FuncFormatter(_percent_tick))
+    else:
+        _loss_axis(axes)
+    if len(runs) <= FEW:
+        _name_ends(axes, lasts)
+    _legend(figure, labels)
+    return words
 
 
 def _line(axes: Axes, run: Run, metric: str, i: int, dashes: Any, solid: bool) -> None:

@@ -46,7 +46,13 @@ def report(folders: Sequence[Path], out: Path | None = None) -> Path:
     ).get_template("page.html.jinja")
     try:
         pictures = []
-        for draw in (figures.accuracy, figures.loss, figures.final_accuracy, figures.clients):
+        for draw in (
+            figures.accuracy,
+            figures.relative_accuracy,
+            figures.loss,
+            figures.final_accuracy,
+            figures.clients,
+        ):
             path = out / "figures" / f"{draw.__name__}.png"
             picture = draw(runs, path)
             if picture:
@@ -134,6 +140,10 @@ def _details(run: Run) -> dict[str, Any]:
     emd = number(run.summary.get("emd"))
     if emd is not None:
         facts.append(f"EMD {emd:.2f}")
+    twin = run.summary.get("twin")
+    reached = number(twin.get("accuracy")) if isinstance(twin, dict) else None
+    if reached is not None:
+        facts.append(f"centralised twin {percent(reached)}")
     if "device" in run.manifest:
         facts.append(_value(run.manifest["device"]))
     peak = number(run.summary.get("peak_memory_bytes"))

@@ -30,6 +30,8 @@ HEADER = [
     "seconds",
     "status",
 ]
+MORE = ["relative accuracy", "rounds to 90%", "worst tenth of clients"]
+"""Columns that stand before MB up, each only if a run has it."""
 
 
 @dataclass(frozen=True)
@@ -173,7 +175,13 @@ def settings(experiment: Mapping[str, Any]) -> dict[str, Any]:
 
 def rows(runs: Sequence[Run]) -> tuple[list[str], list[list[str]]]:
     """The table of a report as plain text: its header, and one row a run."""
-    return list(HEADER), [_row(run, part(runs)) for run in runs]
+    more = [_more(run) for run in runs]
+    told = [i for i in range(len(MORE)) if any(cells[i] != NONE for cells in more)]
+    place = HEADER.index("MB up")
+    body = [_row(run, part(runs)) for run in runs]
+    for row, cells in zip(body, more, strict=True):
+        row[place:place] = [cells[i] for i in told]
+    return [*HEADER[:place], *(MORE[i] for i in told), *HEADER[place:]], body
 
 
 def table(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
@@ -214,6 +222,15 @@ def _row(run: Run, judged: str) -> list[str]:
         decimal(None if down is None else down / 1e6, 1),
         decimal(run.total("seconds"), 1),
         run.status,
+    ]
+
+
+def _more(run: Run) -> list[str]:
+    rounds = number(_table(run.summary, "rounds_to").get("90"))
+    return [
+        percent(run.final("relative_accuracy")),
+        NONE if rounds is None else f"{rounds:.0f}",
+        percent(run.final("client_accuracy_worst_decile")),
     ]
 
 

@@ -1,0 +1,30 @@
+"""The data sets that are too large to be decoded anew for every run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fedlens.core import Dataset
+from fedlens.data import store
+from fedlens.data.curation import SETS
+from fedlens.data.places import Source, roots
+
+
+def _prepared(name: str) -> Callable[..., Dataset]:
+    def load(source: Source, *, size: int = 96) -> Dataset:
+        """The set as `fedlens data prepare` made it, its images `size` × `size`."""
+        for root in roots(source):
+            place = root / f"{name}-{size}"
+            if place.is_dir():
+                return store.dataset(place)
+        looked = ", ".join(str(root) for root in roots(source))
+        raise ValueError(
+            f"{name} of size {size} is not in {looked}: make it with `fedlens data prepare {name} "
+            f"--size {size} --from METADATA --images IMAGES`"
+        )
+
+    return load
+
+
+PREPARED = {name: _prepared(name) for name in SETS}
+CLIENTS = {name: column for name, (column, _, _) in SETS.items()}

@@ -1,0 +1,234 @@
+"""Large sets, decoded and resized once into one file of pixels that is mapped into memory.
+
+A store is a folder: `listing.npz` says what is in it, `images.u8` holds the pixels, and
+`manifest.json`, written last, what came of it. While it is made, `images.part` holds the pixels
+and `done.u8` a byte an image, so that work that was stopped goes on where it was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedlens.core import Dataset
+from fedlens.data import numpy_files
+from fedlens.data.arrays import Column, examples
+from fedlens.data.curation import Listing
+from fedlens.data.pictures import ENDINGS, read
+from fedlens.files import write_atomically
+
+CHUNK = 256  # images between two marks of what is done
+DONE, MISSING, BROKEN = 1, 2, 3  # what became of an image; 0 is nothing yet
+WHY = {MISSING: "missing", BROKEN: "cannot be decoded"}
+
+Progress = Callable[[int, int | None], None]
+"""Is told the bytes of pixels done so far, and of how many."""
+
+
+def prepare(
+    name: str,
+    listed: Listing,
+    images: Path,
+    store: Path,
+    size: int,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Decode the images of a set into a store, and return its manifest.
+
+    Images lie anywhere below `images` as ID.jpg or the like. Those that are missing or cannot be
+    decoded are left out, and the manifest says which. A store that is whole is kept.
+    """
+    if size < 1:
+        raise ValueError(f"size is {size}: choose a number of pixels, such as 96")
+    if not images.is_dir():
+        raise ValueError(f"{images} is not a folder: name the one that holds the images")
+    store.mkdir(parents=True, exist_ok=True)
+    _keep_listing(store, listed, size)
+    whole = manifest(store)
+    if whole is not None and _sha256(store / "images.u8") == whole["sha256"]:
+        _tidy(store)
+        return whole
+    (store / "manifest.json").unlink(missing_ok=True)
+    done = _decode_all(listed, _found(images, listed.ids), store, size, progress)
+    return _finish(name, listed, store, size, done)
+
+
+def manifest(store: Path) -> dict[str, Any] | None:
+    """What came of a store, if it is whole."""
+    file = store / "manifest.json"
+    if not file.is_file():
+        return None
+    try:
+        content: dict[str, Any] = json.loads(file.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{file} is damaged ({error}): remove it and prepare again") from error
+    return content
+
+
+def dataset(store: Path) -> Dataset:
+    """The data set of a store: its pixels stay on the disk until they are looked at."""
+    about = manifest(store)
+    if about is None:
+        raise ValueError(f"{store} is not whole: go on with `fedlens data prepare`")
+    with (store / "listing.npz").open("rb") as file:
+        arrays = numpy_files.read(file, str(store / "listing.npz"))
+    kept = np.flatnonzero(~np.isin(arrays["ids"], [out["id"] for out in about["left_out"]]))
+    shape = (len(kept), about["size"], about["size"], 3)
+    if (store / "images.u8").stat().st_size != np.prod(shape):
+        raise ValueError(f"{store / 'images.u8'} is cut short: remove {store} and prepare again")
+    # Writable, as torch asks, but what is written would never reach the file.
+    pixels = np.memmap(store / "images.u8", np.uint8, "c", shape=shape)
+    columns = {k.removeprefix("column_"): c for k, c in arrays.items() if k.startswith("column_")}
+    columns["image_id"] = arrays["ids"]
+    num_train = int((kept < int(arrays["num_train"])).sum())
+    train, test = (
+        examples(
+            pixels[part],
+            arrays["labels"][kept[part]],
+            {k: c[kept[part]] for k, c in columns.items()},
+        )
+        for part in (slice(num_train), slice(num_train, None))
+    )
+    mean, std = tuple(about["mean"]), tuple(about["std"])
+    return Dataset(about["name"], train, test, tuple(map(str, arrays["classes"])), mean, std)
+
+
+def _keep_listing(store: Path, listed: Listing, size: int) -> None:
+    """Write down what the store is of, unless it says so already."""
+    arrays: dict[str, Column] = {
+        **{"ids": np.array(listed.ids), "labels": listed.labels},
+        **{"num_train": np.array(listed.num_train), "classes": np.array(listed.classes)},
+        **{"size": np.array(size)},
+        **{f"column_{name}": column for name, column in listed.columns.items()},
+    }
+    file = store / "listing.npz"
+    if file.is_file():
+        with file.open("rb") as opened:
+            before = numpy_files.read(opened, str(file))
+        if not _equal(before, arrays):
+            raise ValueError(f"{store} was begun with other metadata: remove it, or restore them")
+        return
+    content = io.BytesIO()
+    np.savez(content, **arrays)  # type: ignore[arg-type]  # NumPy's stub takes it for an option
+    write_atomically(file, content.getvalue())
+
+
+def _equal(a: Mapping[str, Column], b: Mapping[str, Column]) -> bool:
+    def same(x: Column, y: Column) -> bool:
+        return np.array_equal(x, y, equal_nan=x.dtype.kind == y.dtype.kind == "f")
+
+    return a.keys() == b.keys() and all(same(a[name], b[name]) for name in a)
+
+
+def _found(images: Path, ids: Any) -> dict[str, Path]:
+    """Where the image of each id lies, for those that are there."""
+    wanted = set(ids)
+    found: dict[str, Path] = {}
+    for folder, _, files in os.walk(images):
+        for file in files:
+            stem, _, ending = file.rpartition(".")
+            if stem in wanted and f".{ending.lower()}" in ENDINGS:
+                found[stem] = Path(folder) / file
+    return found
+
+
+def _decode_all(
+    listed: Listing, found: Mapping[str, Path], store: Path, size: int, progress: Progress | None
+) -> Column:
+    """Fill `images.part`, and return what became of each image."""
+    num, weight = len(listed.ids), size * size * 3
+    pixels = _mapped(store / "images.part", (num, size, size, 3))
+    done = _mapped(store / "done.u8", (num,))
+
+    def fill(i: int) -> int:
+        path = found.get(listed.ids[i])
+        try:
+            if path is None:
+                return MISSING
+            pixels[i] = read(path, 3, size)
+        except ValueError:
+            return BROKEN
+        return DONE
+
+    todo = np.flatnonzero(done != DONE)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for start in range(0, len(todo), CHUNK):
+            part = todo[start : start + CHUNK]
+            states = list(pool.map(fill, part.tolist()))
+            pixels.flush()  # before the marks, or a mark could outlive its pixels
+            done[part] = states
+            done.flush()
+            if progress:
+                progress((num - len(todo) + start + len(part)) * weight, num * weight)
+    return np.array(done)
+
+
+def _mapped(file: Path, shape: tuple[int, ...]) -> Any:
+    """A file of bytes in memory: as it is, or new and full of zeros."""
+    size = int(np.prod(shape))
+    if not file.is_file() or file.stat().st_size != size:
+        with file.open("wb") as new:
+            new.truncate(size)
+    return np.memmap(file, np.uint8, "r+", shape=shape)
+
+
+def _finish(name: str, listed: Listing, store: Path, size: int, done: Column) -> dict[str, Any]:
+    """Move the decoded pixels together, train before test, and write the manifest."""
+    kept = np.flatnonzero(done == DONE)
+    num_train = int((kept < listed.num_train).sum())
+    if not num_train or num_train == len(kept):
+        raise ValueError(
+            f"{num_train} training and {len(kept) - num_train} test images of {name} were found: "
+            "name the folder that holds the images"
+        )
+    pixels = np.memmap(store / "images.part", np.uint8, "r", shape=(len(done), size, size, 3))
+    counts = np.zeros((3, 256), np.int64)
+    digest = hashlib.sha256()
+    part = store / "images.new"
+    with part.open("wb") as file:
+        for start in range(0, len(kept), CHUNK):
+            chunk = pixels[kept[start : start + CHUNK]]
+            digest.update(chunk.tobytes())
+            file.write(chunk.tobytes())
+            training = chunk[: max(num_train - start, 0)]
+            for channel in range(3):
+                counts[channel] += np.bincount(training[..., channel].ravel(), minlength=256)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(store / "images.u8")
+    value = np.arange(256) / 255
+    share = counts / counts.sum(1, keepdims=True)
+    mean = share @ value
+    std = np.sqrt((share * (value - mean[:, None]) ** 2).sum(1))
+    left_out = np.flatnonzero(done != DONE).tolist()
+    about = {
+        **{"name": name, "size": size, "num_train": num_train},
+        **{"num_test": len(kept) - num_train, "num_left_out": len(left_out)},
+        "left_out": [{"id": listed.ids[i], "why": WHY[int(done[i])]} for i in left_out],
+        "sha256": digest.hexdigest(),
+        "mean": mean.tolist(),
+        "std": np.where(std > 0, std, 1.0).tolist(),
+    }
+    write_atomically(store / "manifest.json", json.dumps(about, indent=1).encode())
+    _tidy(store)
+    return about
+
+
+def _tidy(store: Path) -> None:
+    for name in ("images.part", "done.u8"):
+        (store / name).unlink(missing_ok=True)
+
+
+def _sha256(file: Path) -> str | None:
+    if not file.is_file():
+        return None
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()

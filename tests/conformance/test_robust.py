@@ -1,0 +1,151 @@
+"""Median, trimmed mean, Krum and Multi-Krum, against NumPy and by their own promises."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from quadratics import DOUBLE, Quadratics, close, end, local_steps, plain, some
+
+from fedlens.algorithm import compose
+from fedlens.algorithms import krum, median, trimmed_mean
+from fedlens.core import Cohort
+
+COHORTS = st.integers(3, 12)
+
+
+def combine(made, updates):
+    """What `made` makes of these updates [C, D], split over two tensors."""
+    number = len(updates)
+    ones = torch.ones(number, dtype=torch.int64)
+    shares = torch.full((number,), 1 / number, dtype=DOUBLE)
+    cohort = Cohort(torch.arange(number), ones, ones, shares, None, number, number, 0)
+    tree = {"w": updates[:, :2].clone(), "b": updates[:, 2:].clone()}
+    found = compose(plain(number), made).combine(tree, shares, cohort, None)
+    return torch.cat([found["w"], found["b"]])
+
+
+def some_updates(clients, seed=0):
+    rng = torch.Generator().manual_seed(seed)
+    return torch.randn(clients, 5, generator=rng, dtype=DOUBLE)
+
+
+@settings(max_examples=30, deadline=None)
+@given(COHORTS, st.integers(0, 10_000))
+def test_the_median_is_numpys(clients, seed):
+    updates = some_updates(clients, seed)
+    close(combine(median(), updates), torch.tensor(np.median(updates.numpy(), 0)))
+
+
+@settings(max_examples=30, deadline=None)
+@given(COHORTS, st.integers(0, 10_000), st.sampled_from([0.0, 0.1, 0.2, 0.25, 0.4, 0.49]))
+def test_the_trimmed_mean_leaves_a_share_out_at_each_end(clients, seed, share):
+    updates = some_updates(clients, seed)
+    cut = int(np.floor(share * clients + 1e-9))
+    ordered = np.sort(updates.numpy(), 0)
+    expected = torch.tensor(ordered[cut : clients - cut].mean(0))
+    close(combine(trimmed_mean(share), updates), expected)
+
+
+def test_a_share_of_zero_is_the_plain_mean():
+    updates = some_updates(7)
+    close(combine(trimmed_mean(0.0), updates), updates.mean(0))
+
+
+@pytest.mark.parametrize("share", [0.29, 0.07, 0.57 / 2])
+def test_shares_that_are_whole_clients_are_not_lost_to_rounding(share):
+    """0.29 * 100 is 28.999999999999996 in floating point."""
+    updates = some_updates(100)
+    cut = round(share * 100 - 1e-6) if share != 0.285 else 28
+    ordered = updates.sort(0).values
+    close(combine(trimmed_mean(share), updates), ordered[cut : 100 - cut].mean(0))
+
+
+def krum_in_numpy(updates, byzantine, keep):
+    number = len(updates)
+    scores = []
+    for i in range(number):
+        distances = sorted(
+            float(((updates[i] - updates[j]) ** 2).sum()) for j in range(number) if j != i
+        )
+        scores.append(sum(distances[: number - byzantine - 2]))
+    return updates[np.argsort(scores, kind="stable")[:keep]].mean(0)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(7, 12), st.integers(0, 10_000), st.integers(0, 2), st.integers(1, 4))
+def test_krum_is_the_papers_score(clients, seed, byzantine, keep):
+    updates = some_updates(clients, seed)
+    expected = torch.tensor(krum_in_numpy(updates.numpy(), byzantine, keep))
+    close(combine(krum(byzantine, keep), updates), expected)
+
+
+ROBUST = {
+    "median": median(),
+    "trimmed mean": trimmed_mean(0.2),
+    "krum": krum(2),
+    "multi-krum": krum(2, keep=4),
+}
+
+
+@pytest.mark.parametrize("name", ROBUST)
+def test_a_fifth_of_huge_updates_does_not_matter(name):
+    updates = some_updates(10)
+    updates[3], updates[7] = 1e9, 1e9 + 1
+    found = combine(ROBUST[name], updates)
+    honest = updates[[0, 1, 2, 4, 5, 6, 8, 9]]
+    assert (found <= honest.amax(0)).all() and (found >= honest.amin(0)).all()
+    assert updates.mean(0).abs().min() > 1e8
+
+
+def test_krum_picks_a_client_inside_the_cluster():
+    cluster = 0.01 * some_updates(7)
+    stray = torch.tensor([5.0, -6.0, 7.0], dtype=DOUBLE)[:, None].expand(3, 5)
+    found = combine(krum(3), torch.cat([stray, cluster]))
+    assert any(torch.equal(found, one) for one in cluster)
+    centre = cluster.mean(0)
+    assert (found - centre).norm() <= (cluster - centre).norm(dim=1).median()
+
+
+@pytest.mark.parametrize("name", ROBUST)
+def test_clients_that_agree_are_followed(name):
+    updates = some_updates(1).expand(10, -1)
+    close(combine(ROBUST[name], updates), updates[0])
+
+
+@pytest.mark.parametrize("name", ["median", "trimmed mean"])
+def test_moving_and_scaling_all_updates_moves_and_scales_the_result(name):
+    updates = some_updates(10)
+    close(combine(ROBUST[name], 3 * updates - 2), 3 * combine(ROBUST[name], updates) - 2)
+
+
+def test_a_hostile_client_ruins_fedavg_and_not_the_median():
+    """Through whole rounds: one of seven clients claims a minimum a million away."""
+    problem = some(7, spread=0.1, equal=True)
+    c = problem.c.clone()
+    c[2] = 1e6
+    hostile = Quadratics(problem.a, c, problem.sizes, problem.start)
+    for made in (median(), trimmed_mean(0.2), krum(1)):
+        assert end(compose(plain(7, 0.3, 3), made), hostile, 20).abs().max() < 1
+    assert end(plain(7, 0.3, 3), hostile, 20).abs().min() > 1e4
+
+
+def test_a_round_of_the_median_is_that_of_the_clients_models():
+    problem = some(5)
+    local = local_steps(problem, problem.start, 0.1, 2)
+    close(end(compose(plain(5, 0.1, 2), median()), problem), local.median(0).values)
+
+
+def test_krum_needs_more_than_twice_the_hostile_clients_and_two():
+    compose(plain(5), krum(1))
+    with pytest.raises(ValueError, match="choose at most 0, or more clients"):
+        compose(plain(4), krum(1))
+    for keep in (0, 6):
+        with pytest.raises(ValueError, match=f"keep is {keep}: choose 1 to 5"):
+            compose(plain(5), krum(1, keep))
+
+
+def test_a_share_of_half_or_more_is_refused():
+    for share in (0.5, -0.1, 0.9):
+        with pytest.raises(ValueError, match=r"choose 0 to below 0\.5"):
+            compose(plain(5), trimmed_mean(share))

@@ -1,0 +1,289 @@
+"""SCAFFOLD, FedNova, FedDyn, q-FedAvg and FedBN, by their own mathematics."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from quadratics import (
+    DOUBLE,
+    close,
+    end,
+    error,
+    follow,
+    local_steps,
+    path,
+    plain,
+    rounds_of,
+    some,
+)
+
+from federations import RAGGED, assert_equal, noisy_images, small_cnn, train
+from fedlens.algorithm import Algorithm, compose
+from fedlens.algorithms import fedbn, feddyn, fednova, qfedavg, scaffold
+from fedlens.algorithms.fednova import BySteps
+from fedlens.algorithms.scaffold import TellControl
+from fedlens.core import Cohort
+from fedlens.pieces import Epochs, Equally, Sgd, Uniformly
+
+
+def scaffold_in_numpy(problem, lr, steps, rounds, own=None, server=None, divisor=None):
+    """Algorithm 1, option II, with all clients in every round."""
+    x = problem.start.numpy().copy()
+    a, c = problem.a.numpy(), problem.c.numpy()
+    number = len(problem)
+    own = np.zeros_like(a) if own is None else own
+    server = own.mean(0) if server is None else server
+    rows = []
+    for _ in range(rounds):
+        y = np.repeat(x[None], number, 0)
+        for _ in range(steps):
+            y = y - lr * (a * (y - c) - own + server)
+        new = own - server + (x - y) / ((divisor or steps) * lr)
+        x = x + (y - x).mean(0)
+        server = server + (new - own).sum(0) / number
+        own = new
+        rows.append(x)
+    return torch.tensor(np.array(rows))
+
+
+def test_scaffold_is_the_papers_algorithm():
+    problem = some(4)
+    found = path(compose(plain(4, 0.1, epochs=5), scaffold()), problem, 12)
+    close(found, scaffold_in_numpy(problem, 0.1, 5, 12), 1e-11)
+
+
+def test_controls_start_at_zero_so_that_round_one_is_fedavg_with_equal_weights():
+    problem = some(4)
+    state = next(follow(compose(plain(4, 0.1, 3), scaffold()), problem, 1))[0]
+    close(state.params["w"], local_steps(problem, problem.start, 0.1, 3).mean(0))
+    params = {"w": problem.start}
+    assert float(TellControl().init(params, problem.federation)["control"]["w"].abs().max()) == 0
+
+
+def test_controls_that_do_not_start_at_zero_end_elsewhere():
+    """As in public code that starts the clients' controls at random weights, the server's at 0."""
+    problem = some(4)
+    noise = np.random.default_rng(0).normal(size=(4, 3))
+    wrong = scaffold_in_numpy(problem, 0.1, 5, 60, own=noise, server=np.zeros(3))[-1]
+    found = end(compose(plain(4, 0.1, epochs=5), scaffold()), problem, 60)
+    assert error(found, problem.equal_optimum) < 1e-6
+    assert (wrong - problem.equal_optimum).norm() > 0.05
+
+
+def test_a_wrong_number_of_steps_in_the_controls_shows():
+    """As in public code that divides by something else than the steps taken."""
+    problem = some(4)
+    found = path(compose(plain(4, 0.1, epochs=5), scaffold()), problem, 6)
+    wrong = scaffold_in_numpy(problem, 0.1, 5, 6, divisor=1)
+    assert (found[1:] - wrong[1:]).norm() > 0.05
+
+
+def test_one_full_step_with_everyone_is_gradient_descent():
+    problem = some(5, equal=True)
+    x = problem.start
+    for state, _ in follow(compose(plain(5, 0.2), scaffold()), problem, 10):
+        x = x - 0.2 * problem.slope(x)
+        close(state.params["w"], x)
+
+
+@pytest.mark.parametrize("clients", [6, 2])
+def test_scaffold_reaches_the_optimum_where_fedavg_does_not(clients):
+    problem = some(6, equal=True)
+    rounds = 60 if clients == 6 else 250
+    found = end(compose(plain(clients, 0.1, epochs=8), scaffold()), problem, rounds)
+    assert error(found, problem.optimum) < 1e-6
+    assert error(end(plain(6, 0.1, epochs=8), problem, 60), problem.optimum) > 1e-2
+
+
+@pytest.mark.parametrize("clients", [5, 2])
+def test_the_servers_control_is_the_mean_of_all_clients(clients):
+    """Those never seen have a control of zero. Steps differ: sizes 1 to 5 in batches of 2."""
+    problem = some(5)
+    algorithm = compose(plain(clients, 0.1, 2, batch_size=2), scaffold())
+    for state, _ in follow(algorithm, problem, 6):
+        own = [row["control"]["w"] for row in state.clients.rows.values()]
+        close(state.told["control"]["w"], torch.stack(own).sum(0) / 5)
+
+
+def test_a_control_comes_to_be_the_clients_gradient():
+    problem = some(4)
+    *_, (state, _) = follow(compose(plain(4, 0.1, epochs=5), scaffold()), problem, 60)
+    own = torch.stack([state.clients.rows[k]["control"]["w"] for k in range(4)])
+    close(own, problem.slopes(problem.equal_optimum), 1e-5)
+
+
+def test_scaffold_refuses_momentum():
+    with pytest.raises(ValueError, match=r"local\.momentum = 0"):
+        compose(plain(2, momentum=0.9), scaffold())
+
+
+def cohort_of(sizes, steps):
+    sizes = torch.tensor(sizes)
+    shares = sizes.double() / sizes.sum()
+    number = len(sizes)
+    return Cohort(
+        torch.arange(number), sizes, torch.tensor(steps), shares, None, number, int(sizes.sum()), 0
+    )
+
+
+def test_equal_steps_make_fednova_fedavg():
+    federation = noisy_images([16] * 8)
+    base = Algorithm(Uniformly(4), Epochs(2, 8), solve=Sgd(0.1, 0.5))
+    one, two = (train(a, federation=federation) for a in (base, compose(base, fednova())))
+    for name, p in one.params.items():
+        close(two.params[name], p)
+
+
+@pytest.mark.parametrize("momentum", [0.3, 0.9])
+def test_the_weight_of_steps_with_momentum_is_that_of_unrolled_velocities(momentum):
+    """|a| is how far a constant unit gradient takes a client, in learning rates."""
+    unrolled = []
+    for steps in (1, 2, 7, 30):
+        v = moved = 0.0
+        for _ in range(steps):
+            v = momentum * v + 1
+            moved += v
+        unrolled.append(moved)
+    weight = torch.tensor(unrolled, dtype=DOUBLE)
+    cohort = cohort_of([5, 1, 2, 8], [1, 2, 7, 30])
+    share = cohort.size_shares
+    close(BySteps(momentum)(cohort), (share * weight).sum() * share / weight, 1e-10)
+    close(BySteps(0.0)(cohort), (share * cohort.steps).sum() * share / cohort.steps)
+
+
+def test_fednova_minimises_what_was_asked_for_where_fedavg_does_not():
+    """Sizes 1 to 5 in batches of one, so steps differ; the learning rate is small."""
+    problem = some(4)
+    base = plain(4, 0.004, epochs=2, batch_size=1)
+    nova = end(compose(base, fednova()), problem, 250)
+    plainly = end(base, problem, 250)
+    weighted = (problem.sizes.double() ** 2)[:, None] * problem.a
+    other = (weighted * problem.c).sum(0) / weighted.sum(0)  # steps count as weights once more
+    assert error(nova, problem.optimum) < 0.03 < 0.2 < error(plainly, problem.optimum)
+    assert error(plainly, other) < 0.03
+
+
+def test_fednova_refuses_what_it_has_no_steps_for():
+    with pytest.raises(ValueError, match="choose below 1"):
+        compose(plain(2, momentum=1.0), fednova())
+    with pytest.raises(ValueError, match="leave the other local rule out"):
+        compose(plain(2), scaffold(), fednova())
+
+
+def test_feddyn_is_the_papers_algorithm():
+    """With few clients a round, each solving f - <h, w> + alpha / 2 |w - x|^2."""
+    problem, alpha = some(5), 0.8
+    algorithm = compose(plain(2, 0.35, epochs=60), feddyn(alpha))
+    x, own, server = problem.start, torch.zeros_like(problem.a), torch.zeros(3, dtype=DOUBLE)
+    seen = {}
+    for state, _ in follow(algorithm, problem, 6):
+        now = {k: row["gradient"]["w"] for k, row in state.clients.rows.items()}
+        cohort = [k for k, h in now.items() if k not in seen or not torch.equal(h, seen[k])]
+        assert len(cohort) == 2
+        seen = now
+        w = (problem.a * problem.c + own + alpha * x) / (problem.a + alpha)
+        for k in cohort:
+            own[k] = own[k] - alpha * (w[k] - x)
+            close(now[k], own[k], 1e-8)
+            close(own[k], problem.a[k] * (w[k] - problem.c[k]), 1e-8)  # the gradient at w_k
+        server = server - alpha / 5 * sum(w[k] - x for k in cohort)
+        x = sum(w[k] for k in cohort) / 2 - server / alpha
+        close(state.params["w"], x, 1e-8)
+
+
+@pytest.mark.parametrize("clients", [5, 2])
+def test_feddyns_fixed_point_is_the_optimum_of_the_plain_mean(clients):
+    problem = some(5)
+    algorithm = compose(plain(clients, 0.4, epochs=4), feddyn(1.0))
+    found = end(algorithm, problem, 60 if clients == 5 else 200)
+    assert error(found, problem.equal_optimum) < 1e-6
+
+
+def test_feddyns_server_correction_is_the_mean_of_all_clients_gradients():
+    """h = (1 / m) sum h_k, since both move by - alpha (w_k - x) of those that take part."""
+    problem = some(5)
+    for state, _ in follow(compose(plain(2, 0.2, epochs=3), feddyn(0.5)), problem, 8):
+        own = torch.stack([row["gradient"]["w"] for row in state.clients.rows.values()])
+        close(state.server["h"]["w"][0], own.sum(0) / 5)
+
+
+def test_feddyn_refuses_a_server_learning_rate_and_an_alpha_of_zero():
+    with pytest.raises(ValueError, match=r"leave server\.lr out"):
+        compose(replace(plain(2), advance=Sgd(0.5)), feddyn())
+    with pytest.raises(ValueError, match="alpha is 0"):
+        compose(plain(2), feddyn(0.0))
+
+
+def fair(problem, x, lr, steps, q):
+    """Algorithm 2 of Li et al., in NumPy."""
+    a, c, x = problem.a.numpy(), problem.c.numpy(), x.numpy()
+    loss = 0.5 * (a * (x - c) ** 2).sum(1)
+    w = local_steps(problem, torch.tensor(x), lr, steps).numpy()
+    d = (x - w) / lr
+    delta = loss[:, None] ** q * d
+    h = q * loss ** (q - 1) * (d**2).sum(1) + loss**q / lr
+    return torch.tensor(x - delta.sum(0) / h.sum()), loss
+
+
+@pytest.mark.parametrize("q", [0.0, 0.5, 1.0, 3.0])
+def test_qfedavg_is_the_papers_algorithm(q):
+    problem, x = some(4), some(4).start
+    for state, _ in follow(compose(plain(4, 0.1, epochs=3), qfedavg(q)), problem, 5):
+        x, _ = fair(problem, x, 0.1, 3, q)
+        close(state.params["w"], x, 1e-10)
+
+
+def test_q_of_zero_is_fedavg_with_equal_weights():
+    problem = some(5)
+    equal = replace(plain(3, 0.1, epochs=2), weigh=Equally())
+    close(path(compose(equal, qfedavg(0.0)), problem, 4), path(equal, problem, 4))
+
+
+@dataclass(frozen=True)
+class SendLoss:
+    """What `inner` sends, and the loss that was measured before the model moved."""
+
+    inner: object
+
+    def __call__(self, local):
+        return replace(self.inner(local), scalars={"F": local.solver["probed"]["loss"]})
+
+
+def test_the_loss_of_a_client_is_that_of_the_servers_model_on_all_it_holds():
+    """Over batches of unequal sizes, for one client."""
+    federation = noisy_images([21])
+    algorithm = compose(Algorithm(Uniformly(1), Epochs(2, 8), solve=Sgd(0.3)), qfedavg(1.0))
+    algorithm = replace(algorithm, upload=SendLoss(algorithm.upload))
+    ((_, outcome),) = rounds_of(algorithm, federation, small_cnn(), 1)
+    with torch.no_grad():
+        logits = small_cnn().double()(federation.examples.images)
+    close(outcome.scalars["F"], F.cross_entropy(logits, federation.examples.labels))
+
+
+def test_the_larger_q_the_less_the_clients_losses_differ():
+    problem = some(4)
+
+    def spread(q):
+        algorithm = compose(plain(4, 0.05), qfedavg(q))
+        return float(fair(problem, end(algorithm, problem, 150), 0.1, 1, 1)[1].var())
+
+    assert spread(0.0) > spread(1.0) > spread(5.0)
+
+
+def test_fedbn_without_normalisation_is_fedavg_byte_for_byte():
+    base = Algorithm(Uniformly(4), Epochs(2, 8), solve=Sgd(0.1, 0.5))
+    one, two = (train(a, module=small_cnn("none")) for a in (base, compose(base, fedbn())))
+    assert_equal(found=two.params, expected=one.params)
+
+
+def test_under_fedbn_a_client_keeps_its_own_normalisation_and_only_that():
+    base = compose(Algorithm(Uniformly(10), Epochs(1, 8), solve=Sgd(0.1)), fedbn())
+    state = train(base, rounds=2, federation=noisy_images(RAGGED), module=small_cnn("batch"))
+    names = {"1.weight", "1.bias", "1.running_mean", "1.running_var", "1.num_batches_tracked"}
+    own = [row["norm"] for row in state.clients.rows.values()]
+    assert all(set(norm) == names for norm in own)
+    assert not torch.equal(own[0]["1.weight"], own[5]["1.weight"])
+    # Two passes of a client of 30: eight batches, whatever the others did.
+    assert int(state.clients.rows[4]["norm"]["1.num_batches_tracked"]) == 8

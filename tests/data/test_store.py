@@ -1,0 +1,163 @@
+"""Stores: decoded once, gone on with after a stop, checked, and trained on."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from naturalists import make
+
+import fedlens as fl
+from fedlens.data import DATASETS, Source, store
+from fedlens.data.curation import Listing, listing
+from fedlens.data.pictures import read
+
+NAME = "inaturalist-user-120k"
+
+
+@pytest.fixture
+def nature(tmp_path: Path) -> Path:
+    return make(tmp_path / "nature", {1: 101, 2: 103, 3: 20}, num_val=5)
+
+
+def prepared(nature: Path, watch: store.Progress | None = None) -> dict:
+    place = nature.parent / f"{NAME}-8"
+    return store.prepare(NAME, listing(NAME, nature), nature, place, 8, watch)
+
+
+def images_of(nature: Path) -> dict[str, Path]:
+    return {file.stem: file for file in nature.rglob("*.jpg")}
+
+
+def test_a_store_holds_every_image_once_and_is_mapped(nature: Path) -> None:
+    made = prepared(nature)
+    assert (made["num_train"], made["num_test"], made["num_left_out"]) == (200, 10, 0)
+    found = DATASETS[NAME](Source(nature.parent), size=8)
+    assert found.shape == (3, 8, 8)
+    assert found.classes == ("Avis 1", "Avis 2")
+    assert (len(found.train), len(found.test)) == (200, 10)
+    files = images_of(nature)
+    for part in (found.train, found.test):
+        for i in (0, len(part) // 2, len(part) - 1):
+            expected = read(files[part.columns["image_id"][i]], 3, 8)
+            assert np.array_equal(part.images[i].permute(1, 2, 0).numpy(), expected)
+    exact = found.train.images.double() / 255
+    assert found.mean == pytest.approx(exact.mean((0, 2, 3)).tolist())
+    assert found.std == pytest.approx(exact.std((0, 2, 3), correction=0).tolist())
+    pixels = nature.parent / f"{NAME}-8" / "images.u8"
+    before = pixels.read_bytes()
+    assert found.train.images.data_ptr() + 200 * 192 == found.test.images.data_ptr()  # one mapping
+    found.train.images[0] = 7
+    assert pixels.read_bytes() == before
+    assert sorted(f.name for f in pixels.parent.iterdir()) == [
+        *("images.u8", "listing.npz", "manifest.json")
+    ]
+
+
+def test_images_that_are_missing_or_broken_are_left_out_and_listed(nature: Path) -> None:
+    listed = listing(NAME, nature)
+    files = images_of(nature)
+    files[listed.ids[0]].unlink()
+    files[listed.ids[150]].write_bytes(b"no picture")
+    whole = files[listed.ids[205]].read_bytes()
+    files[listed.ids[205]].write_bytes(whole[: len(whole) // 2])
+    made = prepared(nature)
+    assert (made["num_train"], made["num_test"], made["num_left_out"]) == (198, 9, 3)
+    assert made["left_out"] == [
+        {"id": listed.ids[0], "why": "missing"},
+        {"id": listed.ids[150], "why": "cannot be decoded"},
+        {"id": listed.ids[205], "why": "cannot be decoded"},
+    ]
+    found = DATASETS[NAME](Source(nature.parent), size=8)
+    gone = {out["id"] for out in made["left_out"]}
+    assert found.train.columns["image_id"].tolist() == [
+        name for name in listed.ids[:200] if name not in gone
+    ]
+    last = read(files[found.test.columns["image_id"][-1]], 3, 8)
+    assert np.array_equal(found.test.images[-1].permute(1, 2, 0).numpy(), last)
+
+
+def test_work_that_was_stopped_goes_on_and_is_not_done_again(nature: Path, monkeypatch) -> None:
+    monkeypatch.setattr(store, "CHUNK", 50)
+    whole = prepared(nature)
+    for file in (nature.parent / f"{NAME}-8").iterdir():
+        file.unlink()
+
+    def stop(done: int, total: int | None) -> None:
+        if done >= 100 * 192:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepared(nature, stop)
+    with pytest.raises(ValueError, match="is not whole: go on with `fedlens data prepare`"):
+        DATASETS[NAME](Source(nature.parent), size=8)
+    files = images_of(nature)
+    for name in listing(NAME, nature).ids[:100]:
+        files[name].unlink()  # what is done is not looked at again
+    told: list[int] = []
+    again = prepared(nature, lambda done, _: told.append(done // 192))
+    assert told == [150, 200, 210]
+    assert again == whole
+
+
+def test_a_whole_store_is_kept_and_a_damaged_one_is_made_again(nature: Path) -> None:
+    made = prepared(nature)
+    pixels = nature.parent / f"{NAME}-8" / "images.u8"
+    told: list[int] = []
+    assert prepared(nature, lambda done, _: told.append(done)) == made
+    assert not told
+    content = pixels.read_bytes()
+    pixels.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert prepared(nature, lambda done, _: told.append(done)) == made
+    assert told
+    assert pixels.read_bytes() == content
+    pixels.write_bytes(content[:-5])
+    with pytest.raises(ValueError, match=r"images.u8 is cut short: remove"):
+        DATASETS[NAME](Source(nature.parent), size=8)
+
+
+def test_other_metadata_do_not_get_into_a_store(nature: Path) -> None:
+    prepared(nature)
+    listed = listing(NAME, nature)
+    other = Listing(listed.ids[::-1], listed.labels, listed.num_train, listed.classes, {})
+    with pytest.raises(ValueError, match="was begun with other metadata: remove it"):
+        store.prepare(NAME, other, nature, nature.parent / f"{NAME}-8", 8)
+
+
+def test_folders_that_are_wrong_are_named(nature: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    listed = listing(NAME, nature)
+    with pytest.raises(ValueError, match=r"0 training and 0 test images of .* were found: name"):
+        store.prepare(NAME, listed, tmp_path / "empty", tmp_path / "s", 8)
+    with pytest.raises(ValueError, match="is not a folder: name the one that holds the images"):
+        store.prepare(NAME, listed, tmp_path / "nowhere", tmp_path / "s", 8)
+    with pytest.raises(ValueError, match="size is 0: choose a number of pixels"):
+        store.prepare(NAME, listed, nature, tmp_path / "s", 0)
+    with pytest.raises(ValueError, match=r"of size 96 is not in .*: make it with `fedlens data"):
+        DATASETS[NAME](Source(tmp_path))
+
+
+def test_the_command_prepares_a_set_and_its_users_train(nature: Path, tmp_path: Path) -> None:
+    images_of(nature)[listing(NAME, nature).ids[3]].unlink()
+    words = ["data", "prepare", NAME, "--from", nature, "--images", nature / "train_val_images"]
+    command = [Path(sys.executable).with_name("fedlens"), *words, "--size", "8", "--data", tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[0] == f"{NAME}: 199 + 10 images in {tmp_path / NAME}-8"
+    assert done.stdout.splitlines()[1].startswith("left out: 1, listed in")
+    assert json.loads((tmp_path / f"{NAME}-8" / "manifest.json").read_text())["num_left_out"] == 1
+    described = fl.Experiment(
+        dataset=fl.Named(NAME, {"size": 8}),
+        model="linear",
+        rounds=2,
+        clients={"per_round": 4},
+        engine="sequential",
+    )
+    assert described.clients.partition == fl.Named("natural", {"column": "user"})
+    result = fl.run(described, data=tmp_path)
+    assert result.status == "finished"
+    assert all(bool(torch.isfinite(t).all()) for t in result.model.values())

@@ -1,0 +1,64 @@
+"""On a GPU: `stacked`, with its recorded steps, agrees with `sequential` for every algorithm.
+
+    PYTHONPATH=src:tests python tests/gpu/engines_agree.py
+
+Plain Python, since a bare GPU machine has no test runner: float64, four rounds, so that steps are
+recorded and replayed. It prints a line for each algorithm and ends with status 1 if one differs.
+"""
+
+import sys
+
+import torch
+
+from federations import RAGGED, noisy_images, small_cnn
+from fedlens.client import ClientProgram
+from fedlens.core import Federation
+from fedlens.engines import Sequential, Stacked
+from fedlens.network import Network
+from fedlens.rounds import State, begin, run_round
+from papers_under_test import ALGORITHMS
+
+GPU = torch.device("cuda")
+ROUNDS = 4
+
+
+def train(algorithm, engine, module, federation: Federation) -> State:
+    network = Network(module, dtype=torch.float64)
+    program = ClientProgram(algorithm, network.layout)
+    made = engine(network, federation.examples)
+    state = begin(network, program, federation, GPU)
+    for _ in range(ROUNDS):
+        state, _ = run_round(program, federation, made, state, seed=0)
+    return state
+
+
+def difference(found: State, expected: State) -> float:
+    worst = 0.0
+    for name, value in (expected.params | expected.buffers).items():
+        other = (found.params | found.buffers)[name]
+        scale = value.double().norm().clamp(min=1e-12)
+        worst = max(worst, float((other.double() - value.double()).norm() / scale))
+    return worst
+
+
+def main() -> None:
+    torch.use_deterministic_algorithms(True)
+    ragged = noisy_images(RAGGED)
+    federation = Federation(ragged.examples.to(GPU), ragged.num_classes, ragged.split)
+    bad = 0
+    for kind in ("group", "batch"):
+        for name, algorithm in ALGORITHMS.items():
+            module = small_cnn(kind, dropout=0.3 if kind == "batch" else 0.0)
+            expected = train(algorithm, Sequential, module, federation)
+            off = difference(train(algorithm, Stacked, module, federation), expected)
+            bad += not off < 1e-9
+            print(
+                f"{'differs' if not off < 1e-9 else 'agrees '} {off:.1e}  {kind} norm  {name}",
+                flush=True,
+            )
+    print(f"{2 * len(ALGORITHMS) - bad} passed, {bad} failed")
+    sys.exit(1 if bad else 0)
+
+
+if __name__ == "__main__":
+    main()

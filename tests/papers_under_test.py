@@ -1,0 +1,68 @@
+"""Every algorithm, alone and in the combinations of the papers' tables: a row each."""
+
+from dataclasses import replace
+
+from fedlens.algorithm import Algorithm, compose
+from fedlens.algorithms.admm import admm, ceadmm, fedadmm
+from fedlens.algorithms.fedavg import fedavg
+from fedlens.algorithms.fedavgm import fedavgm
+from fedlens.algorithms.fedbn import fedbn
+from fedlens.algorithms.feddyn import feddyn
+from fedlens.algorithms.fedir import fedir
+from fedlens.algorithms.fednova import fednova
+from fedlens.algorithms.fedns import fedns
+from fedlens.algorithms.fedopt import fedadagrad, fedadam, fedyogi
+from fedlens.algorithms.fedprox import fedprox
+from fedlens.algorithms.fedvc import fedvc
+from fedlens.algorithms.krum import krum
+from fedlens.algorithms.lambda_sum import lambda_sum
+from fedlens.algorithms.lastfc import lastfc
+from fedlens.algorithms.liadmm import celiadmm, liadmm
+from fedlens.algorithms.median import median
+from fedlens.algorithms.qfedavg import qfedavg
+from fedlens.algorithms.scaffold import scaffold
+from fedlens.algorithms.trimmed_mean import trimmed_mean
+from fedlens.pieces import Epochs, Sgd, Uniformly
+
+BASE = Algorithm(
+    select=Uniformly(5),
+    draw=Epochs(2, batch_size=8),
+    solve=Sgd(0.1, momentum=0.5, weight_decay=1e-3),
+)
+
+
+PLAIN = replace(BASE, solve=Sgd(0.1))
+ALGORITHMS = {
+    "fedavg": BASE,
+    "fedavg over the population": compose(BASE, fedavg(over="population")),
+    "lambda-sum": compose(BASE, lambda_sum(0.2)),
+    "fedprox": compose(BASE, fedprox(0.1)),
+    "fedprox by size, uneven": compose(BASE, fedprox(0.1, sampling="by-size", uneven=0.5)),
+    "fedprox with inexactness": compose(BASE, fedprox(0.1, inexactness=True)),
+    "fedavgm": compose(BASE, fedavgm(0.9)),
+    "fedavgm, nesterov": compose(BASE, fedavgm(0.9, nesterov=True)),
+    "fedir": compose(BASE, fedir()),
+    "fedvc": compose(BASE, fedvc(size=16)),
+    "fedvc x fedir x fedavgm": compose(BASE, fedvc(size=16), fedir(), fedavgm(0.9)),
+    "lastfc": compose(BASE, lastfc()),
+    "fedns": compose(BASE, fedns()),
+    "liadmm": compose(BASE, liadmm(gamma=0.1)),
+    "liadmm, trained": compose(BASE, liadmm(gamma=0.1, local="training", dual="epoch")),
+    "liadmm, sampled": compose(BASE, liadmm(gamma=0.1, average="sampled", dual_weight=0.5)),
+    "celiadmm": compose(BASE, celiadmm(gamma=0.1, k0=3)),
+    "admm": compose(BASE, admm(rho=0.1)),
+    "ceadmm": compose(BASE, ceadmm(rho=0.1, k0=2)),
+    "fedadmm": compose(BASE, fedadmm(rho=0.1)),
+    "fedadam": compose(BASE, fedadam()),
+    "fedyogi": compose(BASE, fedyogi()),
+    "fedadagrad": compose(BASE, fedadagrad()),
+    "scaffold": compose(PLAIN, scaffold()),
+    "fednova": compose(BASE, fednova()),
+    "feddyn": compose(BASE, feddyn(alpha=0.1)),
+    "median": compose(BASE, median()),
+    "trimmed-mean": compose(BASE, trimmed_mean(share=0.2)),
+    "krum": compose(BASE, krum(byzantine=1, keep=2)),
+    "qfedavg": compose(BASE, qfedavg(q=1.0)),
+    "fedbn": compose(BASE, fedbn()),
+    "momentum kept between rounds": replace(BASE, reset=False),
+}
