@@ -87,6 +87,8 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
+    if device.type == "cuda":
+        torch.set_num_threads(1)  # as `fedlens run` does
     torch.set_float32_matmul_precision("high")
     torch.backends.cudnn.allow_tf32 = True
     engines = [

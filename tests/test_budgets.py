@@ -57,7 +57,9 @@ def test_a_run_is_asked_as_it_is_and_its_summary_adds_up_batches():
         dataset="fashion-mnist-mini",
         model="linear",
         rounds=4,
-        clients=fl.Clients(count=4, partition=fl.Named("proportions", {"shares": [1, 1, 2, 6]})),
+        clients=fl.Clients(
+            count=4, partition=fl.Named("proportions", {"sizes": [0.1, 0.1, 0.2, 0.6]})
+        ),
         evaluate=fl.Evaluate(every=2),
     )
     result = fl.run(experiment)
@@ -65,4 +67,5 @@ def test_a_run_is_asked_as_it_is_and_its_summary_adds_up_batches():
     assert [record["batches"] for record in result.records] == [per_round] * 4
     assert result.summary["batches"] == 4 * per_round
     second, last = (result.records[n]["test_accuracy"] for n in (1, 3))
-    assert at_batches(result.records, [3 * per_round, 4 * per_round]).values() == [second, last]
+    found = at_batches(result.records, [3 * per_round, 4 * per_round])
+    assert list(found.values()) == [second, last]

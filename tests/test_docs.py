@@ -76,6 +76,7 @@ def in_backticks(text):
 def place(tmp_path, monkeypatch):
     """A folder to work in, with the files that the pages speak of."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.syspath_prepend(str(tmp_path))
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     pixels = np.random.default_rng(0).integers(256, size=(24, 40, 40, 3), dtype=np.uint8)

@@ -14,7 +14,15 @@ from fedlens.evaluate import evaluate_clients
 from fedlens.folder import RunFolder
 from fedlens.rounds import ClientMemory
 
-OF_TRAINING = {"round", "seconds", "train_loss", "batches", "bytes_up", "bytes_down"}
+OF_TRAINING = {
+    "round",
+    "seconds",
+    "train_loss",
+    "batches",
+    "examples",
+    "bytes_up",
+    "bytes_down",
+}
 MEASURES = {"accuracy", "loss", "top5", "precision", "recall", "f1", "classes_predicted"}
 SPREAD = {
     f"client_accuracy_{key}"

@@ -102,8 +102,12 @@ def paper(function: Callable[..., Algorithm]) -> Callable[..., Amendment]:
 def compose(base: Algorithm, *amendments: Amendment) -> Algorithm:
     """`base`, amended from left to right; two papers may not refill one slot differently."""
     refilled: dict[str, str] = {}
-    for amendment in amendments:
-        amended = amendment.amend(base)
+    for number, amendment in enumerate(amendments):
+        try:
+            amended = amendment.amend(base)
+        except ValueError as error:
+            before = ", ".join(other.name for other in amendments[:number])
+            raise ValueError(f"{error} (after {before})" if before else str(error)) from error
         for slot in EXCLUSIVE:
             if same(getattr(amended, slot), getattr(base, slot)):
                 continue
@@ -113,6 +117,12 @@ def compose(base: Algorithm, *amendments: Amendment) -> Algorithm:
                 )
             refilled[slot] = amendment.name
         base = amended
+    remembers = bool(base.memory) or base.personal_norm or not base.reset
+    if remembers and getattr(base.select, "replacement", False):
+        raise ValueError(
+            f"{refilled.get('select', 'select')} may draw a client twice in a round, and what it "
+            "remembers can be kept only once: draw without replacement"
+        )
     if "weigh" in refilled and not base.combine.uses_shares:
         ignoring = refilled.get("combine", type(base.combine).__name__)
         raise ValueError(
@@ -161,7 +171,8 @@ def cohort_size(algorithm: Algorithm) -> int:
 def check_pull(base: Algorithm, pull: Number, what: str) -> None:
     """SGD on (pull / 2) ||w||^2 alone diverges from lr * pull = 2 (1 + momentum) on."""
     lr, momentum = (getattr(base.solve, name, None) for name in ("lr", "momentum"))
-    if isinstance(pull, float) and isinstance(lr, float) and isinstance(momentum, float):
+    plain = (int, float)
+    if isinstance(pull, plain) and isinstance(lr, plain) and isinstance(momentum, plain):
         most = 2 * (1 + momentum) / lr if lr else torch.inf
         if pull >= most:
             raise ValueError(

@@ -76,6 +76,7 @@ class Outcome(NamedTuple):
 
     train_loss: Tensor  # of local training, the mean over examples
     batches: int  # of the client that took the most
+    examples: int  # processed by all clients together
     bytes_up: int
     bytes_down: int
     scalars: Mapping[str, Tensor]  # what the algorithm measured
@@ -149,6 +150,7 @@ def run_round(
     outcome = Outcome(
         train_loss=means.pop("loss"),
         batches=int(plan.steps.max()) if len(clients) else 0,
+        examples=int(plan.counts.sum()),
         bytes_up=up * len(clients),
         bytes_down=down * len(clients),
         scalars=means,
@@ -182,7 +184,8 @@ def _cohort(
     label_shares = None
     if "label_counts" in algorithm.discloses:
         totals = counts.sum(0)
-        label_shares = torch.where(totals > 0, counts / totals.clamp(min=1), size_shares[:, None])
+        shares = counts.double() / totals.clamp(min=1)
+        label_shares = torch.where(totals > 0, shares, size_shares[:, None])
     seen = torch.tensor(list({*state.clients.rows, *clients.tolist()}))
     return Cohort(
         clients=clients,

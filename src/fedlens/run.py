@@ -39,7 +39,7 @@ Record = dict[str, Any]
 Watch = Callable[[Record], None]
 
 CHECKPOINT_SECONDS = 10.0  # at the most this much work is done twice after a sudden death
-OF_TRAINING = {"round", "seconds", "train_loss", "batches", "bytes_up", "bytes_down"}
+OF_TRAINING = {"round", "seconds", "train_loss", "batches", "examples", "bytes_up", "bytes_down"}
 SHARES = (80, 90, 95, 99)  # percent of the twin's accuracy, for which rounds are counted
 
 
@@ -161,7 +161,7 @@ def _go_on(
 
     try:
         settle(status)
-        with _torch_settings(experiment):
+        with _torch_settings(experiment, setup.device):
             while state.round < experiment.rounds and status == "running":
                 start = time.perf_counter()
                 after, outcome = run_round(
@@ -171,6 +171,7 @@ def _go_on(
                     "round": after.round,
                     "train_loss": float(outcome.train_loss),
                     "batches": outcome.batches,
+                    "examples": outcome.examples,
                     "bytes_up": outcome.bytes_up,
                     "bytes_down": outcome.bytes_down,
                     **{name: float(value) for name, value in outcome.scalars.items()},
@@ -362,13 +363,15 @@ def _peak_memory(device: torch.device) -> int:
 
 
 @contextlib.contextmanager
-def _torch_settings(experiment: Experiment) -> Iterator[None]:
+def _torch_settings(experiment: Experiment, device: torch.device) -> Iterator[None]:
     """What an experiment asks of torch as a whole, put back afterwards."""
     precision = torch.get_float32_matmul_precision()
     convolutions = torch.backends.cudnn.allow_tf32
     deterministic = torch.are_deterministic_algorithms_enabled()
-    tf32 = experiment.precision == "tf32"
+    tf32, threads = experiment.precision == "tf32", torch.get_num_threads()
     try:
+        if device.type == "cuda":  # beside a GPU there are only small things left for the CPU,
+            torch.set_num_threads(1)  # and waking threads for them costs more than they do
         torch.set_float32_matmul_precision("high" if tf32 else "highest")
         torch.backends.cudnn.allow_tf32 = tf32
         if experiment.deterministic:
@@ -376,6 +379,7 @@ def _torch_settings(experiment: Experiment) -> Iterator[None]:
             torch.use_deterministic_algorithms(True)
         yield
     finally:
+        torch.set_num_threads(threads)
         torch.set_float32_matmul_precision(precision)
         torch.backends.cudnn.allow_tf32 = convolutions
         if experiment.deterministic:  # asking costs a second: torch imports its compiler

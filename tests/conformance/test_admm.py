@@ -247,13 +247,14 @@ def test_residuals_are_what_they_say():
 
 def test_buffers_are_the_plain_average_and_never_dual():
     federation = noisy_images([12, 20, 8])
-    base = Algorithm(Uniformly(3), Epochs(1, 8), solve=Sgd(0.0))
-    one, two = (
+    base = Algorithm(Uniformly(2), Epochs(1, 8), solve=Sgd(0.0))
+    one, warm, cold = (
         list(rounds_of(a, federation, small_cnn("batch"), 3))[-1][0]
-        for a in (base, compose(base, fedadmm(0.1)))
+        for a in (base, compose(base, fedadmm(0.1)), compose(base, admm(0.1)))
     )
     for name, b in one.buffers.items():
-        torch.testing.assert_close(two.buffers[name], b, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(warm.buffers[name], b, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(cold.buffers[name], b, rtol=1e-12, atol=1e-12)
 
 
 def test_numbers_out_of_range_are_refused():

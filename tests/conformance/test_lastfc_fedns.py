@@ -19,7 +19,6 @@ from fedlens.layout import Layout
 from fedlens.pieces import Epochs, Sgd, Uniformly, WeightedSum
 
 BASE = Algorithm(select=Uniformly(5), draw=Epochs(2, batch_size=8), solve=Sgd(0.1, momentum=0.5))
-SINGLE = 1e-6  # a round makes n_k^c / n^c in single precision
 ONE = replace(BASE, select=Uniformly(1))
 
 
@@ -127,7 +126,7 @@ def test_equal_class_counts_make_lastfc_fedavg():
     federation = replace(federation, split=Fixed(Holdings.of(members)))
     one, two = (train(a, federation=federation) for a in (BASE, compose(BASE, lastfc())))
     for name, p in one.params.items():
-        close(two.params[name], p, SINGLE)
+        close(two.params[name], p)
 
 
 def test_lastfc_weighs_each_class_by_its_examples_and_the_rest_as_fedavg():
@@ -148,7 +147,7 @@ def test_lastfc_weighs_each_class_by_its_examples_and_the_rest_as_fedavg():
         else:
             share = (counts.sum(1) / counts.sum())[:, None].expand(-1, models.shape[1])
         share = share.reshape(*share.shape, *[1] * (models.ndim - 2))
-        close(state.params[name], (share * models).sum(0), SINGLE)
+        close(state.params[name], (share * models).sum(0))
 
 
 def test_clients_that_all_send_the_same_leave_it_as_it_is():
@@ -216,12 +215,10 @@ def test_j_outliers_of_k_stay_from_a_z_of_two_on(clients):
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.floats(0, 1e9), min_size=1, max_size=5))
+@given(st.lists(st.floats(1e-3, 1e9), min_size=1, max_size=5))
 def test_five_clients_or_fewer_are_never_dropped(v):
     found = node_shares(v)
-    assert float(found.sum()) == pytest.approx(1)
-    if sum(v) > 0:
-        assert ((found > 0) | (torch.tensor(v) / sum(v) < 1e-100)).all()
+    close(found, torch.tensor(v, dtype=DOUBLE) / sum(v), 1e-9)
 
 
 @settings(max_examples=60, deadline=None)

@@ -66,11 +66,11 @@ def test_of_all_mixtures_of_signs_only_the_papers_and_its_mirror_converge():
 
 
 def test_at_gamma_l_of_three_tenths_it_reaches_the_optimum():
-    """Of condition number 10, so that 700 rounds do."""
-    a = torch.tensor([[0.1, 0.4, 1.0], [0.2, 1.0, 1.0]], dtype=DOUBLE)
+    """Of condition number 4, so that 300 rounds do."""
+    a = torch.tensor([[0.2, 0.4, 1.0], [0.4, 1.0, 1.0]], dtype=DOUBLE)
     problem = Quadratics(a, 3 * some(2).c, torch.tensor([3, 2]), some(2).start)
     algorithm = compose(plain(2), liadmm(0.3 / problem.most_curved))
-    *_, (state, _) = follow(algorithm, problem, 700)
+    *_, (state, _) = follow(algorithm, problem, 300)
     assert error(state.params["w"], problem.optimum) < 1e-10
 
 
@@ -120,12 +120,12 @@ def test_one_in_ten_sampled_reaches_the_optimum():
 
 
 def test_the_rate_does_not_depend_on_how_unlike_the_clients_are():
-    near, far = some(6, spread=0.1), some(6, spread=100)
+    near, far = some(3, spread=0.1), some(3, spread=100)
     for problem in (near, far):
         gamma = 0.5 / problem.most_curved
-        found = path(compose(plain(6), liadmm(gamma)), problem, 80)
+        found = path(compose(plain(3), liadmm(gamma)), problem, 60)
         first, last = error(found[0], problem.optimum), error(found[-1], problem.optimum)
-        assert last < 1e-6 * first
+        assert last < 1e-5 * first
 
 
 @pytest.mark.parametrize("lipschitz", [0.0, 1.5])
@@ -161,9 +161,9 @@ def test_celiadmm_with_k0_of_one_is_liadmm_byte_for_byte():
 
 
 def test_celiadmm_reaches_the_optimum_with_few_clients_a_round():
-    problem = some(6)
+    problem = some(4)
     algorithm = compose(plain(2), celiadmm(0.5, 5, lipschitz=2.0))
-    assert error(end(algorithm, problem, 200), problem.optimum) < 1e-6
+    assert error(end(algorithm, problem, 120), problem.optimum) < 1e-6
 
 
 def test_gamma_is_the_local_learning_rate_unless_it_is_given():
@@ -186,8 +186,8 @@ def test_training_in_the_place_of_the_step_is_x_plus_2d_minus_d_before():
         d = moved.sum(0)
         x, before = x + 2 * d - before, d
         close(row, x, 1e-10)
-    long = compose(replace(base, draw=Epochs(20, 1000)), liadmm(0.2, local="training"))
-    assert float(end(long, problem, 60).norm()) > 1e3
+    long = compose(replace(base, draw=Epochs(15, 1000)), liadmm(0.2, local="training"))
+    assert float(end(long, problem, 40).norm()) > 1e3
 
 
 def test_the_dual_inside_every_step_or_epoch_is_subtracted_that_often():
@@ -224,7 +224,7 @@ def test_weights_of_the_dual_in_the_average_may_differ_from_the_primals():
 
 def test_buffers_go_by_examples():
     federation = noisy_images([12, 20, 8])
-    base = Algorithm(Uniformly(3), Epochs(1, 1000), solve=Sgd(0.1))
+    base = Algorithm(Uniformly(2), Epochs(1, 1000), solve=Sgd(0.1))
     one = train(base, rounds=1, federation=federation, module=small_cnn("batch"))
     two = train(
         compose(base, liadmm(0.1)), rounds=1, federation=federation, module=small_cnn("batch")

@@ -52,8 +52,10 @@ def _admm(
 ) -> Algorithm:
     at_least(rho, 0, f"{name}: rho")
     check_pull(base, rho, f"{name}: rho")
-    if not isinstance(base.draw, Epochs) or base.draw.uneven or k0 < 1:
-        raise ValueError(f"{name}: k0 is {k0}: choose 1 or more, with whole epochs")
+    if not isinstance(base.draw, Epochs) or base.draw.uneven:
+        raise ValueError(f"{name} needs whole epochs: leave fedvc and uneven work out")
+    if k0 < 1:
+        raise ValueError(f"{name}: k0 is {k0}: choose 1 or more")
     base = replace(base, draw=replace(base.draw, count=base.draw.count * k0))
     return consensus(base, Consensus(base.solve, rho, k0), rho, start)
 

@@ -1,4 +1,4 @@
-"""FedNS (Zhuo and Li, 2021, arXiv:2101.07995), equations 5 to 8 and algorithm 2: node by node.
+"""FedNS (Zhuo and Li, 2021, arXiv:2101.07995), equations 5 and 6, algorithm 3: node by node.
 
 For a node of a hidden layer, v_k is the variance, over the node's fan-in, of client k's update.
 Clients whose v_k lies more than two standard deviations from the clients' mean are left out, and

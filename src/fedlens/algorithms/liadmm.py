@@ -13,7 +13,7 @@ Paper 4 trains nets with it and fails on non-iid data. Its code is not public; t
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from fedlens.algorithm import Algorithm, at_least, paper
+from fedlens.algorithm import Algorithm, at_least, paper, same
 from fedlens.algorithms.admm import consensus
 from fedlens.core import Local, Memory, Number, Solve, Tree, Upload, per_row, tree_map
 from fedlens.pieces import ByExamples, Epochs, GradientDescent, Sgd
@@ -59,16 +59,19 @@ class SendReading:
 
 def _gamma(base: Algorithm, gamma: Number | None, name: str) -> Number:
     """As given; else the local learning rate, as paper 4 has it."""
-    if gamma is None and not isinstance(base.solve, Sgd):
-        raise ValueError(f"{name} needs gamma: set it in its table")
-    found: Number = base.solve.lr if gamma is None and isinstance(base.solve, Sgd) else gamma or 0.0
-    at_least(found, 1e-12, f"{name}: gamma")
-    return found
+    if gamma is None:
+        if not isinstance(base.solve, Sgd):
+            raise ValueError(f"{name} needs gamma: set it in its table")
+        gamma = base.solve.lr
+    at_least(gamma, 1e-12, f"{name}: gamma")
+    return gamma
 
 
 def _passes(base: Algorithm, count: int, name: str) -> Algorithm:
-    if not isinstance(base.draw, Epochs) or base.draw.uneven or count < 1:
-        raise ValueError(f"{name} needs 1 or more whole passes: leave k0 and fedvc out")
+    if not isinstance(base.draw, Epochs) or base.draw.uneven:
+        raise ValueError(f"{name} needs whole passes: leave fedvc and uneven work out")
+    if count < 1:
+        raise ValueError(f"{name}: k0 is {count}: choose 1 or more")
     return replace(base, draw=replace(base.draw, count=count))
 
 
@@ -96,7 +99,7 @@ def liadmm(
             raise ValueError(f'liadmm: dual is {dual!r}: it needs local = "training"')
         solve: Solve = Consensus(GradientDescent(step), 1 / step)
         amended = consensus(_passes(base, 1, "liadmm"), solve, 1 / step)
-        if average == "all" and dual_weight == 1.0:
+        if average == "all" and same(dual_weight, 1.0):
             return amended
         amended = replace(amended, upload=SendReading(False, average, dual_weight))
     else:

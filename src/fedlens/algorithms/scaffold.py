@@ -59,7 +59,9 @@ class TellControl:
 @paper
 def scaffold(base: Algorithm) -> Algorithm:
     """Correct each client's steps for how its gradient differs from everybody's."""
-    if not isinstance(base.solve, Sgd) or base.solve.momentum != 0:
+    if not isinstance(base.solve, Sgd):
+        raise ValueError("scaffold corrects plain SGD: leave the other local rule out")
+    if base.solve.momentum != 0:
         raise ValueError("scaffold's controls hold for plain SGD: set local.momentum = 0")
     return replace(
         base,

@@ -50,7 +50,7 @@ class Graphs:
     def _record(self, step: Step, local: Local, now: Inputs) -> Recorded:
         kept: Local = map_tensors(_plain(local), lambda t: t.detach().clone())
         inputs: Inputs = map_tensors(now, torch.clone)
-        side = torch.cuda.Stream()
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):  # what a library sets up at its first call is not recorded
             for _ in range(2):
@@ -85,6 +85,6 @@ def _tensors(value: Any) -> list[Tensor]:
 
 @torch.no_grad()
 def _copy(source: Any, target: Any) -> None:
-    for a, b in zip(_tensors(source), _tensors(target), strict=True):
-        if a is not b:
-            b.copy_(a)
+    pairs = [(a, b) for a, b in zip(_tensors(source), _tensors(target), strict=True) if a is not b]
+    if pairs:
+        torch._foreach_copy_([b for _, b in pairs], [a for a, _ in pairs])

@@ -226,10 +226,10 @@ def _row(run: Run, judged: str) -> list[str]:
 
 
 def _more(run: Run) -> list[str]:
-    rounds = number(_table(run.summary, "rounds_to").get("90"))
+    relative, reached = run.final("relative_accuracy"), _table(run.summary, "rounds_to").get("90")
     return [
-        percent(run.final("relative_accuracy")),
-        NONE if rounds is None else f"{rounds:.0f}",
+        percent(relative),
+        NONE if relative is None else "never" if reached is None else str(reached),
         percent(run.final("client_accuracy_worst_decile")),
     ]
 

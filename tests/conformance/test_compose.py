@@ -1,0 +1,247 @@
+"""What composes with what; numbers that are a sweep's; memory of clients."""
+
+import itertools
+import subprocess
+import sys
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+import torch
+from quadratics import DOUBLE, Quadratics, close, end, plain, some
+
+from federations import CPU, assert_equal, noisy_images, small_cnn, train
+from fedlens.algorithm import Algorithm, compose
+from fedlens.algorithms import (
+    ALGORITHMS,
+    fedadam,
+    fedadmm,
+    fedavg,
+    fedavgm,
+    fedbn,
+    feddyn,
+    fedir,
+    fednova,
+    fedns,
+    fedprox,
+    fedvc,
+    krum,
+    lambda_sum,
+    lastfc,
+    liadmm,
+    median,
+    qfedavg,
+    scaffold,
+    trimmed_mean,
+)
+from fedlens.algorithms.median import Median
+from fedlens.client import ClientProgram
+from fedlens.engines import Sequential
+from fedlens.folder import RunFolder
+from fedlens.network import Network
+from fedlens.pieces import Epochs, Sgd, Uniformly
+from fedlens.rounds import begin, run_round
+
+ROOT = Path(__file__).parents[2]
+BASE = Algorithm(select=Uniformly(5), draw=Epochs(2, batch_size=8), solve=Sgd(0.1))
+OPTIONS = {"fedavg": {"over": "population"}, "fedvc": {"size": 16}}
+
+
+def made(name):
+    return ALGORITHMS[name](**OPTIONS.get(name, {}))
+
+
+def refusal(*names):
+    try:
+        compose(BASE, *map(made, names))
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def test_what_composes_does_not_depend_on_the_order():
+    for one, other in itertools.combinations(ALGORITHMS, 2):
+        there, back = refusal(one, other), refusal(other, one)
+        assert (there is None) == (back is None), (one, other, there, back)
+
+
+def test_a_refusal_names_a_paper_and_what_to_do():
+    for names in itertools.permutations(ALGORITHMS, 2):
+        message = refusal(*names)
+        if message is not None:
+            assert any(name in message for name in names) and ": " in message, message
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "slot"),
+    [
+        ("fedavgm", "fedadam", "advance"),
+        ("fedadam", "fedavgm", "advance"),
+        ("fedadmm", "fedavgm", "advance"),
+        ("fedns", "lastfc", "combine"),
+        ("median", "krum", "combine"),
+        ("lambda-sum", "fedavg", "weigh"),
+        ("fednova", "fedvc", "weigh"),
+    ],
+)
+def test_two_papers_that_refill_one_slot_are_both_named(one, other, slot):
+    assert refusal(one, other) == f"{one} and {other} both refill `{slot}`: leave one out"
+
+
+@pytest.mark.parametrize("combine", [fedns(), krum(), median(), trimmed_mean()])
+@pytest.mark.parametrize("weigh", [lambda_sum(), fednova(), fedvc(size=16), scaffold()])
+def test_weights_that_nobody_would_look_at_are_refused(combine, weigh):
+    for pair in ((combine, weigh), (weigh, combine)):
+        with pytest.raises(ValueError) as refused:
+            compose(BASE, *pair)
+        assert combine.name in str(refused.value) and weigh.name in str(refused.value)
+
+
+def test_the_same_filling_twice_is_fine():
+    compose(BASE, fedvc(size=16, replacement=False), scaffold())  # both weigh equally
+    compose(BASE, fedavg(over="population"), fedavg(over="population"))
+    compose(BASE, lastfc(), lastfc())
+    with pytest.raises(ValueError, match="fedavgm and fedavgm both refill"):
+        compose(BASE, fedavgm(0.9), fedavgm(0.5))
+
+
+@pytest.mark.parametrize("twice", [fedvc(size=16), fedprox(sampling="by-size")])
+@pytest.mark.parametrize("remembers", [scaffold(), feddyn(), fedbn()])
+def test_a_client_that_may_be_drawn_twice_cannot_remember(twice, remembers):
+    """It would keep one of two controls, and the server would add up both."""
+    for pair in ((twice, remembers), (remembers, twice)):
+        with pytest.raises(ValueError, match="draw without replacement"):
+            compose(BASE, *pair)
+
+
+@pytest.mark.parametrize("papers", [*itertools.permutations(("fedvc", "fedir", "fedavgm"))])
+def test_the_combinations_of_paper_2_give_one_model_in_any_order(papers):
+    expected = train(compose(BASE, fedvc(size=16), fedir(), fedavgm()))
+    assert_equal(train(compose(BASE, *map(made, papers))).params, expected.params)
+    without = train(compose(BASE, fedvc(size=16), fedavgm()))
+    assert not torch.equal(without.params["5.weight"], expected.params["5.weight"])
+
+
+def permuted(problem, order):
+    return Quadratics(problem.a[order], problem.c[order], problem.sizes[order], problem.start)
+
+
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name != "fedvc"])
+def test_no_algorithm_cares_how_clients_are_numbered(name):
+    """All of them take part, with full batches, for three rounds."""
+    problem, order = some(7), torch.tensor([4, 2, 6, 0, 5, 3, 1])
+    if name in ("lastfc", "fedns"):
+        whole = noisy_images([12] * 7)
+        members = [whole.everyone(0).members(client) for client in order.tolist()]
+        split = replace(whole.split, everyone=whole.everyone(0).of(members))
+        algorithm = Algorithm(Uniformly(7), Epochs(2, 1000), solve=Sgd(0.1))
+        one, two = (
+            train(compose(algorithm, made(name)), rounds=3, federation=federation)
+            for federation in (whole, replace(whole, split=split))
+        )
+        for key, p in one.params.items():
+            close(two.params[key], p, 1e-10)
+        return
+    algorithm = compose(plain(7, 0.1, epochs=2), made(name))
+    close(end(algorithm, permuted(problem, order), 3), end(algorithm, problem, 3), 1e-10)
+
+
+def test_the_page_of_compositions_is_what_compose_accepts():
+    command = [sys.executable, str(ROOT / "tools" / "make_compositions.py")]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    page = (ROOT / "docs" / "compositions.md").read_text()
+    assert page == printed, "run python tools/make_compositions.py > docs/compositions.md"
+
+
+@dataclass
+class Spy:
+    """An engine that remembers what it was given."""
+
+    inner: Sequential
+    given: list = field(default_factory=list)
+
+    def map(self, program, shared, work):
+        self.given.append((shared, work))
+        return self.inner.map(program, shared, work)
+
+
+SWEEPS = {
+    "fedavg": lambda _: [],
+    "fedprox": lambda number: [fedprox(number)],
+    "feddyn": lambda number: [feddyn(number)],
+    "fedadmm": lambda number: [fedadmm(number)],
+    "liadmm": lambda number: [liadmm(number)],
+    "qfedavg": lambda number: [qfedavg(number)],
+}
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+@pytest.mark.parametrize("name", SWEEPS)
+def test_a_row_of_a_sweep_is_the_experiment_by_itself(name, stacked):
+    """Three experiments of three clients each, with numbers as tensors [G]."""
+    lrs, momenta, numbers = [0.05, 0.1, 0.2], [0.0, 0.5, 0.9], [0.3, 0.7, 1.3]
+
+    def program_of(lr, momentum, number):
+        base = replace(BASE, select=Uniformly(3), solve=Sgd(lr, momentum))
+        algorithm = compose(base, *SWEEPS[name](number))
+        # A combine that is not linear leaves updates as they come: one for each row.
+        return ClientProgram(replace(algorithm, combine=Median()), network.layout)
+
+    network, federation = Network(small_cnn(), dtype=DOUBLE), noisy_images([11, 24, 17])
+    together = program_of(*(torch.tensor(n, dtype=DOUBLE) for n in (lrs, momenta, numbers)))
+    spy = Spy(Sequential(network, federation.examples))
+    any_one = program_of(0.1, 0.5, 0.7)  # what clients are given does not depend on the numbers
+    run_round(any_one, federation, spy, begin(network, any_one, federation, CPU), 0)
+    ((shared, work),) = spy.given
+    many = replace(work.rows(torch.arange(3).repeat(3)), group=torch.arange(3).repeat_interleave(3))
+    if stacked:
+        found = together(network.stacked, federation.examples, shared, many)
+    for row in range(9):
+        alone = program_of(lrs[row // 3], momenta[row // 3], numbers[row // 3])
+        mine = work.rows(slice(row % 3, row % 3 + 1))
+        expected = alone(network.one, federation.examples, shared, mine)
+        if not stacked:
+            one = many.rows(slice(row, row + 1))
+            found = together(network.one, federation.examples, shared, one)
+        place = row if stacked else 0
+        for key, update in expected.update.items():
+            close(found.update[key][place], update[0], 1e-10)
+        for kind, tree in expected.keep.items():
+            for key, kept in tree.items():
+                close(found.keep[kind][key][place], kept[0], 1e-10)
+
+
+REMEMBER = {
+    "scaffold": compose(BASE, scaffold()),
+    "feddyn": compose(BASE, feddyn(0.1)),
+    "fedadmm": compose(BASE, fedadmm(0.1)),
+    "momentum": replace(BASE, solve=Sgd(0.1, 0.9), reset=False),
+    "fedadam": compose(BASE, fedadam()),
+}
+
+
+@pytest.mark.parametrize("name", REMEMBER)
+def test_a_state_survives_its_checkpoint_exactly(name, tmp_path):
+    federation, network = noisy_images([6] * 40), Network(small_cnn("batch"))
+    program = ClientProgram(REMEMBER[name], network.layout)
+    engine = Sequential(network, federation.examples)
+    state = begin(network, program, federation, CPU)
+    for _ in range(2):
+        state, _ = run_round(program, federation, engine, state, 0)
+    if name != "fedadam":
+        assert 5 <= len(state.clients.rows) <= 10  # those never selected cost nothing
+
+    folder = RunFolder(tmp_path)
+    folder.save_state(state)
+    loaded = folder.load_state(CPU)
+    assert loaded.clients.rows.keys() == state.clients.rows.keys()
+    one, _ = run_round(program, federation, engine, state, 0)
+    two, _ = run_round(program, federation, engine, loaded, 0)
+    assert_equal(two.params, one.params)
+    assert_equal(two.buffers, one.buffers)
+    for client, memory in one.clients.rows.items():
+        assert memory.keys() == two.clients.rows[client].keys()
+        for kind, tree in memory.items():
+            assert_equal(two.clients.rows[client][kind], tree)
+    for kind, tree in one.server.items():
+        assert_equal(two.server[kind], tree)

@@ -1,0 +1,59 @@
+"""Print docs/compositions.md: which algorithms compose with which, as `compose` has it.
+
+python tools/make_compositions.py > docs/compositions.md
+"""
+
+from collections.abc import Iterator
+
+from fedlens.algorithm import EXCLUSIVE, Algorithm, Amendment, compose, same
+from fedlens.algorithms import ALGORITHMS
+from fedlens.pieces import Epochs, Sgd, Uniformly
+
+BASE = Algorithm(select=Uniformly(10), draw=Epochs(2, batch_size=32), solve=Sgd(0.1))
+OPTIONS = {"fedavg": {"over": "population"}, "fedvc": {"size": 64}}
+
+HEAD = """\
+# Which algorithms compose
+
+Name several algorithms in one experiment and Fedlens makes one of them, from left to right. Two
+of them may not refill one slot of a round in different ways: such a run is refused before it
+starts. What each refills and what it goes with stands below, for default options. `fedavg` stands
+for `over = "population"`: plain FedAvg refills nothing. The order does not matter.
+
+This page is made by `python tools/make_compositions.py` from what `fedlens.compose` accepts.
+
+| algorithm | refills | goes with |
+|---|---|---|
+"""
+
+
+def made(name: str) -> Amendment:
+    return ALGORITHMS[name](**OPTIONS.get(name, {}))
+
+
+def goes(*names: str) -> bool:
+    """Whether these algorithms compose, in this order."""
+    try:
+        compose(BASE, *map(made, names))
+    except ValueError:
+        return False
+    return True
+
+
+def refilled(name: str) -> Iterator[str]:
+    amended = compose(BASE, made(name))
+    for slot in (*EXCLUSIVE, "objective", "personal_norm"):
+        if not same(getattr(amended, slot), getattr(BASE, slot)):
+            yield f"`{slot}`"
+
+
+def page() -> str:
+    rows = []
+    for name in ALGORITHMS:
+        others = [other for other in ALGORITHMS if other != name and goes(name, other)]
+        rows.append(f"| {name} | {', '.join(refilled(name))} | {', '.join(others)} |\n")
+    return HEAD + "".join(rows)
+
+
+if __name__ == "__main__":
+    print(page(), end="")
