@@ -9,7 +9,7 @@ install: .venv/installed
 .venv/installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("Fedlens needs Python 3.11 or newer: try make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt setuptools wheel
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --upgrade setuptools wheel
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-build-isolation --editable '.[dev]'
 	@touch $@
 
