@@ -133,3 +133,37 @@ def test_images_are_augmented_the_same_on_a_gpu():
     images, client_keys = batch(3, 5)
     out = Augment(2, True)(images.cuda(), client_keys.cuda())
     assert torch.equal(out.cpu(), Augment(2, True)(images, client_keys))
+
+
+def test_a_resized_crop_of_the_whole_image_is_the_image():
+    images, client_keys = batch(2, 3)
+    assert torch.equal(Augment(resized=1.0, aspect=1.0)(images, client_keys), images)
+
+
+def test_a_resized_crop_of_a_ramp_is_a_part_of_it_stretched():
+    """On an image whose pixels are their own x, the slope is the share of the width kept."""
+    ramp = torch.arange(64, dtype=torch.float64).expand(1, 200, 1, 64, 64)
+    client_keys = keys.fold(keys.root(1), torch.arange(1))
+    out = Augment(resized=0.25, aspect=1.0)(ramp, client_keys)[0, :, 0]
+    slopes = (out[:, 32, 40] - out[:, 32, 24]) / 16
+    assert float(slopes.min()) >= 0.5 - 1e-6 and float(slopes.max()) <= 1 + 1e-6
+    area = slopes.square()  # uniform between 0.25 and 1
+    assert abs(float(area.mean()) - 0.625) < 5 * 0.2165 / 200**0.5
+    assert float(out.min()) >= 0 and float(out.max()) <= 63
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.floats(0.05, 1), st.floats(1, 2), st.permutations(range(4)))
+def test_a_client_is_resized_the_same_whoever_stands_beside_it(resized, aspect, order):
+    images, client_keys = batch(4, 5)
+    augment = Augment(crop=1, flip=True, resized=resized, aspect=aspect)
+    some = torch.tensor(order[:2])
+    everyone = augment(images, client_keys)
+    assert everyone.dtype is torch.uint8 and everyone.shape == images.shape
+    assert torch.equal(augment(images[some], client_keys[some]), everyone[some])
+
+
+@pytest.mark.parametrize("wrong", [{"resized": -0.1}, {"resized": 1.5}, {"aspect": 0.5}])
+def test_impossible_resized_crops_are_refused(wrong):
+    with pytest.raises(ValueError, match="choose"):
+        Augment(**wrong)

@@ -13,10 +13,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from fedlens.data import mini
+from fedlens.data import mini, store
 from fedlens.data.catalogue import PUBLISHED, Form, Published
+from fedlens.data.curation import SETS
 from fedlens.data.download import Unreachable, download, md5_of
-from fedlens.data.places import Damaged, Source, roots
+from fedlens.data.places import PLACED, Damaged, Source, put_in_place, roots
 from fedlens.data.published import find, not_found
 from fedlens.options import did_you_mean
 
@@ -103,6 +104,12 @@ def check(name: str, source: Source) -> list[tuple[str, str]]:
         except ValueError:
             return [(f"{name}.npz", "damaged")]
         return [(f"{name}.npz", "ok")]
+    if name in PLACED:
+        folder, form = put_in_place(name, source)
+        files = sorted(file for pattern in form for file in folder.glob(pattern))
+        return [(str(file), "readable") for file in files]
+    if name in SETS:
+        return [(str(place), store.state(place)) for place in _prepared(name, source)]
     entry = published(name)
     found = find(entry, roots(source))
     if found is None:
@@ -126,13 +133,29 @@ def listing(source: Source) -> list[Row]:
         found = find(entry, roots(source))
         here = str(found.folder) if found and not found.missing else None
         rows.append(Row(name, here, entry.contents))
+    for name, placed in PLACED.items():
+        try:
+            here = str(put_in_place(name, source)[0])
+        except ValueError:
+            here = None
+        rows.append(Row(name, here, placed.contents))
+    for name in SETS:
+        made = ", ".join(map(str, _prepared(name, source)))
+        rows.append(Row(name, made or None, "made by `fedlens data prepare`"))
     return rows
+
+
+def _prepared(name: str, source: Source) -> list[Path]:
+    """Where a set was prepared, in one or more sizes."""
+    return [place for root in roots(source) for place in sorted(root.glob(f"{name}-*"))]
 
 
 def published(name: str) -> Published:
     """The catalogue's entry of that name."""
     if name == mini.NAME:
         raise ValueError(f"{name} is inside the package: there is nothing to fetch")
+    if name in PLACED or name in SETS:
+        raise ValueError(f"{name} has no address to fetch it from: docs/data.md says how to get it")
     if name not in PUBLISHED:
         raise ValueError(f"{name!r} is not a published set: {did_you_mean(name, PUBLISHED)}")
     return PUBLISHED[name]

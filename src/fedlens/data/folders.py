@@ -12,7 +12,6 @@ from fedlens.data.places import Source, put_in_place
 from fedlens.options import did_you_mean
 
 ANNOTATIONS = "val_annotations.txt"  # Tiny ImageNet lists the classes of its test images there
-TINY_IMAGENET = ("train", "words.txt", f"val/{ANNOTATIONS}")
 
 
 def folder(
@@ -49,7 +48,7 @@ def tiny_imagenet(source: Source, *, size: int | None = None) -> Dataset:
 
     Its labelled `val` images are the test images. Fewer classes will do: those in `train`.
     """
-    place, _ = put_in_place("tiny-imagenet", ("tiny-imagenet-200",), [TINY_IMAGENET], source)
+    place, _ = put_in_place("tiny-imagenet", source)
     wnids = sorted(entry.name for entry in _folders(place / "train"))
     if not wnids:
         raise ValueError(f"{place / 'train'} has no class folders: unpack the archive again")

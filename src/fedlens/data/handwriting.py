@@ -14,11 +14,10 @@ import numpy as np
 from fedlens.core import Dataset, Examples
 from fedlens.data import numpy_files
 from fedlens.data.arrays import Column, examples, held_out, mean_and_std
-from fedlens.data.places import Source, put_in_place
+from fedlens.data.places import LEAF, Source, put_in_place
 
 SIDE = 28
 CHARACTERS = tuple(digits + ascii_uppercase + ascii_lowercase)  # in LEAF's order
-LEAF, FEMNIST, OMNIGLOT = ("train/*.json", "test/*.json"), ("femnist*.npz",), ("omniglot*.npz",)
 
 
 def femnist(source: Source) -> Dataset:
@@ -27,8 +26,8 @@ def femnist(source: Source) -> Dataset:
     From the JSON files that LEAF makes, in train and test, or from one npz file of x_train,
     y_train, writer_train, the same of test, and writers, their names.
     """
-    place, form = put_in_place("femnist", ("femnist", "femnist/data"), (LEAF, FEMNIST), source)
-    parts = _leaf(place) if form is LEAF else _arrays(_only(place, *FEMNIST))
+    place, form = put_in_place("femnist", source)
+    parts = _leaf(place) if form is LEAF else _arrays(_only(place, *form))
     return _dataset("femnist", *parts, CHARACTERS)
 
 
@@ -39,7 +38,7 @@ def omniglot(source: Source, *, test_share: float = 0.2) -> Dataset:
     alphabet_names. A fixed share of each class, `test_share`, becomes test. A drawer drew one
     alphabet, and so is named by it.
     """
-    place, form = put_in_place("omniglot", ("omniglot",), [OMNIGLOT], source)
+    place, form = put_in_place("omniglot", source)
     file = _only(place, *form)
     needed = ("x_bits", "y", "alphabet", "drawer", "alphabet_names")
     bits, labels, alphabet, drawer, names = _needed(_read(file), needed, file)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 
 @dataclass(frozen=True)
@@ -45,14 +45,40 @@ Files = tuple[str, ...]
 """Patterns of files that lie in one folder."""
 
 
-def put_in_place(
-    name: str, folders: Sequence[str], forms: Sequence[Files], source: Source
-) -> tuple[Path, Files]:
+class Placed(NamedTuple):
+    """A set that people put into its place themselves."""
+
+    folders: tuple[str, ...]
+    forms: tuple[Files, ...]
+    contents: str
+
+
+LEAF = ("train/*.json", "test/*.json")
+PLACED = {
+    "tiny-imagenet": Placed(
+        folders=("tiny-imagenet-200",),
+        forms=(("train", "words.txt", "val/val_annotations.txt"),),
+        contents="100,000 + 10,000 images, 64×64, 200 classes",
+    ),
+    "femnist": Placed(
+        folders=("femnist", "femnist/data"),
+        forms=(LEAF, ("femnist*.npz",)),
+        contents="characters by writer, 28×28, 62 classes",
+    ),
+    "omniglot": Placed(
+        folders=("omniglot",),
+        forms=(("omniglot*.npz",),),
+        contents="characters by drawer, 28×28, 1,623 classes",
+    ),
+}
+
+
+def put_in_place(name: str, source: Source) -> tuple[Path, Files]:
     """The first folder that holds all files of one of the forms of a set, and that form.
 
-    This is for sets that people put there themselves. A folder is looked for by its names under
-    each root, then as the root.
+    A folder is looked for by its names under each root, then as the root.
     """
+    folders, forms, _ = PLACED[name]
     for root in roots(source):
         for folder in (*(root / inner for inner in folders), root):
             for files in forms:

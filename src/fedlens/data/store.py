@@ -73,6 +73,14 @@ def manifest(store: Path) -> dict[str, Any] | None:
     return content
 
 
+def state(store: Path) -> str:
+    """Whether the images are those that were prepared: "ok", "damaged" or "missing"."""
+    about = manifest(store)
+    if about is None:
+        return "missing"
+    return "ok" if _sha256(store / "images.u8") == about["sha256"] else "damaged"
+
+
 def dataset(store: Path) -> Dataset:
     """The data set of a store: its pixels stay on the disk until they are looked at."""
     about = manifest(store)
