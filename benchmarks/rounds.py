@@ -2,9 +2,8 @@
 
     python benchmarks/rounds.py [--device cuda] [--repeats 3] [--rounds 20] [--only pfl-cnn ...]
 
-Client work on random images that lie on the device: choosing clients, plans, weighing, combining
-and advancing are included, evaluation is not. Printed is the median of the repeats, in
-milliseconds a round, and the ratio to the loop's.
+The workloads are those of `fedlens bench`. Printed is the median of the repeats, in milliseconds a
+round, and the ratio to the loop's.
 """
 
 from __future__ import annotations
@@ -13,69 +12,40 @@ import argparse
 import json
 import platform
 import statistics
-import time
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
-from fedlens.algorithm import Algorithm
-from fedlens.client import ClientProgram
-from fedlens.core import Examples, Federation, Fixed, Holdings
-from fedlens.engines import Sequential, Stacked
+from fedlens.bench import WORKLOADS, experiment, rounds, time_of
+from fedlens.build import build
 from fedlens.models import MODELS
-from fedlens.network import Network
-from fedlens.pieces import Epochs, Sgd, Uniformly
-from fedlens.rounds import begin, run_round
+from fedlens.run import torch_settings
 from sequential_loop import by_hand
 
-WORKLOADS: dict[str, tuple[dict[str, Any], tuple[int, int, int], int, int, int]] = {
-    "pfl-cnn": ({}, (3, 32, 32), 50, 5, 10),
-    "hsu-cnn": ({"padding": "same"}, (3, 32, 32), 10, 8, 64),
-    "mcmahan-cnn": ({}, (1, 28, 28), 10, 60, 10),
-}
-PRECISIONS = {"tf32": torch.float32, "bf16": torch.bfloat16}
+ON_GPU = [("by hand", "tf32"), ("sequential", "tf32"), ("stacked", "tf32"), ("stacked", "bf16")]
+ON_CPU = [("by hand", "fp32"), ("sequential", "fp32"), ("processes", "fp32")]
 
 
-def one_round(
-    name: str, engine: str, precision: str, device: torch.device, population: int = 4
-) -> Callable[[], None]:
-    options, shape, clients, steps, batch = WORKLOADS[name]
-    torch.manual_seed(0)
-    count = population * clients * steps * batch
-    images = torch.randint(256, (count, *shape), dtype=torch.uint8, device=device)
-    labels = torch.randint(10, (count,), device=device)
-    members = list(torch.arange(count).split(steps * batch))
-    module = MODELS[name](shape, 10, **options)
-    if engine == "by hand":
-        floats = (images.float() / 255 - 0.5) / 0.25
-        mine = [m.to(device) for m in members[:clients]]
-        return by_hand(module.to(device), floats, labels, mine, batch)
-    channels = shape[0]
-    network = Network(module, (0.5,) * channels, (0.25,) * channels, compute=PRECISIONS[precision])
-    examples = Examples(images.contiguous(memory_format=torch.channels_last), labels)
-    federation = Federation(examples, 10, Fixed(Holdings.of(members)))
-    algorithm = Algorithm(Uniformly(clients), Epochs(1, batch), solve=Sgd(0.1))
-    program = ClientProgram(algorithm, network.layout)
-    made = {"sequential": Sequential, "stacked": Stacked}[engine](network, examples)
-    state = begin(network, program, federation, device)
-
-    def work() -> None:
-        nonlocal state
-        state, _ = run_round(program, federation, made, state, seed=0)
-
-    return work
+def loop(name: str, device: torch.device) -> Callable[[], None]:
+    work = WORKLOADS[name]
+    images = torch.randn(work.samples, *work.shape, device=device)
+    labels = torch.randint(10, (work.samples,), device=device)
+    members = list(torch.arange(work.samples, device=device).split(work.steps * work.batch))
+    module = MODELS[work.model](work.shape, 10, **work.options).to(device)
+    return by_hand(module, images, labels, members, work.batch)
 
 
-def milliseconds(work: Callable[[], None], rounds: int, device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    start = time.perf_counter()
-    for _ in range(rounds):
-        work()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return (time.perf_counter() - start) / rounds * 1e3
+def milliseconds(
+    name: str, engine: str, precision: str, device: torch.device, count: int, repeats: int
+) -> float:
+    kind = "auto" if engine == "by hand" else engine
+    setup = build(experiment(WORKLOADS[name], kind, str(device), precision))
+    with torch_settings(setup.experiment, device):
+        one_round = loop(name, device) if engine == "by hand" else rounds(setup)
+        time_of(one_round, 4 if device.type == "cuda" else 1, device)
+        times = [time_of(one_round, count, device) for _ in range(repeats)]
+    setup.engine.close()
+    return 1e3 * statistics.median(times)
 
 
 def main() -> None:
@@ -87,32 +57,23 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
-    if device.type == "cuda":
-        torch.set_num_threads(1)  # as `fedlens run` does
-    torch.set_float32_matmul_precision("high")
-    torch.backends.cudnn.allow_tf32 = True
-    engines = [
-        ("by hand", "tf32"),
-        ("sequential", "tf32"),
-        ("stacked", "tf32"),
-        ("stacked", "bf16"),
-    ]
+    on_gpu = device.type == "cuda"
     rows = []
     for name in arguments.only or WORKLOADS:
-        _, _, clients, steps, batch = WORKLOADS[name]
+        work = WORKLOADS[name]
         taken: dict[str, float] = {}
-        for engine, precision in engines:
-            work = one_round(name, engine, precision, device)
-            rounds = arguments.rounds if engine == "stacked" else max(arguments.rounds // 10, 1)
-            milliseconds(work, 4, device)
-            times = [milliseconds(work, rounds, device) for _ in range(arguments.repeats)]
-            taken[f"{engine} {precision}"] = statistics.median(times)
-        rows.append({"workload": f"{name} {clients} x {steps} x {batch}", "milliseconds": taken})
+        for engine, precision in ON_GPU if on_gpu else ON_CPU:
+            count = arguments.rounds if engine == "stacked" else max(arguments.rounds // 10, 1)
+            count = count if on_gpu else 1
+            measured = milliseconds(name, engine, precision, device, count, arguments.repeats)
+            taken[f"{engine} {precision}"] = measured
+        label = f"{name} {work.clients} x {work.steps} x {work.batch}"
+        rows.append({"workload": label, "milliseconds": taken})
         if not arguments.json:
-            loop = taken["by hand tf32"]
-            shown = "  ".join(f"{k} {v:.1f} ({loop / v:.1f}x)" for k, v in taken.items())
-            print(f"{rows[-1]['workload']:<26} {shown}", flush=True)
-    machine = torch.cuda.get_device_name() if device.type == "cuda" else platform.machine()
+            by = next(iter(taken.values()))
+            shown = "  ".join(f"{k} {v:.1f} ({by / v:.2f}x)" for k, v in taken.items())
+            print(f"{label:<26} {shown}", flush=True)
+    machine = torch.cuda.get_device_name() if on_gpu else f"{platform.machine()}, CPU"
     about = {"machine": machine, "torch": torch.__version__, "repeats": arguments.repeats}
     print(json.dumps({**about, "rows": rows}) if arguments.json else about)
 

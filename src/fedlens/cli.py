@@ -168,6 +168,33 @@ def list_command(
         print(name)
 
 
+@app.command("bench")
+def bench_command(
+    workload: Annotated[
+        Literal["pfl-cnn", "hsu-cnn", "mcmahan-cnn"],
+        typer.Argument(help="pfl-cnn, hsu-cnn or mcmahan-cnn"),
+    ],
+    engine: Annotated[str, typer.Option(help="auto, sequential, stacked or processes")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda ...")] = "auto",
+    precision: Annotated[str, typer.Option(help="fp32, tf32, bf16 or fp64")] = "fp32",
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Measure how fast rounds are on this machine."""
+    from fedlens.bench import bench
+
+    def say(stage: str) -> None:
+        if not quiet:
+            print(f"{workload}: {stage}", file=sys.stderr, flush=True)
+
+    found = bench(workload, engine=engine, device=device, precision=precision, watch=say)
+    if as_json:
+        print(json.dumps(found))
+        return
+    for key, value in found.items():
+        print(f"{key:<20} {f'{value:,.4g}' if isinstance(value, float) else value}")
+
+
 @app.command("doctor")
 def doctor_command(data: DataFolder = None, as_json: Json = False) -> None:
     """Say what this machine has, and what is missing."""

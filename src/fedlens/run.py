@@ -161,7 +161,7 @@ def _go_on(
 
     try:
         settle(status)
-        with _torch_settings(experiment, setup.device):
+        with torch_settings(experiment, setup.device):
             while state.round < experiment.rounds and status == "running":
                 start = time.perf_counter()
                 after, outcome = run_round(
@@ -279,7 +279,7 @@ def _summary(
         "batches": sum(record["batches"] for record in records),
         "bytes_up": sum(record["bytes_up"] for record in records),
         "bytes_down": sum(record["bytes_down"] for record in records),
-        "peak_memory_bytes": _peak_memory(setup.device),
+        "peak_memory_bytes": peak_memory(setup.device),
     }
 
 
@@ -355,7 +355,7 @@ def _revision() -> str | None:
     return None
 
 
-def _peak_memory(device: torch.device) -> int:
+def peak_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     unit = 1 if sys.platform == "darwin" else 1024
@@ -363,7 +363,7 @@ def _peak_memory(device: torch.device) -> int:
 
 
 @contextlib.contextmanager
-def _torch_settings(experiment: Experiment, device: torch.device) -> Iterator[None]:
+def torch_settings(experiment: Experiment, device: torch.device) -> Iterator[None]:
     """What an experiment asks of torch as a whole, put back afterwards."""
     precision = torch.get_float32_matmul_precision()
     convolutions = torch.backends.cudnn.allow_tf32
