@@ -1,9 +1,9 @@
 """A model of C clients at once, layer by layer: what `stacked` makes of any module it can read.
 
-Convolutions become one grouped convolution, linear layers one batched product. Activations of
-images are [B, C * channels, H, W], so that pooling and the like run on them as they are; those of
-vectors are [C, B, features]. A layer that is not known here is mapped over the clients by vmap; a
-module whose forward pass cannot be read at all (`stack` then gives None) is so as a whole.
+Convolutions and linear layers become batched products, one matrix a client. Images of all clients
+lie one after another, so that pooling and the like run on them as on one large batch. A layer that
+is not known here is mapped over the clients by vmap; a module whose forward pass cannot be read at
+all (`stack` then gives None) is so as a whole.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from torch.func import functional_call, vmap
 from fedlens.core import Tree
 from fedlens.layers import KeyedDropout, MaskedBatchNorm, keyed_dropout
 from fedlens.models.pool import AdaptivePool
+from fedlens.products import convolve, linear
 
 PLAIN_LAYERS = (
     nn.ReLU,
@@ -41,7 +42,10 @@ PLAIN_FUNCTIONS = (operator.add, operator.iadd, torch.add, torch.relu, F.relu, F
 
 @dataclass(frozen=True)
 class Activations:
-    """What a layer gives for C clients: [B, C * channels, H, W], or [C, B, features]."""
+    """What a layer gives for C clients: images [C * B, channels, H, W], or rows [C, B, features].
+
+    Images lie in memory channels last: what a convolution gives needs no copy on its way on.
+    """
 
     tensor: Tensor
     clients: int
@@ -53,17 +57,15 @@ class Activations:
     def by_client(self) -> Tensor:  # [C, B, ...]
         if not self.is_images:
             return self.tensor
-        batch, _, height, width = self.tensor.shape
-        return self.tensor.view(batch, self.clients, -1, height, width).transpose(0, 1)
+        return self.tensor.view(self.clients, -1, *self.tensor.shape[1:])
 
     @classmethod
     def of(cls, tensor: Tensor) -> Activations:
         """From [C, B, ...]."""
-        clients, batch = tensor.shape[:2]
-        if tensor.ndim != 5:
-            return cls(tensor, clients)
-        images = tensor.transpose(0, 1).reshape(batch, -1, *tensor.shape[3:])
-        return cls(images.contiguous(memory_format=torch.channels_last), clients)
+        if tensor.ndim == 5:
+            images = tensor.flatten(0, 1).contiguous(memory_format=torch.channels_last)
+            return cls(images, len(tensor))
+        return cls(tensor, len(tensor))
 
 
 class Stacking:
@@ -99,21 +101,15 @@ class Stacking:
         names = (*layer._parameters, *layer._buffers)
         own = {key: tensors[f"{name}.{key}"] for key in names if f"{name}.{key}" in tensors}
         if isinstance(layer, nn.Conv2d) and layer.padding_mode == "zeros":
-            bias = own["bias"].flatten() if "bias" in own else None
-            kernel, groups = own["weight"].flatten(0, 1), clients * layer.groups
-            geometry: Any = layer.stride, layer.padding, layer.dilation, groups
-            return Activations(F.conv2d(x.tensor, kernel, bias, *geometry), clients)
+            return Activations(_convolution(layer, x, own), clients)
         if isinstance(layer, nn.Linear) and not x.is_images:
-            matrix = own["weight"].mT
-            if "bias" not in own:
-                return Activations(torch.bmm(x.tensor, matrix), clients)
-            return Activations(torch.baddbmm(own["bias"][:, None], x.tensor, matrix), clients)
+            return Activations(linear(x.tensor, own["weight"], own.get("bias")), clients)
         if isinstance(layer, nn.GroupNorm) and x.is_images:
-            groups = clients * layer.num_groups
-            weight, bias = (
-                own[key].flatten() if key in own else None for key in ("weight", "bias")
-            )
-            return Activations(F.group_norm(x.tensor, groups, weight, bias, layer.eps), clients)
+            y = F.group_norm(x.tensor, layer.num_groups, eps=layer.eps)
+            if "weight" in own:
+                scale, shift = (own[key][:, None, :, None, None] for key in ("weight", "bias"))
+                y = (Activations(y, clients).by_client() * scale + shift).flatten(0, 1)
+            return Activations(y.contiguous(memory_format=torch.channels_last), clients)
         if isinstance(layer, nn.Flatten) and layer.start_dim == 1:
             return Activations(x.by_client().flatten(2), clients)
         if isinstance(layer, PLAIN_LAYERS):
@@ -134,6 +130,27 @@ class Stacking:
             return keyed_dropout(rows, k, layer.p, layer.layer, call=call, channels=layer.channels)
 
         return Activations.of(vmap(drop)(x.by_client(), key))
+
+
+def _convolution(layer: nn.Conv2d, x: Activations, own: Tree) -> Tensor:
+    """Every client's images under its own kernels."""
+    clients, bias = x.clients, own.get("bias")
+    plain = layer.stride == layer.dilation == (1, 1) and layer.groups == 1
+    if plain and not isinstance(layer.padding, str):
+        rows, columns = layer.padding
+        return convolve(x.tensor, own["weight"], bias, (columns, columns, rows, rows))
+    if plain and layer.padding == "same":
+        height, width = layer.kernel_size
+        top, left = (height - 1) // 2, (width - 1) // 2
+        sides = (left, width - 1 - left, top, height - 1 - top)
+        return convolve(x.tensor, own["weight"], bias, sides)
+    # Any other: clients as groups of channels.
+    images = x.by_client().transpose(0, 1).flatten(1, 2)  # [B, C * channels, H, W]
+    geometry: Any = layer.stride, layer.padding, layer.dilation, clients * layer.groups
+    flat = None if bias is None else bias.flatten()
+    y = F.conv2d(images, own["weight"].flatten(0, 1), flat, *geometry)
+    y = y.view(len(y), clients, -1, *y.shape[2:]).transpose(0, 1).flatten(0, 1)
+    return y.contiguous(memory_format=torch.channels_last)
 
 
 def stack(module: nn.Module) -> Stacking | None:

@@ -1,0 +1,84 @@
+"""Convolutions of many clients: against PyTorch's own, and the GPU's kernels by interpretation."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fedlens.products import convolve, linear
+
+CASES = {
+    "first layer": (3, 8, 5, (2, 2, 2, 2)),
+    "valid": (16, 8, 3, (0, 0, 0, 0)),
+    "same, even kernel": (4, 6, 4, (1, 2, 1, 2)),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_each_client_gets_its_own_convolution_and_gradients(case, has_bias):
+    channels, out, size, padding = case
+    clients, batch = 3, 2
+    torch.manual_seed(0)
+    x = torch.randn(clients * batch, channels, 9, 8, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(clients, out, channels, size, size, dtype=torch.float64)
+    bias = torch.randn(clients, out, dtype=torch.float64) if has_bias else None
+    leaves = [t.requires_grad_() for t in (x, weight, bias) if t is not None]
+    found = convolve(x, weight, bias, padding)
+    expected = torch.cat(
+        [
+            F.conv2d(F.pad(images, padding), weight[k], None if bias is None else bias[k])
+            for k, images in enumerate(x.split(batch))
+        ]
+    )
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    pull = torch.randn_like(expected)
+    for a, b in zip(
+        torch.autograd.grad((found * pull).sum(), leaves),
+        torch.autograd.grad((expected * pull).sum(), leaves),
+        strict=True,
+    ):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_each_client_gets_its_own_linear_layer_and_gradients(has_bias):
+    torch.manual_seed(0)
+    x = torch.randn(3, 4, 5, dtype=torch.float64)
+    weight = torch.randn(3, 6, 5, dtype=torch.float64)
+    bias = torch.randn(3, 6, dtype=torch.float64) if has_bias else None
+    leaves = tuple(t.requires_grad_() for t in (x, weight, bias) if t is not None)
+    biases = [None] * 3 if bias is None else bias
+    expected = torch.stack([F.linear(a, w, b) for a, w, b in zip(x, weight, biases, strict=True)])
+    torch.testing.assert_close(linear(x, weight, bias), expected, rtol=1e-12, atol=1e-12)
+    assert torch.autograd.gradcheck(lambda *t: linear(*t, *[None] * (3 - len(t))), leaves)
+
+
+INTERPRETED = """
+import torch
+from fedlens import kernels
+from fedlens.products import _patches
+torch.manual_seed(0)
+for clients, batch, channels, out, size in ((2, 3, 3, 8, 5), (2, 2, 16, 32, 3), (1, 1, 1, 20, 5)):
+    images = torch.randn(clients * batch, 9, 8, channels)
+    kernel = torch.randn(clients, size * size * channels, out)
+    bias = torch.randn(clients, out)
+    patches = _patches(images, clients, (size, size))
+    found = kernels.product(images, kernel, bias, (size, size))
+    expected = torch.baddbmm(bias[:, None], patches, kernel)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    rows = torch.randn(clients, patches.shape[1], out)
+    found = kernels.kernel_gradient(images, rows, (size, size))
+    torch.testing.assert_close(found, torch.bmm(patches.mT, rows), rtol=1e-4, atol=1e-4)
+print("agree")
+"""
+
+
+def test_the_gpu_kernels_agree_with_plain_products_when_interpreted():
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    command = [sys.executable, "-c", INTERPRETED]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.stdout == "agree\n", done.stderr
