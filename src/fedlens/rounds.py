@@ -144,7 +144,8 @@ def run_round(
     }
     down = _bytes(model) + sum(map(_bytes, state.told.values()))
     up = _bytes(model) + sum(map(_bytes, extra.values()))
-    means = {name: (t.double().cpu() * cohort.size_shares).sum() for name, t in scalars.items()}
+    by_size = cohort.size_shares.to(device)
+    means = {name: (t.double() * by_size).sum() for name, t in scalars.items()}
     for measure in algorithm.measures:
         means |= measure(state.params, params)
     outcome = Outcome(
