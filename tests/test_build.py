@@ -234,3 +234,18 @@ def test_the_description_reaches_the_algorithm():
     assert made.advance.lr == 0.3
     assert not made.reset
     assert setup.program.augment.flip
+
+
+class Restless(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = torch.nn.Linear(784, 10)
+
+    def forward(self, x):
+        return self.head(torch.nn.functional.dropout(x.flatten(1), 0.5, self.training))
+
+
+def test_a_model_that_draws_its_own_random_numbers_is_refused():
+    experiment = fl.Experiment(dataset="fashion-mnist-mini", model=Restless(), rounds=1)
+    with pytest.raises(ValueError, match=r"use nn\.Dropout layers"):
+        build(experiment)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from torch import nn
 
 from federations import CPU, ENGINES, RAGGED, accuracy, assert_equal, noisy_images, small_cnn, train
 from fedlens.algorithm import Algorithm, compose
@@ -15,6 +16,7 @@ from fedlens.augment import Augment
 from fedlens.client import ClientProgram
 from fedlens.engines import Sequential
 from fedlens.network import Network
+from fedlens.pieces import Epochs, Sgd, Uniformly
 from fedlens.rounds import State, begin, run_round
 from papers_under_test import ALGORITHMS, BASE
 
@@ -104,3 +106,37 @@ def test_all_engines_learn():
     for engine in ENGINES:
         state = train(BASE, engine, rounds=8, federation=federation)
         assert accuracy(module, state, federation) > 0.9, engine
+
+
+class Own(nn.Module):
+    """A module as people write them: in-place layers, a branch on training, sums, odd shapes."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(1, 4, 3)
+        self.act = nn.LeakyReLU(0.1, inplace=True)
+        self.relu = nn.ReLU(inplace=True)
+        self.drop = nn.Dropout(0.5)
+        self.rows = nn.Flatten(2)
+        self.mix = nn.Linear(36, 5)
+        self.norm = nn.LayerNorm(5)
+        self.flat = nn.Flatten()
+        self.head = nn.Linear(20, 4)
+
+    def forward(self, x):
+        x = self.relu(1.0 + self.act(self.conv(x)))
+        if self.training:
+            x = self.drop(x)
+        return self.head(self.flat(self.norm(self.mix(self.rows(x)))))
+
+
+@pytest.mark.parametrize("engine", OTHERS)
+def test_engines_agree_on_a_module_as_people_write_them(engine):
+    torch.manual_seed(0)
+    module = Own()
+    equal = noisy_images([8] * 8)  # as many clients as examples in a batch
+    algorithm = Algorithm(Uniformly(8), Epochs(1, 8), solve=Sgd(0.1))
+    expected = train(algorithm, "sequential", federation=equal, module=module)
+    found = train(algorithm, engine, federation=equal, module=module)
+    for name, value in expected.params.items():
+        torch.testing.assert_close(found.params[name], value, rtol=1e-9, atol=1e-11)

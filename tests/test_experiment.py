@@ -231,7 +231,7 @@ experiments = st.builds(
         seed=st.none() | st.integers(0, 9),
         holdout=shares,
     ),
-    local=st.builds(fl.LocalTraining, lr=rates, momentum=rates, reset=st.booleans()),
+    local=st.builds(fl.LocalTraining, lr=rates, momentum=st.floats(0, 0.99), reset=st.booleans()),
     server=st.builds(fl.Server, lr=rates),
     evaluate=st.builds(
         fl.Evaluate,

@@ -237,6 +237,28 @@ def _try(network: Network, dataset: Dataset, outputs: int | None) -> None:
         raise ValueError(
             f"outputs is {outputs}, but the model has {logits.shape[1]}: leave outputs out"
         )
+    _try_training(network, part.images[:2])
+
+
+def _try_training(network: Network, images: torch.Tensor) -> None:
+    """One pass as in training, to see whether the model draws numbers that no key reaches."""
+    before = torch.get_rng_state()
+    key = torch.zeros(1, dtype=torch.int64)
+    params, buffers = (
+        {n: t[None] for n, t in tree.items()} for tree in (network.params, network.buffers)
+    )
+    try:
+        with torch.no_grad():
+            network.one(params, buffers, images[None], key, torch.ones(1, len(images)))
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"the model cannot be trained: {reason}") from error
+    if not torch.equal(before, torch.get_rng_state()):
+        torch.set_rng_state(before)
+        raise ValueError(
+            "the model draws random numbers by itself, so that no run could be repeated: use "
+            "nn.Dropout layers in place of torch.nn.functional.dropout and the like"
+        )
 
 
 def _algorithm(experiment: Experiment) -> Algorithm:

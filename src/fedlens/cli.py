@@ -318,8 +318,8 @@ def _finish(result: fedlens.Result, as_json: bool) -> None:
         print(f"report: {result.folder / 'report.html'}")
     if result.summary["collapsed"]:
         print(
-            "fedlens: the model collapsed, it gives every image the same class: "
-            "try a smaller local.lr",
+            f"fedlens: after {len(result.records)} rounds the model gives every image the same "
+            "class: train longer or, if it did better before, with a smaller local.lr",
             file=sys.stderr,
         )
     if result.status == "diverged":

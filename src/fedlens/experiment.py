@@ -139,6 +139,7 @@ class LocalTraining:
         for name in ("lr", "momentum", "weight_decay"):
             value = getattr(self, name)
             _demand(0 <= value < float("inf"), f"local.{name}", value, "choose 0 or more")
+        _demand(self.momentum < 1, "local.momentum", self.momentum, "choose 0 to below 1")
 
 
 @dataclass(frozen=True)
@@ -290,7 +291,7 @@ def _plain(value: Any) -> Any:
         return {name: _plain(part) for name, part in value.items() if part is not None}
     if isinstance(value, (tuple, list)):
         plain = [_plain(part) for part in value]
-        if any(isinstance(part, dict) for part in plain):  # algorithms: a list of tables
+        if any(isinstance(part, Named) for part in value):  # algorithms: a list of tables
             return [part if isinstance(part, dict) else {"name": part} for part in plain]
         return plain
     return value

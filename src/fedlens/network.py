@@ -55,7 +55,8 @@ class Network:
         self.dtype, self.compute = dtype, compute or dtype
         tracking = {e.layer for e in layout.entries.values() if e.role == "buffer"}
         self._uncast = {name for name, e in layout.entries.items() if e.layer in tracking}
-        self._stacking = stack(self.module)
+        self._stacking = stack(self.module.train())  # it is read as it is trained
+        self.module.eval()
 
     @property
     def params(self) -> Tree:

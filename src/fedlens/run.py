@@ -333,7 +333,9 @@ def _own_code(experiment: Experiment) -> list[str]:
     """The folders of the functions named by import path: a resumed run finds them there again."""
     clients = experiment.clients
     chosen = [experiment.dataset, experiment.model, clients.partition, *experiment.algorithm]
-    names = [one.name for one in chosen if isinstance(one, Named) and ":" in one.name]
+    names = [one.name for one in chosen if isinstance(one, Named)]
+    names += [experiment.loss, str(clients.partition.options.get("of", ""))]
+    names = [name for name in names if ":" in name and name.partition(":")[0] in sys.modules]
     folders = set()
     for name in names:
         module = sys.modules[name.partition(":")[0].partition(".")[0]]

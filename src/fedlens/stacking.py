@@ -24,7 +24,9 @@ from fedlens.layers import KeyedDropout, MaskedBatchNorm, keyed_dropout
 from fedlens.models.pool import AdaptivePool
 from fedlens.products import convolve, linear
 
+POOLS = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, AdaptivePool)
 PLAIN_LAYERS = (
+    *POOLS,
     nn.ReLU,
     nn.ReLU6,
     nn.Tanh,
@@ -32,10 +34,6 @@ PLAIN_LAYERS = (
     nn.SiLU,
     nn.GELU,
     nn.Identity,
-    nn.MaxPool2d,
-    nn.AvgPool2d,
-    nn.AdaptiveAvgPool2d,
-    AdaptivePool,
 )  # they treat every channel, or every number, alike
 PLAIN_FUNCTIONS = (operator.add, operator.iadd, torch.add, torch.relu, F.relu, F.relu6)
 
@@ -49,10 +47,7 @@ class Activations:
 
     tensor: Tensor
     clients: int
-
-    @property
-    def is_images(self) -> bool:
-        return self.tensor.ndim == 4
+    is_images: bool
 
     def by_client(self) -> Tensor:  # [C, B, ...]
         if not self.is_images:
@@ -64,8 +59,8 @@ class Activations:
         """From [C, B, ...]."""
         if tensor.ndim == 5:
             images = tensor.flatten(0, 1).contiguous(memory_format=torch.channels_last)
-            return cls(images, len(tensor))
-        return cls(tensor, len(tensor))
+            return cls(images, len(tensor), True)
+        return cls(tensor, len(tensor), False)
 
 
 class Stacking:
@@ -100,20 +95,22 @@ class Stacking:
         layer, clients = self.layers[name], x.clients
         names = (*layer._parameters, *layer._buffers)
         own = {key: tensors[f"{name}.{key}"] for key in names if f"{name}.{key}" in tensors}
-        if isinstance(layer, nn.Conv2d) and layer.padding_mode == "zeros":
-            return Activations(_convolution(layer, x, own), clients)
-        if isinstance(layer, nn.Linear) and not x.is_images:
-            return Activations(linear(x.tensor, own["weight"], own.get("bias")), clients)
+        if isinstance(layer, nn.Conv2d) and x.is_images and layer.padding_mode == "zeros":
+            return Activations(_convolution(layer, x, own), clients, True)
+        if isinstance(layer, nn.Linear) and not x.is_images and x.tensor.ndim == 3:
+            return Activations(linear(x.tensor, own["weight"], own.get("bias")), clients, False)
         if isinstance(layer, nn.GroupNorm) and x.is_images:
             y = F.group_norm(x.tensor, layer.num_groups, eps=layer.eps)
             if "weight" in own:
                 scale, shift = (own[key][:, None, :, None, None] for key in ("weight", "bias"))
-                y = (Activations(y, clients).by_client() * scale + shift).flatten(0, 1)
-            return Activations(y.contiguous(memory_format=torch.channels_last), clients)
-        if isinstance(layer, nn.Flatten) and layer.start_dim == 1:
-            return Activations(x.by_client().flatten(2), clients)
-        if isinstance(layer, PLAIN_LAYERS):
-            return Activations(layer(x.tensor), clients)
+                y = (Activations(y, clients, True).by_client() * scale + shift).flatten(0, 1)
+            return Activations(y.contiguous(memory_format=torch.channels_last), clients, True)
+        if isinstance(layer, nn.Flatten) and (layer.start_dim, layer.end_dim) == (1, -1):
+            return Activations(x.by_client().flatten(2), clients, False)
+        if getattr(layer, "inplace", False):  # what it writes over, a gradient may still need
+            x = Activations(x.tensor.clone(), clients, x.is_images)
+        if isinstance(layer, PLAIN_LAYERS) and (x.is_images or not isinstance(layer, POOLS)):
+            return Activations(layer(x.tensor), clients, x.is_images)
         if isinstance(layer, KeyedDropout):
             return self._dropout(layer, x, key, call)
         if isinstance(layer, MaskedBatchNorm):
@@ -180,11 +177,11 @@ def _is_readable(node: fx.Node) -> bool:
 
 
 def _function(function: Any, arguments: tuple[Any, ...]) -> Activations:
-    first = arguments[0]
+    first = next(a for a in arguments if isinstance(a, Activations))
     if function is torch.flatten:
-        return Activations(first.by_client().flatten(2), first.clients)
+        return Activations(first.by_client().flatten(2), first.clients, False)
     if function is operator.iadd:  # in place it could spoil what another branch reads
         function = operator.add
     tensors = [a.tensor if isinstance(a, Activations) else a for a in arguments]
     call: Callable[..., Tensor] = function
-    return Activations(call(*tensors), first.clients)
+    return Activations(call(*tensors), first.clients, first.is_images)

@@ -139,7 +139,10 @@ def test_a_large_tau_makes_adagrad_and_yogi_fedavg():
 
 
 def test_numbers_out_of_range_are_refused():
-    for wrong in (fedavgm(-0.1), fedadam(lr=-1.0), fedadam(tau=0.0)):
+    for wrong in (fedavgm(-0.1), fedavgm(1.0), fedadam(beta1=5.0), fedadam(beta2=-1.0)):
+        with pytest.raises(ValueError, match="choose a number from 0 to below 1"):
+            compose(BASE, wrong)
+    for wrong in (fedadam(lr=-1.0), fedadam(tau=0.0)):
         with pytest.raises(ValueError, match=r"choose .* or more"):
             compose(BASE, wrong)
     with pytest.raises(ValueError, match=r"leave server\.lr out"):

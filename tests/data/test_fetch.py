@@ -333,7 +333,7 @@ def test_sets_without_an_address_are_listed_and_checked_but_not_fetched(tmp_path
     assert rows["omniglot"] is None and rows["inaturalist-geo-3k"] is None
     (tmp_path / "omniglot").mkdir()
     (tmp_path / "omniglot" / "omniglot.npz").write_bytes(b"anything")
-    assert check("omniglot", source) == [(str(tmp_path / "omniglot" / "omniglot.npz"), "readable")]
+    assert check("omniglot", source) == [(str(tmp_path / "omniglot" / "omniglot.npz"), "damaged")]
     assert {row.name: row.where for row in listing(source)}["omniglot"] is not None
     with pytest.raises(ValueError, match="no address to fetch it from"):
         get("omniglot", tmp_path)

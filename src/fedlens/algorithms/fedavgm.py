@@ -6,7 +6,7 @@ gamma is `server.lr`. With beta = 0 it is FedAvg.
 
 from dataclasses import replace
 
-from fedlens.algorithm import Algorithm, at_least, paper
+from fedlens.algorithm import Algorithm, below_one, paper
 from fedlens.core import Number
 from fedlens.pieces import Sgd
 
@@ -19,6 +19,6 @@ def fedavgm(base: Algorithm, momentum: Number = 0.9, nesterov: bool = False) -> 
         momentum: beta.
         nesterov: step along g + beta * v, as some readings of the 2019 paper do.
     """
-    at_least(momentum, 0, "fedavgm: momentum")
+    below_one(momentum, "fedavgm: momentum")
     lr = base.advance.lr if isinstance(base.advance, Sgd) else 1.0
     return replace(base, advance=Sgd(lr, momentum, nesterov=nesterov))

@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedlens.algorithm import Algorithm, at_least, paper
+from fedlens.algorithm import Algorithm, at_least, below_one, paper
 from fedlens.core import Gathered, Memory, Number, Tree, per_row, zeros_like
 from fedlens.pieces import Sgd
 
@@ -56,6 +56,8 @@ def _adaptive(base: Algorithm, name: str, rule: Adaptive) -> Algorithm:
     if isinstance(base.advance, Sgd) and base.advance.lr != 1.0:
         raise ValueError(f"{name} has its own lr: leave server.lr out, and set it there")
     at_least(rule.lr, 0, f"{name}: lr")
+    below_one(rule.beta1, f"{name}: beta1")
+    below_one(rule.beta2, f"{name}: beta2")
     at_least(rule.tau, 1e-12, f"{name}: tau")
     return replace(base, advance=rule)
 

@@ -13,16 +13,26 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from fedlens.core import Dataset
 from fedlens.data import mini, store
 from fedlens.data.catalogue import PUBLISHED, Form, Published
 from fedlens.data.curation import SETS
 from fedlens.data.download import Unreachable, download, md5_of
+from fedlens.data.folders import tiny_imagenet
+from fedlens.data.handwriting import femnist, omniglot
 from fedlens.data.places import PLACED, Damaged, Source, put_in_place, roots
 from fedlens.data.published import find, not_found
 from fedlens.options import did_you_mean
 
 Progress = Callable[[int, int | None], None]
 """Is told the bytes had so far, and of how many."""
+
+
+PUT_IN_PLACE: dict[str, Callable[[Source], Dataset]] = {
+    "tiny-imagenet": tiny_imagenet,
+    "femnist": femnist,
+    "omniglot": omniglot,
+}
 
 
 class Row(NamedTuple):
@@ -107,6 +117,10 @@ def check(name: str, source: Source) -> list[tuple[str, str]]:
     if name in PLACED:
         folder, form = put_in_place(name, source)
         files = sorted(file for pattern in form for file in folder.glob(pattern))
+        try:
+            PUT_IN_PLACE[name](source)
+        except ValueError:
+            return [(str(file), "damaged") for file in files]
         return [(str(file), "readable") for file in files]
     if name in SETS:
         return [(str(place), store.state(place)) for place in _prepared(name, source)]

@@ -158,6 +158,8 @@ class _Crew:
                 trees |= {f"keep.{name}": tree for name, tree in part.keep.items()}
                 measured = {name: t.tolist() for name, t in part.scalars.items()}
                 pipe.send_bytes(pickle.dumps((slot.write(trees), measured)))
+            except BrokenPipeError:  # the other end was killed: there is nobody to tell
+                os._exit(0)
             except Exception:
                 pipe.send_bytes(pickle.dumps((traceback.format_exc(), None)))
 
