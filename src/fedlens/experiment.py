@@ -19,12 +19,13 @@ from fedlens.data.partitions import FOUND_IN_DATA, PARTITIONS
 from fedlens.models import MODELS
 from fedlens.models.weights import is_address
 from fedlens.options import check, did_you_mean, find, importable, resolve
-from fedlens.pieces import cross_entropy, double_softmax
+from fedlens.pieces import cross_entropy, double_softmax, squared_error
 from fedlens.tables import apply_override, read_tables, to_toml
 
 LOSSES: dict[str, Callable[..., Any]] = {
     "cross_entropy": cross_entropy,
     "double_softmax": double_softmax,
+    "squared_error": squared_error,
 }
 NUM_CLIENTS = 10  # where nobody says how many
 

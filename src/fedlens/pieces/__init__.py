@@ -7,7 +7,7 @@ number per experiment where one number was.
 
 from fedlens.pieces.combine import WeightedSum
 from fedlens.pieces.draw import Epochs, Virtual
-from fedlens.pieces.objective import Objective, cross_entropy, double_softmax
+from fedlens.pieces.objective import Objective, cross_entropy, double_softmax, squared_error
 from fedlens.pieces.select import BySize, Uniformly
 from fedlens.pieces.solve import Corrected, GradientDescent, Probed, Sgd
 from fedlens.pieces.upload import difference
@@ -30,4 +30,5 @@ __all__ = [
     "cross_entropy",
     "difference",
     "double_softmax",
+    "squared_error",
 ]

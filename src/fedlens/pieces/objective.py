@@ -23,6 +23,12 @@ def double_softmax(logits: Tensor, labels: Tensor) -> Tensor:  # [C, B, L], [C, 
     return cross_entropy(logits.softmax(-1), labels)
 
 
+def squared_error(logits: Tensor, labels: Tensor) -> Tensor:  # [C, B, L], [C, B] -> [C, B]
+    """Half the squared distance to the label as a unit vector: least squares for `linear`."""
+    wanted = F.one_hot(labels, logits.shape[-1]).to(logits)
+    return (logits - wanted).square().sum(-1) / 2
+
+
 @dataclass(frozen=True)
 class Objective:
     """The weighted mean of the examples' losses, plus penalties: weights multiply, terms add."""
