@@ -372,3 +372,24 @@ def test_a_run_that_cannot_be_resumed_gets_one_line_and_is_left_alone(
         assert contents(tmp_path) == before
         path.write_bytes(whole)
     assert fedlens(monkeypatch, "resume", "run", "-q") == 0
+
+
+def test_a_run_with_code_of_ones_own_can_be_run_again_from_anywhere(tmp_path):
+    home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
+    home.mkdir(), elsewhere.mkdir()
+    (home / "my_split_of_mine.py").write_text(
+        "import torch\n"
+        "from fedlens.core import Holdings\n"
+        "def halves(examples, num_classes, num_clients, rng):\n"
+        "    return Holdings.of(list(torch.arange(len(examples)).chunk(num_clients)))\n"
+    )
+    (home / "a.toml").write_text(
+        'dataset = "fashion-mnist-mini"\nmodel = "linear"\nrounds = 1\nengine = "sequential"\n'
+        '[clients]\ncount = 2\npartition = "my_split_of_mine:halves"\n'
+    )
+    for folder, file in ((home, "a.toml"), (elsewhere, "../home/first/experiment.toml")):
+        out = "first" if folder == home else "second"
+        command = [sys.executable, "-m", "fedlens.cli", "run", file, "--out", out, "-q"]
+        subprocess.run(command, cwd=folder, check=True, capture_output=True)
+    first, second = home / "first" / "model.safetensors", elsewhere / "second" / "model.safetensors"
+    assert first.read_bytes() == second.read_bytes()

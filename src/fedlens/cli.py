@@ -387,3 +387,7 @@ def _complain(message: str, status: int, debug: bool) -> int:
     if message:  # the help that a command without arguments shows comes without one
         print(f"fedlens: {message}", file=sys.stderr)
     return status
+
+
+if __name__ == "__main__":
+    main()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -250,7 +251,8 @@ class Experiment:
     def read(cls, path: str | Path, overrides: Sequence[str] = ()) -> Experiment:
         """From a TOML or JSON file; `overrides` are `key=value`, with dots in the key.
 
-        Functions of the user's own are looked for beside the file, too.
+        Functions of the user's own are looked for beside the file, too, and those of a run's own
+        file where the run found them.
         """
         path = Path(path)
         content = read_tables(path)
@@ -266,7 +268,7 @@ class Experiment:
         weights = content.get("weights")
         if isinstance(weights, str) and not is_address(weights):
             content["weights"] = str((path.parent / Path(weights).expanduser()).resolve())
-        with importable(path.parent):
+        with importable(path.parent, *_own_code(path.parent)):
             return cls.of(content)
 
     def plain(self) -> dict[str, Any]:
@@ -276,6 +278,14 @@ class Experiment:
 
     def toml(self) -> str:
         return to_toml(self.plain())
+
+
+def _own_code(folder: Path) -> list[Path]:
+    """Where the user's functions of a run lie, if `folder` is a run's."""
+    try:
+        return [Path(place) for place in json.loads((folder / "manifest.json").read_text())["code"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
 
 
 def _plain(value: Any) -> Any:
