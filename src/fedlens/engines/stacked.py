@@ -24,6 +24,7 @@ class Stacked:
 
     def map(self, program: ClientProgram, shared: Shared, work: Work) -> Iterator[Part]:
         execute = self._recorder(program) if self.examples.labels.is_cuda else None
+        shared = shared._replace(params=self.network.laid_out(shared.params))
         for start in range(0, len(work), self.at_once):
             mine = work.rows(slice(start, start + self.at_once))
             yield program(self.network.stacked, self.examples, shared, mine, execute)
