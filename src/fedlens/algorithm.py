@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar, cast, get_type_hints
 
 import torch
 from torch import Tensor
@@ -140,7 +140,47 @@ def same(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
+def alike(a: Any, b: Any, is_number: bool = False) -> bool:
+    """Whether two fillings differ in nothing but their fields of type `Number`."""
+    if is_number and all(isinstance(value, (int, float)) for value in (a, b)):
+        return True
+    if is_dataclass(a) and type(a) is type(b):
+        numbers = _numbers(type(a))
+        return all(
+            alike(getattr(a, f.name), getattr(b, f.name), f.name in numbers) for f in fields(a)
+        )
+    if isinstance(a, tuple) and isinstance(b, tuple) and len(a) == len(b):
+        return all(map(alike, a, b))
+    return same(a, b)
+
+
+def _numbers(kind: type) -> set[str]:
+    """The fields of a filling that may be a tensor [G]."""
+    try:
+        hints = get_type_hints(kind)
+    except NameError:  # a class of the user's own, whose names are known in a function alone
+        return set()
+    return {name for name, hint in hints.items() if hint == Number}
+
+
 T = TypeVar("T")
+
+
+def side_by_side(fillings: Sequence[T], like: Tensor) -> T:
+    """G fillings that are `alike` as one: numbers that differ become tensors [G], as `like` is."""
+    first: Any = fillings[0]
+    if all(same(first, other) for other in fillings):
+        return cast(T, first)
+    if isinstance(first, tuple):
+        columns = zip(*cast(Any, fillings), strict=True)
+        return cast(T, tuple(side_by_side(column, like) for column in columns))
+    if is_dataclass(first):
+        merged = {
+            f.name: side_by_side([getattr(one, f.name) for one in fillings], like)
+            for f in fields(first)
+        }
+        return cast(T, replace(cast(Any, first), **merged))
+    return cast(T, torch.tensor(fillings, dtype=like.dtype, device=like.device))
 
 
 def pick(filling: T, group: Tensor | None) -> T:

@@ -235,13 +235,14 @@ class Local:
 
     params: Tree  # [C, ...] the model being trained
     buffers: Tree  # [C, ...]
-    anchor: Tree  # [1, ...] the server's parameters, where this round started
-    exact: Tree  # [1, ...] the same and the float buffers, in float64
-    told: Memory  # [1, ...] what the server tells besides the model
+    anchor: Tree  # [1, ...] the server's parameters, where this round started; [C, ...] in a sweep
+    exact: Tree  # [1, ...] the same and the float buffers in float64, when it is time to upload
+    told: Memory  # [1, ...] what the server tells besides the model; [C, ...] in a sweep
     facts: Facts
     memory: Memory  # [C, ...] what the client kept from its last round
     solver: Memory  # [C, ...] what `solve` remembers between steps
     steps: Tensor  # [C] how many steps it takes
+    group: Tensor | None = None  # [C] which experiment of a sweep it belongs to
     step: Tensor | None = None  # [] the step it is at, counted from 0
     count: Tensor | None = None  # [C] examples in this step's batch
     loss: Tensor | None = None  # [C] their mean loss, without penalties
