@@ -6,7 +6,7 @@ On a GPU the same runs as it is, compiled: `python tests/interpreted_kernels.py`
 import torch
 import torch.nn.functional as F
 
-from fedlens import fused, keys, kernels
+from fedlens import fused, kernels, keys
 from fedlens.augment import normalise
 from fedlens.layers import dropout_word, keyed_dropout
 from fedlens.pieces.objective import cross_entropy

@@ -52,9 +52,10 @@ def _place(m, rows, columns, POOL: tl.constexpr):
 @triton.jit
 def _product_kernel(
     images, kernel, bias, out, winners,
-    batch, rows, columns, tall, wide, channels, run, depth, outs, down, right,
-    HAS_BIAS: tl.constexpr, RELU: tl.constexpr, POOL: tl.constexpr,
-    EXACT: tl.constexpr, TURNED: tl.constexpr,
+    batch, rows: tl.constexpr, columns: tl.constexpr, tall: tl.constexpr, wide: tl.constexpr,
+    channels: tl.constexpr, run: tl.constexpr, depth: tl.constexpr, outs: tl.constexpr,
+    down: tl.constexpr, right: tl.constexpr, HAS_BIAS: tl.constexpr, RELU: tl.constexpr,
+    POOL: tl.constexpr, EXACT: tl.constexpr, TURNED: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     client = tl.program_id(1).to(tl.int64)
@@ -106,8 +107,10 @@ def _product_kernel(
 @triton.jit
 def _gradient_kernel(
     images, slopes, out, out_bias,
-    clients, batch, rows, columns, tall, wide, channels, run, depth, outs, down, right,
-    slope_tall, slope_wide, top, left, splits,
+    clients, batch, rows: tl.constexpr, columns: tl.constexpr, tall: tl.constexpr,
+    wide: tl.constexpr, channels: tl.constexpr, run: tl.constexpr, depth: tl.constexpr,
+    outs: tl.constexpr, down: tl.constexpr, right: tl.constexpr, slope_tall: tl.constexpr,
+    slope_wide: tl.constexpr, top: tl.constexpr, left: tl.constexpr, splits,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     client = tl.program_id(1).to(tl.int64)
@@ -217,6 +220,24 @@ def _dropout_kernel(
 
 
 @triton.jit
+def _row_dropout_kernel(
+    x, client_keys, out, word, total, batch, width, num_dropped, scale, BLOCK: tl.constexpr
+):  # fmt: skip
+    """The same where four positions with one hash lie side by side."""
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    there = i < total // 4
+    row, place = i // (width // 4), i % (width // 4)
+    key = _mix(tl.load(client_keys + row // batch, mask=there, other=0) + word)
+    hashed = _mix((((row % batch) << 32) | place) * _GOLDEN + key)
+    each = tl.arange(0, 4)
+    lane = (hashed[:, None] << (48 - 16 * each)[None, :]) >> 48
+    entry = i[:, None] * 4 + each[None, :]
+    value = tl.load(x + entry, mask=there[:, None], other=0.0).to(tl.float32)
+    kept = tl.where(lane >= num_dropped - 32768, value * scale, 0.0)
+    tl.store(out + entry, kept.to(out.dtype.element_ty), mask=there[:, None])
+
+
+@triton.jit
 def _cross_entropy_kernel(
     logits, labels, weights, losses, slopes, batch, num_classes,
     ROWS: tl.constexpr, BATCH: tl.constexpr, CLASSES: tl.constexpr,
@@ -302,7 +323,8 @@ def kernel_gradient(
     rows, columns = places(images, geometry)
     depth = geometry.size[0] * geometry.size[1] * channels
     total = count // clients * rows * columns
-    block, wide_tile = (128, min(_tile(outs), 128)) if depth >= 128 else (_tile(depth), _tile(outs))
+    deep = depth >= 128
+    block, wide_tile = 64 if deep else _tile(depth), min(_tile(outs), 128)
     tiles, wide_tiles = triton.cdiv(depth, block), triton.cdiv(outs, wide_tile)
     splits = max(1, min(PROGRAMS // (clients * tiles * wide_tiles), triton.cdiv(total, 256)))
     out = torch.empty(splits, clients, depth, outs, device=images.device)
@@ -310,8 +332,8 @@ def kernel_gradient(
     _gradient_kernel[(tiles, clients, splits * wide_tiles)](
         images, slopes, out, out_bias, clients, count // clients, rows, columns, tall, wide,
         channels, geometry.size[1] * channels, depth, outs, *geometry.stride,
-        slope_tall, slope_wide, *border, splits, BM=64, BN=wide_tile, BK=block,
-        num_warps=4 if block * wide_tile <= 8192 else 8, num_stages=3,
+        slope_tall, slope_wide, *border, splits, BM=128 if deep else 64, BN=wide_tile, BK=block,
+        num_warps=4 if block * wide_tile <= 8192 else 8, num_stages=3 if deep else 1,
     )  # fmt: skip
     return (out[0], out_bias[0]) if splits == 1 else (out.sum(0), out_bias.sum(0))
 
@@ -371,11 +393,18 @@ def dropout(
     batch = x.shape[0] // len(client_keys) if is_images else x.shape[1]
     width = x.shape[1:].numel() if is_images else x.shape[2]
     channels = x.shape[1] if is_images else 1
+    scale = 2**16 / (2**16 - num_dropped)
+    if not is_images and not whole_channels and width % 4 == 0:
+        _row_dropout_kernel[(triton.cdiv(x.numel(), 2048),)](
+            x, client_keys, out, signed(word * GOLDEN), x.numel(), batch, width, num_dropped,
+            scale, BLOCK=512,
+        )  # fmt: skip
+        return out
     if not is_images and whole_channels:
         channels = width
     _dropout_kernel[(triton.cdiv(x.numel(), 1024),)](
         x, client_keys, out, signed(word * GOLDEN), x.numel(), batch, width, channels,
-        num_dropped, 2**16 / (2**16 - num_dropped), WHOLE=whole_channels, BLOCK=1024,
+        num_dropped, scale, WHOLE=whole_channels, BLOCK=1024,
     )  # fmt: skip
     return out
 

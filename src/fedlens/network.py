@@ -107,12 +107,17 @@ class Network:
         logits, moved = vmap(each)(params, buffers, inputs, keys, mask)
         return logits, moved
 
+    def is_stacked_once(self, layer: str, weight: str) -> bool:
+        """Whether `stacked` reads the layer, uses it at one place, and trains its weight."""
+        at_once = self._stacking is not None and self._stacking.uses(layer) == 1
+        return at_once and weight in self._params
+
     def laid_out(self, params: Tree) -> Tree:
-        """The same parameters as `stacked` is fastest with: kernels [h, w, channels, out]."""
+        """The same parameters [G, ...], kernels in memory as [G, h, w, channels, out]."""
         if self._stacking is None:
             return params
         return {
-            name: p.permute(2, 3, 1, 0).contiguous().permute(3, 2, 0, 1) if p.ndim == 4 else p
+            name: p.permute(0, 3, 4, 2, 1).contiguous().permute(0, 4, 3, 1, 2) if p.ndim == 5 else p
             for name, p in params.items()
         }
 

@@ -10,7 +10,7 @@ in their own dtype and memory layout, so that the solver runs over both from end
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -45,6 +45,60 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, relu: bool = False
     """Rows [C, B, features] under each client's matrix [C, out, features]."""
     y: Tensor = _Linear.apply(x, weight, bias, relu)  # type: ignore[no-untyped-call]
     return y
+
+
+class Factors(NamedTuple):
+    """Each client's matrix as start - lr * slopes' inputs (see engines/factored.py)."""
+
+    start: Tensor  # [out, features]
+    inputs: Tensor  # [C, T * B, features] of the steps so far; zeros where none was taken yet
+    slopes: Tensor  # [C, T * B, out]
+    taken: Tensor  # [C] steps
+    lr: float
+
+    def linear(self, x: Tensor, bias: Tensor | None, *, relu: bool) -> Tensor:
+        """As `linear` does; the step's inputs and, going back, its slopes are added."""
+        y: Tensor = _Factored.apply(x, bias, self, relu)  # type: ignore[no-untyped-call]
+        return y
+
+
+class _Factored(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias: Tensor | None, factors: Factors, relu: bool) -> Tensor:
+        start, inputs, slopes, taken, lr = factors
+        clients, batch, _ = x.shape
+        y = (x.flatten(0, 1) @ start.T).view(clients, batch, -1)
+        y = torch.baddbmm(y, torch.bmm(x, inputs.mT), slopes, alpha=-lr)
+        if bias is not None:
+            y += bias[:, None]
+        if relu:
+            y.relu_()
+        # Everyone who still trains has taken as many steps.
+        rows = taken[0] * batch + torch.arange(batch, device=x.device)
+        inputs.index_copy_(1, rows, x)
+        ctx.save_for_backward(y if relu else None, rows)
+        ctx.factors, ctx.has_bias = factors, bias is not None
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (dy,) = gradients
+        y, rows = ctx.saved_tensors
+        start, inputs, slopes, _, lr = ctx.factors
+        if y is not None:
+            dy = torch.ops.aten.threshold_backward(dy, y, 0)
+        dx = None
+        if ctx.needs_input_grad[0]:
+            dx = (dy.flatten(0, 1) @ start).view(*dy.shape[:2], -1)
+            # This step's slopes are not there yet, so its own inputs count for nothing.
+            dx = torch.baddbmm(dx, torch.bmm(dy, slopes.mT), inputs, alpha=-lr)
+        slopes.index_copy_(1, rows, dy)
+        return (
+            dx,
+            dy.sum(1, dtype=torch.promote_types(dy.dtype, torch.float32)) if ctx.has_bias else None,
+            None,
+            None,
+        )
 
 
 class _Linear(torch.autograd.Function):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedlens import keys
 from fedlens.algorithm import Algorithm
-from fedlens.client import ClientProgram, Part, Shared, Work
+from fedlens.client import ClientProgram
 from fedlens.core import (
     Cohort,
     Facts,
@@ -26,6 +26,7 @@ from fedlens.core import (
 )
 from fedlens.engines import Engine
 from fedlens.network import Network
+from fedlens.work import Part, Shared, Work
 
 SELECT, CLIENT, DRAW = keys.purpose("select"), keys.purpose("client"), keys.purpose("draw")
 

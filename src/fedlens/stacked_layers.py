@@ -15,7 +15,7 @@ from fedlens import fused
 from fedlens.core import Tree
 from fedlens.layers import WHOLE, KeyedDropout, MaskedBatchNorm, dropout_word, keyed_dropout
 from fedlens.models.pool import AdaptivePool
-from fedlens.products import convolve, linear
+from fedlens.products import Factors, convolve, linear
 
 POOLS = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, AdaptivePool)
 PLAIN = (
@@ -94,6 +94,8 @@ def stacked(layer: nn.Module, x: Activations, given: Given, follow: Follow) -> A
         return x.now(_convolution(layer, x, given, follow))
     if isinstance(layer, nn.Linear) and not x.is_images and x.tensor.ndim == 3:
         weight, bias = given.own["weight"], given.own.get("bias")
+        if isinstance(weight, Factors):
+            return x.now(weight.linear(x.tensor, bias, relu=follow.relu))
         return x.now(linear(x.tensor, weight, bias, relu=follow.relu))
     if isinstance(layer, nn.GroupNorm) and x.is_images:
         return x.now(_group_norm(layer, x, given.cast().own))

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from fedlens.core import Tree
+from fedlens.layers import KeyedDropout
 from fedlens.stacked_layers import Activations, Follow, Given, flattened, stacked
 
 PLAIN_FUNCTIONS = (operator.add, operator.iadd, torch.add, torch.relu, F.relu, F.relu6)
@@ -33,6 +34,14 @@ class Stacking:
         self.taken: dict[fx.Node, fx.Node] = {}  # a node that the layer before does as well
         for node in self.nodes:
             self._read(node)
+        # Dropout goes by the place in a flattened row, and is faster on one.
+        self.flat_first = {
+            node
+            for node in self.nodes
+            if isinstance(layer := self._layer(node), KeyedDropout)
+            and not layer.channels
+            and all(self._flattens(user) for user in node.users)
+        }
 
     def __call__(
         self,
@@ -57,13 +66,18 @@ class Stacking:
             elif node.op == "call_module":
                 name = str(node.target)
                 given = Given(name, self._own(name, tensors), cast, key, mask, calls[name])
-                values[node] = stacked(self.layers[name], arguments[0], given, self.follow[node])
+                x = flattened(arguments[0]) if node in self.flat_first else arguments[0]
+                values[node] = stacked(self.layers[name], x, given, self.follow[node])
                 calls[name] += 1
             elif node.op == "call_function":
                 values[node] = _function(node.target, arguments)
             else:  # the output
                 result: Tensor = arguments[0].by_client()
         return result
+
+    def uses(self, name: str) -> int:
+        """At how many places of the forward pass a layer stands."""
+        return sum(node.op == "call_module" and node.target == name for node in self.nodes)
 
     def _own(self, name: str, tensors: Tree) -> Tree:
         layer = self.layers[name]
@@ -87,6 +101,11 @@ class Stacking:
         if type(layer) is nn.ReLU or node.target in (F.relu, torch.relu):
             return "relu"
         return "pool" if isinstance(layer, nn.MaxPool2d) and _is_two_by_two(layer) else None
+
+    def _flattens(self, node: fx.Node) -> bool:
+        layer = self._layer(node)
+        whole = isinstance(layer, nn.Flatten) and (layer.start_dim, layer.end_dim) == (1, -1)
+        return whole or node.target is torch.flatten
 
     def _layer(self, node: fx.Node) -> nn.Module | None:
         return self.layers[str(node.target)] if node.op == "call_module" else None
