@@ -138,7 +138,8 @@ class ClientProgram:
         full = cuts[0], (work.plan.index.shape[2],) * len(cuts[1])  # one shape for every step
 
         def one(local: Local, now: Inputs) -> tuple[Local, Tensor]:
-            return record("step", partial(_in_place, take), local, now) or take(local, now)
+            before = replace(local, step=None, count=None, loss=None)
+            return record("step", partial(_in_place, take), before, now) or take(local, now)
 
         return self._steps(examples.labels, full, one, sent, given)
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from fedlens.client import ClientProgram
+from fedlens.client import ClientProgram, Record
 from fedlens.core import Examples
 from fedlens.engines.factored import Factored, factorable
 from fedlens.engines.graphs import Graphs
@@ -24,15 +24,14 @@ class Stacked:
     examples: Examples
     at_once: int = 64
     factor: bool = True
-    _made: tuple[ClientProgram, Graphs, dict[tuple[str, ...], Factored]] | None = field(
+    _made: tuple[ClientProgram, Record | None, dict[tuple[str, ...], Factored]] | None = field(
         default=None, repr=False
     )
 
     def map(self, program: ClientProgram, shared: Shared, work: Work) -> Iterator[Part]:
         if self._made is None or self._made[0] is not program:
-            self._made = program, Graphs(), {}
-        _, graphs, factored = self._made
-        record = graphs if self.examples.labels.is_cuda else None
+            self._made = program, self._recorder(), {}
+        _, record, factored = self._made
         shared = shared._replace(params=self.network.laid_out(shared.params))
         for start in range(0, len(work), self.at_once):
             mine = work.rows(slice(start, start + self.at_once))
@@ -45,6 +44,9 @@ class Stacked:
             form = factored[names]
             sent = form.send(shared, mine)
             yield from form.receive(form.program(form.apply, self.examples, sent, mine, record))
+
+    def _recorder(self) -> Record | None:
+        return Graphs() if self.examples.labels.is_cuda else None
 
     def close(self) -> None:
         self._made = None
