@@ -21,7 +21,7 @@ from fedlens.algorithm import Algorithm, pick, side_by_side
 from fedlens.augment import Augment
 from fedlens.core import Batch, Examples, Local, Memory, Plan, Tree, tree_map
 from fedlens.layout import Layout
-from fedlens.trees import copy_tensors, join, map_tensors
+from fedlens.trees import copy_tensors, join, map_tensors, moved
 from fedlens.work import Given, Part, Shared, Work
 
 Apply = Callable[[Tree, Tree, Tensor, Tensor, Tensor], tuple[Tensor, Tree]]
@@ -104,13 +104,13 @@ class ClientProgram:
             # Clients with more steps first: those that are done are cut off the end.
             order = steps.argsort(descending=True, stable=True)
             local, loss = self._train(apply, examples, shared, work.rows(order), record)
-            back = order.argsort().to(loss.device)
+            back = moved(order.argsort(), loss.device)
             local, loss = map_tensors(local, lambda t: t if len(t) == 1 else t[back]), loss[back]
         parts = []
         with torch.no_grad():
             for group, rows, mine in work.apart():
                 some = local if work.group is None else map_tensors(local, itemgetter(rows))
-                mine = replace(mine, shares=mine.shares.to(loss.device))
+                mine = replace(mine, shares=moved(mine.shares, loss.device))
                 part = self._send(some, loss[rows], mine, shared, group)
                 if record is not None:  # what clients keep must outlive the memory of the steps
                     part = part._replace(keep=map_tensors(part.keep, torch.clone))

@@ -11,6 +11,7 @@ import importlib.util
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 Padding = tuple[int, int, int, int]  # left, right, top, bottom
@@ -60,16 +61,23 @@ class _Convolve(torch.autograd.Function):
 
         geometry = kernels.Geometry(*geometry)
         # Where weights lie as [C, h, w, channels, out], this is a cast and no transposition.
-        kernel = weight.permute(0, 3, 4, 2, 1).to(x.dtype).contiguous().flatten(1, 3)
+        kernel = weight.permute(0, 3, 4, 2, 1).to(x.dtype).contiguous()
         images = x.permute(0, 2, 3, 1).contiguous()
-        if any(padding):
-            shape = (images.shape[1], images.shape[2])
-            images = kernels.spread(images, None, shape, padding, kernels.PLAIN)
+        more = kernels.spare_channels(geometry.size, images.shape[3])
+        if any(padding) or more:
+            shape, room = (images.shape[1], images.shape[2]), images.shape[3] + more
+            images = kernels.spread(images, None, shape, padding, kernels.PLAIN, room)
+        kernel = (F.pad(kernel, (0, 0, 0, more)) if more else kernel).flatten(1, 3)
         bias = None if bias is None else bias.contiguous()
         y, winners = kernels.product(images, kernel, bias, geometry)
         kept = winners if geometry.pool else y if geometry.relu else None
         ctx.save_for_backward(images, kernel, kept)
-        ctx.padding, ctx.geometry, ctx.has_bias = padding, geometry, bias is not None
+        ctx.padding, ctx.geometry, ctx.has_bias, ctx.more = (
+            padding,
+            geometry,
+            bias is not None,
+            more,
+        )
         return y.permute(0, 3, 1, 2)
 
     @staticmethod
@@ -88,7 +96,8 @@ class _Convolve(torch.autograd.Function):
         if any(border) or kept is not None:
             slopes = kernels.spread(slopes, kept, shape, border, geometry)
         dw, db = kernels.kernel_gradient(images, slopes, border[2::-2], clients, geometry)
-        dw = dw.view(clients, height, width, channels, -1).permute(0, 4, 3, 1, 2)
+        dw = dw.view(clients, height, width, channels, -1)[:, :, :, : channels - ctx.more]
+        dw = dw.contiguous().permute(0, 4, 3, 1, 2)
         dx = None
         if needs_dx:
             if not plain:
@@ -96,7 +105,7 @@ class _Convolve(torch.autograd.Function):
                 shape = slopes.shape[1], slopes.shape[2]
                 slopes = kernels.spread(slopes, None, shape, around, kernels.PLAIN)
             dx = kernels.turned_product(slopes, kernel, geometry.size, channels)
-            dx = dx.permute(0, 3, 1, 2)
+            dx = dx[..., : channels - ctx.more].permute(0, 3, 1, 2)
         return dx, dw, db if ctx.has_bias else None, None, None
 
 

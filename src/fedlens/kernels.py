@@ -106,7 +106,7 @@ def _product_kernel(
 
 @triton.jit
 def _gradient_kernel(
-    images, slopes, out, out_bias,
+    images, slopes, out,
     clients, batch, rows: tl.constexpr, columns: tl.constexpr, tall: tl.constexpr,
     wide: tl.constexpr, channels: tl.constexpr, run: tl.constexpr, depth: tl.constexpr,
     outs: tl.constexpr, down: tl.constexpr, right: tl.constexpr, slope_tall: tl.constexpr,
@@ -138,20 +138,41 @@ def _gradient_kernel(
         sums = tl.dot(tl.trans(a), d, sums, input_precision="tf32")
         if tl.program_id(0) == 0:
             bias += tl.sum(d.to(tl.float32), 0)
-    target = ((split * clients + client) * depth + k)[:, None] * outs + n[None, :]
-    tl.store(out + target, sums, mask=(k < depth)[:, None] & (n < outs)[None, :])
-    if tl.program_id(0) == 0:
-        tl.store(out_bias + (split * clients + client) * outs + n, bias, mask=n < outs)
+    out += (split * clients + client) * (depth + 1) * outs
+    there = (k < depth)[:, None] & (n < outs)[None, :]
+    tl.store(out + k[:, None] * outs + n[None, :], sums, mask=there)
+    if tl.program_id(0) == 0:  # the gradient of the bias is the last row
+        tl.store(out + depth * outs + n, bias, mask=n < outs)
+
+
+@triton.jit
+def _gather_kernel(
+    parts, weights, biases, each, depth: tl.constexpr, outs: tl.constexpr, splits,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The sum of the splits, weights and biases apart."""
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    there = i < each
+    total = tl.zeros((BLOCK,), tl.float32)
+    for _ in range(splits):
+        total += tl.load(parts + i, mask=there, other=0.0)
+        parts += each
+    client, place = i // ((depth + 1) * outs), i % ((depth + 1) * outs)
+    of_bias = place >= depth * outs
+    tl.store(weights + client * depth * outs + place, total, mask=there & (of_bias == 0))
+    tl.store(biases + client * outs + place - depth * outs, total, mask=there & of_bias)
 
 
 @triton.jit
 def _spread_kernel(
     slopes, winners, out,
-    count, rows, columns, outs, slope_rows, slope_columns, tall, wide, top, left,
+    count, rows: tl.constexpr, columns: tl.constexpr, outs: tl.constexpr,
+    slope_rows: tl.constexpr, slope_columns: tl.constexpr, tall: tl.constexpr, wide: tl.constexpr,
+    top: tl.constexpr, left: tl.constexpr, room: tl.constexpr,
     KIND: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Place m of `out` [count, tall, wide, outs]: its slope, or 0 on the border and for losers."""
-    m = (tl.program_id(0) * BM + tl.arange(0, BM)).to(tl.int64)
+    """Place m of `out` [count, tall, wide, room]: its slope, or 0 on the border and for losers."""
+    m = tl.program_id(0) * BM + tl.arange(0, BM)
     n = tl.program_id(1) * BN + tl.arange(0, BN)
     image, place = m // (tall * wide), m % (tall * wide)
     row, column = place // wide - top, place % wide - left
@@ -160,7 +181,7 @@ def _spread_kernel(
     if KIND == "pool":
         inside &= (row < 2 * slope_rows) & (column < 2 * slope_columns)
         there = inside[:, None] & here
-        window = (image * slope_rows + row // 2) * slope_columns + column // 2
+        window = ((image * slope_rows + row // 2) * slope_columns + column // 2).to(tl.int64)
         slope = tl.load(slopes + window[:, None] * outs + n[None, :], mask=there, other=0.0)
         winner = tl.load(winners + window[:, None] * outs + n[None, :], mask=there, other=9)
         corner = (row % 2 * 2 + column % 2).to(tl.uint8)
@@ -168,13 +189,13 @@ def _spread_kernel(
     else:
         inside &= (row < rows) & (column < columns)
         there = inside[:, None] & here
-        source = ((image * rows + row) * columns + column)[:, None] * outs + n[None, :]
+        source = ((image * rows + row) * columns + column).to(tl.int64)[:, None] * outs + n[None, :]
         slope = tl.load(slopes + source, mask=there, other=0.0)
         if KIND == "relu":
             result = tl.load(winners + source, mask=there, other=0.0)
             slope = tl.where(result > 0, slope, 0.0)
-    store = (m < count * tall * wide)[:, None] & here
-    tl.store(out + m[:, None] * outs + n[None, :], slope, mask=store)
+    store = (m < count * tall * wide)[:, None] & (n < room)[None, :]
+    tl.store(out + m.to(tl.int64)[:, None] * room + n[None, :], slope, mask=store)
 
 
 @triton.jit
@@ -301,7 +322,7 @@ def _product(
     clients, depth = len(kernel), geometry.size[0] * geometry.size[1] * channels
     total = count // clients * rows * columns * (4 if geometry.pool else 1)
     block, wide_tile = 128, min(_tile(outs), 128)
-    deep = 32 if depth < 64 else 64
+    deep = 32 if channels < 16 else 64
     _product_kernel[(triton.cdiv(total, block), clients, triton.cdiv(outs, wide_tile))](
         images, kernel, kernel if bias is None else bias, out, out if winners is None else winners,
         count // clients, rows, columns, tall, wide, channels, geometry.size[1] * channels, depth,
@@ -326,16 +347,29 @@ def kernel_gradient(
     deep = depth >= 128
     block, wide_tile = 64 if deep else _tile(depth), min(_tile(outs), 128)
     tiles, wide_tiles = triton.cdiv(depth, block), triton.cdiv(outs, wide_tile)
+    stages = 3 if deep or channels % 4 == 0 else 1  # loads of two bytes come one by one anyway
     splits = max(1, min(PROGRAMS // (clients * tiles * wide_tiles), triton.cdiv(total, 256)))
-    out = torch.empty(splits, clients, depth, outs, device=images.device)
-    out_bias = torch.empty(splits, clients, outs, device=images.device)
+    out = torch.empty(splits, clients, depth + 1, outs, device=images.device)
     _gradient_kernel[(tiles, clients, splits * wide_tiles)](
-        images, slopes, out, out_bias, clients, count // clients, rows, columns, tall, wide,
+        images, slopes, out, clients, count // clients, rows, columns, tall, wide,
         channels, geometry.size[1] * channels, depth, outs, *geometry.stride,
         slope_tall, slope_wide, *border, splits, BM=128 if deep else 64, BN=wide_tile, BK=block,
-        num_warps=4 if block * wide_tile <= 8192 else 8, num_stages=3 if deep else 1,
+        num_warps=4 if block * wide_tile <= 8192 else 8, num_stages=stages,
     )  # fmt: skip
-    return (out[0], out_bias[0]) if splits == 1 else (out.sum(0), out_bias.sum(0))
+    weights = torch.empty(clients, depth, outs, device=images.device)
+    biases = torch.empty(clients, outs, device=images.device)
+    each = clients * (depth + 1) * outs
+    _gather_kernel[(triton.cdiv(each, 1024),)](
+        out, weights, biases, each, depth, outs, splits, BLOCK=1024
+    )
+    return weights, biases
+
+
+def spare_channels(size: tuple[int, int], channels: int) -> int:
+    """How many channels of zeros make loads wider where they cost no larger tile."""
+    more, taps = -channels % 4, size[0] * size[1]
+    worth = 1 < channels < 16 and _tile(taps * (channels + more)) == _tile(taps * channels)
+    return more if worth else 0
 
 
 def places(images: Tensor, geometry: Geometry) -> tuple[int, int]:
@@ -351,20 +385,24 @@ def spread(
     shape: tuple[int, int],
     padding: tuple[int, int, int, int],
     geometry: Geometry,
+    room: int = 0,
 ) -> Tensor:
     """Slopes [N, ...] taken back through pooling and ReLU to [N, *shape], within a zero border.
 
-    `kept` is what the forward pass left: the winners, or else (for ReLU) the result itself.
+    `kept` is what the forward pass left: the winners, or else (for ReLU) the result itself. With
+    `room` there are so many channels, the last of them zero.
     """
     count, slope_rows, slope_columns, outs = slopes.shape
     left, right, top, bottom = padding
     tall, wide = shape[0] + top + bottom, shape[1] + left + right
-    out = slopes.new_empty(count, tall, wide, outs)
+    room = max(room, outs)
+    out = slopes.new_empty(count, tall, wide, room)
     kind = "pool" if geometry.pool else "relu" if geometry.relu else "plain"
-    block, wide_tile = max(1, 4096 // min(_tile(outs), 128)), min(_tile(outs), 128)
-    _spread_kernel[(triton.cdiv(count * tall * wide, block), triton.cdiv(outs, wide_tile))](
+    wide_tile = min(int(triton.next_power_of_2(room)), 128)
+    block = 4096 // max(wide_tile, 8)
+    _spread_kernel[(triton.cdiv(count * tall * wide, block), triton.cdiv(room, wide_tile))](
         slopes, slopes if kept is None else kept, out, count, *shape, outs, slope_rows,
-        slope_columns, tall, wide, top, left, KIND=kind, BM=block, BN=wide_tile,
+        slope_columns, tall, wide, top, left, room, KIND=kind, BM=block, BN=wide_tile,
     )  # fmt: skip
     return out
 

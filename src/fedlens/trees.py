@@ -48,3 +48,12 @@ def join(values: Sequence[Any]) -> Any:
     if first is None:
         return None
     return type(first)(*map(join, zip(*values, strict=True)))
+
+
+def moved(value: Any, device: torch.device) -> Any:
+    """`value` with its tensors on the device, without waiting for what is under way there."""
+    if device.type == "cpu":
+        return value
+    return map_tensors(
+        value, lambda t: t if t.device == device else t.pin_memory().to(device, non_blocking=True)
+    )

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedlens.core import Cohort, Facts, Memory, Plan, Tree
-from fedlens.trees import join, map_tensors, tensors_in
+from fedlens.trees import join, map_tensors, moved, tensors_in
 
 COUNTS = ("num_clients", "num_examples", "num_examples_seen")  # of a Cohort
 
@@ -98,7 +98,7 @@ class Given(NamedTuple):
     @classmethod
     def of(cls, work: Work, device: torch.device) -> Given:
         here = cls(work.plan, work.keys, work.facts, work.plan.steps, {}, work.group)
-        there: Given = _moved(here, device)
+        there: Given = _at_once(here, device)
         return there._replace(memory=work.memory)
 
 
@@ -121,16 +121,16 @@ def _plans(plans: Sequence[Plan]) -> Plan:
     return Plan(torch.cat(index), torch.cat(counts))
 
 
-def _moved(numbers: Any, device: torch.device) -> Any:
+def _at_once(numbers: Any, device: torch.device) -> Any:
     """Whole numbers on the device, in one copy for all of them."""
     if device.type == "cpu":
         return numbers
-    flat = torch.cat([t.flatten() for t in tensors_in(numbers)])
-    there, start = flat.pin_memory().to(device, non_blocking=True), 0
+    there, start = moved(torch.cat([t.flatten() for t in tensors_in(numbers)]), device), 0
 
     def place(tensor: Tensor) -> Tensor:
         nonlocal start
         start += tensor.numel()
-        return there[start - tensor.numel() : start].view(tensor.shape)
+        part: Tensor = there[start - tensor.numel() : start]
+        return part.view(tensor.shape)
 
     return map_tensors(numbers, place)
