@@ -16,6 +16,7 @@ import typer
 
 import fedlens
 from fedlens.options import importable
+from fedlens.sweep_command import sweep_command
 
 app = typer.Typer(
     add_completion=False,
@@ -25,6 +26,7 @@ app = typer.Typer(
 )
 data_app = typer.Typer(no_args_is_help=True, help="What data is here, fetching it, verifying it.")
 app.add_typer(data_app, name="data")
+app.command("sweep")(sweep_command)
 
 ExperimentFile = Annotated[Path, typer.Argument(help="An experiment file, TOML or JSON.")]
 Overrides = Annotated[

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 import shutil
@@ -72,20 +73,35 @@ class RunFolder:
         with (self.path / "rounds.jsonl").open("a") as file:
             file.write(to_json(record) + "\n")
 
-    def cut_records(self, last: int) -> list[dict[str, Any]]:
-        """Keep the records up to round `last`, and drop what came after or was torn."""
+    def read_records(self) -> list[dict[str, Any]]:
+        """What was recorded, up to a line that was torn."""
         path = self.path / "rounds.jsonl"
-        kept = []
+        records = []
         for line in path.read_text().splitlines() if path.exists() else []:
             try:
-                record = json.loads(line)
+                records.append(json.loads(line))
             except ValueError:
                 break
-            if record["round"] > last:
-                break
-            kept.append(record)
-        write_atomically(path, "".join(to_json(r) + "\n" for r in kept).encode())
+        return records
+
+    def cut_records(self, last: int) -> list[dict[str, Any]]:
+        """Keep the records up to round `last`, and drop what came after or was torn."""
+        kept = list(itertools.takewhile(lambda r: r["round"] <= last, self.read_records()))
+        lines = "".join(to_json(record) + "\n" for record in kept)
+        write_atomically(self.path / "rounds.jsonl", lines.encode())
         return kept
+
+    @property
+    def status(self) -> str | None:
+        """What the summary says, or None if the run died before there was one."""
+        there = (self.path / "summary.json").exists()
+        return self.read_json("summary.json").get("status") if there else None
+
+    def load_model(self) -> Tree:
+        from safetensors.torch import load_file
+
+        model: Tree = load_file(self.path / "model.safetensors")
+        return model
 
     def save_model(self, model: Tree) -> None:
         write_atomically(self.path / "model.safetensors", _packed(model))

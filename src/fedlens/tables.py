@@ -46,6 +46,18 @@ def apply_override(content: dict[str, Any], override: str) -> None:
     place[last] = _parsed(text)
 
 
+def parse_axis(axis: str) -> tuple[str, list[Any]]:
+    """A key and the values it takes, from `local.lr=0.01,0.1`."""
+    key, equals, text = axis.partition("=")
+    if not equals or not key.strip() or not text.strip():
+        raise ValueError(f"{axis!r} is not an axis of a grid: write key=value,value")
+    try:
+        values: list[Any] = tomllib.loads(f"values = [{text}]")["values"]
+    except tomllib.TOMLDecodeError:
+        values = [_parsed(part.strip()) for part in text.split(",")]
+    return key.strip(), values
+
+
 def _parsed(text: str) -> Any:
     """What TOML makes of it; anything else is text, which needs no quotes on a command line."""
     try:
@@ -86,14 +98,15 @@ def _is_section(key: str, value: Any) -> bool:
 
 def _pair(key: str, value: Any) -> str:
     is_bare = key.isascii() and key.replace("-", "").replace("_", "").isalnum()
-    return f"{key if is_bare else _value(key)} = {_value(value)}"
+    return f"{key if is_bare else to_value(key)} = {to_value(value)}"
 
 
-def _value(value: Any) -> str:
+def to_value(value: Any) -> str:
+    """A value as TOML writes it."""
     if isinstance(value, dict):
         return f"{{ {', '.join(_pair(key, part) for key, part in value.items())} }}"
     if isinstance(value, (list, tuple)):
-        return f"[{', '.join(map(_value, value))}]"
+        return f"[{', '.join(map(to_value, value))}]"
     if isinstance(value, float):
         return repr(value)
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
