@@ -192,3 +192,10 @@ def below_one(number: Number, what: str) -> None:
     values = torch.as_tensor(number)
     if not bool(((values >= 0) & (values < 1)).all()):
         raise ValueError(f"{what} is {number}: choose a number from 0 to below 1")
+
+
+def up_to_one(number: Number, what: str) -> None:
+    """Refuse a share of the past to be kept that is not in [0, 1]."""
+    values = torch.as_tensor(number)
+    if not bool(((values >= 0) & (values <= 1)).all()):
+        raise ValueError(f"{what} is {number}: choose a number from 0 to 1")
