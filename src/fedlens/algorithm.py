@@ -41,7 +41,7 @@ class Combine(Protocol):
     """How uploads become one update.
 
     A `linear` one may be given the cohort part by part: the sums of the parts add up. Any other
-    needs all uploads at once.
+    needs all uploads at once. `uses_shares`: nothing in it is weighed in another way.
     """
 
     linear: ClassVar[bool]
@@ -126,8 +126,12 @@ def compose(base: Algorithm, *amendments: Amendment) -> Algorithm:
     if "weigh" in refilled and not base.combine.uses_shares:
         ignoring = refilled.get("combine", type(base.combine).__name__)
         raise ValueError(
-            f"{ignoring} ignores the shares that {refilled['weigh']} sets: leave one out"
+            f"{ignoring} has weights of its own, not those that {refilled['weigh']} sets: "
+            "leave one out"
         )
+    within = getattr(base.weigh, "within", None)
+    if within is not None:  # shares that depend on how clients step, whoever says so
+        base = replace(base, weigh=within(base))
     return base
 
 
