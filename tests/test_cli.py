@@ -1,6 +1,8 @@
 import gzip
 import hashlib
 import json
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -11,6 +13,7 @@ import pytest
 
 from command_line import everything
 from data.published_files import write_idx_set
+from fedlens import __version__
 from fedlens.algorithms import ALGORITHMS
 from fedlens.data import DATASETS, catalogue
 from fedlens.data.catalogue import FASHION_MNIST, PUBLISHED, Download, Published
@@ -121,6 +124,19 @@ def test_a_list_is_one_name_a_line(fedlens, kind, table):
     status, out, err = fedlens("list", kind)
     assert (status, err) == (0, "")
     assert out.splitlines() == list(table)
+
+
+def test_without_a_kind_the_kinds_are_listed(fedlens):
+    status, out, err = fedlens("list")
+    assert (status, err) == (0, "")
+    assert out.splitlines() == ["algorithms", "models", "partitions", "datasets"]
+
+
+def test_the_version_is_told_by_the_command_and_by_the_module(fedlens):
+    assert fedlens("--version") == (0, f"fedlens {__version__}\n", "")
+    command = [sys.executable, "-m", "fedlens", "--version"]
+    told = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (told.returncode, told.stdout, told.stderr) == (0, f"fedlens {__version__}\n", "")
 
 
 def test_the_doctor_names_what_is_here_and_what_is_missing(fedlens):

@@ -124,8 +124,67 @@ def test_a_run_that_fails_ends_with_1(fedlens):
     assert "Traceback (most recent call last)" in err
 
 
+MINE = """
+import torch
+from torch import nn
+import fedlens as fl
+
+def no_net(shape, outputs):
+    raise RuntimeError("no net today\\nor tomorrow")
+
+class Pair(nn.Module):
+    def __init__(self, shape, outputs):
+        super().__init__()
+        self.layer = nn.Linear(784, outputs)
+
+    def forward(self, x):
+        return self.layer(x.flatten(1)), x
+
+class Misspelt(Pair):
+    def forward(self, x):
+        return self.lair(x)
+
+@fl.paper
+def forgetful(base):
+    base.solve
+
+def arrays(source):
+    images, labels = torch.zeros(4, 1, 28, 28), torch.tensor([0, 1, 0, 1])
+    train = fl.Examples(images.numpy(), labels)
+    return fl.Dataset("mine", train, train, ("a", "b"))
+
+def one_hot(source):
+    images, labels = torch.zeros(4, 1, 28, 28), torch.eye(2, dtype=torch.int64).repeat(2, 1)
+    train = fl.Examples(images, labels)
+    return fl.Dataset("mine", train, train, ("a", "b"))
+"""
+
+
+@pytest.mark.parametrize("engine", ["sequential", "stacked"])
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [
+        ("model=mine:no_net", "mine:no_net failed (RuntimeError: no net today): mend it"),
+        ("model=mine:Pair", "the model gives a tuple: let it return its outputs alone, a tensor"),
+        ("model=mine:Misspelt", "(1, 28, 28): 'Misspelt' object has no attribute 'lair'"),
+        ("algorithm=mine:forgetful", "forgetful gave NoneType: let it return an Algorithm, as"),
+        ("dataset=mine:arrays", "images are a ndarray: give a tensor, as torch.as_tensor(images)"),
+        ("dataset=mine:one_hot", "labels are torch.int64 of shape (4, 2): give one whole number"),
+    ],
+)
+def test_a_mistake_in_ones_own_code_gets_one_line_and_status_2(fedlens, own, message, engine):
+    Path("mine.py").write_text(MINE)
+    status, out, err = fedlens("run", "a.toml", own, f"engine={engine}", "--out", "run")
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert message in err
+    assert not Path("run").exists()
+
+
 def test_what_does_not_exist_is_refused_in_one_line(fedlens):
     mistakes = {
+        ("run", "a.toml", "--data", "nowhere"): "nowhere is no folder of data sets: name one, or",
+        ("data", "list", "--data", "nowhere"): "nowhere is no folder of data sets: name one, or",
+        ("partition", "a.toml", "--out", "p.xyz"): "--out p.xyz: the picture is a PNG file, let",
         ("list", "algoritms"): "'algoritms' is not one of",
         ("lst",): "No such command 'lst'",
         ("report", "nowhere"): "nowhere is not a run folder: there is no such folder",

@@ -108,6 +108,11 @@ def compose(base: Algorithm, *amendments: Amendment) -> Algorithm:
         except ValueError as error:
             before = ", ".join(other.name for other in amendments[:number])
             raise ValueError(f"{error} (after {before})" if before else str(error)) from error
+        if not isinstance(amended, Algorithm):
+            raise ValueError(
+                f"{amendment.name} gave {type(amended).__name__}: let it return an Algorithm, "
+                "as dataclasses.replace(base, ...) does"
+            )
         for slot in EXCLUSIVE:
             if same(getattr(amended, slot), getattr(base, slot)):
                 continue
