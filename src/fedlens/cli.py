@@ -79,6 +79,8 @@ def run_command(
         given.append(f"device={json.dumps(device)}")
     described = Experiment.read(experiment, given)
     folder = out or _free(Path("runs") / experiment.stem)
+    if folder.exists() and not overwrite:
+        raise ValueError(f"{folder} exists: choose another --out, or add --overwrite")
     with (
         _telling(folder),
         _watching(quiet, progress.rounds, folder.name, described.rounds) as watch,

@@ -45,9 +45,7 @@ class RunFolder:
             made.replace(path)
         except OSError as error:
             reason = error.strerror or error
-            raise ValueError(
-                f"{path} cannot be written ({reason}): choose another --out"
-            ) from error
+            raise ValueError(f"{path} cannot be written ({reason}): choose another") from error
         return cls(path)
 
     def write(self, name: str, text: str) -> None:
@@ -156,7 +154,7 @@ class RunFolder:
 
 
 def _damaged(path: Path, why: object) -> ValueError:
-    return ValueError(f"{path} is damaged ({why}): start the run anew, with --overwrite")
+    return ValueError(f"{path} is damaged ({why}): start the run anew")
 
 
 def check_free(path: Path, overwrite: bool) -> None:
@@ -164,11 +162,11 @@ def check_free(path: Path, overwrite: bool) -> None:
     if not path.exists():
         return
     if not overwrite:
-        raise ValueError(f"{path} exists: choose another --out, or add --overwrite")
+        raise ValueError(f"{path} exists: choose another, or set overwrite=True")
     is_run = all((path / name).is_file() for name in ("experiment.toml", "manifest.json"))
     is_empty = path.is_dir() and not any(path.iterdir())
     if not (is_run or is_empty):
-        raise ValueError(f"{path} is not a run, so it is not overwritten: choose another --out")
+        raise ValueError(f"{path} is not a run, so it is not overwritten: choose another")
 
 
 def to_json(content: Any, indent: int | None = None) -> str:
