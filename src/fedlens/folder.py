@@ -66,6 +66,13 @@ class RunFolder:
             raise _damaged(path, "it holds no table")
         return content
 
+    def summary(self, num_rounds: int) -> dict[str, Any]:
+        """The summary, if it is there and of so many rounds: that of a killed run is of fewer."""
+        if not (self.path / "summary.json").exists():
+            return {}
+        summary = self.read_json("summary.json")
+        return summary if summary.get("rounds") == num_rounds else {}
+
     def append(self, record: Mapping[str, Any]) -> None:
         with (self.path / "rounds.jsonl").open("a") as file:
             file.write(to_json(record) + "\n")

@@ -6,7 +6,6 @@ import contextlib
 import math
 import os
 import platform
-import resource
 import subprocess
 import sys
 import time
@@ -24,6 +23,7 @@ from fedlens.budgets import rounds_to
 from fedlens.build import Setup, build
 from fedlens.core import Tree
 from fedlens.data import statistics
+from fedlens.engines.processes import largest_yet
 from fedlens.evaluate import evaluate, evaluate_clients
 from fedlens.experiment import Experiment, Named
 from fedlens.folder import RunFolder, check_free, readable_json
@@ -39,7 +39,8 @@ Record = dict[str, Any]
 Watch = Callable[[Record], None]
 
 CHECKPOINT_SECONDS = 10.0  # at the most this much work is done twice after a sudden death
-OF_TRAINING = {"round", "seconds", "train_loss", "batches", "examples", "bytes_up", "bytes_down"}
+NO_MEASURES = {"round", "seconds", "evaluation_seconds", "train_loss", "batches", "examples"}
+NO_MEASURES |= {"bytes_up", "bytes_down"}
 SHARES = (80, 90, 95, 99)  # percent of the twin's accuracy, for which rounds are counted
 
 
@@ -150,11 +151,15 @@ def _go_on(
     started = saved = time.perf_counter()
     experiment = setup.experiment
     status = "running" if _is_finite(state) and not _is_lost(records) else "diverged"
-    evaluating, earlier = 0.0, sum(record["seconds"] for record in records)
+    done, before = len(records), folder.summary(len(records)) if folder else {}
+    earlier = sum(r["seconds"] + r.get("evaluation_seconds", 0.0) for r in records)
+    earlier = before["seconds"]["total"] if before else earlier
 
     def settle(status: str) -> dict[str, Any]:
-        elapsed = earlier + time.perf_counter() - started
-        summary = _summary(setup, status, records, elapsed, evaluating, twin)
+        summary = before
+        if len(records) > done or status != before.get("status"):
+            elapsed = earlier + time.perf_counter() - started
+            summary = _summary(setup, status, records, elapsed, twin)
         if folder is not None:
             folder.write_json("summary.json", summary)
         return summary
@@ -184,7 +189,7 @@ def _go_on(
                     after.round % experiment.evaluate.every == 0 or after.round == experiment.rounds
                 ):
                     record |= _evaluate(setup, after, twin)
-                    evaluating += time.perf_counter() - trained
+                    record["evaluation_seconds"] = time.perf_counter() - trained
                 if folder is not None:
                     folder.append(record)
                 records.append(record)
@@ -249,19 +254,20 @@ def _summary(
     status: str,
     records: list[Record],
     elapsed: float,
-    evaluating: float,
     twin: Twin | None,
 ) -> dict[str, Any]:
     evaluated = [record for record in records if any("_accuracy" in key for key in record)]
-    measures = [key for key in (evaluated[-1] if evaluated else {}) if key not in OF_TRAINING]
+    measures = [key for key in (evaluated[-1] if evaluated else {}) if key not in NO_MEASURES]
     best: dict[str, Any] = {}
-    for key in measures:
+    for key in (key for key in measures if not key.endswith("_classes_predicted")):
         better = min if key.endswith(("loss", "std")) else max
         sound = [record for record in evaluated if _is_number(record.get(key))]
         if sound:
             record = better(sound, key=lambda r: r[key])
             best[key] = {"value": record[key], "round": record["round"]}
-    training = sum(record["seconds"] for record in records)
+    training, evaluation = (
+        sum(record.get(key, 0.0) for record in records) for key in ("seconds", "evaluation_seconds")
+    )
     against: dict[str, Any] = {}
     if twin is not None:
         reached = {str(s): rounds_to(records, s / 100, "relative_accuracy") for s in SHARES}
@@ -275,11 +281,11 @@ def _summary(
         "best": best,
         **against,
         "emd": statistics.emd(_label_counts(setup)),
-        "seconds": {"training": training, "evaluation": evaluating, "total": elapsed},
+        "seconds": {"training": training, "evaluation": evaluation, "total": elapsed},
         "batches": sum(record["batches"] for record in records),
         "bytes_up": sum(record["bytes_up"] for record in records),
         "bytes_down": sum(record["bytes_down"] for record in records),
-        "peak_memory_bytes": peak_memory(setup.device),
+        "peak_memory_bytes": peak_memory(setup),
     }
 
 
@@ -357,11 +363,11 @@ def _revision() -> str | None:
     return None
 
 
-def peak_memory(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+def peak_memory(setup: Setup) -> int:
+    """The most that was in use: of the GPU, else by this process and by its workers besides."""
+    if setup.device.type == "cuda":
+        return torch.cuda.max_memory_allocated(setup.device)
+    return largest_yet() + getattr(setup.engine, "worker_bytes", 0)
 
 
 @contextlib.contextmanager
