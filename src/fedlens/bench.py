@@ -118,7 +118,7 @@ def bench(
         "samples_per_second": work.samples / taken,
         "limit_share": _operations(work) * work.clients * work.steps / taken / limit,
         "limit_flops": limit,
-        "peak_memory_bytes": peak_memory(setup.device),
+        "peak_memory_bytes": peak_memory(setup),
     }
 
 

@@ -19,6 +19,7 @@ from fedlens.client import ClientProgram
 from fedlens.core import Dataset, Examples, Federation, Fixed, Holdings, Split
 from fedlens.data import DATASETS, Source
 from fedlens.data.partitions import PARTITIONS, Altered
+from fedlens.data.places import existing
 from fedlens.engines import Engine, Processes, Sequential, Stacked
 from fedlens.engines.processes import num_cores
 from fedlens.experiment import LOSSES, Experiment, Named
@@ -110,6 +111,7 @@ def partition(
 
 def _dataset(experiment: Experiment, data: Path | None) -> Dataset:
     given = experiment.dataset
+    data = existing(data)
     if isinstance(given, Dataset):
         return given
     made = call(find(DATASETS, given.name, "dataset"), Source(data), options=given.options)
@@ -223,8 +225,10 @@ def _try(network: Network, dataset: Dataset, outputs: int | None) -> None:
     part = dataset.train if len(dataset.train) else dataset.test
     try:
         logits = network.predict(network.params, network.buffers, part.images[:2])
-    except RuntimeError as error:
-        reason = str(error).splitlines()[0]
+    except ValueError:
+        raise
+    except Exception as error:  # a module of the user's own may raise anything
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ValueError(
             f"the model cannot take images of {dataset.name}, {dataset.shape}: {reason}"
         ) from error
@@ -250,8 +254,10 @@ def _try_training(network: Network, images: torch.Tensor) -> None:
     try:
         with torch.no_grad():
             network.one(params, buffers, images[None], key, torch.ones(1, len(images)))
-    except RuntimeError as error:
-        reason = str(error).splitlines()[0]
+    except ValueError:
+        raise
+    except Exception as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ValueError(f"the model cannot be trained: {reason}") from error
     if not torch.equal(before, torch.get_rng_state()):
         torch.set_rng_state(before)

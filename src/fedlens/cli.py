@@ -15,6 +15,7 @@ import click
 import typer
 
 import fedlens
+from fedlens.data.places import existing
 from fedlens.options import importable
 from fedlens.sweep_command import sweep_command
 
@@ -22,7 +23,6 @@ app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Federated learning for vision. Every command takes --help, and --debug for tracebacks.",
 )
 data_app = typer.Typer(no_args_is_help=True, help="What data is here, fetching it, verifying it.")
 app.add_typer(data_app, name="data")
@@ -33,11 +33,29 @@ Overrides = Annotated[
     list[str] | None, typer.Argument(help="key=value: local.lr=0.1, algorithm.fedprox.mu=0.01 ...")
 ]
 Seed = Annotated[int | None, typer.Option(help="The seed, in place of the experiment's.")]
-DataFolder = Annotated[Path | None, typer.Option("--data", help="Where to look for data first.")]
+DataFolder = Annotated[
+    Path | None,
+    typer.Option("--data", help="Where to look for data first.", callback=existing),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else.")]
 
 EXIT = {"finished": 0, "diverged": 3}
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"fedlens {fedlens.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def fedlens_command(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Federated learning for vision. Every command takes --help, and --debug for tracebacks."""
 
 
 @app.command("run")
@@ -63,6 +81,8 @@ def run_command(
         given.append(f"device={json.dumps(device)}")
     described = Experiment.read(experiment, given)
     folder = out or _free(Path("runs") / experiment.stem)
+    if folder.exists() and not overwrite:
+        raise ValueError(f"{folder} exists: choose another --out, or add --overwrite")
     with (
         _telling(folder),
         _watching(quiet, progress.rounds, folder.name, described.rounds) as watch,
@@ -107,6 +127,8 @@ def partition_command(
     from fedlens.data import statistics
     from fedlens.experiment import Experiment
 
+    if out is not None and out.suffix != ".png":
+        raise ValueError(f"--out {out}: the picture is a PNG file, let its name end in .png")
     chosen = [] if seed is None else [f"clients.seed={seed}"]
     described = Experiment.read(experiment, [*(overrides or []), *chosen])
     dataset, train, holdings = partition(described, data)
@@ -150,11 +172,11 @@ def report_command(
 @app.command("list")
 def list_command(
     kind: Annotated[
-        Literal["algorithms", "models", "partitions", "datasets"],
+        Literal["algorithms", "models", "partitions", "datasets"] | None,
         typer.Argument(help="algorithms, models, partitions or datasets"),
-    ],
+    ] = None,
 ) -> None:
-    """Print the names an experiment file can use, one a line."""
+    """Print the names an experiment file can use, one a line; or what can be listed."""
     from fedlens.algorithms import ALGORITHMS
     from fedlens.data import DATASETS
     from fedlens.data.partitions import PARTITIONS
@@ -166,7 +188,7 @@ def list_command(
         "partitions": PARTITIONS,
         "datasets": DATASETS,
     }
-    for name in tables[kind]:
+    for name in tables if kind is None else tables[kind]:
         print(name)
 
 

@@ -32,13 +32,23 @@ class Examples:
     columns: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict)  # [N] each
 
     def __post_init__(self) -> None:
+        for what, given in (("images", self.images), ("labels", self.labels)):
+            if not isinstance(given, Tensor):
+                raise ValueError(
+                    f"{what} are a {type(given).__name__}: give a tensor, "
+                    f"as torch.as_tensor({what}) makes one"
+                )
         if self.images.ndim != 4:
             shape = tuple(self.images.shape)
             raise ValueError(f"images must be [N, channels, height, width]: got {shape}")
         if len(self.images) != len(self.labels):
             raise ValueError(f"{len(self.images)} images but {len(self.labels)} labels")
         if self.labels.is_floating_point() or self.labels.ndim != 1:
-            raise ValueError(f"labels must be whole numbers [N]: got {self.labels.dtype}")
+            got = f"{self.labels.dtype} of shape {tuple(self.labels.shape)}"
+            raise ValueError(
+                f"labels are {got}: give one whole number an image "
+                "(of one-hot rows, labels.argmax(1))"
+            )
         if self.labels.dtype is not torch.int64:
             object.__setattr__(self, "labels", self.labels.to(torch.int64))
 

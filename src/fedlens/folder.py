@@ -46,9 +46,7 @@ class RunFolder:
             made.replace(path)
         except OSError as error:
             reason = error.strerror or error
-            raise ValueError(
-                f"{path} cannot be written ({reason}): choose another --out"
-            ) from error
+            raise ValueError(f"{path} cannot be written ({reason}): choose another") from error
         return cls(path)
 
     def write(self, name: str, text: str) -> None:
@@ -68,6 +66,13 @@ class RunFolder:
         if not isinstance(content, dict):
             raise _damaged(path, "it holds no table")
         return content
+
+    def summary(self, num_rounds: int) -> dict[str, Any]:
+        """The summary, if it is there and of so many rounds: that of a killed run is of fewer."""
+        if not (self.path / "summary.json").exists():
+            return {}
+        summary = self.read_json("summary.json")
+        return summary if summary.get("rounds") == num_rounds else {}
 
     def append(self, record: Mapping[str, Any]) -> None:
         with (self.path / "rounds.jsonl").open("a") as file:
@@ -172,7 +177,7 @@ class RunFolder:
 
 
 def _damaged(path: Path, why: object) -> ValueError:
-    return ValueError(f"{path} is damaged ({why}): start the run anew, with --overwrite")
+    return ValueError(f"{path} is damaged ({why}): start the run anew")
 
 
 def check_free(path: Path, overwrite: bool) -> None:
@@ -180,11 +185,11 @@ def check_free(path: Path, overwrite: bool) -> None:
     if not path.exists():
         return
     if not overwrite:
-        raise ValueError(f"{path} exists: choose another --out, or add --overwrite")
+        raise ValueError(f"{path} exists: choose another, or set overwrite=True")
     is_run = all((path / name).is_file() for name in ("experiment.toml", "manifest.json"))
     is_empty = path.is_dir() and not any(path.iterdir())
     if not (is_run or is_empty):
-        raise ValueError(f"{path} is not a run, so it is not overwritten: choose another --out")
+        raise ValueError(f"{path} is not a run, so it is not overwritten: choose another")
 
 
 def to_json(content: Any, indent: int | None = None) -> str:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import resource
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +17,7 @@ from fedlens.client import ClientProgram
 from fedlens.core import Tree
 from fedlens.data import statistics
 from fedlens.engines import Engine
+from fedlens.engines.processes import largest_yet
 from fedlens.evaluate import evaluate, evaluate_clients
 from fedlens.experiment import Experiment
 from fedlens.folder import RunFolder, check_free, readable_json
@@ -36,7 +35,8 @@ Record = dict[str, Any]
 Watch = Callable[[Record], None]
 
 CHECKPOINT_SECONDS = 10.0  # at the most this much work is done twice after a sudden death
-OF_TRAINING = {"round", "seconds", "train_loss", "batches", "examples", "bytes_up", "bytes_down"}
+NO_MEASURES = {"round", "seconds", "evaluation_seconds", "train_loss", "batches", "examples"}
+NO_MEASURES |= {"bytes_up", "bytes_down"}
 SHARES = (80, 90, 95, 99)  # percent of the twin's accuracy, for which rounds are counted
 
 
@@ -173,7 +173,10 @@ class Course:
         lost = not _is_finite(state) or _is_lost(self.records)
         self.status = "diverged" if lost else "running"
         self.started = self.saved = time.perf_counter()
-        self.earlier, self.evaluating = sum(record["seconds"] for record in self.records), 0.0
+        self.done = len(self.records)
+        self.before = folder.summary(self.done) if folder else {}
+        spent = sum(r["seconds"] + r.get("evaluation_seconds", 0.0) for r in self.records)
+        self.earlier = self.before["seconds"]["total"] if self.before else spent
 
     @property
     def is_over(self) -> bool:
@@ -191,7 +194,7 @@ class Course:
             self.status = "diverged"
         elif after.round % experiment.evaluate.every == 0 or after.round == experiment.rounds:
             record |= _evaluate(self.setup, after, self.twin)
-            self.evaluating += time.perf_counter() - trained
+            record["evaluation_seconds"] = time.perf_counter() - trained
         if self.folder is not None:
             self.folder.append(record)
         self.records.append(record)
@@ -217,11 +220,10 @@ class Course:
         self.settle("interrupted" if isinstance(error, KeyboardInterrupt) else "failed")
 
     def settle(self, status: str) -> None:
-        self.status = status
-        elapsed = self.earlier + time.perf_counter() - self.started
-        self.summary = _summary(
-            self.setup, status, self.records, elapsed, self.evaluating, self.twin
-        )
+        self.status, self.summary = status, self.before
+        if len(self.records) > self.done or status != self.before.get("status"):
+            elapsed = self.earlier + time.perf_counter() - self.started
+            self.summary = _summary(self.setup, status, self.records, elapsed, self.twin)
         if self.folder is not None:
             self.folder.write_json("summary.json", self.summary)
 
@@ -323,19 +325,20 @@ def _summary(
     status: str,
     records: list[Record],
     elapsed: float,
-    evaluating: float,
     twin: Twin | None,
 ) -> dict[str, Any]:
     evaluated = [record for record in records if any("_accuracy" in key for key in record)]
-    measures = [key for key in (evaluated[-1] if evaluated else {}) if key not in OF_TRAINING]
+    measures = [key for key in (evaluated[-1] if evaluated else {}) if key not in NO_MEASURES]
     best: dict[str, Any] = {}
-    for key in measures:
+    for key in (key for key in measures if not key.endswith("_classes_predicted")):
         better = min if key.endswith(("loss", "std")) else max
         sound = [record for record in evaluated if _is_number(record.get(key))]
         if sound:
             record = better(sound, key=lambda r: r[key])
             best[key] = {"value": record[key], "round": record["round"]}
-    training = sum(record["seconds"] for record in records)
+    training, evaluation = (
+        sum(record.get(key, 0.0) for record in records) for key in ("seconds", "evaluation_seconds")
+    )
     against: dict[str, Any] = {}
     if twin is not None:
         reached = {str(s): rounds_to(records, s / 100, "relative_accuracy") for s in SHARES}
@@ -349,11 +352,11 @@ def _summary(
         "best": best,
         **against,
         "emd": statistics.emd(_label_counts(setup)),
-        "seconds": {"training": training, "evaluation": evaluating, "total": elapsed},
+        "seconds": {"training": training, "evaluation": evaluation, "total": elapsed},
         "batches": sum(record["batches"] for record in records),
         "bytes_up": sum(record["bytes_up"] for record in records),
         "bytes_down": sum(record["bytes_down"] for record in records),
-        "peak_memory_bytes": peak_memory(setup.device),
+        "peak_memory_bytes": peak_memory(setup),
     }
 
 
@@ -375,8 +378,8 @@ def _shapes(state: State) -> dict[str, torch.Size]:
     return {name: t.shape for name, t in (state.params | state.buffers).items()}
 
 
-def peak_memory(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+def peak_memory(setup: Setup) -> int:
+    """The most that was in use: of the GPU, else by this process and by its workers besides."""
+    if setup.device.type == "cuda":
+        return torch.cuda.max_memory_allocated(setup.device)
+    return largest_yet() + getattr(setup.engine, "worker_bytes", 0)

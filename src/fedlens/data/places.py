@@ -20,6 +20,13 @@ class Source:
         return self.base / Path(path).expanduser()
 
 
+def existing(data: Path | None) -> Path | None:
+    """The folder that data are looked for in first, if there is one of that name."""
+    if data is not None and not data.is_dir():
+        raise ValueError(f"{data} is no folder of data sets: name one, or leave it out")
+    return data
+
+
 class Damaged(ValueError):
     """A file that is not what it should be."""
 
