@@ -168,7 +168,7 @@ class ClientProgram:
         self, apply: Apply, examples: Examples, algorithm: Algorithm, local: Local, now: Inputs
     ) -> tuple[Local, Tensor]:
         """One step of every client; the loss is [C]."""
-        images = examples.images[now.chosen.flatten()]
+        images = examples.read(now.chosen.flatten())
         images = images.view(*now.chosen.shape, *images.shape[1:])
         if self.augment is not None:
             images = self.augment(images, now.augment_keys)

@@ -26,7 +26,7 @@ def evaluate(
     tally = Tally.zero(num_classes, examples.labels.device)
     for start in range(0, len(examples), BATCH):
         labels = examples.labels[start : start + BATCH]
-        images = examples.images[start : start + BATCH]
+        images = examples.read(slice(start, start + BATCH))
         logits = network.predict(state.params, state.buffers, images)
         losses = loss(logits.unsqueeze(0), labels.unsqueeze(0)).squeeze(0)
         tally = tally + Tally.of(logits, labels, num_classes, losses)
@@ -64,5 +64,5 @@ def _correct(
     index = index.to(device)
     model = state.params | state.buffers | {name: t.to(device) for name, t in own.items()}
     return (
-        network.predict(model, {}, examples.images[index]).argmax(1) == examples.labels[index]
+        network.predict(model, {}, examples.read(index)).argmax(1) == examples.labels[index]
     ).cpu()

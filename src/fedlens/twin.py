@@ -69,7 +69,7 @@ def trained(setup: Setup, watch: Watch | None = None) -> Twin:
     will be, and `train_loss` the loss.
     """
     described = _described(setup)
-    central = build(replace(described, dataset=setup.dataset))
+    central = build(replace(described, dataset=setup.dataset), beside=setup)
     file = cache() / "twins" / f"{_key(central)}.json"
     measure = f"{judged(described)}_accuracy"
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError):  # else it is made anew
@@ -195,7 +195,7 @@ def _contents(examples: Examples, index: Tensor) -> Iterator[bytes]:
     device = examples.labels.device
     yield f"{tuple(examples.images.shape[1:])} {examples.images.dtype}".encode()
     for some in torch.split(index, CHUNK):
-        yield _bytes(examples.images[some.to(device)])
+        yield _bytes(examples.read(some.to(device)))
         yield _bytes(examples.labels[some.to(device)])
 
 

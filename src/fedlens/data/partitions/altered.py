@@ -7,7 +7,7 @@ What the examples were before is not kept with them, so that no algorithm can lo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,8 +20,6 @@ from fedlens import options
 from fedlens.core import Examples, Holdings
 
 CHUNK = 1024  # images changed at a time, so that memory stays small
-
-Inner = Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -84,7 +82,7 @@ def shifted(
     angles, widths, levels = rng.uniform(
         (-rotation, 0, 0), (rotation, blur, noise), (len(held), 3)
     ).T
-    images = examples.images.clone(memory_format=torch.preserve_format)
+    images = examples.read(slice(None)).clone(memory_format=torch.preserve_format)
     for client in range(len(held)):
         for part in torch.split(held.members(client), CHUNK):
             seen = images[part].to(torch.float32)
@@ -99,7 +97,7 @@ def shifted(
             if images.dtype == torch.uint8:
                 seen = seen.round().clamp(0, 255)
             images[part] = seen.to(images.dtype)
-    return Altered(replace(examples, images=images), held)
+    return Altered(replace(examples, images=images, rows=None), held)
 
 
 def _inner(
