@@ -19,6 +19,7 @@ OF_TRAINING = {
     "seconds",
     "train_loss",
     "batches",
+    "batches_total",
     "examples",
     "bytes_up",
     "bytes_down",
@@ -106,7 +107,12 @@ def test_a_run_leaves_exactly_the_files_and_keys_of_the_design(tmp_path):
         "round": best["round"],
     }
     assert summary["best"]["test_loss"]["value"] == min(r["test_loss"] for r in written)
-    assert summary["bytes_up"] == sum(record["bytes_up"] for record in written)
+    for key in ("bytes_up", "bytes_down", "batches", "examples"):
+        assert summary[key] == sum(record[key] for record in written)
+    assert [record["batches_total"] for record in written] == [19, 38, 57]
+    first, second = (record["test_accuracy"] for record in written[:2])
+    assert summary["at_rounds"] == {"1": first, "2": second}
+    assert summary["at_batches"] == {"20": first, "50": second}
     assert summary["seconds"]["training"] == pytest.approx(sum(r["seconds"] for r in written))
     seconds = summary["seconds"]
     assert seconds["total"] >= seconds["training"] + seconds["evaluation"] > seconds["training"]

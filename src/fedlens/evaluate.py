@@ -12,7 +12,8 @@ from fedlens.metrics import Tally, metrics, per_client
 from fedlens.network import Network
 from fedlens.rounds import State
 
-BATCH = 1000
+BATCH = 1000  # images at the most
+PIXELS = 2**21  # and so many of them together, as activations grow with them
 
 
 def evaluate(
@@ -24,9 +25,10 @@ def evaluate(
 ) -> dict[str, float]:
     """Loss, accuracy, top-5 and macro precision, recall and F1 of the server's model."""
     tally = Tally.zero(num_classes, examples.labels.device)
-    for start in range(0, len(examples), BATCH):
-        labels = examples.labels[start : start + BATCH]
-        images = examples.read(slice(start, start + BATCH))
+    batch = _batch(examples)
+    for start in range(0, len(examples), batch):
+        labels = examples.labels[start : start + batch]
+        images = examples.read(slice(start, start + batch))
         logits = network.predict(state.params, state.buffers, images)
         losses = loss(logits.unsqueeze(0), labels.unsqueeze(0)).squeeze(0)
         tally = tally + Tally.of(logits, labels, num_classes, losses)
@@ -43,9 +45,10 @@ def evaluate_clients(
     index = held_out.index
     own = {client: row["norm"] for client, row in state.clients.rows.items() if "norm" in row}
     if not own:
+        batch = _batch(examples)
         correct = [
-            _correct(network, state, examples, index[start : start + BATCH], {})
-            for start in range(0, len(index), BATCH)
+            _correct(network, state, examples, index[start : start + batch], {})
+            for start in range(0, len(index), batch)
         ]
     else:
         correct = [
@@ -53,6 +56,12 @@ def evaluate_clients(
             for client in range(len(held_out))
         ]
     return per_client(torch.cat(correct) if correct else index.new_zeros(0), held_out)
+
+
+def _batch(examples: Examples) -> int:
+    """How many images are evaluated together."""
+    height, width = examples.images.shape[2:]
+    return min(max(PIXELS // (height * width), 1), BATCH)
 
 
 def _correct(

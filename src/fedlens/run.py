@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 import fedlens
-from fedlens.budgets import rounds_to
+from fedlens.budgets import at_round_numbers, rounds_to
 from fedlens.build import Setup, build
 from fedlens.core import Tree
 from fedlens.data import statistics
@@ -39,7 +39,10 @@ Record = dict[str, Any]
 Watch = Callable[[Record], None]
 
 CHECKPOINT_SECONDS = 10.0  # at the most this much work is done twice after a sudden death
-OF_TRAINING = {"round", "seconds", "train_loss", "batches", "examples", "bytes_up", "bytes_down"}
+OF_TRAINING = {
+    *("round", "seconds", "train_loss", "batches", "batches_total", "examples"),
+    *("bytes_up", "bytes_down"),
+}
 SHARES = (80, 90, 95, 99)  # percent of the twin's accuracy, for which rounds are counted
 
 
@@ -151,6 +154,7 @@ def _go_on(
     experiment = setup.experiment
     status = "running" if _is_finite(state) and not _is_lost(records) else "diverged"
     evaluating, earlier = 0.0, sum(record["seconds"] for record in records)
+    batches = sum(record["batches"] for record in records)
 
     def settle(status: str) -> dict[str, Any]:
         elapsed = earlier + time.perf_counter() - started
@@ -171,6 +175,7 @@ def _go_on(
                     "round": after.round,
                     "train_loss": float(outcome.train_loss),
                     "batches": outcome.batches,
+                    "batches_total": batches + outcome.batches,
                     "examples": outcome.examples,
                     "bytes_up": outcome.bytes_up,
                     "bytes_down": outcome.bytes_down,
@@ -188,7 +193,7 @@ def _go_on(
                 if folder is not None:
                     folder.append(record)
                 records.append(record)
-                state = after
+                state, batches = after, batches + outcome.batches
                 if watch is not None:
                     watch(record)
                 if folder is not None and time.perf_counter() - saved > CHECKPOINT_SECONDS:
@@ -266,6 +271,9 @@ def _summary(
     if twin is not None:
         reached = {str(s): rounds_to(records, s / 100, "relative_accuracy") for s in SHARES}
         against = {"twin": twin._asdict(), "rounds_to": reached}
+    at_budgets = {}
+    if setup.experiment.evaluate.on:
+        at_budgets = at_round_numbers(records, f"{judged(setup.experiment)}_accuracy")
     return {
         "status": status,
         "rounds": len(records),
@@ -273,12 +281,14 @@ def _summary(
         "final": {key: evaluated[-1][key] for key in measures}
         | ({"train_loss": records[-1]["train_loss"]} if records else {}),
         "best": best,
+        **at_budgets,
         **against,
         "emd": statistics.emd(_label_counts(setup)),
         "seconds": {"training": training, "evaluation": evaluating, "total": elapsed},
-        "batches": sum(record["batches"] for record in records),
-        "bytes_up": sum(record["bytes_up"] for record in records),
-        "bytes_down": sum(record["bytes_down"] for record in records),
+        **{
+            key: sum(record[key] for record in records)
+            for key in ("batches", "examples", "bytes_up", "bytes_down")
+        },
         "peak_memory_bytes": peak_memory(setup.device),
     }
 
