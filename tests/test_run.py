@@ -12,6 +12,7 @@ import fedlens as fl
 from fedlens.build import build, partition
 from fedlens.evaluate import evaluate_clients
 from fedlens.folder import RunFolder
+from fedlens.network import Network
 from fedlens.rounds import ClientMemory
 
 OF_TRAINING = {
@@ -239,6 +240,22 @@ def test_clients_are_tested_with_the_normalisation_layers_they_keep(tmp_path):
 
     assert spread["mean"] == pytest.approx(mean_accuracy(kept))
     assert spread["mean"] < mean_accuracy({}) - 0.1
+
+
+def test_large_images_are_evaluated_a_few_at_a_time_to_the_same_result(monkeypatch):
+    experiment = described(clients=fl.Clients(count=4, holdout=0.5))
+    whole = fl.run(experiment).final
+    seen = []
+    predict = Network.predict
+
+    def counted(self, params, buffers, images):
+        seen.append(len(images))
+        return predict(self, params, buffers, images)
+
+    monkeypatch.setattr("fedlens.evaluate.PIXELS", 7 * 6 * 6)
+    monkeypatch.setattr(Network, "predict", counted)
+    assert fl.run(experiment).final == pytest.approx(whole)
+    assert max(seen) == 7
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.float64])

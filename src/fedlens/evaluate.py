@@ -42,20 +42,14 @@ def evaluate_clients(
 
     A client that keeps normalisation layers of its own is tested with them.
     """
-    index = held_out.index
     own = {client: row["norm"] for client, row in state.clients.rows.items() if "norm" in row}
     if not own:
-        batch = _batch(examples)
-        correct = [
-            _correct(network, state, examples, index[start : start + batch], {})
-            for start in range(0, len(index), batch)
-        ]
-    else:
-        correct = [
-            _correct(network, state, examples, held_out.members(client), own.get(client, {}))
-            for client in range(len(held_out))
-        ]
-    return per_client(torch.cat(correct) if correct else index.new_zeros(0), held_out)
+        return per_client(_correct(network, state, examples, held_out.index, {}), held_out)
+    correct = [
+        _correct(network, state, examples, held_out.members(client), own.get(client, {}))
+        for client in range(len(held_out))
+    ]
+    return per_client(torch.cat(correct), held_out)
 
 
 def _batch(examples: Examples) -> int:
@@ -66,12 +60,12 @@ def _batch(examples: Examples) -> int:
 
 def _correct(
     network: Network, state: State, examples: Examples, index: Tensor, own: Tree
-) -> Tensor:
-    if len(index) == 0:
-        return torch.zeros(0, dtype=torch.bool)
+) -> Tensor:  # [n] bool
     device = examples.labels.device
-    index = index.to(device)
     model = state.params | state.buffers | {name: t.to(device) for name, t in own.items()}
-    return (
-        network.predict(model, {}, examples.read(index)).argmax(1) == examples.labels[index]
-    ).cpu()
+    found = [index.new_zeros(0, dtype=torch.bool)]
+    for some in torch.split(index.to(device), _batch(examples)):
+        if len(some):
+            predicted = network.predict(model, {}, examples.read(some)).argmax(1)
+            found.append((predicted == examples.labels[some]).cpu())
+    return torch.cat(found)
