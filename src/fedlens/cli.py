@@ -291,10 +291,10 @@ def data_check(
 ) -> None:
     """Verify the files of a data set against the published checksums."""
     from fedlens.data import Source
-    from fedlens.data.fetch import check, listing
+    from fedlens.data.fetch import check, here, mended
 
     source = Source(data)
-    names = [name] if name else [row.name for row in listing(source) if row.where]
+    names = [name] if name else here(source)
     bad = []
     for one in names:
         for file, state in check(one, source):
@@ -302,7 +302,7 @@ def data_check(
             if state not in ("ok", "readable"):
                 bad.append(one)
     if bad:
-        raise ValueError(f"{bad[0]} is not whole: fetch it again with `fedlens data get {bad[0]}`")
+        raise ValueError(f"{bad[0]} is not whole: {mended(bad[0])}")
 
 
 def _finish(result: fedlens.Result, as_json: bool) -> None:
@@ -372,6 +372,8 @@ def main() -> None:
         status = _complain(error.format_message(), 2, debug)
     except ValueError as error:
         status = _complain(str(error), 2, debug)
+    except ConnectionError as error:
+        status = _complain(str(error), 1, debug)
     except Exception as error:
         status = _complain(f"failed: {type(error).__name__}: {error}", 1, debug)
     raise SystemExit(status)

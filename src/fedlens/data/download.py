@@ -17,7 +17,7 @@ ATTEMPTS = 4  # in a row without getting further
 TIMEOUT = 30.0  # seconds of silence
 
 
-class Unreachable(Exception):
+class Unreachable(ConnectionError):
     """An address does not give the file, and why."""
 
 

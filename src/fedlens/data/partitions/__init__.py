@@ -8,7 +8,8 @@ split that is dealt anew in every round; `noisy-labels` and `shifted` change wha
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from fedlens.core import Holdings, Split
 from fedlens.data.partitions.altered import Altered, noisy_labels, shifted
@@ -36,7 +37,13 @@ PARTITIONS: dict[str, Callable[..., Holdings | Split | Altered]] = {
     "shifted": shifted,
 }
 
-FOUND_IN_DATA = frozenset(("natural", "published", "s2"))
-"""The partitions that find their clients in the data: nobody chooses how many there are."""
 
-__all__ = ["FOUND_IN_DATA", "PARTITIONS", "Altered"]
+def finds_clients(name: Any, options: Mapping[str, Any]) -> bool:
+    """Whether a partition finds its clients in the data: nobody chooses how many there are."""
+    of = options.get("of")
+    if isinstance(of, Mapping):
+        return finds_clients(of.get("name"), of)
+    return (of or name) in ("natural", "published", "s2")
+
+
+__all__ = ["PARTITIONS", "Altered", "finds_clients"]
