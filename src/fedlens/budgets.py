@@ -46,15 +46,16 @@ def at_round_numbers(records: Records, key: str = "test_accuracy") -> dict[str, 
 
     Budgets that were not spent, or before the first evaluation, are left out.
     """
-    rounds = at_rounds(records, _round_numbers(len(records)), key)
-    batches = at_batches(records, _round_numbers(sum(r["batches"] for r in records)), key)
+    rounds = at_rounds(records, round_numbers(len(records)), key)
+    batches = at_batches(records, round_numbers(sum(r["batches"] for r in records)), key)
     return {
         name: {str(budget): value for budget, value in found.items() if value is not None}
         for name, found in (("at_rounds", rounds), ("at_batches", batches))
     }
 
 
-def _round_numbers(most: int) -> Iterator[int]:
+def round_numbers(most: int) -> Iterator[int]:
+    """1, 2, 5, 10, 20, 50, ... as far as `most`."""
     for power in range(len(str(most))):
         yield from (n * 10**power for n in (1, 2, 5) if n * 10**power <= most)
 

@@ -114,20 +114,21 @@ def partition_command(
         for line in statistics.describe(holdings, train.labels, dataset.num_classes):
             print(line)
     if out is not None or not as_json:
-        from fedlens.report.partition import draw
+        from fedlens.report.partition import draw, title_of
 
         counts = holdings.label_counts(train.labels, dataset.num_classes).numpy()
         named = described.clients.partition
-        title = " ".join(
-            [dataset.name, named.name, *(f"{k}={v}" for k, v in named.options.items())]
-        )
-        path = draw(counts, dataset.classes, title, out or Path(f"{experiment.stem}-split.png"))
+        title = title_of(dataset.name, named)
+        path = out or Path(f"{experiment.stem}-split.png")
+        draw(counts, dataset.classes, title, path, holdings.names)
         said_to = sys.stderr if as_json else sys.stdout
         print(f"picture: {path}", file=said_to)
-        if named.name == "s2":
+        places = [named.options.get(key, key) for key in ("lat", "lon")]
+        cells = named.name == "s2" or named.options.get("column") == "cell"
+        if cells and all(name in train.columns for name in places):
             from fedlens.report import map
 
-            lat, lon = (train.columns[named.options[key]].astype(float) for key in ("lat", "lon"))
+            lat, lon = (train.columns[name].astype(float) for name in places)
             path = path.with_name(f"{path.stem}-map{path.suffix}")
             print(f"map: {map.draw(lat, lon, holdings, title, path)}", file=said_to)
 
