@@ -338,10 +338,8 @@ def test_sets_without_an_address_are_listed_and_checked_but_not_fetched(tmp_path
     (tmp_path / "omniglot" / "omniglot.npz").write_bytes(b"anything")
     assert check("omniglot", source) == [(str(tmp_path / "omniglot" / "omniglot.npz"), "damaged")]
     assert {row.name: row.where for row in listing(source)}["omniglot"] is not None
-    where = (
-        r"of the images of https://.*/omniglot, and put its files \(omniglot\*.npz\) into a folder"
-    )
-    with pytest.raises(ValueError, match=f"omniglot cannot be fetched: make a file {where}"):
+    where = r"unpack images_background.zip .* https://.*/omniglot, and put its files \(.*\) into a"
+    with pytest.raises(ValueError, match=f"omniglot cannot be fetched: {where}"):
         get("omniglot", tmp_path)
     assert re.search(where, mended("omniglot"))
     with pytest.raises(ValueError, match=r"make it with `fedlens data prepare inaturalist-geo-3k"):

@@ -55,6 +55,7 @@ class Placed(NamedTuple):
 
 
 LEAF = ("train/*.json", "test/*.json")
+DRAWINGS = ("images_background", "images_evaluation")
 PLACED = {
     "tiny-imagenet": Placed(
         folders=("tiny-imagenet-200",),
@@ -70,9 +71,10 @@ PLACED = {
     ),
     "omniglot": Placed(
         folders=("omniglot",),
-        forms=(("omniglot*.npz",),),
+        forms=(DRAWINGS, ("omniglot*.npz",)),
         contents="characters by drawer, 28×28, 1,623 classes",
-        origin="make a file of the images of https://github.com/brendenlake/omniglot",
+        origin="unpack images_background.zip and images_evaluation.zip of "
+        "https://github.com/brendenlake/omniglot",
     ),
 }
 
