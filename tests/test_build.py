@@ -204,8 +204,10 @@ def images_in_order(examples, num_classes, num_clients, rng):
     return fl.Holdings.of([torch.arange(18)])
 
 
-def test_a_partition_of_ones_own_sees_the_images_that_clients_may_hold():
-    own = fl.Clients(count=1, partition=fl.Named(f"{__name__}:images_in_order"))
+@pytest.mark.parametrize("over", [{}, {"name": "noisy-labels", "high": 0.0}])
+def test_a_partition_of_ones_own_sees_the_images_that_clients_may_hold(over):
+    mine = f"{__name__}:images_in_order"
+    own = fl.Clients(count=1, partition=over | {"of": mine} if over else mine)
     setup = build(described(clients=own, evaluate=fl.Evaluate(on="validation", validation=0.25)))
     assert setup.federation.everyone(0).sizes.tolist() == [18]
 

@@ -19,7 +19,7 @@ from fedlens.algorithms import ALGORITHMS
 from fedlens.client import ClientProgram
 from fedlens.core import Dataset, Examples, Federation, Fixed, Holdings, Split
 from fedlens.data import DATASETS, Source
-from fedlens.data.partitions import PARTITIONS, Altered
+from fedlens.data.partitions import Altered, dealt
 from fedlens.engines import Engine, Processes, Sequential, Stacked
 from fedlens.engines.processes import num_cores
 from fedlens.experiment import LOSSES, Experiment, Named
@@ -165,11 +165,7 @@ def _split(experiment: Experiment, train: Examples, num_classes: int) -> tuple[E
     clients = experiment.clients
     named = clients.partition
     rng = np.random.default_rng([_split_seed(experiment), keys.purpose("partition")])
-    function = find(PARTITIONS, named.name, "partition")
-    handed = train
-    if train.rows is not None and not function.__module__.startswith("fedlens."):
-        handed = replace(train, images=train.read(slice(None)), rows=None)  # as people expect them
-    made = call(function, handed, num_classes, clients.count, rng, options=named.options)
+    made = dealt(named.name, named.options, train, num_classes, clients.count, rng)
     what = f"partition {named.name!r}"
     if isinstance(made, Altered):
         train, made = made.examples, made.held

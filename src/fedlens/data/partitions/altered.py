@@ -16,7 +16,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedlens import options
 from fedlens.core import Examples, Holdings
 
 CHUNK = 1024  # images changed at a time, so that memory stays small
@@ -108,15 +107,13 @@ def _inner(
     of: str | Mapping[str, Any],
 ) -> Holdings:
     """The holdings that the partition `of` gives: a name, or a table with a name."""
-    from fedlens.data.partitions import PARTITIONS
+    from fedlens.data.partitions import dealt
 
     table = {"name": of} if isinstance(of, str) else dict(of)
     name = table.pop("name", None)
     if not isinstance(name, str):
         raise ValueError(f"of is {of!r}: give the name of a partition, or a table with a name")
-    function = options.find(PARTITIONS, name, "partition")
-    given = options.resolve(function, table, f"partition {name!r}")
-    made = options.call(function, examples, num_classes, num_clients, rng, options=given)
+    made = dealt(name, table, examples, num_classes, num_clients, rng)
     if not isinstance(made, Holdings):
         raise ValueError(
             f"of is {name!r}, whose clients do not simply keep what the data set has: "
