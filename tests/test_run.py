@@ -12,6 +12,7 @@ import fedlens as fl
 from fedlens.build import build, partition
 from fedlens.evaluate import evaluate_clients
 from fedlens.folder import RunFolder
+from fedlens.network import Network
 from fedlens.rounds import ClientMemory
 
 OF_TRAINING = {
@@ -19,6 +20,7 @@ OF_TRAINING = {
     "seconds",
     "train_loss",
     "batches",
+    "batches_total",
     "examples",
     "bytes_up",
     "bytes_down",
@@ -110,7 +112,12 @@ def test_a_run_leaves_exactly_the_files_and_keys_of_the_design(tmp_path):
     }
     assert summary["best"]["test_loss"]["value"] == min(r["test_loss"] for r in written)
     assert summary["best"].keys() == of("test") - {"test_classes_predicted"}
-    assert summary["bytes_up"] == sum(record["bytes_up"] for record in written)
+    for key in ("bytes_up", "bytes_down", "batches", "examples"):
+        assert summary[key] == sum(record[key] for record in written)
+    assert [record["batches_total"] for record in written] == [19, 38, 57]
+    first, second = (record["test_accuracy"] for record in written[:2])
+    assert summary["at_rounds"] == {"1": first, "2": second}
+    assert summary["at_batches"] == {"20": first, "50": second}
     assert summary["seconds"]["training"] == pytest.approx(sum(r["seconds"] for r in written))
     seconds = summary["seconds"]
     assert seconds["total"] >= seconds["training"] + seconds["evaluation"] > seconds["training"]
@@ -237,6 +244,22 @@ def test_clients_are_tested_with_the_normalisation_layers_they_keep(tmp_path):
 
     assert spread["mean"] == pytest.approx(mean_accuracy(kept))
     assert spread["mean"] < mean_accuracy({}) - 0.1
+
+
+def test_large_images_are_evaluated_a_few_at_a_time_to_the_same_result(monkeypatch):
+    experiment = described(clients=fl.Clients(count=4, holdout=0.5))
+    whole = fl.run(experiment).final
+    seen = []
+    predict = Network.predict
+
+    def counted(self, params, buffers, images):
+        seen.append(len(images))
+        return predict(self, params, buffers, images)
+
+    monkeypatch.setattr("fedlens.evaluate.PIXELS", 7 * 6 * 6)
+    monkeypatch.setattr(Network, "predict", counted)
+    assert fl.run(experiment).final == pytest.approx(whole)
+    assert max(seen) == 7
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.float64])

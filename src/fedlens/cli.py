@@ -138,20 +138,21 @@ def partition_command(
         for line in statistics.describe(holdings, train.labels, dataset.num_classes):
             print(line)
     if out is not None or not as_json:
-        from fedlens.report.partition import draw
+        from fedlens.report.partition import draw, title_of
 
         counts = holdings.label_counts(train.labels, dataset.num_classes).numpy()
         named = described.clients.partition
-        title = " ".join(
-            [dataset.name, named.name, *(f"{k}={v}" for k, v in named.options.items())]
-        )
-        path = draw(counts, dataset.classes, title, out or Path(f"{experiment.stem}-split.png"))
+        title = title_of(dataset.name, named)
+        path = out or Path(f"{experiment.stem}-split.png")
+        draw(counts, dataset.classes, title, path, holdings.names)
         said_to = sys.stderr if as_json else sys.stdout
         print(f"picture: {path}", file=said_to)
-        if named.name == "s2":
+        places = [named.options.get(key, key) for key in ("lat", "lon")]
+        cells = named.name == "s2" or named.options.get("column") == "cell"
+        if cells and all(name in train.columns for name in places):
             from fedlens.report import map
 
-            lat, lon = (train.columns[named.options[key]].astype(float) for key in ("lat", "lon"))
+            lat, lon = (train.columns[name].astype(float) for name in places)
             path = path.with_name(f"{path.stem}-map{path.suffix}")
             print(f"map: {map.draw(lat, lon, holdings, title, path)}", file=said_to)
 
@@ -315,10 +316,10 @@ def data_check(
 ) -> None:
     """Verify the files of a data set against the published checksums."""
     from fedlens.data import Source
-    from fedlens.data.fetch import check, listing
+    from fedlens.data.fetch import check, here, mended
 
     source = Source(data)
-    names = [name] if name else [row.name for row in listing(source) if row.where]
+    names = [name] if name else here(source)
     bad = []
     for one in names:
         for file, state in check(one, source):
@@ -326,7 +327,7 @@ def data_check(
             if state not in ("ok", "readable"):
                 bad.append(one)
     if bad:
-        raise ValueError(f"{bad[0]} is not whole: fetch it again with `fedlens data get {bad[0]}`")
+        raise ValueError(f"{bad[0]} is not whole: {mended(bad[0])}")
 
 
 def _finish(result: fedlens.Result, as_json: bool) -> None:
@@ -396,6 +397,8 @@ def main() -> None:
         status = _complain(error.format_message(), 2, debug)
     except ValueError as error:
         status = _complain(str(error), 2, debug)
+    except ConnectionError as error:
+        status = _complain(str(error), 1, debug)
     except Exception as error:
         status = _complain(f"failed: {type(error).__name__}: {error}", 1, debug)
     raise SystemExit(status)

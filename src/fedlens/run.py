@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fedlens.budgets import rounds_to
+from fedlens.budgets import at_round_numbers, rounds_to
 from fedlens.build import Setup, build
 from fedlens.client import ClientProgram
 from fedlens.core import Tree
@@ -35,8 +35,8 @@ Record = dict[str, Any]
 Watch = Callable[[Record], None]
 
 CHECKPOINT_SECONDS = 10.0  # at the most this much work is done twice after a sudden death
-NO_MEASURES = {"round", "seconds", "evaluation_seconds", "train_loss", "batches", "examples"}
-NO_MEASURES |= {"bytes_up", "bytes_down"}
+NO_MEASURES = {"round", "seconds", "evaluation_seconds", "train_loss", "examples"}
+NO_MEASURES |= {"batches", "batches_total", "bytes_up", "bytes_down"}
 SHARES = (80, 90, 95, 99)  # percent of the twin's accuracy, for which rounds are counted
 
 
@@ -183,6 +183,11 @@ class Course:
         return self.status != "running" or self.state.round >= self.setup.experiment.rounds
 
     @property
+    def num_batches(self) -> int:
+        """Of the client that took the most in each round, added up."""
+        return int(self.records[-1]["batches_total"]) if self.records else 0
+
+    @property
     def turn(self) -> Turn:
         setup = self.setup
         return Turn(setup.program, setup.federation, self.state, setup.experiment.seed)
@@ -276,12 +281,13 @@ def _one_round(together: ClientProgram, engine: Engine, courses: Sequence[Course
             "round": state.round,
             "train_loss": float(outcome.train_loss),
             "batches": outcome.batches,
+            "batches_total": course.num_batches + outcome.batches,
             "examples": outcome.examples,
             "bytes_up": outcome.bytes_up,
             "bytes_down": outcome.bytes_down,
             **{name: float(value) for name, value in outcome.scalars.items()},
         }
-        for state, outcome in after
+        for course, (state, outcome) in zip(courses, after, strict=True)
     ]
     seconds = (time.perf_counter() - started) / len(courses)
     for course, (state, _), record in zip(courses, after, records, strict=True):
@@ -343,6 +349,9 @@ def _summary(
     if twin is not None:
         reached = {str(s): rounds_to(records, s / 100, "relative_accuracy") for s in SHARES}
         against = {"twin": twin._asdict(), "rounds_to": reached}
+    at_budgets = {}
+    if setup.experiment.evaluate.on:
+        at_budgets = at_round_numbers(records, f"{judged(setup.experiment)}_accuracy")
     return {
         "status": status,
         "rounds": len(records),
@@ -350,12 +359,14 @@ def _summary(
         "final": {key: evaluated[-1][key] for key in measures}
         | ({"train_loss": records[-1]["train_loss"]} if records else {}),
         "best": best,
+        **at_budgets,
         **against,
         "emd": statistics.emd(_label_counts(setup)),
         "seconds": {"training": training, "evaluation": evaluation, "total": elapsed},
-        "batches": sum(record["batches"] for record in records),
-        "bytes_up": sum(record["bytes_up"] for record in records),
-        "bytes_down": sum(record["bytes_down"] for record in records),
+        **{
+            key: sum(record[key] for record in records)
+            for key in ("batches", "examples", "bytes_up", "bytes_down")
+        },
         "peak_memory_bytes": peak_memory(setup),
     }
 

@@ -80,9 +80,9 @@ def _algorithm_called(name: str, content: dict[str, Any]) -> dict[str, Any]:
 
 def to_toml(tables: Mapping[str, Any]) -> str:
     """Plain tables as TOML: first the values, then a section for each table."""
-    lines = [_pair(key, v) for key, v in tables.items() if not _is_section(key, v)]
+    lines = [_pair(key, v) for key, v in tables.items() if not _is_section(v)]
     for key, section in tables.items():
-        if not _is_section(key, section):
+        if not _is_section(section):
             continue
         listed = isinstance(section, list)
         for table in section if listed else [section]:
@@ -91,8 +91,8 @@ def to_toml(tables: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _is_section(key: str, value: Any) -> bool:
-    nested = isinstance(value, dict) and "name" not in value and key != "augment"
+def _is_section(value: Any) -> bool:
+    nested = isinstance(value, dict) and "name" not in value
     return nested or (isinstance(value, list) and bool(value) and isinstance(value[0], dict))
 
 
