@@ -13,6 +13,7 @@ from fedlens.augment import Augment
 from fedlens.core import Dataset, Examples, Federation, Holdings
 from fedlens.experiment import Clients, Evaluate, Experiment, LocalTraining, Named, Server
 from fedlens.run import Result, resume, run
+from fedlens.sweep import grid, sweep
 
 __all__ = [
     "Algorithm",
@@ -30,7 +31,9 @@ __all__ = [
     "Result",
     "Server",
     "compose",
+    "grid",
     "paper",
     "resume",
     "run",
+    "sweep",
 ]

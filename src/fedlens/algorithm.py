@@ -41,7 +41,7 @@ class Combine(Protocol):
     """How uploads become one update.
 
     A `linear` one may be given the cohort part by part: the sums of the parts add up. Any other
-    needs all uploads at once.
+    needs all uploads at once. `uses_shares`: nothing in it is weighed in another way.
     """
 
     linear: ClassVar[bool]
@@ -108,6 +108,11 @@ def compose(base: Algorithm, *amendments: Amendment) -> Algorithm:
         except ValueError as error:
             before = ", ".join(other.name for other in amendments[:number])
             raise ValueError(f"{error} (after {before})" if before else str(error)) from error
+        if not isinstance(amended, Algorithm):
+            raise ValueError(
+                f"{amendment.name} gave {type(amended).__name__}: let it return an Algorithm, "
+                "as dataclasses.replace(base, ...) does"
+            )
         for slot in EXCLUSIVE:
             if same(getattr(amended, slot), getattr(base, slot)):
                 continue
@@ -126,8 +131,12 @@ def compose(base: Algorithm, *amendments: Amendment) -> Algorithm:
     if "weigh" in refilled and not base.combine.uses_shares:
         ignoring = refilled.get("combine", type(base.combine).__name__)
         raise ValueError(
-            f"{ignoring} ignores the shares that {refilled['weigh']} sets: leave one out"
+            f"{ignoring} has weights of its own, not those that {refilled['weigh']} sets: "
+            "leave one out"
         )
+    within = getattr(base.weigh, "within", None)
+    if within is not None:  # shares that depend on how clients step, whoever says so
+        base = replace(base, weigh=within(base))
     return base
 
 
@@ -232,3 +241,10 @@ def below_one(number: Number, what: str) -> None:
     values = torch.as_tensor(number)
     if not bool(((values >= 0) & (values < 1)).all()):
         raise ValueError(f"{what} is {number}: choose a number from 0 to below 1")
+
+
+def up_to_one(number: Number, what: str) -> None:
+    """Refuse a share of the past to be kept that is not in [0, 1]."""
+    values = torch.as_tensor(number)
+    if not bool(((values >= 0) & (values <= 1)).all()):
+        raise ValueError(f"{what} is {number}: choose a number from 0 to 1")

@@ -185,7 +185,7 @@ class ClientProgram:
     ) -> tuple[Local, Tensor]:
         """One step of every client; the loss is [C]."""
         algorithm = pick(self.algorithm, local.group)
-        images = examples.images[now.chosen.flatten()]
+        images = examples.read(now.chosen.flatten())
         images = images.view(*now.chosen.shape, *images.shape[1:])
         if self.augment is not None:
             images = self.augment(images, now.augment_keys)

@@ -85,7 +85,7 @@ def test_two_papers_that_refill_one_slot_are_both_named(one, other, slot):
     assert refusal(one, other) == f"{one} and {other} both refill `{slot}`: leave one out"
 
 
-@pytest.mark.parametrize("combine", [fedns(), krum(), median(), trimmed_mean()])
+@pytest.mark.parametrize("combine", [lastfc(), fedns(), krum(), median(), trimmed_mean()])
 @pytest.mark.parametrize("weigh", [lambda_sum(), fednova(), fedvc(size=16), scaffold()])
 def test_weights_that_nobody_would_look_at_are_refused(combine, weigh):
     for pair in ((combine, weigh), (weigh, combine)):
