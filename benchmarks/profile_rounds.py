@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from fedlens.bench import WORKLOADS, experiment, rounds, time_of
 from fedlens.build import build
-from fedlens.run import torch_settings
+from fedlens.settings import torch_settings
 
 ROUNDS = 5
 

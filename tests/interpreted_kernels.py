@@ -10,7 +10,7 @@ from fedlens import fused, kernels, keys
 from fedlens.augment import normalise
 from fedlens.layers import dropout_word, keyed_dropout
 from fedlens.pieces.objective import cross_entropy
-from fedlens.products import _Convolve
+from fedlens.products import Factors, _Convolve, _Factored
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 torch.backends.cuda.matmul.allow_tf32 = True
@@ -93,8 +93,34 @@ def the_rest() -> None:
     print("dropout, cross-entropy and normalising agree")
 
 
+def factors() -> None:
+    clients, batch, features, out, steps = 2, 5, 70, 24, 3
+    start = torch.randn(out, features, device=DEVICE)
+    bias = torch.randn(clients, out, device=DEVICE, requires_grad=True)
+    rooms = [
+        (
+            torch.zeros(clients, steps * batch, features, device=DEVICE),
+            torch.zeros(clients, steps * batch, out, device=DEVICE),
+            torch.zeros(clients, dtype=torch.int64, device=DEVICE),
+        )
+        for _ in range(2)
+    ]
+    for step in range(steps):
+        x = torch.randn(clients, batch, features, device=DEVICE, requires_grad=True)
+        pull = torch.randn(clients, batch, out, device=DEVICE)
+        results = []
+        for form, (inputs, slopes, taken) in zip((fused.Factored, _Factored), rooms, strict=True):
+            y = form.apply(x, bias, Factors(start, inputs, slopes, taken, 0.1), step != 1)
+            results.append((y, *torch.autograd.grad(y, (x, bias), pull), inputs, slopes))
+            taken += 1
+        for what, one, other in zip(("y", "dx", "db", "X", "D"), *results, strict=True):
+            agree(f"factors, {what} of step {step}", one, other)
+    print("factors agree")
+
+
 if __name__ == "__main__":
     torch.manual_seed(0)
     convolutions()
     the_rest()
+    factors()
     print("all agree")

@@ -118,6 +118,36 @@ def apart(slopes: Tensor, images: Tensor, size: tuple[int, ...], stride: tuple[i
     return spread
 
 
+class Factored(torch.autograd.Function):
+    """`products.Factors.linear`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias: Tensor | None, factors: Any, relu: bool) -> Tensor:
+        from fedlens import factor_kernels
+
+        start, inputs, slopes, taken, lr = factors
+        x, bias = x.contiguous(), None if bias is None else bias.contiguous()
+        base = (x.flatten(0, 1) @ start.T).view(*x.shape[:2], -1)
+        y = factor_kernels.forward(x, base, inputs, slopes, taken, bias, lr, relu=relu)
+        ctx.save_for_backward(y if relu else None, taken.clone())
+        ctx.factors, ctx.has_bias = factors, bias is not None
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        from fedlens import factor_kernels
+
+        y, taken = ctx.saved_tensors
+        start, inputs, slopes, _, lr = ctx.factors
+        dy = gradients[0].contiguous()
+        d, weights, db = factor_kernels.slopes_back(dy, y, slopes, taken)
+        dx = None
+        if ctx.needs_input_grad[0]:
+            base = (d.flatten(0, 1) @ start).view(*d.shape[:2], -1)
+            dx = factor_kernels.backward(base, weights, inputs, taken, lr)
+        return dx, db if ctx.has_bias else None, None, None
+
+
 class _Dropout(torch.autograd.Function):
     @staticmethod
     def forward(

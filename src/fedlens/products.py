@@ -58,7 +58,9 @@ class Factors(NamedTuple):
 
     def linear(self, x: Tensor, bias: Tensor | None, *, relu: bool) -> Tensor:
         """As `linear` does; the step's inputs and, going back, its slopes are added."""
-        y: Tensor = _Factored.apply(x, bias, self, relu)  # type: ignore[no-untyped-call]
+        half = x.dtype is torch.bfloat16 and fused.has_kernels(x)
+        form = fused.Factored if half else _Factored
+        y: Tensor = form.apply(x, bias, self, relu)  # type: ignore[no-untyped-call]
         return y
 
 

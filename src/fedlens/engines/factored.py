@@ -31,6 +31,8 @@ from fedlens.pieces.upload import difference
 from fedlens.products import Factors
 from fedlens.work import Part, Shared, Work
 
+WORTH_IT = 2  # how many times smaller the matrix may be than the factors: its copies cost more
+
 INPUTS, SLOPES, TAKEN = ".inputs", ".slopes", ".steps taken"
 
 
@@ -45,7 +47,7 @@ def factorable(network: Network, program: ClientProgram, work: Work) -> tuple[st
         weight = f"{name}.weight"
         if isinstance(layer, nn.Linear) and network.is_stacked_once(name, weight):
             out, features = layer.out_features, layer.in_features
-            if steps * batch * (out + features) <= out * features:
+            if steps * batch * (out + features) <= WORTH_IT * out * features:
                 names.append(weight)
     return tuple(names)
 
