@@ -119,6 +119,11 @@ def flattened(x: Activations) -> Activations:
     return Activations(x.by_client().flatten(2), x.clients, False)
 
 
+def averaged(x: Activations) -> Activations:
+    """The mean of every channel."""
+    return Activations(x.by_client().mean((-2, -1)), x.clients, False)
+
+
 def _convolution(layer: nn.Conv2d, x: Activations, given: Given, follow: Follow) -> Tensor:
     """Every client's images under its own kernels."""
     sides = _sides(layer)

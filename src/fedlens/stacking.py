@@ -19,7 +19,7 @@ from torch import Tensor, fx, nn
 
 from fedlens.core import Tree
 from fedlens.layers import KeyedDropout
-from fedlens.stacked_layers import Activations, Follow, Given, flattened, stacked
+from fedlens.stacked_layers import Activations, Follow, Given, averaged, flattened, stacked
 
 PLAIN_FUNCTIONS = (operator.add, operator.iadd, torch.add, torch.relu, F.relu, F.relu6)
 
@@ -71,6 +71,8 @@ class Stacking:
                 calls[name] += 1
             elif node.op == "call_function":
                 values[node] = _function(node.target, arguments)
+            elif node.op == "call_method":
+                values[node] = averaged(arguments[0])
             else:  # the output
                 result: Tensor = arguments[0].by_client()
         return result
@@ -144,6 +146,9 @@ def _is_readable(node: fx.Node) -> bool:
     if node.op == "call_function":
         flattens = node.target is torch.flatten and tuple(node.args[1:]) == (1,)
         return not node.kwargs and (flattens or node.target in PLAIN_FUNCTIONS)
+    if node.op == "call_method":  # the mean over all places of an image
+        over = node.args[1] if len(node.args) == 2 and not node.kwargs else None
+        return node.target == "mean" and over in ((2, 3), [2, 3], (-2, -1), [-2, -1])
     return node.op in ("placeholder", "output")
 
 
