@@ -13,7 +13,6 @@ weights themselves. It pays where a client sees few examples and the matrix is l
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -118,10 +117,14 @@ class Factored:
             buffers[name + TAKEN] += 1
         return logits, buffers | moved
 
-    def receive(self, parts: list[Part]) -> Iterator[Part]:
-        for part in parts:
-            counters = {n: c for n, c in part.counters.items() if not n.endswith(OF_FACTORS)}
-            yield part._replace(counters=counters)
+    def receive(self, parts: list[Part]) -> list[Part]:
+        """Without what this form alone counts."""
+        return [
+            part._replace(
+                counters={n: c for n, c in part.counters.items() if not n.endswith(OF_FACTORS)}
+            )
+            for part in parts
+        ]
 
 
 OF_FACTORS = (INPUTS, SLOPES, TAKEN)
