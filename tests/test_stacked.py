@@ -69,9 +69,9 @@ def wide(dropout: float) -> nn.Module:
         nn.ReLU(),
         nn.Dropout(dropout),
         nn.Flatten(),
-        nn.Linear(144, 128),
+        nn.Linear(144, 256),
         nn.ReLU(),
-        nn.Linear(128, 5),
+        nn.Linear(256, 5),
     )
 
 

@@ -43,11 +43,10 @@ def factorable(network: Network, program: ClientProgram, work: Work) -> tuple[st
     _, steps, batch = work.plan.index.shape
     names = []
     for name, layer in network.module.named_modules():
-        weight = f"{name}.weight"
-        if isinstance(layer, nn.Linear) and network.is_stacked_once(name, weight):
+        if isinstance(layer, nn.Linear) and network.takes_rows(name):
             out, features = layer.out_features, layer.in_features
             if steps * batch * (out + features) <= WORTH_IT * out * features:
-                names.append(weight)
+                names.append(f"{name}.weight")
     return tuple(names)
 
 
@@ -79,11 +78,12 @@ class Factored:
             combine=MultiplyFactors(algorithm.combine, names, self.lr),
         )
         self.program = replace(program, algorithm=amended)
+        self.batch = 0
         self.start: Tree = {}  # w0, always in the same memory: a recorded step reads it there
 
     def send(self, shared: Shared, work: Work) -> Shared:
         """What clients get instead: no weights, and room for their factors."""
-        _, steps, batch = work.plan.index.shape
+        _, steps, self.batch = work.plan.index.shape
         params, buffers, exact = dict(shared.params), dict(shared.buffers), dict(shared.exact)
         for name in self.names:
             weight = params.pop(name)[0]
@@ -93,8 +93,8 @@ class Factored:
             self.start[name].copy_(weight)
             out, features = weight.shape
             room = self.start[name].new_zeros
-            buffers[name + INPUTS] = room(1, steps * batch, features)
-            buffers[name + SLOPES] = room(1, steps * batch, out)
+            buffers[name + INPUTS] = room(1, steps * self.batch, features)
+            buffers[name + SLOPES] = room(1, steps * self.batch, out)
             buffers[name + TAKEN] = torch.zeros(1, dtype=torch.int64, device=weight.device)
         return Shared(params, buffers, exact, shared.told)
 
@@ -107,6 +107,7 @@ class Factored:
                 buffers[name + INPUTS],
                 buffers[name + SLOPES],
                 buffers[name + TAKEN],
+                self.batch,
                 self.lr,
             )
             for name in self.names
