@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedlens.core import Examples, Holdings, Tree
-from fedlens.metrics import Tally, metrics, per_client
+from fedlens.metrics import Tally, accuracy_by_client
 from fedlens.network import Network
 from fedlens.rounds import State
 
@@ -21,8 +21,8 @@ def evaluate(
     examples: Examples,
     num_classes: int,
     loss: Callable[[Tensor, Tensor], Tensor],
-) -> dict[str, float]:
-    """Loss, accuracy, top-5 and macro precision, recall and F1 of the server's model."""
+) -> Tally:
+    """What the answers of the server's model add up to; `metrics` reads it."""
     tally = Tally.zero(num_classes, examples.labels.device)
     for start in range(0, len(examples), BATCH):
         labels = examples.labels[start : start + BATCH]
@@ -30,13 +30,13 @@ def evaluate(
         logits = network.predict(state.params, state.buffers, images)
         losses = loss(logits.unsqueeze(0), labels.unsqueeze(0)).squeeze(0)
         tally = tally + Tally.of(logits, labels, num_classes, losses)
-    return metrics(tally)
+    return tally
 
 
 def evaluate_clients(
     network: Network, state: State, examples: Examples, held_out: Holdings
-) -> dict[str, float]:
-    """How accuracy on clients' own held-out examples is spread over clients.
+) -> Tensor:  # [K]
+    """The accuracy on each client's own held-out examples.
 
     A client that keeps normalisation layers of its own is tested with them.
     """
@@ -52,7 +52,7 @@ def evaluate_clients(
             _correct(network, state, examples, held_out.members(client), own.get(client, {}))
             for client in range(len(held_out))
         ]
-    return per_client(torch.cat(correct) if correct else index.new_zeros(0), held_out)
+    return accuracy_by_client(torch.cat(correct) if correct else index.new_zeros(0), held_out)
 
 
 def _correct(

@@ -26,7 +26,8 @@ from fedlens.core import Tree
 from fedlens.data import statistics
 from fedlens.evaluate import evaluate, evaluate_clients
 from fedlens.experiment import Experiment, Named
-from fedlens.folder import RunFolder, check_free, readable_json
+from fedlens.folder import RunFolder, check_free, readable_json, to_json
+from fedlens.metrics import metrics, spread
 from fedlens.options import importable
 from fedlens.rounds import State, begin, run_round
 
@@ -183,7 +184,7 @@ def _go_on(
                 elif (
                     after.round % experiment.evaluate.every == 0 or after.round == experiment.rounds
                 ):
-                    record |= _evaluate(setup, after, twin)
+                    record |= _evaluate(setup, after, twin, folder)
                     evaluating += time.perf_counter() - trained
                 if folder is not None:
                     folder.append(record)
@@ -212,21 +213,32 @@ def _go_on(
     return Result(status, records, summary, model, folder.path if folder else None)
 
 
-def _evaluate(setup: Setup, state: State, twin: Twin | None) -> dict[str, float]:
+def _evaluate(
+    setup: Setup, state: State, twin: Twin | None, folder: RunFolder | None
+) -> dict[str, float]:
+    """How good the model is; the details of its last round go to the folder."""
     found: dict[str, float] = {}
+    details: dict[str, Any] = {"part": judged(setup.experiment)} if setup.parts else {}
+    last = folder is not None and state.round == setup.experiment.rounds
     loss = setup.program.algorithm.objective.loss
     for name, part in setup.parts.items():
-        measured = evaluate(setup.network, state, part, setup.dataset.num_classes, loss)
+        tally = evaluate(setup.network, state, part, setup.dataset.num_classes, loss)
+        measured = metrics(tally)
         if name == "train":  # `train_loss` is the loss of local training
             measured["set_loss"] = measured.pop("loss")
         found |= {f"{name}_{key}": value for key, value in measured.items()}
+        if last and name == details["part"]:
+            details["confusion"] = tally.confusion.tolist()
     if twin is not None:
         own = found[f"{judged(setup.experiment)}_accuracy"]
         found["relative_accuracy"] = own / twin.accuracy if twin.accuracy else math.nan
     if setup.held_out is not None:
         examples = setup.federation.examples
-        spread = evaluate_clients(setup.network, state, examples, setup.held_out)
-        found |= {f"client_accuracy_{key}": value for key, value in spread.items()}
+        by_client = evaluate_clients(setup.network, state, examples, setup.held_out)
+        found |= {f"client_accuracy_{key}": value for key, value in spread(by_client).items()}
+        details["client_accuracy"] = by_client.tolist()
+    if last and folder is not None and details:
+        folder.write("evaluation.json", to_json(details) + "\n")
     return found
 
 
