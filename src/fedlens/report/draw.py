@@ -172,7 +172,7 @@ def _line(axes: Axes, line: Line, place: int) -> None:
 
 def _scale(axes: Axes, block: Curves) -> None:
     axes.set_xlabel(block.x_label)
-    if block.log_x:
+    if block.log_x and _can_be_logarithmic([line.x for line in block.lines]):
         axes.set_xscale("log")
         axes.xaxis.set_minor_formatter(NullFormatter())
         axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
@@ -185,7 +185,7 @@ def _scale(axes: Axes, block: Curves) -> None:
         axes.xaxis.set_major_locator(MaxNLocator(8, integer=whole, steps=[1, 2, 5, 10]))
     if block.percent:
         axes.yaxis.set_major_formatter(FuncFormatter(percent_tick))
-    if block.log_y:
+    if block.log_y and _can_be_logarithmic([line.y for line in block.lines]):
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(numticks=6))
         axes.yaxis.set_minor_formatter(NullFormatter())
@@ -348,7 +348,7 @@ def _strip(block: Strip) -> Figure:
         axes.scatter(xs, g + 0.7 + spread, s=size, color=colour_of(g), alpha=0.6, linewidths=0,
                      rasterized=len(xs) > 2000)  # fmt: skip
         axes.plot([median(xs)] * 2, [g + 0.48, g + 0.92], color=INK, linewidth=1.6)
-    axes.set_ylim(len(block.groups), 0)
+    axes.set_ylim(len(block.groups) or 1, 0)
     axes.set_yticks([])
     axes.spines["left"].set_visible(False)
     axes.grid(True, axis="x")
@@ -370,6 +370,10 @@ def _thinned(values: Array) -> Array:  # [rows, columns] -> [rows, MOST_CELLS]
     edges = np.linspace(0, values.shape[1], MOST_CELLS + 1).astype(np.int64)
     sums: Array = np.add.reduceat(values, edges[:-1], axis=1) / np.diff(edges)
     return sums
+
+
+def _can_be_logarithmic(many: Sequence[Values]) -> bool:
+    return any(is_number(value) and value > 0 for values in many for value in values)
 
 
 def _floats(values: Values) -> list[float]:
