@@ -101,7 +101,7 @@ def _package(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        remedy = "install it with `pip install 'fedlens[track]'`"
         raise ValueError(
-            f"tracking with {name} needs a package that is missing: {remedy}"
+            f"tracking with {name} needs the package {name}: `pip install {name}`, or "
+            "`pip install 'fedlens[track]'` for all trackers"
         ) from error

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import csv
+import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -175,3 +178,25 @@ def test_real_runs_are_paired_by_their_seeds(tmp_path):
     assert found.verdicts == [
         "fedavg was always equal to fedavgm (n = 2): there is no spread to test against."
     ]
+
+
+def fedlens(*words: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "fedlens.cli", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_the_command_says_what_it_found_and_where(variants, tmp_path):
+    folders = variants({"fedavg": [0.7, 0.71], "fedprox": [0.8, 0.82]})
+    done = fedlens("compare", *folders, "--target", 0.5, "--out", tmp_path / "page")
+    assert done.returncode == 0 and done.stderr == ""
+    verdict, page = done.stdout.splitlines()
+    assert verdict.startswith("It cannot be said that fedprox is better") and "n = 2" in verdict
+    assert page == f"report: {tmp_path / 'page' / 'report.html'}"
+    (pair,) = json.loads(fedlens("compare", *folders, "--json").stdout)
+    assert pair["difference"]["n"] == 2 and pair["one"] == "fedavg"
+
+
+def test_the_command_refuses_in_one_line_what_cannot_be_compared(variants):
+    done = fedlens("compare", *variants({"fedavg": [0.7, 0.71]}))
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "nothing to compare" in done.stderr
