@@ -15,9 +15,10 @@ import click
 import typer
 
 import fedlens
+from fedlens.compare_command import compare_command
 from fedlens.data.places import existing
 from fedlens.options import importable
-from fedlens.report.commands import compare_command, report_command, watch_command
+from fedlens.report.commands import report_command, watch_command
 from fedlens.sweep_command import sweep_command
 
 app = typer.Typer(

@@ -216,3 +216,33 @@ def test_the_command_refuses_in_one_line_what_cannot_be_compared(variants):
     done = fedlens("compare", *variants({"fedavg": [0.7, 0.71]}))
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert "nothing to compare" in done.stderr
+
+
+def test_experiment_files_are_run_with_the_same_seeds_and_compared(tmp_path):
+    work = 'dataset = "fashion-mnist-mini"\nmodel = "linear"\nrounds = 2\nengine = "sequential"\n'
+    clients = "clients = { count = 20, per_round = 2 }\n"
+    files = [tmp_path / "plain.toml", tmp_path / "heavy.toml"]
+    for file, lr in zip(files, (0.1, 0.2), strict=True):
+        file.write_text(f"{work}{clients}local = {{ lr = {lr} }}\n")
+    words = ("compare", *files, "--seeds", 2, "--out", tmp_path / "out")
+    done = fedlens(*words)
+    assert done.returncode == 0 and "round 8/8" in done.stderr, done.stderr
+    assert "n = 2" in done.stdout and (tmp_path / "out" / "report.html").is_file()
+    runs = sorted(path.name for path in (tmp_path / "out").iterdir() if path.is_dir())
+    assert runs == ["figures", "heavy-0", "heavy-1", "plain-0", "plain-1"]
+    written = (tmp_path / "out" / "plain-0" / "rounds.jsonl").stat().st_mtime_ns
+    assert fedlens(*words, "-q").stdout == done.stdout  # what is finished is kept
+    assert (tmp_path / "out" / "plain-0" / "rounds.jsonl").stat().st_mtime_ns == written
+
+
+def test_mistakes_in_what_is_to_be_compared_are_told_before_anything_runs(tmp_path, run_folder):
+    file, folder = tmp_path / "a.toml", run_folder("a")
+    file.write_text("")
+    for words, told in (
+        ((file,), "name two experiment files or more"),
+        ((file, folder), "name experiment files or run folders, not both"),
+        ((folder, "--seeds", 3), "--seeds 3 is for experiment files"),
+    ):
+        done = fedlens("compare", *words)
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+        assert told in done.stderr

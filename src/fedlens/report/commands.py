@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -23,31 +21,6 @@ def report_command(
     page = report(runs, out)
     print(table(*rows(read_all(runs))))
     print(f"report: {page}")
-
-
-def compare_command(
-    runs: Runs,
-    by: Annotated[
-        str | None,
-        typer.Option(help="The settings that tell variants apart. [default: algorithm]"),
-    ] = None,
-    target: Annotated[
-        float | None,
-        typer.Option(help="The accuracy whose price is asked. [default: 90% of the best]"),
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="Where the page goes.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else.")] = False,
-) -> None:
-    """Say whether one algorithm is better than another: the same work, paired by seed."""
-    from fedlens.report.compare import compare
-
-    found = compare(runs, by, target, out)
-    if as_json:
-        print(json.dumps([asdict(pair) for pair in found.pairs]))
-        return
-    for verdict in found.verdicts:
-        print(verdict)
-    print(f"report: {found.page}")
 
 
 def watch_command(
