@@ -14,7 +14,7 @@ from fedlens.report.groups import Group, mean_and_std
 from fedlens.report.page import render_page
 from fedlens.report.pairs import SURE, Pair, Task, by_seed, pairs, points, ranks, said_p, tasks
 from fedlens.report.records import SPOKEN, Run, number, part, read_all
-from fedlens.report.runs import common_folder, curve_blocks
+from fedlens.report.runs import common_folder, curve_blocks, details
 from fedlens.report.student import estimate
 
 EASY = 0.9  # of the best final accuracy: the target where none is given
@@ -65,6 +65,7 @@ def compare(
         *_pictures(found, judged, metric, measure),
         *_to_target(found, metric, measure, target),
         *_ranks(found, metric, measure),
+        *details(runs),
     ]
     place = Path(out) if out is not None else common_folder(runs) / "comparison"
     names = list(dict.fromkeys(group.name for task in found for group in task.variants))

@@ -48,9 +48,7 @@ def run_blocks(runs: Sequence[Run]) -> list[Block]:
         blocks.append(_results(runs, title="Each run", dots=False))
     if len(runs) > 1:
         blocks.append(_differences(runs))
-    for run in runs:
-        blocks += _details(run, alone=len(runs) == 1)
-    return blocks
+    return [*blocks, *details(runs)]
 
 
 def headline(runs: Sequence[Run]) -> str:
@@ -283,16 +281,23 @@ def differences(runs: Sequence[Run]) -> tuple[list[str], list[list[str]]]:
     return differ, [[columns[key][place] for key in differ] for place in range(len(runs))]
 
 
-def _details(run: Run, alone: bool) -> list[Block]:
-    """What a page says of one run besides its figures."""
-    title = "The run in full" if alone else run.name
-    experiment = (run.folder / "experiment.toml").read_text("utf-8").strip()
-    manifest = json.dumps(run.manifest, indent=2, ensure_ascii=False)
-    return [
-        Text(title=title, name=f"run {run.name}", paragraphs=[" · ".join(_facts(run))]),
-        Text(title="experiment.toml", name=f"experiment {run.name}", code=experiment, folded=True),
-        Text(title="manifest.json", name=f"manifest {run.name}", code=manifest, folded=True),
-    ]
+def details(runs: Sequence[Run]) -> Iterator[Text]:
+    """What each run was given, and on what it ran."""
+    yield Text(
+        title="The run in full" if len(runs) == 1 else "Each run in full",
+        paragraphs=[" · ".join(_facts(runs[0]))] if len(runs) == 1 else (),
+    )
+    for run in runs:
+        experiment = (run.folder / "experiment.toml").read_text("utf-8").strip()
+        manifest = json.dumps(run.manifest, indent=2, ensure_ascii=False)
+        if len(runs) == 1:
+            yield Text(title="experiment.toml", code=experiment, folded=True)
+            yield Text(title="manifest.json", code=manifest, folded=True)
+        else:
+            about = [" · ".join(_facts(run))]
+            both = f"{experiment}\n\n{manifest}"
+            name = f"run {run.name}"
+            yield Text(title=run.name, name=name, paragraphs=about, code=both, folded=True)
 
 
 def _facts(run: Run) -> list[str]:
