@@ -37,6 +37,7 @@ def compare_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else.")] = False,
 ) -> None:
     """Say whether one algorithm is better than another: the same work, paired by seed."""
+    from fedlens import progress
     from fedlens.report.compare import compare
 
     runs = what
@@ -45,7 +46,8 @@ def compare_command(
         runs = _run(what, SEEDS if seeds is None else seeds, out, data, quiet)
     elif seeds is not None:
         raise ValueError(f"--seeds {seeds} is for experiment files: the runs named have theirs")
-    found = compare(runs, by, target, out)
+    with progress.figures() as drawing:
+        found = compare(runs, by, target, out, drawing)
     if as_json:
         print(json.dumps([asdict(pair) for pair in found.pairs]))
         return

@@ -62,6 +62,16 @@ def transfer(title: str) -> Iterator[Any]:
         yield say
 
 
+@contextmanager
+def figures() -> Iterator[Any]:
+    """A watch over the figures of a page, on a terminal: called with those drawn, and with all."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    with _bar("figures", None, 0, "{task.completed}/{task.total}") as advance:
+        yield lambda done, total: advance(done, "", total)
+
+
 def _lines(title: str, total: int, done: int) -> Watch:
     started = said = time.monotonic()
     evaluated = ""

@@ -16,9 +16,11 @@ def report_command(
     out: Annotated[Path | None, typer.Option(help="Where the page goes.")] = None,
 ) -> None:
     """Draw what runs came to: figures, and one HTML page that needs nothing else."""
+    from fedlens import progress
     from fedlens.report import read_all, report, rows, table
 
-    page = report(runs, out)
+    with progress.figures() as watch:
+        page = report(runs, out, watch)
     print(table(*rows(read_all(runs))))
     print(f"report: {page}")
 

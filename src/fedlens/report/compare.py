@@ -11,7 +11,7 @@ from statistics import fmean
 from fedlens.budgets import rounds_to
 from fedlens.report.blocks import NONE, Bars, Block, Cell, Curves, Line, Series, Table, Text, said
 from fedlens.report.groups import Group, mean_and_std
-from fedlens.report.page import render_page
+from fedlens.report.page import Drawing, render_page
 from fedlens.report.pairs import SURE, Pair, Task, by_seed, pairs, points, ranks, said_p, tasks
 from fedlens.report.records import SPOKEN, Run, number, part, read_all
 from fedlens.report.runs import common_folder, curve_blocks, details
@@ -35,6 +35,7 @@ def compare(
     by: str | None = None,
     target: float | None = None,
     out: str | Path | None = None,
+    watch: Drawing | None = None,
 ) -> Comparison:
     """Compare finished runs, and write the page to `out`/report.html.
 
@@ -69,7 +70,8 @@ def compare(
     ]
     place = Path(out) if out is not None else common_folder(runs) / "comparison"
     names = list(dict.fromkeys(group.name for task in found for group in task.variants))
-    page = render_page(f"{' or '.join(names)}?", _summary(found, paired, measure), blocks, place)
+    summary = _summary(found, paired, measure)
+    page = render_page(f"{' or '.join(names)}?", summary, blocks, place, watch)
     return Comparison(found, paired, verdicts, page)
 
 

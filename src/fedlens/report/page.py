@@ -18,6 +18,9 @@ from fedlens.files import write_atomically
 from fedlens.report.blocks import Block, Curves, Line, Table, Text, is_number, said
 
 STATES = ("finished", "diverged", "interrupted", "running", "failed")
+Drawing = Callable[[int, int], None]
+"""Told how many figures are drawn, of how many."""
+
 MOST_POINTS = 2000  # of a line in a page; its csv has them all
 HERE = Path(__file__).parent
 
@@ -37,23 +40,32 @@ class Shown:
 
 
 def render_page(
-    title: str, summary: str, blocks: Sequence[Block], out: str | Path, name: str = "report.html"
+    title: str,
+    summary: str,
+    blocks: Sequence[Block],
+    out: str | Path,
+    watch: Drawing | None = None,
 ) -> Path:
-    """Write the page of `blocks` to `out`/`name`, and return its path.
+    """Write the page of `blocks` to `out`/report.html, and return its path.
 
     Its figures go to `out`/figures, as PNG, SVG and PDF, with the data behind each as csv; those
-    of an earlier page of this name go.
+    of an earlier page go. `watch` is called with the figures drawn and the figures in all.
     """
     from fedlens.report import draw
 
-    out = Path(out)
+    out, name = Path(out), "report.html"
     blocks = distinct(blocks)
+    drawn = [block for block in blocks if draw.is_drawn(block)]
+    pictures: dict[str, str] = {}
     try:
         earlier = _files_of(out / name)
-        pictures = {b.slug: draw.save(b, out / "figures") for b in blocks if draw.is_drawn(b)}
-        for block in blocks:
-            if not isinstance(block, Text):
-                write_atomically(out / "figures" / f"{block.slug}.csv", csv_of(block))
+        for block in drawn:
+            pictures[block.slug] = draw.save(block, out / "figures")
+            if watch is not None:
+                watch(len(pictures), len(drawn))
+        for one in blocks:
+            if not isinstance(one, Text):
+                write_atomically(out / "figures" / f"{one.slug}.csv", csv_of(one))
         page = html(title, summary, blocks, lambda block: pictures[block.slug])
         write_atomically(out / name, page.encode())
         for slug in earlier - {block.slug for block in blocks}:

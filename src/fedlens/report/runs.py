@@ -13,7 +13,7 @@ from statistics import fmean, stdev
 from fedlens.report.blocks import NONE, Bars, Block, Curves, Line, Series, Style, Table, Text, said
 from fedlens.report.groups import Group, best_round, curve, group, mean_and_std, written
 from fedlens.report.holdings import class_blocks, client_blocks, partition_blocks
-from fedlens.report.page import render_page
+from fedlens.report.page import Drawing, render_page
 from fedlens.report.records import SPOKEN, Run, decimal, number, part, read_all, rows, settings
 
 NAMED = 5
@@ -22,14 +22,14 @@ NAMED = 5
 STYLES: dict[str, Style] = {"test": "solid", "validation": "dotted", "train": "dashed"}
 
 
-def report(folders: Sequence[Path], out: Path | None = None) -> Path:
+def report(folders: Sequence[Path], out: Path | None = None, watch: Drawing | None = None) -> Path:
     """Write `report.html` and `figures/` to `out`, and return the page's path.
 
     Without `out` they go to the run folder, or to the folder that several runs have in common.
     """
     runs = read_all(folders)
     out = common_folder(runs) if out is None else Path(out)
-    return render_page(title_of(runs), headline(runs), run_blocks(runs), out)
+    return render_page(title_of(runs), headline(runs), run_blocks(runs), out, watch)
 
 
 def title_of(runs: Sequence[Run]) -> str:
