@@ -22,6 +22,7 @@ import torch
 import fedlens as fl
 from fedlens.build import build
 from fedlens.evaluate import evaluate
+from fedlens.metrics import metrics
 from fedlens.rounds import begin, run_round
 
 
@@ -70,7 +71,7 @@ def measure(name: str, repeats: int, device: str) -> dict[str, Any]:
             start = _now(setup.device)
             state, _ = run_round(setup.program, setup.federation, setup.engine, state, seed=0)
             trained = _now(setup.device)
-            evaluate(setup.network, state, setup.parts["test"], 10, loss)
+            metrics(evaluate(setup.network, state, setup.parts["test"], 10, loss))
             rounds.append(trained - start)
             evaluations.append(_now(setup.device) - trained)
     finally:

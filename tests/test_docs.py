@@ -294,7 +294,13 @@ def test_the_run_folder_holds_what_is_documented(tmp_path):
     words = in_backticks(prose(EXPERIMENTS))
     for file in folder.iterdir():
         assert file.name in words or f"{file.name}/" in words
-    for name in ("manifest.json", "partition.json", "summary.json", "rounds.jsonl"):
+    for name in (
+        "manifest.json",
+        "partition.json",
+        "summary.json",
+        "evaluation.json",
+        "rounds.jsonl",
+    ):
         for key in json.loads((folder / name).read_text()):
             of_test = key.replace("train_", "test_") if key != "train_set_loss" else key
             assert key in words or of_test in words, f"{name}: {key}"

@@ -16,7 +16,7 @@ from sklearn.metrics import (
 )
 
 from fedlens.core import Holdings
-from fedlens.metrics import Tally, metrics, per_client
+from fedlens.metrics import Tally, accuracy_by_client, metrics, spread
 
 
 def answers(num_classes, outputs, count, seed):
@@ -123,7 +123,7 @@ def test_the_spread_over_clients_is_numpys(hits):
     edges = np.cumsum([0, *sizes])
     members = [torch.arange(a, b) for a, b in pairwise(edges)]
     correct = torch.tensor([hit for h in hits for hit in h], dtype=torch.bool)
-    got = per_client(correct, Holdings.of(members))
+    got = spread(accuracy_by_client(correct, Holdings.of(members)))
     accuracy = [np.mean(h) for h in hits if h]
     if not accuracy:
         assert got == {}
@@ -144,4 +144,4 @@ def test_the_spread_over_clients_is_numpys(hits):
 def test_an_answer_for_each_example_held_is_needed():
     holdings = Holdings.of([torch.arange(3)])
     with pytest.raises(ValueError, match="2 answers for 3 examples held"):
-        per_client(torch.ones(2, dtype=torch.bool), holdings)
+        accuracy_by_client(torch.ones(2, dtype=torch.bool), holdings)

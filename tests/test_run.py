@@ -12,6 +12,7 @@ import fedlens as fl
 from fedlens.build import build, partition
 from fedlens.evaluate import evaluate_clients
 from fedlens.folder import RunFolder
+from fedlens.metrics import spread
 from fedlens.network import Network
 from fedlens.rounds import ClientMemory
 
@@ -76,7 +77,7 @@ def test_a_run_leaves_exactly_the_files_and_keys_of_the_design(tmp_path):
     files = {path.name for path in (tmp_path / "run").iterdir()}
     assert files == {
         *("experiment.toml", "manifest.json", "partition.json", "rounds.jsonl"),
-        *("summary.json", "checkpoint", "model.safetensors"),
+        *("summary.json", "evaluation.json", "checkpoint", "model.safetensors"),
     }
     written = lines(tmp_path / "run")
     assert [record["round"] for record in written] == [1, 2, 3]
@@ -218,6 +219,18 @@ def test_a_module_with_batch_normalisation_is_trained_as_asked_and_left_as_it_wa
     assert all(torch.equal(again.model[name], t) for name, t in result.model.items())
 
 
+def test_the_last_evaluation_is_kept_in_detail(tmp_path):
+    clients = fl.Clients(count=4, holdout=0.4)
+    final = fl.run(described(clients=clients, rounds=2), tmp_path / "run").final
+    details = RunFolder(tmp_path / "run").read_json("evaluation.json")
+    confusion = torch.tensor(details["confusion"])
+    assert details["part"] == "test"
+    assert confusion.diagonal().sum() / confusion.sum() == pytest.approx(final["test_accuracy"])
+    by_client = torch.tensor(details["client_accuracy"], dtype=torch.float64)
+    assert len(by_client) == 4
+    assert float(by_client.mean()) == pytest.approx(final["client_accuracy_mean"])
+
+
 def test_clients_are_tested_with_the_normalisation_layers_they_keep(tmp_path):
     experiment = described(norm="local", clients=fl.Clients(count=4, holdout=0.4), rounds=9)
     fl.run(experiment, tmp_path / "run")
@@ -230,7 +243,7 @@ def test_clients_are_tested_with_the_normalisation_layers_they_keep(tmp_path):
     setup = build(experiment)
     examples = setup.federation.examples
     altered = replace(state, clients=ClientMemory(rows))
-    spread = evaluate_clients(setup.network, altered, examples, setup.held_out)
+    found = spread(evaluate_clients(setup.network, altered, examples, setup.held_out))
 
     def mean_accuracy(own: dict[int, dict[str, torch.Tensor]]) -> float:
         accuracies = []
@@ -238,12 +251,12 @@ def test_clients_are_tested_with_the_normalisation_layers_they_keep(tmp_path):
             module = normed().eval()
             module.load_state_dict(state.params | state.buffers | own.get(client, {}))
             index = setup.held_out.members(client)
-            found = module(examples.images[index]).argmax(1)
-            accuracies.append((found == examples.labels[index]).double().mean())
+            answers = module(examples.images[index]).argmax(1)
+            accuracies.append((answers == examples.labels[index]).double().mean())
         return float(torch.stack(accuracies).mean())
 
-    assert spread["mean"] == pytest.approx(mean_accuracy(kept))
-    assert spread["mean"] < mean_accuracy({}) - 0.1
+    assert found["mean"] == pytest.approx(mean_accuracy(kept))
+    assert found["mean"] < mean_accuracy({}) - 0.1
 
 
 def test_large_images_are_evaluated_a_few_at_a_time_to_the_same_result(monkeypatch):

@@ -12,14 +12,17 @@ from fedlens.algorithm import Algorithm, Amendment, compose, paper
 from fedlens.augment import Augment
 from fedlens.core import Dataset, Examples, Federation, Holdings
 from fedlens.experiment import Clients, Evaluate, Experiment, LocalTraining, Named, Server
+from fedlens.report.compare import Comparison, compare
 from fedlens.run import Result, resume, run
 from fedlens.sweep import grid, sweep
+from fedlens.track import tracking
 
 __all__ = [
     "Algorithm",
     "Amendment",
     "Augment",
     "Clients",
+    "Comparison",
     "Dataset",
     "Evaluate",
     "Examples",
@@ -30,10 +33,12 @@ __all__ = [
     "Named",
     "Result",
     "Server",
+    "compare",
     "compose",
     "grid",
     "paper",
     "resume",
     "run",
     "sweep",
+    "tracking",
 ]

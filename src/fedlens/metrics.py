@@ -90,21 +90,27 @@ def metrics(tally: Tally) -> dict[str, float]:
     }
 
 
-def per_client(correct: Tensor, holdings: Holdings) -> dict[str, float]:
-    """How accuracy is spread over clients: mean, std, min, p10, median, max and worst decile.
+def accuracy_by_client(correct: Tensor, holdings: Holdings) -> Tensor:  # [n] -> [K] float64
+    """The accuracy of each client; NaN of one without examples.
 
-    `correct` [n] says for each entry of `holdings.index` whether it was classified correctly.
-    Clients without examples are left out; if there are no others, there is nothing to tell. The
-    worst decile is the mean of the worst tenth of clients, and of one at the least.
+    `correct` says for each entry of `holdings.index` whether it was classified correctly.
     """
     if len(correct) != len(holdings.index):
         raise ValueError(
             f"{len(correct)} answers for {len(holdings.index)} examples held: give one for each"
         )
-    sizes = holdings.sizes
     hits = torch.zeros(len(holdings), dtype=torch.float64)
     hits = hits.index_add(0, holdings.owners, correct.cpu().to(torch.float64))
-    accuracy = (hits / sizes)[sizes > 0]
+    return hits / holdings.sizes
+
+
+def spread(accuracy: Tensor) -> dict[str, float]:  # [K]
+    """How accuracy is spread over clients: mean, std, min, p10, median, max and worst decile.
+
+    Clients without examples (NaN) are left out; if there are no others, there is nothing to tell.
+    The worst decile is the mean of the worst tenth of clients, and of one at the least.
+    """
+    accuracy = accuracy[~accuracy.isnan()]
     if len(accuracy) == 0:
         return {}
     p10, median = accuracy.quantile(torch.tensor([0.1, 0.5], dtype=torch.float64))

@@ -34,6 +34,17 @@ def rounds(title: str, total: int, done: int = 0) -> Iterator[Watch]:
         yield _lines(title, total, done)
 
 
+def all_of(*watches: Watch | None) -> Watch:
+    """One watch that tells several."""
+
+    def tell(record: Record) -> None:
+        for watch in watches:
+            if watch is not None:
+                watch(record)
+
+    return tell
+
+
 @contextmanager
 def transfer(title: str) -> Iterator[Any]:
     """A watch over a download: called with the bytes done and the bytes in all."""
@@ -50,6 +61,16 @@ def transfer(title: str) -> Iterator[Any]:
                 print(f"{title}: {done / 1e6:.1f}{of} MB", file=sys.stderr, flush=True)
 
         yield say
+
+
+@contextmanager
+def figures() -> Iterator[Any]:
+    """A watch over the figures of a page, on a terminal: called with those drawn, and with all."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    with _bar("figures", None, 0, "{task.completed}/{task.total}") as advance:
+        yield lambda done, total: advance(done, "", total)
 
 
 def _lines(title: str, total: int, done: int) -> Watch:

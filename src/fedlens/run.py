@@ -17,14 +17,14 @@ from fedlens.client import ClientProgram
 from fedlens.core import Tree
 from fedlens.data import statistics
 from fedlens.engines import Engine
-from fedlens.evaluate import evaluate, evaluate_clients
+from fedlens.evaluate import evaluate_run
 from fedlens.experiment import Experiment
-from fedlens.folder import RunFolder, check_free, readable_json
+from fedlens.folder import RunFolder, check_free, readable_json, to_json
 from fedlens.manifest import manifest, partition_hash
 from fedlens.options import importable
 from fedlens.rounds import State, Turn, begin, run_rounds
 from fedlens.settings import torch_settings
-from fedlens.summary import Record, is_number, judged, summary
+from fedlens.summary import Record, is_number, summary
 
 if TYPE_CHECKING:
     from fedlens.twin import Twin
@@ -188,7 +188,10 @@ class Course:
         if not is_sound or _is_lost([record]):
             self.status = "diverged"
         elif after.round % experiment.evaluate.every == 0 or after.round == experiment.rounds:
-            record |= _evaluate(self.setup, after, self.twin)
+            measured, details = evaluate_run(self.setup, after, self.twin)
+            record |= measured
+            if self.folder is not None and after.round == experiment.rounds:
+                self.folder.write("evaluation.json", to_json(details.plain()) + "\n")
             record["evaluation_seconds"] = time.perf_counter() - trained
         if self.folder is not None:
             self.folder.append(record)
@@ -320,24 +323,6 @@ class Reading:
             self.event.synchronize()
         values: list[float] = self.numbers.tolist()
         return values
-
-
-def _evaluate(setup: Setup, state: State, twin: Twin | None) -> dict[str, float]:
-    found: dict[str, float] = {}
-    loss = setup.program.algorithm.objective.loss
-    for name, part in setup.parts.items():
-        measured = evaluate(setup.network, state, part, setup.dataset.num_classes, loss)
-        if name == "train":  # `train_loss` is the loss of local training
-            measured["set_loss"] = measured.pop("loss")
-        found |= {f"{name}_{key}": value for key, value in measured.items()}
-    if twin is not None:
-        own = found[f"{judged(setup.experiment)}_accuracy"]
-        found["relative_accuracy"] = own / twin.accuracy if twin.accuracy else math.nan
-    if setup.held_out is not None:
-        examples = setup.federation.examples
-        spread = evaluate_clients(setup.network, state, examples, setup.held_out)
-        found |= {f"client_accuracy_{key}": value for key, value in spread.items()}
-    return found
 
 
 def _is_lost(records: list[Record]) -> bool:

@@ -1,8 +1,9 @@
-"""Records of runs become figures, a table and one HTML page. Nothing here trains."""
+"""Records of runs become figures, tables and one HTML page. Nothing here trains."""
 
 from __future__ import annotations
 
-from fedlens.report.page import report
+from fedlens.report.page import render_page
 from fedlens.report.records import Run, read, read_all, rows, table
+from fedlens.report.runs import report
 
-__all__ = ["Run", "read", "read_all", "report", "rows", "table"]
+__all__ = ["Run", "read", "read_all", "render_page", "report", "rows", "table"]

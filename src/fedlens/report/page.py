@@ -1,174 +1,227 @@
-"""One HTML page about one or more runs, and its figures as files beside it."""
+"""One HTML page made of blocks, which needs nothing else, and its figures and data as files."""
 
 from __future__ import annotations
 
+import base64
+import csv
+import hashlib
+import io
 import json
-import os
-from collections.abc import Sequence
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fedlens.files import write_atomically
-from fedlens.report.records import (
-    NONE,
-    SPOKEN,
-    Run,
-    decimal,
-    number,
-    part,
-    percent,
-    read_all,
-    rows,
-    settings,
-)
+from fedlens.report.blocks import Block, Curves, Line, Table, Text, is_number, said
 
-NAMED = 5
-"""How many runs the headline names before it sums up the rest."""
+STATES = ("finished", "diverged", "interrupted", "running", "failed")
+Drawing = Callable[[int, int], None]
+"""Told how many figures are drawn, of how many."""
+
+MOST_POINTS = 2000  # of a line in a page; its csv has them all
+HERE = Path(__file__).parent
 
 
-def report(folders: Sequence[Path], out: Path | None = None) -> Path:
-    """Write `report.html` and `figures/*.png` to `out`, and return the page's path.
+@dataclass(frozen=True)
+class Shown:
+    """A block as a page has it."""
 
-    Without `out` they go to the run folder, or to the folder that several runs have in common.
+    block: Block
+    slug: str
+    alt: str
+    csv: str  # a data: address
+    svg: str = ""
+    chart: str = ""  # JSON, for the script
+    cells: Sequence[Sequence[str]] = ()
+    classes: Sequence[str] = ()
+
+
+def render_page(
+    title: str,
+    summary: str,
+    blocks: Sequence[Block],
+    out: str | Path,
+    watch: Drawing | None = None,
+) -> Path:
+    """Write the page of `blocks` to `out`/report.html, and return its path.
+
+    Its figures go to `out`/figures, as PNG, SVG and PDF, with the data behind each as csv; those
+    of an earlier page go. `watch` is called with the figures drawn and the figures in all.
     """
+    from fedlens.report import draw
+
+    out, name = Path(out), "report.html"
+    blocks = distinct(blocks)
+    drawn = [block for block in blocks if draw.is_drawn(block)]
+    pictures: dict[str, str] = {}
+    try:
+        earlier = _files_of(out / name)
+        for block in drawn:
+            pictures[block.slug] = draw.save(block, out / "figures")
+            if watch is not None:
+                watch(len(pictures), len(drawn))
+        for one in blocks:
+            if not isinstance(one, Text):
+                write_atomically(out / "figures" / f"{one.slug}.csv", csv_of(one))
+        page = html(title, summary, blocks, lambda block: pictures[block.slug])
+        write_atomically(out / name, page.encode())
+        for slug in earlier - {block.slug for block in blocks}:
+            for kind in (*draw.FORMATS, "csv"):
+                (out / "figures" / f"{slug}.{kind}").unlink(missing_ok=True)
+    except OSError as error:
+        raise ValueError(
+            f"the report cannot be written to {out} ({error.strerror}): name another folder"
+        ) from error
+    return out / name
+
+
+def html(
+    title: str,
+    summary: str,
+    blocks: Sequence[Block],
+    picture: Callable[[Any], str],
+    live: bool = False,
+) -> str:
+    """The page itself. `picture` gives the SVG of a block that is drawn; a live page is renewed."""
     import jinja2
 
-    from fedlens.report import figures
+    from fedlens.report.draw import is_drawn
 
-    runs = read_all(folders)
-    out = _common([run.folder for run in runs]) if out is None else Path(out)
     template = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        loader=jinja2.FileSystemLoader(HERE),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     ).get_template("page.html.jinja")
-    try:
-        pictures = []
-        for draw in (
-            figures.accuracy,
-            figures.relative_accuracy,
-            figures.loss,
-            figures.final_accuracy,
-            figures.clients,
-        ):
-            path = out / "figures" / f"{draw.__name__}.png"
-            picture = draw(runs, path)
-            if picture:
-                pictures.append(picture)
-            else:
-                path.unlink(missing_ok=True)  # an earlier report's
-        header, body = rows(runs)
-        page = template.render(
-            title=runs[0].name if len(runs) == 1 else f"{len(runs)} runs compared",
-            headline=headline(runs),
-            header=header,
-            body=body,
-            judged=SPOKEN[part(runs)],
-            pictures=pictures,
-            differences=differences(runs) if len(runs) > 1 else None,
-            runs=[_details(run) for run in runs],
-            colours=figures.COLOURS,
+    sections: list[dict[str, Any]] = []
+    for block in blocks:
+        shown = _shown(block, picture(block) if is_drawn(block) else "")
+        if isinstance(block, Table):
+            sections.append({"table": shown})
+        elif isinstance(block, Text):
+            sections.append({"text": shown})
+        elif sections and "figures" in sections[-1]:
+            sections[-1]["figures"].append(shown)
+        else:
+            sections.append({"figures": [shown]})
+    script = (HERE / "page.js").read_text("utf-8")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return template.render(
+        title=title,
+        summary=summary,
+        sections=[{"figures": None, "table": None, **section} for section in sections],
+        files=[block.slug for block in blocks if not isinstance(block, Text)],
+        style=(HERE / "page.css").read_text("utf-8"),
+        script=script,
+        script_hash=digest,
+        states=STATES,
+        live=live,
+    )
+
+
+def distinct(blocks: Sequence[Block]) -> list[Block]:
+    """The same blocks, each with a file name of its own."""
+    seen: Counter[str] = Counter()
+    named = []
+    for block in blocks:
+        slug = block.slug
+        seen[slug] += 1
+        named.append(replace(block, name=f"{slug}_{seen[slug]}") if seen[slug] > 1 else block)
+    return named
+
+
+def csv_of(block: Block) -> bytes:
+    """The data behind a block as a csv file."""
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    header, rows = block.sheet()
+    writer.writerow(header)
+    writer.writerows(rows)
+    return file.getvalue().encode()
+
+
+def _shown(block: Block, svg: str) -> Shown:
+    address = f"data:text/csv;base64,{base64.b64encode(csv_of(block)).decode()}"
+    shown = Shown(block, block.slug, block.alt or block.words(), address, svg)
+    if isinstance(block, Curves):
+        return replace(shown, chart=_chart(block))
+    if isinstance(block, Table):
+        cells = [[said(cell) for cell in row] for row in block.rows]
+        return replace(shown, cells=cells, classes=_classes(block, cells))
+    return shown
+
+
+def _classes(block: Table, cells: Sequence[Sequence[str]]) -> list[str]:
+    """How each column of a table looks: words to the left, numbers to the right."""
+    number = re.compile(r"(\d|[–+−<-]|[.,%±()\s]|e|of|to|or|never)*")
+    found = []
+    for column in range(len(block.header)):
+        wordy = column == 0 or not all(number.fullmatch(row[column]) for row in cells)
+        kinds = (("words", wordy), ("published", column in block.published))
+        found.append(" ".join(kind for kind, applies in kinds if applies))
+    return found
+
+
+def _chart(block: Curves) -> str:
+    """What the script needs to draw curves, as JSON that may stand inside HTML."""
+    from fedlens.report.draw import places
+
+    place = places(block.lines)
+    lines = []
+    for line in block.lines:
+        line = _thinned(line)
+        lines.append(
+            {
+                "name": line.name,
+                "place": place[line.name],
+                "x": list(line.x),
+                "y": _plain(line.y),
+                "low": _plain(line.low),
+                "high": _plain(line.high),
+                "style": line.style,
+                "note": line.note,
+                "ring": line.ring,
+            }
         )
-        write_atomically(out / "report.html", page.encode())
-    except OSError as error:
-        raise ValueError(
-            f"the report cannot be written to {out} ({error.strerror}): name another folder"
-        ) from error
-    return out / "report.html"
-
-
-def headline(runs: Sequence[Run]) -> str:
-    """What came out, in a sentence or two: the best run first."""
-    judged = part(runs)
-    metric = f"{judged}_accuracy"
-    scored = [(y, run) for run in runs if (y := run.final(metric)) is not None]
-    scored.sort(key=lambda pair: -pair[0])
-    silent = [run for run in runs if run.final(metric) is None]
-    sentences = []
-    if scored:
-        shown = scored if len(scored) <= NAMED + 1 else scored[:NAMED]
-        (value, first), others = shown[0], shown[1:]
-        words = [f"{first.name} reached {percent(value)} {SPOKEN[judged]} accuracy {_end(first)}"]
-        for value, run in others:
-            same = "" if _end(run) == _end(first) else f" {_end(run)}"
-            words.append(f"{run.name} {percent(value)}{same}")
-        rest = [value for value, _ in scored[len(shown) :]]
-        if rest:
-            words.append(f"{len(rest)} more between {percent(rest[-1])} and {percent(rest[0])}")
-        sentences.append("; ".join(words))
-    for run in silent[:NAMED]:
-        loss = run.final("train_loss")
-        told = "" if loss is None else f"; its training loss was {decimal(loss)}"
-        sentences.append(f"{run.name} was not evaluated{told} {_end(run)}")
-    if silent[NAMED:]:
-        sentences.append(f"{len(silent) - NAMED} more were not evaluated")
-    return ". ".join(sentences) + "."
-
-
-def differences(runs: Sequence[Run]) -> tuple[list[str], list[list[str]]]:
-    """The settings in which runs differ, and one row of their values a run."""
-    flat = [settings(run.experiment) for run in runs]
-    columns = {
-        key: [_value(one[key]) if key in one else NONE for one in flat]
-        for key in dict.fromkeys(key for one in flat for key in one)
+    chart = {
+        "title": block.title,
+        "lines": lines,
+        "x_label": block.x_label,
+        "percent": block.percent,
+        "log_x": block.log_x,
+        "log_y": block.log_y,
+        "styles": dict(block.styles),
+        "levels": list(block.levels),
     }
-    differ = [key for key, values in columns.items() if len(set(values)) > 1]
-    return differ, [[columns[key][place] for key in differ] for place in range(len(runs))]
+    text = json.dumps(chart, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace("&", "\\u0026")
 
 
-def _end(run: Run) -> str:
-    rounds = f"{run.num_rounds} round{'' if run.num_rounds == 1 else 's'}"
-    ends = {"diverged": f"(diverged in round {run.num_rounds})"}
-    ends |= {"interrupted": f"(interrupted after {rounds})", "running": f"(running, {rounds})"}
-    return ends.get(run.status, f"after {rounds}")
+def _thinned(line: Line) -> Line:
+    step = -(-len(line.x) // MOST_POINTS)
+    if step == 1 or not line.x:
+        return line
+    kept = [*range(0, len(line.x) - 1, step), len(line.x) - 1]
+
+    def keep(values: Any) -> Any:
+        return None if values is None else [values[i] for i in kept]
+
+    return replace(line, x=keep(line.x), y=keep(line.y), low=keep(line.low), high=keep(line.high))
 
 
-def _details(run: Run) -> dict[str, Any]:
-    """What a page says of one run besides its figures."""
-    flat = settings(run.experiment)
-    facts = [str(flat[key]) for key in ("dataset", "model") if key in flat]
-    parameters, clients = run.manifest.get("parameters"), flat.get("clients.count")
-    if isinstance(parameters, int):
-        facts.append(f"{parameters:,} parameters".replace(",", "\u202f"))
-    if clients is None and run.partition:
-        clients = run.partition.get("num_clients")
-    if clients is not None:
-        per_round = flat.get("clients.per_round")
-        facts.append(f"{clients} clients" + (f", {per_round} a round" if per_round else ""))
-    emd = number(run.summary.get("emd"))
-    if emd is not None:
-        facts.append(f"EMD {emd:.2f}")
-    twin = run.summary.get("twin")
-    reached = number(twin.get("accuracy")) if isinstance(twin, dict) else None
-    if reached is not None:
-        facts.append(f"centralised twin {percent(reached)}")
-    if "device" in run.manifest:
-        facts.append(_value(run.manifest["device"]))
-    peak = number(run.summary.get("peak_memory_bytes"))
-    if peak:
-        facts.append(f"peak memory {peak / 1e9:.1f} GB")
-    return {
-        "name": run.name,
-        "status": run.status,
-        "facts": facts,
-        "experiment": (run.folder / "experiment.toml").read_text("utf-8").strip(),
-        "manifest": json.dumps(run.manifest, indent=2, ensure_ascii=False),
-    }
+def _plain(values: Sequence[float | None] | None) -> list[float | None] | None:
+    if values is None:
+        return None
+    return [float(f"{y:.6g}") if is_number(y) else None for y in values]
 
 
-def _value(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-
-
-def _common(folders: Sequence[Path]) -> Path:
-    if len(folders) == 1:
-        return folders[0]
-    try:
-        common = Path(os.path.commonpath([folder.resolve().parent for folder in folders]))
-    except ValueError:  # two drives
-        common = Path("/")
-    if common == Path(common.anchor):
-        raise ValueError("the runs have no folder in common: name one for the report")
-    return common
+def _files_of(page: Path) -> set[str]:
+    """The figures that a page of an earlier time wrote."""
+    if not page.is_file():
+        return set()
+    found = re.search(r'<body data-files="([^"]*)"', page.read_text("utf-8", errors="replace"))
+    return set(found[1].split()) if found else set()

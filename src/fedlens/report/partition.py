@@ -23,13 +23,12 @@ from fedlens.data.statistics import emd
 from fedlens.experiment import Named
 from fedlens.files import write_atomically
 from fedlens.options import find, options_of
+from fedlens.report.holdings import MANY, UNLIKE, by_main_class
 
 Array = np.ndarray[Any, Any]
 
-MANY = 60  # clients or classes: more than these have no room for a bubble, or a name, each
 FEW = 30  # clients: so many have room for their names
 MOST_COLUMNS = 1000
-UNLIKE = 0.5  # the EMD from which clients are told apart by their main class
 INK, GREY, PALE, LIGHT, BLUE = "#222222", "#6b6b6b", "#e8e8e8", "#a9cbe0", "#1f6592"
 SHADES = LinearSegmentedColormap.from_list("shares", ["white", LIGHT, BLUE, "#08243a"])
 
@@ -72,7 +71,7 @@ def draw(
     distance = emd(torch.from_numpy(np.ascontiguousarray(label_counts)))
     bubbles = max(num_clients, num_classes) <= MANY
     ordered = num_clients > MANY and distance >= UNLIKE
-    counts = label_counts[_by_main_class(label_counts)] if ordered else label_counts
+    counts = label_counts[by_main_class(label_counts)] if ordered else label_counts
 
     cell = 0.42 if max(num_clients, num_classes) <= 12 else 0.27
     width = cell * max(num_clients, 12) if bubbles else 8.5
@@ -119,12 +118,6 @@ def _panels(width: float, height: float, left: float, bottom: float) -> tuple[Fi
         return figure.add_axes(box)
 
     return figure, panel(bottom + height + gap, strip), panel(bottom, height)
-
-
-def _by_main_class(counts: Array) -> Array:  # [K]
-    """The clients by the class they hold most of, those with the largest share of it first."""
-    shares = _shares(counts)
-    return np.lexsort((-shares.max(1), shares.argmax(1)))
 
 
 def _shares(counts: Array) -> Array:  # [K, L]

@@ -7,14 +7,12 @@ import math
 import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from fedlens.budgets import rounds_to
-
-NONE = "–"
-"""Stands in a table where there is no number."""
+from fedlens.report.blocks import NONE, is_number, said
 
 SPOKEN = {"test": "test", "validation": "validation", "train": "training"}
 """The parts of the data as they are called in a sentence."""
@@ -47,6 +45,7 @@ class Run:
     rounds: list[dict[str, Any]]
     summary: dict[str, Any]
     partition: dict[str, Any] | None
+    evaluation: dict[str, Any] = field(default_factory=dict)  # of the final model, in detail
 
     @property
     def algorithm(self) -> str:
@@ -125,6 +124,7 @@ def read(folder: Path) -> Run:
         rounds=rounds,
         summary=summary,
         partition=_json(folder / "partition.json"),
+        evaluation=_json(folder / "evaluation.json") or {},
     )
 
 
@@ -147,9 +147,7 @@ def read_all(folders: Sequence[Path]) -> list[Run]:
 
 def number(value: Any) -> float | None:
     """`value` if it is a finite number."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if math.isfinite(value) else None
+    return float(value) if is_number(value) else None
 
 
 def part(runs: Sequence[Run]) -> str:
@@ -202,10 +200,6 @@ def table(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
     )
 
 
-def percent(value: float | None) -> str:
-    return NONE if value is None else f"{100 * value:.1f}%"
-
-
 def decimal(value: float | None, digits: int = 3) -> str:
     """A number at a readable length: losses that ran away are written in powers of ten."""
     if value is None:
@@ -222,8 +216,8 @@ def _row(run: Run, judged: str) -> list[str]:
         run.name,
         run.algorithm,
         f"{run.num_rounds} of {planned}" if short else str(run.num_rounds),
-        percent(run.final(f"{judged}_accuracy")),
-        f"{percent(best[0])} ({best[1]})" if best else NONE,
+        said(run.final(f"{judged}_accuracy"), True),
+        f"{said(best[0], True)} ({best[1]})" if best else NONE,
         decimal(run.final(f"{judged}_loss")),
         decimal(run.final(f"{judged}_f1")),
         decimal(None if up is None else up / 1e6, 1),
@@ -237,9 +231,9 @@ def _more(run: Run) -> list[str]:
     relative = run.final("relative_accuracy")
     reached = rounds_to(run.rounds, 0.9, "relative_accuracy")
     return [
-        percent(relative),
+        said(relative, True),
         NONE if relative is None else "never" if reached is None else str(reached),
-        percent(run.final("client_accuracy_worst_decile")),
+        said(run.final("client_accuracy_worst_decile"), True),
     ]
 
 

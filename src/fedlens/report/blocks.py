@@ -1,0 +1,320 @@
+"""What a page is made of: plain values that say what to show, not how it is drawn.
+
+`fedlens.report.page.render_page` makes a page of blocks; `fedlens.report.draw` draws one for print.
+A value that is None or not finite is a gap.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Self, TypeGuard
+
+Values = Sequence[float | None]
+Cell = str | float | None
+Sheet = tuple[list[str], list[list[Cell]]]
+"""A header and rows: the data behind a block, as its csv file has them."""
+
+Style = Literal["solid", "dashed", "dotted"]
+
+NONE = "–"
+"""Stands in a table where there is no number."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block(ABC):
+    """One thing on a page."""
+
+    title: str
+    caption: str = ""  # what it shows
+    alt: str = ""  # the same in words, for whoever cannot see it; without it, words are found
+    name: str = ""  # of its files; without it, the title in small letters
+
+    @abstractmethod
+    def sheet(self) -> Sheet:
+        """The data behind it."""
+
+    @abstractmethod
+    def words(self) -> str:
+        """What there is to see, in a sentence or two."""
+
+    def retitled(self, title: str) -> Self:
+        """The same under another title, which names its files too."""
+        return replace(self, title=title, name="")
+
+    @property
+    def slug(self) -> str:
+        return re.sub(r"[^a-z0-9]+", "_", (self.name or self.title).lower()).strip("_") or "block"
+
+
+@dataclass(frozen=True)
+class Line:
+    """A curve. Lines of one name have one colour and are switched on and off together."""
+
+    name: str
+    x: Sequence[float]
+    y: Values
+    low: Values | None = None  # the band around it
+    high: Values | None = None
+    style: Style = "solid"
+    note: str = ""  # stands after the name in the legend
+    ring: tuple[float, float] | None = None  # a point worth a mark: the best round
+    place: int | None = None  # of its colour and marker; without it, names take them in turn
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curves(Block):
+    """Lines over rounds, or over anything else. On a page they can be zoomed and switched off."""
+
+    lines: Sequence[Line]
+    x_label: str = "round"
+    y_label: str = ""
+    percent: bool = False  # y is a fraction, and is written as a percentage
+    log_x: bool = False
+    log_y: bool = False
+    styles: Mapping[Style, str] = field(default_factory=dict)  # what broken lines mean
+    levels: Sequence[tuple[str, float]] = ()  # heights to compare with, each with its name
+
+    def sheet(self) -> Sheet:
+        banded = any(line.low is not None for line in self.lines)
+        header = ["line", "style", self.x_label, self.y_label or "y"]
+        rows: list[list[Cell]] = []
+        for line in self.lines:
+            gaps = [None] * len(line.x)
+            sides = (line.low or gaps, line.high or gaps) if banded else ()
+            for x, y, *band in zip(line.x, line.y, *sides, strict=True):
+                rows.append([line.name, self.styles.get(line.style, line.style), x, y, *band])
+        return header + ["low", "high"] * banded, rows
+
+    def words(self) -> str:
+        told = []
+        for line in self.lines:
+            points = [(x, y) for x, y in zip(line.x, line.y, strict=True) if is_number(y)]
+            if points:
+                (x0, y0), (x1, y1) = points[0], points[-1]
+                style = self.styles.get(line.style)
+                told.append(
+                    f"{line.name}{f', {style}' if style and len(self.styles) > 1 else ''}: "
+                    f"{said(y0, self.percent)} at {self.x_label} {x0:g}, "
+                    f"{said(y1, self.percent)} at {self.x_label} {x1:g}"
+                    f"{f', {line.note}' if line.note else ''}"
+                )
+        told += [f"{name}: {said(y, self.percent)}" for name, y in self.levels]
+        return f"Line chart of {self.y_label or self.title} by {self.x_label}. {_list(told)}"
+
+
+@dataclass(frozen=True)
+class Series:
+    """Bars of one colour, one in each group."""
+
+    name: str
+    heights: Values
+    errors: Values | None = None  # half the length of an error bar
+    hollow: bool = False  # published numbers, beside ours
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bars(Block):
+    """Bars in groups, their heights written beside them."""
+
+    groups: Sequence[str]
+    series: Sequence[Series]
+    y_label: str = ""
+    percent: bool = False
+    dots: bool = False  # group i is line i of the curves, and has its colour
+
+    def sheet(self) -> Sheet:
+        rows: list[list[Cell]] = [
+            [group, one.name, one.heights[i], one.errors[i] if one.errors else None]
+            for i, group in enumerate(self.groups)
+            for one in self.series
+        ]
+        return ["group", "series", self.y_label or "height", "error"], rows
+
+    def words(self) -> str:
+        told = []
+        for i, group in enumerate(self.groups):
+            for one in self.series:
+                name = f"{group}, {one.name}" if len(self.series) > 1 else group
+                error = one.errors[i] if one.errors else None
+                around = f" ± {said(error, self.percent)}" if is_number(error) else ""
+                told.append(f"{name}: {said(one.heights[i], self.percent)}{around}")
+        return f"Bar chart of {self.y_label or self.title}. {_list(told)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heat(Block):
+    """A matrix as shades. `shares` go up from 0, small ones stretched; else from least to most."""
+
+    values: Sequence[Values]  # row by row
+    row_names: Sequence[str]
+    column_names: Sequence[str]
+    row_label: str = ""
+    column_label: str = ""
+    value_label: str = ""
+    percent: bool = False
+    shares: bool = False
+
+    def sheet(self) -> Sheet:
+        corner = "/".join(filter(None, (self.row_label, self.column_label)))
+        rows: list[list[Cell]] = [
+            [name, *row] for name, row in zip(self.row_names, self.values, strict=True)
+        ]
+        return [corner, *self.column_names], rows
+
+    def words(self) -> str:
+        found = [
+            (y, row, column)
+            for row, values in zip(self.row_names, self.values, strict=True)
+            for column, y in zip(self.column_names, values, strict=True)
+            if is_number(y)
+        ]
+        size = (
+            f"{len(self.row_names)} rows{_of(self.row_label)} and "
+            f"{len(self.column_names)} columns{_of(self.column_label)}"
+        )
+        if not found:
+            return f"Heat map of {size}, without a number."
+        (low, *at_low), (high, *at_high) = min(found), max(found)
+        return (
+            f"Heat map of {self.value_label or self.title}: {size}, from "
+            f"{said(low, self.percent)} ({', '.join(at_low)}) to "
+            f"{said(high, self.percent)} ({', '.join(at_high)})."
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contours(Block):
+    """A quantity over a plane of two numbers, with its best point marked."""
+
+    x: Sequence[float]
+    y: Sequence[float]
+    z: Sequence[Values]  # z[i][j] at y[i], x[j]
+    x_label: str = "x"
+    y_label: str = "y"
+    z_label: str = "z"
+    log_x: bool = False
+    log_y: bool = False
+    percent: bool = False
+    lowest: bool = False  # the best is the lowest, as of a loss
+
+    def sheet(self) -> Sheet:
+        rows: list[list[Cell]] = [
+            [x, y, z]
+            for y, row in zip(self.y, self.z, strict=True)
+            for x, z in zip(self.x, row, strict=True)
+        ]
+        return [self.x_label, self.y_label, self.z_label], rows
+
+    @property
+    def best(self) -> tuple[float, float, float] | None:
+        """x, y and z of the best point."""
+        found = [
+            (x, y, z)
+            for y, row in zip(self.y, self.z, strict=True)
+            for x, z in zip(self.x, row, strict=True)
+            if is_number(z)
+        ]
+        choose = min if self.lowest else max
+        return choose(found, key=lambda point: point[2], default=None)
+
+    def words(self) -> str:
+        what = f"Contours of {self.z_label} over {self.x_label} and {self.y_label}"
+        if self.best is None:
+            return f"{what}, without a number."
+        x, y, z = self.best
+        return (
+            f"{what}. The best is {said(z, self.percent)}, at {self.x_label} {x:g} and "
+            f"{self.y_label} {y:g}."
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strip(Block):
+    """A dot for each value, group by group, and a stroke at each group's median."""
+
+    groups: Sequence[tuple[str, Values]]
+    x_label: str = ""
+    percent: bool = False
+
+    def sheet(self) -> Sheet:
+        rows: list[list[Cell]] = [[name, x] for name, values in self.groups for x in values]
+        return ["group", self.x_label or "value"], rows
+
+    def words(self) -> str:
+        told = []
+        for name, values in self.groups:
+            sound = sorted(x for x in values if is_number(x))
+            if sound:
+                low, middle, high = (
+                    said(x, self.percent) for x in (sound[0], median(sound), sound[-1])
+                )
+                told.append(f"{name}: {len(sound)} dots from {low} to {high}, median {middle}")
+        return f"Dots of {self.x_label or self.title}. {_list(told)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table(Block):
+    """Words and numbers in rows; a number is written as it is, so give strings where it matters."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    strong: frozenset[tuple[int, int]] = frozenset()  # (row, column) of the cells that stand out
+    published: frozenset[int] = frozenset()  # columns that are a paper's numbers, not ours
+    dots: bool = False  # row i is line i of the curves, and has its colour in front
+
+    def sheet(self) -> Sheet:
+        return list(self.header), [list(row) for row in self.rows]
+
+    def words(self) -> str:
+        return f"Table of {len(self.rows)} rows: {', '.join(self.header)}."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Text(Block):
+    """A heading with paragraphs, or with what is shown as it is; it may be folded away."""
+
+    paragraphs: Sequence[str] = ()
+    code: str = ""
+    folded: bool = False
+
+    def sheet(self) -> Sheet:
+        return ["text"], [[line] for line in (*self.paragraphs, *self.code.splitlines())]
+
+    def words(self) -> str:
+        return " ".join(self.paragraphs)
+
+
+def is_number(value: Any) -> TypeGuard[float]:
+    """Whether it is a finite number; a truth value is none."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def said(value: Cell, percent: bool = False) -> str:
+    """A number as it is written on a page."""
+    if value is None or isinstance(value, str):
+        return NONE if value is None else value
+    if not math.isfinite(value):
+        return NONE
+    if percent:
+        return f"{100 * value:.1f}%"
+    if value and not 1e-3 <= abs(value) < 1e6:
+        return f"{value:.1e}"
+    return f"{value:.3f}" if abs(value) < 1000 and value != int(value) else f"{value:,.0f}"
+
+
+def median(ordered: Sequence[float]) -> float:
+    """The middle of numbers in order."""
+    half = len(ordered) // 2
+    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
+
+
+def _of(label: str) -> str:
+    return f" ({label})" if label else ""
+
+
+def _list(told: Sequence[str]) -> str:
+    return "; ".join(told) + "." if told else "Nothing was recorded."

@@ -1,0 +1,132 @@
+"""Repeats: runs that differ in nothing but their seeds, and what they come to together."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import Any
+
+from fedlens.report.blocks import NONE, Line, Style, is_number, said
+from fedlens.report.records import Run, settings
+
+SEEDS = ("seed", "clients.seed")
+
+
+@dataclass(frozen=True)
+class Group:
+    """One experiment: a run, or several of different seeds."""
+
+    name: str
+    runs: tuple[Run, ...]
+    settings: dict[str, Any]  # dotted keys, without the seeds
+
+    def values(self, of: Callable[[Run], float | None]) -> list[float]:
+        """One number a run, of those that have it."""
+        return [value for run in self.runs if (value := of(run)) is not None]
+
+    def finals(self, metric: str) -> list[float]:
+        return self.values(lambda run: run.final(metric))
+
+
+def group(runs: Sequence[Run]) -> list[Group]:
+    """Runs by experiment, in the order they come. A repeat must have a seed of its own.
+
+    Where an experiment was run twice with one seed, its runs stay by themselves.
+    """
+    together: dict[str, list[Run]] = {}
+    for run in runs:
+        together.setdefault(json.dumps(_without_seeds(run), default=str), []).append(run)
+    groups: dict[str, list[Run]] = {}
+    for key, members in together.items():
+        if len({seed_of(run) for run in members}) == len(members):
+            groups[key] = members
+        else:
+            groups |= {f"{key} {i}": [run] for i, run in enumerate(members)}
+    names = names_by_difference([_without_seeds(members[0]) for members in groups.values()])
+    return [
+        Group(
+            members[0].name if len(members) == 1 else f"{name} ({len(members)} seeds)",
+            tuple(members),
+            _without_seeds(members[0]),
+        )
+        for name, members in zip(names, groups.values(), strict=True)
+    ]
+
+
+def seed_of(run: Run) -> tuple[Any, ...]:
+    """What tells a run from its repeats."""
+    flat = settings(run.experiment)
+    return tuple(flat.get(key) for key in SEEDS)
+
+
+def names_by_difference(many: Sequence[dict[str, Any]]) -> list[str]:
+    """A name for each of several experiments: its algorithm, and what else sets it apart.
+
+    An algorithm's own numbers are named only if another experiment has it with other numbers.
+    """
+    algorithms = [str(flat.get("algorithm", "fedavg")) for flat in many]
+    names = []
+    for flat, algorithm in zip(many, algorithms, strict=True):
+        alike = [one for one, name in zip(many, algorithms, strict=True) if name == algorithm]
+        words = [algorithm]
+        for key, value in flat.items():
+            others = alike if key.startswith("algorithm.") else many
+            if key != "algorithm" and len({written(one.get(key)) for one in others}) > 1:
+                words.append(f"{key.split('.')[-1]} {written(value)}")
+        names.append(", ".join(words))
+    return names
+
+
+def written(value: Any) -> str:
+    """A setting as it stands in a table."""
+    if value is None:
+        return NONE
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def curve(one: Group, metric: str, style: Style = "solid") -> Line:
+    """A metric by round: that of the run, or the mean over repeats with a band of ± one std.
+
+    Repeats are averaged over the rounds that all of them recorded.
+    """
+    curves = [dict(zip(*run.curve(metric), strict=True)) for run in one.runs if run.has(metric)]
+    if not curves:
+        return Line(one.name, [], [], style=style)
+    if len(curves) == 1:
+        return Line(one.name, list(curves[0]), list(curves[0].values()), style=style)
+    rounds = sorted(set.intersection(*map(set, curves)))
+    means, lows, highs = [], [], []
+    for round in rounds:
+        values = [one[round] for one in curves]
+        mean = fmean(values) if all(map(math.isfinite, values)) else math.nan
+        spread = stdev(values) if math.isfinite(mean) else math.nan
+        means.append(mean)
+        lows.append(mean - spread)
+        highs.append(mean + spread)
+    return Line(one.name, rounds, means, lows, highs, style)
+
+
+def mean_and_std(values: Sequence[float], percent: bool = False) -> str:
+    """A number as a table has it: the mean, and ± the sample's std if there are several."""
+    if not values:
+        return NONE
+    mean = said(fmean(values), percent)
+    return f"{mean} ± {said(stdev(values), percent)}" if len(values) > 1 else mean
+
+
+def best_round(one: Group, metric: str) -> tuple[float, float] | None:
+    """Where the curve of a group is best, as x and y."""
+    if len(one.runs) == 1:
+        best = one.runs[0].best(metric)
+        return None if best is None else (best[1], best[0])
+    line = curve(one, metric)
+    points = [(x, y) for x, y in zip(line.x, line.y, strict=True) if is_number(y)]
+    sign = -1 if metric.endswith("loss") else 1
+    return max(points, key=lambda point: sign * point[1], default=None)
+
+
+def _without_seeds(run: Run) -> dict[str, Any]:
+    return {key: value for key, value in settings(run.experiment).items() if key not in SEEDS}

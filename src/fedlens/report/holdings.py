@@ -1,0 +1,193 @@
+"""Blocks about clients and classes: who holds what, and how well each is served."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedlens.data.statistics import emd, emd_per_client
+from fedlens.report.blocks import Bars, Block, Curves, Heat, Line, Series, Strip, said
+from fedlens.report.groups import Group
+from fedlens.report.records import Run
+
+Array = np.ndarray[Any, Any]
+
+MANY = 60  # clients or classes: more than these have no room for a bubble, or a name, each
+UNLIKE = 0.5  # the EMD from which clients are told apart by their main class
+MOST_PICTURES = 4  # of partitions, or of confusions, on one page
+
+
+def partition_blocks(groups: Sequence[Group]) -> Iterator[Block]:
+    """The client × class picture of each partition, and the EMD of each client."""
+    found: dict[str, tuple[str, Array, list[str]]] = {}
+    for run in (run for one in groups for run in one.runs):
+        counts = _matrix((run.partition or {}).get("label_counts"))
+        if counts is not None:
+            key = str(run.manifest.get("partition"))
+            found.setdefault(key, (run.name, counts, _classes(run, counts.shape[1])))
+    strip = []
+    for place, (name, counts, classes) in enumerate(found.values()):
+        of = f": {name}" if len(found) > 1 else ""
+        strip.append((name, emd_per_client(torch.from_numpy(counts)).tolist()))
+        if place < MOST_PICTURES:
+            yield partition_heat(counts, classes, f"Who holds what{of}")
+    if strip:
+        yield Strip(
+            title="EMD of each client",
+            caption="How far each client's class shares are from everyone's: the L1 distance, 0 if "
+            "they are alike, up to 2. A dot is a client; the stroke is the median.",
+            groups=strip,
+            x_label="EMD",
+        )
+
+
+def partition_heat(counts: Array, classes: Sequence[str], title: str) -> Heat:  # [K, L]
+    """Which share of its examples each client has in each class."""
+    num_clients, distance = len(counts), emd(torch.from_numpy(counts))
+    order, ordered = np.arange(num_clients), num_clients > MANY and distance >= UNLIKE
+    if ordered:
+        order = by_main_class(counts)
+    shares = (counts / np.maximum(counts.sum(1, keepdims=True), 1))[order]
+    sizes = counts.sum(1)
+    least, most = sizes.min(), sizes.max()
+    held = f"{least:,} to {most:,} examples" if least < most else f"{most:,} examples each"
+    return Heat(
+        title=title,
+        caption=f"Each client's examples by class: {num_clients:,} clients of {held}, "
+        f"EMD {said(distance)}." + (" Clients are ordered by their main class." if ordered else ""),
+        values=shares.T.tolist(),
+        row_names=list(classes),
+        column_names=[str(client) for client in order.tolist()],
+        row_label="class",
+        column_label="clients, ordered by their main class" if ordered else "client",
+        value_label="share of the client's examples",
+        percent=True,
+        shares=True,
+    )
+
+
+def by_main_class(counts: Array) -> Array:  # [K, L] -> [K]
+    """The clients by the class they hold most of, those with the largest share of it first."""
+    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    return np.lexsort((-shares.max(1), shares.argmax(1)))
+
+
+def class_blocks(groups: Sequence[Group]) -> Iterator[Block]:
+    """Recall class by class, and what is taken for what, where runs recorded it at their end."""
+    shown = [(one, total) for one in groups if (total := _confusion(one)) is not None]
+    if not shown or len({total.shape for _, total in shown}) > 1:
+        return
+    classes = _classes(shown[0][0].runs[0], len(shown[0][1]))
+    recalls = [_recall(total) for _, total in shown]
+    caption = "Which share of a class's examples the final model recognises."
+    if len(shown) == 1 and len(classes) <= MANY // 3:
+        series = [Series("recall", recalls[0])]
+        yield Bars(
+            title="Recall by class",
+            caption=caption,
+            groups=classes,
+            series=series,
+            y_label="recall",
+            percent=True,
+        )
+    else:
+        yield Heat(
+            title="Recall by class",
+            caption=caption,
+            values=[list(row) for row in zip(*recalls, strict=True)],
+            row_names=classes,
+            column_names=[one.name for one, _ in shown],
+            row_label="class",
+            value_label="recall",
+            percent=True,
+        )
+    for one, total in shown[:MOST_PICTURES]:
+        of = f": {one.name}" if len(shown) > 1 else ""
+        outside = total[:, -1].any()  # a model may have outputs that are no class
+        counts = total if outside else total[:, :-1]
+        yield Heat(
+            title=f"Confusion{of}",
+            caption="What the final model takes the examples of each class for, in percent of the "
+            "class; the diagonal is right.",
+            values=(counts / np.maximum(counts.sum(1, keepdims=True), 1)).tolist(),
+            row_names=classes,
+            column_names=[*classes, "none of them"] if outside else classes,
+            row_label="true class",
+            column_label="predicted class",
+            percent=True,
+            shares=True,
+        )
+
+
+def client_blocks(groups: Sequence[Group]) -> Iterator[Block]:
+    """How accuracy is spread over clients, by round and at the end, where runs recorded it."""
+    lines = []
+    for one in groups:
+        run = one.runs[0]
+        if not run.has("client_accuracy_median"):
+            continue
+        (x, middle), (_, low), (_, high) = (
+            run.curve(f"client_accuracy_{word}") for word in ("median", "min", "max")
+        )
+        banded = len(low) == len(high) == len(x)
+        lines.append(Line(one.name, x, middle, *((low, high) if banded else (None, None))))
+        lines.append(Line(one.name, *run.curve("client_accuracy_p10"), style="dashed"))
+    if lines:
+        yield Curves(
+            title="Accuracy over clients",
+            name="clients",
+            caption="Accuracy of the one model on each client's own examples. Line: the median "
+            "client. Dashes: the tenth percentile. Band: from the worst client to the best.",
+            lines=lines,
+            y_label="accuracy on clients' own examples",
+            percent=True,
+            styles={"solid": "median client", "dashed": "tenth percentile"},
+        )
+    dots = [(one.name, run.evaluation["client_accuracy"]) for one in groups
+            if (run := one.runs[0]).evaluation.get("client_accuracy")]  # fmt: skip
+    if dots:
+        yield Strip(
+            title="Accuracy of each client",
+            caption="Accuracy of the final model on each client's own held-out examples. A dot is "
+            "a client; the stroke is the median.",
+            groups=dots,
+            x_label="accuracy",
+            percent=True,
+        )
+
+
+def _confusion(one: Group) -> Array | None:  # [L, L + 1]
+    found = [_matrix(run.evaluation.get("confusion")) for run in one.runs]
+    sound = [matrix for matrix in found if matrix is not None]
+    if not sound or len({matrix.shape for matrix in sound}) > 1:
+        return None
+    total: Array = np.sum(sound, axis=0)
+    return total
+
+
+def _recall(confusion: Array) -> list[float | None]:
+    sizes = confusion.sum(1)
+    return [
+        float(confusion[label, label] / size) if size else None for label, size in enumerate(sizes)
+    ]
+
+
+def _classes(run: Run, num_classes: int) -> list[str]:
+    named = run.manifest.get("classes")
+    if isinstance(named, list) and len(named) == num_classes:
+        return [str(name) for name in named]
+    return [str(label) for label in range(num_classes)]
+
+
+def _matrix(value: Any) -> Array | None:
+    """A matrix of whole numbers, if that is what it is."""
+    if not isinstance(value, list) or not value or not all(isinstance(row, list) for row in value):
+        return None
+    if len({len(row) for row in value}) > 1 or not value[0]:
+        return None
+    if not all(type(cell) is int and cell >= 0 for row in value for cell in row):
+        return None
+    return np.array(value, dtype=np.int64)

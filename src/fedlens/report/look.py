@@ -1,0 +1,151 @@
+"""How every figure looks: sizes, colours, letters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+from matplotlib import style
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+Array = np.ndarray[Any, Any]
+
+INK, SOFT, GRID, PAPER, SHADE = "#1b1f24", "#5b6470", "#dfe3e8", "#fefefe", "#1f78b4"
+COLOURS = (  # told apart under every common colour blindness by the first four, and by markers
+    "#0069b4",
+    "#cf6f00",
+    "#7b1846",
+    "#1a9c82",
+    "#cf4fa5",
+    "#14245f",
+    "#6d5a12",
+    "#7c8590",
+)
+MARKERS = "osD^vPX"  # seven, so that line nine has the first colour with another marker
+DASHES: dict[str, Any] = {"solid": "-", "dotted": (0, (1.2, 1.6)), "dashed": (0, (4.5, 2.2))}
+
+WIDTH, LEFT, RIGHT, TOP, BOTTOM = 4.2, 0.6, 0.58, 0.42, 0.52  # inches
+HEIGHT, LETTERS, LINE = 2.15, 0.072, 0.18  # of the axes; of a letter; of one line of a legend
+
+LOOK = {
+    "figure.facecolor": PAPER,
+    "axes.facecolor": "none",
+    "axes.edgecolor": SOFT,
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.axisbelow": True,
+    "axes.titlesize": 10,
+    "axes.titleweight": "bold",
+    "axes.titlepad": 9,
+    "axes.labelsize": 9,
+    "axes.labelcolor": SOFT,
+    "grid.color": GRID,
+    "grid.linewidth": 0.8,
+    "text.color": INK,
+    "text.parse_math": False,
+    "xtick.color": SOFT,
+    "ytick.color": SOFT,
+    "xtick.labelsize": 8.5,
+    "ytick.labelsize": 8.5,
+    "ytick.major.size": 0,
+    "ytick.minor.size": 0,
+    "legend.frameon": False,
+    "legend.fontsize": 8.5,
+    "legend.handlelength": 2.4,
+    "lines.solid_capstyle": "round",
+    "svg.fonttype": "none",
+    "svg.hashsalt": "fedlens",
+}
+
+
+def sheet(
+    title: str, height: float, below: float, left: float = LEFT, right: float = RIGHT
+) -> tuple[Figure, Axes]:
+    """A figure with one panel of this height, in inches."""
+    tall = TOP + height + below
+    figure = Figure(figsize=(WIDTH, tall))
+    FigureCanvasAgg(figure)
+    axes = figure.add_axes(
+        (left / WIDTH, below / tall, (WIDTH - left - right) / WIDTH, height / tall)
+    )
+    figure.text(
+        0.12 / WIDTH, 1 - 0.2 / tall, short(title, 46), fontsize=10, weight="bold", va="center"
+    )
+    return figure, axes
+
+
+def shades(depth: Array) -> Array:  # [...] in 0..1 -> [..., 4]
+    """One colour at many strengths: it stands on white paper and on a dark page alike."""
+    strength = np.nan_to_num(depth, nan=0.0)[..., None]
+    colour = np.broadcast_to(to_rgb(SHADE), (*np.shape(depth), 3))
+    rgba: Array = np.concatenate([colour, strength], axis=-1)
+    return rgba
+
+
+def name_ends(axes: Axes, lasts: Sequence[tuple[float, str, str]]) -> None:
+    """The last values in the right margin, pushed apart where they would overlap."""
+    axes.autoscale_view()
+    low, high = axes.get_window_extent().intervaly
+    gap = axes.figure.dpi / 72 * 10.5
+    if len(lasts) * gap > high - low + gap:
+        return
+    ends = sorted((float(axes.transData.transform((0, y))[1]), text, c) for y, text, c in lasts)
+    heights: list[float] = []
+    for height, _, _ in ends:
+        heights.append(max(height, heights[-1] + gap if heights else low))
+    ceiling = high
+    for i in reversed(range(len(heights))):
+        heights[i] = min(heights[i], ceiling)
+        ceiling = heights[i] - gap
+    for place, (_, text, colour) in zip(heights, ends, strict=True):
+        y = (place - low) / (high - low)
+        write(axes, 1, y, text, right=5, xycoords="axes fraction", color=colour, weight="bold")
+
+
+def line_mark(place: int, style: str) -> Line2D:
+    """A line as it stands in a legend."""
+    marker = MARKERS[place % len(MARKERS)] if style == "solid" else ""
+    look: dict[str, Any] = {"linestyle": DASHES[style], "marker": marker, "markersize": 4}
+    return Line2D([], [], color=colour_of(place), **look)
+
+
+def legend(figure: Figure, labels: Sequence[str], marks: Sequence[Line2D]) -> None:
+    """Names below a figure, each with its line or mark."""
+    # Named afterwards, since a legend leaves out a label that starts with "_".
+    drawn = figure.legend(marks, ["."] * len(labels), loc="lower left", borderaxespad=0.3)
+    for text, label in zip(drawn.get_texts(), labels, strict=True):
+        text.set_text(short(label, 52))
+
+
+def write(axes: Axes, x: float, y: float, text: str, right: float = 0, **look: Any) -> None:
+    """Words at a place of a panel, and so many points to the right of it."""
+    look = {"xycoords": "data", "fontsize": 8.5, "va": "center", "annotation_clip": False, **look}
+    axes.annotate(text, (x, y), xytext=(right, 0), textcoords="offset points", **look)
+
+
+def percent_tick(value: float, _: Any) -> str:
+    return f"{100 * value:.4g}%"
+
+
+def colour_of(i: int) -> str:
+    return COLOURS[i % len(COLOURS)]
+
+
+def short(name: str, room: int) -> str:
+    half = (room - 1) // 2
+    return name if len(name) <= room else f"{name[:half]}…{name[-half:]}"
+
+
+def print_look() -> AbstractContextManager[None]:
+    """What matplotlib is told while a figure is drawn."""
+    context: AbstractContextManager[None] = style.context(LOOK, after_reset=True)
+    return context

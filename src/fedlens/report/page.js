@@ -1,0 +1,401 @@
+"use strict";
+// Charts that can be zoomed, switched and read out. Without this script their pictures stay.
+(() => {
+  const MARKERS = [
+    (r) => `M${-r},0a${r},${r} 0 1,0 ${2 * r},0a${r},${r} 0 1,0 ${-2 * r},0`,
+    (r) => `M${-r},${-r}h${2 * r}v${2 * r}h${-2 * r}z`,
+    (r) => `M0,${-1.3 * r}L${1.3 * r},0L0,${1.3 * r}L${-1.3 * r},0z`,
+    (r) => `M0,${-1.2 * r}L${1.2 * r},${r}H${-1.2 * r}z`,
+    (r) => `M0,${1.2 * r}L${1.2 * r},${-r}H${-1.2 * r}z`,
+    (r) => `M${-r / 2.5},${-r}h${r / 1.25}v${r / 1.7}h${r / 1.7}v${r / 1.25}h${-r / 1.7}v${r / 1.7}h${-r / 1.25}v${-r / 1.7}h${-r / 1.7}v${-r / 1.25}h${r / 1.7}z`,
+    (r) => `M${-r},${-r}L${r},${r}M${r},${-r}L${-r},${r}`,
+  ];
+  const DASHES = { solid: "", dashed: "6 3", dotted: "1.5 3" };
+  const states = new Map(); // by figure: what is hidden and where it is zoomed to
+
+  const escaped = (text) =>
+    String(text).replace(/[&<>"]/g, (c) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" })[c]);
+  const colour = (place) => `var(--run-${place % 8})`;
+
+  function written(value, percent) {
+    if (value === null || value === undefined || !Number.isFinite(value)) return "–";
+    if (percent) return `${(100 * value).toFixed(1)}%`;
+    const size = Math.abs(value);
+    if (size && (size < 1e-3 || size >= 1e6)) return value.toExponential(1);
+    return Number.isInteger(value) || size >= 1000 ? value.toFixed(0) : value.toFixed(3);
+  }
+
+  function linearTicks(low, high, count, whole) {
+    const rough = (high - low) / count;
+    const power = 10 ** Math.floor(Math.log10(rough));
+    let step = [1, 2, 5, 10].map((n) => n * power).find((n) => n >= rough * 0.999);
+    if (whole) step = Math.max(1, Math.round(step));
+    const ticks = [];
+    for (let t = Math.ceil(low / step - 1e-9) * step; t <= high + 1e-9 * step; t += step) {
+      ticks.push(Math.abs(t) < step * 1e-9 ? 0 : t);
+    }
+    return ticks;
+  }
+
+  function logTicks(low, high) {
+    const ticks = [];
+    const few = Math.log10(high / low) < 2 ? [1, 2, 5] : [1];
+    const skip = Math.max(1, Math.ceil(Math.log10(high / low) / 6));
+    for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high); power += 1) {
+      if (power % skip) continue;
+      for (const n of few) {
+        const t = n * 10 ** power;
+        if (t >= low * 0.999 && t <= high * 1.001) ticks.push(t);
+      }
+    }
+    return ticks;
+  }
+
+  function axis(low, high, from, to, log) {
+    const f = log ? Math.log10 : (v) => v;
+    const scale = (to - from) / (f(high) - f(low) || 1);
+    const at = (value) => from + (f(value) - f(low)) * scale;
+    const back = (place) => {
+      const v = f(low) + (place - from) / scale;
+      return log ? 10 ** v : v;
+    };
+    return { at, back, low, high };
+  }
+
+  const usable = (value, log) => value !== null && Number.isFinite(value) && (!log || value > 0);
+
+  class Chart {
+    constructor(figure) {
+      this.figure = figure;
+      this.data = JSON.parse(figure.querySelector("script").textContent);
+      this.state = states.get(figure.id) || { hidden: new Set(), view: null };
+      states.set(figure.id, this.state);
+      this.hover = null;
+      this.drag = null;
+      this.whole = this.data.lines.every((line) => line.x.every(Number.isInteger));
+      this.xs = [...new Set(this.data.lines.flatMap((line) => line.x))].sort((a, b) => a - b);
+      const host = figure.querySelector(".chart");
+      const still = figure.querySelector(".still");
+      host.innerHTML =
+        `<p class="title">${escaped(this.data.title)}<button type="button" class="reset" hidden>reset zoom</button></p>` +
+        `<svg tabindex="0" role="img"></svg><div class="legend"></div>`;
+      this.svg = host.querySelector("svg");
+      this.svg.setAttribute("aria-label", still.getAttribute("aria-label"));
+      this.reset = host.querySelector(".reset");
+      this.legend = host.querySelector(".legend");
+      figure.classList.add("alive");
+      this.makeLegend();
+      this.listen();
+      this.draw();
+    }
+
+    makeLegend() {
+      const { lines } = this.data;
+      const first = lines.filter((line, i) => lines.findIndex((one) => one.name === line.name) === i);
+      this.entries = first.map((line) => {
+        const entry = document.createElement("button");
+        entry.type = "button";
+        const note = this.data.lines.map((one) => (one.name === line.name ? one.note : "")).find(Boolean);
+        entry.innerHTML =
+          `<svg viewBox="0 0 28 12" aria-hidden="true"><path d="M1,6H27" style="stroke:${colour(line.place)};stroke-width:2.2;stroke-dasharray:${DASHES[line.style]}"/>` +
+          `${line.style === "solid" ? this.mark([14, 6], line.place, 3.4) : ""}</svg>` +
+          `<span class="name">${escaped(line.name)}</span> <span class="value"></span>` +
+          `<span class="note">${escaped(note || "")}</span>`;
+        entry.addEventListener("click", () => this.toggle(line.name));
+        this.legend.append(entry);
+        return { name: line.name, entry };
+      });
+      const styles = Object.entries(this.data.styles);
+      if (styles.length > 1) {
+        const key = document.createElement("p");
+        key.className = "styles";
+        key.innerHTML = styles
+          .map(
+            ([style, meaning]) =>
+              `<svg viewBox="0 0 28 12" aria-hidden="true"><path d="M1,6H27" style="stroke:var(--soft);stroke-width:1.8;stroke-dasharray:${DASHES[style]}"/></svg>${escaped(meaning)}`,
+          )
+          .join(" ");
+        this.legend.append(key);
+      }
+    }
+
+    toggle(name) {
+      const hidden = this.state.hidden;
+      if (!hidden.delete(name)) hidden.add(name);
+      this.draw();
+    }
+
+    zoom(view) {
+      this.state.view = view;
+      this.draw();
+    }
+
+    place(event) {
+      const box = this.svg.getBoundingClientRect();
+      return [event.clientX - box.left, event.clientY - box.top];
+    }
+
+    nearest(value) {
+      const seen = this.xs.filter((x) => x >= this.x.low && x <= this.x.high);
+      const far = (x) => Math.abs(this.x.at(x) - this.x.at(value));
+      return seen.reduce((best, x) => (best === null || far(x) < far(best) ? x : best), null);
+    }
+
+    listen() {
+      const svg = this.svg;
+      svg.addEventListener("pointerdown", (event) => {
+        if (event.button) return;
+        this.drag = { from: this.place(event), to: this.place(event) };
+        svg.setPointerCapture(event.pointerId);
+      });
+      svg.addEventListener("pointermove", (event) => {
+        const at = this.place(event);
+        if (this.drag) this.drag.to = at;
+        this.hover = this.nearest(this.x.back(at[0]));
+        this.draw();
+      });
+      svg.addEventListener("pointerup", () => {
+        const drag = this.drag;
+        this.drag = null;
+        if (!drag) return;
+        const [left, right] = [drag.from[0], drag.to[0]].sort((a, b) => a - b);
+        const [top, bottom] = [drag.from[1], drag.to[1]].sort((a, b) => a - b);
+        if (right - left < 8) return this.draw();
+        const clamp = (v, axis) => Math.min(Math.max(v, axis.low), axis.high);
+        const view = { x: [left, right].map((p) => clamp(this.x.back(p), this.x)) };
+        if (bottom - top > 30) view.y = [bottom, top].map((p) => clamp(this.y.back(p), this.y));
+        if (view.x[0] < view.x[1]) this.zoom(view);
+      });
+      svg.addEventListener("pointercancel", () => {
+        this.drag = null;
+        this.draw();
+      });
+      svg.addEventListener("pointerleave", () => {
+        if (this.drag) return;
+        this.hover = null;
+        this.draw();
+      });
+      svg.addEventListener("dblclick", () => this.zoom(null));
+      svg.addEventListener("blur", () => {
+        this.hover = null;
+        this.draw();
+      });
+      this.reset.addEventListener("click", () => {
+        this.zoom(null);
+        svg.focus();
+      });
+      svg.addEventListener("keydown", (event) => {
+        const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+        if (step) {
+          const seen = this.xs.filter((x) => x >= this.x.low && x <= this.x.high);
+          const now = seen.indexOf(this.hover);
+          const next = now < 0 ? (step > 0 ? 0 : seen.length - 1) : now + step;
+          this.hover = seen[Math.min(Math.max(next, 0), seen.length - 1)] ?? null;
+        } else if (event.key === "+") {
+          const middle = this.x.at(this.hover ?? this.x.back((this.box.left + this.box.right) / 2));
+          const quarter = (this.box.right - this.box.left) / 4;
+          this.zoom({ x: [middle - quarter, middle + quarter].map(this.x.back) });
+        } else if (event.key === "Escape") {
+          this.hover = null;
+          this.zoom(null);
+        } else return;
+        event.preventDefault();
+        this.draw();
+      });
+      new ResizeObserver(() => {
+        if (this.width !== svg.clientWidth) this.draw();
+      }).observe(svg);
+    }
+
+    range(lines) {
+      const { data } = this;
+      const view = this.state.view;
+      const xs = this.xs.filter((x) => usable(x, data.log_x));
+      let [left, right] = view ? view.x : [xs[0] ?? 0, xs[xs.length - 1] ?? 1];
+      const air = left === right ? Math.max(0.5, 0.02 * Math.abs(left)) : Math.max(this.whole ? 0.5 : 0, 0.02 * (right - left));
+      const room = view || data.log_x ? 0 : air;
+      [left, right] = [left - room, right + room];
+      if (data.log_x && left === right) [left, right] = [left / 2, right * 2];
+      if (view && view.y) return [left, right, ...view.y];
+      const ys = data.levels.map(([, y]) => y);
+      for (const line of lines) {
+        line.x.forEach((x, i) => {
+          if (x < left || x > right) return;
+          ys.push(line.y[i]);
+          if (line.low) ys.push(line.low[i], line.high[i]);
+        });
+      }
+      const sound = ys.filter((y) => usable(y, data.log_y));
+      let low = sound.length ? Math.min(...sound) : data.log_y ? 1 : 0;
+      let high = sound.length ? Math.max(...sound) : data.log_y ? 10 : 1;
+      if (data.log_y) return [left, right, low / 1.1, high * 1.1];
+      if (low === high) [low, high] = [low - Math.abs(low) * 0.1 - 0.01, high + Math.abs(high) * 0.1 + 0.01];
+      const above = 0.05 * (high - low);
+      const named = data.levels.some(([, y]) => y + above > high) ? 0.07 * (high - low) : 0; // its name above it
+      return [left, right, low - above, high + above + named];
+    }
+
+    draw() {
+      const { data, svg } = this;
+      const width = svg.clientWidth || 480;
+      const height = Math.round(Math.min(Math.max(width * 0.55, 210), 340));
+      this.width = width;
+      const box = { left: data.percent ? 46 : 54, right: width - 12, top: 8, bottom: height - 40 };
+      this.box = box;
+      const shown = data.lines.filter((line) => !this.state.hidden.has(line.name));
+      const [left, right, low, high] = this.range(shown);
+      const x = (this.x = axis(left, right, box.left, box.right, data.log_x));
+      const y = (this.y = axis(low, high, box.bottom, box.top, data.log_y));
+      const parts = [];
+      const id = `clip-${this.figure.id}`;
+      parts.push(
+        `<defs><clipPath id="${id}"><rect x="${box.left - 5}" y="${box.top - 5}" width="${box.right - box.left + 10}" height="${box.bottom - box.top + 10}"/></clipPath></defs>`,
+      );
+      const yTicks = data.log_y ? logTicks(low, high) : linearTicks(low, high, 5, false);
+      const spread = yTicks.length > 1 ? yTicks[1] - yTicks[0] : 1;
+      const places = Math.max(0, Math.ceil(-Math.log10(spread * (data.percent ? 100 : 1)) - 1e-9));
+      for (const t of yTicks) {
+        const label = data.percent
+          ? `${(100 * t).toFixed(places)}%`
+          : data.log_y || Math.abs(t) >= 1e5
+            ? String(Number(t.toPrecision(2)))
+            : t.toFixed(places);
+        parts.push(
+          `<path class="grid" d="M${box.left},${y.at(t)}H${box.right}"/><text x="${box.left - 6}" y="${y.at(t) + 4}" text-anchor="end">${label}</text>`,
+        );
+      }
+      const many = Math.max(4, Math.floor((box.right - box.left) / 60));
+      for (const t of data.log_x ? logTicks(left, right) : linearTicks(left, right, many, this.whole)) {
+        parts.push(
+          `<path class="tick" d="M${x.at(t)},${box.bottom}v4"/><text x="${x.at(t)}" y="${box.bottom + 17}" text-anchor="middle">${Number(t.toPrecision(8))}</text>`,
+        );
+      }
+      parts.push(
+        `<path class="edge" d="M${box.left},${box.bottom}H${box.right}"/><text class="label" x="${(box.left + box.right) / 2}" y="${height - 6}" text-anchor="middle">${escaped(data.x_label)}</text>`,
+      );
+      parts.push(`<g clip-path="url(#${id})">`);
+      for (const [name, level] of data.levels) {
+        parts.push(
+          `<path class="level" d="M${box.left},${y.at(level)}H${box.right}"/><text x="${box.right - 2}" y="${y.at(level) - 5}" text-anchor="end">${escaped(name)}</text>`,
+        );
+      }
+      for (const line of shown) parts.push(this.lineOf(line, x, y));
+      parts.push("</g>");
+      if (this.hover !== null) {
+        const at = x.at(this.hover);
+        parts.push(`<path class="rule" d="M${at},${box.top}V${box.bottom}"/>`);
+        const anchor = at > (box.left + box.right) / 2 ? "end" : "start";
+        parts.push(
+          `<text class="at" x="${at + (anchor === "end" ? -6 : 6)}" y="${box.top + 10}" text-anchor="${anchor}">${escaped(data.x_label)} ${Number(this.hover.toPrecision(6))}</text>`,
+        );
+      }
+      if (this.drag) {
+        const [[x0, y0], [x1, y1]] = [this.drag.from, this.drag.to];
+        const tall = Math.abs(y1 - y0) > 30;
+        parts.push(
+          `<rect class="drag" x="${Math.min(x0, x1)}" width="${Math.abs(x1 - x0)}" y="${tall ? Math.min(y0, y1) : box.top}" height="${tall ? Math.abs(y1 - y0) : box.bottom - box.top}"/>`,
+        );
+      }
+      svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
+      svg.setAttribute("height", height);
+      svg.innerHTML = parts.join("");
+      this.reset.hidden = !this.state.view;
+      this.readOut();
+    }
+
+    lineOf(line, x, y) {
+      const { log_x, log_y } = this.data;
+      const points = line.x.map((at, i) => {
+        const sound = usable(at, log_x) && usable(line.y[i], log_y);
+        return sound ? [x.at(at), y.at(line.y[i])] : null;
+      });
+      let path = "";
+      let pen = "M";
+      for (const point of points) {
+        if (point) path += `${pen}${point[0].toFixed(2)},${point[1].toFixed(2)}`;
+        pen = point ? "L" : "M";
+      }
+      const ink = colour(line.place);
+      const solid = line.style === "solid";
+      let drawn = "";
+      if (line.low) {
+        const there = line.x.map((_, i) => i).filter((i) => usable(line.low[i], log_y) && usable(line.high[i], log_y));
+        const edge = (values, order) => order.map((i) => `${x.at(line.x[i]).toFixed(2)},${y.at(values[i]).toFixed(2)}`).join("L");
+        if (there.length) {
+          drawn += `<path class="band" d="M${edge(line.high, there)}L${edge(line.low, [...there].reverse())}z" style="fill:${ink}"/>`;
+        }
+      }
+      drawn += `<path class="line" d="${path}" style="stroke:${ink};stroke-width:${solid ? 2.2 : 1.4};stroke-dasharray:${DASHES[line.style]}"/>`;
+      const visible = points.filter((p) => p && p[0] >= this.box.left && p[0] <= this.box.right);
+      if (solid || visible.length === 1) {
+        const every = Math.max(1, Math.floor(visible.length / 6));
+        const first = Math.min(2 * line.place, Math.max(0, visible.length - 1)) % every;
+        for (let i = first; i < visible.length; i += every) drawn += this.mark(visible[i], line.place, 3.2);
+      }
+      if (line.ring && usable(line.ring[1], log_y)) {
+        drawn += `<circle cx="${x.at(line.ring[0])}" cy="${y.at(line.ring[1])}" r="6" style="fill:none;stroke:${ink};stroke-width:1.8"/>`;
+      }
+      if (this.hover !== null) {
+        const i = line.x.indexOf(this.hover);
+        if (i >= 0 && points[i]) drawn += this.mark(points[i], line.place, 4.6);
+      }
+      return drawn;
+    }
+
+    mark([left, top], place, size) {
+      return `<path transform="translate(${left.toFixed(2)},${top.toFixed(2)})" d="${MARKERS[place % 7](size)}" style="fill:${colour(place)};stroke:${colour(place)}"/>`;
+    }
+
+    readOut() {
+      for (const { name, entry } of this.entries) {
+        entry.setAttribute("aria-pressed", String(!this.state.hidden.has(name)));
+        const values = this.data.lines
+          .filter((line) => line.name === name && line.x.includes(this.hover))
+          .map((line) => {
+            const i = line.x.indexOf(this.hover);
+            const meaning = Object.keys(this.data.styles).length > 1 ? `${this.data.styles[line.style]} ` : "";
+            const band = line.low ? ` (${written(line.low[i], this.data.percent)} to ${written(line.high[i], this.data.percent)})` : "";
+            return meaning + written(line.y[i], this.data.percent) + band;
+          });
+        entry.querySelector(".value").textContent = values.join(", ");
+        entry.classList.toggle("read", values.length > 0);
+      }
+    }
+  }
+
+  const start = (root) => {
+    for (const figure of root.querySelectorAll("figure:has(.chart)")) {
+      if (!figure.classList.contains("alive")) new Chart(figure);
+    }
+  };
+
+  function live() {
+    let last = new DOMParser().parseFromString(document.documentElement.outerHTML, "text/html");
+    const ids = (page) => [...page.querySelectorAll("[data-block]")].map((block) => block.id);
+    const renew = async () => {
+      const page = new DOMParser().parseFromString(await (await fetch("./")).text(), "text/html");
+      document.title = page.title;
+      document.querySelector("header").innerHTML = page.querySelector("header").innerHTML;
+      if (ids(page).join() === ids(last).join()) {
+        for (const block of page.querySelectorAll("[data-block]")) {
+          if (block.outerHTML === last.getElementById(block.id).outerHTML) continue;
+          document.getElementById(block.id).replaceWith(document.importNode(block, true));
+        }
+      } else {
+        document.querySelector("main").innerHTML = page.querySelector("main").innerHTML;
+      }
+      last = page;
+      start(document);
+    };
+    const events = new EventSource("events");
+    events.addEventListener("change", renew);
+    events.addEventListener("end", async () => {
+      events.close();
+      await renew();
+      document.body.dataset.live = "ended";
+    });
+  }
+
+  if (document.body.dataset.live) live();
+  start(document);
+})();

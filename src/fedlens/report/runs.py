@@ -1,0 +1,347 @@
+"""The page about one or more runs."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import accumulate
+from pathlib import Path
+from statistics import fmean, stdev
+
+from fedlens.report.blocks import NONE, Bars, Block, Curves, Line, Series, Style, Table, Text, said
+from fedlens.report.groups import Group, best_round, curve, group, mean_and_std, written
+from fedlens.report.holdings import class_blocks, client_blocks, partition_blocks
+from fedlens.report.page import Drawing, render_page
+from fedlens.report.records import SPOKEN, Run, decimal, number, part, read_all, rows, settings
+
+NAMED = 5
+"""How many runs the headline names before it sums up the rest."""
+
+STYLES: dict[str, Style] = {"test": "solid", "validation": "dotted", "train": "dashed"}
+
+
+def report(folders: Sequence[Path], out: Path | None = None, watch: Drawing | None = None) -> Path:
+    """Write `report.html` and `figures/` to `out`, and return the page's path.
+
+    Without `out` they go to the run folder, or to the folder that several runs have in common.
+    """
+    runs = read_all(folders)
+    out = common_folder(runs) if out is None else Path(out)
+    return render_page(title_of(runs), headline(runs), run_blocks(runs), out, watch)
+
+
+def title_of(runs: Sequence[Run]) -> str:
+    return runs[0].name if len(runs) == 1 else f"{len(runs)} runs compared"
+
+
+def run_blocks(runs: Sequence[Run]) -> list[Block]:
+    """All that there is to say about runs, repeats taken together."""
+    groups, judged = group(runs), part(runs)
+    repeated = any(len(one.runs) > 1 for one in groups)
+    blocks: list[Block] = [_results_of_groups(groups, judged)] if repeated else [_results(runs)]
+    blocks += curve_blocks(groups, judged)
+    blocks += [*_bars(groups, judged), *_cost(groups, judged)]
+    blocks += [*client_blocks(groups), *class_blocks(groups), *partition_blocks(groups)]
+    if repeated:
+        blocks.append(_results(runs, title="Each run", dots=False))
+    if len(runs) > 1:
+        blocks.append(_differences(runs))
+    return [*blocks, *details(runs)]
+
+
+def headline(runs: Sequence[Run]) -> str:
+    """What came out, in a sentence or two: the best first."""
+    judged, groups = part(runs), group(runs)
+    metric = f"{judged}_accuracy"
+    scored = [(fmean(values), one) for one in groups if (values := one.finals(metric))]
+    scored.sort(key=lambda pair: -pair[0])
+    silent = [one for one in groups if not one.finals(metric)]
+    sentences = []
+    if scored:
+        shown = scored if len(scored) <= NAMED + 1 else scored[:NAMED]
+        (_, first), others = shown[0], shown[1:]
+        reached = mean_and_std(first.finals(metric), percent=True)
+        words = [f"{first.name} reached {reached} {SPOKEN[judged]} accuracy {_end(first)}"]
+        for _, one in others:
+            same = "" if _end(one) == _end(first) else f" {_end(one)}"
+            words.append(f"{one.name} {mean_and_std(one.finals(metric), percent=True)}{same}")
+        rest = [value for value, _ in scored[len(shown) :]]
+        if rest:
+            words.append(
+                f"{len(rest)} more between {said(rest[-1], True)} and {said(rest[0], True)}"
+            )
+        sentences.append("; ".join(words))
+    for one in silent[:NAMED]:
+        losses = one.finals("train_loss")
+        told = f"; its training loss was {decimal(fmean(losses))}" if losses else ""
+        sentences.append(f"{one.name} was not evaluated{told} {_end(one)}")
+    if silent[NAMED:]:
+        sentences.append(f"{len(silent) - NAMED} more were not evaluated")
+    return ". ".join(sentences) + "."
+
+
+def curve_blocks(groups: Sequence[Group], judged: str) -> Iterator[Block]:
+    """How accuracy, relative accuracy and loss went, round by round, where they were recorded."""
+    yield from _curves(groups, "accuracy", judged)
+    metric = "relative_accuracy"
+    if any(run.has(metric) for one in groups for run in one.runs):
+        yield Curves(
+            title="Relative accuracy",
+            caption="Accuracy as a share of that of the run's centralised twin: the same model, "
+            "trained for as many examples by one client that holds everything.",
+            lines=[_told(one, metric, percent=True) for one in groups],
+            y_label="relative accuracy",
+            percent=True,
+            levels=[("the twin", 1.0)],
+        )
+    yield from _curves(groups, "loss", judged)
+
+
+def _curves(groups: Sequence[Group], measure: str, judged: str) -> Iterator[Curves]:
+    def recorded(name: str) -> bool:
+        return any(run.has(f"{name}_{measure}") for one in groups for run in one.runs)
+
+    parts = [name for name in STYLES if recorded(name)]
+    if not parts:
+        return
+    main = judged if judged in parts else parts[0]
+    percent = measure == "accuracy"
+    styles: dict[Style, str] = {"solid": SPOKEN[main]}
+    lines = [_told(one, f"{main}_{measure}", percent) for one in groups]
+    for name in parts:
+        if name != main:
+            style: Style = STYLES[name] if STYLES[name] != "solid" else "dashed"
+            styles[style] = SPOKEN[name]
+            lines += [curve(one, f"{name}_{measure}", style) for one in groups]
+    sound = [y for line in lines for y in line.y if y is not None and y == y]
+    others = " and ".join(SPOKEN[name] for name in parts if name != main)
+    caption = f"{measure.capitalize()} on the {SPOKEN[main]} examples, round by round."
+    caption += f" Broken lines: {others} {measure}." if others else ""
+    caption += " Rings mark the best round."
+    if any(line.low for line in lines):
+        caption += " Lines are means over seeds, bands ± one standard deviation."
+    yield Curves(
+        title=f"{SPOKEN[main].capitalize()} {measure}",
+        name=measure,
+        caption=caption,
+        lines=[line for line in lines if line.x],
+        y_label=f"{SPOKEN[main]} {measure}",
+        percent=percent,
+        log_y=not percent and min(sound) > 0 and max(sound) / min(sound) > 100,
+        styles=styles,
+    )
+
+
+def _told(one: Group, metric: str, percent: bool) -> Line:
+    """A group's curve with its best round, and how it ended if it did not finish."""
+    line, best = curve(one, metric), best_round(one, metric)
+    words = [] if best is None else [f"best {said(best[1], percent)} (round {best[0]:g})"]
+    words += sorted({run.status for run in one.runs} - {"finished"})
+    return Line(line.name, line.x, line.y, line.low, line.high, note=", ".join(words), ring=best)
+
+
+def _bars(groups: Sequence[Group], judged: str) -> Iterator[Bars]:
+    metric = f"{judged}_accuracy"
+    finals = [(one, values) for one in groups if (values := one.finals(metric))]
+    if len(groups) < 2 or not finals:
+        return
+    repeated = any(len(values) > 1 for _, values in finals)
+    errors = [stdev(values) if len(values) > 1 else None for _, values in finals]
+    around = " Whiskers are ± one standard deviation over seeds." if repeated else ""
+    yield Bars(
+        title=f"Final {SPOKEN[judged]} accuracy",
+        name="final_accuracy",
+        caption=f"Accuracy on the {SPOKEN[judged]} examples at the end of each run.{around}",
+        groups=[one.name for one, _ in finals],
+        series=[
+            Series(
+                "accuracy", [fmean(values) for _, values in finals], errors if repeated else None
+            )
+        ],
+        y_label=f"final {SPOKEN[judged]} accuracy",
+        percent=True,
+        dots=True,
+    )
+
+
+def _cost(groups: Sequence[Group], judged: str) -> Iterator[Curves]:
+    """What accuracy cost: bytes on the way, and seconds of training; only to compare."""
+    if len(groups) < 2:
+        return
+    metric = f"{judged}_accuracy"
+    for name, columns, unit, what in (
+        ("accuracy_by_bytes", ("bytes_up", "bytes_down"), 1e6, "megabytes"),
+        ("accuracy_by_seconds", ("seconds",), 1.0, "seconds"),
+    ):
+        lines = [line for one in groups if (line := _by_cost(one, metric, columns, unit)).x]
+        if len(lines) > 1:
+            spent = (
+                "sent up and down by all clients" if unit > 1 else "of training, evaluation apart"
+            )
+            yield Curves(
+                title=f"Accuracy by {what}",
+                name=name,
+                caption=f"{SPOKEN[judged].capitalize()} accuracy against the {what} {spent}, added "
+                "up over rounds; of repeats, the first run.",
+                lines=lines,
+                x_label=what,
+                y_label=f"{SPOKEN[judged]} accuracy",
+                percent=True,
+            )
+
+
+def _by_cost(one: Group, metric: str, columns: Sequence[str], unit: float) -> Line:
+    run = one.runs[0]
+    costs = [sum(number(row.get(name)) or 0.0 for name in columns) for row in run.rounds]
+    points = [
+        (spent / unit, value)
+        for row, spent in zip(run.rounds, accumulate(costs), strict=True)
+        if (value := number(row.get(metric))) is not None
+    ]
+    if not any(costs):
+        points = []
+    return Line(one.name, [x for x, _ in points], [y for _, y in points])
+
+
+def _results(runs: Sequence[Run], title: str = "Results", dots: bool = True) -> Table:
+    header, body = rows(runs)
+    relative = (
+        " Relative accuracy is that of the run over that of its centralised twin; rounds to 90% "
+        "of it."
+        if "relative accuracy" in header
+        else ""
+    )
+    return Table(
+        title=title,
+        caption=f"Accuracy, loss and F1 on the {SPOKEN[part(runs)]} examples. A megabyte (MB) is a "
+        f"million bytes, over all clients and rounds.{relative}",
+        header=header,
+        rows=body,
+        dots=dots,
+    )
+
+
+def _results_of_groups(groups: Sequence[Group], judged: str) -> Table:
+    measures = {
+        "final accuracy": (f"{judged}_accuracy", True),
+        "final loss": (f"{judged}_loss", False),
+    }
+    measures |= {
+        "macro F1": (f"{judged}_f1", False),
+        "relative accuracy": ("relative_accuracy", True),
+    }
+    kept = {
+        name: (metric, percent)
+        for name, (metric, percent) in measures.items()
+        if any(one.finals(metric) for one in groups)
+    }
+    costs = {
+        "MB up": ("bytes_up", 1e6),
+        "MB down": ("bytes_down", 1e6),
+        "seconds": ("seconds", 1.0),
+    }
+    body = []
+    for one in groups:
+        told = [mean_and_std(one.finals(metric), percent) for metric, percent in kept.values()]
+        for column, unit in costs.values():
+            spent = one.values(partial(Run.total, column=column))
+            told.append(decimal(fmean(spent) / unit, 1) if spent else NONE)
+        seeds = str(len(one.runs))
+        status = ", ".join(sorted({run.status for run in one.runs}))
+        body.append([one.name, one.runs[0].algorithm, seeds, *told, status])
+    return Table(
+        title="Results",
+        caption=f"Means ± one standard deviation over seeds, on the {SPOKEN[judged]} examples. A "
+        "megabyte (MB) is a million bytes, over all clients and rounds of one run.",
+        header=["experiment", "algorithm", "seeds", *kept, *costs, "status"],
+        rows=body,
+        dots=True,
+    )
+
+
+def _differences(runs: Sequence[Run]) -> Block:
+    title = "Settings that differ"
+    keys, values = differences(runs)
+    if not keys:
+        return Text(title=title, paragraphs=["None: every run was given the same experiment."])
+    body = [[run.name, *row] for run, row in zip(runs, values, strict=True)]
+    return Table(title=title, header=["run", *keys], rows=body)
+
+
+def differences(runs: Sequence[Run]) -> tuple[list[str], list[list[str]]]:
+    """The settings in which runs differ, and one row of their values a run."""
+    flat = [settings(run.experiment) for run in runs]
+    columns = {
+        key: [written(one.get(key)) for one in flat]
+        for key in dict.fromkeys(key for one in flat for key in one)
+    }
+    differ = [key for key, values in columns.items() if len(set(values)) > 1]
+    return differ, [[columns[key][place] for key in differ] for place in range(len(runs))]
+
+
+def details(runs: Sequence[Run]) -> Iterator[Text]:
+    """What each run was given, and on what it ran."""
+    yield Text(
+        title="The run in full" if len(runs) == 1 else "Each run in full",
+        paragraphs=[" · ".join(_facts(runs[0]))] if len(runs) == 1 else (),
+    )
+    for run in runs:
+        experiment = (run.folder / "experiment.toml").read_text("utf-8").strip()
+        manifest = json.dumps(run.manifest, indent=2, ensure_ascii=False)
+        if len(runs) == 1:
+            yield Text(title="experiment.toml", code=experiment, folded=True)
+            yield Text(title="manifest.json", code=manifest, folded=True)
+        else:
+            about = [" · ".join(_facts(run))]
+            both = f"{experiment}\n\n{manifest}"
+            name = f"run {run.name}"
+            yield Text(title=run.name, name=name, paragraphs=about, code=both, folded=True)
+
+
+def _facts(run: Run) -> list[str]:
+    flat = settings(run.experiment)
+    facts = [str(flat[key]) for key in ("dataset", "model") if key in flat]
+    parameters, clients = run.manifest.get("parameters"), flat.get("clients.count")
+    if isinstance(parameters, int):
+        facts.append(f"{parameters:,} parameters".replace(",", "\u202f"))
+    if clients is None and run.partition:
+        clients = run.partition.get("num_clients")
+    if clients is not None:
+        per_round = flat.get("clients.per_round")
+        facts.append(f"{clients} clients" + (f", {per_round} a round" if per_round else ""))
+    emd = number(run.summary.get("emd"))
+    if emd is not None:
+        facts.append(f"EMD {emd:.2f}")
+    twin = run.summary.get("twin")
+    reached = number(twin.get("accuracy")) if isinstance(twin, dict) else None
+    if reached is not None:
+        facts.append(f"centralised twin {said(reached, True)}")
+    if "device" in run.manifest:
+        facts.append(written(run.manifest["device"]))
+    peak = number(run.summary.get("peak_memory_bytes"))
+    if peak:
+        facts.append(f"peak memory {peak / 1e9:.1f} GB")
+    return facts
+
+
+def _end(one: Group) -> str:
+    run = min(one.runs, key=lambda run: (run.status == "finished", run.num_rounds))
+    rounds = f"{run.num_rounds} round{'' if run.num_rounds == 1 else 's'}"
+    ends = {"diverged": f"(diverged in round {run.num_rounds})"}
+    ends |= {"interrupted": f"(interrupted after {rounds})", "running": f"(running, {rounds})"}
+    return ends.get(run.status, f"after {rounds}")
+
+
+def common_folder(runs: Sequence[Run]) -> Path:
+    """The folder of a run, or the one that the folders of several lie in."""
+    if len(runs) == 1:
+        return runs[0].folder
+    try:
+        common = Path(os.path.commonpath([run.folder.resolve().parent for run in runs]))
+    except ValueError:  # two drives
+        common = Path("/")
+    if common == Path(common.anchor):
+        raise ValueError("the runs have no folder in common: name one for the report")
+    return common

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fedlens.report import read_all
+from fedlens.report.groups import curve, group, mean_and_std, names_by_difference
+from fedlens.report.records import part
+from fedlens.report.runs import headline, run_blocks
+
+Make = Callable[..., Path]
+
+
+def test_runs_that_differ_in_their_seeds_alone_are_repeats(run_folder: Make) -> None:
+    folders = [
+        run_folder(f"{algorithm}-{seed}", algorithm=algorithm, seed=seed, rounds=4)
+        for algorithm in ("fedavg", "fedprox")
+        for seed in (1, 2, 3)
+    ]
+    groups = group(read_all(folders))
+    assert [one.name for one in groups] == ["fedavg (3 seeds)", "fedprox (3 seeds)"]
+    assert [run.name for run in groups[1].runs] == ["fedprox-1", "fedprox-2", "fedprox-3"]
+
+
+def test_one_seed_run_twice_is_no_repeat(run_folder: Make) -> None:
+    runs = read_all([run_folder(name, rounds=2) for name in ("a", "b")])
+    assert [one.name for one in group(runs)] == ["a", "b"]
+
+
+def test_the_curve_of_repeats_is_their_mean_with_a_band_of_one_deviation(recorded: Make) -> None:
+    folders = []
+    for seed, values in enumerate(([0.25, 0.5, 0.75], [0.75, 1.0])):
+        lines = [{"round": n, "test_accuracy": y} for n, y in enumerate(values, 1)]
+        folder = recorded(f"run-{seed}", lines)
+        (folder / "experiment.toml").write_text(f"rounds = 3\nseed = {seed}\n")
+        folders.append(folder)
+    (one,) = group(read_all(folders))
+    line = curve(one, "test_accuracy")
+    assert (line.x, line.y) == ([1, 2], [0.5, 0.75])  # round 3 was not recorded by all
+    spread = math.sqrt(2) / 4
+    assert line.low == pytest.approx([0.5 - spread, 0.75 - spread])
+    assert line.high == pytest.approx([0.5 + spread, 0.75 + spread])
+
+
+def test_a_name_says_what_sets_an_experiment_apart_and_no_more() -> None:
+    fedavg = {"model": "cnn", "algorithm": "fedavg", "algorithm.fedavg.over": "cohort"}
+    prox = {"model": "cnn", "algorithm": "fedprox", "algorithm.fedprox.mu": 0.1}
+    assert names_by_difference([fedavg, prox]) == ["fedavg", "fedprox"]
+    more = [fedavg, prox, prox | {"algorithm.fedprox.mu": 1.0}]
+    assert names_by_difference(more) == ["fedavg", "fedprox, mu 0.1", "fedprox, mu 1.0"]
+    assert names_by_difference([fedavg, fedavg | {"model": "mlp"}]) == [
+        "fedavg, model cnn",
+        "fedavg, model mlp",
+    ]
+
+
+def test_a_report_of_repeats_speaks_of_means(run_folder: Make) -> None:
+    runs = read_all([run_folder(f"r{seed}", seed=seed, rounds=6) for seed in (1, 2)])
+    assert "fedavg (2 seeds) reached " in headline(runs) and " ± " in headline(runs)
+    blocks = run_blocks(runs)
+    titles = [block.title for block in blocks]
+    assert titles[0] == "Results" and "Each run" in titles
+    assert "bands ± one standard deviation" in blocks[1].caption
+    assert part(runs) == "test"
+
+
+def test_a_mean_of_one_has_no_deviation() -> None:
+    assert mean_and_std([0.5], percent=True) == "50.0%"
+    assert mean_and_std([0.25, 0.75], percent=True) == "50.0% ± 35.4%"
+    assert mean_and_std([]) == "–"

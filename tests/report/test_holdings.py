@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedlens.report import read_all
+from fedlens.report.blocks import Bars, Heat, Strip
+from fedlens.report.groups import group
+from fedlens.report.holdings import (
+    class_blocks,
+    client_blocks,
+    partition_blocks,
+    partition_heat,
+)
+
+Make = Callable[..., Path]
+
+
+def detailed(folder: Path, **details: object) -> Path:
+    (folder / "evaluation.json").write_text(json.dumps({"part": "test", **details}))
+    return folder
+
+
+def test_recall_and_confusion_are_those_of_the_final_model(run_folder: Make) -> None:
+    folder = detailed(run_folder("a", rounds=2), confusion=[[3, 1, 0], [0, 0, 0]])
+    recall, confusion = class_blocks(group(read_all([folder])))
+    assert isinstance(recall, Bars) and isinstance(confusion, Heat)
+    assert list(recall.series[0].heights) == [0.75, None]  # a class without examples has none
+    assert confusion.values == [[0.75, 0.25], [0.0, 0.0]]
+    assert list(confusion.column_names) == ["0", "1"]
+
+
+def test_answers_that_are_no_class_have_a_column_of_their_own(run_folder: Make) -> None:
+    folder = detailed(run_folder("a", rounds=2), confusion=[[1, 0, 1], [0, 2, 0]])
+    *_, confusion = class_blocks(group(read_all([folder])))
+    assert isinstance(confusion, Heat)
+    assert confusion.column_names[-1] == "none of them"
+    assert confusion.values[0] == [0.5, 0.0, 0.5]
+
+
+def test_confusions_of_repeats_are_added_up_and_several_runs_stand_side_by_side(
+    run_folder: Make,
+) -> None:
+    folders = [
+        detailed(run_folder(f"a{seed}", rounds=2, seed=seed), confusion=[[seed, 1, 0], [0, 1, 0]])
+        for seed in (1, 3)
+    ]
+    other = run_folder("b", rounds=2, algorithm="fedprox")
+    folders.append(detailed(other, confusion=[[1, 0, 0], [1, 0, 0]]))
+    recall, first, second = class_blocks(group(read_all(folders)))
+    assert isinstance(recall, Heat)
+    assert recall.values == [[pytest.approx(4 / 6), 1.0], [1.0, 0.0]]
+    assert list(recall.column_names) == ["fedavg (2 seeds)", "b"]
+    assert [first.title, second.title] == ["Confusion: fedavg (2 seeds)", "Confusion: b"]
+
+
+@pytest.mark.parametrize("damaged", [None, 3, [], [[]], [[1], [1, 2]], [["x"]], [[1.5]], [[-1]]])
+def test_details_that_make_no_sense_are_passed_over(run_folder: Make, damaged: object) -> None:
+    folder = detailed(run_folder("a", rounds=2), confusion=damaged)
+    assert list(class_blocks(group(read_all([folder])))) == []
+
+
+def test_each_client_is_a_dot(run_folder: Make) -> None:
+    folder = detailed(run_folder("a", rounds=2, spread=True), client_accuracy=[0.5, None, 1.0])
+    curves, dots = client_blocks(group(read_all([folder])))
+    assert curves.slug == "clients" and isinstance(dots, Strip)
+    assert "2 dots from 50.0% to 100.0%" in dots.words()
+
+
+def test_equal_partitions_are_shown_once(run_folder: Make) -> None:
+    folders = [run_folder(name, rounds=2) for name in "abc"]
+    manifest = json.loads((folders[2] / "manifest.json").read_text()) | {"partition": "another"}
+    (folders[2] / "manifest.json").write_text(json.dumps(manifest))
+    heats = [b for b in partition_blocks(group(read_all(folders))) if isinstance(b, Heat)]
+    assert [heat.title for heat in heats] == ["Who holds what: a", "Who holds what: c"]
+    assert heats[0].values[0] == pytest.approx([1 / 3, 1.0])
+
+
+def test_many_unlike_clients_are_ordered_by_their_main_class() -> None:
+    counts = np.zeros((80, 2), dtype=np.int64)
+    counts[np.arange(80), np.arange(80) % 2] = 5
+    heat = partition_heat(counts, ["even", "odd"], "x")
+    assert heat.values[0] == [1.0] * 40 + [0.0] * 40
+    assert list(heat.column_names[:3]) == ["0", "2", "4"]
+    assert "80 clients of 5 examples each" in heat.caption
