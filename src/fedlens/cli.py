@@ -16,6 +16,7 @@ import typer
 
 import fedlens
 from fedlens.options import importable
+from fedlens.recipes.command import reproduce_command
 
 app = typer.Typer(
     add_completion=False,
@@ -25,6 +26,7 @@ app = typer.Typer(
 )
 data_app = typer.Typer(no_args_is_help=True, help="What data is here, fetching it, verifying it.")
 app.add_typer(data_app, name="data")
+app.command("reproduce")(reproduce_command)
 
 ExperimentFile = Annotated[Path, typer.Argument(help="An experiment file, TOML or JSON.")]
 Overrides = Annotated[
@@ -148,21 +150,23 @@ def report_command(
 @app.command("list")
 def list_command(
     kind: Annotated[
-        Literal["algorithms", "models", "partitions", "datasets"],
-        typer.Argument(help="algorithms, models, partitions or datasets"),
+        Literal["algorithms", "models", "partitions", "datasets", "recipes"],
+        typer.Argument(help="algorithms, models, partitions, datasets or recipes"),
     ],
 ) -> None:
-    """Print the names an experiment file can use, one a line."""
+    """Print the names there are to choose from, one a line."""
     from fedlens.algorithms import ALGORITHMS
     from fedlens.data import DATASETS
     from fedlens.data.partitions import PARTITIONS
     from fedlens.models import MODELS
+    from fedlens.recipes import RECIPES
 
     tables: dict[str, dict[str, Any]] = {
         "algorithms": ALGORITHMS,
         "models": MODELS,
         "partitions": PARTITIONS,
         "datasets": DATASETS,
+        "recipes": RECIPES,
     }
     for name in tables[kind]:
         print(name)
