@@ -14,8 +14,8 @@ from fedlens.report.blocks import Table
 
 ITEMS = {
     "fedavg-cifar10": "headline figure12 figure13 figure14 figure16 figure17 figure18 "
-    "architectures fedprox",
-    "ghaemi": "centralised fedavg fedprox liadmm fedadmm why-liadmm-fails",
+    "architectures fedprox samples",
+    "ghaemi": "centralised fedavg fedprox liadmm fedadmm why-liadmm-fails samples",
 }
 
 

@@ -9,6 +9,7 @@ from fedlens.recipes.fedavg_cifar10.figure16 import figure16
 from fedlens.recipes.fedavg_cifar10.figure17 import figure17
 from fedlens.recipes.fedavg_cifar10.figure18 import figure18
 from fedlens.recipes.fedavg_cifar10.headline import headline
+from fedlens.recipes.fedavg_cifar10.samples import samples
 
 ITEMS = {
     "headline": headline,
@@ -20,4 +21,5 @@ ITEMS = {
     "figure18": figure18,
     "architectures": architectures,
     "fedprox": fedprox,
+    "samples": samples,
 }
