@@ -15,6 +15,7 @@ from fedlens.report.blocks import Table
 ITEMS = {
     "fedavg-cifar10": "headline figure12 figure13 figure14 figure16 figure17 figure18 "
     "architectures fedprox samples",
+    "fedns": "table1 table2 table3 figure1 figure2 figure3",
     "ghaemi": "centralised fedavg fedprox liadmm fedadmm why-liadmm-fails samples",
 }
 

@@ -189,3 +189,34 @@ def beside(
         ],
         published=frozenset({1}),
     )
+
+
+def paired(
+    results: Results,
+    pairs: Sequence[tuple[str, str]],
+    measure: str = "test_accuracy",
+    *,
+    title: str,
+    caption: str = "",
+) -> Table:
+    """By how much one cell is above another at the end, seed by seed."""
+    rows: list[list[str]] = []
+    for cell, other in pairs:
+        found = results.differences(cell, other, measure)
+        measured = Measured.of(found)
+        rows.append(
+            [
+                f"{cell} − {other}",
+                f"{100 * measured.mean:+.2f}" if measured else NONE,
+                f"{100 * measured.std:.2f}" if measured and measured.std is not None else NONE,
+                f"{sum(d > 0 for d in found)} of {len(found)}",
+            ]
+        )
+    return Table(
+        title=title,
+        caption=caption
+        or "With one seed both start from the same model and see the same images, so that the "
+        "difference has less spread than either. In percentage points.",
+        header=("difference", "mean", "standard deviation", "seeds in which it is above 0"),
+        rows=rows,
+    )

@@ -88,6 +88,12 @@ class Results:
         """A cell's last evaluation."""
         return Measured.of([run.final(measure) for run in self.runs[cell]])
 
+    def differences(self, cell: str, other: str, measure: str = "test_accuracy") -> list[float]:
+        """A cell's last evaluation minus another's, seed by seed."""
+        ends = [[run.final(measure) for run in self.runs[name]] for name in (cell, other)]
+        pairs = zip(*ends, strict=True)
+        return [a - b for a, b in pairs if a is not None and b is not None]
+
     def at(self, cell: str, place: int, measure: str = "test_accuracy") -> Measured | None:
         """A cell's evaluation number `place`, from 0 or, below it, from the end."""
         return Measured.of([run.curve(measure)[1][place] for run in self.runs[cell]])
