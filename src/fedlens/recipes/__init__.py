@@ -6,11 +6,12 @@ show both (`recipe.py`); `reproduce.py` runs it.
 
 from collections.abc import Callable, Mapping
 
-from fedlens.recipes import fedavg_cifar10, fedns, ghaemi
+from fedlens.recipes import fedavg_cifar10, fedns, ghaemi, hsu2020
 from fedlens.recipes.recipe import Recipe, Scale
 
 PAPERS: dict[str, Mapping[str, Callable[[Scale], Recipe]]] = {
     "fedavg-cifar10": fedavg_cifar10.ITEMS,
+    "hsu2020": hsu2020.ITEMS,
     "fedns": fedns.ITEMS,
     "ghaemi": ghaemi.ITEMS,
 }

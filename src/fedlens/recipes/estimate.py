@@ -44,7 +44,8 @@ class Timing:
 
     def seconds(self, experiment: Experiment) -> float:
         """What a run of the experiment will take, its evaluations included."""
-        setup = build(experiment, self.data)
+        # A file of weights may be another run's, yet to come; the time does not depend on it.
+        setup = build(replace(experiment, weights=None, weights_sha256=None), self.data)
         try:
             kind = _kind(experiment)
             if kind not in self.known:

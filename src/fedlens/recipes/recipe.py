@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 ScaleName = Literal["smoke", "small", "paper"]
 EMBEDDED = "fashion-mnist-mini"
+FROM_CELL = "cell:"  # before the name of a cell whose final model is where another starts
 
 
 @dataclass(frozen=True)
@@ -126,6 +127,8 @@ class Recipe:
     title: str
     about: str  # what the paper shows there, and what is done here, in a few sentences
     blocks: Callable[[Results], list[Block]]
-    cells: Mapping[str, Experiment] = field(default_factory=dict)  # none where nothing is trained
+    # By name, in the order they are run; none where nothing is trained. `weights` may be an
+    # earlier cell: FROM_CELL and its name.
+    cells: Mapping[str, Experiment] = field(default_factory=dict)
     seeds: Sequence[int] = (0,)  # each cell is run with each of them
     stand_in: str = ""  # what takes the place of something that is not here

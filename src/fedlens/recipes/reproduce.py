@@ -18,7 +18,7 @@ from fedlens.experiment import Experiment
 from fedlens.folder import RunFolder
 from fedlens.options import did_you_mean
 from fedlens.recipes import RECIPES
-from fedlens.recipes.recipe import Recipe, Results, Scale, ScaleName
+from fedlens.recipes.recipe import FROM_CELL, Recipe, Results, Scale, ScaleName
 from fedlens.run import Record, Watch, resume, run
 from fedlens.tables import apply_override
 
@@ -91,7 +91,12 @@ def plan(
     for cell, experiment in recipe.cells.items():
         changed = _overridden(experiment, overrides)
         for seed in recipe.seeds:
-            cells[place_of(folder, cell, seed, recipe)] = replace(changed, seed=seed)
+            weights = changed.weights
+            if weights is not None and weights.startswith(FROM_CELL):
+                start = place_of(folder, weights.removeprefix(FROM_CELL), seed, recipe)
+                weights = str(start.resolve() / "model.safetensors")
+            place = place_of(folder, cell, seed, recipe)
+            cells[place] = replace(changed, seed=seed, weights=weights)
     for place, experiment in cells.items():
         if place.exists() and not overwrite and not _is_of(place, experiment):
             raise ValueError(
