@@ -1,9 +1,9 @@
 """Recipes: each runs, goes on where it stopped, and says what is missing."""
 
 import json
+from html import unescape
 
 import pytest
-from markupsafe import escape
 
 from fedlens.experiment import Experiment
 from fedlens.recipes import RECIPES
@@ -46,9 +46,9 @@ def root(tmp_path_factory):
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_makes_its_page_from_the_embedded_images(name, root):
     done = reproduce(name, "smoke", root / name)
-    page = done.page.read_text()
+    page = unescape(done.page.read_text())
     for block in done.blocks:
-        assert str(escape(block.title)) in page
+        assert block.title in page
     assert "None of its numbers can be compared" in page
     assert len(done.blocks) > 1
     for runs in done.results.runs.values():
