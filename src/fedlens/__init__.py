@@ -12,13 +12,16 @@ from fedlens.algorithm import Algorithm, Amendment, compose, paper
 from fedlens.augment import Augment
 from fedlens.core import Dataset, Examples, Federation, Holdings
 from fedlens.experiment import Clients, Evaluate, Experiment, LocalTraining, Named, Server
+from fedlens.report.compare import Comparison, compare
 from fedlens.run import Result, resume, run
+from fedlens.track import tracking
 
 __all__ = [
     "Algorithm",
     "Amendment",
     "Augment",
     "Clients",
+    "Comparison",
     "Dataset",
     "Evaluate",
     "Examples",
@@ -29,8 +32,10 @@ __all__ = [
     "Named",
     "Result",
     "Server",
+    "compare",
     "compose",
     "paper",
     "resume",
     "run",
+    "tracking",
 ]

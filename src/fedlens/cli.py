@@ -17,6 +17,7 @@ import typer
 import fedlens
 from fedlens.options import importable
 from fedlens.recipes.command import reproduce_command
+from fedlens.report.commands import compare_command, report_command, watch_command
 
 app = typer.Typer(
     add_completion=False,
@@ -34,6 +35,9 @@ Overrides = Annotated[
 ]
 Seed = Annotated[int | None, typer.Option(help="The seed, in place of the experiment's.")]
 DataFolder = Annotated[Path | None, typer.Option("--data", help="Where to look for data first.")]
+Track = Annotated[
+    list[str] | None, typer.Option(help="A tracker to tell as well: tensorboard, wandb ...")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else.")]
 
@@ -49,12 +53,14 @@ def run_command(
     out: Annotated[Path | None, typer.Option(help="The run folder. [default: runs/NAME]")] = None,
     overwrite: Annotated[bool, typer.Option(help="Replace a run that is there.")] = False,
     data: DataFolder = None,
+    track: Track = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """Run one experiment."""
     from fedlens import progress
     from fedlens.experiment import Experiment
+    from fedlens.track import tracking
 
     given = list(overrides or [])
     if seed is not None:
@@ -65,9 +71,11 @@ def run_command(
     folder = out or _free(Path("runs") / experiment.stem)
     with (
         _telling(folder),
+        tracking(track or (), folder, described.plain()) as send,
         _watching(quiet, progress.rounds, folder.name, described.rounds) as watch,
     ):
-        result = fedlens.run(described, folder, overwrite=overwrite, data=data, watch=watch)
+        both = progress.all_of(watch, send)
+        result = fedlens.run(described, folder, overwrite=overwrite, data=data, watch=both)
     _finish(result, as_json)
 
 
@@ -75,6 +83,7 @@ def run_command(
 def resume_command(
     run: Annotated[Path, typer.Argument(help="The folder of a run that stopped.")],
     data: DataFolder = None,
+    track: Track = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -82,14 +91,17 @@ def resume_command(
     from fedlens import progress
     from fedlens.folder import RunFolder
     from fedlens.tables import read_tables
+    from fedlens.track import tracking
 
-    total = read_tables(run / "experiment.toml").get("rounds", 0)
+    tables = read_tables(run / "experiment.toml")
+    total = tables.get("rounds", 0)
     done = RunFolder(run).last_saved or 0
     with (
         _telling(run),
+        tracking(track or (), run, tables) as send,
         _watching(quiet, progress.rounds, run.name, total, done) as watch,
     ):
-        result = fedlens.resume(run, data=data, watch=watch)
+        result = fedlens.resume(run, data=data, watch=progress.all_of(watch, send))
     _finish(result, as_json)
 
 
@@ -134,17 +146,9 @@ def partition_command(
             print(f"map: {map.draw(lat, lon, holdings, title, path)}", file=said_to)
 
 
-@app.command("report")
-def report_command(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders.")],
-    out: Annotated[Path | None, typer.Option(help="Where the page goes.")] = None,
-) -> None:
-    """Draw the curves of runs: PNG files and one HTML page that needs nothing else."""
-    from fedlens.report import read_all, report, rows, table
-
-    page = report(runs, out)
-    print(table(*rows(read_all(runs))))
-    print(f"report: {page}")
+app.command("report")(report_command)
+app.command("compare")(compare_command)
+app.command("watch")(watch_command)
 
 
 @app.command("list")

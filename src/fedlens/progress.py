@@ -33,6 +33,17 @@ def rounds(title: str, total: int, done: int = 0) -> Iterator[Watch]:
         yield _lines(title, total, done)
 
 
+def all_of(*watches: Watch | None) -> Watch:
+    """One watch that tells several."""
+
+    def tell(record: Record) -> None:
+        for watch in watches:
+            if watch is not None:
+                watch(record)
+
+    return tell
+
+
 @contextmanager
 def transfer(title: str) -> Iterator[Any]:
     """A watch over a download: called with the bytes done and the bytes in all."""

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from fedlens.report import read, read_all, report, rows
-from fedlens.report.draw import _name_ends
-from fedlens.report.look import COLOURS, HEIGHT, sheet
+from fedlens.report.look import COLOURS, HEIGHT, name_ends, sheet
 from fedlens.report.records import settings
 from fedlens.report.runs import differences, headline
 
@@ -306,7 +305,7 @@ def test_whatever_was_recorded_there_is_a_page(recorded: Make, values: list[obje
 def test_last_values_in_the_margin_never_overlap(values: list[float]) -> None:
     _, axes = sheet("", HEIGHT, below=0.5)
     axes.set_ylim(0, 1)
-    _name_ends(axes, [(value, "50.0%", COLOURS[0]) for value in values])
+    name_ends(axes, [(value, "50.0%", COLOURS[0]) for value in values])
     heights = sorted(text.xy[1] * HEIGHT * 72 for text in axes.texts)
     assert len(heights) == len(values)
     assert all(b - a >= 10.4 for a, b in itertools.pairwise(heights))

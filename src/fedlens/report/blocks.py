@@ -10,8 +10,8 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, TypeGuard
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Self, TypeGuard
 
 import numpy as np
 
@@ -45,6 +45,10 @@ class Block(ABC):
     def words(self) -> str:
         """What there is to see, in a sentence or two."""
 
+    def retitled(self, title: str) -> Self:
+        """The same under another title, which names its files too."""
+        return replace(self, title=title, name="")
+
     @property
     def slug(self) -> str:
         return re.sub(r"[^a-z0-9]+", "_", (self.name or self.title).lower()).strip("_") or "block"
@@ -62,6 +66,7 @@ class Line:
     style: Style = "solid"
     note: str = ""  # stands after the name in the legend
     ring: tuple[float, float] | None = None  # a point worth a mark: the best round
+    place: int | None = None  # of its colour and marker; without it, names take them in turn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,12 +122,13 @@ class Series:
 
 @dataclass(frozen=True, kw_only=True)
 class Bars(Block):
-    """Bars in groups, their heights written beside them. A single series has a colour a group."""
+    """Bars in groups, their heights written beside them."""
 
     groups: Sequence[str]
     series: Sequence[Series]
     y_label: str = ""
     percent: bool = False
+    dots: bool = False  # group i is line i of the curves, and has its colour
 
     def sheet(self) -> Sheet:
         rows: list[list[Cell]] = [

@@ -28,6 +28,7 @@ from fedlens.report.blocks import (
     Heat,
     Line,
     Samples,
+    Series,
     Strip,
     Values,
     is_number,
@@ -51,6 +52,7 @@ from fedlens.report.look import (
     colour_of,
     legend,
     line_mark,
+    name_ends,
     percent_tick,
     print_look,
     shades,
@@ -64,6 +66,7 @@ Drawn = Curves | Bars | Heat | Contours | Strip | Samples
 """The blocks that are pictures."""
 
 FORMATS = ("png", "svg", "pdf")
+BESIDE = 16  # letters of names that fit beside bars
 FEW = 6  # lines whose last values still fit in the margin
 MOST_CELLS = 1000  # in a row of a heat map that can still be seen
 MOST_NAMES = 40  # beside a heat map
@@ -116,7 +119,8 @@ def is_drawn(block: Block) -> TypeGuard[Drawn]:
 
 def places(lines: Sequence[Line]) -> dict[str, int]:
     """By name of a line: which colour and marker it has."""
-    return {name: i for i, name in enumerate(dict.fromkeys(line.name for line in lines))}
+    in_turn = {name: i for i, name in enumerate(dict.fromkeys(line.name for line in lines))}
+    return in_turn | {line.name: line.place for line in lines if line.place is not None}
 
 
 def _curves(block: Curves) -> Figure:
@@ -137,7 +141,7 @@ def _curves(block: Curves) -> Figure:
         write(axes, 0.99, height, name, xycoords=("axes fraction", "data"), ha="right", va="bottom")
     _scale(axes, block)
     if len(ends) <= FEW:
-        _name_ends(axes, ends)
+        name_ends(axes, ends)
     if len(block.styles) > 1:
         keys = [Line2D([], [], color=SOFT, linestyle=DASHES[one]) for one in block.styles]
         meant = list(block.styles.values())
@@ -172,7 +176,7 @@ def _line(axes: Axes, line: Line, place: int) -> None:
 
 def _scale(axes: Axes, block: Curves) -> None:
     axes.set_xlabel(block.x_label)
-    if block.log_x:
+    if block.log_x and _can_be_logarithmic([line.x for line in block.lines]):
         axes.set_xscale("log")
         axes.xaxis.set_minor_formatter(NullFormatter())
         axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
@@ -185,7 +189,7 @@ def _scale(axes: Axes, block: Curves) -> None:
         axes.xaxis.set_major_locator(MaxNLocator(8, integer=whole, steps=[1, 2, 5, 10]))
     if block.percent:
         axes.yaxis.set_major_formatter(FuncFormatter(percent_tick))
-    if block.log_y:
+    if block.log_y and _can_be_logarithmic([line.y for line in block.lines]):
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(numticks=6))
         axes.yaxis.set_minor_formatter(NullFormatter())
@@ -193,45 +197,68 @@ def _scale(axes: Axes, block: Curves) -> None:
 
 
 def _bars(block: Bars) -> Figure:
-    tall, pad, named = 0.24, 0.16, 0.2  # inches of a bar, between groups, of a group's name
-    one = len(block.series) == 1
+    longest = max(map(len, block.groups), default=0)
+    beside = len(block.series) == 1 and longest <= BESIDE  # names stand beside the bars, else above
+    tall, pad, named = (0.2, 0.04, 0.0) if beside else (0.24, 0.16, 0.2)  # inches
     step = named + tall * len(block.series) + pad
-    key = LINE * len(block.series) + 0.1 if not one else 0
-    figure, axes = sheet(block.title, step * len(block.groups), 0.32 + key, left=0.12)
-    highs = [0.0]
+    key = 0 if len(block.series) == 1 else LINE * len(block.series) + 0.1
+    left = LETTERS * longest + 0.2 if beside else 0.12
+    figure, axes = sheet(block.title, step * len(block.groups), 0.32 + key, left)
+    ends = [0.0]
     for g, group in enumerate(block.groups):
-        write(axes, 0, g * step + named / 2, short(group, 48))
+        if beside:
+            write(
+                axes,
+                0,
+                g * step + tall / 2,
+                group,
+                -5,
+                xycoords=("axes fraction", "data"),
+                ha="right",
+            )
+        else:
+            write(axes, 0, g * step + named / 2, short(group, 48))
         for s, series in enumerate(block.series):
-            height, at = series.heights[g], g * step + named + tall * (s + 0.5)
-            if not is_number(height):
-                write(axes, 0, at, said(None), right=5)
-                continue
-            error = series.errors[g] if series.errors else None
-            colour = colour_of(g if one else s)
-            face = "none" if series.hollow else colour
-            axes.barh(at, height, height=tall * 0.86, color=face, edgecolor=colour, linewidth=1.2)
-            end, words = max(height, 0.0), said(height, block.percent)
-            if is_number(error):
-                axes.errorbar(height, at, xerr=error, color=INK, linewidth=1.2, capsize=2.5)
-                end, words = end + error, f"{words} ± {said(error, block.percent)}"
-            write(axes, end, at, words, right=5, weight="bold")
-            highs += [end, min(height, 0.0)]
+            at = g * step + named + tall * (s + 0.5)
+            ends += _bar(axes, block, series, g, at, 0.86 * tall, colour_of(g if block.dots else s))
     axes.set_ylim(step * len(block.groups), -0.04)
     room = 1.18 if any(series.errors for series in block.series) else 1.0
-    axes.set_xlim(min(highs) * 1.1, (max(highs) or 1) * room)
+    axes.set_xlim(min(ends) * 1.1, (max(ends) or 1) * room)
     axes.set_yticks([])
     axes.spines["left"].set_visible(False)
     axes.grid(False)
     if block.percent:
         axes.xaxis.set_major_formatter(FuncFormatter(percent_tick))
-    if not one:
+    if len(block.series) > 1:
+        look: dict[str, Any] = {"marker": "s", "linestyle": "", "markersize": 7}
         marks = [
-            Line2D([], [], marker="s", linestyle="", color=colour_of(i), markersize=7,
-                   markerfacecolor="none" if series.hollow else colour_of(i))
+            Line2D([], [], color=colour_of(i), markerfacecolor=_face(series, colour_of(i)), **look)
             for i, series in enumerate(block.series)
-        ]  # fmt: skip
+        ]
         legend(figure, [series.name for series in block.series], marks)
     return figure
+
+
+def _bar(
+    axes: Axes, block: Bars, series: Series, place: int, at: float, tall: float, colour: str
+) -> tuple[float, float]:
+    """One bar with its number; how far it reaches to the left and to the right."""
+    height, error = series.heights[place], series.errors[place] if series.errors else None
+    if not is_number(height):
+        write(axes, 0, at, said(None), right=5)
+        return 0.0, 0.0
+    look: dict[str, Any] = {"color": _face(series, colour), "edgecolor": colour, "linewidth": 1.2}
+    axes.barh(at, height, height=tall, **look)
+    end, words = max(height, 0.0), said(height, block.percent)
+    if is_number(error):
+        axes.errorbar(height, at, xerr=error, color=INK, linewidth=1.2, capsize=2.5)
+        end, words = max(height + error, 0.0), f"{words} ± {said(error, block.percent)}"
+    write(axes, end, at, words, right=5, weight="bold")
+    return min(height - (error or 0.0), 0.0), end
+
+
+def _face(series: Series, colour: str) -> str:
+    return "none" if series.hollow else colour
 
 
 def _heat(block: Heat) -> Figure:
@@ -246,7 +273,7 @@ def _heat(block: Heat) -> Figure:
     upright = max(map(len, block.column_names), default=0) > 3 and shown_columns
     left = (LETTERS * max(map(len, names), default=1) if shown_rows else 0.25) + 0.38
     below = LETTERS * min(max(map(len, block.column_names), default=1), 22) if upright else 0.15
-    below += 0.6
+    below += 0.52
     width = WIDTH - left - 0.16
     height = min(max(0.2 * num_rows, 1.2), 4.5)
     figure, axes = sheet(block.title, height, below, left=left, right=0.16)
@@ -273,7 +300,7 @@ def _heat(block: Heat) -> Figure:
                 axes.text(j, i, text, ha="center", va="center", fontsize=6.5, color=on)
     if sound.size:
         of = f" ({block.value_label})" if block.value_label else ""
-        scale = f"light to dark: {said(low, block.percent)} to {said(high, block.percent)}{of}"
+        scale = f"faint to full: {said(low, block.percent)} to {said(high, block.percent)}{of}"
         place = 1 - 0.16 / WIDTH, 0.1 / figure.get_figheight()
         figure.text(*place, scale, ha="right", va="center", color=SOFT, fontsize=8)
     return figure
@@ -325,7 +352,7 @@ def _strip(block: Strip) -> Figure:
         axes.scatter(xs, g + 0.7 + spread, s=size, color=colour_of(g), alpha=0.6, linewidths=0,
                      rasterized=len(xs) > 2000)  # fmt: skip
         axes.plot([median(xs)] * 2, [g + 0.48, g + 0.92], color=INK, linewidth=1.6)
-    axes.set_ylim(len(block.groups), 0)
+    axes.set_ylim(len(block.groups) or 1, 0)
     axes.set_yticks([])
     axes.spines["left"].set_visible(False)
     axes.grid(True, axis="x")
@@ -349,24 +376,8 @@ def _thinned(values: Array) -> Array:  # [rows, columns] -> [rows, MOST_CELLS]
     return sums
 
 
-def _name_ends(axes: Axes, lasts: Sequence[tuple[float, str, str]]) -> None:
-    """The last values in the right margin, pushed apart where they would overlap."""
-    axes.autoscale_view()
-    low, high = axes.get_window_extent().intervaly
-    gap = axes.figure.dpi / 72 * 10.5
-    if len(lasts) * gap > high - low + gap:
-        return
-    ends = sorted((float(axes.transData.transform((0, y))[1]), text, c) for y, text, c in lasts)
-    heights: list[float] = []
-    for height, _, _ in ends:
-        heights.append(max(height, heights[-1] + gap if heights else low))
-    ceiling = high
-    for i in reversed(range(len(heights))):
-        heights[i] = min(heights[i], ceiling)
-        ceiling = heights[i] - gap
-    for place, (_, text, colour) in zip(heights, ends, strict=True):
-        y = (place - low) / (high - low)
-        write(axes, 1, y, text, right=5, xycoords="axes fraction", color=colour, weight="bold")
+def _can_be_logarithmic(many: Sequence[Values]) -> bool:
+    return any(is_number(value) and value > 0 for values in many for value in values)
 
 
 def _floats(values: Values) -> list[float]:

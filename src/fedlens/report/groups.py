@@ -63,17 +63,19 @@ def seed_of(run: Run) -> tuple[Any, ...]:
 
 
 def names_by_difference(many: Sequence[dict[str, Any]]) -> list[str]:
-    """A name for each of several experiments: its algorithm, and what else sets it apart."""
-    keys = dict.fromkeys(key for flat in many for key in flat)
-    differ = [key for key in keys if len({written(flat.get(key)) for flat in many}) > 1]
+    """A name for each of several experiments: its algorithm, and what else sets it apart.
+
+    An algorithm's own numbers are named only if another experiment has it with other numbers.
+    """
+    algorithms = [str(flat.get("algorithm", "fedavg")) for flat in many]
     names = []
-    for flat in many:
-        words = [str(flat.get("algorithm", "fedavg"))]
-        words += [
-            f"{key.split('.')[-1]} {written(flat[key])}"
-            for key in differ
-            if key != "algorithm" and key in flat
-        ]
+    for flat, algorithm in zip(many, algorithms, strict=True):
+        alike = [one for one, name in zip(many, algorithms, strict=True) if name == algorithm]
+        words = [algorithm]
+        for key, value in flat.items():
+            others = alike if key.startswith("algorithm.") else many
+            if key != "algorithm" and len({written(one.get(key)) for one in others}) > 1:
+                words.append(f"{key.split('.')[-1]} {written(value)}")
         names.append(", ".join(words))
     return names
 

@@ -52,11 +52,12 @@ def partition_heat(counts: Array, classes: Sequence[str], title: str) -> Heat:  
         order = by_main_class(counts)
     shares = (counts / np.maximum(counts.sum(1, keepdims=True), 1))[order]
     sizes = counts.sum(1)
+    least, most = sizes.min(), sizes.max()
+    held = f"{least:,} to {most:,} examples" if least < most else f"{most:,} examples each"
     return Heat(
         title=title,
-        caption=f"Each client's examples by class: {num_clients:,} clients of {sizes.min():,} to "
-        f"{sizes.max():,} examples, EMD {said(distance)}."
-        + (" Clients are ordered by their main class." if ordered else ""),
+        caption=f"Each client's examples by class: {num_clients:,} clients of {held}, "
+        f"EMD {said(distance)}." + (" Clients are ordered by their main class." if ordered else ""),
         values=shares.T.tolist(),
         row_names=list(classes),
         column_names=[str(client) for client in order.tolist()],

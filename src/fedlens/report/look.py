@@ -78,7 +78,9 @@ def sheet(
     axes = figure.add_axes(
         (left / WIDTH, below / tall, (WIDTH - left - right) / WIDTH, height / tall)
     )
-    figure.text(0.12 / WIDTH, 1 - 0.2 / tall, title, fontsize=10, weight="bold", va="center")
+    figure.text(
+        0.12 / WIDTH, 1 - 0.2 / tall, short(title, 46), fontsize=10, weight="bold", va="center"
+    )
     return figure, axes
 
 
@@ -88,6 +90,26 @@ def shades(depth: Array) -> Array:  # [...] in 0..1 -> [..., 4]
     colour = np.broadcast_to(to_rgb(SHADE), (*np.shape(depth), 3))
     rgba: Array = np.concatenate([colour, strength], axis=-1)
     return rgba
+
+
+def name_ends(axes: Axes, lasts: Sequence[tuple[float, str, str]]) -> None:
+    """The last values in the right margin, pushed apart where they would overlap."""
+    axes.autoscale_view()
+    low, high = axes.get_window_extent().intervaly
+    gap = axes.figure.dpi / 72 * 10.5
+    if len(lasts) * gap > high - low + gap:
+        return
+    ends = sorted((float(axes.transData.transform((0, y))[1]), text, c) for y, text, c in lasts)
+    heights: list[float] = []
+    for height, _, _ in ends:
+        heights.append(max(height, heights[-1] + gap if heights else low))
+    ceiling = high
+    for i in reversed(range(len(heights))):
+        heights[i] = min(heights[i], ceiling)
+        ceiling = heights[i] - gap
+    for place, (_, text, colour) in zip(heights, ends, strict=True):
+        y = (place - low) / (high - low)
+        write(axes, 1, y, text, right=5, xycoords="axes fraction", color=colour, weight="bold")
 
 
 def line_mark(place: int, style: str) -> Line2D:

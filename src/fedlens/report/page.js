@@ -230,7 +230,8 @@
       if (data.log_y) return [left, right, low / 1.1, high * 1.1];
       if (low === high) [low, high] = [low - Math.abs(low) * 0.1 - 0.01, high + Math.abs(high) * 0.1 + 0.01];
       const air = 0.05 * (high - low);
-      return [left, right, low - air, high + air];
+      const named = data.levels.some(([, y]) => y + air > high) ? 0.07 * (high - low) : 0; // its name above it
+      return [left, right, low - air, high + air + named];
     }
 
     draw() {
@@ -262,7 +263,7 @@
           `<path class="grid" d="M${box.left},${y.at(t)}H${box.right}"/><text x="${box.left - 6}" y="${y.at(t) + 4}" text-anchor="end">${label}</text>`,
         );
       }
-      const many = Math.max(3, Math.floor((box.right - box.left) / 70));
+      const many = Math.max(4, Math.floor((box.right - box.left) / 60));
       for (const t of data.log_x ? logTicks(left, right) : linearTicks(left, right, many, this.whole)) {
         parts.push(
           `<path class="tick" d="M${x.at(t)},${box.bottom}v4"/><text x="${x.at(t)}" y="${box.bottom + 17}" text-anchor="middle">${Number(t.toPrecision(8))}</text>`,

@@ -145,7 +145,7 @@ def _shown(block: Block, svg: str) -> Shown:
 
 def _classes(block: Table, cells: Sequence[Sequence[str]]) -> list[str]:
     """How each column of a table looks: words to the left, numbers to the right."""
-    number = re.compile(r"[–+−-]?\s*[\d.,]*\s*(%|±|\d|e|–|\(|\)|\s|\.|,|of|to|never|null)*")
+    number = re.compile(r"(\d|[–+−<-]|[.,%±()\s]|e|of|to|or|never)*")
     found = []
     for column in range(len(block.header)):
         wordy = column == 0 or not all(number.fullmatch(row[column]) for row in cells)

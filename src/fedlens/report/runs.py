@@ -28,7 +28,7 @@ def report(folders: Sequence[Path], out: Path | None = None) -> Path:
     Without `out` they go to the run folder, or to the folder that several runs have in common.
     """
     runs = read_all(folders)
-    out = _common([run.folder for run in runs]) if out is None else Path(out)
+    out = common_folder(runs) if out is None else Path(out)
     return render_page(title_of(runs), headline(runs), run_blocks(runs), out)
 
 
@@ -164,6 +164,7 @@ def _bars(groups: Sequence[Group], judged: str) -> Iterator[Bars]:
         ],
         y_label=f"final {SPOKEN[judged]} accuracy",
         percent=True,
+        dots=True,
     )
 
 
@@ -328,11 +329,12 @@ def _end(one: Group) -> str:
     return ends.get(run.status, f"after {rounds}")
 
 
-def _common(folders: Sequence[Path]) -> Path:
-    if len(folders) == 1:
-        return folders[0]
+def common_folder(runs: Sequence[Run]) -> Path:
+    """The folder of a run, or the one that the folders of several lie in."""
+    if len(runs) == 1:
+        return runs[0].folder
     try:
-        common = Path(os.path.commonpath([folder.resolve().parent for folder in folders]))
+        common = Path(os.path.commonpath([run.folder.resolve().parent for run in runs]))
     except ValueError:  # two drives
         common = Path("/")
     if common == Path(common.anchor):

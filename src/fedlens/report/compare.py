@@ -1,0 +1,283 @@
+"""The page that compares algorithms, or other variants, on the same work with the same seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from pathlib import Path
+from statistics import fmean
+
+from fedlens.budgets import rounds_to
+from fedlens.report.blocks import NONE, Bars, Block, Cell, Curves, Line, Series, Table, Text, said
+from fedlens.report.groups import Group, mean_and_std
+from fedlens.report.page import render_page
+from fedlens.report.pairs import SURE, Pair, Task, by_seed, pairs, points, ranks, said_p, tasks
+from fedlens.report.records import SPOKEN, Run, number, part, read_all
+from fedlens.report.runs import common_folder, curve_blocks
+from fedlens.report.student import estimate
+
+EASY = 0.9  # of the best final accuracy: the target where none is given
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What a comparison came to."""
+
+    tasks: list[Task]
+    pairs: list[Pair]
+    verdicts: list[str]  # is one better than another? In words, a pair each
+    page: Path
+
+
+def compare(
+    folders: Sequence[str | Path],
+    by: str | None = None,
+    target: float | None = None,
+    out: str | Path | None = None,
+) -> Comparison:
+    """Compare finished runs, and write the page to `out`/report.html.
+
+    Variants are told apart by the settings under `by` (as `algorithm`, or `local.lr,model`), runs
+    of two variants are paired by seed, and `target` is the accuracy whose price is asked. Without
+    `out` the page goes to `comparison` in the folder that the runs have in common.
+    """
+    runs = read_all([Path(folder) for folder in folders])
+    finished = [run for run in runs if run.status == "finished"]
+    left_out = [run for run in runs if run.status != "finished"]
+    judged = part(finished)
+    metric, measure = f"{judged}_accuracy", f"{SPOKEN[judged]} accuracy"
+    finished = [run for run in finished if run.final(metric) is not None]
+    if not finished:
+        raise ValueError("no run finished with an accuracy: name runs that did")
+    keys = [key.strip() for key in by.split(",")] if by else []
+    found = tasks(finished, keys)
+    if all(len(task.variants) < 2 for task in found):
+        raise ValueError(
+            "there is nothing to compare: name runs of two or more variants of the same task"
+        )
+    paired = pairs(found, metric)
+    verdicts = [pair.words(measure) for pair in paired]
+    blocks = [
+        _in_words(verdicts, left_out),
+        _results(found, metric, measure),
+        *_differences(paired, measure),
+        *_pictures(found, judged, metric, measure),
+        *_to_target(found, metric, measure, target),
+        *_ranks(found, metric, measure),
+    ]
+    place = Path(out) if out is not None else common_folder(runs) / "comparison"
+    names = list(dict.fromkeys(group.name for task in found for group in task.variants))
+    page = render_page(f"{' or '.join(names)}?", _summary(found, paired, measure), blocks, place)
+    return Comparison(found, paired, verdicts, page)
+
+
+def _summary(found: Sequence[Task], paired: Sequence[Pair], measure: str) -> str:
+    if len(paired) == 1:
+        return paired[0].words(measure)
+    num_runs = sum(len(group.runs) for task in found for group in task.variants)
+    tested = [pair.p for pair in paired if pair.p is not None]
+    sure = sum(p < SURE for p in tested)
+    over = f" on {len(found)} tasks" if len(found) > 1 else ""
+    return (
+        f"{num_runs} runs{over}: {sure} of {len(tested)} tested differences are more than chance."
+    )
+
+
+def _in_words(verdicts: Sequence[str], left_out: Sequence[Run]) -> Text:
+    told = list(verdicts)
+    if left_out:
+        names = ", ".join(f"{run.name} ({run.status})" for run in left_out)
+        told.append(f"Left out, since they did not finish: {names}.")
+    return Text(title="Is one better than another?", paragraphs=told)
+
+
+def _results(found: Sequence[Task], metric: str, measure: str) -> Table:
+    names = list(dict.fromkeys(group.name for task in found for group in task.variants))
+    rows: list[list[Cell]] = []
+    strong = set()
+    for task in found:
+        finals = {group.name: group.finals(metric) for group in task.variants}
+        best = max(finals, key=lambda name: fmean(finals[name]))
+        strong.add((len(rows), 1 + names.index(best)))
+        cells = [mean_and_std(finals.get(name, []), percent=True) for name in names]
+        seeds = sorted({len(group.runs) for group in task.variants})
+        rows.append([task.name or "all runs", *cells, " or ".join(map(str, seeds))])
+    return Table(
+        title=f"Final {measure}",
+        name="results",
+        caption="Mean ± one standard deviation over seeds; the highest mean stands out.",
+        header=["task", *names, "seeds"],
+        rows=rows,
+        strong=frozenset(strong),
+    )
+
+
+def _differences(paired: Sequence[Pair], measure: str) -> Iterator[Table]:
+    rows: list[list[Cell]] = []
+    for pair in paired:
+        found = pair.difference
+        if found is None:
+            rows.append([pair.one, pair.other, pair.task, "0", NONE, NONE, NONE])
+            continue
+        bounded = found.low is not None and found.high is not None
+        interval = f"{points(found.low)} to {points(found.high)}" if bounded else NONE
+        p = NONE if pair.p is None else said_p(pair.p).removeprefix("p ").removeprefix("= ")
+        told = str(found.n), points(found.mean), interval, p
+        rows.append([pair.one, pair.other, pair.task, *told])
+    many = f" p-values, not intervals, are corrected for {len(paired)} comparisons (Holm)."
+    table = Table(
+        title="Paired differences",
+        caption=f"The first minus the second, in percentage points of final {measure}, over the "
+        "n seeds that both were run with; intervals and two-sided p-values are Student's."
+        f"{many if len(paired) > 1 else ''}",
+        header=["first", "second", "task", "n", "difference", "95% confidence interval", "p"],
+        rows=rows,
+        strong=frozenset((i, 6) for i, pair in enumerate(paired) if (pair.p or 1) < SURE),
+    )
+    yield _without_empty(table, "task")
+
+
+def _without_empty(table: Table, name: str) -> Table:
+    """The table without a column in which nothing stands."""
+    place = table.header.index(name)
+    if any(row[place] for row in table.rows):
+        return table
+    rows = [[cell for i, cell in enumerate(row) if i != place] for row in table.rows]
+    strong = frozenset((r, c - (c > place)) for r, c in table.strong)
+    return replace(table, header=[h for h in table.header if h != name], rows=rows, strong=strong)
+
+
+def _pictures(found: Sequence[Task], judged: str, metric: str, measure: str) -> Iterator[Block]:
+    for task in found:
+        of = f": {task.name}" if task.name else ""
+        for block in curve_blocks(task.variants, judged):
+            yield block.retitled(f"{block.title}{of}")
+        lines = [line for line in _difference_lines(task, metric) if line.x]
+        if lines:
+            yield Curves(
+                title=f"Difference to {_reference(task).name}{of}",
+                name=f"difference{of}",
+                caption=f"{measure.capitalize()} minus that of {_reference(task).name} with the "
+                "same seed, round by round. Bands are 95% confidence intervals of the mean.",
+                lines=lines,
+                y_label=f"difference of {measure}",
+                percent=True,
+                levels=[(_reference(task).name, 0.0)],
+            )
+        yield Bars(
+            title=f"Final {measure}{of}",
+            name=f"final_accuracy{of}",
+            caption=f"{measure.capitalize()} at the end; whiskers are ± one standard deviation.",
+            groups=[group.name for group in task.variants],
+            series=[
+                Series(
+                    "accuracy",
+                    [fmean(group.finals(metric)) for group in task.variants],
+                    [_std(group.finals(metric)) for group in task.variants],
+                )
+            ],
+            y_label=f"final {measure}",
+            percent=True,
+            dots=True,
+        )
+
+
+def _reference(task: Task) -> Group:
+    """What others are measured against: FedAvg if it is there, else the first."""
+    plain = (group for group in task.variants if group.settings.get("algorithm") == "fedavg")
+    return next(plain, task.variants[0])
+
+
+def _difference_lines(task: Task, metric: str) -> Iterator[Line]:
+    reference = _reference(task)
+    for place, group in enumerate(task.variants):
+        matched = [] if group is reference else by_seed(group, reference)
+        curves = [
+            {x: a - b for x, a in zip(*one.curve(metric), strict=True)
+             if (b := number(dict(zip(*other.curve(metric), strict=True)).get(x))) is not None
+             and number(a) is not None}
+            for one, other in matched
+        ]  # fmt: skip
+        rounds = sorted(set.intersection(*map(set, curves))) if curves else []
+        found = [estimate([curve[round] for curve in curves]) for round in rounds]
+        banded = len(curves) > 1
+        yield Line(
+            group.name,
+            rounds,
+            [one.mean for one in found],
+            [one.low for one in found] if banded else None,
+            [one.high for one in found] if banded else None,
+            place=place,
+        )
+
+
+def _to_target(
+    found: Sequence[Task], metric: str, measure: str, target: float | None
+) -> Iterator[Table]:
+    rows: list[list[Cell]] = []
+    for task in found:
+        best = max(fmean(group.finals(metric)) for group in task.variants)
+        wanted = target if target is not None else round(EASY * best, 2)
+        for group in task.variants:
+            prices = [_price(run, metric, wanted) for run in group.runs]
+            reached = [price for price in prices if price is not None]
+            rounds = _spread([float(rounds) for rounds, _ in reached])
+            megabytes = _spread([spent / 1e6 for _, spent in reached])
+            share = f"{len(reached)} of {len(prices)}"
+            rows.append([group.name, task.name, said(wanted, True), share, rounds, megabytes])
+    chosen = "" if target is not None else " The target is 90% of the best mean final accuracy."
+    table = Table(
+        title="What the target costs",
+        caption=f"Rounds, and megabytes sent up and down by all clients, until {measure} first "
+        f"reached the target: mean ± std over the runs that reached it.{chosen}",
+        header=["variant", "task", "target", "reached it", "rounds", "MB"],
+        rows=rows,
+    )
+    yield _without_empty(table, "task")
+
+
+def _price(run: Run, metric: str, target: float) -> tuple[int, float] | None:
+    """The round in which a run reached the target, and the bytes sent until then."""
+    at = rounds_to(run.rounds, target, metric)
+    if at is None:
+        return None
+    spent = accumulate(
+        (number(row.get("bytes_up")) or 0) + (number(row.get("bytes_down")) or 0)
+        for row in run.rounds
+    )
+    return at, next(s for row, s in zip(run.rounds, spent, strict=True) if row["round"] == at)
+
+
+def _ranks(found: Sequence[Task], metric: str, measure: str) -> Iterator[Table]:
+    names = list(dict.fromkeys(group.name for task in found for group in task.variants))
+    whole = [task for task in found if len(task.variants) == len(names)]
+    if len(whole) < 2:
+        return
+    table = []
+    for task in whole:
+        finals = {group.name: fmean(group.finals(metric)) for group in task.variants}
+        table.append(ranks([finals[name] for name in names]))
+    means = [fmean(column) for column in zip(*table, strict=True)]
+    body: list[list[Cell]] = [
+        [task.name, *(f"{rank:g}" for rank in row)] for task, row in zip(whole, table, strict=True)
+    ]
+    yield Table(
+        title="Ranks over tasks",
+        caption=f"1 is the highest mean of final {measure}; equals share their places. Only tasks "
+        "that every variant was run on.",
+        header=["task", *names],
+        rows=[*body, ["mean rank", *(f"{mean:.2f}" for mean in means)]],
+        strong=frozenset({(len(body), 1 + means.index(min(means)))}),
+    )
+
+
+def _spread(values: Sequence[float]) -> str:
+    if not values:
+        return NONE
+    std = _std(values)
+    return f"{fmean(values):,.1f}" + ("" if std is None else f" ± {std:,.1f}")
+
+
+def _std(values: Sequence[float]) -> float | None:
+    return estimate(values).std

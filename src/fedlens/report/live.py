@@ -1,0 +1,176 @@
+"""The page about runs, served while they go on: it renews itself as they write."""
+
+from __future__ import annotations
+
+import ipaddress
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from fedlens.report.blocks import Block, Curves
+from fedlens.report.page import distinct, html
+from fedlens.report.records import read_all
+from fedlens.report.runs import headline, run_blocks, title_of
+
+WRITTEN = ("rounds.jsonl", "summary.json", "evaluation.json")
+LOOK_SECONDS = 0.5  # between two looks at what the runs wrote
+BEAT_SECONDS = 15.0  # after which a silent connection is tried
+
+
+class Live:
+    """Runs that may still be writing, as the last look found them."""
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        self.folders = folders
+        self.runs = read_all(folders)
+        self.version = 0  # grows with each change
+        self.closed = False
+        self.changed = threading.Condition()
+        self._pictures: dict[str, tuple[Block, str]] = {}
+        self._drawing = threading.Lock()
+        self._stamps = self._stamp()
+
+    @property
+    def ended(self) -> bool:
+        return all(run.status != "running" for run in self.runs)
+
+    def look(self) -> None:
+        """Read the runs again if they wrote something."""
+        stamps = self._stamp()
+        if stamps == self._stamps:
+            return
+        with suppress(ValueError):  # a run that is being replaced: what was read last stays
+            self.runs, self._stamps = read_all(self.folders), stamps
+            with self.changed:
+                self.version += 1
+                self.changed.notify_all()
+
+    def wait(self, seen: int) -> int | None:
+        """The version after the one seen, or the same if nothing happens for long; None at last."""
+        with self.changed:
+            self.changed.wait_for(lambda: self.version != seen or self.closed, BEAT_SECONDS)
+            return None if self.closed else self.version
+
+    def close(self) -> None:
+        """Let everybody go who waits."""
+        with self.changed:
+            self.closed = True
+            self.changed.notify_all()
+
+    def page(self) -> str:
+        runs = self.runs
+        blocks = distinct(run_blocks(runs))
+        return html(title_of(runs), headline(runs), blocks, self._picture, live=True)
+
+    def _picture(self, block: Any) -> str:
+        """The SVG of a block; curves are left to the script, and the rest is drawn once."""
+        from fedlens.report import draw
+
+        if isinstance(block, Curves):
+            return ""
+        with self._drawing:  # matplotlib's settings are everybody's
+            kept = self._pictures.get(block.slug)
+            if kept is None or kept[0] != block:
+                drawn = draw.pictures(block, ["svg"])["svg"].decode()
+                kept = self._pictures[block.slug] = (block, draw.for_page(drawn, block.slug))
+        return kept[1]
+
+    def _stamp(self) -> list[tuple[int, int]]:
+        found = []
+        for path in (folder / name for folder in self.folders for name in WRITTEN):
+            with suppress(OSError):
+                status = path.stat()
+                found.append((status.st_mtime_ns, status.st_size))
+        return found
+
+
+@contextmanager
+def serving(folders: Sequence[Path], host: str = "127.0.0.1", port: int = 0) -> Iterator[str]:
+    """Serve the live page of runs meanwhile; its address. Port 0 is any that is free."""
+    live = Live(folders)
+    try:
+        server = ThreadingHTTPServer((host, port), _handler(live, host))
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ValueError(
+            f"cannot serve on {host}, port {port} ({reason}): choose another --host or --port"
+        ) from error
+    server.daemon_threads = True
+    stop = threading.Event()
+
+    def keep_looking() -> None:
+        while not stop.wait(LOOK_SECONDS):
+            live.look()
+
+    work = (server.serve_forever, keep_looking)
+    threads = [threading.Thread(target=one, daemon=True) for one in work]
+    for thread in threads:
+        thread.start()
+    try:
+        shown = f"[{host}]" if ":" in host else host
+        yield f"http://{shown}:{server.server_address[1]}/"
+    finally:
+        stop.set()
+        live.close()
+        server.shutdown()
+        server.server_close()
+        for thread in threads:
+            thread.join()
+
+
+def _handler(live: Live, host: str) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if _is_loopback(host) and not _is_loopback(_name(self.headers.get("Host", ""))):
+                self.send_error(403, "ask by the address of this machine")  # not by a foreign name
+            elif self.path == "/":
+                self._send_page()
+            elif self.path == "/events":
+                with suppress(OSError):  # whoever listened has gone
+                    self._send_events()
+            else:
+                self.send_error(404)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Say nothing: the terminal is not for every request."""
+
+        def _send_page(self) -> None:
+            content = live.page().encode()
+            self._begin("text/html; charset=utf-8", len(content))
+            with suppress(OSError):
+                self.wfile.write(content)
+
+        def _send_events(self) -> None:
+            self._begin("text/event-stream")
+            seen, told = -1, ""
+            while told != "end" and (version := live.wait(seen)) is not None:
+                told = "" if version == seen else "end" if live.ended else "change"
+                news = f"event: {told}\ndata: {version}\n\n" if told else ": still here\n\n"
+                self.wfile.write(news.encode())
+                self.wfile.flush()
+                seen = version
+
+        def _begin(self, kind: str, size: int | None = None) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", kind)
+            self.send_header("Cache-Control", "no-store")
+            if size is not None:
+                self.send_header("Content-Length", str(size))
+            self.end_headers()
+
+    return Handler
+
+
+def _name(header: str) -> str:
+    return urlsplit(f"//{header}").hostname or ""
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

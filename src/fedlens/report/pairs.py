@@ -1,0 +1,170 @@
+"""Runs of several variants on the same tasks, paired by seed: is one better than another?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import Any
+
+from fedlens.report.blocks import NONE
+from fedlens.report.groups import SEEDS, Group, names_by_difference, seed_of, written
+from fedlens.report.records import Run, settings
+from fedlens.report.student import Estimate, estimate, holm
+
+SURE = 0.05  # the p-value below which a difference is called one
+
+
+@dataclass(frozen=True)
+class Task:
+    """The same work under several variants: each has its finished runs, one a seed."""
+
+    name: str  # empty if there is but one task
+    variants: tuple[Group, ...]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two variants on one task, seed by seed."""
+
+    task: str
+    one: str
+    other: str
+    seeds: tuple[str, ...]  # that both were run with
+    difference: Estimate | None  # of one minus other; None without a common seed
+    p: float | None = None  # corrected for the number of pairs
+
+    def words(self, measure: str) -> str:
+        """Is `one` better than `other`? In a sentence or two."""
+        where = f"On {self.task}: " if self.task else ""
+        if self.difference is None:
+            return (
+                f"{where}{self.one} and {self.other} share no seed, so their runs are not paired "
+                "and nothing is said of which is better: run both with the same seeds."
+            )
+        n, mean = self.difference.n, self.difference.mean
+        first, second = (self.one, self.other) if mean >= 0 else (self.other, self.one)
+        ahead = f"{points(abs(mean))} points of {measure}"
+        if n == 1:
+            return (
+                f"{where}{first} came out {ahead} above {second} with seed {self.seeds[0]}. One "
+                "pair of runs cannot tell merit from luck (n = 1): run both with more seeds."
+            )
+        if self.p is None:
+            same = f"always {ahead} above {second}" if mean else f"always equal to {second}"
+            return f"{where}{first} was {same} (n = {n}): there is no spread to test against."
+        low, high = self.difference.low, self.difference.high
+        if mean < 0 and low is not None and high is not None:
+            low, high = -high, -low
+        numbers = (
+            f"95% confidence interval {points(low)} to {points(high)} points, {said_p(self.p)}, "
+            f"n = {n}"
+        )
+        if self.p < SURE:
+            return f"{where}{first} is better than {second}, by {ahead} ({numbers})."
+        return (
+            f"{where}It cannot be said that {first} is better than {second}: the difference of "
+            f"{ahead} may be chance ({numbers})."
+        )
+
+
+def tasks(runs: Sequence[Run], by: Sequence[str] = ()) -> list[Task]:
+    """Runs by task, and there by variant, in the order they come.
+
+    Variants differ in the settings under the keys `by`, tasks in all others but seeds. Without
+    `by`, variants differ by algorithm, or else in whatever sets runs apart.
+    """
+    flat = [_settings(run) for run in runs]
+    keys = dict.fromkeys(key for one in flat for key in one)
+    differ = [key for key in keys if len({written(one.get(key)) for one in flat}) > 1]
+    chosen = _under(differ, by or ["algorithm"])
+    if by and not chosen:
+        told = ", ".join(differ) or "their seeds alone"
+        raise ValueError(f"the runs do not differ in {', '.join(by)}: they differ in {told}")
+    found = _arranged(runs, flat, chosen, differ)
+    if not by and all(len(task.variants) < 2 for task in found):
+        found = _arranged(runs, flat, differ, differ)
+    return found
+
+
+def pairs(all_tasks: Sequence[Task], metric: str) -> list[Pair]:
+    """Every two variants of every task, p-values corrected for how many there are (Holm)."""
+    found = [
+        _pair(task.name, one, other, metric)
+        for task in all_tasks
+        for one, other in combinations(task.variants, 2)
+    ]
+    corrected = holm([pair.difference.p if pair.difference else None for pair in found])
+    return [replace(pair, p=p) for pair, p in zip(found, corrected, strict=True)]
+
+
+def by_seed(one: Group, other: Group) -> list[tuple[Run, Run]]:
+    """The runs of two variants that had the same seeds."""
+    of_other = {seed_of(run): run for run in other.runs}
+    return [(run, of_other[seed_of(run)]) for run in one.runs if seed_of(run) in of_other]
+
+
+def ranks(scores: Sequence[float]) -> list[float]:
+    """1 for the highest, and so on; equals share the mean of their places."""
+    return [
+        1 + sum(other > score for other in scores) + (scores.count(score) - 1) / 2
+        for score in scores
+    ]
+
+
+def points(value: float | None) -> str:
+    """A difference of fractions in percentage points."""
+    return NONE if value is None else f"{100 * value:.2f}".replace("-", "−")
+
+
+def said_p(p: float) -> str:
+    return f"p = {p:.3f}" if p >= 0.001 else "p < 0.001"
+
+
+def _pair(task: str, one: Group, other: Group, metric: str) -> Pair:
+    differences, seeds = [], []
+    for a, b in by_seed(one, other):
+        left, right = a.final(metric), b.final(metric)
+        if left is not None and right is not None:
+            differences.append(left - right)
+            seeds.append(str(seed_of(a)[0] or 0))
+    difference = estimate(differences) if differences else None
+    return Pair(task, one.name, other.name, tuple(seeds), difference)
+
+
+def _arranged(
+    runs: Sequence[Run], flat: Sequence[dict[str, Any]], by: Sequence[str], differ: Sequence[str]
+) -> list[Task]:
+    apart = [key for key in differ if key not in by]
+    named: dict[str, dict[str, Any]] = {}  # by variant: what it is
+    sorted_in: dict[str, dict[str, list[Run]]] = {}
+    for run, one in zip(runs, flat, strict=True):
+        task = ", ".join(
+            f"{key.removeprefix('clients.')} {written(one.get(key))}" if key != "dataset"
+            else written(one.get(key))
+            for key in apart
+        )  # fmt: skip
+        variant = repr([written(one.get(key)) for key in by])
+        named.setdefault(variant, {k: v for k, v in one.items() if k in by or k == "algorithm"})
+        sorted_in.setdefault(task, {}).setdefault(variant, []).append(run)
+    names = dict(zip(named, names_by_difference(list(named.values())), strict=True))
+    found = []
+    for task, variants in sorted_in.items():
+        for members in variants.values():
+            seeds = [seed_of(run) for run in members]
+            if len(set(seeds)) < len(seeds):
+                twice = next(run for run in members if seeds.count(seed_of(run)) > 1)
+                raise ValueError(
+                    f"{twice.folder} was run twice with seed {seed_of(twice)[0]}: name it once"
+                )
+        groups = (Group(names[v], tuple(m), named[v]) for v, m in variants.items())
+        found.append(Task(task, tuple(groups)))
+    return found
+
+
+def _under(keys: Sequence[str], tops: Sequence[str]) -> list[str]:
+    return [key for key in keys if any(key == top or key.startswith(f"{top}.") for top in tops)]
+
+
+def _settings(run: Run) -> dict[str, Any]:
+    return {key: value for key, value in settings(run.experiment).items() if key not in SEEDS}

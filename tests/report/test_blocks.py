@@ -1,0 +1,161 @@
+import csv
+import io
+import math
+import re
+
+import pytest
+from PIL import Image
+
+from fedlens.report import render_page
+from fedlens.report.blocks import (
+    Bars,
+    Contours,
+    Curves,
+    Heat,
+    Line,
+    Series,
+    Strip,
+    Table,
+    Text,
+    said,
+)
+from fedlens.report.draw import FORMATS, pictures
+from fedlens.report.page import csv_of
+
+CURVES = Curves(
+    title="Accuracy & loss",
+    caption="Two lines.",
+    lines=[
+        Line("ours", [1, 2, 3], [0.1, None, 0.3], [0.0, None, 0.2], [0.2, None, 0.4]),
+        Line("theirs", [1, 3], [0.2, math.nan], style="dashed"),
+    ],
+    percent=True,
+    levels=[("chance", 0.1)],
+)
+BARS = Bars(
+    title="Bars",
+    groups=["iid", "a group with a name that does not fit beside its bars"],
+    series=[
+        Series("ours", [0.5, None], [0.1, None]),
+        Series("published", [0.6, -0.1], hollow=True),
+    ],
+)
+HEAT = Heat(
+    title="Heat",
+    values=[[0.0, 0.5], [math.nan, 1.0]],
+    row_names=["cat", "dog"],
+    column_names=["0", "1"],
+    percent=True,
+)
+CONTOURS = Contours(
+    title="Grid", x=[0.1, 1, 10], y=[1, 2], z=[[0.1, 0.2, None], [0.3, 0.9, 0.4]], log_x=True
+)
+STRIP = Strip(title="Strip", groups=[("a", [1.0, 2.0, 4.0]), ("nobody", [])], x_label="EMD")
+TABLE = Table(
+    title="Table",
+    header=["method", "published", "ours"],
+    rows=[["FedAvg", "70.1%", 0.5], ["FedProx", None, 0.25]],
+    strong=frozenset({(0, 2)}),
+    published=frozenset({1}),
+)
+DRAWN = [CURVES, BARS, HEAT, CONTOURS, STRIP]
+
+
+@pytest.mark.parametrize("block", DRAWN, ids=lambda block: block.title)
+def test_every_figure_is_drawn_in_every_format_and_always_the_same(block):
+    files = pictures(block)
+    assert files == pictures(block)
+    with Image.open(io.BytesIO(files["png"])) as image:
+        assert image.width > 900 and len(image.getcolors(1 << 20)) > 10
+    assert files["pdf"].startswith(b"%PDF")
+    assert b"<svg" in files["svg"]
+
+
+@pytest.mark.parametrize(
+    "empty",
+    [
+        Curves(title="x", lines=[]),
+        Curves(title="x", lines=[Line("a", [1], [None])], log_y=True),
+        Bars(title="x", groups=[], series=[]),
+        Bars(title="x", groups=["a"], series=[Series("s", [None])]),
+        Heat(title="x", values=[[None]], row_names=["a"], column_names=["b"]),
+        Contours(title="x", x=[1], y=[1], z=[[None]]),
+        Strip(title="x", groups=[]),
+    ],
+    ids=lambda block: type(block).__name__,
+)
+def test_a_block_without_a_number_is_drawn_too(empty):
+    assert set(pictures(empty)) == set(FORMATS)
+    assert empty.words()
+
+
+def test_words_tell_what_there_is_to_see():
+    assert CURVES.words() == (
+        "Line chart of Accuracy & loss by round. ours: 10.0% at round 1, 30.0% at round 3; "
+        "theirs: 20.0% at round 1, 20.0% at round 1; chance: 10.0%."
+    )
+    assert "iid, ours: 0.500 ± 0.100; iid, published: 0.600" in BARS.words()
+    assert HEAT.words().endswith("from 0.0% (cat, 0) to 100.0% (dog, 1).")
+    assert "The best is 0.900, at x 1 and y 2." in CONTOURS.words()
+    assert "a: 3 dots from 1 to 4, median 2" in STRIP.words()
+
+
+def test_the_best_of_a_loss_is_the_lowest():
+    assert Contours(title="x", x=[1, 2], y=[3], z=[[0.5, 0.2]], lowest=True).best == (2, 3, 0.2)
+
+
+def test_the_data_behind_a_block_are_its_csv():
+    rows = list(csv.reader(io.StringIO(csv_of(CURVES).decode())))
+    assert rows[0] == ["line", "style", "round", "y", "low", "high"]
+    assert rows[1] == ["ours", "solid", "1", "0.1", "0.0", "0.2"]
+    assert len(rows) == 6
+    assert csv_of(HEAT).decode().splitlines()[1:] == ["cat,0.0,0.5", "dog,nan,1.0"]
+    assert csv_of(CONTOURS).decode().splitlines()[0] == "x,y,z"
+
+
+def test_numbers_are_written_at_a_readable_length():
+    told = [said(x) for x in (0.12345, 3.0, 1234567.0, 1e-5, 12345.6, None, math.inf, "word")]
+    assert told == ["0.123", "3", "1.2e+06", "1.0e-05", "12,346", "–", "–", "word"]
+    assert said(0.7151, percent=True) == "71.5%"
+
+
+def test_a_page_has_every_block_and_its_files(tmp_path):
+    blocks = [*DRAWN, TABLE, Text(title="Notes", paragraphs=["One.", "Two <b>."], code="a = 1")]
+    page = render_page("Title", "Summary.", blocks, tmp_path).read_text("utf-8")
+    files = {path.name for path in (tmp_path / "figures").iterdir()}
+    for block in DRAWN:
+        assert {f"{block.slug}.{kind}" for kind in (*FORMATS, "csv")} <= files
+        assert f'<figure class="card" id="{block.slug}"' in page
+    assert "table.csv" in files and "notes.csv" not in files
+    assert page.count('href="data:text/csv;base64,') == 6
+    assert "<strong>0.500</strong>" in page and 'class="published">70.1%</td>' in page
+    assert "Two &lt;b&gt;." in page and "<pre>a = 1</pre>" in page
+
+
+def test_blocks_of_one_title_have_files_of_their_own(tmp_path):
+    render_page("x", "", [TABLE, TABLE], tmp_path)
+    assert {path.name for path in (tmp_path / "figures").iterdir()} == {"table.csv", "table_2.csv"}
+
+
+def test_only_files_of_an_earlier_page_are_removed(tmp_path):
+    render_page("x", "", [STRIP, HEAT], tmp_path)
+    (tmp_path / "figures" / "mine.png").touch()
+    render_page("x", "", [HEAT], tmp_path)
+    names = {path.name for path in (tmp_path / "figures").iterdir()}
+    assert "mine.png" in names and "heat.png" in names and "strip.png" not in names
+
+
+def test_names_cannot_break_out_of_the_data_in_a_page(tmp_path):
+    evil = "</script><script>alert(1)</script>"
+    page = render_page(evil, evil, [Curves(title=evil, lines=[Line(evil, [1], [1])])], tmp_path)
+    assert "<script>alert" not in page.read_text("utf-8")
+    (digest,) = re.findall(r"script-src '(sha256-[^']+)'", page.read_text("utf-8"))
+    assert len(digest) == 51
+
+
+def test_long_lines_are_thinned_in_the_page_but_not_in_their_data(tmp_path):
+    long = Curves(title="long", lines=[Line("a", range(10_001), [0.5] * 10_001)])
+    page = render_page("x", "", [long], tmp_path).read_text("utf-8")
+    (xs,) = re.findall(r'"x":\[([\d,]+)\]', page)
+    assert 1000 < len(xs.split(",")) <= 2001 and xs.endswith(",10000")
+    assert (tmp_path / "figures" / "long.csv").read_text().count("\n") == 10_002

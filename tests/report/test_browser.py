@@ -1,0 +1,149 @@
+"""Pages as a person meets them: in a browser, on wide and narrow screens, light and dark."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from browser import CHROMIUM, Page, browser
+from run_folders import make_run
+
+from fedlens.report import report
+from fedlens.report.live import serving
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="pages are tried in chromium: none here")
+
+FIRST = "document.querySelector('#accuracy')"
+
+
+@pytest.fixture(scope="module")
+def tab() -> Iterator[Page]:
+    with browser() as page:
+        yield page
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> str:
+    place = tmp_path_factory.mktemp("runs")
+    folders = [
+        make_run(place / f"{algorithm}-{seed}", algorithm=algorithm, seed=seed, top=0.7 + seed / 50)
+        for algorithm in ("fedavg", "fedprox")
+        for seed in (1, 2)
+    ]
+    return report(folders).as_uri()
+
+
+@pytest.fixture
+def page(tab: Page, address: str) -> Iterator[Page]:
+    tab.open(address)
+    yield tab
+    assert tab.problems == []
+
+
+def box(page: Page) -> dict[str, float]:
+    page.run(f"{FIRST}.scrollIntoView()")
+    found = page.run(
+        f"JSON.stringify({FIRST}.querySelector('.chart > svg').getBoundingClientRect())"
+    )
+    return dict(json.loads(found))
+
+
+def ticks(page: Page) -> list[float]:
+    """The numbers along the x axis of the first chart."""
+    texts = f"[...{FIRST}.querySelectorAll('.chart > svg text[text-anchor=middle]')]"
+    return [float(t) for t in page.run(f"{texts}.map((t) => t.textContent)") if t != "round"]
+
+
+@pytest.mark.parametrize("width", [1200, 360])
+@pytest.mark.parametrize("dark", [False, True])
+def test_a_page_fits_its_screen_and_follows_its_colours(
+    tab: Page, address: str, width: int, dark: bool
+) -> None:
+    tab.open(address, width=width, dark=dark)
+    assert tab.run("document.documentElement.scrollWidth") <= width
+    light = sum(
+        map(int, tab.run("getComputedStyle(document.body).backgroundColor")[4:-1].split(","))
+    )
+    assert light < 100 if dark else light > 700
+    assert tab.run(f"{FIRST}.classList.contains('alive')")
+    assert tab.problems == []
+
+
+def test_a_click_on_a_name_switches_its_line_off_and_on(page: Page) -> None:
+    count = f"{FIRST}.querySelectorAll('.chart .line').length"
+    name = f"{FIRST}.querySelector('.legend button')"
+    before = page.run(count)
+    page.run(f"{name}.click()")
+    assert page.run(count) == before / 2
+    assert page.run(f"{name}.getAttribute('aria-pressed')") == "false"
+    page.run(f"{name}.focus()")
+    page.key("Enter")
+    assert page.run(count) == before
+    assert page.run(f"{name}.getAttribute('aria-pressed')") == "true"
+
+
+def test_dragging_zooms_and_a_double_click_goes_back(page: Page) -> None:
+    whole, place = ticks(page), box(page)
+    middle, y = place["x"] + place["width"] / 2, place["y"] + place["height"] / 2
+    page.drag(middle, y, middle + place["width"] / 4, y + 3)
+    assert min(ticks(page)) > min(whole) and max(ticks(page)) < max(whole)
+    assert not page.run(f"{FIRST}.querySelector('.reset').hidden")
+    for count in (1, 2):
+        page.mouse("mousePressed", middle, y, button="left", clickCount=count)
+        page.mouse("mouseReleased", middle, y, button="left", clickCount=count)
+    assert ticks(page) == whole
+    page.drag(middle, y, middle + place["width"] / 4, y + 3)
+    page.run(f"{FIRST}.querySelector('.reset').click()")
+    assert ticks(page) == whole
+
+
+def test_names_show_the_values_under_the_pointer_and_the_arrows(page: Page) -> None:
+    place = box(page)
+    value = f"{FIRST}.querySelector('.legend .value').textContent"
+    assert page.run(value) == ""
+    page.mouse("mouseMoved", place["x"] + place["width"] / 2, place["y"] + 50)
+    assert page.run(value).endswith("%)")  # a mean, and its band
+    page.mouse("mouseMoved", 1, 1)
+    assert page.run(value) == ""
+    page.run(f"{FIRST}.querySelector('.chart > svg').focus()")
+    page.key("ArrowRight")
+    assert page.run(f"{FIRST}.querySelector('.at').textContent") == "round 0"
+    page.key("+")
+    page.key("Escape")
+    assert page.run(f"{FIRST}.querySelector('.reset').hidden")
+
+
+def test_without_a_script_the_pictures_stay(tab: Page, address: str) -> None:
+    tab.call("Emulation.setScriptExecutionDisabled", value=True)
+    try:
+        tab.open(address)
+    finally:
+        tab.call("Emulation.setScriptExecutionDisabled", value=False)
+    assert not tab.run(f"{FIRST}.classList.contains('alive')")
+    assert tab.run(f"{FIRST}.querySelector('.still svg').getBoundingClientRect().height") > 100
+
+
+def test_the_data_of_a_figure_can_be_taken_from_the_page(page: Page) -> None:
+    text = page.run(f"atob({FIRST}.querySelector('a.get').href.split(',')[1])")
+    assert text.startswith("line,style,round,test accuracy,low,high\nfedavg (2 seeds),test,0,0.1")
+
+
+def test_a_live_page_renews_itself_and_keeps_what_was_switched_off(
+    tab: Page, tmp_path: Path
+) -> None:
+    folder = make_run(tmp_path / "going", rounds=4, status="running")
+    with serving([folder]) as address:
+        tab.open(address)
+        tab.run(f"{FIRST}.querySelector('.legend button').click()")
+        lines = (folder / "rounds.jsonl").read_text()
+        more = json.dumps({"round": 5, "test_accuracy": 0.99, "test_loss": 0.1})
+        (folder / "rounds.jsonl").write_text(f"{lines}{more}\n")
+        tab.wait_for("document.querySelector('.headline').textContent.includes('5 rounds')")
+        tab.wait_for(f"{FIRST}.classList.contains('alive')")
+        assert tab.run(f"{FIRST}.querySelectorAll('.chart .line').length") == 0
+        summary = json.loads((folder / "summary.json").read_text()) | {"status": "finished"}
+        (folder / "summary.json").write_text(json.dumps(summary))
+        tab.wait_for("document.body.dataset.live === 'ended'")
+    assert tab.problems == []

@@ -1,0 +1,218 @@
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import fedlens as fl
+from fedlens.report.compare import compare
+from fedlens.report.pairs import Pair, pairs, ranks, tasks
+from fedlens.report.records import read_all
+
+Make = Callable[..., Path]
+
+
+@pytest.fixture
+def variants(recorded: Make) -> Callable[..., list[Path]]:
+    """Makes runs from accuracies: by algorithm, one a seed; each reaches half of it in round 1."""
+
+    def make(
+        finals: dict[str, list[float]], dataset: str = "digits", lr: float = 0.1
+    ) -> list[Path]:
+        folders = []
+        for algorithm, values in finals.items():
+            for seed, value in enumerate(values):
+                spent = {"bytes_up": 500_000, "bytes_down": 1_500_000}
+                lines = [{"round": n, "test_accuracy": value * n / 2, **spent} for n in (1, 2)]
+                folder = recorded(f"{dataset}/{algorithm}-{lr}-{seed}", lines)
+                (folder / "experiment.toml").write_text(
+                    f'dataset = "{dataset}"\nmodel = "mlp"\nrounds = 2\nseed = {seed}\n'
+                    f'local = {{ lr = {lr} }}\n[[algorithm]]\nname = "{algorithm}"\n'
+                )
+                folders.append(folder)
+        return folders
+
+    return make
+
+
+def told(folders: list[Path], by: tuple[str, ...] = ()) -> list[Pair]:
+    """The pairs of runs, without a page."""
+    return pairs(tasks(read_all(folders), by), "test_accuracy")
+
+
+def sheet(page: Path, name: str) -> list[dict[str, str]]:
+    with (page.parent / "figures" / f"{name}.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_difference_that_is_no_chance_is_said_with_its_numbers(variants):
+    found = compare(variants({"fedavg": [0.70, 0.71, 0.72], "fedprox": [0.73, 0.745, 0.75]}))
+    (pair,) = found.pairs
+    assert (pair.one, pair.other, pair.seeds) == ("fedavg", "fedprox", ("0", "1", "2"))
+    assert pair.difference is not None
+    assert pair.difference.mean == pytest.approx(-0.095 / 3)
+    # t = 19 with 2 degrees of freedom
+    assert pair.p == pytest.approx(0.002759, abs=1e-6)
+    assert found.verdicts == [
+        "fedprox is better than fedavg, by 3.17 points of test accuracy "
+        "(95% confidence interval 2.45 to 3.88 points, p = 0.003, n = 3)."
+    ]
+    assert found.page.name == "report.html" and found.page.parent.name == "comparison"
+    (row,) = sheet(found.page, "results")
+    assert row["fedprox"] == "74.2% ± 1.0%" and row["seeds"] == "3"
+
+
+def test_a_difference_that_may_be_chance_is_called_that(variants):
+    (pair,) = told(variants({"fedavg": [0.7, 0.6, 0.8], "fedprox": [0.6, 0.8, 0.71]}))
+    said = pair.words("test accuracy")
+    assert said.startswith("It cannot be said that fedprox is better than fedavg")
+    assert "may be chance" in said and "n = 3" in said
+
+
+def test_one_pair_proves_nothing(variants):
+    (pair,) = told(variants({"fedavg": [0.7], "fedprox": [0.8]}))
+    assert pair.words("test accuracy") == (
+        "fedprox came out 10.00 points of test accuracy above fedavg with seed 0. One pair of runs "
+        "cannot tell merit from luck (n = 1): run both with more seeds."
+    )
+
+
+def test_runs_without_a_common_seed_are_not_paired(variants):
+    folders = variants({"fedavg": [0.7, 0.7], "fedprox": [0.8, 0.8, 0.8]})
+    (pair,) = told([*folders[:2], folders[4]])
+    assert pair.difference is None and pair.p is None
+    assert "share no seed, so their runs are not paired" in pair.words("test accuracy")
+    assert "run both with the same seeds" in pair.words("test accuracy")
+
+
+def test_differences_without_spread_are_not_tested(variants):
+    (pair,) = told(variants({"fedavg": [0.5, 0.25], "fedprox": [0.75, 0.5]}))
+    assert "always 25.00 points of F1 above fedavg (n = 2)" in pair.words("F1")
+
+
+def test_the_price_of_a_target_is_told(variants):
+    folders = variants({"fedavg": [0.5, 0.9], "fedprox": [0.8, 0.86]})
+    first, second = sheet(compare(folders, target=0.42).page, "what_the_target_costs")
+    assert (first["reached it"], first["rounds"], first["MB"]) == (
+        "2 of 2",
+        "1.5 ± 0.7",
+        "3.0 ± 1.4",
+    )
+    assert (second["rounds"], second["target"]) == ("1.5 ± 0.7", "42.0%")
+
+
+def test_without_a_target_it_is_nine_tenths_of_the_best(variants):
+    folders = variants({"fedavg": [0.5, 0.9], "fedprox": [0.8, 0.86]})
+    first, second = sheet(compare(folders).page, "what_the_target_costs")
+    assert first["target"] == "75.0%"
+    assert (first["reached it"], second["reached it"]) == ("1 of 2", "2 of 2")
+
+
+def test_tasks_are_compared_apart_and_variants_ranked_over_them(variants):
+    better = {"fedavg": [0.5, 0.52], "fedprox": [0.6, 0.63]}
+    worse = {"fedavg": [0.7, 0.72], "fedprox": [0.65, 0.66]}
+    found = compare([*variants(better, "digits"), *variants(worse, "clothes")])
+    assert [task.name for task in found.tasks] == ["digits", "clothes"]
+    assert len(found.pairs) == 2 and found.verdicts[0].startswith("On digits: ")
+    rows = sheet(found.page, "ranks_over_tasks")
+    assert [row["fedprox"] for row in rows] == ["1", "2", "1.50"]
+    raw = [pair.difference.p for pair in found.pairs if pair.difference]
+    assert max(pair.p or 0 for pair in found.pairs) == pytest.approx(
+        max(max(p or 0 for p in raw), 2 * min(p or 0 for p in raw))
+    )
+
+
+def test_variants_may_be_told_apart_by_any_setting(variants):
+    folders = [
+        *variants({"fedavg": [0.5, 0.51]}, lr=0.1),
+        *variants({"fedavg": [0.6, 0.63]}, lr=0.2),
+    ]
+    for by in ((), ("local.lr",), ("local",)):
+        (pair,) = told(folders, by)
+        assert (pair.one, pair.other) == ("fedavg, lr 0.1", "fedavg, lr 0.2")
+    with pytest.raises(ValueError, match=r"do not differ in model: they differ in local.lr"):
+        compare(folders, by="model")
+
+
+def test_algorithms_that_were_tuned_apart_are_compared_all_the_same(variants):
+    folders = [
+        *variants({"fedavg": [0.5, 0.51]}, lr=0.1),
+        *variants({"fedprox": [0.6, 0.6]}, lr=0.2),
+    ]
+    (pair,) = told(folders)
+    assert (pair.one, pair.other) == ("fedavg, lr 0.1", "fedprox, lr 0.2")
+
+
+def test_runs_that_did_not_finish_are_left_out_and_named(variants, run_folder):
+    folders = variants({"fedavg": [0.5, 0.6], "fedprox": [0.6, 0.7]})
+    cut = run_folder("digits/cut", status="diverged")
+    page = compare([*folders, cut]).page.read_text("utf-8")
+    assert "Left out, since they did not finish: cut (diverged)." in page
+
+
+def test_what_cannot_be_compared_is_refused(variants, run_folder):
+    with pytest.raises(ValueError, match="nothing to compare"):
+        compare(variants({"fedavg": [0.5, 0.6]}))
+    with pytest.raises(ValueError, match="no run finished"):
+        compare([run_folder("blind", every=0)])
+    twice = [run_folder("a"), run_folder("b"), run_folder("c", algorithm="fedprox")]
+    with pytest.raises(ValueError, match="was run twice with seed 1: name it once"):
+        compare(twice)
+
+
+def test_ranks_of_equals_are_shared():
+    assert ranks([0.5, 0.9, 0.5, 0.1]) == [2.5, 1, 2.5, 4]
+
+
+def test_real_runs_are_paired_by_their_seeds(tmp_path):
+    folders = []
+    for algorithm in ("fedavg", "fedavgm"):
+        for seed in (3, 4):
+            experiment = fl.Experiment(
+                dataset="fashion-mnist-mini",
+                model="linear",
+                rounds=1,
+                seed=seed,
+                clients=fl.Clients(count=20, per_round=2),
+                algorithm=fl.Named(algorithm),
+            )
+            folders.append(fl.run(experiment, tmp_path / f"{algorithm}-{seed}").folder)
+    found = fl.compare(folders, out=tmp_path / "page")
+    assert found.page == tmp_path / "page" / "report.html"
+    (pair,) = found.pairs
+    # The first step of FedAvgM is that of FedAvg: with the same seeds nothing differs.
+    assert pair.seeds == ("3", "4") and pair.difference and pair.difference.mean == 0
+    assert found.verdicts == [
+        "fedavg was always equal to fedavgm (n = 2): there is no spread to test against."
+    ]
+
+
+def fedlens(*words: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "fedlens.cli", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_the_command_says_what_it_found_and_where(variants, tmp_path):
+    folders = variants({"fedavg": [0.7, 0.71], "fedprox": [0.8, 0.82]})
+    done = fedlens("compare", *folders, "--target", 0.5, "--out", tmp_path / "page")
+    assert done.returncode == 0 and done.stderr == ""
+    verdict, page = done.stdout.splitlines()
+    assert verdict.startswith("fedprox is better than fedavg, by 10.50") and "n = 2" in verdict
+    assert page == f"report: {tmp_path / 'page' / 'report.html'}"
+
+
+def test_the_command_prints_json_if_asked(variants):
+    folders = variants({"fedavg": [0.7, 0.71], "fedprox": [0.8, 0.82]})
+    (pair,) = json.loads(fedlens("compare", *folders, "--json").stdout)
+    assert pair["difference"]["n"] == 2 and pair["one"] == "fedavg"
+
+
+def test_the_command_refuses_in_one_line_what_cannot_be_compared(variants):
+    done = fedlens("compare", *variants({"fedavg": [0.7, 0.71]}))
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "nothing to compare" in done.stderr

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import urlopen
+
+import pytest
+
+from fedlens.report.live import serving
+
+Make = Callable[..., Path]
+
+
+def add_round(folder: Path, round: int, accuracy: float) -> None:
+    with (folder / "rounds.jsonl").open("a") as file:
+        file.write(json.dumps({"round": round, "test_accuracy": accuracy}) + "\n")
+
+
+def next_event(stream: http.client.HTTPResponse) -> str:
+    while True:
+        line = stream.readline().decode().strip()
+        if line.startswith("event: "):
+            return line.removeprefix("event: ")
+
+
+def test_a_page_is_renewed_as_another_process_writes(recorded: Make) -> None:
+    folder = recorded("going", [{"round": 1, "test_accuracy": 0.5}], status="running")
+    summary = json.loads((folder / "summary.json").read_text())
+    (folder / "summary.json").write_text(json.dumps({"status": "running"}))
+    with serving([folder]) as address, urlopen(f"{address}events", timeout=30) as events:
+        assert next_event(events) == "change"
+        assert (
+            "going reached 50.0% test accuracy (running, 1 round)"
+            in urlopen(address).read().decode()
+        )
+        with (folder / "rounds.jsonl").open("a") as file:
+            file.write('{"round": 2, "test_accu')  # torn: it is no error, and says nothing yet
+        assert next_event(events) == "change"
+        assert "50.0%" in urlopen(address).read().decode()
+        with (folder / "rounds.jsonl").open("a") as file:
+            file.write('racy": 0.75}\n')
+        assert next_event(events) == "change"
+        assert "going reached 75.0%" in urlopen(address).read().decode()
+        summary["status"] = "finished"
+        (folder / "summary.json").write_text(json.dumps(summary | {"final": {}}))
+        assert next_event(events) == "end"
+
+
+def test_a_run_that_is_being_replaced_leaves_the_page_as_it_was(run_folder: Make) -> None:
+    folder = run_folder("a", rounds=4)
+    with serving([folder]) as address, urlopen(f"{address}events", timeout=30) as events:
+        assert next_event(events) == "end"
+        (folder / "manifest.json").unlink()
+        add_round(folder, 5, 0.9)
+        page = urlopen(address).read().decode()
+    assert "after 4 rounds" in page
+
+
+def test_only_this_machine_may_ask_by_default(run_folder: Make) -> None:
+    with serving([run_folder("a", rounds=2)]) as address:
+        place = urlsplit(address)
+        assert place.hostname == "127.0.0.1"
+        for path, host, status in (
+            ("/", "localhost", 200),
+            ("/", "evil.example", 403),
+            ("/../../etc/passwd", "localhost", 404),
+        ):
+            connection = http.client.HTTPConnection("127.0.0.1", place.port or 0)
+            connection.request("GET", path, headers={"Host": host})
+            answer = connection.getresponse()
+            assert answer.status == status
+            answer.read()
+            connection.close()
+
+
+def test_a_port_that_is_taken_is_named(run_folder: Make) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with (
+            pytest.raises(ValueError, match=rf"port {port} .*choose another --host or --port"),
+            serving([run_folder("a", rounds=2)], port=port),
+        ):
+            pass
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_the_command_serves_until_it_is_stopped(run_folder: Make, sent: signal.Signals) -> None:
+    command = [sys.executable, "-m", "fedlens.cli", "watch", str(run_folder("a", rounds=2))]
+    process = subprocess.Popen(
+        [*command, "--port", "0"], stdout=subprocess.PIPE, text=True, env=dict(os.environ)
+    )
+    assert process.stdout is not None
+    with process.stdout as out:
+        address = out.readline().split()[1]
+        assert "a reached" in urlopen(address).read().decode()
+        process.send_signal(sent)
+        assert process.wait(30) == 0
+        assert out.read() == "watched\n"
