@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from fedlens.experiment import Experiment, Named
-from fedlens.recipes.recipe import Measured, Results
-from fedlens.report.blocks import NONE, Block, Curves, Line, Table, Text
+from fedlens.recipes.recipe import Measured, Recipe, Results
+from fedlens.report.blocks import NONE, Curves, Line, Table, Text
+from fedlens.report.pairs import points, said_p
 from fedlens.report.records import Run
+from fedlens.report.student import Estimate, estimate
 
 if TYPE_CHECKING:
     from fedlens.recipes.reproduce import Reproduction
@@ -24,7 +26,7 @@ SAID = {
 }
 
 
-def opening(planned: Reproduction, results: Results) -> list[Block]:
+def opening(planned: Reproduction, results: Results) -> Text:
     """What was run, so that nobody takes a small run for the paper's."""
     recipe = planned.recipe
     said = [SAID[planned.scale.name]]
@@ -38,20 +40,21 @@ def opening(planned: Reproduction, results: Results) -> list[Block]:
             f"{' each' if count > 1 else ''}, on {_machines(runs)}: {_span(runs)} in all. "
             f"{'Bands and ± are one standard deviation over seeds.' if seeds > 1 else _ONE_SEED}"
         )
-    blocks: list[Block] = [Text(title="What was run", paragraphs=said)]
-    if recipe.cells:
-        rows = [_described(name, cell) for name, cell in recipe.cells.items()]
-        blocks.append(
-            Table(
-                title="The experiments",
-                name="experiments",
-                header=_HEADER,
-                rows=rows,
-                caption="What each experiment is. The folder `runs` beside this page has all of "
-                "each: its settings in full, every round, the final model.",
-            )
-        )
-    return blocks
+    else:
+        said = [recipe.stand_in or "The data are the paper's own. Nothing is trained."]
+    return Text(title="What was run", paragraphs=said)
+
+
+def experiments(recipe: Recipe) -> Table:
+    """Every cell in a line."""
+    return Table(
+        title="The experiments",
+        name="experiments",
+        header=_HEADER,
+        rows=[_described(name, cell) for name, cell in recipe.cells.items()],
+        caption="What each experiment is. The folder called runs, beside this page, has all of "
+        "each: its settings in full, every round, the final model.",
+    )
 
 
 _ONE_SEED = "One seed says nothing about the spread: more are run with --seeds."
@@ -85,11 +88,8 @@ def _named(thing: object) -> str:
 
 def _machines(runs: Sequence[Run]) -> str:
     found = {
-        f"{run.manifest.get('device', '?')} ({run.manifest.get('cores', '?')} cores, torch "
-        f"{run.manifest.get('torch', '?')}, Fedlens {run.manifest.get('revision') or ''})".replace(
-            ", Fedlens )", ")"
-        )
-        for run in runs
+        f"{m.get('device', '?')} ({m.get('cores', '?')} cores, torch {m.get('torch', '?')})"
+        for m in (run.manifest for run in runs)
     }
     return " and ".join(sorted(found))
 
@@ -203,20 +203,23 @@ def paired(
     rows: list[list[str]] = []
     for cell, other in pairs:
         found = results.differences(cell, other, measure)
-        measured = Measured.of(found)
+        told = estimate(found) if found else Estimate(0, math.nan, None)
+        between = f"{points(told.low)} to {points(told.high)}" if told.low is not None else NONE
         rows.append(
             [
                 f"{cell} − {other}",
-                f"{100 * measured.mean:+.2f}" if measured else NONE,
-                f"{100 * measured.std:.2f}" if measured and measured.std is not None else NONE,
-                f"{sum(d > 0 for d in found)} of {len(found)}",
+                points(told.mean) if found else NONE,
+                between,
+                NONE if told.p is None else said_p(told.p),
+                str(told.n),
             ]
         )
     return Table(
         title=title,
         caption=caption
         or "With one seed both start from the same model and see the same images, so that the "
-        "difference has less spread than either. In percentage points.",
-        header=("difference", "mean", "standard deviation", "seeds in which it is above 0"),
+        "difference has less spread than either. In percentage points; the interval and the "
+        "p-value are Student's, for one comparison at a time.",
+        header=("difference", "mean", "95% confidence interval", "chance", "seeds"),
         rows=rows,
     )

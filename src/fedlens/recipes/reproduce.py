@@ -134,7 +134,7 @@ def run_cells(cells: Cells, data: Path | None, watch: Callable[[Path], Watch | N
 
 def show(planned: Reproduction) -> Reproduced:
     """Draw the page of a reproduction whose cells are done."""
-    from fedlens.recipes.page import opening
+    from fedlens.recipes.page import experiments, opening
     from fedlens.report.page import render_page
     from fedlens.report.records import read
 
@@ -144,7 +144,9 @@ def show(planned: Reproduction) -> Reproduced:
         for cell in recipe.cells
     }
     results = Results(planned.scale, runs)
-    blocks = [*opening(planned, results), *recipe.blocks(results)]
+    blocks = [opening(planned, results), *recipe.blocks(results)]
+    if recipe.cells:
+        blocks.append(experiments(recipe))
     page = render_page(f"{planned.name}: {recipe.title}", recipe.about, blocks, planned.out)
     return Reproduced(page, results, blocks)
 
