@@ -54,6 +54,13 @@ class Scale:
         DATASETS[wanted](Source(self.data))  # which says where it was looked for, and the remedy
         raise AssertionError(f"{wanted} is here after all")
 
+    def instead(self, wanted: str) -> str:
+        """A sentence about what takes the place of a data set, if something does."""
+        if self.dataset(wanted) == wanted:
+            return ""
+        words = f"The tenth of Fashion-MNIST inside Fedlens takes the place of {wanted}"
+        return f"{words}." if self.name == "smoke" else f"{words}, which is not on this machine."
+
     def has(self, dataset: str) -> bool:
         """Whether a data set is on this machine."""
         from fedlens.data.fetch import listing

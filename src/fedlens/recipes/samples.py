@@ -44,7 +44,7 @@ def samples(scale: Scale, wanted: str, each: int, published: dict[str, int]) -> 
         about="Images of each class, as the paper's Figure 1 shows them, and how many there are. "
         "Nothing is trained.",
         blocks=blocks,
-        stand_in="" if used == wanted else f"These are images of {used}, in the place of {wanted}.",
+        stand_in=scale.instead(wanted),
     )
 
 

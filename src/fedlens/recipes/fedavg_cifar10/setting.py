@@ -12,7 +12,7 @@ from fedlens.data import Source
 from fedlens.data.partitions.by_size import proportions
 from fedlens.data.places import roots
 from fedlens.experiment import Clients, Experiment, LocalTraining, Named
-from fedlens.recipes.recipe import EMBEDDED, Scale
+from fedlens.recipes.recipe import Scale
 from fedlens.report.blocks import Text
 
 LAMBDA = Named("lambda-sum", {"lambda": 0.1})
@@ -98,17 +98,12 @@ def pretrained(scale: Scale) -> str | None:
 
 def stand_in(scale: Scale) -> str:
     """What is not as in the report, in words."""
-    words = []
+    words = [scale.instead("cifar10")]
     if scale.name == "small":
         words.append(
             "A small CNN trained from scratch at a learning rate of 0.05 takes the place of the "
             "pretrained ResNet-18 at 0.001; one local epoch of three, half the rounds."
         )
-        if scale.dataset("cifar10") == EMBEDDED:
-            words.append(
-                "CIFAR-10 is not on this machine: the embedded part of Fashion-MNIST takes its "
-                "place. `fedlens data get cifar10` fetches it."
-            )
     if scale.name == "paper":
         words.append(
             f"ResNet-18 starts from {weights}."
@@ -117,7 +112,7 @@ def stand_in(scale: Scale) -> str:
             "with ImageNet weights. Put torchvision's resnet18-*.pth into the folder of the data "
             "sets (or into `weights` there), or add weights=FILE."
         )
-    return " ".join(words)
+    return " ".join(filter(None, words))
 
 
 def confounded() -> Text:

@@ -8,7 +8,7 @@ from functools import partial
 
 from fedlens.experiment import Clients, Evaluate, Experiment, LocalTraining, Named
 from fedlens.recipes.page import beside, curves, paired
-from fedlens.recipes.recipe import EMBEDDED, Recipe, Results, Scale
+from fedlens.recipes.recipe import Recipe, Results, Scale
 from fedlens.report.blocks import Block, Table, Text
 
 ALGORITHMS = {"FedAvg": Named("fedavg"), "FedAvg+lastFC": Named("lastfc"), "FedNS": Named("fedns")}
@@ -130,14 +130,11 @@ def _experiment(study: Study, scale: Scale, split: str, algorithm: str) -> Exper
 
 
 def _stand_in(study: Study, scale: Scale) -> str:
-    used = scale.dataset(study.dataset)
     if scale.name != "small":
-        return ""
+        return scale.instead(study.dataset)
     words = "A light CNN takes the place of the paper's network, 15 rounds that of 50, three seeds "
     words += "that of ten; a client has at most ten images of a class where CIFAR-10's have 50."
-    if used == EMBEDDED:
-        words += f" {study.dataset} is not on this machine: the embedded images take its place."
-    return words
+    return f"{words} {scale.instead(study.dataset)}".strip()
 
 
 def table_blocks(study: Study, results: Results) -> list[Block]:

@@ -10,7 +10,6 @@ from fedlens.recipes.ghaemi.setting import (
     FORMS,
     double_softmax_note,
     experiment,
-    stand_in,
 )
 from fedlens.recipes.page import beside, curves
 from fedlens.recipes.recipe import Measured, Recipe, Results, Scale
@@ -46,7 +45,7 @@ def centralised(scale: Scale) -> Recipe:
         cells=cells,
         seeds=range(scale.pick(1, 1, 3)),
         blocks=blocks,
-        stand_in=stand_in(scale),
+        stand_in=scale.instead("fashion-mnist"),
     )
 
 

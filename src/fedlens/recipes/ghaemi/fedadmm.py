@@ -9,7 +9,6 @@ from fedlens.recipes.ghaemi.setting import (
     SPLITS,
     experiment,
     late_published,
-    stand_in,
 )
 from fedlens.recipes.page import beside, curves
 from fedlens.recipes.recipe import Recipe, Results, Scale
@@ -37,7 +36,7 @@ def fedadmm(scale: Scale) -> Recipe:
         cells=cells,
         seeds=range(scale.pick(1, 1, 3)),
         blocks=blocks,
-        stand_in=stand_in(scale),
+        stand_in=scale.instead("fashion-mnist"),
     )
 
 

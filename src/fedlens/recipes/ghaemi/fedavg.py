@@ -14,7 +14,6 @@ from fedlens.recipes.ghaemi.setting import (
     late_published,
     over_published,
     published,
-    stand_in,
 )
 from fedlens.recipes.page import beside
 from fedlens.recipes.recipe import Recipe, Results, Scale
@@ -39,7 +38,7 @@ def fedavg(scale: Scale) -> Recipe:
         cells=cells,
         seeds=range(scale.pick(1, 1, 3)),
         blocks=blocks,
-        stand_in=stand_in(scale),
+        stand_in=scale.instead("fashion-mnist"),
     )
 
 

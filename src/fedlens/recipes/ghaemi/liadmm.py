@@ -11,7 +11,6 @@ from fedlens.recipes.ghaemi.setting import (
     experiment,
     late_published,
     over_published,
-    stand_in,
 )
 from fedlens.recipes.page import beside
 from fedlens.recipes.recipe import Recipe, Results, Scale
@@ -47,7 +46,7 @@ def liadmm(scale: Scale) -> Recipe:
         cells=cells,
         seeds=range(scale.pick(1, 1, 3)),
         blocks=blocks,
-        stand_in=stand_in(scale),
+        stand_in=scale.instead("fashion-mnist"),
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from fedlens.experiment import Clients, Evaluate, Experiment, LocalTraining, Named
 from fedlens.recipes.page import curves
-from fedlens.recipes.recipe import EMBEDDED, Results, Scale
+from fedlens.recipes.recipe import Results, Scale
 from fedlens.report.blocks import Block, Text
 
 Split = Literal["iid", "non-iid"]
@@ -56,15 +56,6 @@ def experiment(
         evaluate=Evaluate(on=("test", "train") if scale.name == "paper" else ("test",)),
         algorithm=algorithm,
     )
-
-
-def stand_in(scale: Scale) -> str:
-    if scale.name == "small" and scale.dataset("fashion-mnist") == EMBEDDED:
-        return (
-            "Fashion-MNIST is not on this machine: the tenth of it that is inside Fedlens takes "
-            "its place. `fedlens data get fashion-mnist` fetches the whole."
-        )
-    return ""
 
 
 def published(algorithm: str, split: Split) -> dict[str, list[float | None]]:

@@ -10,7 +10,7 @@ import torch
 from fedlens.augment import Augment
 from fedlens.data.statistics import emd_per_client
 from fedlens.experiment import Clients, Evaluate, Experiment, LocalTraining, Named
-from fedlens.recipes.recipe import EMBEDDED, Scale
+from fedlens.recipes.recipe import Scale
 from fedlens.report.records import Run
 
 ALPHAS = {
@@ -82,23 +82,18 @@ def centralised(scale: Scale, dataset: str) -> Experiment:
 
 
 def stand_in(scale: Scale) -> str:
-    words = []
+    words = [scale.instead("cifar10")]
     if scale.name == "small":
         words.append(
             "A small CNN at five times the learning rate, 40 rounds in the place of 10,000, and "
             "CIFAR-10 only."
         )
-        if scale.dataset("cifar10") == EMBEDDED:
-            words.append(
-                "CIFAR-10 is not on this machine: the embedded part of Fashion-MNIST takes its "
-                "place. `fedlens data get cifar10` fetches it."
-            )
     if scale.name == "paper":
         words.append(
             "Images are cropped and mirrored at random, which the paper does not say: without it "
             "its centralised accuracy is out of reach."
         )
-    return " ".join(words)
+    return " ".join(filter(None, words))
 
 
 def client_emds(run: Run) -> list[float]:

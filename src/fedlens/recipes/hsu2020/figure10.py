@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fedlens.data.statistics import emd
 from fedlens.experiment import Named
-from fedlens.recipes.hsu2020.cifar import ALPHAS, EMD, stand_in
+from fedlens.recipes.hsu2020.cifar import ALPHAS, EMD
 from fedlens.recipes.hsu2020.populations import label_counts, num_classes
 from fedlens.recipes.hsu2020.setting import Population
 from fedlens.recipes.page import beside
@@ -18,7 +18,7 @@ def figure10(scale: Scale) -> Recipe:
         about="How many classes each of 100 clients has, for every concentration α of the paper, "
         "and how unalike that makes them. Nothing is trained.",
         blocks=blocks,
-        stand_in=stand_in(scale) if scale.name == "small" else "",
+        stand_in=scale.instead("cifar10"),
     )
 
 
