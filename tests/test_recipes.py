@@ -1,7 +1,9 @@
 """Recipes: each runs, goes on where it stopped, and says what is missing."""
 
 import json
+import re
 from html import unescape
+from pathlib import Path
 
 import pytest
 
@@ -35,6 +37,11 @@ def nothing_of_whoever_runs_the_tests(tmp_path, monkeypatch):
 def test_every_item_of_every_paper_is_there():
     wanted = [f"{paper}/{item}" for paper, items in ITEMS.items() for item in items.split()]
     assert list(RECIPES) == wanted
+
+
+def test_every_recipe_is_documented():
+    page = (Path(__file__).parents[1] / "docs" / "reproduce.md").read_text()
+    assert re.findall(r"^\| `(\S+/\S+)`", page, re.MULTILINE) == list(RECIPES)
 
 
 @pytest.fixture(scope="module")
