@@ -2,6 +2,8 @@
 
 import json
 import re
+import signal
+import sys
 from html import unescape
 from pathlib import Path
 
@@ -22,6 +24,10 @@ ITEMS = {
     "fedns": "table1 table2 table3 figure1 figure2 figure3",
     "ghaemi": "centralised fedavg fedprox liadmm fedadmm why-liadmm-fails samples",
 }
+
+
+# typer 0.20 asks click for names that click is about to drop.
+in_process = pytest.mark.filterwarnings("ignore:'click.utils:DeprecationWarning")
 
 
 class Stopped(Exception):
@@ -153,6 +159,64 @@ def test_mistakes_are_told():
             plan(*call)
     with pytest.raises(ValueError, match="seeds is 0"):
         plan("ghaemi/fedavg", "smoke", seeds=0)
+
+
+@pytest.fixture
+def fedlens(monkeypatch, capsys, tmp_path):
+    """The command, in this process: its status, standard output and standard error."""
+    from fedlens import cli
+
+    monkeypatch.chdir(tmp_path)
+    handler = signal.getsignal(signal.SIGTERM)
+
+    def command(*words):
+        monkeypatch.setattr(sys, "argv", ["fedlens", *words])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        out, err = capsys.readouterr()
+        return ended.value.code, out, err
+
+    yield command
+    signal.signal(signal.SIGTERM, handler)
+
+
+@in_process
+def test_the_command_lists_recipes_one_a_line(fedlens):
+    assert fedlens("list", "recipes") == (0, "".join(f"{name}\n" for name in RECIPES), "")
+
+
+@in_process
+def test_the_command_shows_ours_beside_theirs(fedlens, tmp_path):
+    status, out, err = fedlens("reproduce", "fedavg-cifar10/figure12", "--scale", "smoke")
+    folder = Path("reproductions/fedavg-cifar10/figure12-smoke")
+    assert status == 0
+    assert "71.51" in out
+    assert out.endswith(f"page: {folder / 'report.html'}\n")
+    assert "round 4/4" in err
+    status, out, err = fedlens(
+        "reproduce", "fedavg-cifar10/figure12", "--scale", "smoke", "--json", "--quiet"
+    )
+    assert (status, err) == (0, "")
+    told = json.loads(out)
+    assert told["page"] == str(folder / "report.html")
+    assert [run["cell"] for run in told["runs"]] == ["λ rule", "FedAvg"]
+
+
+@in_process
+def test_the_command_can_only_plan(fedlens):
+    status, out, err = fedlens("reproduce", "ghaemi/fedadmm", "--scale", "smoke", "--plan")
+    assert (status, out) == (0, "")
+    assert "5 runs of 5 to do, about" in err
+    assert not Path("reproductions").exists()
+
+
+@in_process
+def test_the_command_says_in_a_line_what_data_are_missing(fedlens):
+    status, out, err = fedlens("reproduce", "hsu2020/table3", "--scale", "paper")
+    assert (status, out) == (2, "")
+    assert err.startswith("fedlens: femnist is not in")
+    assert err.count("\n") == 1
+    assert not Path("reproductions").exists()
 
 
 def test_an_estimate_grows_with_the_rounds():

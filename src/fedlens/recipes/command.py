@@ -84,15 +84,17 @@ def reproduce_command(
 
 
 def _say_how_long(planned: Reproduction) -> None:
-    """The time that the cells still to be run will take here."""
+    """The time that the cells still to be run will take here, cell by cell."""
     from fedlens.progress import span
     from fedlens.recipes.estimate import Timing
 
     timing, total = Timing(planned.scale.data), 0.0
-    for place, cell in planned.left.items():
-        seconds = timing.seconds(cell)
-        total += seconds
-        print(f"{place.name}: about {span(seconds)}", file=sys.stderr, flush=True)
+    print(f"{planned.name}: timing a little of each kind of run ...", file=sys.stderr, flush=True)
+    for cell, places in planned.by_cell(planned.left).items():
+        seconds = [timing.seconds(planned.cells[place]) for place in places]
+        total += sum(seconds)
+        times = f"{len(places)} × " if len(places) > 1 else ""
+        print(f"{cell}: about {times}{span(seconds[0])}", file=sys.stderr, flush=True)
     count = len(planned.left)
     print(
         f"{planned.name}: {count} run{'' if count == 1 else 's'} of {len(planned.cells)} to do, "

@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,6 +44,18 @@ class Reproduction:
     def left(self) -> Cells:
         """The cells that are not done yet."""
         return {place: cell for place, cell in self.cells.items() if status(place) not in DONE}
+
+    def by_cell(self, places: Iterable[Path]) -> dict[str, list[Path]]:
+        """Those of these folders that belong to each cell, which has any."""
+        of = {
+            place_of(self.out, cell, seed, self.recipe): cell
+            for cell in self.recipe.cells
+            for seed in self.recipe.seeds
+        }
+        found: dict[str, list[Path]] = {}
+        for place in places:
+            found.setdefault(of[place], []).append(place)
+        return found
 
     @property
     def rounds(self) -> int:
