@@ -71,7 +71,7 @@ def _described(name: str, cell: Experiment) -> list[str]:
         name,
         _named(cell.dataset),
         _named(cell.model),
-        f"{count}, {clients.per_round} a round",
+        f"{count}, {_cohort(clients.per_round)}",
         _named(clients.partition),
         f"{steps}, lr {local.lr:g}{momentum}{loss}",
         " + ".join(map(_named, cell.algorithm)),
@@ -79,11 +79,18 @@ def _described(name: str, cell: Experiment) -> list[str]:
     ]
 
 
+def _cohort(per_round: int | float) -> str:
+    if isinstance(per_round, int):
+        return f"{per_round} a round"
+    return "all in each" if per_round == 1 else f"{per_round:.0%} a round"
+
+
 def _named(thing: object) -> str:
     if not isinstance(thing, Named):
         return type(thing).__name__
+    own = thing.name.rpartition(":")[2]  # a function is named by its module, too
     options = ", ".join(f"{k} {v}" for k, v in thing.options.items() if v is not None)
-    return f"{thing.name} ({options})" if options else thing.name
+    return f"{own} ({options})" if options else own
 
 
 def _machines(runs: Sequence[Run]) -> str:

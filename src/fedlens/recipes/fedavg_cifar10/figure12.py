@@ -17,7 +17,7 @@ BOOK = (
 
 def figure12(scale: Scale) -> Recipe:
     return Recipe(
-        title="Curves of federated training (Figure 12)",
+        title="Curves of federated training",
         about="K = 5, C = 3. The report picks 20 rounds because its curve is flat there. Its own "
         "points are not printed, apart from the last.",
         cells={name: experiment(scale, rule) for name, rule in RULES.items()},

@@ -18,7 +18,7 @@ NEAR = 0.95  # of the best accuracy: where a run counts as converged
 
 def figure13(scale: Scale) -> Recipe:
     return Recipe(
-        title="Curves of centralised training (Figure 13)",
+        title="Curves of centralised training",
         about="The report sets K = C = 1, finds that this “centralised” training needs more than "
         "25 rounds and a very long time, and concludes that federated learning is more efficient. "
         "Beside it: centralised training proper, which is the same client without the λ.",

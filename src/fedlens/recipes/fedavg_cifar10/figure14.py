@@ -11,7 +11,7 @@ COHORTS = (1, 3, 5)
 
 def figure14(scale: Scale) -> Recipe:
     return Recipe(
-        title="Clients a round against accuracy (Figure 14)",
+        title="Clients a round against accuracy",
         about="Ten equal clients; one, three or five take part in a round. The report's bars rise "
         "with their number (the heights are not printed in the text we have). Under its λ rule "
         "more clients are also a longer step of the server; under FedAvg they are not.",

@@ -40,7 +40,7 @@ def figure16(scale: Scale) -> Recipe:
     for name in ("homogeneous", "low, renormalised"):
         cells[f"FedAvg, {name}"] = experiment(scale, FEDAVG, partition=SPLITS[name], rounds=30)
     return Recipe(
-        title="Homogeneous and heterogeneous clients (Figure 16)",
+        title="Homogeneous and heterogeneous clients",
         about="K = 5, C = 3. The report's accuracy falls from 71.51% to 60.76% with heterogeneous "
         "clients. By its printed code these clients also hold only a quarter of the images; equal "
         "clients with a quarter of the images tell the two apart.",

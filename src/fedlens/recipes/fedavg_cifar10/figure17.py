@@ -19,7 +19,7 @@ SIZES: tuple[Sizes, ...] = ("homogeneous", "low", "high")
 
 def figure17(scale: Scale) -> Recipe:
     return Recipe(
-        title="Homogeneous and heterogeneous clients (Figure 17)",
+        title="Homogeneous and heterogeneous clients",
         about="K = 10, C = 5: the report repeats Figure 16 to show its features more clearly. With "
         "ten clients its lists of proportions are whole, so every image is held by someone. Its "
         "curves are not printed as numbers.",

@@ -12,7 +12,7 @@ from fedlens.report.blocks import Bars, Block, Series, Table, Text
 def figure18(scale: Scale) -> Recipe:
     rules = dict(list(RULES.items())[: scale.pick(1, 1, 2)])
     return Recipe(
-        title="Clients, heterogeneity and accuracy (Figure 18)",
+        title="Clients, heterogeneity and accuracy",
         about="Ten clients; one, three or five a round; equal sizes, a low and a high level of "
         "heterogeneity. The report concludes that at the high level three clients are very good "
         "and one and five are worse. It has one run each.",

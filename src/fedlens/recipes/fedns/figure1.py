@@ -5,4 +5,4 @@ from fedlens.recipes.recipe import Recipe, Scale
 
 
 def figure1(scale: Scale) -> Recipe:
-    return figure(FASHION, 1, scale)
+    return figure(FASHION, scale)

@@ -5,4 +5,4 @@ from fedlens.recipes.recipe import Recipe, Scale
 
 
 def figure2(scale: Scale) -> Recipe:
-    return figure(CIFAR, 2, scale)
+    return figure(CIFAR, scale)

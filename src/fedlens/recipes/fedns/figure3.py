@@ -5,4 +5,4 @@ from fedlens.recipes.recipe import Recipe, Scale
 
 
 def figure3(scale: Scale) -> Recipe:
-    return figure(TINY, 3, scale)
+    return figure(TINY, scale)

@@ -71,24 +71,24 @@ TINY = Study(
 )
 
 
-def table(study: Study, number: int, scale: Scale) -> Recipe:
+def table(study: Study, scale: Scale) -> Recipe:
     """Final accuracy and its kin, ten repeats, paired."""
     return _recipe(
         study,
         scale,
-        f"Table {number}: {study.dataset}",
+        f"FedNS on {study.dataset}",
         "FedNS against FedAvg and FedAvg+lastFC after the last round. The seeds are paired: with "
         "one seed all algorithms start from the same model and see the same images.",
         partial(table_blocks, study),
     )
 
 
-def figure(study: Study, number: int, scale: Scale) -> Recipe:
+def figure(study: Study, scale: Scale) -> Recipe:
     """The same runs round by round, as differences to FedAvg."""
     return _recipe(
         study,
         scale,
-        f"Figure {number}: {study.dataset}, round by round",
+        f"FedNS on {study.dataset}, round by round",
         "By how much FedNS and FedAvg+lastFC lead FedAvg in every round, over paired seeds. The "
         "paper's curves are not printed as numbers; their last points are those of the table.",
         partial(figure_blocks, study),

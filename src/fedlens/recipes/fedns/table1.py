@@ -5,4 +5,4 @@ from fedlens.recipes.recipe import Recipe, Scale
 
 
 def table1(scale: Scale) -> Recipe:
-    return table(FASHION, 1, scale)
+    return table(FASHION, scale)

@@ -5,4 +5,4 @@ from fedlens.recipes.recipe import Recipe, Scale
 
 
 def table2(scale: Scale) -> Recipe:
-    return table(CIFAR, 2, scale)
+    return table(CIFAR, scale)

@@ -5,4 +5,4 @@ from fedlens.recipes.recipe import Recipe, Scale
 
 
 def table3(scale: Scale) -> Recipe:
-    return table(TINY, 3, scale)
+    return table(TINY, scale)

@@ -14,7 +14,7 @@ from fedlens.report.blocks import Block, Curves, Line
 
 def figure10(scale: Scale) -> Recipe:
     return Recipe(
-        title="Figure 10: classes a client",
+        title="Classes a client",
         about="How many classes each of 100 clients has, for every concentration α of the paper, "
         "and how unalike that makes them. Nothing is trained.",
         blocks=blocks,

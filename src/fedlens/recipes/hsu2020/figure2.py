@@ -22,7 +22,7 @@ def figure2(scale: Scale) -> Recipe:
     users = population(scale, "user")
     shown = {**partitionings(scale), users.used: users}
     return Recipe(
-        title="Figure 2: the distribution of iNaturalist",
+        title="The distribution of iNaturalist",
         about="Classes and examples a client, clients in order of rank, for several partitionings "
         "of one data set; and the examples a class. Nothing is trained.",
         blocks=lambda results: blocks(results, shown),

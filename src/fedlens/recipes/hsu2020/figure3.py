@@ -14,7 +14,7 @@ PUBLISHED = {"clients": 1262, "classes": 2028, "training images": 164_172}
 def figure3(scale: Scale) -> Recipe:
     clients = population(scale, "landmarks")
     return Recipe(
-        title="Figure 3: the distribution of Landmarks-User-160k",
+        title="The distribution of Landmarks-User-160k",
         about="Images a landmark, and images and landmarks a user, in order of rank. Nothing is "
         "trained.",
         blocks=lambda results: blocks(results, clients),

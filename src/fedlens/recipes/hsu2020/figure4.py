@@ -33,7 +33,7 @@ def figure4(scale: Scale) -> Recipe:
                         scale, dataset, alpha, algorithm, k
                     )
     return Recipe(
-        title="Figure 4: relative accuracy against EMD",
+        title="Relative accuracy against EMD",
         about="Accuracy of FedAvg and FedAvgM relative to centralised training, for clients from "
         "alike (left) to one class each (right). The paper takes the best of a grid of learning "
         "rates and momenta at every point; here it is its default, 0.01 and 0.9, and "

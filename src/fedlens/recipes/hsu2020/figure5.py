@@ -17,7 +17,7 @@ def figure5(scale: Scale) -> Recipe:
         f"Landmarks, {cell}": one for cell, one in table4.cells(scale, *table4.LAYERS).items()
     }
     return Recipe(
-        title="Figure 5: with and without FedIR",
+        title="With and without FedIR",
         about="Accuracy at 2.5k rounds (or what stands for them) of FedAvg and FedAvgM with and "
         "without importance reweighting. The runs are those of Tables 3 and 4, and so are the "
         "published heights.",

@@ -56,7 +56,7 @@ def figure6(scale: Scale) -> Recipe:
         for base, algorithm in BASES.items()
     }
     return Recipe(
-        title="Figure 6: virtual clients",
+        title="Virtual clients",
         about="Curves of FedAvg and FedAvgM with and without FedVC on two imbalanced populations "
         "(the runs of Table 2), and accuracy at 2.5k rounds against the mean EMD of several "
         "partitionings.",

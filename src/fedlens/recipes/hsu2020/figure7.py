@@ -11,7 +11,7 @@ from fedlens.report.blocks import Block
 
 def figure7(scale: Scale) -> Recipe:
     return Recipe(
-        title="Figure 7: curves of the last two layers",
+        title="Curves of the last two layers",
         about="Only the last two layers are trained. FedIR speeds learning up, most of all with a "
         "small report goal K, and FedAvgM more than either. The runs are those of Table 4.",
         cells=table4.cells(scale, "two layers"),

@@ -50,7 +50,7 @@ def figure8(scale: Scale) -> Recipe:
                             epochs=panel.epochs,
                         )
     return Recipe(
-        title="Figure 8: sensitivity to learning rate and momentum",
+        title="Sensitivity to learning rate and momentum",
         about="Relative accuracy of FedAvgM over a grid of effective learning rates η_eff = η / "
         "(1 − β) and momenta, for several concentrations α, report goals K and local epochs E. "
         "The paper finds that the good region shrinks as clients become less alike, and that "

@@ -11,7 +11,7 @@ from fedlens.report.blocks import Block, Curves, Line
 def figure9(scale: Scale) -> Recipe:
     clients = population(scale, "geo")
     return Recipe(
-        title="Figure 9: pretrained and from scratch",
+        title="Pretrained and from scratch",
         about="Relative accuracy by round, from pretrained weights and from scratch, each relative "
         "to centralised training from the same start.",
         cells=pretraining.cells(scale, clients),

@@ -87,7 +87,7 @@ def pretrained(scale: Scale) -> str | None:
 
 def stand_in(*populations: Population) -> str:
     """What takes the place of the paper's populations, in words."""
-    words = [f"{one.used} takes the place of {one.name}." for one in populations if one.is_stand_in]
+    words = [f"In the place of {one.name}: {one.used}." for one in populations if one.is_stand_in]
     for one in populations:
         if not one.is_stand_in:
             words.append(

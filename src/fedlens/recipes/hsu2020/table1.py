@@ -49,7 +49,7 @@ def table1(scale: Scale) -> Recipe:
         name: centralised(scale, one) for name, one in shown.items() if not name.startswith("CIFAR")
     }
     return Recipe(
-        title="Table 1: the training sets",
+        title="The training sets",
         about="Clients, classes and examples of every data set of the paper, and the accuracy of "
         "centralised training.",
         cells=cells,

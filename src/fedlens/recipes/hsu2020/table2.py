@@ -60,7 +60,7 @@ def table2(scale: Scale) -> Recipe:
         for which, clients in zip(POPULATIONS, populations, strict=True)
     }
     return Recipe(
-        title="Table 2: federated virtual clients",
+        title="Federated virtual clients",
         about="FedVC draws clients by what they hold and lets each take four steps. The paper "
         "compares at equal numbers of rounds and at equal numbers of batches, counted at each "
         "round's largest client: what a round lasts.",

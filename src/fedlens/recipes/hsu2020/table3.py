@@ -46,7 +46,7 @@ def cells(scale: Scale) -> dict[str, Experiment]:
 def table3(scale: Scale) -> Recipe:
     clients = population(scale, "user")
     return Recipe(
-        title="Table 3: the iNaturalist-User-120k benchmark",
+        title="The iNaturalist-User-120k benchmark",
         about="FedAvg and FedAvgM with virtual clients, with and without importance reweighting, "
         "for two report goals K, at fixed numbers of rounds.",
         cells=cells(scale) | {"centralised": centralised(scale, clients)},

@@ -66,7 +66,7 @@ def table4(scale: Scale) -> Recipe:
         f"{layers}, centralised": centralised(scale, clients, LAYERS[layers]) for layers in LAYERS
     }
     return Recipe(
-        title="Table 4: the Landmarks-User-160k benchmark",
+        title="The Landmarks-User-160k benchmark",
         about="FedAvg and FedAvgM with and without importance reweighting, for several report "
         "goals K, training the whole network or its last two layers.",
         cells=cells(scale, *LAYERS) | bounds,

@@ -24,7 +24,7 @@ PUBLISHED = {
 def table5(scale: Scale) -> Recipe:
     clients = population(scale, "geo")
     return Recipe(
-        title="Table 5: rounds to a relative accuracy",
+        title="Rounds to a relative accuracy",
         about="How many rounds it takes to reach 10%, 50% and 90% of what centralised training "
         "from the same start reaches. The paper finds that pretraining saves orders of magnitude.",
         cells=pretraining.cells(scale, clients),
