@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install demo test lint format clean
+.PHONY: install demo test test-large lint format clean
 
 install: .venv/installed
 
@@ -18,6 +18,9 @@ demo: install
 
 test: lint
 	$(BIN)/pytest
+
+test-large: install
+	FEDLENS_LARGE=1 $(BIN)/pytest -s --durations=1 tests/data/test_large.py
 
 lint: install
 	$(BIN)/ruff format --check .

@@ -19,7 +19,7 @@ import torch
 from fedlens.bench import WORKLOADS, experiment, rounds, time_of
 from fedlens.build import build
 from fedlens.models import MODELS
-from fedlens.run import torch_settings
+from fedlens.settings import torch_settings
 from sequential_loop import by_hand
 
 ON_GPU = [("by hand", "tf32"), ("sequential", "tf32"), ("stacked", "tf32"), ("stacked", "bf16")]

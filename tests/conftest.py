@@ -1,6 +1,42 @@
 """What all tests share."""
 
+import signal
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pytest
+
 sys.path.insert(0, str(Path(__file__).parent))
+
+from command_line import EXPERIMENT, Ended
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch) -> Iterator[Path]:
+    """An empty place with one experiment, and nothing of whoever runs the tests."""
+    handler = signal.getsignal(signal.SIGTERM)
+    for name in ("FEDLENS_DATA", "FEDLENS_MIRROR", "http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.chdir(tmp_path)
+    Path("a.toml").write_text(EXPERIMENT)
+    yield tmp_path
+    signal.signal(signal.SIGTERM, handler)
+
+
+@pytest.fixture
+def fedlens(monkeypatch, capsys) -> Callable[..., Ended]:
+    """The command, in this process."""
+    from fedlens import cli
+
+    def command(*words: object) -> Ended:
+        capsys.readouterr()
+        monkeypatch.setattr(sys, "argv", ["fedlens", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        out, err = capsys.readouterr()
+        return Ended(ended.value.code, out, err)
+
+    return command

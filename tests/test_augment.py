@@ -83,9 +83,11 @@ def test_images_that_are_a_view_with_gaps_are_augmented_too():
     )
 
 
-def test_a_negative_crop_is_refused():
-    with pytest.raises(ValueError, match="crop = -1: choose"):
-        Augment(crop=-1)
+@pytest.mark.parametrize("wrong", [{"crop": -1}, {"resized": 1.5}, {"aspect": 0.5}])
+def test_a_wrong_number_is_refused_by_its_key(wrong):
+    ((key, value),) = wrong.items()
+    with pytest.raises(ValueError, match=rf"augment\.{key} is {value}: choose"):
+        Augment(**wrong)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])

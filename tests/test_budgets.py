@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedlens as fl
-from fedlens.budgets import at_batches, at_rounds, rounds_to
+from fedlens.budgets import at_batches, at_round_numbers, at_rounds, rounds_to
 
 RECORDS = [
     {"round": 1, "batches": 10},
@@ -50,6 +50,19 @@ def test_the_round_that_is_found_is_the_first_that_is_good_enough(accuracies, ta
     early = accuracies if found is None else accuracies[: found - 1]
     assert all(a < target for a in early)
     assert found is None or at_batches(records, [found])[found] >= target
+
+
+def test_a_summary_has_the_accuracy_at_round_numbers_that_were_spent():
+    assert at_round_numbers(RECORDS) == {
+        "at_rounds": {"2": 0.5, "5": 0.7},
+        "at_batches": {"20": 0.5, "50": 0.5},
+    }
+    many = [{"round": n, "batches": 7, "test_accuracy": n / 1000} for n in range(1, 201)]
+    found = at_round_numbers(many)
+    assert list(found["at_rounds"]) == ["1", "2", "5", "10", "20", "50", "100", "200"]
+    assert list(found["at_batches"])[-2:] == ["500", "1000"]
+    assert found["at_batches"]["1000"] == 142 / 1000  # 142 rounds took 994 batches
+    assert at_round_numbers([]) == {"at_rounds": {}, "at_batches": {}}
 
 
 def test_a_run_is_asked_as_it_is_and_its_summary_adds_up_batches():

@@ -175,9 +175,9 @@ def test_validation_is_a_seeded_share_of_train_that_no_client_holds():
     def parts(**changes: object) -> tuple[set[int], set[int]]:
         on = fl.Evaluate(on=("test", "validation"), validation=0.25)
         setup = build(described(evaluate=on, **changes))
-        held = setup.federation.examples.images
-        assert len(setup.federation.everyone(0).index) == len(held)
-        apart = setup.parts["validation"].images
+        examples, apart = setup.federation.examples, setup.parts["validation"].read(slice(None))
+        held = examples.read(setup.federation.everyone(0).index)
+        assert len(examples) == len(held)
         return tuple({float(image.sum()) for image in images} for images in (held, apart))
 
     everything = {float(image.sum()) for image in toy().train.images}
@@ -188,6 +188,28 @@ def test_validation_is_a_seeded_share_of_train_that_no_client_holds():
     assert parts(seed=2)[1] != validation
     fixed = fl.Clients(count=4, seed=1)
     assert parts(seed=2, clients=fixed)[1] == validation
+
+
+def test_validation_and_train_share_the_images_of_the_data_set():
+    data = toy()
+    on = fl.Evaluate(on=("train", "validation"), validation=0.25)
+    setup = build(described(dataset=data, evaluate=on))
+    whole = (setup.federation.examples, setup.parts["train"], setup.parts["validation"])
+    assert all(part.images is data.train.images for part in whole)
+
+
+def images_in_order(examples, num_classes, num_clients, rng):
+    assert len(examples.images) == len(examples) == 18
+    assert torch.equal(examples.images.mean((1, 2, 3)).floor().long().clamp(0, 2), examples.labels)
+    return fl.Holdings.of([torch.arange(18)])
+
+
+@pytest.mark.parametrize("over", [{}, {"name": "noisy-labels", "high": 0.0}])
+def test_a_partition_of_ones_own_sees_the_images_that_clients_may_hold(over):
+    mine = f"{__name__}:images_in_order"
+    own = fl.Clients(count=1, partition=over | {"of": mine} if over else mine)
+    setup = build(described(clients=own, evaluate=fl.Evaluate(on="validation", validation=0.25)))
+    assert setup.federation.everyone(0).sizes.tolist() == [18]
 
 
 def test_without_validation_nothing_is_set_apart():

@@ -149,7 +149,7 @@ def command_line():
 def command_for(words):
     """The command that is meant, and the words that are left for it."""
     command = command_line()
-    while isinstance(command, click.Group) and words:
+    while isinstance(command, click.Group) and words and not words[0].startswith("-"):
         assert words[0] in command.commands, f"fedlens has no {words[0]}"
         command, words = command.commands[words[0]], words[1:]
     return command, words

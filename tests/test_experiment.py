@@ -282,6 +282,28 @@ def test_a_share_of_so_many_clients_is_so_many_clients(count, some):
     assert fl.Clients(count=count, per_round=some / count).cohort == some
 
 
+@pytest.mark.parametrize("name", ["noisy-labels", "shifted"])
+def test_clients_found_in_the_data_are_not_counted_beforehand_whatever_they_see(name):
+    def count(of):
+        partition = {"name": name, "of": of}
+        return fl.Experiment(**BASE, clients={"partition": partition}).clients.count
+
+    assert count({"name": "natural", "column": "writer"}) is None
+    assert count({"name": "s2", "n_max": 9}) is None
+    assert count("iid") == count({"name": "dirichlet", "alpha": 1}) == 10
+
+
+def test_the_path_of_a_partition_that_another_is_of_is_relative_to_the_file(tmp_path):
+    file = tmp_path / "a.toml"
+    file.write_text(
+        'dataset = "fashion-mnist-mini"\nmodel = "linear"\nrounds = 1\n[clients]\n'
+        'partition = { name = "shifted", of = { name = "published", path = "split.csv" } }\n'
+    )
+    read = fl.Experiment.read(file)
+    assert read.clients.partition.options["of"]["path"] == str(tmp_path / "split.csv")
+    assert read.clients.count is None
+
+
 def test_more_clients_a_round_than_there_are_is_refused_with_the_choice():
     with pytest.raises(ValueError, match="per_round is 11: there are 10 clients: choose 1 to 10"):
         fl.Clients(count=10, per_round=11)

@@ -147,7 +147,7 @@ def test_what_exists_is_refused_unless_it_may_go(tmp_path):
     run = RunFolder.create(tmp_path / "run")
     run.write("experiment.toml", "")
     run.write_json("manifest.json", {})
-    with pytest.raises(ValueError, match=r"run exists: choose another --out, or add --overwrite"):
+    with pytest.raises(ValueError, match=r"run exists: choose another, or set overwrite=True"):
         check_free(run.path, overwrite=False)
     RunFolder.create(run.path, overwrite=True)
     assert not list(run.path.iterdir())
@@ -168,7 +168,7 @@ def test_what_is_not_a_run_is_never_removed(tmp_path):
 
 def test_a_place_that_cannot_be_written_is_the_users_mistake(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match=r"cannot be written \(.*\): choose another --out"):
+    with pytest.raises(ValueError, match=r"cannot be written \(.*\): choose another"):
         RunFolder.create(tmp_path / "file" / "run")
 
 

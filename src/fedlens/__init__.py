@@ -14,6 +14,7 @@ from fedlens.core import Dataset, Examples, Federation, Holdings
 from fedlens.experiment import Clients, Evaluate, Experiment, LocalTraining, Named, Server
 from fedlens.report.compare import Comparison, compare
 from fedlens.run import Result, resume, run
+from fedlens.sweep import grid, sweep
 from fedlens.track import tracking
 
 __all__ = [
@@ -34,8 +35,10 @@ __all__ = [
     "Server",
     "compare",
     "compose",
+    "grid",
     "paper",
     "resume",
     "run",
+    "sweep",
     "tracking",
 ]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar, cast, get_type_hints
 
 import torch
 from torch import Tensor
@@ -41,7 +41,7 @@ class Combine(Protocol):
     """How uploads become one update.
 
     A `linear` one may be given the cohort part by part: the sums of the parts add up. Any other
-    needs all uploads at once.
+    needs all uploads at once. `uses_shares`: nothing in it is weighed in another way.
     """
 
     linear: ClassVar[bool]
@@ -108,6 +108,11 @@ def compose(base: Algorithm, *amendments: Amendment) -> Algorithm:
         except ValueError as error:
             before = ", ".join(other.name for other in amendments[:number])
             raise ValueError(f"{error} (after {before})" if before else str(error)) from error
+        if not isinstance(amended, Algorithm):
+            raise ValueError(
+                f"{amendment.name} gave {type(amended).__name__}: let it return an Algorithm, "
+                "as dataclasses.replace(base, ...) does"
+            )
         for slot in EXCLUSIVE:
             if same(getattr(amended, slot), getattr(base, slot)):
                 continue
@@ -126,8 +131,12 @@ def compose(base: Algorithm, *amendments: Amendment) -> Algorithm:
     if "weigh" in refilled and not base.combine.uses_shares:
         ignoring = refilled.get("combine", type(base.combine).__name__)
         raise ValueError(
-            f"{ignoring} ignores the shares that {refilled['weigh']} sets: leave one out"
+            f"{ignoring} has weights of its own, not those that {refilled['weigh']} sets: "
+            "leave one out"
         )
+    within = getattr(base.weigh, "within", None)
+    if within is not None:  # shares that depend on how clients step, whoever says so
+        base = replace(base, weigh=within(base))
     return base
 
 
@@ -140,7 +149,47 @@ def same(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
+def alike(a: Any, b: Any, is_number: bool = False) -> bool:
+    """Whether two fillings differ in nothing but their fields of type `Number`."""
+    if is_number and all(isinstance(value, (int, float)) for value in (a, b)):
+        return True
+    if is_dataclass(a) and type(a) is type(b):
+        numbers = _numbers(type(a))
+        return all(
+            alike(getattr(a, f.name), getattr(b, f.name), f.name in numbers) for f in fields(a)
+        )
+    if isinstance(a, tuple) and isinstance(b, tuple) and len(a) == len(b):
+        return all(map(alike, a, b))
+    return same(a, b)
+
+
+def _numbers(kind: type) -> set[str]:
+    """The fields of a filling that may be a tensor [G]."""
+    try:
+        hints = get_type_hints(kind)
+    except NameError:  # a class of the user's own, whose names are known in a function alone
+        return set()
+    return {name for name, hint in hints.items() if hint == Number}
+
+
 T = TypeVar("T")
+
+
+def side_by_side(fillings: Sequence[T], like: Tensor) -> T:
+    """G fillings that are `alike` as one: numbers that differ become tensors [G], as `like` is."""
+    first: Any = fillings[0]
+    if all(same(first, other) for other in fillings):
+        return cast(T, first)
+    if isinstance(first, tuple):
+        columns = zip(*cast(Any, fillings), strict=True)
+        return cast(T, tuple(side_by_side(column, like) for column in columns))
+    if is_dataclass(first):
+        merged = {
+            f.name: side_by_side([getattr(one, f.name) for one in fillings], like)
+            for f in fields(first)
+        }
+        return cast(T, replace(cast(Any, first), **merged))
+    return cast(T, torch.tensor(fillings, dtype=like.dtype, device=like.device))
 
 
 def pick(filling: T, group: Tensor | None) -> T:
@@ -192,3 +241,10 @@ def below_one(number: Number, what: str) -> None:
     values = torch.as_tensor(number)
     if not bool(((values >= 0) & (values < 1)).all()):
         raise ValueError(f"{what} is {number}: choose a number from 0 to below 1")
+
+
+def up_to_one(number: Number, what: str) -> None:
+    """Refuse a share of the past to be kept that is not in [0, 1]."""
+    values = torch.as_tensor(number)
+    if not bool(((values >= 0) & (values <= 1)).all()):
+        raise ValueError(f"{what} is {number}: choose a number from 0 to 1")

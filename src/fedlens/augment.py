@@ -32,11 +32,15 @@ class Augment:
 
     def __post_init__(self) -> None:
         if self.crop < 0:
-            raise ValueError(f"crop = {self.crop}: choose how many pixels to pad, 0 for none")
+            raise ValueError(
+                f"augment.crop is {self.crop}: choose how many pixels to pad, 0 for none"
+            )
         if not 0 <= self.resized <= 1:
-            raise ValueError(f"resized = {self.resized}: choose a share of the area, 0 for none")
+            raise ValueError(
+                f"augment.resized is {self.resized}: choose a share of the area, 0 for none"
+            )
         if not 1 <= self.aspect < float("inf"):
-            raise ValueError(f"aspect = {self.aspect}: choose 1 or more")
+            raise ValueError(f"augment.aspect is {self.aspect}: choose 1 or more")
 
     def __call__(self, images: Tensor, key: Tensor) -> Tensor:
         """`images` [C, B, channels, H, W] augmented, by one key [C] for each client and step."""

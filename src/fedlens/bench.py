@@ -21,7 +21,8 @@ from fedlens.core import Dataset, Examples
 from fedlens.experiment import Clients, Experiment, LocalTraining, Named
 from fedlens.models import MODELS
 from fedlens.rounds import begin, run_round
-from fedlens.run import peak_memory, torch_settings
+from fedlens.run import peak_memory
+from fedlens.settings import torch_settings
 
 POPULATION = 4  # times the clients of a round
 CLASSES = 10
@@ -117,7 +118,7 @@ def bench(
         "samples_per_second": work.samples / taken,
         "limit_share": _operations(work) * work.clients * work.steps / taken / limit,
         "limit_flops": limit,
-        "peak_memory_bytes": peak_memory(setup.device),
+        "peak_memory_bytes": peak_memory(setup),
     }
 
 

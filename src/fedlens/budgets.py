@@ -7,7 +7,7 @@ side, so that is how long a round lasts (Hsu et al. 2020).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -39,6 +39,25 @@ def at_batches(
     It is None for a run that was not evaluated by then, or that did not spend so many.
     """
     return _at(records, list(accumulate(r["batches"] for r in records)), budgets, key)
+
+
+def at_round_numbers(records: Records, key: str = "test_accuracy") -> dict[str, dict[str, float]]:
+    """The measure at 1, 2, 5, 10, 20, 50, ... rounds and batches, for a summary.
+
+    Budgets that were not spent, or before the first evaluation, are left out.
+    """
+    rounds = at_rounds(records, round_numbers(len(records)), key)
+    batches = at_batches(records, round_numbers(sum(r["batches"] for r in records)), key)
+    return {
+        name: {str(budget): value for budget, value in found.items() if value is not None}
+        for name, found in (("at_rounds", rounds), ("at_batches", batches))
+    }
+
+
+def round_numbers(most: int) -> Iterator[int]:
+    """1, 2, 5, 10, 20, 50, ... as far as `most`."""
+    for power in range(len(str(most))):
+        yield from (n * 10**power for n in (1, 2, 5) if n * 10**power <= most)
 
 
 def _at(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,7 +19,8 @@ from fedlens.algorithms import ALGORITHMS
 from fedlens.client import ClientProgram
 from fedlens.core import Dataset, Examples, Federation, Fixed, Holdings, Split
 from fedlens.data import DATASETS, Source
-from fedlens.data.partitions import PARTITIONS, Altered
+from fedlens.data.partitions import Altered, dealt
+from fedlens.data.places import existing
 from fedlens.engines import Engine, Processes, Sequential, Stacked
 from fedlens.engines.processes import num_cores
 from fedlens.experiment import LOSSES, Experiment, Named
@@ -54,8 +56,11 @@ class Setup:
     engine: Engine
 
 
-def build(experiment: Experiment, data: Path | None = None) -> Setup:
-    """Make the parts of a run; `data` is where named data sets are looked for first."""
+def build(experiment: Experiment, data: Path | None = None, beside: Setup | None = None) -> Setup:
+    """Make the parts of a run; `data` is where named data sets are looked for first.
+
+    `beside` is a setup whose examples are the same, as clients see them: the two share them.
+    """
     device = _device(experiment.device)
     dataset = _dataset(experiment, data)
     train, validation = dataset.train, None
@@ -75,13 +80,16 @@ def build(experiment: Experiment, data: Path | None = None) -> Setup:
     if check is not None:  # whether the model has what `combine` needs
         check(network.layout)
     program = ClientProgram(algorithm, network.layout, experiment.augment)
-    train = train.to(device)
-    federation = Federation(train, dataset.num_classes, split)
-    parts = {"test": dataset.test, "train": train, "validation": validation}
-    asked = {name: part for name, part in parts.items() if name in experiment.evaluate.on}
-    for name, part in asked.items():
-        if not part:
-            raise ValueError(f"{dataset.name} has no {name} examples: leave it out of evaluate.on")
+    if beside is None:
+        parts = {"train": train, "test": dataset.test, "validation": validation}
+        for name in experiment.evaluate.on:
+            if not parts[name]:
+                raise ValueError(
+                    f"{dataset.name} has no {name} examples: leave it out of evaluate.on"
+                )
+        train, asked = _placed(parts, experiment.evaluate.on, device)
+    else:
+        train, asked = beside.federation.examples, beside.parts
     return Setup(
         experiment=experiment,
         dataset=dataset,
@@ -89,9 +97,9 @@ def build(experiment: Experiment, data: Path | None = None) -> Setup:
         network=network,
         weights=weights,
         program=program,
-        federation=federation,
+        federation=Federation(train, dataset.num_classes, split),
         held_out=held_out,
-        parts={name: part.to(device) for name, part in asked.items() if part is not None},
+        parts=asked,
         engine=_engine(experiment, network, train, device),
     )
 
@@ -110,10 +118,24 @@ def partition(
 
 def _dataset(experiment: Experiment, data: Path | None) -> Dataset:
     given = experiment.dataset
+    data = existing(data)
     if isinstance(given, Dataset):
         return given
     made = call(find(DATASETS, given.name, "dataset"), Source(data), options=given.options)
     return _expect(made, Dataset, f"dataset {given.name!r}")
+
+
+def _placed(
+    parts: Mapping[str, Examples | None], asked: Sequence[str], device: torch.device
+) -> tuple[Examples, dict[str, Examples]]:
+    """The training examples on the device, and the parts asked for; they share images."""
+    there: dict[int, torch.Tensor] = {}
+    placed: dict[str, Examples] = {}
+    for name, part in parts.items():
+        if part is not None and name in ("train", *asked):
+            placed[name] = part.to(device, there.get(id(part.images)))
+            there[id(part.images)] = placed[name].images
+    return placed["train"], {name: placed[name] for name in parts if name in asked}
 
 
 T = TypeVar("T")
@@ -145,8 +167,7 @@ def _split(experiment: Experiment, train: Examples, num_classes: int) -> tuple[E
     clients = experiment.clients
     named = clients.partition
     rng = np.random.default_rng([_split_seed(experiment), keys.purpose("partition")])
-    function = find(PARTITIONS, named.name, "partition")
-    made = call(function, train, num_classes, clients.count, rng, options=named.options)
+    made = dealt(named.name, named.options, train, num_classes, clients.count, rng)
     what = f"partition {named.name!r}"
     if isinstance(made, Altered):
         train, made = made.examples, made.held
@@ -223,8 +244,10 @@ def _try(network: Network, dataset: Dataset, outputs: int | None) -> None:
     part = dataset.train if len(dataset.train) else dataset.test
     try:
         logits = network.predict(network.params, network.buffers, part.images[:2])
-    except RuntimeError as error:
-        reason = str(error).splitlines()[0]
+    except ValueError:
+        raise
+    except Exception as error:  # a module of the user's own may raise anything
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ValueError(
             f"the model cannot take images of {dataset.name}, {dataset.shape}: {reason}"
         ) from error
@@ -250,8 +273,10 @@ def _try_training(network: Network, images: torch.Tensor) -> None:
     try:
         with torch.no_grad():
             network.one(params, buffers, images[None], key, torch.ones(1, len(images)))
-    except RuntimeError as error:
-        reason = str(error).splitlines()[0]
+    except ValueError:
+        raise
+    except Exception as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ValueError(f"the model cannot be trained: {reason}") from error
     if not torch.equal(before, torch.get_rng_state()):
         torch.set_rng_state(before)

@@ -15,26 +15,31 @@ import click
 import typer
 
 import fedlens
+from fedlens.data.places import existing
 from fedlens.options import importable
 from fedlens.recipes.command import reproduce_command
 from fedlens.report.commands import compare_command, report_command, watch_command
+from fedlens.sweep_command import sweep_command
 
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Federated learning for vision. Every command takes --help, and --debug for tracebacks.",
 )
 data_app = typer.Typer(no_args_is_help=True, help="What data is here, fetching it, verifying it.")
 app.add_typer(data_app, name="data")
 app.command("reproduce")(reproduce_command)
+app.command("sweep")(sweep_command)
 
 ExperimentFile = Annotated[Path, typer.Argument(help="An experiment file, TOML or JSON.")]
 Overrides = Annotated[
     list[str] | None, typer.Argument(help="key=value: local.lr=0.1, algorithm.fedprox.mu=0.01 ...")
 ]
 Seed = Annotated[int | None, typer.Option(help="The seed, in place of the experiment's.")]
-DataFolder = Annotated[Path | None, typer.Option("--data", help="Where to look for data first.")]
+DataFolder = Annotated[
+    Path | None,
+    typer.Option("--data", help="Where to look for data first.", callback=existing),
+]
 Track = Annotated[
     list[str] | None, typer.Option(help="A tracker to tell as well: tensorboard, wandb ...")
 ]
@@ -42,6 +47,21 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else.")]
 
 EXIT = {"finished": 0, "diverged": 3}
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"fedlens {fedlens.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def fedlens_command(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Federated learning for vision. Every command takes --help, and --debug for tracebacks."""
 
 
 @app.command("run")
@@ -69,6 +89,8 @@ def run_command(
         given.append(f"device={json.dumps(device)}")
     described = Experiment.read(experiment, given)
     folder = out or _free(Path("runs") / experiment.stem)
+    if folder.exists() and not overwrite:
+        raise ValueError(f"{folder} exists: choose another --out, or add --overwrite")
     with (
         _telling(folder),
         tracking(track or (), folder, described.plain()) as send,
@@ -119,6 +141,8 @@ def partition_command(
     from fedlens.data import statistics
     from fedlens.experiment import Experiment
 
+    if out is not None and out.suffix != ".png":
+        raise ValueError(f"--out {out}: the picture is a PNG file, let its name end in .png")
     chosen = [] if seed is None else [f"clients.seed={seed}"]
     described = Experiment.read(experiment, [*(overrides or []), *chosen])
     dataset, train, holdings = partition(described, data)
@@ -128,20 +152,21 @@ def partition_command(
         for line in statistics.describe(holdings, train.labels, dataset.num_classes):
             print(line)
     if out is not None or not as_json:
-        from fedlens.report.partition import draw
+        from fedlens.report.partition import draw, title_of
 
         counts = holdings.label_counts(train.labels, dataset.num_classes).numpy()
         named = described.clients.partition
-        title = " ".join(
-            [dataset.name, named.name, *(f"{k}={v}" for k, v in named.options.items())]
-        )
-        path = draw(counts, dataset.classes, title, out or Path(f"{experiment.stem}-split.png"))
+        title = title_of(dataset.name, named)
+        path = out or Path(f"{experiment.stem}-split.png")
+        draw(counts, dataset.classes, title, path, holdings.names)
         said_to = sys.stderr if as_json else sys.stdout
         print(f"picture: {path}", file=said_to)
-        if named.name == "s2":
+        places = [named.options.get(key, key) for key in ("lat", "lon")]
+        cells = named.name == "s2" or named.options.get("column") == "cell"
+        if cells and all(name in train.columns for name in places):
             from fedlens.report import map
 
-            lat, lon = (train.columns[named.options[key]].astype(float) for key in ("lat", "lon"))
+            lat, lon = (train.columns[name].astype(float) for name in places)
             path = path.with_name(f"{path.stem}-map{path.suffix}")
             print(f"map: {map.draw(lat, lon, holdings, title, path)}", file=said_to)
 
@@ -154,11 +179,11 @@ app.command("watch")(watch_command)
 @app.command("list")
 def list_command(
     kind: Annotated[
-        Literal["algorithms", "models", "partitions", "datasets", "recipes"],
+        Literal["algorithms", "models", "partitions", "datasets", "recipes"] | None,
         typer.Argument(help="algorithms, models, partitions, datasets or recipes"),
-    ],
+    ] = None,
 ) -> None:
-    """Print the names there are to choose from, one a line."""
+    """Print the names there are to choose from, one a line; or what can be listed."""
     from fedlens.algorithms import ALGORITHMS
     from fedlens.data import DATASETS
     from fedlens.data.partitions import PARTITIONS
@@ -172,7 +197,7 @@ def list_command(
         "datasets": DATASETS,
         "recipes": RECIPES,
     }
-    for name in tables[kind]:
+    for name in tables if kind is None else tables[kind]:
         print(name)
 
 
@@ -299,10 +324,10 @@ def data_check(
 ) -> None:
     """Verify the files of a data set against the published checksums."""
     from fedlens.data import Source
-    from fedlens.data.fetch import check, listing
+    from fedlens.data.fetch import check, here, mended
 
     source = Source(data)
-    names = [name] if name else [row.name for row in listing(source) if row.where]
+    names = [name] if name else here(source)
     bad = []
     for one in names:
         for file, state in check(one, source):
@@ -310,7 +335,7 @@ def data_check(
             if state not in ("ok", "readable"):
                 bad.append(one)
     if bad:
-        raise ValueError(f"{bad[0]} is not whole: fetch it again with `fedlens data get {bad[0]}`")
+        raise ValueError(f"{bad[0]} is not whole: {mended(bad[0])}")
 
 
 def _finish(result: fedlens.Result, as_json: bool) -> None:
@@ -380,6 +405,8 @@ def main() -> None:
         status = _complain(error.format_message(), 2, debug)
     except ValueError as error:
         status = _complain(str(error), 2, debug)
+    except ConnectionError as error:
+        status = _complain(str(error), 1, debug)
     except Exception as error:
         status = _complain(f"failed: {type(error).__name__}: {error}", 1, debug)
     raise SystemExit(status)

@@ -7,16 +7,19 @@ many examples each batch holds, is known from the plan.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fedlens import keys
-from fedlens.algorithm import Algorithm, pick
+from fedlens.algorithm import Algorithm, pick, side_by_side
 from fedlens.augment import Augment
 from fedlens.core import Batch, Cohort, Examples, Facts, Local, Memory, Plan, Tree, tree_map
 from fedlens.layout import Layout
@@ -28,12 +31,12 @@ DROPOUT, AUGMENT = keys.purpose("dropout"), keys.purpose("augment")
 
 
 class Shared(NamedTuple):
-    """What every client of a cohort is sent alike."""
+    """What every client of a cohort is sent alike, with a leading axis of experiments."""
 
-    params: Tree
-    buffers: Tree
-    exact: Tree  # both in float64, floats only: what updates are taken from
-    told: Memory
+    params: Tree  # [G, ...]
+    buffers: Tree  # [G, ...]
+    exact: Tree  # [G, ...] both in float64, floats only: what updates are taken from
+    told: Memory  # [G, ...]
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,34 @@ class Work:
         rows: Work = map_tensors(self, lambda t: t[which])
         return rows
 
+    @classmethod
+    def together(cls, works: Sequence[Work]) -> Work:
+        """The work of several experiments, the clients of one after those of another."""
+        if len(works) == 1:
+            return works[0]
+        return cls(
+            plan=_plans([work.plan for work in works]),
+            keys=torch.cat([work.keys for work in works]),
+            facts=_join([work.facts for work in works]),
+            memory=_join([work.memory for work in works]),
+            shares=torch.cat([work.shares for work in works]),
+            cohort=_join([_counts_by_row(work.cohort) for work in works]),
+            group=torch.arange(len(works)).repeat_interleave(torch.tensor([*map(len, works)])),
+        )
+
+    def apart(self) -> Iterator[tuple[int, slice, Work]]:
+        """Each experiment's clients by themselves, where they stand, and whose they are."""
+        if self.group is None:
+            yield 0, slice(None), self
+            return
+        start = 0
+        for group, count in sorted(Counter(self.group.tolist()).items()):
+            rows = slice(start, start + count)
+            work = self.rows(rows)
+            counts: Any = {name: int(getattr(work.cohort, name)[0]) for name in COUNTS}
+            yield group, rows, replace(work, cohort=work.cohort._replace(**counts), group=None)
+            start += count
+
 
 class Part(NamedTuple):
     """What comes back from some clients of a cohort, in the order they were given."""
@@ -64,6 +95,7 @@ class Part(NamedTuple):
     extra: Memory  # summed over them
     keep: Memory  # [C, ...]
     scalars: Mapping[str, Tensor]  # [C] each; `loss` is the mean training loss
+    group: int = 0  # which experiment of a sweep they belong to
 
 
 class Inputs(NamedTuple):
@@ -86,11 +118,32 @@ the next block of clients, but not by this one."""
 
 @dataclass(frozen=True)
 class ClientProgram:
-    """Local training, upload and, where `combine` is linear, this part's share of the sum."""
+    """Local training, upload and, where `combine` is linear, this part's share of the sum.
+
+    Of a sweep, `algorithm` has numbers [G], and `each` has the algorithms one by one.
+    """
 
     algorithm: Algorithm
     layout: Layout
     augment: Augment | None = None
+    each: tuple[Algorithm, ...] = ()
+
+    @classmethod
+    def together(cls, programs: Sequence[ClientProgram], like: Tensor) -> ClientProgram:
+        """One program for the clients of several experiments, that differ in numbers alone.
+
+        Only what clients compute step by step is done side by side; each has its own algorithm
+        for the rest. `like` has the dtype and the device of the parameters.
+        """
+        first, each = programs[0], tuple(program.algorithm for program in programs)
+        if len(each) == 1:
+            return first
+        algorithm = replace(
+            first.algorithm,
+            objective=side_by_side([one.objective for one in each], like),
+            solve=side_by_side([one.solve for one in each], like),
+        )
+        return replace(first, algorithm=algorithm, each=each)
 
     def __call__(
         self,
@@ -99,7 +152,8 @@ class ClientProgram:
         shared: Shared,
         work: Work,
         execute: Execute | None = None,
-    ) -> Part:
+    ) -> list[Part]:
+        """What some clients send: a part for each experiment that there are clients of."""
         steps = work.plan.steps
         if bool((steps[1:] <= steps[:-1]).all()):
             local, loss = self._train(apply, examples, shared, work, execute)
@@ -109,11 +163,15 @@ class ClientProgram:
             local, loss = self._train(apply, examples, shared, work.rows(order), execute)
             back = order.argsort().to(loss.device)
             local, loss = map_tensors(local, lambda t: t if len(t) == 1 else t[back]), loss[back]
+        parts = []
         with torch.no_grad():
-            part = self._send(local, loss, work)
-            if execute is not None:  # what clients keep must outlive the memory of the steps
-                part = part._replace(keep=map_tensors(part.keep, torch.clone))
-        return part
+            for group, rows, mine in work.apart():
+                some = local if work.group is None else map_tensors(local, itemgetter(rows))
+                part = self._send(some, loss[rows], mine, shared, group)
+                if execute is not None:  # what clients keep must outlive the memory of the steps
+                    part = part._replace(keep=map_tensors(part.keep, torch.clone))
+                parts.append(part)
+        return parts
 
     def _train(
         self,
@@ -134,16 +192,13 @@ class ClientProgram:
         augment_keys = keys.fold(work.keys[:, None], AUGMENT, steps).to(device)
         steps = steps.to(device)
         total = torch.zeros(len(work), dtype=dtype, device=device)
-        take = partial(self._step, apply, examples, pick(self.algorithm, work.group))
+        take = partial(self._step, apply, examples)
         finished: list[Local] = []
 
         for step, (live, width) in enumerate(zip(*_cuts(plan), strict=True)):
             if live < len(local.steps):
                 finished.append(_rows(local, slice(live, None)))
                 local = _rows(local, slice(live))
-                if work.group is not None:
-                    algorithm = pick(self.algorithm, work.group[:live])
-                    take = partial(self._step, apply, examples, algorithm)
             rows = (slice(live), step)
             if execute is not None:
                 width = index.shape[2]  # one shape for every step; the mask tells
@@ -165,10 +220,11 @@ class ClientProgram:
         return whole, total / counts.sum(1).clamp(min=1)
 
     def _step(
-        self, apply: Apply, examples: Examples, algorithm: Algorithm, local: Local, now: Inputs
+        self, apply: Apply, examples: Examples, local: Local, now: Inputs
     ) -> tuple[Local, Tensor]:
         """One step of every client; the loss is [C]."""
-        images = examples.images[now.chosen.flatten()]
+        algorithm = pick(self.algorithm, local.group)
+        images = examples.read(now.chosen.flatten())
         images = images.view(*now.chosen.shape, *images.shape[1:])
         if self.augment is not None:
             images = self.augment(images, now.augment_keys)
@@ -189,27 +245,32 @@ class ClientProgram:
 
     def _start(self, shared: Shared, work: Work) -> Local:
         """Where local training starts: the server's model, and what the client remembers."""
-        clients = len(work)
-        anchor = {name: p.unsqueeze(0) for name, p in shared.params.items()}
-        params, buffers = (
-            {name: t.expand(clients, *t.shape).clone() for name, t in tree.items()}
-            for tree in (shared.params, shared.buffers)
-        )
+        clients, device = len(work), next(iter(shared.params.values())).device
+        anchor, told, group = shared.params, shared.told, work.group
+        if group is None:
+            params, buffers = (
+                {name: t.expand(clients, *t.shape[1:]).clone() for name, t in tree.items()}
+                for tree in (shared.params, shared.buffers)
+            )
+        else:
+            group = group.to(device)
+            anchor, told, params, buffers = map_tensors(
+                (shared.params, shared.told, shared.params, shared.buffers), lambda t: t[group]
+            )
         for name, own in work.memory.get("norm", {}).items():
             (params if name in params else buffers)[name] = own.clone()
-        solver = self.algorithm.solve.init(params)
+        solver = pick(self.algorithm.solve, group).init(params)
         if not self.algorithm.reset:
             solver = {name: tree_map(torch.clone, work.memory[f"solver.{name}"]) for name in solver}
-        device = next(iter(params.values())).device
         facts = Facts(*(fact.to(device) for fact in work.facts))
         steps = work.plan.steps.to(device)
-        exact = {name: t.unsqueeze(0) for name, t in shared.exact.items()}
-        told = {n: {k: t.unsqueeze(0) for k, t in tree.items()} for n, tree in shared.told.items()}
-        return Local(params, buffers, anchor, exact, told, facts, work.memory, solver, steps)
+        return Local(params, buffers, anchor, {}, told, facts, work.memory, solver, steps, group)
 
-    def _send(self, local: Local, loss: Tensor, work: Work) -> Part:
-        algorithm = pick(self.algorithm, work.group)
-        upload = algorithm.upload(local)
+    def _send(self, local: Local, loss: Tensor, work: Work, shared: Shared, group: int) -> Part:
+        """What clients of one experiment send."""
+        algorithm = self.each[group] if self.each else self.algorithm
+        exact = {name: t[group : group + 1] for name, t in shared.exact.items()}
+        upload = algorithm.upload(replace(local, exact=exact))
         update, keep = upload.update, upload.keep
         if not algorithm.reset:
             keep = keep | {f"solver.{name}": tree for name, tree in local.solver.items()}
@@ -222,7 +283,7 @@ class ClientProgram:
             name: b.amax(0) for name, b in local.buffers.items() if not b.is_floating_point()
         }
         sums = {n: {k: t.sum(0) for k, t in tree.items()} for n, tree in upload.extra.items()}
-        return Part(update, counters, sums, keep, {"loss": loss, **upload.scalars})
+        return Part(update, counters, sums, keep, {"loss": loss, **upload.scalars}, group)
 
     def memory(self, params: Tree, buffers: Tree, told: Memory) -> Memory:
         """What a client never seen remembers, for everything that clients remember."""
@@ -261,19 +322,46 @@ def _rows(local: Local, which: slice) -> Local:
 
 def _concatenate(parts: list[Local]) -> Local:
     first = parts[0]
+    names = ["params", "buffers", "facts", "memory", "solver", "steps"]
+    if first.group is not None:
+        names += ["anchor", "told", "group"]
+    return replace(
+        first, **{name: _join([getattr(part, name) for part in parts]) for name in names}
+    )
 
-    def join(values: list[Any]) -> Any:
-        if isinstance(values[0], Tensor):
-            return torch.cat(values)
-        if isinstance(values[0], dict):
-            return {name: join([value[name] for value in values]) for name in values[0]}
-        return type(values[0])(*(join(list(columns)) for columns in zip(*values, strict=True)))
 
-    joined = {
-        name: join([getattr(part, name) for part in parts])
-        for name in ("params", "buffers", "facts", "memory", "solver", "steps")
+def _join(values: Sequence[Any]) -> Any:
+    """Rows of tensors one after another, down through dicts and tuples with names."""
+    first = values[0]
+    if isinstance(first, Tensor):
+        return torch.cat(list(values))
+    if isinstance(first, dict):
+        return {name: _join([value[name] for value in values]) for name in first}
+    if first is None:
+        return None
+    return type(first)(*map(_join, zip(*values, strict=True)))
+
+
+COUNTS = ("num_clients", "num_examples", "num_examples_seen")  # of a Cohort
+
+
+def _counts_by_row(cohort: Cohort) -> Cohort:
+    """With a row for each client in place of counts: rows of several experiments can be joined."""
+    rows: dict[str, Any] = {
+        name: torch.full((len(cohort.clients),), getattr(cohort, name)) for name in COUNTS
     }
-    return replace(first, **joined)
+    return cohort._replace(**rows)
+
+
+def _plans(plans: Sequence[Plan]) -> Plan:
+    """Plans one after another, padded to the longest and the widest."""
+    steps, size = (max(plan.index.shape[axis] for plan in plans) for axis in (1, 2))
+    index, counts = [], []
+    for plan in plans:
+        _, own_steps, own_size = plan.index.shape
+        index.append(F.pad(plan.index, (0, size - own_size, 0, steps - own_steps)))
+        counts.append(F.pad(plan.counts, (0, steps - own_steps)))
+    return Plan(torch.cat(index), torch.cat(counts))
 
 
 def _cuts(plan: Plan) -> tuple[list[int], list[int]]:

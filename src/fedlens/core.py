@@ -25,32 +25,57 @@ Number = float | Tensor
 
 @dataclass(frozen=True)
 class Examples:
-    """Images and their labels, and whatever else is known of each (its client, its place)."""
+    """Images and their labels, and whatever else is known of each (its client, its place).
+
+    Parts of a set share its images: `rows` then says which of them are theirs. Whoever looks at
+    images asks for them by `read`.
+    """
 
     images: Tensor  # [N, channels, H, W] uint8, or floats that are used as they are
     labels: Tensor  # [N] int64
     columns: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict)  # [N] each
+    rows: Tensor | None = None  # [N] positions in `images`; without it, each at its own
 
     def __post_init__(self) -> None:
+        for what, given in (("images", self.images), ("labels", self.labels)):
+            if not isinstance(given, Tensor):
+                raise ValueError(
+                    f"{what} are a {type(given).__name__}: give a tensor, "
+                    f"as torch.as_tensor({what}) makes one"
+                )
         if self.images.ndim != 4:
             shape = tuple(self.images.shape)
             raise ValueError(f"images must be [N, channels, height, width]: got {shape}")
-        if len(self.images) != len(self.labels):
-            raise ValueError(f"{len(self.images)} images but {len(self.labels)} labels")
+        num_images = len(self.images if self.rows is None else self.rows)
+        if num_images != len(self.labels):
+            raise ValueError(f"{num_images} images but {len(self.labels)} labels")
         if self.labels.is_floating_point() or self.labels.ndim != 1:
-            raise ValueError(f"labels must be whole numbers [N]: got {self.labels.dtype}")
+            got = f"{self.labels.dtype} of shape {tuple(self.labels.shape)}"
+            raise ValueError(
+                f"labels are {got}: give one whole number an image "
+                "(of one-hot rows, labels.argmax(1))"
+            )
         if self.labels.dtype is not torch.int64:
             object.__setattr__(self, "labels", self.labels.to(torch.int64))
 
     def __len__(self) -> int:
         return len(self.labels)
 
-    def take(self, index: Tensor) -> Examples:
-        columns = {name: column[index.numpy()] for name, column in self.columns.items()}
-        return Examples(self.images[index], self.labels[index], columns)
+    def read(self, which: Tensor | slice) -> Tensor:
+        """The images of some examples: a copy, unless it is a slice of a whole set."""
+        return self.images[which if self.rows is None else self.rows[which]]
 
-    def to(self, device: torch.device) -> Examples:
-        return Examples(self.images.to(device), self.labels.to(device), self.columns)
+    def take(self, index: Tensor) -> Examples:
+        """Some of the examples, which share the images of all."""
+        columns = {name: column[index.numpy()] for name, column in self.columns.items()}
+        rows = index if self.rows is None else self.rows[index]
+        return Examples(self.images, self.labels[index], columns, rows)
+
+    def to(self, device: torch.device, images: Tensor | None = None) -> Examples:
+        """The same on a device, where the images may be already."""
+        rows = None if self.rows is None else self.rows.to(device)
+        images = self.images.to(device) if images is None else images
+        return Examples(images, self.labels.to(device), self.columns, rows)
 
 
 @dataclass(frozen=True)
@@ -235,13 +260,14 @@ class Local:
 
     params: Tree  # [C, ...] the model being trained
     buffers: Tree  # [C, ...]
-    anchor: Tree  # [1, ...] the server's parameters, where this round started
-    exact: Tree  # [1, ...] the same and the float buffers, in float64
-    told: Memory  # [1, ...] what the server tells besides the model
+    anchor: Tree  # [1, ...] the server's parameters, where this round started; [C, ...] in a sweep
+    exact: Tree  # [1, ...] the same and the float buffers in float64, when it is time to upload
+    told: Memory  # [1, ...] what the server tells besides the model; [C, ...] in a sweep
     facts: Facts
     memory: Memory  # [C, ...] what the client kept from its last round
     solver: Memory  # [C, ...] what `solve` remembers between steps
     steps: Tensor  # [C] how many steps it takes
+    group: Tensor | None = None  # [C] which experiment of a sweep it belongs to
     step: Tensor | None = None  # [] the step it is at, counted from 0
     count: Tensor | None = None  # [C] examples in this step's batch
     loss: Tensor | None = None  # [C] their mean loss, without penalties

@@ -2,17 +2,66 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedlens.core import Examples, Holdings, Tree
-from fedlens.metrics import Tally, accuracy_by_client
+from fedlens.experiment import Experiment
+from fedlens.metrics import Tally, accuracy_by_client, metrics, spread
 from fedlens.network import Network
 from fedlens.rounds import State
 
-BATCH = 1000
+if TYPE_CHECKING:
+    from fedlens.build import Setup
+    from fedlens.twin import Twin
+
+BATCH = 1000  # images at the most
+PIXELS = 2**21  # and so many of them together, as activations grow with them
+
+
+class Details(NamedTuple):
+    """An evaluation in detail."""
+
+    part: str | None  # by which the run is judged
+    confusion: Tensor | None  # [L, L + 1] true label, prediction; the last column is "no label"
+    client_accuracy: Tensor | None  # [K] on what each client held out
+
+    def plain(self) -> dict[str, Any]:
+        """What there is of it, ready for JSON."""
+        found = {k: v for k, v in self._asdict().items() if v is not None}
+        return {k: v.tolist() if isinstance(v, Tensor) else v for k, v in found.items()}
+
+
+def judged(experiment: Experiment) -> str:
+    """The part by which a run is compared with others: test, else validation, else train."""
+    return next(part for part in ("test", "validation", "train") if part in experiment.evaluate.on)
+
+
+def evaluate_run(setup: Setup, state: State, twin: Twin | None) -> tuple[dict[str, float], Details]:
+    """All that the experiment asks of its model, by name, and what is behind it."""
+    found: dict[str, float] = {}
+    part, confusion, by_client = judged(setup.experiment) if setup.parts else None, None, None
+    loss = setup.program.algorithm.objective.loss
+    for name, examples in setup.parts.items():
+        tally = evaluate(setup.network, state, examples, setup.dataset.num_classes, loss)
+        measured = metrics(tally)
+        if name == "train":  # `train_loss` is the loss of local training
+            measured["set_loss"] = measured.pop("loss")
+        found |= {f"{name}_{key}": value for key, value in measured.items()}
+        if name == part:
+            confusion = tally.confusion
+    if twin is not None:
+        own = found[f"{part}_accuracy"]
+        found["relative_accuracy"] = own / twin.accuracy if twin.accuracy else math.nan
+    if setup.held_out is not None:
+        examples = setup.federation.examples
+        by_client = evaluate_clients(setup.network, state, examples, setup.held_out)
+        found |= {f"client_accuracy_{key}": value for key, value in spread(by_client).items()}
+    return found, Details(part, confusion, by_client)
 
 
 def evaluate(
@@ -24,9 +73,10 @@ def evaluate(
 ) -> Tally:
     """What the answers of the server's model add up to; `metrics` reads it."""
     tally = Tally.zero(num_classes, examples.labels.device)
-    for start in range(0, len(examples), BATCH):
-        labels = examples.labels[start : start + BATCH]
-        images = examples.images[start : start + BATCH]
+    batch = _batch(examples)
+    for start in range(0, len(examples), batch):
+        labels = examples.labels[start : start + batch]
+        images = examples.read(slice(start, start + batch))
         logits = network.predict(state.params, state.buffers, images)
         losses = loss(logits.unsqueeze(0), labels.unsqueeze(0)).squeeze(0)
         tally = tally + Tally.of(logits, labels, num_classes, losses)
@@ -40,29 +90,30 @@ def evaluate_clients(
 
     A client that keeps normalisation layers of its own is tested with them.
     """
-    index = held_out.index
     own = {client: row["norm"] for client, row in state.clients.rows.items() if "norm" in row}
     if not own:
-        correct = [
-            _correct(network, state, examples, index[start : start + BATCH], {})
-            for start in range(0, len(index), BATCH)
-        ]
-    else:
-        correct = [
-            _correct(network, state, examples, held_out.members(client), own.get(client, {}))
-            for client in range(len(held_out))
-        ]
-    return accuracy_by_client(torch.cat(correct) if correct else index.new_zeros(0), held_out)
+        return accuracy_by_client(_correct(network, state, examples, held_out.index, {}), held_out)
+    correct = [
+        _correct(network, state, examples, held_out.members(client), own.get(client, {}))
+        for client in range(len(held_out))
+    ]
+    return accuracy_by_client(torch.cat(correct), held_out)
+
+
+def _batch(examples: Examples) -> int:
+    """How many images are evaluated together."""
+    height, width = examples.images.shape[2:]
+    return min(max(PIXELS // (height * width), 1), BATCH)
 
 
 def _correct(
     network: Network, state: State, examples: Examples, index: Tensor, own: Tree
-) -> Tensor:
-    if len(index) == 0:
-        return torch.zeros(0, dtype=torch.bool)
+) -> Tensor:  # [n] bool
     device = examples.labels.device
-    index = index.to(device)
     model = state.params | state.buffers | {name: t.to(device) for name, t in own.items()}
-    return (
-        network.predict(model, {}, examples.images[index]).argmax(1) == examples.labels[index]
-    ).cpu()
+    found = [index.new_zeros(0, dtype=torch.bool)]
+    for some in torch.split(index.to(device), _batch(examples)):
+        if len(some):
+            predicted = network.predict(model, {}, examples.read(some)).argmax(1)
+            found.append((predicted == examples.labels[some]).cpu())
+    return torch.cat(found)

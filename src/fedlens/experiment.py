@@ -16,7 +16,7 @@ from fedlens.algorithms import ALGORITHMS
 from fedlens.augment import Augment
 from fedlens.core import Dataset
 from fedlens.data import DATASETS, OWN_CLIENTS
-from fedlens.data.partitions import FOUND_IN_DATA, PARTITIONS
+from fedlens.data.partitions import PARTITIONS, finds_clients
 from fedlens.models import MODELS
 from fedlens.models.weights import is_address
 from fedlens.options import check, did_you_mean, find, importable, resolve
@@ -230,7 +230,7 @@ class Experiment:
             own = OWN_CLIENTS.get(self.dataset.name) if isinstance(self.dataset, Named) else None
             partition = Named("natural", {"column": own}) if own else Named("iid")
         partition = filled(partition, PARTITIONS, "partition")
-        if count is None and partition.name not in FOUND_IN_DATA:
+        if count is None and not finds_clients(partition.name, partition.options):
             count = NUM_CLIENTS
         clients = replace(self.clients, partition=partition, count=count)
         object.__setattr__(self, "clients", clients)
@@ -259,12 +259,8 @@ class Experiment:
         for override in overrides:
             apply_override(content, override)
         clients = content.get("clients")
-        for table in (
-            content.get("dataset"),
-            isinstance(clients, dict) and clients.get("partition"),
-        ):
-            if isinstance(table, dict) and isinstance(table.get("path"), str):
-                table["path"] = str((path.parent / Path(table["path"]).expanduser()).resolve())
+        _anchor(content.get("dataset"), path.parent)
+        _anchor(clients.get("partition") if isinstance(clients, dict) else None, path.parent)
         weights = content.get("weights")
         if isinstance(weights, str) and not is_address(weights):
             content["weights"] = str((path.parent / Path(weights).expanduser()).resolve())
@@ -278,6 +274,14 @@ class Experiment:
 
     def toml(self) -> str:
         return to_toml(self.plain())
+
+
+def _anchor(table: Any, folder: Path) -> None:
+    """Make the path of a table, and of the partition that it is `of`, relative to nothing."""
+    if isinstance(table, dict):
+        if isinstance(table.get("path"), str):
+            table["path"] = str((folder / Path(table["path"]).expanduser()).resolve())
+        _anchor(table.get("of"), folder)
 
 
 def _own_code(folder: Path) -> list[Path]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 import shutil
@@ -45,9 +46,7 @@ class RunFolder:
             made.replace(path)
         except OSError as error:
             reason = error.strerror or error
-            raise ValueError(
-                f"{path} cannot be written ({reason}): choose another --out"
-            ) from error
+            raise ValueError(f"{path} cannot be written ({reason}): choose another") from error
         return cls(path)
 
     def write(self, name: str, text: str) -> None:
@@ -68,24 +67,46 @@ class RunFolder:
             raise _damaged(path, "it holds no table")
         return content
 
+    def summary(self, num_rounds: int) -> dict[str, Any]:
+        """The summary, if it is there and of so many rounds: that of a killed run is of fewer."""
+        if not (self.path / "summary.json").exists():
+            return {}
+        summary = self.read_json("summary.json")
+        return summary if summary.get("rounds") == num_rounds else {}
+
     def append(self, record: Mapping[str, Any]) -> None:
         with (self.path / "rounds.jsonl").open("a") as file:
             file.write(to_json(record) + "\n")
 
-    def cut_records(self, last: int) -> list[dict[str, Any]]:
-        """Keep the records up to round `last`, and drop what came after or was torn."""
+    def read_records(self) -> list[dict[str, Any]]:
+        """What was recorded, up to a line that was torn."""
         path = self.path / "rounds.jsonl"
-        kept = []
+        records = []
         for line in path.read_text().splitlines() if path.exists() else []:
             try:
-                record = json.loads(line)
+                records.append(json.loads(line))
             except ValueError:
                 break
-            if record["round"] > last:
-                break
-            kept.append(record)
-        write_atomically(path, "".join(to_json(r) + "\n" for r in kept).encode())
+        return records
+
+    def cut_records(self, last: int) -> list[dict[str, Any]]:
+        """Keep the records up to round `last`, and drop what came after or was torn."""
+        kept = list(itertools.takewhile(lambda r: r["round"] <= last, self.read_records()))
+        lines = "".join(to_json(record) + "\n" for record in kept)
+        write_atomically(self.path / "rounds.jsonl", lines.encode())
         return kept
+
+    @property
+    def status(self) -> str | None:
+        """What the summary says, or None if the run died before there was one."""
+        there = (self.path / "summary.json").exists()
+        return self.read_json("summary.json").get("status") if there else None
+
+    def load_model(self) -> Tree:
+        from safetensors.torch import load_file
+
+        model: Tree = load_file(self.path / "model.safetensors")
+        return model
 
     def save_model(self, model: Tree) -> None:
         write_atomically(self.path / "model.safetensors", _packed(model))
@@ -156,7 +177,7 @@ class RunFolder:
 
 
 def _damaged(path: Path, why: object) -> ValueError:
-    return ValueError(f"{path} is damaged ({why}): start the run anew, with --overwrite")
+    return ValueError(f"{path} is damaged ({why}): start the run anew")
 
 
 def check_free(path: Path, overwrite: bool) -> None:
@@ -164,11 +185,11 @@ def check_free(path: Path, overwrite: bool) -> None:
     if not path.exists():
         return
     if not overwrite:
-        raise ValueError(f"{path} exists: choose another --out, or add --overwrite")
+        raise ValueError(f"{path} exists: choose another, or set overwrite=True")
     is_run = all((path / name).is_file() for name in ("experiment.toml", "manifest.json"))
     is_empty = path.is_dir() and not any(path.iterdir())
     if not (is_run or is_empty):
-        raise ValueError(f"{path} is not a run, so it is not overwritten: choose another --out")
+        raise ValueError(f"{path} is not a run, so it is not overwritten: choose another")
 
 
 def to_json(content: Any, indent: int | None = None) -> str:

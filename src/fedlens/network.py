@@ -128,7 +128,12 @@ class Network:
         for name, tensor in (tensors | side).items():
             for holder, key_in_it in self._places[name]:
                 holder[key_in_it] = tensor
-        logits: Tensor = self.module(inputs)
+        logits = self.module(inputs)
+        if not isinstance(logits, Tensor):
+            raise ValueError(
+                f"the model gives a {type(logits).__name__}: let it return its outputs alone, "
+                "a tensor [images, classes]"
+            )
         return logits.to(self.dtype)
 
     def _set_mode(self, training: bool) -> None:

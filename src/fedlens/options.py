@@ -89,15 +89,23 @@ def call(function: Callable[..., Any], *handed: Any, options: Mapping[str, Any])
     """Call `function` with options named as in an experiment file (`lambda` for `lambda_`)."""
     known = options_of(function)
     named = {known[name].name: value for name, value in options.items()}
+    called = getattr(function, "__name__", function)
     try:
         inspect.signature(function).bind(*handed, **named)
     except TypeError as error:
-        called = getattr(function, "__name__", function)
         raise ValueError(
             f"{called} does not take the {len(handed)} arguments it is handed ({error}): "
             "change its parameters"
         ) from error
-    return function(*handed, **named)
+    try:
+        return function(*handed, **named)
+    except ValueError:
+        raise
+    except Exception as error:
+        if function.__module__.startswith("fedlens."):
+            raise
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise ValueError(f"{function.__module__}:{called} failed ({reason}): mend it") from error
 
 
 def check(value: Any, kind: Any, where: str) -> Any:

@@ -25,8 +25,8 @@ def rounds(title: str, total: int, done: int = 0) -> Iterator[Watch]:
                 if "twin" in record:
                     advance(done, _twin(record))
                     return
-                evaluated = _evaluated(record) or evaluated
-                advance(record["round"], _trained(record) + evaluated)
+                evaluated = _evaluated(record, evaluated)
+                advance(_at(record), _trained(record) + evaluated)
 
             yield say
     else:
@@ -75,13 +75,13 @@ def _lines(title: str, total: int, done: int) -> Watch:
                 print(f"{title}: {_twin(record)}", file=sys.stderr, flush=True)
             started = now  # the rounds begin when the twin is done
             return
-        evaluated = _evaluated(record) or evaluated
-        if now - said < PLAIN_SECONDS and record["round"] not in (done + 1, total):
+        evaluated, at = _evaluated(record, evaluated), _at(record)
+        if now - said < PLAIN_SECONDS and at not in (done + 1, total):
             return
         said = now
-        left = (now - started) / (record["round"] - done) * (total - record["round"])
-        hope = f"  about {span(left)} left" if record["round"] < total else ""
-        line = f"{title}: round {record['round']}/{total}  {_trained(record)}{evaluated}{hope}"
+        left = (now - started) / (at - done) * (total - at)
+        hope = f"  about {span(left)} left" if at < total else ""
+        line = f"{title}: round {at}/{total}  {_trained(record)}{evaluated}{hope}"
         print(line, file=sys.stderr, flush=True)
 
     return say
@@ -113,12 +113,21 @@ def _twin(record: Record) -> str:
     return f"training its centralised twin, pass {passes}  {_trained(record)}"
 
 
+def _at(record: Record) -> int:
+    """How many rounds are done, those of a sweep's other points included."""
+    return int(record["done"] if "done" in record else record["round"])
+
+
 def _trained(record: Record) -> str:
-    return f"train loss {record['train_loss']:.3f}"
+    point = f"{record['point']}  " if "point" in record else ""
+    return f"{point}train loss {record['train_loss']:.3f}"
 
 
-def _evaluated(record: Record) -> str:
+def _evaluated(record: Record, before: str) -> str:
+    """The last evaluation: this record's, else that of the run before."""
     parts = [part for part in ("test", "validation") if f"{part}_accuracy" in record]
+    if not parts:
+        return "" if "point" in record else before
     return "".join(f"  {part} accuracy {100 * record[f'{part}_accuracy']:.1f}%" for part in parts)
 
 

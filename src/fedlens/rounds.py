@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -94,13 +94,56 @@ def begin(
     return State(0, params, buffers, server, told, ClientMemory())
 
 
+@dataclass(frozen=True)
+class Turn:
+    """An experiment's part in a round: where it stands, and who and what it is run with."""
+
+    program: ClientProgram
+    federation: Federation
+    state: State
+    seed: int
+
+
 def run_round(
     program: ClientProgram, federation: Federation, engine: Engine, state: State, seed: int
 ) -> tuple[State, Outcome]:
     """One round. The state that comes in stays as it was."""
-    algorithm, root = program.algorithm, keys.root(seed)
-    device = next(iter(state.params.values())).device
+    (after,) = run_rounds(program, engine, [Turn(program, federation, state, seed)])
+    return after
 
+
+def run_rounds(
+    together: ClientProgram, engine: Engine, turns: Sequence[Turn]
+) -> list[tuple[State, Outcome]]:
+    """A round of each of G experiments, whose clients the engine trains as one cohort.
+
+    `together` is their programs as one, see `ClientProgram.together`.
+    """
+    states = [turn.state for turn in turns]
+    params, buffers = (
+        _side_by_side([getattr(state, part) for state in states]) for part in ("params", "buffers")
+    )
+    exact = {
+        name: t.to(torch.float64, copy=True)  # a copy, since the server moves it in place
+        for name, t in (params | buffers).items()
+        if t.is_floating_point()
+    }
+    told = {name: _side_by_side([state.told[name] for state in states]) for name in states[0].told}
+    shared = Shared(params, buffers, exact, told)
+    works = [_prepare(turn) for turn in turns]
+    uploads = [Uploads(together.algorithm.combine.linear) for _ in turns]
+    for part in engine.map(together, shared, Work.together(works)):
+        uploads[part.group].add(part)
+    return [
+        _move(turn, works[g], uploads[g].whole(), {n: t[g : g + 1] for n, t in exact.items()})
+        for g, turn in enumerate(turns)
+    ]
+
+
+def _prepare(turn: Turn) -> Work:
+    """Who takes part in an experiment's round, and what each of them has to do."""
+    algorithm, federation, state = turn.program.algorithm, turn.federation, turn.state
+    root = keys.root(turn.seed)
     clients = algorithm.select(federation, state.round, keys.fold(root, SELECT, state.round))
     client_keys = keys.fold(root, CLIENT, state.round, clients, _occurrences(clients))
     holdings = federation.holdings(state.round, clients)
@@ -108,59 +151,62 @@ def run_round(
 
     counts = federation.label_counts(holdings)
     cohort = _cohort(algorithm, federation, state, clients, holdings, plan, counts)
-    shares = algorithm.weigh(cohort)
-    first = program.memory(state.params, state.buffers, state.told)
-    work = Work(
+    first = turn.program.memory(state.params, state.buffers, state.told)
+    return Work(
         plan=plan,
         keys=client_keys,
         facts=Facts(holdings.sizes, counts),
         memory=state.clients.take(clients, first),
-        shares=shares,
+        shares=algorithm.weigh(cohort),
         cohort=cohort,
     )
-    model = state.params | state.buffers
-    exact = {
-        name: t.to(torch.float64, copy=True)  # a copy, since the server moves it in place
-        for name, t in model.items()
-        if t.is_floating_point()
-    }
-    shared = Shared(state.params, state.buffers, exact, state.told)
-    update, counters, extra, keep, scalars = _gather(engine.map(program, shared, work), program)
-    gathered = Gathered(cohort, extra)
-    if not algorithm.combine.linear:
-        update = algorithm.combine(update, shares.to(device), cohort, program.layout)
 
-    # The server moves in float64, with a leading axis for the experiments of a sweep.
+
+def _move(turn: Turn, work: Work, uploads: Part, exact: Tree) -> tuple[State, Outcome]:
+    """The server's half of an experiment's round; `exact` is its model [1, ...] in float64."""
+    algorithm, state = turn.program.algorithm, turn.state
+    cohort, device = work.cohort, next(iter(state.params.values())).device
+    update = uploads.update
+    if not algorithm.combine.linear:
+        update = algorithm.combine(update, work.shares.to(device), cohort, turn.program.layout)
+    gathered = Gathered(cohort, uploads.extra)
+
     slope = {name: update[name].neg_().unsqueeze(0) for name in state.params}
     memory = {name: tree_map(torch.clone, tree) for name, tree in state.server.items()}
-    start = {name: exact[name].unsqueeze(0) for name in state.params}
+    start = {name: exact[name] for name in state.params}
     moved, server = algorithm.advance.update(slope, memory, start, gathered)
     params = {name: moved[name].squeeze(0).to(p.dtype) for name, p in state.params.items()}
     buffers = {
-        name: (exact[name] + update[name]).to(b.dtype)
+        name: (exact[name].squeeze(0) + update[name]).to(b.dtype)
         if b.is_floating_point()
-        else torch.maximum(b, counters[name])
+        else torch.maximum(b, uploads.counters[name])
         for name, b in state.buffers.items()
     }
-    down = _bytes(model) + sum(map(_bytes, state.told.values()))
-    up = _bytes(model) + sum(map(_bytes, extra.values()))
+    model = _bytes(state.params | state.buffers)
     by_size = cohort.size_shares.to(device)
-    means = {name: (t.double() * by_size).sum() for name, t in scalars.items()}
+    means = {name: (t.double() * by_size).sum() for name, t in uploads.scalars.items()}
     for measure in algorithm.measures:
         means |= measure(state.params, params)
     outcome = Outcome(
         train_loss=means.pop("loss"),
-        batches=int(plan.steps.max()) if len(clients) else 0,
-        examples=int(plan.counts.sum()),
-        bytes_up=up * len(clients),
-        bytes_down=down * len(clients),
+        batches=int(work.plan.steps.max()) if len(work) else 0,
+        examples=int(work.plan.counts.sum()),
+        bytes_up=(model + sum(map(_bytes, uploads.extra.values()))) * len(work),
+        bytes_down=(model + sum(map(_bytes, state.told.values()))) * len(work),
         scalars=means,
     )
     told = state.told
     for tell in algorithm.tell:
         told = told | tell.update(told, gathered)
-    kept = state.clients.put(clients, keep)
+    kept = state.clients.put(cohort.clients, uploads.keep)
     return State(state.round + 1, params, buffers, server, told, kept), outcome
+
+
+def _side_by_side(trees: Sequence[Tree]) -> Tree:  # [G, ...]
+    """Trees under a leading axis; of one alone that is no copy."""
+    if len(trees) == 1:
+        return {name: t.unsqueeze(0) for name, t in trees[0].items()}
+    return tree_map(lambda *tensors: torch.stack(tensors), *trees)
 
 
 def _bytes(tree: Tree) -> int:
@@ -200,25 +246,31 @@ def _cohort(
     )
 
 
-def _gather(parts: Iterable[Part], program: ClientProgram) -> Part:
-    """All parts of a cohort as one, added up in cohort order as they arrive."""
-    linear = program.algorithm.combine.linear
-    update: Tree = {}
-    counters: Tree = {}
-    extra: Memory = {}
-    rest: list[Part] = []
-    for part in parts:
-        if linear:
-            update = _added(update, part.update)
+class Uploads:
+    """What the clients of one experiment send, added up in cohort order as it arrives."""
+
+    def __init__(self, linear: bool) -> None:
+        self.linear = linear
+        self.update: Tree = {}
+        self.counters: Tree = {}
+        self.extra: Memory = {}
+        self.parts: list[Part] = []
+
+    def add(self, part: Part) -> None:
+        if self.linear:
+            self.update = _added(self.update, part.update)
         for name, tree in part.extra.items():
-            extra[name] = _added(extra.get(name, {}), tree)
+            self.extra[name] = _added(self.extra.get(name, {}), tree)
         for name, count in part.counters.items():
-            counters[name] = torch.maximum(counters.get(name, count), count)
-        rest.append(part._replace(update={} if linear else part.update))
-    if not linear:
-        update = _join([part.update for part in rest])
-    keep = {name: _join([part.keep[name] for part in rest]) for name in rest[0].keep}
-    return Part(update, counters, extra, keep, _join([dict(part.scalars) for part in rest]))
+            self.counters[name] = torch.maximum(self.counters.get(name, count), count)
+        self.parts.append(part._replace(update={} if self.linear else part.update))
+
+    def whole(self) -> Part:
+        """All parts as one."""
+        update = self.update if self.linear else _join([part.update for part in self.parts])
+        keep = {name: _join([p.keep[name] for p in self.parts]) for name in self.parts[0].keep}
+        scalars = _join([dict(part.scalars) for part in self.parts])
+        return Part(update, self.counters, self.extra, keep, scalars)
 
 
 def _added(total: Tree, part: Tree) -> Tree:

@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
-import platform
-import resource
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
-import fedlens
-from fedlens.budgets import rounds_to
+from fedlens.budgets import at_round_numbers, rounds_to
 from fedlens.build import Setup, build
+from fedlens.client import ClientProgram
 from fedlens.core import Tree
 from fedlens.data import statistics
-from fedlens.evaluate import evaluate, evaluate_clients
-from fedlens.experiment import Experiment, Named
+from fedlens.engines import Engine
+from fedlens.engines.processes import largest_yet
+from fedlens.evaluate import evaluate_run, judged
+from fedlens.experiment import Experiment
 from fedlens.folder import RunFolder, check_free, readable_json, to_json
-from fedlens.metrics import metrics, spread
+from fedlens.manifest import manifest, partition_hash
 from fedlens.options import importable
-from fedlens.rounds import State, begin, run_round
+from fedlens.rounds import State, Turn, begin, run_rounds
+from fedlens.settings import torch_settings
 
 if TYPE_CHECKING:
     from fedlens.twin import Twin
@@ -40,7 +35,8 @@ Record = dict[str, Any]
 Watch = Callable[[Record], None]
 
 CHECKPOINT_SECONDS = 10.0  # at the most this much work is done twice after a sudden death
-OF_TRAINING = {"round", "seconds", "train_loss", "batches", "examples", "bytes_up", "bytes_down"}
+NO_MEASURES = {"round", "seconds", "evaluation_seconds", "train_loss", "examples"}
+NO_MEASURES |= {"batches", "batches_total", "bytes_up", "bytes_down"}
 SHARES = (80, 90, 95, 99)  # percent of the twin's accuracy, for which rounds are counted
 
 
@@ -77,17 +73,8 @@ def run(
     if out is not None:
         check_free(Path(out), overwrite)
     setup = build(experiment, Path(data) if data is not None else None)
-    twin = _twin(setup, watch)
-    state = begin(setup.network, setup.program, setup.federation, setup.device)
-    folder = None
-    if out is not None:
-        files = {
-            "experiment.toml": experiment.toml(),
-            "manifest.json": readable_json(_manifest(setup)),
-            "partition.json": readable_json(_partition(setup)),
-        }
-        folder = RunFolder.create(Path(out), overwrite, files)
-    return _go_on(setup, folder, state, [], watch, twin)
+    (result,) = go_on([start(experiment, setup, out, overwrite=overwrite, watch=watch)])
+    return result
 
 
 def resume(
@@ -102,14 +89,49 @@ def resume(
     `experiment` is needed only if the run's data or model were given from Python.
     """
     folder = RunFolder(Path(path))
-    manifest = folder.read_json("manifest.json")
-    with importable(*map(Path, manifest["code"])):
+    before = folder.read_json("manifest.json")
+    with importable(*map(Path, before["code"])):
         experiment = experiment or Experiment.read(folder.path / "experiment.toml")
-    experiment = replace(experiment, engine=manifest["engine"])
+    experiment = replace(experiment, engine=before["engine"])
     setup = build(experiment, Path(data) if data is not None else None)
-    if _partition_hash(setup) != manifest["partition"]:
+    (result,) = go_on([reopen(folder, setup, watch)])
+    return result
+
+
+def train(setup: Setup, watch: Watch | None = None) -> Result:
+    """Run what is set up, without a folder."""
+    (result,) = go_on([start(setup.experiment, setup, watch=watch)])
+    return result
+
+
+def start(
+    experiment: Experiment,
+    setup: Setup,
+    out: str | Path | None = None,
+    *,
+    overwrite: bool = False,
+    watch: Watch | None = None,
+) -> Course:
+    """A run at its start; its folder is made if `out` names one."""
+    twin = _twin(setup, watch)
+    state = begin(setup.network, setup.program, setup.federation, setup.device)
+    folder = None
+    if out is not None:
+        files = {
+            "experiment.toml": experiment.toml(),
+            "manifest.json": readable_json(manifest(setup)),
+            "partition.json": readable_json(_partition(setup)),
+        }
+        folder = RunFolder.create(Path(out), overwrite, files)
+    return Course(setup, state, folder, watch=watch, twin=twin)
+
+
+def reopen(folder: RunFolder, setup: Setup, watch: Watch | None = None) -> Course:
+    """A run where its last checkpoint is; `setup` is made of its own experiment."""
+    path, before = folder.path, folder.read_json("manifest.json")
+    if partition_hash(setup) != before["partition"]:
         raise ValueError(f"{path}: the data are not those it started with: find the old ones")
-    if setup.weights and setup.weights.sha256 != manifest["weights"]["sha256"]:
+    if setup.weights and setup.weights.sha256 != before["weights"]["sha256"]:
         raise ValueError(f"{path}: {setup.weights.source} has changed: find the old file")
     twin = _twin(setup, watch)
     state = begin(setup.network, setup.program, setup.federation, setup.device)
@@ -118,18 +140,7 @@ def resume(
         if _shapes(saved) != _shapes(state):
             raise ValueError(f"{path} was run with another model: put the old one back")
         state = saved
-    return _go_on(setup, folder, state, folder.cut_records(state.round), watch, twin)
-
-
-def train(setup: Setup, watch: Watch | None = None) -> Result:
-    """Run what is set up, without a folder and without a twin."""
-    state = begin(setup.network, setup.program, setup.federation, setup.device)
-    return _go_on(setup, None, state, [], watch, None)
-
-
-def judged(experiment: Experiment) -> str:
-    """The part by which a run is compared with others: test, else validation, else train."""
-    return next(part for part in ("test", "validation", "train") if part in experiment.evaluate.on)
+    return Course(setup, state, folder, folder.cut_records(state.round), watch, twin)
 
 
 def _twin(setup: Setup, watch: Watch | None) -> Twin | None:
@@ -140,106 +151,145 @@ def _twin(setup: Setup, watch: Watch | None) -> Twin | None:
     return trained(setup, watch)
 
 
-def _go_on(
-    setup: Setup,
-    folder: RunFolder | None,
-    state: State,
-    records: list[Record],
-    watch: Watch | None,
-    twin: Twin | None,
-) -> Result:
-    started = saved = time.perf_counter()
-    experiment = setup.experiment
-    status = "running" if _is_finite(state) and not _is_lost(records) else "diverged"
-    evaluating, earlier = 0.0, sum(record["seconds"] for record in records)
+class Course:
+    """A run under way: where it stands, and what it has come to so far."""
 
-    def settle(status: str) -> dict[str, Any]:
-        elapsed = earlier + time.perf_counter() - started
-        summary = _summary(setup, status, records, elapsed, evaluating, twin)
-        if folder is not None:
-            folder.write_json("summary.json", summary)
-        return summary
+    def __init__(
+        self,
+        setup: Setup,
+        state: State,
+        folder: RunFolder | None = None,
+        records: list[Record] | None = None,
+        watch: Watch | None = None,
+        twin: Twin | None = None,
+    ) -> None:
+        self.setup, self.state, self.folder = setup, state, folder
+        self.records, self.watch, self.twin = records or [], watch, twin
+        lost = not _is_finite(state) or _is_lost(self.records)
+        self.status = "diverged" if lost else "running"
+        self.started = self.saved = time.perf_counter()
+        self.done = len(self.records)
+        self.before = folder.summary(self.done) if folder else {}
+        spent = sum(r["seconds"] + r.get("evaluation_seconds", 0.0) for r in self.records)
+        self.earlier = self.before["seconds"]["total"] if self.before else spent
 
+    @property
+    def is_over(self) -> bool:
+        return self.status != "running" or self.state.round >= self.setup.experiment.rounds
+
+    @property
+    def num_batches(self) -> int:
+        """Of the client that took the most in each round, added up."""
+        return int(self.records[-1]["batches_total"]) if self.records else 0
+
+    @property
+    def turn(self) -> Turn:
+        setup = self.setup
+        return Turn(setup.program, setup.federation, self.state, setup.experiment.seed)
+
+    def take(self, after: State, record: Record) -> None:
+        """A round more: evaluate it if it is time to, write it down, save the state at times."""
+        experiment, trained = self.setup.experiment, time.perf_counter()
+        if not _is_finite(after) or _is_lost([record]):
+            self.status = "diverged"
+        elif after.round % experiment.evaluate.every == 0 or after.round == experiment.rounds:
+            measured, details = evaluate_run(self.setup, after, self.twin)
+            record |= measured
+            if self.folder is not None and after.round == experiment.rounds:
+                self.folder.write("evaluation.json", to_json(details.plain()) + "\n")
+            record["evaluation_seconds"] = time.perf_counter() - trained
+        if self.folder is not None:
+            self.folder.append(record)
+        self.records.append(record)
+        self.state = after
+        if self.watch is not None:
+            self.watch(record)
+        if self.folder is not None and time.perf_counter() - self.saved > CHECKPOINT_SECONDS:
+            self.folder.save_state(after)
+            self.saved = time.perf_counter()
+
+    def finish(self) -> None:
+        status = "finished" if self.status == "running" else self.status
+        if self.folder is not None:
+            self.folder.save_state(self.state)
+            self.folder.save_model(self.model)
+        self.settle(status)
+
+    def stop(self, error: BaseException) -> None:
+        """Keep the last whole round: a state is a value, whatever was under way."""
+        if self.folder is not None:
+            self.folder.save_state(self.state)
+            del self.records[self.state.round :]
+        self.settle("interrupted" if isinstance(error, KeyboardInterrupt) else "failed")
+
+    def settle(self, status: str) -> None:
+        self.status, self.summary = status, self.before
+        if len(self.records) > self.done or status != self.before.get("status"):
+            elapsed = self.earlier + time.perf_counter() - self.started
+            self.summary = _summary(self.setup, status, self.records, elapsed, self.twin)
+        if self.folder is not None:
+            self.folder.write_json("summary.json", self.summary)
+
+    @property
+    def model(self) -> Tree:
+        return self.state.params | self.state.buffers | self.setup.network.frozen
+
+    @property
+    def result(self) -> Result:
+        folder = self.folder.path if self.folder else None
+        return Result(self.status, self.records, self.summary, self.model, folder)
+
+
+def go_on(courses: Sequence[Course]) -> list[Result]:
+    """Go on with runs until all are over, on the first one's engine.
+
+    If there are several, their clients train as one cohort: see `fedlens.sweep` for which can.
+    """
+    live, setup = list(courses), courses[0].setup
+    together = None
     try:
-        settle(status)
-        with torch_settings(experiment, setup.device):
-            while state.round < experiment.rounds and status == "running":
-                start = time.perf_counter()
-                after, outcome = run_round(
-                    setup.program, setup.federation, setup.engine, state, experiment.seed
-                )
-                record: Record = {
-                    "round": after.round,
-                    "train_loss": float(outcome.train_loss),
-                    "batches": outcome.batches,
-                    "examples": outcome.examples,
-                    "bytes_up": outcome.bytes_up,
-                    "bytes_down": outcome.bytes_down,
-                    **{name: float(value) for name, value in outcome.scalars.items()},
-                }
-                trained = time.perf_counter()
-                record["seconds"] = trained - start
-                if not _is_finite(after) or _is_lost([record]):
-                    status = "diverged"
-                elif (
-                    after.round % experiment.evaluate.every == 0 or after.round == experiment.rounds
-                ):
-                    record |= _evaluate(setup, after, twin, folder)
-                    evaluating += time.perf_counter() - trained
-                if folder is not None:
-                    folder.append(record)
-                records.append(record)
-                state = after
-                if watch is not None:
-                    watch(record)
-                if folder is not None and time.perf_counter() - saved > CHECKPOINT_SECONDS:
-                    folder.save_state(state)
-                    saved = time.perf_counter()
-        status = "finished" if status == "running" else status
-        model = state.params | state.buffers | setup.network.frozen
-        if folder is not None:
-            folder.save_state(state)
-            folder.save_model(model)
-        summary = settle(status)
+        for course in live:
+            course.settle(course.status)
+        with torch_settings(setup.experiment, setup.device):
+            while True:
+                for course in [course for course in live if course.is_over]:
+                    course.finish()
+                    live.remove(course)
+                    together = None
+                if not live:
+                    break
+                if together is None:
+                    like = next(iter(live[0].state.params.values()))
+                    together = ClientProgram.together([c.setup.program for c in live], like)
+                _one_round(together, setup.engine, live)
     except BaseException as error:
-        # A state is a value: whatever was under way, the last whole round is there to be kept.
-        if folder is not None:
-            folder.save_state(state)
-            del records[state.round :]
-        settle("interrupted" if isinstance(error, KeyboardInterrupt) else "failed")
+        for course in live:
+            course.stop(error)
         raise
     finally:
         setup.engine.close()
-    return Result(status, records, summary, model, folder.path if folder else None)
+    return [course.result for course in courses]
 
 
-def _evaluate(
-    setup: Setup, state: State, twin: Twin | None, folder: RunFolder | None
-) -> dict[str, float]:
-    """How good the model is; the details of its last round go to the folder."""
-    found: dict[str, float] = {}
-    details: dict[str, Any] = {"part": judged(setup.experiment)} if setup.parts else {}
-    last = folder is not None and state.round == setup.experiment.rounds
-    loss = setup.program.algorithm.objective.loss
-    for name, part in setup.parts.items():
-        tally = evaluate(setup.network, state, part, setup.dataset.num_classes, loss)
-        measured = metrics(tally)
-        if name == "train":  # `train_loss` is the loss of local training
-            measured["set_loss"] = measured.pop("loss")
-        found |= {f"{name}_{key}": value for key, value in measured.items()}
-        if last and name == details["part"]:
-            details["confusion"] = tally.confusion.tolist()
-    if twin is not None:
-        own = found[f"{judged(setup.experiment)}_accuracy"]
-        found["relative_accuracy"] = own / twin.accuracy if twin.accuracy else math.nan
-    if setup.held_out is not None:
-        examples = setup.federation.examples
-        by_client = evaluate_clients(setup.network, state, examples, setup.held_out)
-        found |= {f"client_accuracy_{key}": value for key, value in spread(by_client).items()}
-        details["client_accuracy"] = by_client.tolist()
-    if last and folder is not None and details:
-        folder.write("evaluation.json", to_json(details) + "\n")
-    return found
+def _one_round(together: ClientProgram, engine: Engine, courses: Sequence[Course]) -> None:
+    started = time.perf_counter()
+    after = run_rounds(together, engine, [course.turn for course in courses])
+    records: list[Record] = [
+        {
+            "round": state.round,
+            "train_loss": float(outcome.train_loss),
+            "batches": outcome.batches,
+            "batches_total": course.num_batches + outcome.batches,
+            "examples": outcome.examples,
+            "bytes_up": outcome.bytes_up,
+            "bytes_down": outcome.bytes_down,
+            **{name: float(value) for name, value in outcome.scalars.items()},
+        }
+        for course, (state, outcome) in zip(courses, after, strict=True)
+    ]
+    seconds = (time.perf_counter() - started) / len(courses)
+    for course, (state, _), record in zip(courses, after, records, strict=True):
+        course.take(state, record | {"seconds": seconds})
 
 
 def _is_lost(records: list[Record]) -> bool:
@@ -261,23 +311,27 @@ def _summary(
     status: str,
     records: list[Record],
     elapsed: float,
-    evaluating: float,
     twin: Twin | None,
 ) -> dict[str, Any]:
     evaluated = [record for record in records if any("_accuracy" in key for key in record)]
-    measures = [key for key in (evaluated[-1] if evaluated else {}) if key not in OF_TRAINING]
+    measures = [key for key in (evaluated[-1] if evaluated else {}) if key not in NO_MEASURES]
     best: dict[str, Any] = {}
-    for key in measures:
+    for key in (key for key in measures if not key.endswith("_classes_predicted")):
         better = min if key.endswith(("loss", "std")) else max
         sound = [record for record in evaluated if _is_number(record.get(key))]
         if sound:
             record = better(sound, key=lambda r: r[key])
             best[key] = {"value": record[key], "round": record["round"]}
-    training = sum(record["seconds"] for record in records)
+    training, evaluation = (
+        sum(record.get(key, 0.0) for record in records) for key in ("seconds", "evaluation_seconds")
+    )
     against: dict[str, Any] = {}
     if twin is not None:
         reached = {str(s): rounds_to(records, s / 100, "relative_accuracy") for s in SHARES}
         against = {"twin": twin._asdict(), "rounds_to": reached}
+    at_budgets = {}
+    if setup.experiment.evaluate.on:
+        at_budgets = at_round_numbers(records, f"{judged(setup.experiment)}_accuracy")
     return {
         "status": status,
         "rounds": len(records),
@@ -285,13 +339,15 @@ def _summary(
         "final": {key: evaluated[-1][key] for key in measures}
         | ({"train_loss": records[-1]["train_loss"]} if records else {}),
         "best": best,
+        **at_budgets,
         **against,
         "emd": statistics.emd(_label_counts(setup)),
-        "seconds": {"training": training, "evaluation": evaluating, "total": elapsed},
-        "batches": sum(record["batches"] for record in records),
-        "bytes_up": sum(record["bytes_up"] for record in records),
-        "bytes_down": sum(record["bytes_down"] for record in records),
-        "peak_memory_bytes": peak_memory(setup.device),
+        "seconds": {"training": training, "evaluation": evaluation, "total": elapsed},
+        **{
+            key: sum(record[key] for record in records)
+            for key in ("batches", "examples", "bytes_up", "bytes_down")
+        },
+        "peak_memory_bytes": peak_memory(setup),
     }
 
 
@@ -313,88 +369,8 @@ def _shapes(state: State) -> dict[str, torch.Size]:
     return {name: t.shape for name, t in (state.params | state.buffers).items()}
 
 
-def _partition_hash(setup: Setup) -> str:
-    return setup.federation.everyone(0).digest()
-
-
-def _manifest(setup: Setup) -> dict[str, Any]:
-    on_gpu = setup.device.type == "cuda"
-    return {
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "fedlens": fedlens.__version__,
-        "revision": _revision(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "platform": platform.platform(),
-        "device": torch.cuda.get_device_name(setup.device) if on_gpu else "cpu",
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "engine": type(setup.engine).__name__.lower(),
-        "at_once": getattr(setup.engine, "at_once", 1),
-        "seed": setup.experiment.seed,
-        "partition": _partition_hash(setup),
-        "parameters": setup.network.num_parameters,
-        "weights": setup.weights._asdict() if setup.weights else None,
-        "classes": list(setup.dataset.classes),
-        "code": _own_code(setup.experiment),
-    }
-
-
-def _own_code(experiment: Experiment) -> list[str]:
-    """The folders of the functions named by import path: a resumed run finds them there again."""
-    clients = experiment.clients
-    chosen = [experiment.dataset, experiment.model, clients.partition, *experiment.algorithm]
-    names = [one.name for one in chosen if isinstance(one, Named)]
-    names += [experiment.loss, str(clients.partition.options.get("of", ""))]
-    names = [name for name in names if ":" in name and name.partition(":")[0] in sys.modules]
-    folders = set()
-    for name in names:
-        module = sys.modules[name.partition(":")[0].partition(".")[0]]
-        if module.__file__ is not None:
-            home = Path(module.__file__).resolve()
-            folders.add(str(home.parents[1 if home.name == "__init__.py" else 0]))
-    return sorted(folders)
-
-
-def _revision() -> str | None:
-    """The commit that runs, where Fedlens is run from a checkout of its own."""
-    home = Path(__file__).resolve().parents[2]
-    if not (home / ".git").exists():
-        return None
-    command = ["git", "-C", str(home), "describe", "--always", "--dirty"]
-    with contextlib.suppress(OSError):
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        return done.stdout.strip() or None
-    return None
-
-
-def peak_memory(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-@contextlib.contextmanager
-def torch_settings(experiment: Experiment, device: torch.device) -> Iterator[None]:
-    """What an experiment asks of torch as a whole, put back afterwards."""
-    precision = torch.get_float32_matmul_precision()
-    convolutions = torch.backends.cudnn.allow_tf32
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    tf32, threads = experiment.precision == "tf32", torch.get_num_threads()
-    try:
-        if device.type == "cuda":  # beside a GPU there are only small things left for the CPU,
-            torch.set_num_threads(1)  # and waking threads for them costs more than they do
-        torch.set_float32_matmul_precision("high" if tf32 else "highest")
-        torch.backends.cudnn.allow_tf32 = tf32
-        if experiment.deterministic:
-            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-            torch.use_deterministic_algorithms(True)
-        yield
-    finally:
-        torch.set_num_threads(threads)
-        torch.set_float32_matmul_precision(precision)
-        torch.backends.cudnn.allow_tf32 = convolutions
-        if experiment.deterministic:  # asking costs a second: torch imports its compiler
-            torch.use_deterministic_algorithms(deterministic)
+def peak_memory(setup: Setup) -> int:
+    """The most that was in use: of the GPU, else by this process and by its workers besides."""
+    if setup.device.type == "cuda":
+        return torch.cuda.max_memory_allocated(setup.device)
+    return largest_yet() + getattr(setup.engine, "worker_bytes", 0)

@@ -46,6 +46,18 @@ def apply_override(content: dict[str, Any], override: str) -> None:
     place[last] = _parsed(text)
 
 
+def parse_axis(axis: str) -> tuple[str, list[Any]]:
+    """A key and the values it takes, from `local.lr=0.01,0.1`."""
+    key, equals, text = axis.partition("=")
+    if not equals or not key.strip() or not text.strip():
+        raise ValueError(f"{axis!r} is not an axis of a grid: write key=value,value")
+    try:
+        values: list[Any] = tomllib.loads(f"values = [{text}]")["values"]
+    except tomllib.TOMLDecodeError:
+        values = [_parsed(part.strip()) for part in text.split(",")]
+    return key.strip(), values
+
+
 def _parsed(text: str) -> Any:
     """What TOML makes of it; anything else is text, which needs no quotes on a command line."""
     try:
@@ -68,9 +80,9 @@ def _algorithm_called(name: str, content: dict[str, Any]) -> dict[str, Any]:
 
 def to_toml(tables: Mapping[str, Any]) -> str:
     """Plain tables as TOML: first the values, then a section for each table."""
-    lines = [_pair(key, v) for key, v in tables.items() if not _is_section(key, v)]
+    lines = [_pair(key, v) for key, v in tables.items() if not _is_section(v)]
     for key, section in tables.items():
-        if not _is_section(key, section):
+        if not _is_section(section):
             continue
         listed = isinstance(section, list)
         for table in section if listed else [section]:
@@ -79,21 +91,22 @@ def to_toml(tables: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _is_section(key: str, value: Any) -> bool:
-    nested = isinstance(value, dict) and "name" not in value and key != "augment"
+def _is_section(value: Any) -> bool:
+    nested = isinstance(value, dict) and "name" not in value
     return nested or (isinstance(value, list) and bool(value) and isinstance(value[0], dict))
 
 
 def _pair(key: str, value: Any) -> str:
     is_bare = key.isascii() and key.replace("-", "").replace("_", "").isalnum()
-    return f"{key if is_bare else _value(key)} = {_value(value)}"
+    return f"{key if is_bare else to_value(key)} = {to_value(value)}"
 
 
-def _value(value: Any) -> str:
+def to_value(value: Any) -> str:
+    """A value as TOML writes it."""
     if isinstance(value, dict):
         return f"{{ {', '.join(_pair(key, part) for key, part in value.items())} }}"
     if isinstance(value, (list, tuple)):
-        return f"[{', '.join(map(_value, value))}]"
+        return f"[{', '.join(map(to_value, value))}]"
     if isinstance(value, float):
         return repr(value)
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -7,8 +7,9 @@ the extra `[track]`, and is imported only if it is asked for.
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -53,11 +54,13 @@ def mlflow(package: Any, folder: Path, described: Mapping[str, Any]) -> Iterator
 @contextmanager
 def trackio(package: Any, folder: Path, described: Mapping[str, Any]) -> Iterator[Log]:
     """A run of the project `fedlens`, wherever trackio keeps it."""
-    package.init(project=PROJECT, name=folder.name, config=dict(described))
+    with redirect_stdout(sys.stderr):  # where it greets: ours is for results alone
+        package.init(project=PROJECT, name=folder.name, config=dict(described))
     try:
         yield lambda measures, round: package.log(dict(measures), step=round)
     finally:
-        package.finish()
+        with redirect_stdout(sys.stderr):
+            package.finish()
 
 
 SINKS: dict[str, Sink] = {
@@ -102,6 +105,6 @@ def _package(name: str) -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         raise ValueError(
-            f"tracking with {name} needs the package {name}: `pip install {name}`, or "
+            f"tracking with {name} needs the package {name} ({error}): `pip install {name}`, or "
             "`pip install 'fedlens[track]'` for all trackers"
         ) from error

@@ -28,13 +28,13 @@ import fedlens
 from fedlens import keys
 from fedlens.build import Setup, build
 from fedlens.core import Examples, Fixed, Holdings
-from fedlens.data.partitions import PARTITIONS, Altered
+from fedlens.data.partitions import Altered, dealt
 from fedlens.data.places import cache
+from fedlens.evaluate import judged
 from fedlens.experiment import Clients, Experiment, Named, Server
 from fedlens.files import write_atomically
 from fedlens.folder import to_json
-from fedlens.options import call, find, resolve
-from fedlens.run import Record, Watch, judged, train
+from fedlens.run import Record, Watch, train
 
 AT_ONCE = 64  # clients whose plans are drawn together
 CHUNK = 1024  # images read together
@@ -69,7 +69,7 @@ def trained(setup: Setup, watch: Watch | None = None) -> Twin:
     will be, and `train_loss` the loss.
     """
     described = _described(setup)
-    central = build(replace(described, dataset=setup.dataset))
+    central = build(replace(described, dataset=setup.dataset), beside=setup)
     file = cache() / "twins" / f"{_key(central)}.json"
     measure = f"{judged(described)}_accuracy"
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError):  # else it is made anew
@@ -106,9 +106,7 @@ def together(
     Where they hold other examples in every round, it has all there are.
     """
     named = Named.of(of, "of")
-    function = find(PARTITIONS, named.name, "partition")
-    options = resolve(function, named.options, f"partition {named.name!r}")
-    held = call(function, examples, num_classes, count, rng, options=options)
+    held = dealt(named.name, named.options, examples, num_classes, count, rng)
     if isinstance(held, Altered):
         examples, held = held.examples, held.held
     held = held.everyone if isinstance(held, Fixed) else held
@@ -195,7 +193,7 @@ def _contents(examples: Examples, index: Tensor) -> Iterator[bytes]:
     device = examples.labels.device
     yield f"{tuple(examples.images.shape[1:])} {examples.images.dtype}".encode()
     for some in torch.split(index, CHUNK):
-        yield _bytes(examples.images[some.to(device)])
+        yield _bytes(examples.read(some.to(device)))
         yield _bytes(examples.labels[some.to(device)])
 
 

@@ -6,6 +6,7 @@ A client's loss is 0.5 * sum a (w - c)^2, with a and c its own. Its examples all
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,7 +18,7 @@ from federations import CPU
 from fedlens.algorithm import Algorithm
 from fedlens.client import ClientProgram
 from fedlens.core import Examples, Federation, Fixed, Holdings
-from fedlens.engines import Sequential
+from fedlens.engines import Sequential, Stacked
 from fedlens.network import Network
 from fedlens.pieces import Epochs, Objective, Sgd, Uniformly
 from fedlens.rounds import Outcome, State, begin, run_round
@@ -117,11 +118,12 @@ def rounds_of(
     rounds: int,
     seed: int = 0,
     dtype: torch.dtype = DOUBLE,
+    kind: type[Sequential] | type[Stacked] = Sequential,
 ) -> Iterator[tuple[State, Outcome]]:
     """A run, one round after another."""
     network = Network(module, dtype=dtype)
     program = ClientProgram(algorithm, network.layout)
-    engine = Sequential(network, federation.examples)
+    engine = kind(network, federation.examples)
     state = begin(network, program, federation, CPU)
     for _ in range(rounds):
         state, outcome = run_round(program, federation, engine, state, seed)
@@ -142,6 +144,12 @@ def path(algorithm: Algorithm, problem: Quadratics, rounds: int, seed: int = 0) 
 def end(algorithm: Algorithm, problem: Quadratics, rounds: int = 1, seed: int = 0) -> Tensor:
     """The server's model after the last of these rounds. [D]"""
     return path(algorithm, problem, rounds, seed)[-1]
+
+
+def far(algorithm: Algorithm, problem: Quadratics, rounds: int) -> Tensor:
+    """Where thousands of rounds lead, clients of a round side by side to be fast. [D]"""
+    run = rounds_of(algorithm, problem.federation, Point(problem.start), rounds, kind=Stacked)
+    return deque(run, maxlen=1)[0][0].params["w"]
 
 
 def local_steps(problem: Quadratics, x: Tensor, lr: float, steps: int) -> Tensor:  # [K, D]

@@ -20,6 +20,7 @@ from quadratics import (
 )
 
 from federations import CPU, assert_equal, noisy_images, small_cnn, train
+from fedlens import keys
 from fedlens.algorithm import Algorithm, compose
 from fedlens.algorithms import admm, ceadmm, fedadmm, fedavgm, fedprox
 from fedlens.client import ClientProgram
@@ -28,7 +29,7 @@ from fedlens.engines import Sequential
 from fedlens.network import Network
 from fedlens.pieces import Epochs, Sgd, Uniformly, double_softmax
 from fedlens.pieces.consensus import change
-from fedlens.rounds import ClientMemory, begin, run_round
+from fedlens.rounds import SELECT, ClientMemory, begin, run_round
 
 SOLVED = 60  # epochs that solve a quadratic of curvature 0.5 + rho or more at lr 0.4
 
@@ -139,6 +140,26 @@ def test_once_everyone_was_seen_in_round_one_warm_and_cold_are_the_same():
         path(compose(plain(4, 0.2, 4), fedadmm(0.6, start=s)), problem, 5) for s in ("warm", "cold")
     )
     close(warm, cold)
+
+
+def test_a_cold_start_is_gongs_fedadmm_with_a_server_step_of_the_share_sampled():
+    """theta += (eta / |S|) sum of changes of w_i + y_i / rho, eta = |S| / m, for equal sizes."""
+    problem, rho, m = some(6, equal=True), 0.7, 6
+    theta = problem.start
+    w, y = theta.repeat(m, 1), torch.zeros(m, 3, dtype=DOUBLE)
+    for state, _ in follow(compose(plain(2, 0.4, SOLVED), fedadmm(rho, start="cold")), problem, 8):
+        drawn = Uniformly(2)(problem.federation, 0, select_key(state.round - 1))
+        before = w + y / rho
+        # 0 = f'(w) + y + rho (w - theta)
+        solved = (problem.a * problem.c - y + rho * theta) / (problem.a + rho)
+        w[drawn] = solved[drawn]
+        y[drawn] += rho * (solved - theta)[drawn]
+        theta = theta + (w + y / rho - before)[drawn].sum(0) / m
+        close(state.params["w"], theta, 1e-9)
+
+
+def select_key(round):
+    return keys.fold(keys.root(0), SELECT, round)
 
 
 def frozen(local):

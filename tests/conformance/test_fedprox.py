@@ -71,6 +71,23 @@ def test_the_first_local_step_is_fedavgs():
     assert not torch.equal(one.params["0.weight"], two.params["0.weight"])
 
 
+def test_the_second_step_of_the_first_epoch_is_held_already():
+    """Some code adds its term only from the second epoch on."""
+    one = torch.ones(1, 1, dtype=DOUBLE)
+    problem = Quadratics(one, 3 * one, torch.tensor([2]), torch.zeros(1, dtype=DOUBLE))
+    found = end(compose(plain(1, 0.1, batch_size=1), fedprox(0.5)), problem)
+    first = 0.1 * 3
+    close(found, torch.tensor([first + 0.1 * (3 - first) - 0.1 * 0.5 * first], dtype=DOUBLE))
+
+
+@pytest.mark.parametrize("mu", [0.5, 3.0])
+def test_no_client_moves_further_than_its_gradient_over_mu(mu):
+    """Solved, mu (w - x) is minus the gradient at w, which is the smaller one."""
+    problem = some(1)
+    moved = end(compose(plain(1, 0.1, epochs=300), fedprox(mu)), problem) - problem.start
+    assert moved.norm() < problem.slope(problem.start).norm() / mu
+
+
 def a_local(params):
     nothing = torch.zeros(2)
     anchor = {name: torch.ones_like(p[:1]) for name, p in params.items()}

@@ -299,6 +299,20 @@ def test_bias_and_normalisation_go_with_their_node():
     close(by_examples, other["1.weight"][:, 2].mean())
 
 
+def test_the_nodes_of_a_transposed_convolution_lie_on_its_second_axis():
+    rng = torch.Generator().manual_seed(0)
+    updates = torch.randn(7, 2, 3, 2, 2, generator=rng, dtype=DOUBLE)
+    found, plain = (
+        NodeByNode().node_weights("0.weight", {"0.weight": u}, a_cohort(COUNTS), Layout.of(net))
+        for net, u in (
+            (nn.Sequential(nn.ConvTranspose2d(2, 3, 2), nn.Linear(1, 3)), updates),
+            (nn.Sequential(nn.Conv2d(2, 3, 2), nn.Linear(1, 3)), updates.transpose(1, 2)),
+        )
+    )
+    assert found.shape == (7, 3)
+    close(found, plain)
+
+
 def test_a_bias_may_count_in_the_variance():
     v = some_updates(3)
     v["0.weight"] = torch.zeros_like(v["0.weight"])

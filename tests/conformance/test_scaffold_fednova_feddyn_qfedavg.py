@@ -22,7 +22,7 @@ from quadratics import (
 
 from federations import RAGGED, assert_equal, noisy_images, small_cnn, train
 from fedlens.algorithm import Algorithm, compose
-from fedlens.algorithms import fedbn, feddyn, fednova, qfedavg, scaffold
+from fedlens.algorithms import fedbn, feddyn, fednova, fedprox, qfedavg, scaffold
 from fedlens.algorithms.fednova import BySteps
 from fedlens.algorithms.scaffold import TellControl
 from fedlens.core import Cohort
@@ -180,11 +180,44 @@ def test_fednova_is_the_papers_formula():
         close(state.params["w"], x)
 
 
+@pytest.mark.parametrize("in_turn", [1, -1])
+def test_fednova_with_fedprox_is_the_papers_formula(in_turn):
+    """a = ((1 - lr mu)^(tau - 1), ..., 1 - lr mu, 1)."""
+    problem, lr, mu = some(4), 0.05, 3.0
+    tau, p = 2 * problem.sizes[:, None], problem.shares
+    kept = [(1 - lr * mu) ** torch.arange(t, dtype=DOUBLE) for t in tau[:, 0].tolist()]
+    a = torch.stack([row.sum() for row in kept])[:, None]
+    papers = (fednova(), fedprox(mu))[::in_turn]
+    x = problem.start
+    for state, _ in follow(compose(plain(4, lr, 2, batch_size=1), *papers), problem, 6):
+        solved = (problem.a * problem.c + mu * x) / (problem.a + mu)
+        moved = (1 - (1 - lr * (problem.a + mu)) ** tau) * (solved - x)
+        x = x + (p * a).sum() * (p * moved / a).sum(0)
+        close(state.params["w"], x)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.6])
+def test_fednova_with_fedprox_minimises_what_was_asked_for(momentum):
+    """To first order in lr, at any lr mu; the weights of SGD alone do not."""
+    problem, lr, mu = some(4), 1e-4, 2000.0
+    there = replace(problem, start=problem.optimum)
+    right = compose(plain(4, lr, 3, momentum, batch_size=1), fedprox(mu), fednova())
+
+    def moved(weigh):
+        return float((end(replace(right, weigh=weigh), there) - there.start).norm()) / lr
+
+    assert moved(right.weigh) < 0.02 < 1 < moved(BySteps(momentum))
+
+
 def test_fednova_refuses_what_it_has_no_steps_for():
-    with pytest.raises(ValueError, match="choose below 1"):
+    with pytest.raises(ValueError, match="choose a number from 0 to below 1"):
         compose(plain(2, momentum=1.0), fednova())
-    with pytest.raises(ValueError, match="leave the other local rule out"):
-        compose(plain(2), scaffold(), fednova())
+    with pytest.raises(ValueError, match="times fedprox's mu is"):
+        compose(plain(2, 0.1), fednova(), fedprox(10.0))
+    papers = (fedprox(inexactness=True), fednova())
+    for pair in (papers, papers[::-1]):
+        with pytest.raises(ValueError, match="leave the other local rule out"):
+            compose(plain(2), *pair)
 
 
 def test_feddyn_is_the_papers_algorithm():

@@ -92,7 +92,7 @@ def adaptive(kind, problem, rounds, lr, beta1, beta2, tau):
         delta = ((local - torch.tensor(x)) * problem.shares).sum(0).numpy()
         m = beta1 * m + (1 - beta1) * delta
         if kind == "adagrad":
-            v = v + delta**2
+            v = beta2 * v + delta**2
         elif kind == "yogi":
             v = v - (1 - beta2) * delta**2 * np.sign(v - delta**2)
         else:
@@ -109,11 +109,48 @@ def test_adaptive_servers_are_the_papers_formulas(kind, tau):
     made = {
         "adam": fedadam(0.05, 0.9, 0.99, tau),
         "yogi": fedyogi(0.05, 0.9, 0.99, tau),
-        "adagrad": fedadagrad(0.05, 0.0, tau),
+        "adagrad": fedadagrad(0.05, tau=tau),
     }[kind]
-    beta1 = 0.0 if kind == "adagrad" else 0.9
+    beta1, beta2 = (0.0, 1.0) if kind == "adagrad" else (0.9, 0.99)
     found = path(compose(plain(5, 0.1, epochs=2), made), problem, 12)
-    close(found, adaptive(kind, problem, 12, 0.05, beta1, 0.99, tau), 1e-11)
+    close(found, adaptive(kind, problem, 12, 0.05, beta1, beta2, tau), 1e-11)
+
+
+@dataclass(frozen=True)
+class Adagrad:
+    """Adagrad as it is without a beta2: v only grows."""
+
+    lr: float
+    tau: float
+
+    def init(self, params):
+        return {"v": {name: torch.full_like(p, self.tau**2) for name, p in params.items()}}
+
+    def update(self, grads, memory, params, gathered):
+        v = {name: memory["v"][name] + g.square() for name, g in grads.items()}
+        moved = {n: p + self.lr * -grads[n] / (v[n].sqrt() + self.tau) for n, p in params.items()}
+        return moved, {"v": v}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
+def test_fedadagrad_keeps_all_squares_unless_told_otherwise_byte_for_byte(dtype):
+    plain_sum = replace(BASE, advance=Adagrad(0.01, 1e-3))
+    one, two = (train(a, rounds=3, dtype=dtype) for a in (plain_sum, compose(BASE, fedadagrad())))
+    assert_equal(found=two.params, expected=one.params)
+
+
+@pytest.mark.parametrize("beta2", [0.0, 0.6, 1.0])
+def test_a_constant_update_builds_up_squares_of_a_geometric_sum(beta2):
+    """v = beta2^t tau^2 + d^2 (1 + ... + beta2^(t-1)); a step is lr d / (sqrt v + tau)."""
+    problem, d, lr, tau = some(3), -0.5, 0.1, 0.2
+    made = fedadagrad(lr, beta2=beta2, tau=tau)
+    algorithm = compose(replace(plain(3), upload=AlwaysTheSame()), made)
+    x = problem.start
+    for t, (state, _) in enumerate(follow(algorithm, problem, 6), start=1):
+        v = beta2**t * tau**2 + d**2 * sum(beta2**i for i in range(t))
+        close(state.server["v"]["w"], torch.full((1, 3), v, dtype=DOUBLE))
+        x = x + lr * d / (v**0.5 + tau)
+        close(state.params["w"], x)
 
 
 def test_there_is_no_bias_correction_and_v_starts_at_tau_squared():
@@ -130,7 +167,7 @@ def test_a_large_tau_makes_adagrad_and_yogi_fedavg():
     """v stays at tau^2, so a step is lr d / (2 tau). Adam's v forgets its start instead."""
     problem, tau = some(4), 1e6
     expected = end(plain(4), problem, 5)
-    for made in (fedyogi(2 * tau, 0.0, 0.9, tau), fedadagrad(2 * tau, 0.0, tau)):
+    for made in (fedyogi(2 * tau, 0.0, 0.9, tau), fedadagrad(2 * tau, tau=tau)):
         close(end(compose(plain(4), made), problem, 5), expected, 1e-6)
     x = problem.start
     for t in range(1, 6):
@@ -141,6 +178,9 @@ def test_a_large_tau_makes_adagrad_and_yogi_fedavg():
 def test_numbers_out_of_range_are_refused():
     for wrong in (fedavgm(-0.1), fedavgm(1.0), fedadam(beta1=5.0), fedadam(beta2=-1.0)):
         with pytest.raises(ValueError, match="choose a number from 0 to below 1"):
+            compose(BASE, wrong)
+    for wrong in (fedadagrad(beta2=1.1), fedadagrad(beta2=-0.1)):
+        with pytest.raises(ValueError, match=r"beta2 is .*: choose a number from 0 to 1"):
             compose(BASE, wrong)
     for wrong in (fedadam(lr=-1.0), fedadam(tau=0.0)):
         with pytest.raises(ValueError, match=r"choose .* or more"):

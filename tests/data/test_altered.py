@@ -106,9 +106,7 @@ def test_clients_train_on_what_they_see_and_are_judged_on_what_is_true() -> None
     data = fl.Dataset("noise", given, given, tuple("abcdefghij"))
     of = {"name": "natural", "column": "writer"}
     noisy = {"name": "noisy-labels", "of": of, "low": 1.0, "high": 1.0}
-    described = fl.Experiment(
-        dataset=data, model="linear", rounds=1, clients={"count": 3, "partition": noisy}
-    )
+    described = fl.Experiment(dataset=data, model="linear", rounds=1, clients={"partition": noisy})
     setup = build(described)
     assert not (setup.federation.labels == given.labels).any()
     assert torch.equal(setup.parts["test"].labels, given.labels)

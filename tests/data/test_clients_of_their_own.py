@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -225,6 +226,40 @@ def test_omniglot_is_unpacked_and_its_drawers_are_clients(tmp_path: Path) -> Non
     assert len(everyone) == 10
     assert "Greek/05" in everyone
     assert len(load("omniglot", tmp_path, test_share=0.4).test) == 6
+
+
+def test_omniglot_is_read_from_its_published_folders(tmp_path: Path) -> None:
+    ink = np.full((105, 105), 255, np.uint8)
+    ink[:, 50:60] = 0
+    for part, alphabet in (
+        ("background", "Latin"),
+        ("background", "Greek"),
+        ("evaluation", "Oriya"),
+    ):
+        for character in (1, 2):
+            for drawer in range(1, 6):
+                file = f"omniglot/images_{part}/{alphabet}/character{character:02d}"
+                (tmp_path / file).mkdir(parents=True, exist_ok=True)
+                picture = Image.fromarray(ink if character == 1 else ink.T).convert("1")
+                picture.save(tmp_path / file / f"{100 * character:04d}_{drawer:02d}.png")
+    found = load("omniglot", tmp_path)
+    assert found.classes == ("Greek 1", "Greek 2", "Latin 1", "Latin 2", "Oriya 1", "Oriya 2")
+    assert torch.bincount(found.train.labels).tolist() == [4] * 6
+    assert torch.bincount(found.test.labels).tolist() == [1] * 6
+    upright = found.train.labels % 2 == 0
+    assert (found.train.images[upright, 0, :, 14] == 255).all()
+    assert (found.train.images[upright, 0, :, 0] == 0).all()
+    assert (found.train.images[~upright, 0, 14] == 255).all()
+    people = set(found.train.columns["drawer"]) | set(found.test.columns["drawer"])
+    assert people == {f"{a}/0{d}" for a in ("Latin", "Greek", "Oriya") for d in range(1, 6)}
+    (tmp_path / file / "0100_x.png").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"0100_x.png does not end with the number of its drawer"):
+        load("omniglot", tmp_path)
+    for part in ("background", "evaluation"):
+        shutil.rmtree(tmp_path / f"omniglot/images_{part}")
+        (tmp_path / f"omniglot/images_{part}").mkdir()
+    with pytest.raises(ValueError, match=r"has no ALPHABET/CHARACTER/\*.png: unpack its archives"):
+        load("omniglot", tmp_path)
 
 
 @pytest.mark.parametrize(

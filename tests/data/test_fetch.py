@@ -1,4 +1,5 @@
 import hashlib
+import re
 import tarfile
 import threading
 from collections.abc import Iterator
@@ -8,9 +9,11 @@ from pathlib import Path
 import pytest
 from published_files import write_cifar100, write_idx_set
 
+from fedlens.cli import data_check
 from fedlens.data import DATASETS, Source, catalogue
 from fedlens.data.catalogue import CIFAR100, FASHION_MNIST, PUBLISHED, Download, Form, Published
-from fedlens.data.fetch import check, get, get_from, listing
+from fedlens.data.download import Unreachable
+from fedlens.data.fetch import check, get, get_from, here, listing, mended
 from fedlens.data.places import cache
 
 IMAGES = "train-images-idx3-ubyte.gz"
@@ -180,7 +183,7 @@ def test_a_server_that_ignores_ranges_is_read_from_the_start(server, tmp_path):
 @pytest.mark.usefixtures("fashion")
 def test_a_later_run_goes_on_where_an_earlier_one_gave_up(server, tmp_path):
     server.cuts = [700, 0, 0, 0, 0, 0, 0, 0]
-    with pytest.raises(ValueError, match=r"the connection was cut.*: try again, or .*--from PATH"):
+    with pytest.raises(Unreachable, match=r"the connection was cut.*: try again, or .*--from PATH"):
         get("fashion-mnist", tmp_path, base_url=server.url, wait=0.01)
     server.seen.clear()
     server.cuts.clear()
@@ -199,7 +202,7 @@ def test_a_server_in_trouble_is_asked_again(server, tmp_path):
 def test_a_file_with_a_wrong_checksum_is_removed(server, tmp_path, wrong):
     path = f"/fashion-mnist/{IMAGES}"
     server.files[path] = wrong(server.files[path])
-    with pytest.raises(ValueError, match=rf"{IMAGES} \(wrong checksum, removed\), .*: try again"):
+    with pytest.raises(Unreachable, match=rf"{IMAGES} \(wrong checksum, removed\), .*: try again"):
         get("fashion-mnist", tmp_path / "dest", base_url=server.url, wait=0.01)
     assert not list((tmp_path / "dest" / "fashion-mnist").glob(f"{IMAGES}*"))
 
@@ -211,19 +214,19 @@ def test_an_unfinished_file_longer_than_the_servers_is_begun_anew(server, tmp_pa
     part = tmp_path / "fashion-mnist" / f"{IMAGES}.part"
     part.parent.mkdir()
     part.write_bytes(whole[:100])
-    with pytest.raises(ValueError, match="wrong checksum"):
+    with pytest.raises(Unreachable, match="wrong checksum"):
         get("fashion-mnist", tmp_path, base_url=server.url, wait=0.01)
     assert not part.exists()
 
 
 @pytest.mark.usefixtures("fashion")
 def test_an_address_that_cannot_be_reached_is_named_with_the_remedy(server, tmp_path):
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(Unreachable) as caught:
         get("fashion-mnist", tmp_path, base_url="http://127.0.0.1:9", wait=0.001)
     for part in ("http://127.0.0.1:9/", "refused", "fedlens data get fashion-mnist --from PATH"):
         assert part in str(caught.value)
     assert "\n" not in str(caught.value)
-    with pytest.raises(ValueError, match="404"):
+    with pytest.raises(Unreachable, match="404"):
         get("fashion-mnist", tmp_path, base_url=f"{server.url}/nowhere")
 
 
@@ -335,5 +338,31 @@ def test_sets_without_an_address_are_listed_and_checked_but_not_fetched(tmp_path
     (tmp_path / "omniglot" / "omniglot.npz").write_bytes(b"anything")
     assert check("omniglot", source) == [(str(tmp_path / "omniglot" / "omniglot.npz"), "damaged")]
     assert {row.name: row.where for row in listing(source)}["omniglot"] is not None
-    with pytest.raises(ValueError, match="no address to fetch it from"):
+    where = r"unpack images_background.zip .* https://.*/omniglot, and put its files \(.*\) into a"
+    with pytest.raises(ValueError, match=f"omniglot cannot be fetched: {where}"):
         get("omniglot", tmp_path)
+    assert re.search(where, mended("omniglot"))
+    with pytest.raises(ValueError, match=r"make it with `fedlens data prepare inaturalist-geo-3k"):
+        get("inaturalist-geo-3k", tmp_path)
+    with pytest.raises(ValueError, match=r"inaturalist-geo-3k is not in .*: make it with `fedlens"):
+        check("inaturalist-geo-3k", source)
+
+
+def test_what_is_here_in_part_or_damaged_is_checked_too(fashion, tmp_path, capsys):
+    source = Source(data=fashion.parent)
+    fashion = fashion.rename(fashion.with_name("fashion-mnist"))
+    (fashion / IMAGES).unlink()
+    begun = fashion.parent / "inaturalist-geo-3k-96"
+    begun.mkdir()
+    assert here(source) == ["fashion-mnist-mini", "fashion-mnist", "inaturalist-geo-3k"]
+    assert here(Source(data=tmp_path / "nowhere")) == ["fashion-mnist-mini"]
+    assert (str(fashion / IMAGES), "missing") in check("fashion-mnist", source)
+    assert check("inaturalist-geo-3k", source) == [(str(begun), "missing")]
+    (begun / "manifest.json").write_text("{")
+    assert check("inaturalist-geo-3k", source) == [(str(begun), "damaged")]
+    assert mended("inaturalist-geo-3k").startswith("make it with `fedlens data prepare")
+    with pytest.raises(
+        ValueError, match="fashion-mnist is not whole: fetch it again with `fedlens"
+    ):
+        data_check(data=fashion.parent)
+    assert f"missing   {fashion / IMAGES}" in capsys.readouterr().out

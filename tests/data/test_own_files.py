@@ -11,6 +11,7 @@ from published_files import pixels
 
 from fedlens.data import DATASETS, Source, mini
 from fedlens.data.arrays import held_out, mean_and_std
+from fedlens.data.partitions import PARTITIONS
 from fedlens.options import resolve
 
 
@@ -179,6 +180,17 @@ def test_a_manifest_brings_labels_and_columns(animals):
     assert "split" not in columns
 
 
+def test_photos_without_a_place_are_at_no_client(animals):
+    rows = [ROWS[0].replace("0.5,-180", ","), ROWS[1].replace("12", "nan"), ROWS[2]]
+    rows.append("animals/dog/1.PNG,9,zoe,10,20,train,y\n")
+    (animals / "photos.csv").write_text(HEADER + "".join(rows))
+    train = load("csv", animals, path="photos.csv").train
+    assert np.isnan(train.columns["lat"]).tolist() == [True, False, False]
+    assert np.isnan(train.columns["lon"]).tolist() == [True, True, False]
+    held = PARTITIONS["s2"](train, 2, None, np.random.default_rng(0), n_max=5)
+    assert held.index.tolist() == [2]
+
+
 def test_a_manifest_without_split_is_divided_like_a_folder(animals):
     files = sorted((animals / "animals").rglob("*.png")) + sorted(
         (animals / "animals").rglob("*.PNG")
@@ -205,7 +217,9 @@ def test_a_manifest_without_split_is_divided_like_a_folder(animals):
         ("path,label\nanimals/cat/0.png,\n", r"photos.csv:2: label is empty"),
         ("path,label\n\nanimals/cat/99.png,a\n", r"photos.csv:3: there is no file .*99.png'"),
         (HEADER + ROWS[0] + ROWS[1].replace("-90", "-91"), r"photos.csv:3: lat is '-91': write"),
-        (HEADER + ROWS[0].replace("-180", "nan"), "lon is 'nan'"),
+        (HEADER + ROWS[0].replace("-180", "inf"), "lon is 'inf'"),
+        (HEADER + ROWS[0] * 2, r"photos.csv:3: 'animals/cat/0.png' is listed twice, in line 2 too"),
+        ("path,label\n./animals/cat/0.png,a\nanimals/cat/0.png,b\n", "is listed twice"),
         (HEADER + ROWS[0].replace("-180", "west"), "lon is 'west'"),
         (HEADER + ROWS[0].replace("train", "trian"), "split is 'trian': did you mean 'train'"),
         (HEADER + ROWS[0] + ROWS[1], "no row has split test"),

@@ -13,6 +13,7 @@ import torch
 from naturalists import make
 
 import fedlens as fl
+from fedlens.build import build
 from fedlens.data import DATASETS, Source, store
 from fedlens.data.curation import Listing, listing
 from fedlens.data.pictures import read
@@ -57,6 +58,26 @@ def test_a_store_holds_every_image_once_and_is_mapped(nature: Path) -> None:
     assert sorted(f.name for f in pixels.parent.iterdir()) == [
         *("images.u8", "listing.npz", "manifest.json")
     ]
+
+
+def test_a_share_set_apart_for_validation_stays_in_the_mapped_file(nature: Path) -> None:
+    prepared(nature)
+    described = fl.Experiment(
+        dataset=fl.Named(NAME, {"size": 8}),
+        model="linear",
+        rounds=1,
+        evaluate=fl.Evaluate(on=("validation", "test"), validation=0.2),
+    )
+    setup = build(described, nature.parent)
+    train, apart = setup.federation.examples, setup.parts["validation"]
+    assert (len(train), len(apart)) == (160, 40)
+    assert train.images is apart.images is setup.dataset.train.images
+    files = images_of(nature)
+    for part in (train, apart):
+        expected = [read(files[name], 3, 8) for name in part.columns["image_id"][:5]]
+        shown = part.read(slice(5)).permute(0, 2, 3, 1).numpy()
+        assert np.array_equal(shown, np.stack(expected))
+    assert fl.run(described, data=nature.parent).status == "finished"
 
 
 def test_images_that_are_missing_or_broken_are_left_out_and_listed(nature: Path) -> None:

@@ -1,4 +1,5 @@
-"""On a GPU: `stacked`, with its recorded steps, agrees with `sequential` for every algorithm.
+"""On a GPU: `stacked`, with its recorded steps, agrees with `sequential` for every algorithm, and
+three experiments in one round agree with each alone.
 
     PYTHONPATH=src:tests python tests/gpu/engines_agree.py
 
@@ -10,13 +11,16 @@ import sys
 
 import torch
 
+import side_by_side
 from federations import RAGGED, noisy_images, small_cnn
+from fedlens.algorithm import Algorithm
 from fedlens.client import ClientProgram
 from fedlens.core import Federation
 from fedlens.engines import Sequential, Stacked
 from fedlens.network import Network
 from fedlens.rounds import State, begin, run_round
 from papers_under_test import ALGORITHMS
+from side_by_side import points
 
 GPU = torch.device("cuda")
 ROUNDS = 4
@@ -41,22 +45,33 @@ def difference(found: State, expected: State) -> float:
     return worst
 
 
+def apart(algorithm: Algorithm) -> float:
+    """How far experiments that train side by side end from where each ends alone."""
+    turns = points(algorithm, "batch", GPU)
+    together, _ = side_by_side.train("stacked", "batch", turns, ROUNDS)
+    alone = [side_by_side.train("stacked", "batch", [turn], ROUNDS)[0][0] for turn in turns]
+    return max(map(difference, together, alone))
+
+
 def main() -> None:
     torch.use_deterministic_algorithms(True)
     ragged = noisy_images(RAGGED)
     federation = Federation(ragged.examples.to(GPU), ragged.num_classes, ragged.split)
     bad = 0
-    for kind in ("group", "batch"):
-        for name, algorithm in ALGORITHMS.items():
+
+    def note(off: float, what: str) -> None:
+        nonlocal bad
+        bad += not off < 1e-9
+        print(f"{'agrees ' if off < 1e-9 else 'differs'} {off:.1e}  {what}", flush=True)
+
+    for name, algorithm in ALGORITHMS.items():
+        for kind in ("group", "batch"):
             module = small_cnn(kind, dropout=0.3 if kind == "batch" else 0.0)
             expected = train(algorithm, Sequential, module, federation)
-            off = difference(train(algorithm, Stacked, module, federation), expected)
-            bad += not off < 1e-9
-            print(
-                f"{'differs' if not off < 1e-9 else 'agrees '} {off:.1e}  {kind} norm  {name}",
-                flush=True,
-            )
-    print(f"{2 * len(ALGORITHMS) - bad} passed, {bad} failed")
+            found = train(algorithm, Stacked, module, federation)
+            note(difference(found, expected), f"{kind} norm  {name}")
+        note(apart(algorithm), f"side by side  {name}")
+    print(f"{3 * len(ALGORITHMS) - bad} passed, {bad} failed")
     sys.exit(1 if bad else 0)
 
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedlens.report.partition import draw
+import fedlens as fl
+from fedlens.report.partition import draw, title_of
 
 
 def names(num_classes: int) -> list[str]:
@@ -70,3 +71,42 @@ def test_a_name_is_needed_for_every_class(tmp_path: Path) -> None:
 def test_pyplot_is_never_imported() -> None:
     program = "import sys, fedlens.report.partition; assert 'matplotlib.pyplot' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.parametrize(
+    ("partition", "title"),
+    [
+        ({"name": "dirichlet", "alpha": 0.1}, "cifar10: dirichlet alpha=0.1"),
+        ({"name": "proportions", "sizes": "low"}, "cifar10: proportions sizes=low"),
+        ({"name": "published", "path": "/a/b/c.csv.gz"}, "cifar10: published path=c.csv.gz"),
+        ({"name": "fresh", "per_class": 5}, "cifar10: fresh per_class=5, in round 1"),
+        (
+            {"name": "noisy-labels", "high": 0.4, "of": {"name": "natural", "column": "writer"}},
+            "cifar10: noisy-labels of natural column=writer high=0.4",
+        ),
+    ],
+)
+def test_a_title_has_the_options_that_matter(partition: dict[str, Any], title: str) -> None:
+    described = fl.Experiment("cifar10", "linear", 1, clients={"partition": partition})
+    assert title_of("cifar10", described.clients.partition) == title
+
+
+def test_a_few_clients_are_called_by_their_names(tmp_path: Path) -> None:
+    counts = some_counts(5, 10)
+    numbers = pixels(draw(counts, names(10), "t", tmp_path / "1.png"))
+    called = pixels(draw(counts, names(10), "t", tmp_path / "2.png", ["ann", "b$", "c", "d", "e"]))
+    assert called.shape[0] > numbers.shape[0]
+    many = some_counts(40, 10)
+    people = [f"writer {i}" for i in range(40)]
+    plain = pixels(draw(many, names(10), "t", tmp_path / "3.png"))
+    assert (pixels(draw(many, names(10), "t", tmp_path / "4.png", people)) == plain).all()
+
+
+def test_clients_that_are_alike_are_pale_and_the_same_share_has_the_same_colour(
+    tmp_path: Path,
+) -> None:
+    alike = np.full((100, 10), 10)
+    single = 100 * np.eye(10, dtype=np.int64)[np.arange(100) % 10]
+    assert pixels(draw(alike, names(10), "t", tmp_path / "1.png"))[300, 500].min() > 150
+    dark = pixels(draw(single, names(10), "t", tmp_path / "2.png"))
+    assert (dark.reshape(-1, 3) == (8, 36, 58)).all(1).sum() > 10_000

@@ -93,6 +93,22 @@ def test_a_run_killed_before_its_summary_counts_as_interrupted(run_folder: Make)
     assert cell(folder, "MB up") == "465.7"
 
 
+def test_a_run_killed_after_its_start_is_told_by_its_records(run_folder: Make) -> None:
+    """Its summary is of the moment when it started, or was resumed."""
+    folder = run_folder("killed", rounds=7, planned=40, status="running")
+    expected = [cell(folder, column) for column in ("best accuracy (round)", "final loss", "MB up")]
+    path = folder / "summary.json"
+    summary = json.loads(path.read_text())
+    zeros = {"total": 0.0, "training": 0.0, "evaluation": 0.0}
+    summary |= {"rounds": 0, "seconds": zeros, "bytes_up": 0, "bytes_down": 0, "final": {}}
+    path.write_text(json.dumps(summary | {"best": {}, "peak_memory_bytes": 0}))
+    shown = [cell(folder, column) for column in ("best accuracy (round)", "final loss", "MB up")]
+    assert shown == expected
+    assert cell(folder, "seconds") == "8.8"
+    assert (cell(folder, "rounds"), cell(folder, "status")) == ("7 of 40", "running")
+    assert read(folder).summary["emd"] == 0.92
+
+
 def test_damaged_files_are_named(run_folder: Make) -> None:
     folder = run_folder("a")
     (folder / "summary.json").write_text("[1]")

@@ -1,9 +1,10 @@
 """FedNova (Wang et al., NeurIPS 2020, arXiv:2007.07481), equations 8 and 9: normalised steps.
 
 A client that takes more steps moves further, and plain averaging then minimises another objective
-than was asked for. Each update is divided by |a_k|, the weight of its steps, and the mean scaled
-back by sum_k p_k |a_k|. For SGD |a_k| is the number of steps; with momentum rho it is
-(tau - rho (1 - rho^tau) / (1 - rho)) / (1 - rho). With equal steps it is FedAvg.
+than was asked for. Each update is divided by |a_k|, how far its steps lead under a constant
+gradient, in learning rates; and the mean is scaled back by sum_k p_k |a_k|. For SGD |a_k| is the
+number of steps tau, with momentum rho it is (tau - rho (1 - rho^tau) / (1 - rho)) / (1 - rho), and
+with FedProx's mu it is (1 - (1 - lr mu)^tau) / (lr mu). With equal steps it is FedAvg.
 """
 
 from dataclasses import dataclass, replace
@@ -11,7 +12,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedlens.algorithm import Algorithm, paper
+from fedlens.algorithm import Algorithm, below_one, paper
+from fedlens.algorithms.fedprox import Proximal
 from fedlens.core import Cohort, Number
 from fedlens.pieces import Sgd
 
@@ -19,20 +21,34 @@ from fedlens.pieces import Sgd
 @dataclass(frozen=True)
 class BySteps:
     momentum: Number = 0.0
+    pull: Number = 0.0  # lr mu: how much of its way back to the server's model a step goes
+
+    def within(self, algorithm: Algorithm) -> "BySteps":
+        """The same for clients that step as `algorithm` has them step."""
+        solve = algorithm.solve
+        if not isinstance(solve, Sgd):
+            raise ValueError("fednova knows the steps of SGD alone: leave the other local rule out")
+        below_one(solve.momentum, "fednova: local.momentum")
+        terms = [p.mu for p in algorithm.objective.penalties if isinstance(p, Proximal)]
+        pull = solve.lr * sum(terms)
+        below_one(pull, "fednova: local.lr times fedprox's mu")
+        return BySteps(solve.momentum, pull)
 
     def __call__(self, cohort: Cohort) -> Tensor:  # [C] float64
-        steps = cohort.steps.double()
-        rho = torch.as_tensor(self.momentum, dtype=torch.float64)
-        weight = (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho)
-        share = cohort.size_shares
-        return (share * weight).sum() * share / weight.clamp(min=1)
+        weight, share = self.reach(cohort.steps), cohort.size_shares
+        moves = torch.where(cohort.steps > 0, weight, 1)  # one without examples does not
+        return (share * weight).sum() * share / moves
+
+    def reach(self, steps: Tensor) -> Tensor:  # [C] float64
+        """|a|: where so many steps lead, from rest, along a gradient of -1 and with lr = 1."""
+        moved = velocity = torch.zeros(len(steps), dtype=torch.float64)
+        for step in range(int(steps.max())):
+            velocity = self.momentum * velocity + 1 - self.pull * moved
+            moved = torch.where(step < steps, moved + velocity, moved)
+        return moved
 
 
 @paper
 def fednova(base: Algorithm) -> Algorithm:
     """Count every client as if all had taken the same steps."""
-    if not isinstance(base.solve, Sgd):
-        raise ValueError("fednova knows the steps of SGD alone: leave the other local rule out")
-    if isinstance(base.solve.momentum, float) and base.solve.momentum >= 1:
-        raise ValueError(f"fednova: local.momentum is {base.solve.momentum}: choose below 1")
-    return replace(base, weigh=BySteps(base.solve.momentum))
+    return replace(base, weigh=BySteps())

@@ -2,11 +2,12 @@
 
 With d the clients' mean update: m = beta1 m + (1 - beta1) d, and w = w + lr m / (sqrt(v) + tau),
 where v starts at tau^2 and moves by
-  FedAdagrad  v = v + d^2
+  FedAdagrad  v = beta2 v + d^2, where Adagrad's own sum has beta2 = 1
   FedYogi     v = v - (1 - beta2) d^2 sign(v - d^2)
   FedAdam     v = beta2 v + (1 - beta2) d^2
-There is no bias correction. As tau grows, the first two with beta1 = 0 and lr = 2 tau become
-FedAvg; FedAdam forgets where v started, and its steps grow from lr / (2 tau) to lr / tau.
+There is no bias correction. As tau grows, the first two with beta1 = 0 and lr = 2 tau become FedAvg
+(the first with beta2 = 1); FedAdam forgets where v started, and its steps grow from lr / (2 tau) to
+lr / tau.
 """
 
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedlens.algorithm import Algorithm, at_least, below_one, paper
+from fedlens.algorithm import Algorithm, at_least, below_one, paper, up_to_one
 from fedlens.core import Gathered, Memory, Number, Tree, per_row, zeros_like
 from fedlens.pieces import Sgd
 
@@ -46,7 +47,7 @@ class Adaptive:
 
     def _second(self, v: Tensor, square: Tensor, beta2: Number) -> Tensor:
         if self.kind == "adagrad":
-            return v + square
+            return beta2 * v + square
         if self.kind == "yogi":
             return v - (1 - beta2) * square * (v - square).sign()
         return beta2 * v + (1 - beta2) * square
@@ -57,7 +58,10 @@ def _adaptive(base: Algorithm, name: str, rule: Adaptive) -> Algorithm:
         raise ValueError(f"{name} has its own lr: leave server.lr out, and set it there")
     at_least(rule.lr, 0, f"{name}: lr")
     below_one(rule.beta1, f"{name}: beta1")
-    below_one(rule.beta2, f"{name}: beta2")
+    if rule.kind == "adagrad":
+        up_to_one(rule.beta2, f"{name}: beta2")
+    else:
+        below_one(rule.beta2, f"{name}: beta2")
     at_least(rule.tau, 1e-12, f"{name}: tau")
     return replace(base, advance=rule)
 
@@ -95,7 +99,18 @@ def fedyogi(
 
 @paper
 def fedadagrad(
-    base: Algorithm, lr: Number = 0.01, beta1: Number = 0.0, tau: Number = 1e-3
+    base: Algorithm,
+    lr: Number = 0.01,
+    beta1: Number = 0.0,
+    beta2: Number = 1.0,
+    tau: Number = 1e-3,
 ) -> Algorithm:
-    """Let the server move by Adagrad, whose steps only shrink."""
-    return _adaptive(base, "fedadagrad", Adaptive("adagrad", lr, beta1, 0.0, tau))
+    """Let the server move by Adagrad, whose steps only shrink.
+
+    Args:
+        lr: eta, the server's.
+        beta1: how long the mean of updates remembers.
+        beta2: what is kept of the sum of squares each round; below 1, steps may grow again.
+        tau: how far it adapts: the smaller, the more.
+    """
+    return _adaptive(base, "fedadagrad", Adaptive("adagrad", lr, beta1, beta2, tau))

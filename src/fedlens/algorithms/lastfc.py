@@ -2,7 +2,8 @@
 
 Node c of the last layer decides class c, so its weights and bias are averaged by n_k^c / n^c, the
 clients' examples of that class; a class that nobody holds in a round goes by n_k / n. All other
-layers are FedAvg's. With equal shares of classes at all clients it is FedAvg.
+layers are FedAvg's. With equal shares of classes at all clients it is FedAvg. It goes with no other
+weighting of clients: the last layer would not follow it, and would move by a step of its own.
 """
 
 from dataclasses import dataclass, replace
@@ -43,7 +44,7 @@ def by_class(update: Tensor, cohort: Cohort) -> Tensor:
 class LastLayerByClass:
     layer: str | None = None
     linear: ClassVar[bool] = True
-    uses_shares: ClassVar[bool] = True
+    uses_shares: ClassVar[bool] = False  # the last layer does not
 
     def check(self, layout: Layout) -> None:
         last_layer(layout, self.layer)

@@ -17,7 +17,7 @@ ATTEMPTS = 4  # in a row without getting further
 TIMEOUT = 30.0  # seconds of silence
 
 
-class Unreachable(Exception):
+class Unreachable(ConnectionError):
     """An address does not give the file, and why."""
 
 
@@ -68,6 +68,7 @@ def _fill(part: Path, url: str, size: int, report: Callable[[int], None], wait: 
         except Cut as error:
             failures = 1 if _size(part) > best else failures + 1
             best = max(best, _size(part))
+            report(best)
             if failures == ATTEMPTS:
                 raise Unreachable(str(error)) from error
             time.sleep(wait * 2 ** (failures - 1))

@@ -20,7 +20,7 @@ from fedlens.data.curation import SETS
 from fedlens.data.download import Unreachable, download, md5_of
 from fedlens.data.folders import tiny_imagenet
 from fedlens.data.handwriting import femnist, omniglot
-from fedlens.data.places import PLACED, Damaged, Source, put_in_place, roots
+from fedlens.data.places import PLACED, Damaged, Source, put_in_place, roots, to_be_placed
 from fedlens.data.published import find, not_found
 from fedlens.options import did_you_mean
 
@@ -77,7 +77,7 @@ def get(
                 try:
                     download(file, _bases(entry, base_url), place, report, wait)
                 except Unreachable as error:
-                    raise ValueError(
+                    raise Unreachable(
                         f"{name} cannot be fetched from {error}: try again, or take files you "
                         f"have with `fedlens data get {name} --from PATH`"
                     ) from error
@@ -123,7 +123,11 @@ def check(name: str, source: Source) -> list[tuple[str, str]]:
             return [(str(file), "damaged") for file in files]
         return [(str(file), "readable") for file in files]
     if name in SETS:
-        return [(str(place), store.state(place)) for place in _prepared(name, source)]
+        places = _prepared(name, source)
+        if not places:
+            looked = ", ".join(str(root) for root in roots(source))
+            raise ValueError(f"{name} is not in {looked}: {_to_be_prepared(name)}")
+        return [(str(place), store.state(place)) for place in places]
     entry = published(name)
     found = find(entry, roots(source))
     if found is None:
@@ -159,6 +163,31 @@ def listing(source: Source) -> list[Row]:
     return rows
 
 
+def here(source: Source) -> list[str]:
+    """The named sets that are here, be it in part, in a folder of their own."""
+    partly = set()
+    for name, entry in PUBLISHED.items():
+        found = find(entry, roots(source))
+        if found and found.folder not in roots(source):  # else it may be another's
+            partly.add(name)
+    return [row.name for row in listing(source) if row.where or row.name in partly]
+
+
+def mended(name: str) -> str:
+    """What a person does about a set whose files are damaged or missing."""
+    if name == mini.NAME:
+        return "install Fedlens again"
+    if name in PLACED:
+        return to_be_placed(name)
+    return (
+        _to_be_prepared(name) if name in SETS else f"fetch it again with `fedlens data get {name}`"
+    )
+
+
+def _to_be_prepared(name: str) -> str:
+    return f"make it with `fedlens data prepare {name} --from METADATA --images IMAGES`"
+
+
 def _prepared(name: str, source: Source) -> list[Path]:
     """Where a set was prepared, in one or more sizes."""
     return [place for root in roots(source) for place in sorted(root.glob(f"{name}-*"))]
@@ -168,8 +197,10 @@ def published(name: str) -> Published:
     """The catalogue's entry of that name."""
     if name == mini.NAME:
         raise ValueError(f"{name} is inside the package: there is nothing to fetch")
-    if name in PLACED or name in SETS:
-        raise ValueError(f"{name} has no address to fetch it from: docs/data.md says how to get it")
+    if name in PLACED:
+        raise ValueError(f"{name} cannot be fetched: {to_be_placed(name)}")
+    if name in SETS:
+        raise ValueError(f"{name} cannot be fetched: {_to_be_prepared(name)}")
     if name not in PUBLISHED:
         raise ValueError(f"{name!r} is not a published set: {did_you_mean(name, PUBLISHED)}")
     return PUBLISHED[name]
@@ -241,6 +272,8 @@ def _extract(entry: Published, archive: Path, dest: Path) -> None:
 def _writing(dest: Path) -> Iterator[None]:
     try:
         yield
+    except Unreachable:
+        raise
     except OSError as error:
         raise ValueError(
             f"{error.filename or dest} cannot be written or read ({error.strerror or error}): "

@@ -14,7 +14,8 @@ import numpy as np
 from fedlens.core import Dataset, Examples
 from fedlens.data import numpy_files
 from fedlens.data.arrays import Column, examples, held_out, mean_and_std
-from fedlens.data.places import LEAF, Source, put_in_place
+from fedlens.data.pictures import decode
+from fedlens.data.places import DRAWINGS, LEAF, Source, put_in_place
 
 SIDE = 28
 CHARACTERS = tuple(digits + ascii_uppercase + ascii_lowercase)  # in LEAF's order
@@ -34,12 +35,50 @@ def femnist(source: Source) -> Dataset:
 def omniglot(source: Source, *, test_share: float = 0.2) -> Dataset:
     """Omniglot: characters of 50 alphabets, 28×28, ink on black, 1,623 classes, by drawer.
 
-    From one npz file of x_bits (numpy.packbits of the pixels), y, alphabet, drawer and
-    alphabet_names. A fixed share of each class, `test_share`, becomes test. A drawer drew one
-    alphabet, and so is named by it.
+    From the folders images_background and images_evaluation as published, or from one npz file of
+    x_bits (numpy.packbits of the pixels), y, alphabet, drawer and alphabet_names. A fixed share of
+    each class, `test_share`, becomes test. A drawer drew one alphabet, and so is named by it.
     """
     place, form = put_in_place("omniglot", source)
-    file = _only(place, *form)
+    drawn = _drawn(place) if form is DRAWINGS else _packed(_only(place, *form))
+    pixels, labels, alphabet, drawer = drawn
+    people = np.array([f"{a}/{d + 1:02d}" for a, d in zip(alphabet, drawer, strict=True)])
+    columns = {"drawer": people, "alphabet": alphabet}
+    ids = [f"{label}/{person}" for label, person in zip(labels.tolist(), people, strict=True)]
+    test = np.array(held_out(ids, labels.tolist(), test_share))
+    train_part, test_part = (
+        examples(pixels[part], labels[part], {k: c[part] for k, c in columns.items()})
+        for part in (~test, test)
+    )
+    return _dataset("omniglot", train_part, test_part, _characters(labels, alphabet))
+
+
+Drawings = tuple[Column, Column, Column, Column]
+"""Pixels, labels, alphabets and drawers from 0, [N] each."""
+
+
+def _drawn(place: Path) -> Drawings:
+    """Omniglot as published: a folder a character in a folder an alphabet; 0709_01.png is by 01."""
+    files = [file for name in DRAWINGS for file in sorted((place / name).glob("*/*/*.png"))]
+    if not files:
+        raise ValueError(f"{place} has no ALPHABET/CHARACTER/*.png: unpack its archives there")
+    drawers = []
+    for file in files:
+        number = file.stem.rpartition("_")[2]
+        if not number.isdecimal() or int(number) < 1:
+            raise ValueError(f"{file} does not end with the number of its drawer: take it out")
+        drawers.append(int(number) - 1)
+    characters = {folder: i for i, folder in enumerate(dict.fromkeys(f.parent for f in files))}
+    return (
+        255 - decode(files, (SIDE, SIDE), 1, SIDE)[..., 0],  # published as ink on white
+        np.array([characters[file.parent] for file in files]),
+        np.array([file.parent.parent.name for file in files]),
+        np.array(drawers),
+    )
+
+
+def _packed(file: Path) -> Drawings:
+    """Omniglot in an npz file."""
     needed = ("x_bits", "y", "alphabet", "drawer", "alphabet_names")
     bits, labels, alphabet, drawer, names = _needed(_read(file), needed, file)
     num = len(bits)
@@ -50,15 +89,7 @@ def omniglot(source: Source, *, test_share: float = 0.2) -> Dataset:
     for key, column in (("y", labels), ("alphabet", alphabet), ("drawer", drawer)):
         _whole_numbers(column, num, f"{file}: {key}", len(names) if key == "alphabet" else None)
     pixels = 255 * np.unpackbits(bits, axis=1).reshape(num, SIDE, SIDE)
-    people = np.array([f"{names[a]}/{d + 1:02d}" for a, d in zip(alphabet, drawer, strict=True)])
-    columns = {"drawer": people, "alphabet": names[alphabet]}
-    ids = [f"{label}/{person}" for label, person in zip(labels.tolist(), people, strict=True)]
-    test = np.array(held_out(ids, labels.tolist(), test_share))
-    train_part, test_part = (
-        examples(pixels[part], labels[part], {k: c[part] for k, c in columns.items()})
-        for part in (~test, test)
-    )
-    return _dataset("omniglot", train_part, test_part, _characters(labels, names[alphabet]))
+    return pixels, labels, names[alphabet], drawer
 
 
 def _characters(labels: Column, alphabets: Column) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv as csv_files
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -41,6 +42,7 @@ def csv(
     """
     file = source.resolve(path)
     rows = _rows(file)
+    _refuse_twins(rows)
     for row in rows:
         if not (file.parent / row.cells["path"]).is_file():
             raise ValueError(
@@ -94,6 +96,17 @@ def _rows(file: Path) -> list[Row]:
     return rows
 
 
+def _refuse_twins(rows: Sequence[Row]) -> None:
+    seen: dict[str, str] = {}
+    for row in rows:
+        before = seen.setdefault(os.path.normpath(row.cells["path"]), row.where)
+        if before != row.where:
+            raise ValueError(
+                f"{row.where}: {row.cells['path']!r} is listed twice, in line "
+                f"{before.rpartition(':')[2]} too: remove one of the rows"
+            )
+
+
 def _header(file: Path, header: list[str]) -> list[str]:
     for name in header:
         if header.count(name) > 1:
@@ -132,14 +145,18 @@ def _columns(rows: Sequence[Row]) -> dict[str, Column]:
 
 
 def _degrees(row: Row, name: str) -> float:
+    """Degrees, or not a number where the place is not known."""
     limit, text = RANGES[name], row.cells[name]
+    if text.lower() in ("", "nan"):
+        return np.nan
     try:
         value = float(text)
     except ValueError:
-        value = np.nan
+        value = np.inf
     if not -limit <= value <= limit:
         raise ValueError(
-            f"{row.where}: {name} is {text!r}: write degrees from {-limit:g} to {limit:g}"
+            f"{row.where}: {name} is {text!r}: write degrees from {-limit:g} to {limit:g}, or "
+            "nothing where the place is not known"
         )
     return value
 

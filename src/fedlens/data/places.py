@@ -20,6 +20,13 @@ class Source:
         return self.base / Path(path).expanduser()
 
 
+def existing(data: Path | None) -> Path | None:
+    """The folder that data are looked for in first, if there is one of that name."""
+    if data is not None and not data.is_dir():
+        raise ValueError(f"{data} is no folder of data sets: name one, or leave it out")
+    return data
+
+
 class Damaged(ValueError):
     """A file that is not what it should be."""
 
@@ -51,24 +58,30 @@ class Placed(NamedTuple):
     folders: tuple[str, ...]
     forms: tuple[Files, ...]
     contents: str
+    origin: str  # where its files are had
 
 
 LEAF = ("train/*.json", "test/*.json")
+DRAWINGS = ("images_background", "images_evaluation")
 PLACED = {
     "tiny-imagenet": Placed(
         folders=("tiny-imagenet-200",),
         forms=(("train", "words.txt", "val/val_annotations.txt"),),
         contents="100,000 + 10,000 images, 64×64, 200 classes",
+        origin="unpack http://cs231n.stanford.edu/tiny-imagenet-200.zip",
     ),
     "femnist": Placed(
         folders=("femnist", "femnist/data"),
         forms=(LEAF, ("femnist*.npz",)),
         contents="characters by writer, 28×28, 62 classes",
+        origin="make its files with LEAF (https://github.com/TalwalkarLab/leaf)",
     ),
     "omniglot": Placed(
         folders=("omniglot",),
-        forms=(("omniglot*.npz",),),
+        forms=(DRAWINGS, ("omniglot*.npz",)),
         contents="characters by drawer, 28×28, 1,623 classes",
+        origin="unpack images_background.zip and images_evaluation.zip of "
+        "https://github.com/brendenlake/omniglot",
     ),
 }
 
@@ -78,15 +91,28 @@ def put_in_place(name: str, source: Source) -> tuple[Path, Files]:
 
     A folder is looked for by its names under each root, then as the root.
     """
-    folders, forms, _ = PLACED[name]
+    folders, forms, _, _ = PLACED[name]
     for root in roots(source):
         for folder in (*(root / inner for inner in folders), root):
             for files in forms:
                 if folder.is_dir() and all(any(folder.glob(pattern)) for pattern in files):
                     return folder, files
     looked = ", ".join(str(place) for place in roots(source))
-    wanted = ", or ".join(" and ".join(files) for files in forms)
     raise ValueError(
-        f"{name} is not in {looked}: put its files ({wanted}) into a folder {folders[0]} there, "
+        f"{name} is not in {looked}: put {_files(name)} into a folder {folders[0]} there, "
         "or set FEDLENS_DATA to the folder above it"
     )
+
+
+def to_be_placed(name: str) -> str:
+    """What a person does to have a set that cannot be fetched."""
+    placed = PLACED[name]
+    return (
+        f"{placed.origin}, and put {_files(name)} into a folder {placed.folders[0]} in {cache()} "
+        "or in the folder that FEDLENS_DATA names"
+    )
+
+
+def _files(name: str) -> str:
+    forms = ", or ".join(" and ".join(files) for files in PLACED[name].forms)
+    return f"its files ({forms})"

@@ -75,7 +75,10 @@ def manifest(store: Path) -> dict[str, Any] | None:
 
 def state(store: Path) -> str:
     """Whether the images are those that were prepared: "ok", "damaged" or "missing"."""
-    about = manifest(store)
+    try:
+        about = manifest(store)
+    except ValueError:
+        return "damaged"
     if about is None:
         return "missing"
     return "ok" if _sha256(store / "images.u8") == about["sha256"] else "damaged"

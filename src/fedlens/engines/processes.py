@@ -12,6 +12,7 @@ import mmap
 import multiprocessing
 import os
 import pickle
+import resource
 import signal
 import sys
 import traceback
@@ -36,12 +37,19 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
+def largest_yet() -> int:
+    """The most bytes of memory that this process has had at any time."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
 class Processes:
     def __init__(self, network: Network, examples: Examples, workers: int | None = None) -> None:
         if sys.platform != "linux":
             raise ValueError('engine "processes" needs Linux: choose engine = "sequential"')
         self.inner = Sequential(network, examples)
         self.workers = workers or num_cores()
+        self.worker_bytes = 0  # what all workers together had besides what they were forked with
         self._crew: _Crew | None = None
 
     def map(self, program: ClientProgram, shared: Shared, work: Work) -> Iterator[Part]:
@@ -50,6 +58,7 @@ class Processes:
             self._crew = _Crew(self.inner, program, shared, work, self.workers)
         try:
             yield from self._crew.map(shared, work)
+            self.worker_bytes = max(self.worker_bytes, sum(self._crew.grown.values()))
         except BaseException:
             # Workers may be in the middle of something: the next map starts with new ones.
             self.close()
@@ -76,6 +85,7 @@ class _Crew:
         self.model = Block(sum(map(_room, _leaves(_trees(shared)))))
         num_slots = max(2 * workers, min(len(work), UPLOADS // slot_bytes))
         self.slots = [Block(slot_bytes) for _ in range(num_slots)]
+        self.grown: dict[Any, int] = {}  # bytes, by worker
         self.pipes: list[Connection] = []
         self.processes = []
         context = multiprocessing.get_context("fork")
@@ -124,7 +134,7 @@ class _Crew:
 
     def _receive(self, pipe: Any, slot: Block) -> Part:
         try:
-            answer, measured = pickle.loads(pipe.recv_bytes())
+            answer, measured, self.grown[pipe] = pickle.loads(pipe.recv_bytes())
         except EOFError:
             raise _died() from None
         if isinstance(answer, str):
@@ -144,6 +154,7 @@ class _Crew:
         for ours in self.pipes:
             ours.close()  # else no worker would notice that this process is gone
         torch.set_num_threads(1)
+        forked_with = largest_yet()
         while True:
             try:
                 layout, number, memory, mine = pickle.loads(pipe.recv_bytes())
@@ -157,11 +168,12 @@ class _Crew:
                 trees |= {f"extra.{name}": tree for name, tree in part.extra.items()}
                 trees |= {f"keep.{name}": tree for name, tree in part.keep.items()}
                 measured = {name: t.tolist() for name, t in part.scalars.items()}
-                pipe.send_bytes(pickle.dumps((slot.write(trees), measured)))
+                answer = slot.write(trees), measured, largest_yet() - forked_with
+                pipe.send_bytes(pickle.dumps(answer))
             except BrokenPipeError:  # the other end was killed: there is nobody to tell
                 os._exit(0)
             except Exception:
-                pipe.send_bytes(pickle.dumps((traceback.format_exc(), None)))
+                pipe.send_bytes(pickle.dumps((traceback.format_exc(), None, 0)))
 
     def dismiss(self) -> None:
         for process in self.processes:

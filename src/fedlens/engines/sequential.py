@@ -16,7 +16,7 @@ class Sequential:
     def map(self, program: ClientProgram, shared: Shared, work: Work) -> Iterator[Part]:
         for client in range(len(work)):
             mine = work.rows(slice(client, client + 1))
-            yield program(self.network.one, self.examples, shared, mine)
+            yield from program(self.network.one, self.examples, shared, mine)
 
     def close(self) -> None:
         pass

@@ -26,7 +26,7 @@ class Stacked:
         execute = self._recorder(program) if self.examples.labels.is_cuda else None
         for start in range(0, len(work), self.at_once):
             mine = work.rows(slice(start, start + self.at_once))
-            yield program(self.network.stacked, self.examples, shared, mine, execute)
+            yield from program(self.network.stacked, self.examples, shared, mine, execute)
 
     def _recorder(self, program: ClientProgram) -> Graphs:
         if self._graphs is None or self._graphs[0] is not program:

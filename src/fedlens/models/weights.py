@@ -184,7 +184,8 @@ def _download(address: str, file: BinaryIO) -> None:
         if isinstance(error, urllib.error.HTTPError):
             error.close()
         reason = getattr(error, "reason", None) or str(error) or type(error).__name__
-        raise ValueError(
+        wrong = isinstance(error, urllib.error.HTTPError) and error.code < 500
+        raise (ValueError if wrong else ConnectionError)(
             f"{address} cannot be fetched ({reason}): try again, or give the path of a copy"
         ) from error
 

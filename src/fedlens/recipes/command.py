@@ -42,7 +42,7 @@ def reproduce_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else.")] = False,
 ) -> None:
     """Run a table or figure of a paper, and show ours beside theirs; what is done is kept."""
-    from fedlens.recipes.reproduce import counted, plan, run_cells, show
+    from fedlens.recipes.reproduce import plan, run_cells, show
 
     planned = plan(
         recipe,
@@ -61,7 +61,7 @@ def reproduce_command(
     try:
         if left:
             with _progress(planned, quiet) as watch:
-                run_cells(left, planned.scale.data, counted(planned, watch))
+                run_cells(planned, watch)
         done = show(planned)
     except KeyboardInterrupt:
         print(
@@ -98,7 +98,7 @@ def _say_how_long(planned: Reproduction) -> None:
     count = len(planned.left)
     print(
         f"{planned.name}: {count} run{'' if count == 1 else 's'} of {len(planned.cells)} to do, "
-        f"about {span(total)} on this machine",
+        f"about {span(total)} one after another on this machine",
         file=sys.stderr,
         flush=True,
     )

@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar, get_args
 
@@ -63,9 +64,13 @@ class Scale:
 
     def has(self, dataset: str) -> bool:
         """Whether a data set is on this machine."""
+        return dataset in self._here
+
+    @cached_property
+    def _here(self) -> frozenset[str]:
         from fedlens.data.fetch import listing
 
-        return any(row.name == dataset and row.where for row in listing(Source(self.data)))
+        return frozenset(row.name for row in listing(Source(self.data)) if row.where)
 
 
 class Measured(NamedTuple):

@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,13 +19,16 @@ from fedlens.folder import RunFolder
 from fedlens.options import did_you_mean
 from fedlens.recipes import RECIPES
 from fedlens.recipes.recipe import FROM_CELL, Recipe, Results, Scale, ScaleName
-from fedlens.run import Record, Watch, resume, run
+from fedlens.run import Record, Watch
+from fedlens.sweep import sweep
 from fedlens.tables import apply_override
 
 if TYPE_CHECKING:
     from fedlens.report.blocks import Block
 
 DONE = ("finished", "diverged")
+MODEL = "model.safetensors"
+AT_ONCE = 64  # runs that are made ready together: each holds a model in memory
 Cells = Mapping[Path, Experiment]
 """Experiments by the folders that their runs are to have."""
 
@@ -44,6 +47,16 @@ class Reproduction:
     def left(self) -> Cells:
         """The cells that are not done yet."""
         return {place: cell for place, cell in self.cells.items() if status(place) not in DONE}
+
+    @property
+    def stages(self) -> Iterator[Cells]:
+        """What is left, in parts that can be made ready at once: first what others start from."""
+        models = {str(place.resolve() / MODEL) for place in self.cells}
+        left = self.left
+        for depends in (False, True):
+            part = [place for place in left if (left[place].weights in models) == depends]
+            for start in range(0, len(part), AT_ONCE):
+                yield {place: left[place] for place in part[start : start + AT_ONCE]}
 
     def by_cell(self, places: Iterable[Path]) -> dict[str, list[Path]]:
         """Those of these folders that belong to each cell, which has any."""
@@ -106,7 +119,7 @@ def plan(
             weights = changed.weights
             if weights is not None and weights.startswith(FROM_CELL):
                 start = place_of(folder, weights.removeprefix(FROM_CELL), seed, recipe)
-                weights = str(start.resolve() / "model.safetensors")
+                weights = str(start.resolve() / MODEL)
             place = place_of(folder, cell, seed, recipe)
             cells[place] = replace(changed, seed=seed, weights=weights)
     for place, experiment in cells.items():
@@ -131,17 +144,31 @@ def reproduce(
 ) -> Reproduced:
     """Run what is left of a table or figure, and draw its page; the options are those of `plan`."""
     planned = plan(name, scale, out, **options)
-    run_cells(planned.left, planned.scale.data, counted(planned, watch))
+    run_cells(planned, watch)
     return show(planned)
 
 
-def run_cells(cells: Cells, data: Path | None, watch: Callable[[Path], Watch | None]) -> None:
-    """Run each experiment in its folder, or go on with it; `watch` makes a watch for each."""
-    for place, experiment in cells.items():
-        if status(place) is not None:
-            resume(place, data=data, watch=watch(place))
-        elif not _taken_over(place, experiment):
-            run(experiment, place, data=data, watch=watch(place))
+def run_cells(planned: Reproduction, watch: Watch | None = None) -> None:
+    """Run what is left of the cells, side by side where a sweep can, or go on with them.
+
+    `watch` is called as by `fedlens.sweep.sweep`, as if all cells were one sweep.
+    """
+    for place, experiment in planned.left.items():
+        if status(place) is None:
+            _take_over(place, experiment)
+    for stage in planned.stages:
+        elsewhere = planned.rounds_done - sum(_rounds_done(*cell) for cell in stage.items())
+
+        def say(record: Record, elsewhere: int = elsewhere) -> None:
+            assert watch is not None
+            if "done" in record:
+                done = elsewhere + record["done"]
+                record = record | {"done": done, "total": planned.rounds}
+            watch(record)
+
+        points = {place.name: experiment for place, experiment in stage.items()}
+        folder = next(iter(stage)).parent
+        sweep(points, folder, data=planned.scale.data, watch=say if watch else None)
 
 
 def show(planned: Reproduction) -> Reproduced:
@@ -161,23 +188,6 @@ def show(planned: Reproduction) -> Reproduced:
         blocks.append(experiments(recipe))
     page = render_page(f"{planned.name}: {recipe.title}", recipe.about, blocks, planned.out)
     return Reproduced(page, results, blocks)
-
-
-def counted(planned: Reproduction, watch: Watch | None) -> Callable[[Path], Watch | None]:
-    """Watches of the cells, by which `watch` sees one long run."""
-    left = planned.left
-
-    def of(place: Path) -> Watch | None:
-        if watch is None:
-            return None
-        others = planned.rounds_done - _rounds_done(place, left[place])
-
-        def say(record: Record) -> None:
-            watch(record | {"round": others + record["round"]} if "round" in record else record)
-
-        return say
-
-    return of
 
 
 def place_of(out: Path, cell: str, seed: int, recipe: Recipe) -> Path:
@@ -216,8 +226,8 @@ def _is_of(place: Path, experiment: Experiment) -> bool:
     return False
 
 
-def _taken_over(place: Path, experiment: Experiment) -> bool:
-    """Whether another item beside this one had run the same, which now is this one's too."""
+def _take_over(place: Path, experiment: Experiment) -> None:
+    """If another item beside this one has run the same, make it this one's too."""
     for other in sorted(place.parents[2].glob("*/runs/*")):
         if not (_is_of(other, experiment) and status(other) in DONE and _is_ours(other)):
             continue
@@ -225,8 +235,7 @@ def _taken_over(place: Path, experiment: Experiment) -> bool:
         made = Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=place.parent))
         shutil.copytree(other, made, dirs_exist_ok=True, copy_function=_link)
         made.replace(place)
-        return True
-    return False
+        return
 
 
 def _is_ours(place: Path) -> bool:

@@ -184,7 +184,9 @@ def _scale(axes: Axes, block: Curves) -> None:
         xs = [x for line in block.lines for x in line.x]
         first, last = min(xs, default=0), max(xs, default=1)
         whole = all(x == int(x) for x in xs)
-        room = max(0.5 if whole else 0, 0.02 * (last - first)) or 0.5
+        room = max(0.5 if whole else 0, 0.02 * (last - first))
+        if first == last:
+            room = max(0.5, 0.02 * abs(last))
         axes.set_xlim(first - room, last + room)
         axes.xaxis.set_major_locator(MaxNLocator(8, integer=whole, steps=[1, 2, 5, 10]))
     if block.percent:

@@ -62,7 +62,6 @@ LOOK = {
     "legend.fontsize": 8.5,
     "legend.handlelength": 2.4,
     "lines.solid_capstyle": "round",
-    "pdf.fonttype": 42,
     "svg.fonttype": "none",
     "svg.hashsalt": "fedlens",
 }

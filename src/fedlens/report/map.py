@@ -59,6 +59,7 @@ def draw(lat: Array, lon: Array, holdings: Holdings, title: str, path: Path) -> 
         f"cells {len(holdings):,}   ·   examples {int(sizes.sum()):,}   ·   "
         f"{int(sizes.min()):,} to {int(sizes.max()):,} a cell"
     )
+    subtitle += "   ·   a dot is an example, lines bound cells"
     left_out = len(lat) - int(held.sum())
     if left_out:
         subtitle += f"   ·   left out {left_out:,} (grey)"

@@ -212,7 +212,8 @@
       const view = this.state.view;
       const xs = this.xs.filter((x) => usable(x, data.log_x));
       let [left, right] = view ? view.x : [xs[0] ?? 0, xs[xs.length - 1] ?? 1];
-      const room = view || data.log_x ? 0 : Math.max(this.whole ? 0.5 : 0, 0.02 * (right - left)) || 0.5;
+      const air = left === right ? Math.max(0.5, 0.02 * Math.abs(left)) : Math.max(this.whole ? 0.5 : 0, 0.02 * (right - left));
+      const room = view || data.log_x ? 0 : air;
       [left, right] = [left - room, right + room];
       if (data.log_x && left === right) [left, right] = [left / 2, right * 2];
       if (view && view.y) return [left, right, ...view.y];
@@ -229,9 +230,9 @@
       let high = sound.length ? Math.max(...sound) : data.log_y ? 10 : 1;
       if (data.log_y) return [left, right, low / 1.1, high * 1.1];
       if (low === high) [low, high] = [low - Math.abs(low) * 0.1 - 0.01, high + Math.abs(high) * 0.1 + 0.01];
-      const air = 0.05 * (high - low);
-      const named = data.levels.some(([, y]) => y + air > high) ? 0.07 * (high - low) : 0; // its name above it
-      return [left, right, low - air, high + air + named];
+      const above = 0.05 * (high - low);
+      const named = data.levels.some(([, y]) => y + above > high) ? 0.07 * (high - low) : 0; // its name above it
+      return [left, right, low - above, high + above + named];
     }
 
     draw() {

@@ -17,27 +17,57 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator, StrMethodFormatter
 
+from fedlens.budgets import round_numbers
+from fedlens.data.partitions import PARTITIONS
 from fedlens.data.statistics import emd
+from fedlens.experiment import Named
 from fedlens.files import write_atomically
+from fedlens.options import find, options_of
 from fedlens.report.holdings import MANY, UNLIKE, by_main_class
 
 Array = np.ndarray[Any, Any]
 
+FEW = 30  # clients: so many have room for their names
 MOST_COLUMNS = 1000
 INK, GREY, PALE, LIGHT, BLUE = "#222222", "#6b6b6b", "#e8e8e8", "#a9cbe0", "#1f6592"
 SHADES = LinearSegmentedColormap.from_list("shares", ["white", LIGHT, BLUE, "#08243a"])
 
 
-def draw(label_counts: Array, classes: Sequence[str], title: str, path: Path) -> Path:
+def title_of(dataset: str, partition: Named) -> str:
+    """A data set and a partition, with the options that are not its defaults."""
+    of_round = ", in round 1" if partition.name == "fresh" else ""
+    return f"{dataset}: {_words(partition)}{of_round}"
+
+
+def _words(partition: Named) -> str:
+    known = options_of(find(PARTITIONS, partition.name, "partition"))
+    words = [partition.name]
+    for name, value in partition.options.items():
+        if name == "of":
+            words.append(f"of {_words(Named.of(value, name))}")
+        elif value != known[name].default:
+            words.append(f"{name}={Path(value).name if name == 'path' else value}")
+    return " ".join(words)
+
+
+def draw(
+    label_counts: Array,
+    classes: Sequence[str],
+    title: str,
+    path: Path,
+    clients: Sequence[str] | None = None,
+) -> Path:
     """Write the picture of a partition, from its counts [K, L], as a PNG file.
 
     The area of a bubble is a number of examples. Clients too many for bubbles become columns of a
-    heat map of class shares, ordered by main class if they are unlike. Sizes stand above.
+    heat map of class shares, ordered by main class if they are unlike. Sizes stand above. A few
+    `clients` are named, if they have names.
     """
     num_clients, num_classes = label_counts.shape
     if len(classes) != num_classes:
         raise ValueError(f"{num_classes} classes but {len(classes)} names: give one for each")
-    names = [name if len(name) <= 24 else name[:23] + "…" for name in classes]
+    names = [_short(name) for name in classes]
+    called = [_short(name) for name in clients or ()] if num_clients <= FEW else []
     distance = emd(torch.from_numpy(np.ascontiguousarray(label_counts)))
     bubbles = max(num_clients, num_classes) <= MANY
     ordered = num_clients > MANY and distance >= UNLIKE
@@ -47,9 +77,10 @@ def draw(label_counts: Array, classes: Sequence[str], title: str, path: Path) ->
     width = cell * max(num_clients, 12) if bubbles else 8.5
     height = cell * max(num_classes, 6) if bubbles else min(max(0.26 * num_classes, 2.2), 11)
     left = max(1.0, 0.3 + 0.075 * max(map(len, names)))
-    figure, top, main = _panels(width, height, left)
+    below = 0.1 + 0.085 * max(map(len, called)) if called else 0.0
+    figure, top, main = _panels(width, height, left, 0.65 + below)
     _draw_sizes(top, counts.sum(1))
-    _label_axes(main, num_clients, names)
+    _label_axes(main, num_clients, names, called)
     main.set_xlabel("clients, ordered by their main class" if ordered else "clients", color=INK)
     if bubbles:
         _draw_bubbles(main, counts, diameter=0.92 * 72 * cell)
@@ -71,9 +102,13 @@ def write(axes: Axes, text: str, above: int, **looks: Any) -> None:
     axes.annotate(text, (0, 1), (0, above), parse_math=False, **place, **looks)
 
 
-def _panels(width: float, height: float, left: float) -> tuple[Figure, Axes, Axes]:
+def _short(name: str) -> str:
+    return name if len(name) <= 24 else name[:23] + "…"
+
+
+def _panels(width: float, height: float, left: float, bottom: float) -> tuple[Figure, Axes, Axes]:
     """A figure with a low panel above a main one of this size, in inches."""
-    right, bottom, strip, gap, above = 1.5, 0.65, 0.75, 0.12, 0.85
+    right, strip, gap, above = 1.5, 0.75, 0.12, 0.85
     total_width, total_height = left + width + right, bottom + height + gap + strip + above
     figure = Figure(figsize=(total_width, total_height), dpi=150, facecolor="white")
     FigureCanvasAgg(figure)
@@ -115,13 +150,16 @@ def _draw_sizes(axes: Axes, sizes: Array) -> None:
     axes.spines[:].set_visible(False)
 
 
-def _label_axes(axes: Axes, num_clients: int, names: Sequence[str]) -> None:
+def _label_axes(axes: Axes, num_clients: int, names: Sequence[str], called: Sequence[str]) -> None:
     shown = range(0, len(names), math.ceil(len(names) / MANY))
     axes.set_yticks(list(shown), [names[label] for label in shown])
-    for text in axes.get_yticklabels():
+    if called:
+        axes.set_xticks(range(num_clients), called, rotation=90)
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(12, integer=True, min_n_ticks=1))
+        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    for text in (*axes.get_yticklabels(), *axes.get_xticklabels()):
         text.set_parse_math(False)
-    axes.xaxis.set_major_locator(MaxNLocator(12, integer=True, min_n_ticks=1))
-    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     axes.set_xlim(-0.5, num_clients - 0.5)
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.tick_params(length=0, labelsize=9, labelcolor=INK)
@@ -143,7 +181,7 @@ def _draw_bubbles(axes: Axes, counts: Array, diameter: float) -> None:
     dot: dict[str, Any] = {"linestyle": "none", "marker": "o", "color": BLUE, "markeredgewidth": 0}
     key = [
         Line2D([], [], markersize=diameter * math.sqrt(n / most), label=f"{n:,}", **dot)
-        for n in dict.fromkeys((most, math.ceil(most / 4), math.ceil(most / 16)))
+        for n in dict.fromkeys(max(round_numbers(most // part), default=1) for part in (1, 4, 16))
     ]
     legend = axes.legend(
         handles=key,
@@ -163,12 +201,14 @@ def _draw_bubbles(axes: Axes, counts: Array, diameter: float) -> None:
 def _draw_shares(figure: Figure, axes: Axes, counts: Array) -> None:
     num_clients, num_classes = counts.shape
     shares, _ = _columns(_shares(counts))
+    # Ten times an equal share is dark in every picture, so that clients that are alike are pale.
+    darkest = max(float(shares.max()), min(10 / num_classes, 1))
     image = axes.imshow(
         shares.T,
         aspect="auto",
         interpolation="nearest",
         cmap=SHADES,
-        norm=PowerNorm(0.5, vmin=0, vmax=max(float(shares.max()), 1e-9)),
+        norm=PowerNorm(0.5, vmin=0, vmax=darkest),
         extent=(-0.5, num_clients - 0.5, num_classes - 0.5, -0.5),
     )
     column = axes.inset_axes((1.015, 0.0, 0.018, 1.0))

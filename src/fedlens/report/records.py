@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from fedlens.budgets import rounds_to
 from fedlens.report.blocks import NONE, is_number, said
 
 SPOKEN = {"test": "test", "validation": "validation", "train": "training"}
@@ -92,7 +93,9 @@ class Run:
         told = number(told.get("total") if isinstance(told, dict) else told)
         if told is not None:
             return told
-        spent = [y for row in self.rounds if (y := number(row.get(column))) is not None]
+        parts = ("seconds", "evaluation_seconds") if column == "seconds" else (column,)
+        told_by_rounds = [number(row.get(part)) for row in self.rounds for part in parts]
+        spent = [y for y in told_by_rounds if y is not None]
         return sum(spent) if spent else None
 
 
@@ -109,13 +112,17 @@ def read(folder: Path) -> Run:
         raise ValueError(
             f"{folder / 'experiment.toml'} cannot be read: {error}; run the experiment again"
         ) from None
+    rounds = _rounds(folder / "rounds.jsonl")
+    summary = _json(folder / "summary.json") or {}
+    if summary.get("rounds") not in (None, len(rounds)):  # killed: what it was when it started
+        summary = {key: summary[key] for key in ("status", "emd", "twin") if key in summary}
     return Run(
         name=_printable(folder.resolve().name),
         folder=folder,
         experiment=experiment,
         manifest=_json(folder / "manifest.json") or {},
-        rounds=_rounds(folder / "rounds.jsonl"),
-        summary=_json(folder / "summary.json") or {},
+        rounds=rounds,
+        summary=summary,
         partition=_json(folder / "partition.json"),
         evaluation=_json(folder / "evaluation.json") or {},
     )
@@ -221,7 +228,8 @@ def _row(run: Run, judged: str) -> list[str]:
 
 
 def _more(run: Run) -> list[str]:
-    relative, reached = run.final("relative_accuracy"), _table(run.summary, "rounds_to").get("90")
+    relative = run.final("relative_accuracy")
+    reached = rounds_to(run.rounds, 0.9, "relative_accuracy")
     return [
         said(relative, True),
         NONE if relative is None else "never" if reached is None else str(reached),

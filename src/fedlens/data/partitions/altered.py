@@ -7,7 +7,7 @@ What the examples were before is not kept with them, so that no algorithm can lo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,12 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedlens import options
 from fedlens.core import Examples, Holdings
 
 CHUNK = 1024  # images changed at a time, so that memory stays small
-
-Inner = Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -84,7 +81,7 @@ def shifted(
     angles, widths, levels = rng.uniform(
         (-rotation, 0, 0), (rotation, blur, noise), (len(held), 3)
     ).T
-    images = examples.images.clone(memory_format=torch.preserve_format)
+    images = examples.read(slice(None)).clone(memory_format=torch.preserve_format)
     for client in range(len(held)):
         for part in torch.split(held.members(client), CHUNK):
             seen = images[part].to(torch.float32)
@@ -99,7 +96,7 @@ def shifted(
             if images.dtype == torch.uint8:
                 seen = seen.round().clamp(0, 255)
             images[part] = seen.to(images.dtype)
-    return Altered(replace(examples, images=images), held)
+    return Altered(replace(examples, images=images, rows=None), held)
 
 
 def _inner(
@@ -110,15 +107,13 @@ def _inner(
     of: str | Mapping[str, Any],
 ) -> Holdings:
     """The holdings that the partition `of` gives: a name, or a table with a name."""
-    from fedlens.data.partitions import PARTITIONS
+    from fedlens.data.partitions import dealt
 
     table = {"name": of} if isinstance(of, str) else dict(of)
     name = table.pop("name", None)
     if not isinstance(name, str):
         raise ValueError(f"of is {of!r}: give the name of a partition, or a table with a name")
-    function = options.find(PARTITIONS, name, "partition")
-    given = options.resolve(function, table, f"partition {name!r}")
-    made = options.call(function, examples, num_classes, num_clients, rng, options=given)
+    made = dealt(name, table, examples, num_classes, num_clients, rng)
     if not isinstance(made, Holdings):
         raise ValueError(
             f"of is {name!r}, whose clients do not simply keep what the data set has: "

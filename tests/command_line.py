@@ -1,0 +1,28 @@
+"""What tests of the command line share: the experiment, and what a command ended with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+EXPERIMENT = """
+dataset = "fashion-mnist-mini"
+model = "linear"
+rounds = 2
+engine = "sequential"
+
+[clients]
+count = 30
+per_round = 3
+partition = { name = "dirichlet", alpha = 0.5 }
+"""
+
+
+class Ended(NamedTuple):
+    status: int
+    out: str
+    err: str
+
+
+def everything() -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in Path().rglob("*") if path.is_file()}
