@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from fedlens.core import Examples, Federation, Fixed, Holdings, Split
 from fedlens.experiment import Experiment
 from fedlens.run import train
 
-BATCHES = 2  # of each client, in a round that is timed
+BATCHES = (1, 4)  # of each client, in the two rounds that are timed
 TESTED = 1000  # examples, in an evaluation that is timed
 
 
@@ -35,12 +36,20 @@ class Shortened:
         return Holdings.of([held.members(k)[: self.most] for k in range(len(held))])
 
 
+class Cost(NamedTuple):
+    """Seconds of a round, whatever is trained in it; of an example in it; of a tested example."""
+
+    a_round: float
+    an_example: float
+    a_test: float
+
+
 class Timing:
     """Estimates of several experiments; those whose steps cost the same are timed once."""
 
     def __init__(self, data: Path | None = None) -> None:
         self.data = data
-        self.known: dict[str, tuple[float, float]] = {}
+        self.known: dict[str, Cost] = {}
         self.found: dict[str, float] = {}
 
     def seconds(self, experiment: Experiment) -> float:
@@ -57,13 +66,11 @@ class Timing:
             kind = _kind(experiment)
             if kind not in self.known:
                 self.known[kind] = _timed(setup)
-            per_example, per_tested = self.known[kind]
+            cost = self.known[kind]
             tested = sum(map(len, setup.parts.values()))
             evaluations = -(-experiment.rounds // experiment.evaluate.every)
-            return (
-                experiment.rounds * _examples_a_round(setup) * per_example
-                + evaluations * tested * per_tested
-            )
+            a_round = cost.a_round + _examples_a_round(setup) * cost.an_example
+            return experiment.rounds * a_round + evaluations * tested * cost.a_test
         finally:
             setup.engine.close()
 
@@ -77,23 +84,31 @@ def _kind(experiment: Experiment) -> str:
     return json.dumps([{key: plain.get(key) for key in keep}, algorithms, at_once])
 
 
-def _timed(setup: Setup) -> tuple[float, float]:
-    """Seconds for an example that is trained on, and for one that is tested."""
+def _timed(setup: Setup) -> Cost:
+    """A short round and a longer one tell what a round costs, and what an example does."""
+    (short, quick, a_test), (long, slow, _) = (_round(setup, batches) for batches in BATCHES)
+    if long <= short:  # clients that hold too little to make a difference
+        return Cost(0.0, quick / max(short, 1), a_test)
+    an_example = max(slow - quick, 0.0) / (long - short)
+    return Cost(max(quick - short * an_example, 0.0), an_example, a_test)
+
+
+def _round(setup: Setup, batches: int) -> tuple[int, float, float]:
+    """The examples and the seconds of a round of so many batches; the seconds of a test."""
     experiment = setup.experiment
-    most = BATCHES * experiment.local.batch_size
     parts = {name: _first(part, TESTED) for name, part in setup.parts.items()}
     short = replace(
         setup,
         # The first round also starts processes and compiles; the second is timed.
         experiment=replace(experiment, rounds=2, evaluate=replace(experiment.evaluate, every=1)),
-        federation=_shortened(setup.federation, most),
+        federation=_shortened(setup.federation, batches * experiment.local.batch_size),
         parts=parts,
         held_out=None,
     )
     result = train(short)
     last = result.records[-1]
-    per_tested = result.summary["seconds"]["evaluation"] / 2 / max(sum(map(len, parts.values())), 1)
-    return last["seconds"] / max(last["examples"], 1), per_tested
+    tests = 2 * max(sum(map(len, parts.values())), 1)
+    return last["examples"], last["seconds"], result.summary["seconds"]["evaluation"] / tests
 
 
 def _first(examples: Examples, count: int) -> Examples:
