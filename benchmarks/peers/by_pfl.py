@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+import absent  # noqa: F401  (before pfl, which may lack what it does not need here)
 import torch
 import torch.nn.functional as F
 from pfl.aggregate.simulate import SimulatedBackend

@@ -20,6 +20,7 @@ from fedlens.bench import POPULATION, WORKLOADS, Workload, examples
 from fedlens.models import MODELS
 
 LR = 0.05
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 @functools.cache
@@ -32,7 +33,8 @@ def arguments() -> tuple[Workload, int]:
 def data(name: str) -> tuple[Tensor, Tensor]:
     """Images as floats [N, channels, H, W] and labels [N]; client k has the k-th equal part."""
     found = examples(WORKLOADS[name])
-    return (found.images.float() / 255 - 0.5) / 0.5, found.labels
+    images = (found.images.float() / 255 - 0.5) / 0.5
+    return images.to(DEVICE), found.labels.to(DEVICE)
 
 
 def members(work: Workload, client: int) -> slice:
@@ -46,14 +48,14 @@ def num_clients(work: Workload) -> int:
 
 def model(work: Workload) -> nn.Module:
     torch.manual_seed(0)
-    return MODELS[work.model](work.shape, 10, **work.options)
+    return MODELS[work.model](work.shape, 10, **work.options).to(DEVICE)
 
 
 def train(module: nn.Module, images: Tensor, labels: Tensor, batch: int) -> None:
     """One client's epoch as a researcher would write it."""
     module.train()
     optimiser = torch.optim.SGD(module.parameters(), lr=LR)
-    for index in torch.randperm(len(labels)).split(batch):
+    for index in torch.randperm(len(labels), device=labels.device).split(batch):
         optimiser.zero_grad()
         F.cross_entropy(module(images[index]), labels[index]).backward()
         optimiser.step()
@@ -71,6 +73,8 @@ class Watch:
 
     @torch.no_grad()
     def round_is_over(self, module: nn.Module) -> None:
+        if DEVICE.type == "cuda":
+            torch.cuda.synchronize()
         self.seconds.append(time.perf_counter() - self.start)
         was, _ = module.training, module.eval()
         self.losses.append(float(F.cross_entropy(module(self.images), self.labels)))
