@@ -10,7 +10,8 @@ from torch import nn
 import fedlens as fl
 from fedlens.build import build
 from fedlens.engines.processes import largest_yet
-from fedlens.run import peak_memory, train
+from fedlens.run import train
+from fedlens.summary import peak_memory
 
 EXPERIMENT = fl.Experiment(
     dataset="fashion-mnist-mini",

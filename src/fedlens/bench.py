@@ -21,8 +21,8 @@ from fedlens.core import Dataset, Examples
 from fedlens.experiment import Clients, Experiment, LocalTraining, Named
 from fedlens.models import MODELS
 from fedlens.rounds import begin, run_round
-from fedlens.run import peak_memory
 from fedlens.settings import torch_settings
+from fedlens.summary import peak_memory
 
 POPULATION = 4  # times the clients of a round
 CLASSES = 10

@@ -7,95 +7,30 @@ many examples each batch holds, is known from the plan.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fedlens import keys
 from fedlens.algorithm import Algorithm, pick, side_by_side
 from fedlens.augment import Augment
-from fedlens.core import Batch, Cohort, Examples, Facts, Local, Memory, Plan, Tree, tree_map
+from fedlens.core import Batch, Examples, Local, Memory, Plan, Tree, tree_map
 from fedlens.layout import Layout
+from fedlens.trees import copy_tensors, join, map_tensors, moved
+from fedlens.work import Given, Part, Shared, Work
 
 Apply = Callable[[Tree, Tree, Tensor, Tensor, Tensor], tuple[Tensor, Tree]]
 """(params[C], buffers[C], images[C, B], keys[C], mask[C, B]) -> logits[C, B, L], buffers[C]."""
 
+
+Step = Callable[[Local, "Inputs"], tuple[Local, Tensor]]
+
 DROPOUT, AUGMENT = keys.purpose("dropout"), keys.purpose("augment")
-
-
-class Shared(NamedTuple):
-    """What every client of a cohort is sent alike, with a leading axis of experiments."""
-
-    params: Tree  # [G, ...]
-    buffers: Tree  # [G, ...]
-    exact: Tree  # [G, ...] both in float64, floats only: what updates are taken from
-    told: Memory  # [G, ...]
-
-
-@dataclass(frozen=True)
-class Work:
-    """What each of C clients has for itself: its plan, its key, its facts, its memory."""
-
-    plan: Plan
-    keys: Tensor  # [C]
-    facts: Facts
-    memory: Memory  # [C, ...]
-    shares: Tensor  # [C] float64
-    cohort: Cohort  # these C clients, as the server sees them
-    group: Tensor | None = None  # [C] which experiment of a sweep each belongs to
-
-    def __len__(self) -> int:
-        return len(self.keys)
-
-    def rows(self, which: slice | Tensor) -> Work:
-        rows: Work = map_tensors(self, lambda t: t[which])
-        return rows
-
-    @classmethod
-    def together(cls, works: Sequence[Work]) -> Work:
-        """The work of several experiments, the clients of one after those of another."""
-        if len(works) == 1:
-            return works[0]
-        return cls(
-            plan=_plans([work.plan for work in works]),
-            keys=torch.cat([work.keys for work in works]),
-            facts=_join([work.facts for work in works]),
-            memory=_join([work.memory for work in works]),
-            shares=torch.cat([work.shares for work in works]),
-            cohort=_join([_counts_by_row(work.cohort) for work in works]),
-            group=torch.arange(len(works)).repeat_interleave(torch.tensor([*map(len, works)])),
-        )
-
-    def apart(self) -> Iterator[tuple[int, slice, Work]]:
-        """Each experiment's clients by themselves, where they stand, and whose they are."""
-        if self.group is None:
-            yield 0, slice(None), self
-            return
-        start = 0
-        for group, count in sorted(Counter(self.group.tolist()).items()):
-            rows = slice(start, start + count)
-            work = self.rows(rows)
-            counts: Any = {name: int(getattr(work.cohort, name)[0]) for name in COUNTS}
-            yield group, rows, replace(work, cohort=work.cohort._replace(**counts), group=None)
-            start += count
-
-
-class Part(NamedTuple):
-    """What comes back from some clients of a cohort, in the order they were given."""
-
-    update: Tree  # summed over them if `combine` is linear, else [C, ...]
-    counters: Tree  # integer buffers: the greatest of theirs
-    extra: Memory  # summed over them
-    keep: Memory  # [C, ...]
-    scalars: Mapping[str, Tensor]  # [C] each; `loss` is the mean training loss
-    group: int = 0  # which experiment of a sweep they belong to
 
 
 class Inputs(NamedTuple):
@@ -110,10 +45,18 @@ class Inputs(NamedTuple):
     step: Tensor  # []
 
 
-Step = Callable[[Local, Inputs], tuple[Local, Tensor]]
-Execute = Callable[[Step, Local, Inputs], tuple[Local, Tensor]]
-"""How an engine takes a step, if not simply by taking it. What it gives back may be overwritten by
-the next block of clients, but not by this one."""
+T = TypeVar("T")
+
+
+class Record(Protocol):
+    """How an engine makes fast what comes again and again in the same shape.
+
+    It gives what `function` gives for these tensors, or None if it was not seen often enough. The
+    result may be overwritten by the next call with the same key; `function` reads no tensor that
+    is not given to it, but the examples.
+    """
+
+    def __call__(self, key: object, function: Callable[..., T], *inputs: Any) -> T | None: ...
 
 
 @dataclass(frozen=True)
@@ -151,24 +94,25 @@ class ClientProgram:
         examples: Examples,
         shared: Shared,
         work: Work,
-        execute: Execute | None = None,
+        record: Record | None = None,
     ) -> list[Part]:
         """What some clients send: a part for each experiment that there are clients of."""
         steps = work.plan.steps
         if bool((steps[1:] <= steps[:-1]).all()):
-            local, loss = self._train(apply, examples, shared, work, execute)
+            local, loss = self._train(apply, examples, shared, work, record)
         else:
             # Clients with more steps first: those that are done are cut off the end.
             order = steps.argsort(descending=True, stable=True)
-            local, loss = self._train(apply, examples, shared, work.rows(order), execute)
-            back = order.argsort().to(loss.device)
+            local, loss = self._train(apply, examples, shared, work.rows(order), record)
+            back = moved(order.argsort(), loss.device)
             local, loss = map_tensors(local, lambda t: t if len(t) == 1 else t[back]), loss[back]
         parts = []
         with torch.no_grad():
             for group, rows, mine in work.apart():
                 some = local if work.group is None else map_tensors(local, itemgetter(rows))
+                mine = replace(mine, shares=moved(mine.shares, loss.device))
                 part = self._send(some, loss[rows], mine, shared, group)
-                if execute is not None:  # what clients keep must outlive the memory of the steps
+                if record is not None:  # what clients keep must outlive the memory of the steps
                     part = part._replace(keep=map_tensors(part.keep, torch.clone))
                 parts.append(part)
         return parts
@@ -179,29 +123,46 @@ class ClientProgram:
         examples: Examples,
         shared: Shared,
         work: Work,
-        execute: Execute | None,
+        record: Record | None,
     ) -> tuple[Local, Tensor]:
-        device, plan = examples.labels.device, work.plan
-        local = self._start(shared, work)
-        dtype = next(iter(local.params.values())).dtype
-        index, counts = plan.index.to(device), plan.counts.to(device)
-        labels = examples.labels[index]
-        mask = (torch.arange(index.shape[2], device=device) < counts[:, :, None]).to(dtype)
-        steps = torch.arange(index.shape[1])
-        dropout_keys = keys.fold(work.keys[:, None], DROPOUT, steps).to(device)  # [C, T]
-        augment_keys = keys.fold(work.keys[:, None], AUGMENT, steps).to(device)
-        steps = steps.to(device)
-        total = torch.zeros(len(work), dtype=dtype, device=device)
+        """All steps of all clients: recorded as a whole, or step by step, or simply taken."""
+        cuts = _cuts(work.plan)
+        sent, given = shared._replace(exact={}), Given.of(work, examples.labels.device)
         take = partial(self._step, apply, examples)
+        whole = partial(self._steps, examples.labels, cuts, take)
+        if record is None:
+            return whole(sent, given)
+        done = record(("all steps", cuts), whole, sent, given)
+        if done is not None:
+            return done
+        full = cuts[0], (work.plan.index.shape[2],) * len(cuts[1])  # one shape for every step
+
+        def one(local: Local, now: Inputs) -> tuple[Local, Tensor]:
+            before = replace(local, step=None, count=None, loss=None)
+            return record("step", partial(_in_place, take), before, now) or take(local, now)
+
+        return self._steps(examples.labels, full, one, sent, given)
+
+    def _steps(
+        self, known: Tensor, cuts: Cuts, take: Step, shared: Shared, given: Given
+    ) -> tuple[Local, Tensor]:
+        """Where clients are after their steps, and their mean loss."""
+        local = self._start(shared, given)
+        dtype, device = next(iter(local.params.values())).dtype, known.device
+        index, counts = given.plan.index, given.plan.counts
+        labels = known[index]
+        mask = (torch.arange(index.shape[2], device=device) < counts[:, :, None]).to(dtype)
+        steps = torch.arange(index.shape[1], device=device)
+        dropout_keys = keys.fold(given.keys[:, None], DROPOUT, steps)  # [C, T]
+        augment_keys = keys.fold(given.keys[:, None], AUGMENT, steps)
+        total = torch.zeros(len(index), dtype=dtype, device=device)
         finished: list[Local] = []
 
-        for step, (live, width) in enumerate(zip(*_cuts(plan), strict=True)):
+        for step, (live, width) in enumerate(zip(*cuts, strict=True)):
             if live < len(local.steps):
                 finished.append(_rows(local, slice(live, None)))
                 local = _rows(local, slice(live))
             rows = (slice(live), step)
-            if execute is not None:
-                width = index.shape[2]  # one shape for every step; the mask tells
             now = Inputs(
                 chosen=index[rows][:, :width],
                 labels=labels[rows][:, :width],
@@ -211,7 +172,7 @@ class ClientProgram:
                 augment_keys=augment_keys[rows],
                 step=steps[step],
             )
-            local, loss = take(local, now) if execute is None else execute(take, local, now)
+            local, loss = take(local, now)
             total[:live] += loss * now.counts
 
         whole = _concatenate([local, *reversed(finished)]) if finished else local
@@ -243,28 +204,28 @@ class ClientProgram:
             )
         return local, plain
 
-    def _start(self, shared: Shared, work: Work) -> Local:
+    def _start(self, shared: Shared, given: Given) -> Local:
         """Where local training starts: the server's model, and what the client remembers."""
-        clients, device = len(work), next(iter(shared.params.values())).device
-        anchor, told, group = shared.params, shared.told, work.group
+        clients = len(given.keys)
+        anchor, told, group = shared.params, shared.told, given.group
         if group is None:
             params, buffers = (
                 {name: t.expand(clients, *t.shape[1:]).clone() for name, t in tree.items()}
                 for tree in (shared.params, shared.buffers)
             )
         else:
-            group = group.to(device)
             anchor, told, params, buffers = map_tensors(
                 (shared.params, shared.told, shared.params, shared.buffers), lambda t: t[group]
             )
-        for name, own in work.memory.get("norm", {}).items():
+        for name, own in given.memory.get("norm", {}).items():
             (params if name in params else buffers)[name] = own.clone()
         solver = pick(self.algorithm.solve, group).init(params)
         if not self.algorithm.reset:
-            solver = {name: tree_map(torch.clone, work.memory[f"solver.{name}"]) for name in solver}
-        facts = Facts(*(fact.to(device) for fact in work.facts))
-        steps = work.plan.steps.to(device)
-        return Local(params, buffers, anchor, {}, told, facts, work.memory, solver, steps, group)
+            solver = {
+                name: tree_map(torch.clone, given.memory[f"solver.{name}"]) for name in solver
+            }
+        mine = given.facts, given.memory, solver, given.steps, group
+        return Local(params, buffers, anchor, {}, told, *mine)
 
     def _send(self, local: Local, loss: Tensor, work: Work, shared: Shared, group: int) -> Part:
         """What clients of one experiment send."""
@@ -297,21 +258,6 @@ class ClientProgram:
         return memory
 
 
-def map_tensors(value: Any, fn: Callable[[Tensor], Tensor]) -> Any:
-    """`value` with `fn` applied to every tensor in it, down through dicts and records."""
-    if isinstance(value, Tensor):
-        return fn(value)
-    if isinstance(value, dict):
-        return {name: map_tensors(part, fn) for name, part in value.items()}
-    if isinstance(value, tuple):
-        parts = [map_tensors(part, fn) for part in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
-    if hasattr(value, "__dataclass_fields__"):
-        names = value.__dataclass_fields__
-        return type(value)(**{name: map_tensors(getattr(value, name), fn) for name in names})
-    return value
-
-
 def _rows(local: Local, which: slice) -> Local:
     """Some clients of `local`; what all share, with a leading axis of 1, stays as it is."""
     clients = len(local.steps)
@@ -325,48 +271,24 @@ def _concatenate(parts: list[Local]) -> Local:
     names = ["params", "buffers", "facts", "memory", "solver", "steps"]
     if first.group is not None:
         names += ["anchor", "told", "group"]
-    return replace(
-        first, **{name: _join([getattr(part, name) for part in parts]) for name in names}
-    )
+    return replace(first, **{name: join([getattr(part, name) for part in parts]) for name in names})
 
 
-def _join(values: Sequence[Any]) -> Any:
-    """Rows of tensors one after another, down through dicts and tuples with names."""
-    first = values[0]
-    if isinstance(first, Tensor):
-        return torch.cat(list(values))
-    if isinstance(first, dict):
-        return {name: _join([value[name] for value in values]) for name in first}
-    if first is None:
-        return None
-    return type(first)(*map(_join, zip(*values, strict=True)))
+Cuts = tuple[tuple[int, ...], tuple[int, ...]]
+"""For each step, how many clients still train, and how many examples their batches hold."""
 
 
-COUNTS = ("num_clients", "num_examples", "num_examples_seen")  # of a Cohort
-
-
-def _counts_by_row(cohort: Cohort) -> Cohort:
-    """With a row for each client in place of counts: rows of several experiments can be joined."""
-    rows: dict[str, Any] = {
-        name: torch.full((len(cohort.clients),), getattr(cohort, name)) for name in COUNTS
-    }
-    return cohort._replace(**rows)
-
-
-def _plans(plans: Sequence[Plan]) -> Plan:
-    """Plans one after another, padded to the longest and the widest."""
-    steps, size = (max(plan.index.shape[axis] for plan in plans) for axis in (1, 2))
-    index, counts = [], []
-    for plan in plans:
-        _, own_steps, own_size = plan.index.shape
-        index.append(F.pad(plan.index, (0, size - own_size, 0, steps - own_steps)))
-        counts.append(F.pad(plan.counts, (0, steps - own_steps)))
-    return Plan(torch.cat(index), torch.cat(counts))
-
-
-def _cuts(plan: Plan) -> tuple[list[int], list[int]]:
-    """For each step, how many clients still train, and how many examples their batches hold."""
+def _cuts(plan: Plan) -> Cuts:
     lives = (plan.counts > 0).sum(0)
     num_steps = int((lives > 0).sum())
     widths = plan.counts.amax(0) if len(plan.counts) else lives
-    return lives[:num_steps].tolist(), widths[:num_steps].tolist()
+    return tuple(lives[:num_steps].tolist()), tuple(widths[:num_steps].tolist())
+
+
+def _in_place(step: Step, local: Local, now: Inputs) -> tuple[Local, Tensor]:
+    """A step that leaves its result where it found what it started from."""
+    moved, loss = step(replace(local), now)
+    with torch.no_grad():
+        for part in ("params", "buffers", "solver"):
+            copy_tensors(getattr(moved, part), getattr(local, part))
+    return local, loss

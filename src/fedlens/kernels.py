@@ -1,115 +1,463 @@
-"""Triton kernels: convolutions of many clients as products whose patches stay in registers.
+"""Triton kernels: what many clients compute side by side on a GPU, with little memory traffic.
 
-Images are [C * B, H, W, channels], padded already, so that no place is outside. Row m of a client's
-patches starts at one address, and entry k of it lies (k // run) image rows and k % run numbers
-further, where a run is the width of the kernel times the channels.
+Images are [C * B, H, W, channels], and those of a convolution are padded already, so that no place
+is outside. Row m of a client's patches starts at one address, and entry k of it lies (k // run)
+image rows and k % run numbers further, where a run is the width of the kernel times the channels.
+Patches stay in registers. So does what follows a convolution: bias, ReLU, and max-pooling, for
+which four places in a row are one window.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from fedlens.keys import FIRST, GOLDEN, SECOND, signed
+
 PROGRAMS = 264  # twice the processors of a large GPU: as many as keep it busy
+DEAD = 4  # the winner of a window whose maximum ReLU sets to 0
+
+_FIRST, _SECOND = tl.constexpr(FIRST), tl.constexpr(SECOND)
+_GOLDEN = tl.constexpr(signed(GOLDEN))
+_DEAD = tl.constexpr(DEAD)
+
+
+class Geometry(NamedTuple):
+    """Of a convolution: the kernel's size, the stride, and what follows in the same breath."""
+
+    size: tuple[int, int]
+    stride: tuple[int, int] = (1, 1)
+    relu: bool = False
+    pool: bool = False  # 2 x 2
+
+
+PLAIN = Geometry((1, 1))
 
 
 @triton.jit
-def _row_starts(m, rows, columns, tall, wide, channels):
-    """Where the patches of output places m start, within a client's images."""
-    image = m // (rows * columns)
-    place = m % (rows * columns)
-    return ((image * tall + place // columns) * wide + place % columns) * channels
+def _place(m, rows, columns, POOL: tl.constexpr):
+    """Image, row and column of output place m; with POOL, of `rows` x `columns` windows."""
+    if POOL:
+        window, corner = m // 4, m % 4
+        image, place = window // (rows * columns), window % (rows * columns)
+        return image, place // columns * 2 + corner // 2, place % columns * 2 + corner % 2
+    image, place = m // (rows * columns), m % (rows * columns)
+    return image, place // columns, place % columns
 
 
 @triton.jit
 def _product_kernel(
-    images, kernel, bias, out,
-    batch, rows, columns, tall, wide, channels, run, depth,
-    outs, HAS_BIAS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    images, kernel, bias, out, winners,
+    batch, rows: tl.constexpr, columns: tl.constexpr, tall: tl.constexpr, wide: tl.constexpr,
+    channels: tl.constexpr, run: tl.constexpr, depth: tl.constexpr, outs: tl.constexpr,
+    down: tl.constexpr, right: tl.constexpr, HAS_BIAS: tl.constexpr, RELU: tl.constexpr,
+    POOL: tl.constexpr, EXACT: tl.constexpr, TURNED: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     client = tl.program_id(1).to(tl.int64)
     m = tl.program_id(0) * BM + tl.arange(0, BM)
-    n = tl.arange(0, BN)
-    total = batch * rows * columns
+    n = tl.program_id(2) * BN + tl.arange(0, BN)
+    total = batch * rows * columns * (4 if POOL else 1)
     inside = (m < total)[:, None]
+    image, row, column = _place(m, rows, columns, POOL)
     start = images + client * batch * tall * wide * channels
-    start += _row_starts(m, rows, columns, tall, wide, channels)
+    start += ((image * tall + row * down) * wide + column * right) * channels
     weights = kernel + client * depth * outs
     sums = tl.zeros((BM, BN), tl.float32)
     for first in range(0, depth, BK):
         k = first + tl.arange(0, BK)
         shift = (k // run) * wide * channels + k % run
-        a = tl.load(start[:, None] + shift[None, :], mask=inside & (k < depth)[None, :], other=0.0)
-        there = (k < depth)[:, None] & (n < outs)[None, :]
-        b = tl.load(weights + k[:, None] * outs + n[None, :], mask=there, other=0.0)
-        sums = tl.dot(a, b, sums)
+        if TURNED:  # the kernel of the other direction: its taps from the last to the first
+            tap = depth // channels - 1 - k // channels
+            entry = (tap * outs)[:, None] + n[None, :]
+            entry = entry * channels + (k % channels)[:, None]
+        else:
+            entry = k[:, None] * outs + n[None, :]
+        if EXACT:  # blocks fit the depth: one mask less
+            a = tl.load(start[:, None] + shift[None, :], mask=inside, other=0.0)
+            b = tl.load(weights + entry, mask=(n < outs)[None, :], other=0.0)
+        else:
+            there = inside & (k < depth)[None, :]
+            a = tl.load(start[:, None] + shift[None, :], mask=there, other=0.0)
+            b = tl.load(weights + entry, mask=(k < depth)[:, None] & (n < outs)[None, :], other=0.0)
+        sums = tl.dot(a, b, sums, input_precision="tf32")
     if HAS_BIAS:
         sums += tl.load(bias + client * outs + n, mask=n < outs, other=0.0).to(tl.float32)[None, :]
-    place = out + (client * total + m)[:, None] * outs + n[None, :]
-    tl.store(place, sums.to(out.dtype.element_ty), mask=inside & (n < outs)[None, :])
+    if POOL:
+        best, winner = tl.max(tl.reshape(sums, [BM // 4, 4, BN]), 1, return_indices=True)
+        q = tl.program_id(0) * (BM // 4) + tl.arange(0, BM // 4)
+        if RELU:
+            winner = tl.where(best > 0, winner, _DEAD)
+            best = tl.maximum(best, 0.0)
+        place = (client * (total // 4) + q)[:, None] * outs + n[None, :]
+        there = (q < total // 4)[:, None] & (n < outs)[None, :]
+        tl.store(winners + place, winner.to(tl.uint8), mask=there)
+        tl.store(out + place, best.to(out.dtype.element_ty), mask=there)
+    else:
+        if RELU:
+            sums = tl.maximum(sums, 0.0)
+        place = (client * total + m)[:, None] * outs + n[None, :]
+        tl.store(out + place, sums.to(out.dtype.element_ty), mask=inside & (n < outs)[None, :])
 
 
 @triton.jit
 def _gradient_kernel(
-    images, rows_in, out,
-    clients, batch, rows, columns, tall, wide, channels,
-    run, depth, outs, splits, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    images, slopes, out,
+    clients, batch, rows: tl.constexpr, columns: tl.constexpr, tall: tl.constexpr,
+    wide: tl.constexpr, channels: tl.constexpr, run: tl.constexpr, depth: tl.constexpr,
+    outs: tl.constexpr, down: tl.constexpr, right: tl.constexpr, slope_tall: tl.constexpr,
+    slope_wide: tl.constexpr, top: tl.constexpr, left: tl.constexpr, splits,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     client = tl.program_id(1).to(tl.int64)
-    split = tl.program_id(2)
+    tiles = tl.cdiv(outs, BN)
+    split = tl.program_id(2) // tiles
     k = tl.program_id(0) * BK + tl.arange(0, BK)
-    n = tl.arange(0, BN)
+    n = tl.program_id(2) % tiles * BN + tl.arange(0, BN)
     total = batch * rows * columns
     start = images + client * batch * tall * wide * channels
+    slopes += client * batch * slope_tall * slope_wide * outs
     shift = (k // run) * wide * channels + k % run
     sums = tl.zeros((BK, BN), tl.float32)
+    bias = tl.zeros((BN,), tl.float32)
     chunks = tl.cdiv(total, BM * splits)
     for chunk in range(chunks):
         m = (split * chunks + chunk) * BM + tl.arange(0, BM)
-        begin = start + _row_starts(m, rows, columns, tall, wide, channels)
+        image, row, column = _place(m, rows, columns, False)
+        begin = start + ((image * tall + row * down) * wide + column * right) * channels
         inside = (m < total)[:, None]
         a = tl.load(begin[:, None] + shift[None, :], mask=inside & (k < depth)[None, :], other=0.0)
-        place = rows_in + (client * total + m)[:, None] * outs + n[None, :]
-        d = tl.load(place, mask=inside & (n < outs)[None, :], other=0.0)
-        sums = tl.dot(tl.trans(a), d, sums)
-    target = out + ((split * clients + client) * depth + k)[:, None] * outs + n[None, :]
-    tl.store(target, sums, mask=(k < depth)[:, None] & (n < outs)[None, :])
+        place = ((image * slope_tall + row + top) * slope_wide + column + left) * outs
+        d = tl.load(
+            slopes + place[:, None] + n[None, :], mask=inside & (n < outs)[None, :], other=0.0
+        )
+        sums = tl.dot(tl.trans(a), d, sums, input_precision="tf32")
+        if tl.program_id(0) == 0:
+            bias += tl.sum(d.to(tl.float32), 0)
+    out += (split * clients + client) * (depth + 1) * outs
+    there = (k < depth)[:, None] & (n < outs)[None, :]
+    tl.store(out + k[:, None] * outs + n[None, :], sums, mask=there)
+    if tl.program_id(0) == 0:  # the gradient of the bias is the last row
+        tl.store(out + depth * outs + n, bias, mask=n < outs)
 
 
-def product(images: Tensor, kernel: Tensor, bias: Tensor | None, size: tuple[int, int]) -> Tensor:
-    """Patches of images [C * B, H, W, channels] times kernels [C, h * w * channels, out]."""
-    clients, depth, outs = kernel.shape
+@triton.jit
+def _gather_kernel(
+    parts, weights, biases, each, depth: tl.constexpr, outs: tl.constexpr, splits,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The sum of the splits, weights and biases apart."""
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    there = i < each
+    total = tl.zeros((BLOCK,), tl.float32)
+    for _ in range(splits):
+        total += tl.load(parts + i, mask=there, other=0.0)
+        parts += each
+    client, place = i // ((depth + 1) * outs), i % ((depth + 1) * outs)
+    of_bias = place >= depth * outs
+    tl.store(weights + client * depth * outs + place, total, mask=there & (of_bias == 0))
+    tl.store(biases + client * outs + place - depth * outs, total, mask=there & of_bias)
+
+
+@triton.jit
+def _spread_kernel(
+    slopes, winners, out,
+    count, rows: tl.constexpr, columns: tl.constexpr, outs: tl.constexpr,
+    slope_rows: tl.constexpr, slope_columns: tl.constexpr, tall: tl.constexpr, wide: tl.constexpr,
+    top: tl.constexpr, left: tl.constexpr, room: tl.constexpr,
+    KIND: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """Place m of `out` [count, tall, wide, room]: its slope, or 0 on the border and for losers."""
+    m = tl.program_id(0) * BM + tl.arange(0, BM)
+    n = tl.program_id(1) * BN + tl.arange(0, BN)
+    image, place = m // (tall * wide), m % (tall * wide)
+    row, column = place // wide - top, place % wide - left
+    inside = (m < count * tall * wide) & (row >= 0) & (column >= 0)
+    here = (n < outs)[None, :]
+    if KIND == "pool":
+        inside &= (row < 2 * slope_rows) & (column < 2 * slope_columns)
+        there = inside[:, None] & here
+        window = ((image * slope_rows + row // 2) * slope_columns + column // 2).to(tl.int64)
+        slope = tl.load(slopes + window[:, None] * outs + n[None, :], mask=there, other=0.0)
+        winner = tl.load(winners + window[:, None] * outs + n[None, :], mask=there, other=9)
+        corner = (row % 2 * 2 + column % 2).to(tl.uint8)
+        slope = tl.where(winner == corner[:, None], slope, 0.0)
+    else:
+        inside &= (row < rows) & (column < columns)
+        there = inside[:, None] & here
+        source = ((image * rows + row) * columns + column).to(tl.int64)[:, None] * outs + n[None, :]
+        slope = tl.load(slopes + source, mask=there, other=0.0)
+        if KIND == "relu":
+            result = tl.load(winners + source, mask=there, other=0.0)
+            slope = tl.where(result > 0, slope, 0.0)
+    store = (m < count * tall * wide)[:, None] & (n < room)[None, :]
+    tl.store(out + m.to(tl.int64)[:, None] * room + n[None, :], slope, mask=store)
+
+
+@triton.jit
+def _normalise_kernel(
+    images, scale, shift, out, total, pixels, channels, by_channel, by_pixel, BLOCK: tl.constexpr
+):  # fmt: skip
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    channel, pixel = i % channels, i // channels % pixels
+    image = (i // channels // pixels).to(tl.int64) * pixels * channels
+    there = i < total
+    value = tl.load(images + image + channel * by_channel + pixel * by_pixel, mask=there, other=0)
+    value = value.to(tl.float32) * tl.load(scale + channel) + tl.load(shift + channel)
+    tl.store(out + i, value.to(out.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def _mix(z):
+    """As in keys.py."""
+    z ^= (z.to(tl.uint64) >> 30).to(tl.int64)
+    z *= _FIRST
+    z ^= (z.to(tl.uint64) >> 27).to(tl.int64)
+    z *= _SECOND
+    return z ^ (z.to(tl.uint64) >> 31).to(tl.int64)
+
+
+@triton.jit
+def _dropout_kernel(
+    x, client_keys, out, word, total, batch, width, channels, num_dropped, scale,
+    WHOLE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    there = i < total
+    row, place = i // width, i % width
+    channel = place % channels
+    position = channel if WHOLE else channel * (width // channels) + place // channels
+    key = _mix(tl.load(client_keys + row // batch, mask=there, other=0) + word)
+    counter = ((row % batch) << 32) | (position // 4)
+    hashed = _mix(counter * _GOLDEN + key)
+    lane = (hashed << (48 - 16 * (position % 4))) >> 48
+    value = tl.load(x + i, mask=there, other=0.0).to(tl.float32)
+    kept = tl.where(lane >= num_dropped - 32768, value * scale, 0.0)
+    tl.store(out + i, kept.to(out.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def _row_dropout_kernel(
+    x, client_keys, out, word, total, batch, width, num_dropped, scale, BLOCK: tl.constexpr
+):  # fmt: skip
+    """The same where four positions with one hash lie side by side."""
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    there = i < total // 4
+    row, place = i // (width // 4), i % (width // 4)
+    key = _mix(tl.load(client_keys + row // batch, mask=there, other=0) + word)
+    hashed = _mix((((row % batch) << 32) | place) * _GOLDEN + key)
+    each = tl.arange(0, 4)
+    lane = (hashed[:, None] << (48 - 16 * each)[None, :]) >> 48
+    entry = i[:, None] * 4 + each[None, :]
+    value = tl.load(x + entry, mask=there[:, None], other=0.0).to(tl.float32)
+    kept = tl.where(lane >= num_dropped - 32768, value * scale, 0.0)
+    tl.store(out + entry, kept.to(out.dtype.element_ty), mask=there[:, None])
+
+
+@triton.jit
+def _cross_entropy_kernel(
+    logits, labels, weights, losses, slopes, batch, num_classes,
+    ROWS: tl.constexpr, BATCH: tl.constexpr, CLASSES: tl.constexpr,
+):  # fmt: skip
+    client = tl.program_id(0).to(tl.int64)
+    b = tl.arange(0, BATCH)
+    weight = tl.load(weights + client * batch + b, mask=b < batch, other=0.0).to(tl.float32)
+    total = tl.maximum(tl.sum(weight, 0), 1e-12)
+    c = tl.arange(0, CLASSES)
+    summed = tl.zeros((ROWS,), tl.float32)
+    for first in range(0, batch, ROWS):
+        r = first + tl.arange(0, ROWS)
+        row = client * batch + r
+        there = (r < batch)[:, None] & (c < num_classes)[None, :]
+        place = row[:, None] * num_classes + c[None, :]
+        z = tl.load(logits + place, mask=there, other=-float("inf")).to(tl.float32)
+        z = tl.where((r < batch)[:, None], z, 0.0)
+        label = tl.load(labels + row, mask=r < batch, other=0)
+        w = tl.load(weights + row, mask=r < batch, other=0.0).to(tl.float32) / total
+        top = tl.max(z, 1)
+        e = tl.exp(z - top[:, None])
+        norm = tl.sum(e, 1)
+        right = c[None, :] == label[:, None]
+        loss = tl.log(norm) + top - tl.sum(tl.where(right, z, 0.0), 1)
+        summed += tl.where(w > 0, w * loss, 0.0)
+        slope = (e / norm[:, None] - right.to(tl.float32)) * w[:, None]
+        tl.store(slopes + place, slope.to(slopes.dtype.element_ty), mask=there)
+    tl.store(losses + client, tl.sum(summed, 0))
+
+
+def product(
+    images: Tensor, kernel: Tensor, bias: Tensor | None, geometry: Geometry
+) -> tuple[Tensor, Tensor | None]:
+    """Patches of images [C * B, H, W, channels] times kernels [C, h * w * channels, out].
+
+    The result is [C * B, H', W', out]; with pooling there is, besides, the winner of each window.
+    """
+    rows, columns = places(images, geometry)
+    if geometry.pool:
+        rows, columns = rows // 2, columns // 2
+    out = images.new_empty(len(images), rows, columns, kernel.shape[2])
+    winners = torch.empty_like(out, dtype=torch.uint8) if geometry.pool else None
+    _product(images, kernel, bias, out, winners, geometry, turned=False)
+    return out, winners
+
+
+def turned_product(slopes: Tensor, kernel: Tensor, size: tuple[int, int], channels: int) -> Tensor:
+    """Slopes within their border times the same kernels turned around: the images' gradient."""
+    rows, columns = places(slopes, Geometry(size))
+    out = slopes.new_empty(len(slopes), rows, columns, channels)
+    _product(slopes, kernel, None, out, None, Geometry(size), turned=True)
+    return out
+
+
+def _product(
+    images: Tensor, kernel: Tensor, bias: Tensor | None, out: Tensor, winners: Tensor | None,
+    geometry: Geometry, *, turned: bool,
+) -> None:  # fmt: skip
     count, tall, wide, channels = images.shape
-    batch, rows, columns = count // clients, tall - size[0] + 1, wide - size[1] + 1
-    out = images.new_empty(clients, batch * rows * columns, outs)
-    block = 128
-    _product_kernel[(triton.cdiv(batch * rows * columns, block), clients)](
-        images, kernel, kernel if bias is None else bias.contiguous(), out,
-        batch, rows, columns, tall, wide, channels, size[1] * channels, depth,
-        outs, HAS_BIAS=bias is not None, BM=block, BN=_tile(outs), BK=32 if depth < 64 else 64,
-        num_warps=4 if outs <= 64 else 8, num_stages=3,
+    _, rows, columns, outs = out.shape
+    clients, depth = len(kernel), geometry.size[0] * geometry.size[1] * channels
+    total = count // clients * rows * columns * (4 if geometry.pool else 1)
+    block, wide_tile = 128, min(_tile(outs), 128)
+    deep = 32 if channels < 16 else 64
+    _product_kernel[(triton.cdiv(total, block), clients, triton.cdiv(outs, wide_tile))](
+        images, kernel, kernel if bias is None else bias, out, out if winners is None else winners,
+        count // clients, rows, columns, tall, wide, channels, geometry.size[1] * channels, depth,
+        outs, *geometry.stride, HAS_BIAS=bias is not None, RELU=geometry.relu, POOL=geometry.pool,
+        EXACT=depth % deep == 0, TURNED=turned, BM=block, BN=wide_tile, BK=deep,
+        num_warps=4 if wide_tile <= 64 else 8, num_stages=3,
+    )  # fmt: skip
+
+
+def kernel_gradient(
+    images: Tensor, slopes: Tensor, border: tuple[int, int], clients: int, geometry: Geometry
+) -> tuple[Tensor, Tensor]:
+    """Gradients of kernels and biases, float32: [C, h * w * channels, out] and [C, out].
+
+    `slopes` [C * B, H', W', out] may lie within a border of so many rows and columns.
+    """
+    count, tall, wide, channels = images.shape
+    _, slope_tall, slope_wide, outs = slopes.shape
+    rows, columns = places(images, geometry)
+    depth = geometry.size[0] * geometry.size[1] * channels
+    total = count // clients * rows * columns
+    deep = depth >= 128
+    block, wide_tile = 64 if deep else _tile(depth), min(_tile(outs), 128)
+    tiles, wide_tiles = triton.cdiv(depth, block), triton.cdiv(outs, wide_tile)
+    stages = 3 if deep or channels % 4 == 0 else 1  # loads of two bytes come one by one anyway
+    splits = max(1, min(PROGRAMS // (clients * tiles * wide_tiles), triton.cdiv(total, 256)))
+    out = torch.empty(splits, clients, depth + 1, outs, device=images.device)
+    _gradient_kernel[(tiles, clients, splits * wide_tiles)](
+        images, slopes, out, clients, count // clients, rows, columns, tall, wide,
+        channels, geometry.size[1] * channels, depth, outs, *geometry.stride,
+        slope_tall, slope_wide, *border, splits, BM=128 if deep else 64, BN=wide_tile, BK=block,
+        num_warps=4 if block * wide_tile <= 8192 else 8, num_stages=stages,
+    )  # fmt: skip
+    weights = torch.empty(clients, depth, outs, device=images.device)
+    biases = torch.empty(clients, outs, device=images.device)
+    each = clients * (depth + 1) * outs
+    _gather_kernel[(triton.cdiv(each, 1024),)](
+        out, weights, biases, each, depth, outs, splits, BLOCK=1024
+    )
+    return weights, biases
+
+
+def spare_channels(size: tuple[int, int], channels: int) -> int:
+    """How many channels of zeros make loads wider where they cost no larger tile."""
+    more, taps = -channels % 4, size[0] * size[1]
+    worth = 1 < channels < 16 and _tile(taps * (channels + more)) == _tile(taps * channels)
+    return more if worth else 0
+
+
+def places(images: Tensor, geometry: Geometry) -> tuple[int, int]:
+    """Rows and columns of what a convolution gives, before pooling."""
+    sides = zip(images.shape[1:3], geometry.size, geometry.stride, strict=True)
+    rows, columns = ((side - size) // step + 1 for side, size, step in sides)
+    return rows, columns
+
+
+def spread(
+    slopes: Tensor,
+    kept: Tensor | None,
+    shape: tuple[int, int],
+    padding: tuple[int, int, int, int],
+    geometry: Geometry,
+    room: int = 0,
+) -> Tensor:
+    """Slopes [N, ...] taken back through pooling and ReLU to [N, *shape], within a zero border.
+
+    `kept` is what the forward pass left: the winners, or else (for ReLU) the result itself. With
+    `room` there are so many channels, the last of them zero.
+    """
+    count, slope_rows, slope_columns, outs = slopes.shape
+    left, right, top, bottom = padding
+    tall, wide = shape[0] + top + bottom, shape[1] + left + right
+    room = max(room, outs)
+    out = slopes.new_empty(count, tall, wide, room)
+    kind = "pool" if geometry.pool else "relu" if geometry.relu else "plain"
+    wide_tile = min(int(triton.next_power_of_2(room)), 128)
+    block = 4096 // max(wide_tile, 8)
+    _spread_kernel[(triton.cdiv(count * tall * wide, block), triton.cdiv(room, wide_tile))](
+        slopes, slopes if kept is None else kept, out, count, *shape, outs, slope_rows,
+        slope_columns, tall, wide, top, left, room, KIND=kind, BM=block, BN=wide_tile,
     )  # fmt: skip
     return out
 
 
-def kernel_gradient(images: Tensor, rows: Tensor, size: tuple[int, int]) -> Tensor:
-    """Patches of images times rows [C, B * H * W, out], in float32: [C, h * w * channels, out]."""
-    clients, total, outs = rows.shape
-    count, tall, wide, channels = images.shape
-    height, width = tall - size[0] + 1, wide - size[1] + 1
-    depth, block = size[0] * size[1] * channels, 64
-    tiles = triton.cdiv(depth, block)
-    splits = max(1, min(PROGRAMS // (clients * tiles), triton.cdiv(total, 256)))
-    out = torch.empty(splits, clients, depth, outs, device=rows.device)
-    _gradient_kernel[(tiles, clients, splits)](
-        images, rows.contiguous(), out,
-        clients, count // clients, height, width, tall, wide, channels, size[1] * channels,
-        depth, outs, splits, BM=64, BN=_tile(outs), BK=block,
-        num_warps=4, num_stages=3,
+def normalise(images: Tensor, scale: Tensor, shift: Tensor, dtype: torch.dtype) -> Tensor:
+    """Bytes [N, channels, H, W] times scale plus shift [channels], as images channels last."""
+    count, channels, height, width = images.shape
+    out = torch.empty(count, height, width, channels, dtype=dtype, device=images.device)
+    is_last = images.stride(1) == 1 and channels > 1
+    if not is_last:
+        images = images.contiguous()
+    by_channel, by_pixel = (1, channels) if is_last else (height * width, 1)
+    _normalise_kernel[(triton.cdiv(out.numel(), 1024),)](
+        images, scale, shift, out, out.numel(), height * width, channels, by_channel, by_pixel,
+        BLOCK=1024,
     )  # fmt: skip
-    return out.sum(0)
+    return out.permute(0, 3, 1, 2)
+
+
+def dropout(
+    x: Tensor, client_keys: Tensor, word: int, num_dropped: int, *, whole_channels: bool
+) -> Tensor:
+    """`layers.keyed_dropout` of [C * B, channels, H, W] that lie channels last, or [C, B, n]."""
+    is_images = x.ndim == 4
+    out = torch.empty_like(x)
+    batch = x.shape[0] // len(client_keys) if is_images else x.shape[1]
+    width = x.shape[1:].numel() if is_images else x.shape[2]
+    channels = x.shape[1] if is_images else 1
+    scale = 2**16 / (2**16 - num_dropped)
+    if not is_images and not whole_channels and width % 4 == 0:
+        _row_dropout_kernel[(triton.cdiv(x.numel(), 2048),)](
+            x, client_keys, out, signed(word * GOLDEN), x.numel(), batch, width, num_dropped,
+            scale, BLOCK=512,
+        )  # fmt: skip
+        return out
+    if not is_images and whole_channels:
+        channels = width
+    _dropout_kernel[(triton.cdiv(x.numel(), 1024),)](
+        x, client_keys, out, signed(word * GOLDEN), x.numel(), batch, width, channels,
+        num_dropped, scale, WHOLE=whole_channels, BLOCK=1024,
+    )  # fmt: skip
+    return out
+
+
+def cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """The weighted mean [C] of the losses of logits [C, B, L], and its slopes [C, B, L]."""
+    clients, batch, num_classes = logits.shape
+    losses = logits.new_empty(clients, dtype=torch.float32)
+    slopes = torch.empty_like(logits)
+    classes = _tile(num_classes)
+    _cross_entropy_kernel[(clients,)](
+        logits, labels, weights, losses, slopes, batch, num_classes,
+        ROWS=max(1, min(_tile(batch), 4096 // classes)), BATCH=_tile(batch), CLASSES=classes,
+    )  # fmt: skip
+    return losses, slopes
 
 
 def _tile(number: int) -> int:

@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 
 
-def _signed(number: int) -> int:
+def signed(number: int) -> int:
     """The int64 with the same lowest 64 bits."""
     return (number + 2**63) % 2**64 - 2**63
 
 
 GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / the golden ratio: splitmix64's step from word to word
-FIRST = _signed(0xBF58476D1CE4E5B9)
-SECOND = _signed(0x94D049BB133111EB)
+FIRST = signed(0xBF58476D1CE4E5B9)
+SECOND = signed(0x94D049BB133111EB)
 
 
 def purpose(name: str) -> int:
@@ -34,7 +34,7 @@ def purpose(name: str) -> int:
 
 def root(seed: int) -> Tensor:  # [] int64
     """The key that all others of a run are folded from."""
-    return _mix(torch.tensor(_signed(seed ^ GOLDEN)))
+    return _mix(torch.tensor(signed(seed ^ GOLDEN)))
 
 
 def fold(key: Tensor, *words: int | Tensor) -> Tensor:
@@ -44,9 +44,9 @@ def fold(key: Tensor, *words: int | Tensor) -> Tensor:
     """
     for word in words:
         if isinstance(word, Tensor):
-            key = _mix(word.to(torch.int64) * _signed(GOLDEN) + key)
+            key = _mix(word.to(torch.int64) * signed(GOLDEN) + key)
         else:
-            key = _mix(key + _signed(word * GOLDEN))
+            key = _mix(key + signed(word * GOLDEN))
     return key
 
 

@@ -23,6 +23,7 @@ from fedlens import keys
 
 DROPOUT = keys.purpose("dropout")
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+WHOLE = 2**16  # what a share is counted in
 LANES = 4  # a hash of 64 bits decides for four positions, with 16 bits each
 
 
@@ -35,18 +36,23 @@ def keyed_dropout(
     the same for every dtype and device. `p` is rounded to a multiple of 2^-16, and what is kept
     is scaled to match. `call` tells apart the places where one layer is used.
     """
-    num_dropped = round(p * 2**16)  # of 2^16
-    if num_dropped in (0, 2**16):
+    num_dropped = round(p * WHOLE)
+    if num_dropped in (0, WHOLE):
         return x if num_dropped == 0 else x * 0.0
     shape = x.shape[:2] if channels else x.shape
     rows, width = shape[0], shape[1:].numel()
     counter = torch.arange(rows, device=x.device)[:, None] << 32
     counter = counter | torch.arange(-(-width // LANES), device=x.device)
-    hashes = keys.fold(key, DROPOUT + (layer << 16) + call, counter)
+    hashes = keys.fold(key, dropout_word(layer, call), counter)
     lanes = _lanes(hashes)[:, :width]
-    scale = 2**16 / (2**16 - num_dropped)
+    scale = WHOLE / (WHOLE - num_dropped)
     keep = (lanes >= num_dropped - 2**15).to(x.dtype).mul_(scale)
     return x * keep.view(*shape, *[1] * (x.ndim - len(shape)))
+
+
+def dropout_word(layer: int, call: int) -> int:
+    """What is folded into a client's key for one use of a layer."""
+    return DROPOUT + (layer << 16) + call
 
 
 def _lanes(hashes: Tensor) -> Tensor:

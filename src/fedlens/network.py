@@ -97,7 +97,8 @@ class Network:
             self._set_mode(training=True)
             frozen = self._frozen_on(images.device)
             same = {name: t.expand(len(keys), *t.shape) for name, t in frozen.items()}
-            logits = self._stacking(self._cast(params | buffers) | same, inputs, keys, mask)
+            tensors = params | buffers | same
+            logits = self._stacking(tensors, self._cast, inputs, keys, mask)
             return logits.to(self.dtype), buffers
 
         def each(p: Tree, b: Tree, x: Tensor, k: Tensor, m: Tensor) -> tuple[Tensor, Tree]:
@@ -105,6 +106,20 @@ class Network:
 
         logits, moved = vmap(each)(params, buffers, inputs, keys, mask)
         return logits, moved
+
+    def is_stacked_once(self, layer: str, weight: str) -> bool:
+        """Whether `stacked` reads the layer, uses it at one place, and trains its weight."""
+        at_once = self._stacking is not None and self._stacking.uses(layer) == 1
+        return at_once and weight in self._params
+
+    def laid_out(self, params: Tree) -> Tree:
+        """The same parameters [G, ...], kernels in memory as [G, h, w, channels, out]."""
+        if self._stacking is None:
+            return params
+        return {
+            name: p.permute(0, 3, 4, 2, 1).contiguous().permute(0, 4, 3, 1, 2) if p.ndim == 5 else p
+            for name, p in params.items()
+        }
 
     def predict(self, params: Tree, buffers: Tree, images: Tensor) -> Tensor:
         """The logits [B, L] of a model that is not being trained."""

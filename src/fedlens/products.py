@@ -1,63 +1,155 @@
-"""Convolutions (of stride 1) and linear layers of many clients at once, each with its own weights.
+"""Convolutions and linear layers of many clients at once, each with its own weights.
 
 cuDNN runs a grouped convolution group by group, so that the time goes with the clients. Here it
 is one batched product of the patches of the images with the kernels. On a GPU in bfloat16 the
-patches are never written down (`kernels.py`); elsewhere they are, which is the reference. The
-gradient of the images is the same kind of product, with the kernels turned around. Gradients of
-weights come in the layout of the weights: the solver then runs over both from end to end.
+patches are never written down (`fused.py`); elsewhere they are, which is the reference. The
+gradient of the images is the same kind of product, with the kernels turned around. Weights may be
+kept in a wider dtype than the images: they are multiplied in the images', and their gradients come
+in their own dtype and memory layout, so that the solver runs over both from end to end.
 """
 
 from __future__ import annotations
 
-import functools
-import importlib.util
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-Padding = tuple[int, int, int, int]  # left, right, top, bottom
+from fedlens import fused
+from fedlens.fused import Padding, apart
 
 
-def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, padding: Padding) -> Tensor:
-    """Images [C * B, channels, H, W] under each client's kernels [C, out, channels, h, w]."""
-    y: Tensor = _Convolve.apply(x, weight, bias, padding)  # type: ignore[no-untyped-call]
-    return y
+def convolve(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    padding: Padding,
+    stride: tuple[int, int] = (1, 1),
+    *,
+    relu: bool = False,
+    pool: bool = False,
+) -> Tensor:
+    """Images [C * B, channels, H, W] under each client's kernels [C, out, channels, h, w].
+
+    With `relu` and `pool` (2 x 2, the maximum) these follow.
+    """
+    if x.dtype is torch.bfloat16 and fused.has_kernels(x):
+        return fused.convolve(x, weight, bias, padding, stride, relu=relu, pool=pool)
+    y: Tensor = _Convolve.apply(x, weight, bias, padding, stride)  # type: ignore[no-untyped-call]
+    y = F.relu(y) if relu else y
+    return F.max_pool2d(y, 2) if pool else y
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, relu: bool = False) -> Tensor:
     """Rows [C, B, features] under each client's matrix [C, out, features]."""
-    y: Tensor = _Linear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
+    y: Tensor = _Linear.apply(x, weight, bias, relu)  # type: ignore[no-untyped-call]
     return y
 
 
-class _Linear(torch.autograd.Function):
+class Factors(NamedTuple):
+    """Each client's matrix as start - lr * slopes' inputs (see engines/factored.py)."""
+
+    start: Tensor  # [out, features]
+    inputs: Tensor  # [C, T * B, features] of the steps so far; zeros where none was taken yet
+    slopes: Tensor  # [C, T * B, out]
+    taken: Tensor  # [C] steps
+    lr: float
+
+    def linear(self, x: Tensor, bias: Tensor | None, *, relu: bool) -> Tensor:
+        """As `linear` does; the step's inputs and, going back, its slopes are added."""
+        half = x.dtype is torch.bfloat16 and fused.has_kernels(x)
+        form = fused.Factored if half else _Factored
+        y: Tensor = form.apply(x, bias, self, relu)  # type: ignore[no-untyped-call]
+        return y
+
+
+class _Factored(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.has_bias = bias is not None
-        if bias is None:
-            return torch.bmm(x, weight.mT)
-        return torch.baddbmm(bias[:, None], x, weight.mT)
+    def forward(ctx: Any, x: Tensor, bias: Tensor | None, factors: Factors, relu: bool) -> Tensor:
+        start, inputs, slopes, taken, lr = factors
+        clients, batch, _ = x.shape
+        y = (x.flatten(0, 1) @ start.T).view(clients, batch, -1)
+        y = torch.baddbmm(y, torch.bmm(x, inputs.mT), slopes, alpha=-lr)
+        if bias is not None:
+            y += bias[:, None]
+        if relu:
+            y.relu_()
+        # Everyone who still trains has taken as many steps.
+        rows = taken[0] * batch + torch.arange(batch, device=x.device)
+        inputs.index_copy_(1, rows, x)
+        ctx.save_for_backward(y if relu else None, rows)
+        ctx.factors, ctx.has_bias = factors, bias is not None
+        return y
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (dy,) = gradients
-        x, weight = ctx.saved_tensors
+        y, rows = ctx.saved_tensors
+        start, inputs, slopes, _, lr = ctx.factors
+        if y is not None:
+            dy = torch.ops.aten.threshold_backward(dy, y, 0)
+        dx = None
+        if ctx.needs_input_grad[0]:
+            dx = (dy.flatten(0, 1) @ start).view(*dy.shape[:2], -1)
+            # This step's slopes are not there yet, so its own inputs count for nothing.
+            dx = torch.baddbmm(dx, torch.bmm(dy, slopes.mT), inputs, alpha=-lr)
+        slopes.index_copy_(1, rows, dy)
+        return (
+            dx,
+            dy.sum(1, dtype=torch.promote_types(dy.dtype, torch.float32)) if ctx.has_bias else None,
+            None,
+            None,
+        )
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
+        cast = weight.to(x.dtype)
+        if bias is None:
+            y = torch.bmm(x, cast.mT)
+        else:
+            y = torch.baddbmm(bias.to(x.dtype)[:, None], x, cast.mT)
+        if relu:
+            y.relu_()
+        ctx.save_for_backward(x, cast, y if relu else None)
+        ctx.dtype, ctx.has_bias = weight.dtype, bias is not None
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (dy,) = gradients
+        x, weight, y = ctx.saved_tensors
+        if y is not None:
+            dy = torch.ops.aten.threshold_backward(dy, y, 0)
         dx = torch.bmm(dy, weight) if ctx.needs_input_grad[0] else None
-        return dx, torch.bmm(dy.mT, x), dy.sum(1) if ctx.has_bias else None
+        db = dy.sum(1, dtype=ctx.dtype) if ctx.has_bias else None
+        return dx, _wide_product(dy.mT, x, ctx.dtype), db, None
+
+
+def _wide_product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    """A batched product that comes in another dtype; on a GPU without a detour."""
+    if a.dtype is dtype:
+        return torch.bmm(a, b)
+    return torch.bmm(a, b, out_dtype=dtype) if a.is_cuda else torch.bmm(a, b).to(dtype)
 
 
 class _Convolve(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, padding: Padding
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        padding: Padding,
+        stride: tuple[int, int],
     ) -> Tensor:
+        kernel = weight.to(x.dtype).permute(0, 3, 4, 2, 1).flatten(1, 3)  # [C, h*w*channels, out]
         ctx.save_for_backward(x, weight)
-        ctx.padding, ctx.has_bias = padding, bias is not None
-        kernel = weight.permute(0, 3, 4, 2, 1).flatten(1, 3)  # [C, h * w * channels, out]
-        return _product(x, kernel, bias, weight.shape[3:], padding)
+        ctx.padding, ctx.stride, ctx.has_bias = padding, stride, bias is not None
+        bias = None if bias is None else bias.to(x.dtype)
+        return _product(x, kernel, bias, weight.shape[3:], padding, stride)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -65,46 +157,41 @@ class _Convolve(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         clients, out, channels, height, width = weight.shape
         rows = dy.permute(0, 2, 3, 1).reshape(clients, -1, out)
-        dw = _kernel_gradient(x, rows, weight.shape[3:], ctx.padding)
-        dw = dw.view(clients, height, width, channels, out).permute(0, 4, 3, 1, 2).contiguous()
-        db = rows.sum(1) if ctx.has_bias else None
+        patches = _patches(_padded(x, ctx.padding), clients, weight.shape[3:], ctx.stride)
+        dw = torch.bmm(patches.mT, rows).to(weight.dtype)
+        dw = dw.view(clients, height, width, channels, out).permute(0, 4, 3, 1, 2)
+        db = rows.sum(1, dtype=weight.dtype) if ctx.has_bias else None
         dx = None
         if ctx.needs_input_grad[0]:
             left, right, top, bottom = ctx.padding
             around = width - 1 - left, width - 1 - right, height - 1 - top, height - 1 - bottom
-            turned = (
-                weight.flip(3, 4).permute(0, 3, 4, 1, 2).flatten(1, 3)
-            )  # [C, h*w*out, channels]
-            dx = _product(dy, turned, None, weight.shape[3:], around)
-        return dx, dw, db, None
+            if ctx.stride != (1, 1):
+                images, slopes = _padded(x, ctx.padding), dy.permute(0, 2, 3, 1)
+                dy = apart(slopes, images, (height, width), ctx.stride).permute(0, 3, 1, 2)
+            turned = weight.to(x.dtype).flip(3, 4).permute(0, 3, 4, 1, 2).flatten(1, 3)
+            dx = _product(dy, turned, None, weight.shape[3:], around, (1, 1))
+        return dx, dw, db, None, None
 
 
 def _product(
-    x: Tensor, kernel: Tensor, bias: Tensor | None, size: torch.Size, padding: Padding
+    x: Tensor,
+    kernel: Tensor,
+    bias: Tensor | None,
+    size: torch.Size,
+    padding: Padding,
+    stride: tuple[int, int],
 ) -> Tensor:
     """The patches of `x` times kernels [C, h * w * channels, out], as images that lie so."""
     images = _padded(x, padding)
     count, tall, wide, _ = images.shape
-    rows, columns = tall - size[0] + 1, wide - size[1] + 1
-    if _in_registers(x):
-        from fedlens import kernels
-
-        y = kernels.product(images, kernel.contiguous(), bias, (size[0], size[1]))
-    elif bias is None:
-        y = torch.bmm(_patches(images, len(kernel), size), kernel)
-    else:
-        y = torch.baddbmm(bias[:, None], _patches(images, len(kernel), size), kernel)
+    rows, columns = (tall - size[0]) // stride[0] + 1, (wide - size[1]) // stride[1] + 1
+    patches = _patches(images, len(kernel), size, stride)
+    y = (
+        torch.bmm(patches, kernel)
+        if bias is None
+        else torch.baddbmm(bias[:, None], patches, kernel)
+    )
     return y.view(count, rows, columns, -1).permute(0, 3, 1, 2)
-
-
-def _kernel_gradient(x: Tensor, rows: Tensor, size: torch.Size, padding: Padding) -> Tensor:
-    """Patches times the gradient [C, B * H * W, out] of their product: [C, h*w*channels, out]."""
-    images = _padded(x, padding)
-    if _in_registers(x):
-        from fedlens import kernels
-
-        return kernels.kernel_gradient(images, rows, (size[0], size[1])).to(x.dtype)
-    return torch.bmm(_patches(images, len(rows), size).mT, rows)
 
 
 def _padded(x: Tensor, padding: Padding) -> Tensor:  # [N, H, W, channels]
@@ -112,20 +199,17 @@ def _padded(x: Tensor, padding: Padding) -> Tensor:  # [N, H, W, channels]
     return (F.pad(images, (0, 0, *padding)) if any(padding) else images).contiguous()
 
 
-def _patches(images: Tensor, clients: int, size: torch.Size) -> Tensor:
+def _patches(
+    images: Tensor, clients: int, size: torch.Size, stride: tuple[int, int] = (1, 1)
+) -> Tensor:
     """What a kernel sees at each place: [C, B * H' * W', h * w * channels]."""
     count, tall, wide, channels = images.shape
     height, width = size
+    down, right = stride
     # A row of a patch is one run in memory: w pixels of all channels.
-    shape = (count, tall - height + 1, wide - width + 1, height, width * channels)
-    strides = (tall * wide * channels, wide * channels, channels, wide * channels, 1)
-    return images.as_strided(shape, strides).reshape(clients, -1, height * width * channels)
-
-
-def _in_registers(x: Tensor) -> bool:
-    return x.is_cuda and x.dtype is torch.bfloat16 and _has_triton()
-
-
-@functools.cache
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
+    shape = ((tall - height) // down + 1, (wide - width) // right + 1, height, width * channels)
+    row = wide * channels
+    strides = (tall * row, down * row, right * channels, row, 1)
+    return images.as_strided((count, *shape), strides).reshape(
+        clients, -1, height * width * channels
+    )

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from fedlens.run import Record, Watch
+from fedlens.run import Watch
+from fedlens.summary import Record
 
 PLAIN_SECONDS = 2.0  # between two lines where there is no terminal
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedlens import keys
 from fedlens.algorithm import Algorithm
-from fedlens.client import ClientProgram, Part, Shared, Work
+from fedlens.client import ClientProgram
 from fedlens.core import (
     Cohort,
     Facts,
@@ -26,6 +26,8 @@ from fedlens.core import (
 )
 from fedlens.engines import Engine
 from fedlens.network import Network
+from fedlens.trees import moved
+from fedlens.work import Part, Shared, Work
 
 SELECT, CLIENT, DRAW = keys.purpose("select"), keys.purpose("client"), keys.purpose("draw")
 
@@ -51,7 +53,7 @@ class ClientMemory:
             return self
         new = {
             client: {
-                name: {key: t[row].cpu().clone() for key, t in tree.items()}
+                name: {key: t[row].clone() for key, t in tree.items()}
                 for name, tree in keep.items()
             }
             for row, client in enumerate(clients.tolist())
@@ -168,14 +170,14 @@ def _move(turn: Turn, work: Work, uploads: Part, exact: Tree) -> tuple[State, Ou
     cohort, device = work.cohort, next(iter(state.params.values())).device
     update = uploads.update
     if not algorithm.combine.linear:
-        update = algorithm.combine(update, work.shares.to(device), cohort, turn.program.layout)
+        update = algorithm.combine(update, moved(work.shares, device), cohort, turn.program.layout)
     gathered = Gathered(cohort, uploads.extra)
 
     slope = {name: update[name].neg_().unsqueeze(0) for name in state.params}
     memory = {name: tree_map(torch.clone, tree) for name, tree in state.server.items()}
     start = {name: exact[name] for name in state.params}
-    moved, server = algorithm.advance.update(slope, memory, start, gathered)
-    params = {name: moved[name].squeeze(0).to(p.dtype) for name, p in state.params.items()}
+    new, server = algorithm.advance.update(slope, memory, start, gathered)
+    params = {name: new[name].squeeze(0).to(p.dtype) for name, p in state.params.items()}
     buffers = {
         name: (exact[name].squeeze(0) + update[name]).to(b.dtype)
         if b.is_floating_point()
@@ -183,7 +185,7 @@ def _move(turn: Turn, work: Work, uploads: Part, exact: Tree) -> tuple[State, Ou
         for name, b in state.buffers.items()
     }
     model = _bytes(state.params | state.buffers)
-    by_size = cohort.size_shares.to(device)
+    by_size = moved(cohort.size_shares, device)
     means = {name: (t.double() * by_size).sum() for name, t in uploads.scalars.items()}
     for measure in algorithm.measures:
         means |= measure(state.params, params)

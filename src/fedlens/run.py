@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,33 +12,26 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fedlens.budgets import at_round_numbers, rounds_to
 from fedlens.build import Setup, build
 from fedlens.client import ClientProgram
 from fedlens.core import Tree
 from fedlens.data import statistics
 from fedlens.engines import Engine
-from fedlens.engines.processes import largest_yet
-from fedlens.evaluate import evaluate_run, judged
+from fedlens.evaluate import evaluate_run
 from fedlens.experiment import Experiment
 from fedlens.folder import RunFolder, check_free, readable_json, to_json
 from fedlens.manifest import manifest, partition_hash
 from fedlens.options import importable
 from fedlens.rounds import State, Turn, begin, run_rounds
 from fedlens.settings import torch_settings
+from fedlens.summary import Record, is_number, summary
 
 if TYPE_CHECKING:
     from fedlens.twin import Twin
 
-Record = dict[str, Any]
-"""One line of rounds.jsonl: what a round did and, if it was evaluated, how good the model is."""
-
 Watch = Callable[[Record], None]
 
 CHECKPOINT_SECONDS = 10.0  # at the most this much work is done twice after a sudden death
-NO_MEASURES = {"round", "seconds", "evaluation_seconds", "train_loss", "examples"}
-NO_MEASURES |= {"batches", "batches_total", "bytes_up", "bytes_down"}
-SHARES = (80, 90, 95, 99)  # percent of the twin's accuracy, for which rounds are counted
 
 
 @dataclass(frozen=True)
@@ -164,10 +158,11 @@ class Course:
         twin: Twin | None = None,
     ) -> None:
         self.setup, self.state, self.folder = setup, state, folder
+        self.front = state  # where it will be after the rounds that have begun
         self.records, self.watch, self.twin = records or [], watch, twin
-        lost = not _is_finite(state) or _is_lost(self.records)
+        lost = not math.isfinite(float(_soundness(state))) or _is_lost(self.records)
         self.status = "diverged" if lost else "running"
-        self.started = self.saved = time.perf_counter()
+        self.started = self.saved = self.taken = time.perf_counter()
         self.done = len(self.records)
         self.before = folder.summary(self.done) if folder else {}
         spent = sum(r["seconds"] + r.get("evaluation_seconds", 0.0) for r in self.records)
@@ -185,12 +180,12 @@ class Course:
     @property
     def turn(self) -> Turn:
         setup = self.setup
-        return Turn(setup.program, setup.federation, self.state, setup.experiment.seed)
+        return Turn(setup.program, setup.federation, self.front, setup.experiment.seed)
 
-    def take(self, after: State, record: Record) -> None:
+    def take(self, after: State, record: Record, is_sound: bool) -> None:
         """A round more: evaluate it if it is time to, write it down, save the state at times."""
         experiment, trained = self.setup.experiment, time.perf_counter()
-        if not _is_finite(after) or _is_lost([record]):
+        if not is_sound or _is_lost([record]):
             self.status = "diverged"
         elif after.round % experiment.evaluate.every == 0 or after.round == experiment.rounds:
             measured, details = evaluate_run(self.setup, after, self.twin)
@@ -207,6 +202,7 @@ class Course:
         if self.folder is not None and time.perf_counter() - self.saved > CHECKPOINT_SECONDS:
             self.folder.save_state(after)
             self.saved = time.perf_counter()
+        self.taken = time.perf_counter()
 
     def finish(self) -> None:
         status = "finished" if self.status == "running" else self.status
@@ -226,7 +222,7 @@ class Course:
         self.status, self.summary = status, self.before
         if len(self.records) > self.done or status != self.before.get("status"):
             elapsed = self.earlier + time.perf_counter() - self.started
-            self.summary = _summary(self.setup, status, self.records, elapsed, self.twin)
+            self.summary = summary(self.setup, status, self.records, elapsed, self.twin)
         if self.folder is not None:
             self.folder.write_json("summary.json", self.summary)
 
@@ -246,7 +242,10 @@ def go_on(courses: Sequence[Course]) -> list[Result]:
     If there are several, their clients train as one cohort: see `fedlens.sweep` for which can.
     """
     live, setup = list(courses), courses[0].setup
-    together = None
+    together: ClientProgram | None = None
+    under_way: deque[Round] = deque()
+    # A GPU goes on with the next round while this one is looked at.
+    ahead = 1 if setup.device.type == "cuda" else 0
     try:
         for course in live:
             course.settle(course.status)
@@ -261,7 +260,11 @@ def go_on(courses: Sequence[Course]) -> list[Result]:
                 if together is None:
                     like = next(iter(live[0].state.params.values()))
                     together = ClientProgram.together([c.setup.program for c in live], like)
-                _one_round(together, setup.engine, live)
+                more = live[0].front.round < setup.experiment.rounds
+                if more:
+                    under_way.append(Round(together, setup.engine, live))
+                while under_way and (len(under_way) > ahead or not more):
+                    under_way.popleft().end()
     except BaseException as error:
         for course in live:
             course.stop(error)
@@ -271,93 +274,66 @@ def go_on(courses: Sequence[Course]) -> list[Result]:
     return [course.result for course in courses]
 
 
-def _one_round(together: ClientProgram, engine: Engine, courses: Sequence[Course]) -> None:
-    started = time.perf_counter()
-    after = run_rounds(together, engine, [course.turn for course in courses])
-    records: list[Record] = [
-        {
-            "round": state.round,
-            "train_loss": float(outcome.train_loss),
-            "batches": outcome.batches,
-            "batches_total": course.num_batches + outcome.batches,
-            "examples": outcome.examples,
-            "bytes_up": outcome.bytes_up,
-            "bytes_down": outcome.bytes_down,
-            **{name: float(value) for name, value in outcome.scalars.items()},
-        }
-        for course, (state, outcome) in zip(courses, after, strict=True)
-    ]
-    seconds = (time.perf_counter() - started) / len(courses)
-    for course, (state, _), record in zip(courses, after, records, strict=True):
-        course.take(state, record | {"seconds": seconds})
+class Round:
+    """A round of runs that has begun; on a GPU it may not have been computed yet."""
+
+    def __init__(self, together: ClientProgram, engine: Engine, courses: Sequence[Course]) -> None:
+        self.begun, self.courses = time.perf_counter(), list(courses)
+        self.after = run_rounds(together, engine, [course.turn for course in courses])
+        numbers = []
+        for course, (state, outcome) in zip(courses, self.after, strict=True):
+            course.front = state
+            numbers += [outcome.train_loss, *outcome.scalars.values(), _soundness(state)]
+        self.numbers = Reading(torch.stack([number.double() for number in numbers]))
+
+    def end(self) -> None:
+        """Take it down in the courses that have not ended since."""
+        numbers = iter(self.numbers.values())
+        seconds = time.perf_counter() - max(self.begun, *(c.taken for c in self.courses))
+        for course, (state, outcome) in zip(self.courses, self.after, strict=True):
+            record: Record = {
+                "round": state.round,
+                "train_loss": next(numbers),
+                "batches": outcome.batches,
+                "batches_total": course.num_batches + outcome.batches,
+                "examples": outcome.examples,
+                "bytes_up": outcome.bytes_up,
+                "bytes_down": outcome.bytes_down,
+                **{name: next(numbers) for name in outcome.scalars},
+                "seconds": seconds / len(self.courses),
+            }
+            is_sound = math.isfinite(next(numbers))
+            if course.status == "running":
+                course.take(state, record, is_sound)
+
+
+class Reading:
+    """Numbers on their way from the device, so that reading them waits for nothing else."""
+
+    def __init__(self, numbers: torch.Tensor) -> None:
+        self.numbers, self.event = numbers, None
+        if numbers.is_cuda:
+            self.numbers = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+            self.numbers.copy_(numbers, non_blocking=True)
+            self.event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self.event.record()
+
+    def values(self) -> list[float]:
+        if self.event is not None:
+            self.event.synchronize()
+        values: list[float] = self.numbers.tolist()
+        return values
 
 
 def _is_lost(records: list[Record]) -> bool:
     """Whether the last training loss is no number any more (None, once it was written)."""
-    return bool(records) and not _is_number(records[-1]["train_loss"])
+    return bool(records) and not is_number(records[-1]["train_loss"])
 
 
-def _is_number(value: float | None) -> bool:
-    return value is not None and math.isfinite(value)
-
-
-def _is_finite(state: State) -> bool:
+def _soundness(state: State) -> torch.Tensor:  # []
+    """A number that is finite if all of the model is."""
     sums = [p.sum() for p in (*state.params.values(), *state.buffers.values())]
-    return bool(torch.stack([s.double() for s in sums]).isfinite().all())
-
-
-def _summary(
-    setup: Setup,
-    status: str,
-    records: list[Record],
-    elapsed: float,
-    twin: Twin | None,
-) -> dict[str, Any]:
-    evaluated = [record for record in records if any("_accuracy" in key for key in record)]
-    measures = [key for key in (evaluated[-1] if evaluated else {}) if key not in NO_MEASURES]
-    best: dict[str, Any] = {}
-    for key in (key for key in measures if not key.endswith("_classes_predicted")):
-        better = min if key.endswith(("loss", "std")) else max
-        sound = [record for record in evaluated if _is_number(record.get(key))]
-        if sound:
-            record = better(sound, key=lambda r: r[key])
-            best[key] = {"value": record[key], "round": record["round"]}
-    training, evaluation = (
-        sum(record.get(key, 0.0) for record in records) for key in ("seconds", "evaluation_seconds")
-    )
-    against: dict[str, Any] = {}
-    if twin is not None:
-        reached = {str(s): rounds_to(records, s / 100, "relative_accuracy") for s in SHARES}
-        against = {"twin": twin._asdict(), "rounds_to": reached}
-    at_budgets = {}
-    if setup.experiment.evaluate.on:
-        at_budgets = at_round_numbers(records, f"{judged(setup.experiment)}_accuracy")
-    return {
-        "status": status,
-        "rounds": len(records),
-        "collapsed": bool(evaluated) and _is_constant(evaluated[-1]),
-        "final": {key: evaluated[-1][key] for key in measures}
-        | ({"train_loss": records[-1]["train_loss"]} if records else {}),
-        "best": best,
-        **at_budgets,
-        **against,
-        "emd": statistics.emd(_label_counts(setup)),
-        "seconds": {"training": training, "evaluation": evaluation, "total": elapsed},
-        **{
-            key: sum(record[key] for record in records)
-            for key in ("batches", "examples", "bytes_up", "bytes_down")
-        },
-        "peak_memory_bytes": peak_memory(setup),
-    }
-
-
-def _is_constant(record: Record) -> bool:
-    """Whether the model gave one and the same class to everything it was evaluated on."""
-    return any(record.get(f"{part}_classes_predicted") == 1 for part in ("test", "validation"))
-
-
-def _label_counts(setup: Setup) -> torch.Tensor:
-    return setup.federation.label_counts(setup.federation.everyone(0))
+    return torch.stack([s.double() for s in sums]).sum()
 
 
 def _partition(setup: Setup) -> dict[str, Any]:
@@ -367,10 +343,3 @@ def _partition(setup: Setup) -> dict[str, Any]:
 
 def _shapes(state: State) -> dict[str, torch.Size]:
     return {name: t.shape for name, t in (state.params | state.buffers).items()}
-
-
-def peak_memory(setup: Setup) -> int:
-    """The most that was in use: of the GPU, else by this process and by its workers besides."""
-    if setup.device.type == "cuda":
-        return torch.cuda.max_memory_allocated(setup.device)
-    return largest_yet() + getattr(setup.engine, "worker_bytes", 0)

@@ -1,9 +1,9 @@
 """A model of C clients at once, layer by layer: what `stacked` makes of any module it can read.
 
-Convolutions and linear layers become batched products, one matrix a client. Images of all clients
-lie one after another, so that pooling and the like run on them as on one large batch. A layer that
-is not known here is mapped over the clients by vmap; a module whose forward pass cannot be read at
-all (`stack` then gives None) is so as a whole.
+Convolutions and linear layers become batched products, one matrix a client, together with the ReLU
+and the pooling that follow them. Images of all clients lie one after another, so that pooling and
+the like run on them as on one large batch. A module whose forward pass cannot be read (`stack`
+then gives None) is mapped over the clients by vmap as a whole.
 """
 
 from __future__ import annotations
@@ -11,56 +11,17 @@ from __future__ import annotations
 import operator
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
-from torch.func import functional_call, vmap
 
 from fedlens.core import Tree
-from fedlens.layers import KeyedDropout, MaskedBatchNorm, keyed_dropout
-from fedlens.models.pool import AdaptivePool
-from fedlens.products import convolve, linear
+from fedlens.layers import KeyedDropout
+from fedlens.stacked_layers import Activations, Follow, Given, averaged, flattened, stacked
 
-POOLS = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, AdaptivePool)
-PLAIN_LAYERS = (
-    *POOLS,
-    nn.ReLU,
-    nn.ReLU6,
-    nn.Tanh,
-    nn.Sigmoid,
-    nn.SiLU,
-    nn.GELU,
-    nn.Identity,
-)  # they treat every channel, or every number, alike
 PLAIN_FUNCTIONS = (operator.add, operator.iadd, torch.add, torch.relu, F.relu, F.relu6)
-
-
-@dataclass(frozen=True)
-class Activations:
-    """What a layer gives for C clients: images [C * B, channels, H, W], or rows [C, B, features].
-
-    Images lie in memory channels last: what a convolution gives needs no copy on its way on.
-    """
-
-    tensor: Tensor
-    clients: int
-    is_images: bool
-
-    def by_client(self) -> Tensor:  # [C, B, ...]
-        if not self.is_images:
-            return self.tensor
-        return self.tensor.view(self.clients, -1, *self.tensor.shape[1:])
-
-    @classmethod
-    def of(cls, tensor: Tensor) -> Activations:
-        """From [C, B, ...]."""
-        if tensor.ndim == 5:
-            images = tensor.flatten(0, 1).contiguous(memory_format=torch.channels_last)
-            return cls(images, len(tensor), True)
-        return cls(tensor, len(tensor), False)
 
 
 class Stacking:
@@ -69,85 +30,97 @@ class Stacking:
     def __init__(self, module: nn.Module, graph: fx.Graph) -> None:
         self.nodes = list(graph.nodes)
         self.layers = dict(module.named_modules())
+        self.follow: dict[fx.Node, Follow] = {}
+        self.taken: dict[fx.Node, fx.Node] = {}  # a node that the layer before does as well
+        for node in self.nodes:
+            self._read(node)
+        # Dropout goes by the place in a flattened row, and is faster on one.
+        self.flat_first = {
+            node
+            for node in self.nodes
+            if isinstance(layer := self._layer(node), KeyedDropout)
+            and not layer.channels
+            and all(self._flattens(user) for user in node.users)
+        }
 
-    def __call__(self, tensors: Tree, images: Tensor, key: Tensor, mask: Tensor) -> Tensor:
-        """(parameters and buffers [C], images [C, B], key [C], mask [C, B]) -> logits [C, B, L]"""
-        values: dict[str, Any] = {}
+    def __call__(
+        self,
+        tensors: Tree,
+        cast: Callable[[Tree], Tree],
+        images: Tensor,
+        key: Tensor,
+        mask: Tensor,
+    ) -> Tensor:
+        """(parameters and buffers [C], images [C, B], key [C], mask [C, B]) -> logits [C, B, L]
+
+        `cast` brings tensors to the dtype of the images, for the layers that need it so.
+        """
+        values: dict[fx.Node, Any] = {}
         calls: Counter[str] = Counter()
         for node in self.nodes:
-            arguments = fx.node.map_arg(node.args, lambda n: values[n.name])
-            if node.op == "placeholder":
-                values[node.name] = Activations.of(images)
+            arguments = fx.node.map_arg(node.args, values.__getitem__)
+            if node in self.taken:
+                values[node] = values[self.taken[node]]
+            elif node.op == "placeholder":
+                values[node] = Activations.of(images)
             elif node.op == "call_module":
-                (x,) = arguments
                 name = str(node.target)
-                values[node.name] = self._layer(name, x, tensors, key, mask, calls[name])
+                given = Given(name, self._own(name, tensors), cast, key, mask, calls[name])
+                x = flattened(arguments[0]) if node in self.flat_first else arguments[0]
+                values[node] = stacked(self.layers[name], x, given, self.follow[node])
                 calls[name] += 1
             elif node.op == "call_function":
-                values[node.name] = _function(node.target, arguments)
+                values[node] = _function(node.target, arguments)
+            elif node.op == "call_method":
+                values[node] = averaged(arguments[0])
             else:  # the output
                 result: Tensor = arguments[0].by_client()
         return result
 
-    def _layer(
-        self, name: str, x: Activations, tensors: Tree, key: Tensor, mask: Tensor, call: int
-    ) -> Activations:
-        layer, clients = self.layers[name], x.clients
-        names = (*layer._parameters, *layer._buffers)
-        own = {key: tensors[f"{name}.{key}"] for key in names if f"{name}.{key}" in tensors}
-        if isinstance(layer, nn.Conv2d) and x.is_images and layer.padding_mode == "zeros":
-            return Activations(_convolution(layer, x, own), clients, True)
-        if isinstance(layer, nn.Linear) and not x.is_images and x.tensor.ndim == 3:
-            return Activations(linear(x.tensor, own["weight"], own.get("bias")), clients, False)
-        if isinstance(layer, nn.GroupNorm) and x.is_images:
-            y = F.group_norm(x.tensor, layer.num_groups, eps=layer.eps)
-            if "weight" in own:
-                scale, shift = (own[key][:, None, :, None, None] for key in ("weight", "bias"))
-                y = (Activations(y, clients, True).by_client() * scale + shift).flatten(0, 1)
-            return Activations(y.contiguous(memory_format=torch.channels_last), clients, True)
-        if isinstance(layer, nn.Flatten) and (layer.start_dim, layer.end_dim) == (1, -1):
-            return Activations(x.by_client().flatten(2), clients, False)
-        if getattr(layer, "inplace", False):  # what it writes over, a gradient may still need
-            x = Activations(x.tensor.clone(), clients, x.is_images)
-        if isinstance(layer, PLAIN_LAYERS) and (x.is_images or not isinstance(layer, POOLS)):
-            return Activations(layer(x.tensor), clients, x.is_images)
-        if isinstance(layer, KeyedDropout):
-            return self._dropout(layer, x, key, call)
-        if isinstance(layer, MaskedBatchNorm):
-            own["mask"] = mask
-        mapped = vmap(lambda tree, rows: functional_call(layer, tree, (rows,)))
-        return Activations.of(mapped(own, x.by_client()))
+    def uses(self, name: str) -> int:
+        """At how many places of the forward pass a layer stands."""
+        return sum(node.op == "call_module" and node.target == name for node in self.nodes)
 
-    @staticmethod
-    def _dropout(layer: KeyedDropout, x: Activations, key: Tensor, call: int) -> Activations:
-        if not layer.training:
-            return x
+    def _own(self, name: str, tensors: Tree) -> Tree:
+        layer = self.layers[name]
+        names = [f"{name}.{key}" for key in (*layer._parameters, *layer._buffers)]
+        return {full: tensors[full] for full in names if full in tensors}
 
-        def drop(rows: Tensor, k: Tensor) -> Tensor:
-            return keyed_dropout(rows, k, layer.p, layer.layer, call=call, channels=layer.channels)
+    def _read(self, node: fx.Node) -> None:
+        """Note the ReLU and the pooling that a convolution or a linear layer can do as well."""
+        layer, first, found = self._layer(node), node, set()
+        while isinstance(layer, (nn.Conv2d, nn.Linear)) and len(node.users) == 1:
+            (node,) = node.users
+            kind = self._kind(node)
+            if kind is None or kind in found or (kind == "pool" and isinstance(layer, nn.Linear)):
+                break
+            found.add(kind)
+            self.taken[node] = first
+        self.follow[first] = Follow("relu" in found, "pool" in found)
 
-        return Activations.of(vmap(drop)(x.by_client(), key))
+    def _kind(self, node: fx.Node) -> str | None:
+        layer = self._layer(node)
+        if type(layer) is nn.ReLU or node.target in (F.relu, torch.relu):
+            return "relu"
+        return "pool" if isinstance(layer, nn.MaxPool2d) and _is_two_by_two(layer) else None
+
+    def _flattens(self, node: fx.Node) -> bool:
+        layer = self._layer(node)
+        whole = isinstance(layer, nn.Flatten) and (layer.start_dim, layer.end_dim) == (1, -1)
+        return whole or node.target is torch.flatten
+
+    def _layer(self, node: fx.Node) -> nn.Module | None:
+        return self.layers[str(node.target)] if node.op == "call_module" else None
 
 
-def _convolution(layer: nn.Conv2d, x: Activations, own: Tree) -> Tensor:
-    """Every client's images under its own kernels."""
-    clients, bias = x.clients, own.get("bias")
-    plain = layer.stride == layer.dilation == (1, 1) and layer.groups == 1
-    if plain and not isinstance(layer.padding, str):
-        rows, columns = layer.padding
-        return convolve(x.tensor, own["weight"], bias, (columns, columns, rows, rows))
-    if plain and layer.padding == "same":
-        height, width = layer.kernel_size
-        top, left = (height - 1) // 2, (width - 1) // 2
-        sides = (left, width - 1 - left, top, height - 1 - top)
-        return convolve(x.tensor, own["weight"], bias, sides)
-    # Any other: clients as groups of channels.
-    images = x.by_client().transpose(0, 1).flatten(1, 2)  # [B, C * channels, H, W]
-    geometry: Any = layer.stride, layer.padding, layer.dilation, clients * layer.groups
-    flat = None if bias is None else bias.flatten()
-    y = F.conv2d(images, own["weight"].flatten(0, 1), flat, *geometry)
-    y = y.view(len(y), clients, -1, *y.shape[2:]).transpose(0, 1).flatten(0, 1)
-    return y.contiguous(memory_format=torch.channels_last)
+def _is_two_by_two(pool: nn.MaxPool2d) -> bool:
+    plain = not (pool.ceil_mode or pool.return_indices)
+    settings = (pool.kernel_size, pool.stride, pool.padding, pool.dilation)
+    return plain and [_pair(s) for s in settings] == [(2, 2), (2, 2), (0, 0), (1, 1)]
+
+
+def _pair(setting: int | tuple[int, ...]) -> tuple[int, ...]:
+    return (setting, setting) if isinstance(setting, int) else tuple(setting)
 
 
 def stack(module: nn.Module) -> Stacking | None:
@@ -173,13 +146,16 @@ def _is_readable(node: fx.Node) -> bool:
     if node.op == "call_function":
         flattens = node.target is torch.flatten and tuple(node.args[1:]) == (1,)
         return not node.kwargs and (flattens or node.target in PLAIN_FUNCTIONS)
+    if node.op == "call_method":  # the mean over all places of an image
+        over = node.args[1] if len(node.args) == 2 and not node.kwargs else None
+        return node.target == "mean" and over in ((2, 3), [2, 3], (-2, -1), [-2, -1])
     return node.op in ("placeholder", "output")
 
 
 def _function(function: Any, arguments: tuple[Any, ...]) -> Activations:
     first = next(a for a in arguments if isinstance(a, Activations))
     if function is torch.flatten:
-        return Activations(first.by_client().flatten(2), first.clients, False)
+        return flattened(first)
     if function is operator.iadd:  # in place it could spoil what another branch reads
         function = operator.add
     tensors = [a.tensor if isinstance(a, Activations) else a for a in arguments]

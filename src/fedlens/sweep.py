@@ -27,7 +27,8 @@ from fedlens.engines import Stacked
 from fedlens.experiment import Experiment, Named
 from fedlens.folder import RunFolder, check_free
 from fedlens.rounds import begin
-from fedlens.run import Course, Record, Result, Watch, go_on, reopen, start
+from fedlens.run import Course, Result, Watch, go_on, reopen, start
+from fedlens.summary import Record
 from fedlens.tables import apply_override, to_value
 
 MAY_DIFFER = {

@@ -16,7 +16,8 @@ from typing import Any
 from fedlens.options import did_you_mean
 from fedlens.report.blocks import is_number
 from fedlens.report.records import settings
-from fedlens.run import Record, Watch
+from fedlens.run import Watch
+from fedlens.summary import Record
 
 Log = Callable[[Mapping[str, float], int], Any]
 Sink = Callable[[Any, Path, Mapping[str, Any]], AbstractContextManager[Log]]

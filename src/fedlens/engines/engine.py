@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from typing import Protocol
 
-from fedlens.client import ClientProgram, Part, Shared, Work
+from fedlens.client import ClientProgram
+from fedlens.work import Part, Shared, Work
 
 
 class Engine(Protocol):

@@ -25,10 +25,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from fedlens.client import ClientProgram, Part, Shared, Work
+from fedlens.client import ClientProgram
 from fedlens.core import Examples, Memory, tree_map
 from fedlens.engines.sequential import Sequential
 from fedlens.network import Network
+from fedlens.work import Part, Shared, Work
 
 UPLOADS = 512 * 2**20  # bytes of uploads that may wait to be added up
 

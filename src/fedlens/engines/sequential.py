@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from fedlens.client import ClientProgram, Part, Shared, Work
+from fedlens.client import ClientProgram
 from fedlens.core import Examples
 from fedlens.network import Network
+from fedlens.work import Part, Shared, Work
 
 
 @dataclass

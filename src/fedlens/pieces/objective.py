@@ -6,7 +6,12 @@ from dataclasses import dataclass, replace
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedlens import fused
 from fedlens.core import Batch, ExampleWeight, Local, Penalty
+from fedlens.fused import has_kernels
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""(logits [C, B, L], labels [C, B]) -> the loss of each example [C, B]."""
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:  # [C, B, L], [C, B] -> [C, B]
@@ -33,7 +38,7 @@ def squared_error(logits: Tensor, labels: Tensor) -> Tensor:  # [C, B, L], [C, B
 class Objective:
     """The weighted mean of the examples' losses, plus penalties: weights multiply, terms add."""
 
-    loss: Callable[[Tensor, Tensor], Tensor] = cross_entropy
+    loss: Loss = cross_entropy
     weights: tuple[ExampleWeight, ...] = ()
     penalties: tuple[Penalty, ...] = ()
 
@@ -48,10 +53,16 @@ class Objective:
         weight = batch.mask
         for factor in self.weights:
             weight = weight * factor(batch, local)
-        # A batch may weigh nothing (all its labels unknown to p): then it has no loss, not NaN.
-        total = weight.sum(1).clamp(min=1e-12)
-        loss = (weight * self.loss(logits, batch.labels)).sum(1) / total
-        whole = loss
+        loss = whole = _mean(self.loss, logits, batch.labels, weight)
         for penalty in self.penalties:
             whole = whole + penalty(local)
         return whole, loss.detach()
+
+
+def _mean(loss: Loss, logits: Tensor, labels: Tensor, weight: Tensor) -> Tensor:  # [C]
+    """The weighted mean of a client's losses."""
+    if loss is cross_entropy and has_kernels(logits):
+        return fused.cross_entropy(logits, labels, weight)
+    # A batch may weigh nothing (all its labels unknown to p): then it has no loss, not NaN.
+    total = weight.sum(1).clamp(min=1e-12)
+    return (weight * loss(logits, labels)).sum(1) / total

@@ -12,8 +12,9 @@ def difference(local: Local) -> Upload:
     local to the last bit, and a sum does not depend on the order of the clients.
     """
     model = local.params | local.buffers
+    plain = torch.contiguous_format  # an engine may lay parameters out in its own way
     update = {
-        name: model[name].to(torch.float64, copy=True).sub_(server)
+        name: model[name].to(torch.float64, copy=True, memory_format=plain).sub_(server)
         for name, server in local.exact.items()
     }
     return Upload(update)

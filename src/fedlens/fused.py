@@ -1,0 +1,192 @@
+"""Layers of many clients whose steps are fused on a GPU: Triton kernels with their gradients.
+
+Each has a plain form elsewhere, which is used on a CPU and in other dtypes, and which tests
+compare it with.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Padding = tuple[int, int, int, int]  # left, right, top, bottom
+
+
+def has_kernels(x: Tensor) -> bool:
+    """Whether Triton kernels can work on `x`: on a GPU, in anything but float64."""
+    return x.is_cuda and x.dtype is not torch.float64 and _has_triton()
+
+
+def convolve(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    padding: Padding,
+    stride: tuple[int, int],
+    *,
+    relu: bool,
+    pool: bool,
+) -> Tensor:
+    """`products.convolve` with what follows it; float32 weights get float32 gradients."""
+    geometry = (tuple(weight.shape[3:]), stride, relu, pool)
+    y: Tensor = _Convolve.apply(x, weight, bias, padding, geometry)  # type: ignore[no-untyped-call]
+    return y
+
+
+def dropout(
+    x: Tensor, keys: Tensor, word: int, num_dropped: int, *, whole_channels: bool
+) -> Tensor:
+    """`layers.keyed_dropout` for images [C * B, ...] that lie channels last, or rows [C, B, n]."""
+    y: Tensor = _Dropout.apply(x, keys, word, num_dropped, whole_channels)  # type: ignore[no-untyped-call]
+    return y
+
+
+def cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
+    """The weighted mean loss [C] of logits [C, B, L]."""
+    loss: Tensor = _CrossEntropy.apply(logits, labels, weights)  # type: ignore[no-untyped-call]
+    return loss
+
+
+class _Convolve(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, padding: Padding, geometry: Any
+    ) -> Tensor:
+        from fedlens import kernels
+
+        geometry = kernels.Geometry(*geometry)
+        # Where weights lie as [C, h, w, channels, out], this is a cast and no transposition.
+        kernel = weight.permute(0, 3, 4, 2, 1).to(x.dtype).contiguous()
+        images = x.permute(0, 2, 3, 1).contiguous()
+        more = kernels.spare_channels(geometry.size, images.shape[3])
+        if any(padding) or more:
+            shape, room = (images.shape[1], images.shape[2]), images.shape[3] + more
+            images = kernels.spread(images, None, shape, padding, kernels.PLAIN, room)
+        kernel = (F.pad(kernel, (0, 0, 0, more)) if more else kernel).flatten(1, 3)
+        bias = None if bias is None else bias.contiguous()
+        y, winners = kernels.product(images, kernel, bias, geometry)
+        kept = winners if geometry.pool else y if geometry.relu else None
+        ctx.save_for_backward(images, kernel, kept)
+        ctx.padding, ctx.geometry, ctx.has_bias, ctx.more = (
+            padding,
+            geometry,
+            bias is not None,
+            more,
+        )
+        return y.permute(0, 3, 1, 2)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        from fedlens import kernels
+
+        images, kernel, kept = ctx.saved_tensors
+        geometry, (left, right, top, bottom) = ctx.geometry, ctx.padding
+        (height, width), clients, channels = geometry.size, len(kernel), images.shape[3]
+        around = width - 1 - left, width - 1 - right, height - 1 - top, height - 1 - bottom
+        slopes = gradients[0].permute(0, 2, 3, 1).contiguous()
+        shape = kernels.places(images, geometry)
+        plain, needs_dx = geometry.stride == (1, 1), ctx.needs_input_grad[0]
+        # Spread once, with the border that the gradient of the images needs.
+        border = around if plain and needs_dx else (0, 0, 0, 0)
+        if any(border) or kept is not None:
+            slopes = kernels.spread(slopes, kept, shape, border, geometry)
+        dw, db = kernels.kernel_gradient(images, slopes, border[2::-2], clients, geometry)
+        dw = dw.view(clients, height, width, channels, -1)[:, :, :, : channels - ctx.more]
+        dw = dw.contiguous().permute(0, 4, 3, 1, 2)
+        dx = None
+        if needs_dx:
+            if not plain:
+                slopes = apart(slopes, images, geometry.size, geometry.stride)
+                shape = slopes.shape[1], slopes.shape[2]
+                slopes = kernels.spread(slopes, None, shape, around, kernels.PLAIN)
+            dx = kernels.turned_product(slopes, kernel, geometry.size, channels)
+            dx = dx[..., : channels - ctx.more].permute(0, 3, 1, 2)
+        return dx, dw, db if ctx.has_bias else None, None, None
+
+
+def apart(slopes: Tensor, images: Tensor, size: tuple[int, ...], stride: tuple[int, int]) -> Tensor:
+    """Slopes [N, H', W', out] of a convolution of padded images, zero where it passed over."""
+    count, rows, columns, out = slopes.shape
+    tall, wide = images.shape[1] - size[0] + 1, images.shape[2] - size[1] + 1
+    (down, right), spread = stride, slopes.new_zeros(count, tall, wide, out)
+    spread[:, : rows * down : down, : columns * right : right] = slopes
+    return spread
+
+
+class Factored(torch.autograd.Function):
+    """`products.Factors.linear`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias: Tensor | None, factors: Any, relu: bool) -> Tensor:
+        from fedlens import factor_kernels
+
+        start, inputs, slopes, taken, lr = factors
+        x, bias = x.contiguous(), None if bias is None else bias.contiguous()
+        base = (x.flatten(0, 1) @ start.T).view(*x.shape[:2], -1)
+        y = factor_kernels.forward(x, base, inputs, slopes, taken, bias, lr, relu=relu)
+        ctx.save_for_backward(y if relu else None, taken.clone())
+        ctx.factors, ctx.has_bias = factors, bias is not None
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        from fedlens import factor_kernels
+
+        y, taken = ctx.saved_tensors
+        start, inputs, slopes, _, lr = ctx.factors
+        dy = gradients[0].contiguous()
+        d, weights, db = factor_kernels.slopes_back(dy, y, slopes, taken)
+        dx = None
+        if ctx.needs_input_grad[0]:
+            base = (d.flatten(0, 1) @ start).view(*d.shape[:2], -1)
+            dx = factor_kernels.backward(base, weights, inputs, taken, lr)
+        return dx, db if ctx.has_bias else None, None, None
+
+
+class _Dropout(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, keys: Tensor, word: int, num_dropped: int, whole_channels: bool
+    ) -> Tensor:
+        ctx.save_for_backward(keys)
+        ctx.settings = word, num_dropped, whole_channels
+        return _dropped(x, keys, word, num_dropped, whole_channels)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (keys,) = ctx.saved_tensors
+        return _dropped(gradients[0], keys, *ctx.settings), None, None, None, None
+
+
+def _dropped(x: Tensor, keys: Tensor, word: int, num_dropped: int, whole: bool) -> Tensor:
+    from fedlens import kernels
+
+    last = torch.channels_last if x.ndim == 4 else torch.contiguous_format
+    x = x.contiguous(memory_format=last)
+    return kernels.dropout(x, keys.contiguous(), word, num_dropped, whole_channels=whole)
+
+
+class _CrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
+        from fedlens import kernels
+
+        inputs = logits.contiguous(), labels.contiguous(), weights.contiguous()
+        loss, slopes = kernels.cross_entropy(*inputs)
+        ctx.save_for_backward(slopes)
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (slopes,) = ctx.saved_tensors
+        return slopes * gradients[0][:, None, None], None, None
+
+
+@functools.cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None

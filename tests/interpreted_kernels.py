@@ -1,0 +1,126 @@
+"""Triton kernels beside plain PyTorch, on the CPU by interpretation: run with TRITON_INTERPRET=1.
+
+On a GPU the same runs as it is, compiled: `python tests/interpreted_kernels.py`.
+"""
+
+import torch
+import torch.nn.functional as F
+
+from fedlens import fused, kernels, keys
+from fedlens.augment import normalise
+from fedlens.layers import dropout_word, keyed_dropout
+from fedlens.pieces.objective import cross_entropy
+from fedlens.products import Factors, _Convolve, _Factored
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+torch.backends.cuda.matmul.allow_tf32 = True
+LOOSE = 1e-4 if DEVICE == "cpu" else 2e-2  # a GPU multiplies in tf32 here
+
+CONVOLUTIONS = {  # channels, out, size, padding, stride, relu, pool
+    "first layer": (3, 8, 5, (2, 2, 2, 2), (1, 1), True, True),
+    "valid": (16, 8, 3, (0, 0, 0, 0), (1, 1), True, False),
+    "odd, no activation": (4, 20, 4, (1, 2, 1, 2), (1, 1), False, False),
+    "stride": (16, 32, 3, (1, 1, 1, 1), (2, 2), True, False),
+    "pool without relu, odd size": (8, 16, 2, (0, 0, 0, 0), (1, 1), False, True),
+}
+
+
+def agree(what: str, found: torch.Tensor, expected: torch.Tensor) -> None:
+    worst = (found - expected).norm() / expected.norm().clamp(min=1e-12)
+    assert worst < LOOSE, f"{what}: off by {worst:.1e}"
+
+
+def convolutions() -> None:
+    clients, batch = 2, 3
+    for name, (channels, out, size, padding, stride, relu, pool) in CONVOLUTIONS.items():
+        x = torch.randn(clients * batch, channels, 10, 9, device=DEVICE)
+        x = x.contiguous(memory_format=torch.channels_last).requires_grad_()
+        weight = torch.randn(clients, out, channels, size, size, device=DEVICE).requires_grad_()
+        bias = torch.randn(clients, out, device=DEVICE).requires_grad_()
+        found = fused.convolve(x, weight, bias, padding, stride, relu=relu, pool=pool)
+        expected = _Convolve.apply(x, weight, bias, padding, stride)
+        expected = F.relu(expected) if relu else expected
+        expected = F.max_pool2d(expected, 2) if pool else expected
+        agree(name, found, expected)
+        pull = torch.randn_like(expected)
+        gradients = (torch.autograd.grad(y, (x, weight, bias), pull) for y in (found, expected))
+        for what, one, other in zip(("dx", "dw", "db"), *gradients, strict=True):
+            agree(f"{name}, {what}", one, other)
+        print(f"{name} agrees")
+
+
+def the_rest() -> None:
+    client_keys = keys.fold(keys.root(3), torch.arange(2)).to(DEVICE)
+    images = torch.randn(2, 3, 5, 4, 6, device=DEVICE)
+    last = images.flatten(0, 1).contiguous(memory_format=torch.channels_last)
+    for channels in (False, True):
+        expected = torch.stack(
+            [
+                keyed_dropout(x, k, 0.3, 1, call=2, channels=channels)
+                for x, k in zip(images, client_keys, strict=True)
+            ]
+        )
+        word, dropped = dropout_word(1, 2), round(0.3 * 2**16)
+        found = fused.dropout(last, client_keys, word, dropped, whole_channels=channels)
+        torch.testing.assert_close(found.view_as(images), expected)
+        rows = fused.dropout(images.flatten(2), client_keys, word, dropped, whole_channels=False)
+        if not channels:
+            torch.testing.assert_close(rows.view_as(images), expected)
+
+    logits = torch.randn(2, 7, 10, device=DEVICE, requires_grad=True)
+    labels, weight = torch.randint(10, (2, 7), device=DEVICE), torch.rand(2, 7, device=DEVICE)
+    weight[:, 5:] = 0
+    found = fused.cross_entropy(logits, labels, weight)
+    expected = (weight * cross_entropy(logits, labels)).sum(1) / weight.sum(1)
+    torch.testing.assert_close(found, expected)
+    pull = torch.randn_like(expected)
+    for one, other in zip(
+        torch.autograd.grad(found, logits, pull),
+        torch.autograd.grad(expected, logits, pull),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other)
+
+    pixels = torch.randint(256, (4, 3, 5, 6), dtype=torch.uint8)
+    mean, std = (0.1, 0.2, 0.3), (0.4, 0.5, 0.6)
+    expected = normalise(pixels, mean, std, torch.float32).to(DEVICE)
+    scale = 1 / (255 * torch.tensor(std, device=DEVICE))
+    shift = -torch.tensor(mean, device=DEVICE) / torch.tensor(std, device=DEVICE)
+    for layout in (torch.contiguous_format, torch.channels_last):
+        moved = pixels.to(DEVICE).contiguous(memory_format=layout)
+        found = kernels.normalise(moved, scale, shift, torch.float32)
+        torch.testing.assert_close(found, expected)
+    print("dropout, cross-entropy and normalising agree")
+
+
+def factors() -> None:
+    clients, batch, features, out, steps = 2, 5, 70, 24, 3
+    start = torch.randn(out, features, device=DEVICE)
+    bias = torch.randn(clients, out, device=DEVICE, requires_grad=True)
+    rooms = [
+        (
+            torch.zeros(clients, steps * batch, features, device=DEVICE),
+            torch.zeros(clients, steps * batch, out, device=DEVICE),
+            torch.zeros(clients, dtype=torch.int64, device=DEVICE),
+        )
+        for _ in range(2)
+    ]
+    for step in range(steps):
+        x = torch.randn(clients, batch, features, device=DEVICE, requires_grad=True)
+        pull = torch.randn(clients, batch, out, device=DEVICE)
+        results = []
+        for form, (inputs, slopes, taken) in zip((fused.Factored, _Factored), rooms, strict=True):
+            y = form.apply(x, bias, Factors(start, inputs, slopes, taken, 0.1), step != 1)
+            results.append((y, *torch.autograd.grad(y, (x, bias), pull), inputs, slopes))
+            taken += 1
+        for what, one, other in zip(("y", "dx", "db", "X", "D"), *results, strict=True):
+            agree(f"factors, {what} of step {step}", one, other)
+    print("factors agree")
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    convolutions()
+    the_rest()
+    factors()
+    print("all agree")
