@@ -106,11 +106,12 @@ def factors() -> None:
         for _ in range(2)
     ]
     for step in range(steps):
-        x = torch.randn(clients, batch, features, device=DEVICE, requires_grad=True)
-        pull = torch.randn(clients, batch, out, device=DEVICE)
+        size = batch - step  # a batch may be a short one
+        x = torch.randn(clients, size, features, device=DEVICE, requires_grad=True)
+        pull = torch.randn(clients, size, out, device=DEVICE)
         results = []
         for form, (inputs, slopes, taken) in zip((fused.Factored, _Factored), rooms, strict=True):
-            y = form.apply(x, bias, Factors(start, inputs, slopes, taken, 0.1), step != 1)
+            y = form.apply(x, bias, Factors(start, inputs, slopes, taken, batch, 0.1), step != 1)
             results.append((y, *torch.autograd.grad(y, (x, bias), pull), inputs, slopes))
             taken += 1
         for what, one, other in zip(("y", "dx", "db", "X", "D"), *results, strict=True):

@@ -1,7 +1,7 @@
 """Triton kernels of factored linear layers: what engines/factored.py describes, for C clients.
 
-The rows of a client's inputs X and slopes D are the examples it has seen, `taken` steps of them;
-what lies behind is not read.
+The rows of a client's inputs X and slopes D are the examples it has seen, `each` rows a step and
+`taken` steps of them; what lies behind is not read.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ PROGRAMS = 264
 
 @triton.jit
 def _scores_kernel(
-    x, inputs, taken, out, clients, batch, features, rows,
+    x, inputs, taken, each, out, clients, batch, features, rows,
     chunk, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """x X' over a part of the features; the step's own x is put down in X, behind the others."""
     client = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
-    seen = tl.load(taken).to(tl.int32) * batch
+    seen = tl.load(taken).to(tl.int32) * each
     m = tl.arange(0, BM)
     n = tl.program_id(2) * BN + tl.arange(0, BN)
     mine = x + client * batch * features + m[:, None] * features
@@ -49,13 +49,13 @@ def _scores_kernel(
 
 @triton.jit
 def _forward_kernel(
-    base, scores, slopes, taken, bias, y, clients, batch, outs, rows, parts, lr,
+    base, scores, slopes, taken, each, bias, y, clients, batch, outs, rows, parts, lr,
     HAS_BIAS: tl.constexpr, RELU: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """base - lr (x X') D, bias and ReLU."""
     client = tl.program_id(0).to(tl.int64)
-    seen = tl.load(taken).to(tl.int32) * batch
+    seen = tl.load(taken).to(tl.int32) * each
     m = tl.arange(0, BM)
     n = tl.program_id(1) * BN + tl.arange(0, BN)
     sums = tl.zeros((BM, BN), tl.float32)
@@ -85,12 +85,12 @@ def _forward_kernel(
 
 @triton.jit
 def _slopes_kernel(
-    dy, y, slopes, taken, out, weights, bias, clients, batch, outs, rows,
+    dy, y, slopes, taken, each, out, weights, bias, clients, batch, outs, rows,
     RELU: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """The slopes before ReLU: as they are, put down in D, summed for the bias, and d D'."""
     client = tl.program_id(0).to(tl.int64)
-    seen = tl.load(taken).to(tl.int32) * batch
+    seen = tl.load(taken).to(tl.int32) * each
     m = tl.arange(0, BM)
     n = tl.program_id(1) * BN + tl.arange(0, BN)
     sums = tl.zeros((BM, BN), tl.float32)
@@ -115,12 +115,12 @@ def _slopes_kernel(
 
 @triton.jit
 def _backward_kernel(
-    base, weights, inputs, taken, dx, batch, features, rows, lr,
+    base, weights, inputs, taken, each, dx, batch, features, rows, lr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """base - lr (d D') X."""
     client = tl.program_id(0).to(tl.int64)
-    seen = tl.load(taken).to(tl.int32) * batch
+    seen = tl.load(taken).to(tl.int32) * each
     m = tl.arange(0, BM)
     n = tl.program_id(1) * BN + tl.arange(0, BN)
     sums = tl.zeros((BM, BN), tl.float32)
@@ -142,7 +142,7 @@ def _backward_kernel(
 
 
 def forward(
-    x: Tensor, base: Tensor, inputs: Tensor, slopes: Tensor, taken: Tensor,
+    x: Tensor, base: Tensor, inputs: Tensor, slopes: Tensor, taken: Tensor, each: int,
     bias: Tensor | None, lr: float, *, relu: bool,
 ) -> Tensor:  # fmt: skip
     """base - lr (x X') D + bias for x [C, B, n] and base [C, B, out]; x is put down in X."""
@@ -155,12 +155,12 @@ def forward(
     parts = triton.cdiv(features, chunk)
     scores = torch.empty(parts, clients, batch, rows, device=x.device)
     _scores_kernel[(clients, parts, blocks)](
-        x, inputs, taken, scores, clients, batch, features, rows, chunk,
+        x, inputs, taken, each, scores, clients, batch, features, rows, chunk,
         BM=tall, BN=block, BK=deep, num_warps=4, num_stages=3,
     )  # fmt: skip
     y, wide = torch.empty_like(base), min(_tile(outs), 64)
     _forward_kernel[(clients, triton.cdiv(outs, wide))](
-        base, scores, slopes, taken, base if bias is None else bias, y, clients, batch, outs,
+        base, scores, slopes, taken, each, base if bias is None else bias, y, clients, batch, outs,
         rows, parts, lr, HAS_BIAS=bias is not None, RELU=relu, BM=tall, BN=wide, BK=32,
         num_warps=4, num_stages=2,
     )  # fmt: skip
@@ -168,7 +168,7 @@ def forward(
 
 
 def slopes_back(
-    dy: Tensor, y: Tensor | None, slopes: Tensor, taken: Tensor
+    dy: Tensor, y: Tensor | None, slopes: Tensor, taken: Tensor, each: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The slopes d before ReLU, which are put down in D; d D'; and d summed for the bias."""
     clients, batch, outs = dy.shape
@@ -177,7 +177,8 @@ def slopes_back(
     weights = torch.empty(clients, batch, rows, device=dy.device)
     block = min(_tile(rows), 64)
     _slopes_kernel[(clients, triton.cdiv(rows, block))](
-        dy, dy if y is None else y, slopes, taken, d, weights, bias, clients, batch, outs, rows,
+        dy, dy if y is None else y, slopes, taken, each, d, weights, bias, clients, batch, outs,
+        rows,
         RELU=y is not None, BM=_tile(batch), BN=block, BK=min(_tile(outs), 64),
         num_warps=4, num_stages=2,
     )  # fmt: skip
@@ -185,13 +186,13 @@ def slopes_back(
 
 
 def backward(
-    base: Tensor, weights: Tensor, inputs: Tensor, taken: Tensor, lr: float
+    base: Tensor, weights: Tensor, inputs: Tensor, taken: Tensor, each: int, lr: float
 ) -> Tensor:  # fmt: skip
     """base - lr (d D') X for base [C, B, n]."""
     clients, batch, features = base.shape
     dx, wide = torch.empty_like(base), 128
     _backward_kernel[(clients, triton.cdiv(features, wide))](
-        base, weights, inputs, taken, dx, batch, features, inputs.shape[1], lr,
+        base, weights, inputs, taken, each, dx, batch, features, inputs.shape[1], lr,
         BM=_tile(batch), BN=wide, BK=32, num_warps=4, num_stages=3,
     )  # fmt: skip
     return dx

@@ -107,10 +107,10 @@ class Network:
         logits, moved = vmap(each)(params, buffers, inputs, keys, mask)
         return logits, moved
 
-    def is_stacked_once(self, layer: str, weight: str) -> bool:
-        """Whether `stacked` reads the layer, uses it at one place, and trains its weight."""
-        at_once = self._stacking is not None and self._stacking.uses(layer) == 1
-        return at_once and weight in self._params
+    def takes_rows(self, layer: str) -> bool:
+        """Whether `stacked` reads the layer, at one place, as one over rows, and trains it."""
+        known = self._stacking is not None and self._stacking.takes_rows(layer)
+        return known and f"{layer}.weight" in self._params
 
     def laid_out(self, params: Tree) -> Tree:
         """The same parameters [G, ...], kernels in memory as [G, h, w, channels, out]."""

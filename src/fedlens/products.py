@@ -54,6 +54,7 @@ class Factors(NamedTuple):
     inputs: Tensor  # [C, T * B, features] of the steps so far; zeros where none was taken yet
     slopes: Tensor  # [C, T * B, out]
     taken: Tensor  # [C] steps
+    batch: int  # rows of inputs and slopes that belong to a step
     lr: float
 
     def linear(self, x: Tensor, bias: Tensor | None, *, relu: bool) -> Tensor:
@@ -67,7 +68,7 @@ class Factors(NamedTuple):
 class _Factored(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, bias: Tensor | None, factors: Factors, relu: bool) -> Tensor:
-        start, inputs, slopes, taken, lr = factors
+        start, inputs, slopes, taken, each, lr = factors
         clients, batch, _ = x.shape
         y = (x.flatten(0, 1) @ start.T).view(clients, batch, -1)
         y = torch.baddbmm(y, torch.bmm(x, inputs.mT), slopes, alpha=-lr)
@@ -76,7 +77,7 @@ class _Factored(torch.autograd.Function):
         if relu:
             y.relu_()
         # Everyone who still trains has taken as many steps.
-        rows = taken[0] * batch + torch.arange(batch, device=x.device)
+        rows = taken[0] * each + torch.arange(batch, device=x.device)
         inputs.index_copy_(1, rows, x)
         ctx.save_for_backward(y if relu else None, rows)
         ctx.factors, ctx.has_bias = factors, bias is not None
@@ -86,7 +87,7 @@ class _Factored(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (dy,) = gradients
         y, rows = ctx.saved_tensors
-        start, inputs, slopes, _, lr = ctx.factors
+        start, inputs, slopes, _, _, lr = ctx.factors
         if y is not None:
             dy = torch.ops.aten.threshold_backward(dy, y, 0)
         dx = None

@@ -19,7 +19,7 @@ from torch import Tensor, fx, nn
 
 from fedlens.core import Tree
 from fedlens.layers import KeyedDropout
-from fedlens.stacked_layers import Activations, Follow, Given, averaged, flattened, stacked
+from fedlens.stacked_layers import PLAIN, Activations, Follow, Given, averaged, flattened, stacked
 
 PLAIN_FUNCTIONS = (operator.add, operator.iadd, torch.add, torch.relu, F.relu, F.relu6)
 
@@ -34,6 +34,10 @@ class Stacking:
         self.taken: dict[fx.Node, fx.Node] = {}  # a node that the layer before does as well
         for node in self.nodes:
             self._read(node)
+        self.rows: set[fx.Node] = set()  # that give rows [C, B, n], whatever they are given
+        for node in self.nodes:
+            if self._gives_rows(node):
+                self.rows.add(node)
         # Dropout goes by the place in a flattened row, and is faster on one.
         self.flat_first = {
             node
@@ -77,9 +81,17 @@ class Stacking:
                 result: Tensor = arguments[0].by_client()
         return result
 
-    def uses(self, name: str) -> int:
-        """At how many places of the forward pass a layer stands."""
-        return sum(node.op == "call_module" and node.target == name for node in self.nodes)
+    def takes_rows(self, name: str) -> bool:
+        """Whether a layer stands at one place of the forward pass, and is given rows [C, B, n]."""
+        places = [n for n in self.nodes if n.op == "call_module" and n.target == name]
+        return len(places) == 1 and places[0].args[0] in self.rows
+
+    def _gives_rows(self, node: fx.Node) -> bool:
+        if node.op == "call_method" or self._flattens(node):
+            return True
+        layer = self._layer(node)
+        keeps = node.op == "call_function" or isinstance(layer, (nn.Linear, KeyedDropout, *PLAIN))
+        return keeps and all(one in self.rows for one in node.all_input_nodes)
 
     def _own(self, name: str, tensors: Tree) -> Tree:
         layer = self.layers[name]

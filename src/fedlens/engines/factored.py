@@ -13,7 +13,6 @@ weights themselves. It pays where a client sees few examples and the matrix is l
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -44,11 +43,10 @@ def factorable(network: Network, program: ClientProgram, work: Work) -> tuple[st
     _, steps, batch = work.plan.index.shape
     names = []
     for name, layer in network.module.named_modules():
-        weight = f"{name}.weight"
-        if isinstance(layer, nn.Linear) and network.is_stacked_once(name, weight):
+        if isinstance(layer, nn.Linear) and network.takes_rows(name):
             out, features = layer.out_features, layer.in_features
             if steps * batch * (out + features) <= WORTH_IT * out * features:
-                names.append(weight)
+                names.append(f"{name}.weight")
     return tuple(names)
 
 
@@ -80,11 +78,12 @@ class Factored:
             combine=MultiplyFactors(algorithm.combine, names, self.lr),
         )
         self.program = replace(program, algorithm=amended)
+        self.batch = 0
         self.start: Tree = {}  # w0, always in the same memory: a recorded step reads it there
 
     def send(self, shared: Shared, work: Work) -> Shared:
         """What clients get instead: no weights, and room for their factors."""
-        _, steps, batch = work.plan.index.shape
+        _, steps, self.batch = work.plan.index.shape
         params, buffers, exact = dict(shared.params), dict(shared.buffers), dict(shared.exact)
         for name in self.names:
             weight = params.pop(name)[0]
@@ -94,8 +93,8 @@ class Factored:
             self.start[name].copy_(weight)
             out, features = weight.shape
             room = self.start[name].new_zeros
-            buffers[name + INPUTS] = room(1, steps * batch, features)
-            buffers[name + SLOPES] = room(1, steps * batch, out)
+            buffers[name + INPUTS] = room(1, steps * self.batch, features)
+            buffers[name + SLOPES] = room(1, steps * self.batch, out)
             buffers[name + TAKEN] = torch.zeros(1, dtype=torch.int64, device=weight.device)
         return Shared(params, buffers, exact, shared.told)
 
@@ -108,6 +107,7 @@ class Factored:
                 buffers[name + INPUTS],
                 buffers[name + SLOPES],
                 buffers[name + TAKEN],
+                self.batch,
                 self.lr,
             )
             for name in self.names
@@ -118,10 +118,14 @@ class Factored:
             buffers[name + TAKEN] += 1
         return logits, buffers | moved
 
-    def receive(self, parts: list[Part]) -> Iterator[Part]:
-        for part in parts:
-            counters = {n: c for n, c in part.counters.items() if not n.endswith(OF_FACTORS)}
-            yield part._replace(counters=counters)
+    def receive(self, parts: list[Part]) -> list[Part]:
+        """Without what this form alone counts."""
+        return [
+            part._replace(
+                counters={n: c for n, c in part.counters.items() if not n.endswith(OF_FACTORS)}
+            )
+            for part in parts
+        ]
 
 
 OF_FACTORS = (INPUTS, SLOPES, TAKEN)

@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import torch
+
 from fedlens.client import ClientProgram, Record
 from fedlens.core import Examples
 from fedlens.engines.factored import Factored, factorable
@@ -10,40 +12,72 @@ from fedlens.engines.graphs import Graphs
 from fedlens.network import Network
 from fedlens.work import Part, Shared, Work
 
+AT_ONCE = 64  # clients side by side, until it is known how much memory one takes
+SHARE = 0.5  # of a GPU's memory that blocks are made for
+
 
 @dataclass
 class Stacked:
     """`at_once` clients together; memory follows that number, not the cohort.
 
     On a GPU local training is recorded as CUDA graphs: small clients are many small kernels, and
-    without that the time goes into launching them. `factor` says whether linear layers may be
-    factored where that pays.
+    without that the time goes into launching them. There the first block shows how much memory a
+    client takes, and later blocks are as large as half the GPU holds; if that is too much after
+    all, they are halved. `factor` says whether linear layers may be factored where that pays.
     """
 
     network: Network
     examples: Examples
-    at_once: int = 64
+    at_once: int = AT_ONCE
     factor: bool = True
     _made: tuple[ClientProgram, Record | None, dict[tuple[str, ...], Factored]] | None = field(
         default=None, repr=False
     )
+    _probed: bool = field(default=False, repr=False)
 
     def map(self, program: ClientProgram, shared: Shared, work: Work) -> Iterator[Part]:
         if self._made is None or self._made[0] is not program:
             self._made = program, self._recorder(), {}
-        _, record, factored = self._made
         shared = shared._replace(params=self.network.laid_out(shared.params))
-        for start in range(0, len(work), self.at_once):
-            mine = work.rows(slice(start, start + self.at_once))
-            names = factorable(self.network, program, mine) if self.factor else ()
-            if not names:
-                yield from program(self.network.stacked, self.examples, shared, mine, record)
+        start = 0
+        while start < len(work):
+            # Blocks of about the same size have the same shapes.
+            left = len(work) - start
+            size = -(-left // -(-left // self.at_once))
+            try:
+                parts = self._block(program, shared, work.rows(slice(start, start + size)))
+            except torch.OutOfMemoryError:
+                if size == 1:
+                    raise
+                self.at_once = size // 2
+                self._made = program, self._recorder(), {}
+                torch.cuda.empty_cache()
                 continue
+            yield from parts
+            start += size
+
+    def _block(self, program: ClientProgram, shared: Shared, work: Work) -> list[Part]:
+        assert self._made is not None
+        _, record, factored = self._made
+        device = self.examples.labels.device
+        probes = device.type == "cuda" and not self._probed
+        if probes:
+            torch.cuda.reset_peak_memory_stats(device)
+            before = torch.cuda.memory_allocated(device)
+        names = factorable(self.network, program, work) if self.factor else ()
+        if names:
             if names not in factored:
                 factored[names] = Factored(self.network, program, names)
             form = factored[names]
-            sent = form.send(shared, mine)
-            yield from form.receive(form.program(form.apply, self.examples, sent, mine, record))
+            sent = form.send(shared, work)
+            parts = form.receive(form.program(form.apply, self.examples, sent, work, record))
+        else:
+            parts = program(self.network.stacked, self.examples, shared, work, record)
+        if probes:
+            each = max((torch.cuda.max_memory_allocated(device) - before) // len(work), 1)
+            whole = torch.cuda.get_device_properties(device).total_memory
+            self.at_once, self._probed = max(int(SHARE * whole / each), 1), True
+        return parts
 
     def _recorder(self) -> Record | None:
         return Graphs() if self.examples.labels.is_cuda else None

@@ -1,0 +1,108 @@
+"""Blocks of clients, and factored layers: what `stacked` does to save memory and time."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from federations import RAGGED, noisy_images, small_cnn
+from fedlens.client import ClientProgram
+from fedlens.engines import Sequential, Stacked
+from fedlens.network import Network
+from fedlens.pieces.solve import Sgd
+from fedlens.rounds import begin, run_round
+from papers_under_test import ALGORITHMS
+
+CPU = torch.device("cpu")
+
+
+def after(engine, network, program, federation, rounds=3):
+    state = begin(network, program, federation, CPU)
+    for _ in range(rounds):
+        state, _ = run_round(program, federation, engine, state, seed=0)
+    return state
+
+
+def assert_same(one, other):
+    for name, value in (one.params | one.buffers).items():
+        found = (other.params | other.buffers)[name]
+        torch.testing.assert_close(found, value, rtol=1e-12, atol=1e-12)
+
+
+class Cramped(Stacked):
+    """There is room for `room` clients at once and no more."""
+
+    room = 3
+
+    def _block(self, program, shared, work):
+        if len(work) > self.room:
+            raise torch.OutOfMemoryError("no room")
+        return super()._block(program, shared, work)
+
+
+def test_too_large_blocks_are_halved_and_the_result_is_the_same():
+    federation = noisy_images(RAGGED)
+    network = Network(small_cnn("group"), dtype=torch.float64)
+    program = ClientProgram(ALGORITHMS["fedavg"], network.layout)
+    cramped = Cramped(network, federation.examples)
+    expected = after(Sequential(network, federation.examples), network, program, federation)
+    assert_same(expected, after(cramped, network, program, federation))
+    assert cramped.at_once <= 3
+
+
+def test_memory_that_does_not_do_for_one_client_is_an_error():
+    federation = noisy_images(RAGGED)
+    network = Network(small_cnn("group"), dtype=torch.float64)
+    program = ClientProgram(ALGORITHMS["fedavg"], network.layout)
+    cramped = Cramped(network, federation.examples)
+    cramped.room = 0
+    with pytest.raises(torch.OutOfMemoryError):
+        after(cramped, network, program, federation)
+
+
+def wide(dropout: float) -> nn.Module:
+    """A net with one matrix that is much larger than what a client sees."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3),
+        nn.ReLU(),
+        nn.Dropout(dropout),
+        nn.Flatten(),
+        nn.Linear(144, 256),
+        nn.ReLU(),
+        nn.Linear(256, 5),
+    )
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedir"])
+@pytest.mark.parametrize("sizes", [[20] * 8, RAGGED], ids=["equal", "ragged"])
+def test_factored_layers_give_what_the_weights_themselves_give(name, sizes):
+    federation = noisy_images(sizes)
+    network = Network(wide(0.2), dtype=torch.float64)
+    program = ClientProgram(replace(ALGORITHMS[name], solve=Sgd(0.1)), network.layout)
+    made = [
+        Stacked(network, federation.examples, factor=factor, at_once=3) for factor in (False, True)
+    ]
+    explicit, factored = (after(engine, network, program, federation) for engine in made)
+    assert made[1]._made[2], "nothing was factored"
+    assert_same(explicit, factored)
+
+
+@pytest.mark.parametrize("name", ["fedprox", "fedadmm", "scaffold", "median", "fedns"])
+def test_layers_are_not_factored_where_it_would_not_hold(name):
+    federation = noisy_images([20] * 8)
+    network = Network(wide(0.0), dtype=torch.float64)
+    program = ClientProgram(ALGORITHMS[name], network.layout)
+    engine = Stacked(network, federation.examples)
+    after(engine, network, program, federation, rounds=1)
+    assert not engine._made[2]
+
+
+def test_a_small_matrix_is_not_factored():
+    federation = noisy_images([70] * 8)
+    network = Network(small_cnn("group"), dtype=torch.float64)
+    program = ClientProgram(ALGORITHMS["fedavg"], network.layout)
+    engine = Stacked(network, federation.examples)
+    after(engine, network, program, federation, rounds=1)
+    assert not engine._made[2]
