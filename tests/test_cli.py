@@ -129,7 +129,7 @@ def test_a_list_is_one_name_a_line(fedlens, kind, table):
 def test_without_a_kind_the_kinds_are_listed(fedlens):
     status, out, err = fedlens("list")
     assert (status, err) == (0, "")
-    assert out.splitlines() == ["algorithms", "models", "partitions", "datasets"]
+    assert out.splitlines() == ["algorithms", "models", "partitions", "datasets", "recipes"]
 
 
 def test_the_version_is_told_by_the_command_and_by_the_module(fedlens):

@@ -18,6 +18,7 @@ import fedlens
 from fedlens.compare_command import compare_command
 from fedlens.data.places import existing
 from fedlens.options import importable
+from fedlens.recipes.command import reproduce_command
 from fedlens.report.commands import report_command, watch_command
 from fedlens.sweep_command import sweep_command
 
@@ -28,6 +29,7 @@ app = typer.Typer(
 )
 data_app = typer.Typer(no_args_is_help=True, help="What data is here, fetching it, verifying it.")
 app.add_typer(data_app, name="data")
+app.command("reproduce")(reproduce_command)
 app.command("sweep")(sweep_command)
 
 ExperimentFile = Annotated[Path, typer.Argument(help="An experiment file, TOML or JSON.")]
@@ -178,21 +180,23 @@ app.command("watch")(watch_command)
 @app.command("list")
 def list_command(
     kind: Annotated[
-        Literal["algorithms", "models", "partitions", "datasets"] | None,
-        typer.Argument(help="algorithms, models, partitions or datasets"),
+        Literal["algorithms", "models", "partitions", "datasets", "recipes"] | None,
+        typer.Argument(help="algorithms, models, partitions, datasets or recipes"),
     ] = None,
 ) -> None:
-    """Print the names an experiment file can use, one a line; or what can be listed."""
+    """Print the names there are to choose from, one a line; or what can be listed."""
     from fedlens.algorithms import ALGORITHMS
     from fedlens.data import DATASETS
     from fedlens.data.partitions import PARTITIONS
     from fedlens.models import MODELS
+    from fedlens.recipes import RECIPES
 
     tables: dict[str, dict[str, Any]] = {
         "algorithms": ALGORITHMS,
         "models": MODELS,
         "partitions": PARTITIONS,
         "datasets": DATASETS,
+        "recipes": RECIPES,
     }
     for name in tables if kind is None else tables[kind]:
         print(name)

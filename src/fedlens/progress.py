@@ -91,7 +91,7 @@ def _lines(title: str, total: int, done: int) -> Watch:
             return
         said = now
         left = (now - started) / (at - done) * (total - at)
-        hope = f"  about {_span(left)} left" if at < total else ""
+        hope = f"  about {span(left)} left" if at < total else ""
         line = f"{title}: round {at}/{total}  {_trained(record)}{evaluated}{hope}"
         print(line, file=sys.stderr, flush=True)
 
@@ -142,7 +142,8 @@ def _evaluated(record: Record, before: str) -> str:
     return "".join(f"  {part} accuracy {100 * record[f'{part}_accuracy']:.1f}%" for part in parts)
 
 
-def _span(seconds: float) -> str:
+def span(seconds: float) -> str:
+    """A time as people say it."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

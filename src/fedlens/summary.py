@@ -11,7 +11,7 @@ from fedlens.budgets import at_round_numbers, rounds_to
 from fedlens.build import Setup
 from fedlens.data import statistics
 from fedlens.engines.processes import largest_yet
-from fedlens.experiment import Experiment
+from fedlens.evaluate import judged
 
 if TYPE_CHECKING:
     from fedlens.twin import Twin
@@ -22,11 +22,6 @@ Record = dict[str, Any]
 NO_MEASURES = {"round", "seconds", "evaluation_seconds", "train_loss", "examples"}
 NO_MEASURES |= {"batches", "batches_total", "bytes_up", "bytes_down"}
 SHARES = (80, 90, 95, 99)  # percent of the twin's accuracy, for which rounds are counted
-
-
-def judged(experiment: Experiment) -> str:
-    """The part by which a run is compared with others: test, else validation, else train."""
-    return next(part for part in ("test", "validation", "train") if part in experiment.evaluate.on)
 
 
 def summary(

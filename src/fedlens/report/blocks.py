@@ -13,10 +13,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self, TypeGuard
 
+import numpy as np
+
 Values = Sequence[float | None]
 Cell = str | float | None
 Sheet = tuple[list[str], list[list[Cell]]]
 """A header and rows: the data behind a block, as its csv file has them."""
+
+Image = np.ndarray[Any, np.dtype[np.uint8]]  # [H, W] gray or [H, W, 3] colour, 0 to 255
 
 Style = Literal["solid", "dashed", "dotted"]
 
@@ -254,6 +258,25 @@ class Strip(Block):
                 )
                 told.append(f"{name}: {len(sound)} dots from {low} to {high}, median {middle}")
         return f"Dots of {self.x_label or self.title}. {_list(told)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Samples(Block):
+    """Images in rows, each row with its name: a few of every class."""
+
+    rows: Sequence[tuple[str, Sequence[Image]]]
+
+    def sheet(self) -> Sheet:
+        rows: list[list[Cell]] = [
+            [name, number, *image.shape[:2], float(image.mean())]
+            for name, images in self.rows
+            for number, image in enumerate(images, 1)
+        ]
+        return ["row", "image", "height", "width", "mean brightness"], rows
+
+    def words(self) -> str:
+        told = [f"{name}: {len(images)}" for name, images in self.rows]
+        return f"Images in rows. {_list(told)}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,6 +27,7 @@ from fedlens.report.blocks import (
     Curves,
     Heat,
     Line,
+    Samples,
     Series,
     Strip,
     Values,
@@ -59,8 +60,9 @@ from fedlens.report.look import (
     short,
     write,
 )
+from fedlens.report.mosaic import mosaic
 
-Drawn = Curves | Bars | Heat | Contours | Strip
+Drawn = Curves | Bars | Heat | Contours | Strip | Samples
 """The blocks that are pictures."""
 
 FORMATS = ("png", "svg", "pdf")
@@ -106,11 +108,13 @@ def _figure(block: Drawn) -> Figure:
             return _contours(block)
         case Strip():
             return _strip(block)
+        case Samples():
+            return mosaic(block)
 
 
 def is_drawn(block: Block) -> TypeGuard[Drawn]:
     """Whether a block is a picture."""
-    return isinstance(block, Curves | Bars | Heat | Contours | Strip)
+    return isinstance(block, Drawn)
 
 
 def places(lines: Sequence[Line]) -> dict[str, int]:

@@ -1,0 +1,21 @@
+"""The papers' tables and figures: one folder a paper, one file an item.
+
+A recipe is a function of the scale that gives the experiments, the published numbers and how to
+show both (`recipe.py`); `reproduce.py` runs it.
+"""
+
+from collections.abc import Callable, Mapping
+
+from fedlens.recipes import fedavg_cifar10, fedns, ghaemi, hsu2020
+from fedlens.recipes.recipe import Recipe, Scale
+
+PAPERS: dict[str, Mapping[str, Callable[[Scale], Recipe]]] = {
+    "fedavg-cifar10": fedavg_cifar10.ITEMS,
+    "hsu2020": hsu2020.ITEMS,
+    "fedns": fedns.ITEMS,
+    "ghaemi": ghaemi.ITEMS,
+}
+
+RECIPES = {
+    f"{paper}/{item}": recipe for paper, items in PAPERS.items() for item, recipe in items.items()
+}

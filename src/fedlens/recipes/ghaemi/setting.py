@@ -1,0 +1,133 @@
+"""What the items of Ghaemi's report on FedAvg, FedProx and LIADMM have in common."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from typing import Any, Literal
+
+from fedlens.experiment import Clients, Evaluate, Experiment, LocalTraining, Named
+from fedlens.recipes.page import curves
+from fedlens.recipes.recipe import Results, Scale
+from fedlens.report.blocks import Block, Text
+
+Split = Literal["iid", "non-iid"]
+SPLITS: tuple[Split, ...] = ("iid", "non-iid")
+PARTITION = {"iid": Named("iid"), "non-iid": Named("classes", {"per_client": 2})}
+
+AS_PUBLISHED = "double softmax"
+OURS = "logits"
+FORMS: dict[str, dict[str, Any]] = {
+    AS_PUBLISHED: {"loss": "double_softmax", "lr": 0.05},
+    OURS: {"loss": "cross_entropy", "lr": 0.01},
+}
+"""How the network ends: in a softmax before the loss's own, as published, or in plain logits."""
+
+
+def experiment(
+    scale: Scale,
+    split: Split,
+    *algorithm: Named,
+    loss: str = "double_softmax",
+    lr: float = 0.05,
+    momentum: float = 0.9,
+    epochs: int | None = None,
+) -> Experiment:
+    """The report's setting: a tenth of 100 clients a round, ten epochs of 128, 80 rounds."""
+    paper4 = Named("mcmahan-cnn", {"geometry": "paper4"})
+    return Experiment(
+        dataset=Named(scale.dataset("fashion-mnist")),
+        model=scale.pick(Named("linear"), Named("lenet5"), paper4),
+        rounds=scale.pick(2, 20, 80),
+        loss=loss,
+        engine="sequential" if scale.name == "smoke" else "auto",
+        clients=Clients(
+            count=scale.pick(20, 100, 100),
+            per_round=scale.pick(2, 10, 10),
+            partition=PARTITION[split],
+        ),
+        local=LocalTraining(
+            epochs=epochs or scale.pick(1, 5, 10),
+            batch_size=scale.pick(64, 128, 128),
+            lr=lr,
+            momentum=momentum,
+        ),
+        evaluate=Evaluate(on=("test", "train") if scale.name == "paper" else ("test",)),
+        algorithm=algorithm,
+    )
+
+
+def published(algorithm: str, split: Split) -> dict[str, list[float | None]]:
+    """The report's curves, read off its figures to within 0.005: train and test, loss and acc."""
+    content = json.loads((files("fedlens.recipes.ghaemi") / "curves.json").read_text())
+    found: dict[str, list[float | None]] = content[
+        f"{algorithm} {'iid' if split == 'iid' else 'noniid'}"
+    ]
+    return found
+
+
+def over_published(
+    results: Results, algorithm: str, cells: Mapping[Split, Mapping[str, str]]
+) -> list[Block]:
+    """Accuracy and loss over rounds, split by split, over the curves of the report.
+
+    `cells` are, by split, the cells to show with the names of their lines. A line called as
+    `AS_PUBLISHED` has the colour of the report's curve.
+    """
+    on_train = results.scale.name == "paper"
+    measures = {"test_acc": "test_accuracy", "test_loss": "test_loss"}
+    if on_train:
+        measures |= {"train_acc": "train_accuracy", "train_loss": "train_set_loss"}
+    blocks: list[Block] = []
+    for split, named in cells.items():
+        for theirs, ours in measures.items():
+            part, _, what = theirs.partition("_")
+            what = "accuracy" if what == "acc" else "loss"
+            chosen = dict(named)
+            if what == "loss":  # losses of two kinds have no axis in common
+                chosen = {c: n for c, n in named.items() if not n.startswith(OURS)}
+            blocks.append(
+                curves(
+                    results,
+                    chosen,
+                    ours,
+                    title=f"{algorithm}, {split}: {part} {what}",
+                    caption=f"The {part} {what} of the server's model after each round. Broken: "
+                    "the report's figure, digitised to within 0.005.",
+                    published={AS_PUBLISHED: _steady(published(algorithm, split)[theirs], results)},
+                    y_label=f"{part} {what}",
+                )
+            )
+    return blocks
+
+
+def _steady(values: Sequence[float | None], results: Results) -> list[float | None]:
+    """The published curve, as far as our rounds go."""
+    rounds = max(run.num_rounds for cell in results.runs.values() for run in cell)
+    return list(values[:rounds])
+
+
+def late_published(algorithm: str, split: Split) -> float:
+    """The mean of the published test accuracy over the last quarter of the rounds, 61 to 80."""
+    values = [v for v in published(algorithm, split)["test_acc"][60:] if v is not None]
+    return sum(values) / len(values)
+
+
+def double_softmax_note() -> Text:
+    return Text(
+        title="The network ended in a softmax, and the loss had another",
+        paragraphs=(
+            "In all six curves of the report, from round 21 on, the loss is 1.4612 + (1 − "
+            "accuracy) to within 0.015, and 0.005 on average. 1.4612 = ln(1 + 9/e) is the least "
+            "that cross-entropy can be when it is given probabilities in place of logits: its last "
+            "layer was a softmax, and cross-entropy applies a softmax of its own. A net that is "
+            "sure of itself then has a loss of 1.4612 where it is right and 2.4612 where it is "
+            "wrong. So the report's losses are no cross-entropies, and the gradient vanishes "
+            "wherever the net is sure, right or wrong.",
+            "Every run marked double softmax is trained and measured that way. Runs marked logits "
+            "end in plain logits; their learning rate is 0.01, since with logits the report's 0.05 "
+            "with momentum 0.9 leaves the finite numbers on two-class clients: only the bounded "
+            "gradient of the double softmax lets it pass.",
+        ),
+    )

@@ -1,0 +1,71 @@
+"""Figure 10: classes a client, for the Dirichlet splits of CIFAR-10 and CIFAR-100."""
+
+from __future__ import annotations
+
+from fedlens.data.statistics import emd
+from fedlens.experiment import Named
+from fedlens.recipes.hsu2020.cifar import ALPHAS, EMD
+from fedlens.recipes.hsu2020.populations import label_counts, num_classes
+from fedlens.recipes.hsu2020.setting import Population
+from fedlens.recipes.page import beside
+from fedlens.recipes.recipe import Measured, Recipe, Results, Scale
+from fedlens.report.blocks import Block, Curves, Line
+
+
+def figure10(scale: Scale) -> Recipe:
+    return Recipe(
+        title="Classes a client",
+        about="How many classes each of 100 clients has, for every concentration α of the paper, "
+        "and how unalike that makes them. Nothing is trained.",
+        blocks=blocks,
+        stand_in=scale.instead("cifar10"),
+    )
+
+
+def blocks(results: Results) -> list[Block]:
+    scale = results.scale
+    shown: list[Block] = []
+    for name in scale.pick(("cifar10",), tuple(ALPHAS), tuple(ALPHAS)):
+        counts = {
+            alpha: label_counts(
+                scale,
+                Population(
+                    name,
+                    name,
+                    Named(scale.dataset(name)),
+                    Named("linear"),
+                    Named("dirichlet", {"alpha": alpha}),
+                    100,
+                ),
+            )
+            for alpha in ALPHAS[name]
+        }
+        shown += [
+            Curves(
+                title=f"{name}: classes a client",
+                caption="Each line is one split; clients in order from most to least classes.",
+                lines=[
+                    Line(
+                        f"α {alpha:g}",
+                        range(1, len(c) + 1),
+                        num_classes(c).sort(descending=True).values.tolist(),
+                    )
+                    for alpha, c in counts.items()
+                ],
+                x_label="client, by rank",
+                y_label="classes",
+            ),
+            beside(
+                [
+                    (f"α {alpha:g}", EMD[name].get(alpha), Measured(emd(c), None, 1))
+                    for alpha, c in counts.items()
+                ],
+                title=f"{name}: mean EMD",
+                caption="Published: of the splits that the authors released. α is theirs: a class "
+                "has concentration α / L, so α = 1 on CIFAR-10 is the Dir(0.1) of others.",
+                of="concentration",
+                percent=False,
+                digits=3,
+            ),
+        ]
+    return shown

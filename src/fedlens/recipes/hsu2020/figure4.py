@@ -1,0 +1,109 @@
+"""Figure 4: relative accuracy against how unalike clients are, on CIFAR-10 and CIFAR-100."""
+
+from __future__ import annotations
+
+from fedlens.recipes.hsu2020.cifar import (
+    CENTRALISED,
+    EMD,
+    alphas,
+    centralised,
+    client_emds,
+    datasets,
+    experiment,
+    stand_in,
+)
+from fedlens.recipes.hsu2020.setting import BASES
+from fedlens.recipes.page import beside
+from fedlens.recipes.recipe import Measured, Recipe, Results, Scale
+from fedlens.report.blocks import Block, Curves, Line, Strip, Text
+
+
+def report_goals(scale: Scale) -> tuple[int, ...]:
+    return scale.pick((2,), (10,), (5, 10, 20, 40))
+
+
+def figure4(scale: Scale) -> Recipe:
+    cells = {}
+    for dataset in datasets(scale):
+        cells[f"{dataset}, centralised"] = centralised(scale, dataset)
+        for alpha in alphas(scale, dataset):
+            for base, algorithm in BASES.items():
+                for k in report_goals(scale):
+                    cells[f"{dataset}, α {alpha:g}, {base}, K {k}"] = experiment(
+                        scale, dataset, alpha, algorithm, k
+                    )
+    return Recipe(
+        title="Relative accuracy against EMD",
+        about="Accuracy of FedAvg and FedAvgM relative to centralised training, for clients from "
+        "alike (left) to one class each (right). The paper takes the best of a grid of learning "
+        "rates and momenta at every point; here it is its default, 0.01 and 0.9, and "
+        "`hsu2020/figure8` has the grid.",
+        cells=cells,
+        seeds=range(scale.pick(1, 1, 3)),
+        blocks=blocks,
+        stand_in=stand_in(scale),
+    )
+
+
+def blocks(results: Results) -> list[Block]:
+    shown: list[Block] = []
+    for dataset in datasets(results.scale):
+        goals = report_goals(results.scale)
+        any_cell = f"{next(iter(BASES))}, K {goals[0]}"
+        found = alphas(results.scale, dataset)
+        runs = {a: results.runs[f"{dataset}, α {a:g}, {any_cell}"][0] for a in found}
+        shown += [
+            Strip(
+                title=f"{dataset}: how unalike clients are",
+                caption="The EMD of each client to the population, a dot a client, by the "
+                "concentration α of the Dirichlet prior.",
+                groups=[(f"α {a:g}", client_emds(run)) for a, run in runs.items()],
+                x_label="EMD",
+            ),
+            _curves(results, dataset, {a: run.summary["emd"] for a, run in runs.items()}),
+            beside(
+                [
+                    (f"α {a:g}", EMD[dataset].get(a), Measured(run.summary["emd"], None, 1))
+                    for a, run in runs.items()
+                ],
+                title=f"{dataset}: mean EMD",
+                caption="Published: of the splits that the authors released.",
+                of="concentration",
+                percent=False,
+                digits=3,
+            ),
+            beside(
+                [(dataset, CENTRALISED[dataset], results.final(f"{dataset}, centralised"))],
+                title=f"{dataset}: centralised accuracy, %",
+            ),
+        ]
+    return [
+        *shown,
+        Text(
+            title="What the paper finds",
+            paragraphs=(
+                "Accuracy near that of centralised training for alike clients, a substantial drop "
+                "between an EMD of 1.7 and 2.0, most of it mended by FedAvgM, and diminishing "
+                "returns from more clients a round. The figure's points are not printed.",
+            ),
+        ),
+    ]
+
+
+def _curves(results: Results, dataset: str, emds: dict[float, float]) -> Curves:
+    whole = results.final(f"{dataset}, centralised")
+    lines = []
+    for base in BASES:
+        for k in report_goals(results.scale):
+            found = [results.final(f"{dataset}, α {a:g}, {base}, K {k}") for a in emds]
+            y = [f.mean / whole.mean if f and whole and whole.mean else None for f in found]
+            lines.append(Line(f"{base}, K {k}", list(emds.values()), y))
+    return Curves(
+        title=f"{dataset}: relative accuracy",
+        caption="Test accuracy after the last round, divided by that of centralised training.",
+        lines=lines,
+        x_label="mean EMD",
+        y_label="relative accuracy",
+        percent=True,
+        levels=[("centralised", 1.0)],
+    )

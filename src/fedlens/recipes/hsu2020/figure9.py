@@ -1,0 +1,47 @@
+"""Figure 9: learning curves from pretraining and from scratch."""
+
+from __future__ import annotations
+
+from fedlens.recipes.hsu2020 import pretraining
+from fedlens.recipes.hsu2020.setting import population, stand_in
+from fedlens.recipes.recipe import Recipe, Results, Scale
+from fedlens.report.blocks import Block, Curves, Line
+
+
+def figure9(scale: Scale) -> Recipe:
+    clients = population(scale, "geo")
+    return Recipe(
+        title="Pretrained and from scratch",
+        about="Relative accuracy by round, from pretrained weights and from scratch, each relative "
+        "to centralised training from the same start.",
+        cells=pretraining.cells(scale, clients),
+        blocks=blocks,
+        stand_in=f"{stand_in(clients)} {pretraining.stand_in(clients)}".strip(),
+    )
+
+
+def blocks(results: Results) -> list[Block]:
+    return [
+        Curves(
+            title=f"{start}: relative accuracy",
+            caption="Test accuracy divided by that of centralised training from the same start.",
+            lines=[
+                _line(results, cell, start)
+                for cell in results.runs
+                if cell.startswith(f"{start}, Fed")
+            ],
+            y_label="relative accuracy",
+            percent=True,
+            log_x=True,
+            levels=[("centralised", 1.0)],
+        )
+        for start in pretraining.STARTS
+        if f"{start}, centralised" in results.runs
+    ]
+
+
+def _line(results: Results, cell: str, start: str) -> Line:
+    whole = results.final(f"{start}, centralised")
+    rounds, values = results.runs[cell][0].curve("test_accuracy")
+    best = whole.mean if whole and whole.mean else 1.0
+    return Line(cell.removeprefix(f"{start}, "), rounds, [value / best for value in values])

@@ -1,0 +1,63 @@
+"""Who holds how much of what, for the items that train nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from fedlens.build import partition
+from fedlens.experiment import Clients, Experiment
+from fedlens.recipes.hsu2020.setting import Population
+from fedlens.recipes.recipe import Scale
+from fedlens.report.blocks import Curves, Line
+
+
+def label_counts(scale: Scale, clients: Population) -> Tensor:  # [K, L]
+    """What each client holds of each class."""
+    described = Experiment(
+        dataset=clients.dataset,
+        model=clients.model,
+        rounds=1,
+        clients=Clients(count=clients.count, partition=clients.partition),
+    )
+    dataset, train, held = partition(described, scale.data)
+    return held.label_counts(train.labels, dataset.num_classes)
+
+
+def num_classes(counts: Tensor) -> Tensor:
+    """How many classes each client has."""
+    return (counts > 0).sum(1)
+
+
+def num_examples(counts: Tensor) -> Tensor:
+    return counts.sum(1)
+
+
+def ranked(
+    populations: Mapping[str, Tensor],
+    of: Callable[[Tensor], Tensor],
+    *,
+    title: str,
+    caption: str,
+    y_label: str,
+) -> Curves:
+    """A quantity of each client, the clients in order from most to least."""
+    return Curves(
+        title=title,
+        caption=caption,
+        lines=[_line(name, of(counts)) for name, counts in populations.items()],
+        x_label="client, by rank",
+        y_label=y_label,
+        log_x=True,
+        log_y=True,
+    )
+
+
+def _line(name: str, values: Tensor) -> Line:
+    ordered = values.sort(descending=True).values
+    # A few hundred points say as much as nine thousand, and are drawn in no time.
+    at = torch.unique(torch.logspace(0, torch.log10(torch.tensor(len(ordered) + 0.0)), 200).long())
+    at = at.clamp(1, len(ordered)).unique()
+    return Line(name, at.tolist(), [float(ordered[i - 1]) for i in at.tolist()])

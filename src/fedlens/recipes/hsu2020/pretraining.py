@@ -1,0 +1,62 @@
+"""Federated training from pretrained weights and from scratch, for Table 5 and Figure 9."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fedlens.experiment import Experiment, Named
+from fedlens.recipes.hsu2020.setting import (
+    BASES,
+    Population,
+    centralised,
+    experiment,
+    rounds,
+)
+from fedlens.recipes.recipe import FROM_CELL, Scale
+
+STARTS = ("pretrained", "scratch")
+PRETRAINING = "pretraining"
+GOALS = (10, 100)
+
+
+def cells(scale: Scale, clients: Population) -> dict[str, Experiment]:
+    """Both bases and report goals from both starts, and centralised training from each."""
+    found: dict[str, Experiment] = {}
+    if clients.is_stand_in:
+        found[PRETRAINING] = replace(
+            centralised(scale, clients), dataset=Named(scale.dataset("cifar100"))
+        )
+        starts = {
+            "pretrained": replace(clients, weights=FROM_CELL + PRETRAINING),
+            "scratch": clients,
+        }
+    else:
+        groups = Named("mobilenetv2", {"norm": "group"})
+        starts = {"pretrained": clients} if clients.weights else {}
+        starts["scratch"] = replace(clients, model=groups, weights=None, norm="shared")
+    for start, who in starts.items():
+        found[f"{start}, centralised"] = centralised(scale, who)
+        for base, algorithm in BASES.items():
+            for k in GOALS:
+                found[f"{start}, {base}, K {k}"] = experiment(
+                    scale, who, algorithm, k, last=_last(scale, start, k)
+                )
+    return found
+
+
+def _last(scale: Scale, start: str, goal: int) -> int:
+    """From scratch it takes longer: 50k rounds, or 20k with 100 clients a round."""
+    if scale.name != "paper" or start == "pretrained":
+        return rounds(scale)[-1]
+    return 50_000 if goal == 10 else 20_000
+
+
+def stand_in(clients: Population) -> str:
+    if clients.is_stand_in:
+        return (
+            "Pretraining is centralised training on CIFAR-100, whose head is thrown away (on the "
+            "embedded images where CIFAR-100 is not here); the paper's is ImageNet."
+        )
+    if clients.weights is None:
+        return "There are no ImageNet weights here, so only the runs from scratch are made."
+    return ""

@@ -1,0 +1,222 @@
+"""What the tables and figures of Hsu, Qi and Brown (2020) have in common: populations, methods."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from fedlens.augment import Augment
+from fedlens.budgets import at_batches, at_rounds
+from fedlens.data import Source
+from fedlens.data.places import roots
+from fedlens.experiment import Clients, Evaluate, Experiment, LocalTraining, Named
+from fedlens.recipes.recipe import Measured, Results, Scale
+from fedlens.report.blocks import NONE, Table
+
+Which = Literal["geo", "user", "landmarks"]
+NAMES: dict[Which, str] = {
+    "geo": "iNaturalist-Geo-3k",
+    "user": "iNaturalist-User-120k",
+    "landmarks": "Landmarks-User-160k",
+}
+FEDAVG: tuple[Named, ...] = ()
+FEDAVGM = (Named("fedavgm", {"momentum": 0.9}),)
+BASES = {"FedAvg": FEDAVG, "FedAvgM": FEDAVGM}
+BUDGETS = ("1k", "2.5k", "5k")  # rounds at which the paper reports
+GOALS = (10, 50, 100)  # report goals: clients a round
+
+
+@dataclass(frozen=True)
+class Population:
+    """Clients of the paper, or those that stand in for them, and what they train."""
+
+    name: str  # as the paper has it
+    used: str  # what it is here
+    dataset: Named
+    model: Named
+    partition: Named = Named("auto")
+    count: int | None = None
+    augment: Augment = Augment()
+    weights: str | None = None
+    norm: Literal["shared", "frozen"] = "shared"
+
+    @property
+    def is_stand_in(self) -> bool:
+        return self.name != self.used
+
+
+def population(scale: Scale, which: Which) -> Population:
+    """The paper's population, or FEMNIST by writer (users) or imbalanced CIFAR-10 (places)."""
+    name = NAMES[which]
+    if scale.name == "paper" and scale.has(name.lower()):
+        weights = pretrained(scale)
+        norm = {} if weights else {"norm": "group"}
+        size = 224 if which == "landmarks" else 299
+        bottleneck = {"bottleneck": 64} if which == "landmarks" else {}
+        return Population(
+            name,
+            name,
+            Named(name.lower(), {"size": size}),
+            Named("mobilenetv2", norm | bottleneck),
+            augment=Augment(resized=0.08, flip=True),
+            weights=weights,
+            norm="frozen" if weights else "shared",
+        )
+    standing = "cifar10" if which == "geo" else "femnist"
+    used = scale.dataset(standing)
+    if used == "femnist":
+        model = scale.pick(Named("linear"), Named("lenet5"), Named("mcmahan-cnn"))
+        return Population(name, "FEMNIST by writer", Named(used), model)
+    model = scale.pick(Named("linear"), Named("simple-cnn"), Named("hsu-cnn"))
+    count = scale.pick(20, 50, 135)
+    spread = Named("dirichlet-per-class", {"alpha": 0.3, "min_size": 16})
+    words = "CIFAR-10" if used == "cifar10" else "the embedded images"
+    return Population(name, f"{words}, imbalanced clients", Named(used), model, spread, count)
+
+
+def pretrained(scale: Scale) -> str | None:
+    """torchvision's ImageNet weights of MobileNetV2, if the file lies where data sets do."""
+    for root in roots(Source(scale.data)):
+        for pattern in ("weights/mobilenet_v2*", "mobilenet_v2*"):
+            for file in sorted(root.glob(pattern)):
+                if file.suffix in (".safetensors", ".pth", ".pt"):
+                    return str(file.resolve())
+    return None
+
+
+def stand_in(*populations: Population) -> str:
+    """What takes the place of the paper's populations, in words."""
+    words = [f"In the place of {one.name}: {one.used}." for one in populations if one.is_stand_in]
+    for one in populations:
+        if not one.is_stand_in:
+            words.append(
+                "MobileNetV2 keeps BatchNorm, frozen, with the ImageNet weights found here: those "
+                "do not fit GroupNorm."
+                if one.weights
+                else "MobileNetV2 has GroupNorm and is trained from scratch: put torchvision's "
+                "mobilenet_v2-*.pth into the folder of the data sets to start from ImageNet."
+            )
+            break
+    return " ".join(words)
+
+
+def rounds(scale: Scale) -> tuple[int, int, int]:
+    """The rounds that stand for the paper's 1k, 2.5k and 5k."""
+    return scale.pick((1, 2, 3), (8, 20, 40), (1000, 2500, 5000))
+
+
+def batches(scale: Scale) -> tuple[int, int, int]:
+    """The batches that stand for the paper's 10k, 25k and 50k."""
+    return scale.pick((4, 8, 12), (80, 200, 400), (10_000, 25_000, 50_000))
+
+
+def goal(scale: Scale, paper: int) -> int:
+    """The report goal that stands for one of the paper's."""
+    at = GOALS.index(paper)
+    return scale.pick((2, 3, 4), (5, 10, 20), GOALS)[at]
+
+
+def goals(scale: Scale, *paper: int) -> tuple[int, ...]:
+    """Which of the paper's report goals are run: the largest only at its own scale."""
+    return paper if scale.name == "paper" or len(paper) < 3 else paper[:-1]
+
+
+def virtual(scale: Scale) -> Named:
+    """FedVC with four steps a client, as in the paper."""
+    return Named("fedvc", {"size": 4 * _batch_size(scale)})
+
+
+def _batch_size(scale: Scale) -> int:
+    return scale.pick(16, 32, 64)
+
+
+def experiment(
+    scale: Scale,
+    clients: Population,
+    algorithm: Sequence[Named],
+    per_round: int,
+    *,
+    last: int | None = None,
+    layers: int | None = None,
+) -> Experiment:
+    """One run over `last` rounds; `layers` trains only so many, from the last."""
+    landmarks = clients.name == NAMES["landmarks"]
+    steps = rounds(scale)
+    return Experiment(
+        dataset=clients.dataset,
+        model=clients.model,
+        rounds=last or steps[-1],
+        engine="sequential" if scale.name == "smoke" else "auto",
+        augment=clients.augment,
+        weights=clients.weights,
+        norm=clients.norm,
+        train_last=layers and scale.pick(1, layers, layers),  # a linear model has one
+        clients=Clients(
+            count=clients.count, per_round=goal(scale, per_round), partition=clients.partition
+        ),
+        local=LocalTraining(
+            epochs=scale.pick(1, 2, 5) if landmarks else 1,
+            batch_size=scale.pick(16, 32, 32) if landmarks else _batch_size(scale),
+            lr=scale.pick(0.05, 0.05, 0.01) if clients.is_stand_in else 0.01,
+            weight_decay=4e-5,
+        ),
+        evaluate=Evaluate(every=scale.pick(1, 4, 100)),
+        algorithm=tuple(algorithm),
+    )
+
+
+def centralised(scale: Scale, clients: Population, layers: int | None = None) -> Experiment:
+    """The upper bound: one client with everything, a round an epoch."""
+    alone = experiment(scale, clients, FEDAVG, 10, layers=layers, last=scale.pick(1, 5, 50))
+    return replace(
+        alone,
+        clients=Clients(count=1, partition=Named("iid")),
+        local=replace(alone.local, epochs=1, reset=False),
+        evaluate=Evaluate(every=1),
+    )
+
+
+Row = tuple[Sequence[str], str, Sequence[float]]
+"""The first cells of a row, the cell it is about, and its published numbers, in percent."""
+
+
+def at_budgets(
+    results: Results,
+    rows: Sequence[Row],
+    *,
+    of: Sequence[str],
+    title: str,
+    caption: str = "",
+    by: Literal["round", "batch"] = "round",
+) -> Table:
+    """Accuracy at fixed numbers of rounds or batches, published and ours side by side."""
+    scale = results.scale
+    ours = rounds(scale) if by == "round" else batches(scale)
+    theirs = BUDGETS if by == "round" else ("10k", "25k", "50k")
+    find = at_rounds if by == "round" else at_batches
+    body: list[list[str]] = []
+    for first, cell, published in rows:
+        found = [find(run.rounds, ours) for run in results.runs[cell]]
+        line = list(first)
+        for budget, theirs_there in zip(ours, published, strict=True):
+            line += [f"{theirs_there:.1f}", said(Measured.of([one[budget] for one in found]))]
+        body.append(line)
+    header = list(of)
+    for name, budget in zip(theirs, ours, strict=True):
+        header += [f"published @{name}", f"ours @{budget:,}"]
+    return Table(
+        title=title,
+        caption=caption or f"Test accuracy in %, at so many {by}{'es' if by == 'batch' else 's'}.",
+        header=header,
+        rows=body,
+        published=frozenset(range(len(of), len(header), 2)),
+    )
+
+
+def said(found: Measured | None) -> str:
+    """A fraction in percent, with its spread."""
+    if found is None:
+        return NONE
+    spread = f" ± {100 * found.std:.1f}" if found.std is not None else ""
+    return f"{100 * found.mean:.1f}{spread}"

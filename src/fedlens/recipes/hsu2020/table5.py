@@ -1,0 +1,83 @@
+"""Table 5: rounds to reach a relative accuracy, pretrained and from scratch."""
+
+from __future__ import annotations
+
+from fedlens.budgets import rounds_to
+from fedlens.recipes.hsu2020 import pretraining
+from fedlens.recipes.hsu2020.setting import BASES, goal, population, stand_in
+from fedlens.recipes.recipe import Recipe, Results, Scale
+from fedlens.report.blocks import NONE, Block, Table, Text
+
+SHARES = (10, 50, 90)
+PUBLISHED = {
+    "pretrained, FedAvg, K 10": ("165", "669", "4912"),
+    "pretrained, FedAvg, K 100": ("165", "567", "3780"),
+    "pretrained, FedAvgM, K 10": ("79", "249", "1505"),
+    "pretrained, FedAvgM, K 100": ("60", "116", "420"),
+    "scratch, FedAvg, K 10": ("9005", "39236", "> 50k"),
+    "scratch, FedAvg, K 100": ("7793", "> 20k", "> 20k"),
+    "scratch, FedAvgM, K 10": ("1463", "5788", "> 50k"),
+    "scratch, FedAvgM, K 100": ("977", "3733", "> 20k"),
+}
+
+
+def table5(scale: Scale) -> Recipe:
+    clients = population(scale, "geo")
+    return Recipe(
+        title="Rounds to a relative accuracy",
+        about="How many rounds it takes to reach 10%, 50% and 90% of what centralised training "
+        "from the same start reaches. The paper finds that pretraining saves orders of magnitude.",
+        cells=pretraining.cells(scale, clients),
+        blocks=blocks,
+        stand_in=f"{stand_in(clients)} {pretraining.stand_in(clients)}".strip(),
+    )
+
+
+def blocks(results: Results) -> list[Block]:
+    rows: list[list[str]] = []
+    for cell, published in PUBLISHED.items():
+        start, base, last = cell.split(", ")
+        paper = int(last.removeprefix("K "))
+        here = goal(results.scale, paper)
+        line = [base, start, str(paper) if here == paper else f"{paper} ({here} here)"]
+        for share, theirs in zip(SHARES, published, strict=True):
+            line += [theirs, _ours(results, cell, share)]
+        rows.append(line)
+    header = ["method", "start", "K"]
+    for share in SHARES:
+        header += [f"published @{share}%", f"ours @{share}%"]
+    return [
+        Table(
+            title="Rounds to reach a relative accuracy",
+            caption="The first evaluated round in which the test accuracy was so much of that of "
+            "centralised training from the same start.",
+            header=header,
+            rows=rows,
+            published=frozenset(range(3, len(header), 2)),
+        ),
+        Text(title="In these runs", paragraphs=(_speed(results),)),
+    ]
+
+
+def _ours(results: Results, cell: str, share: int) -> str:
+    """Of the first seed."""
+    start = cell.split(", ")[0]
+    whole = results.runs.get(f"{start}, centralised")
+    if whole is None:
+        return NONE
+    run, best = results.runs[cell][0], whole[0].final("test_accuracy") or 0.0
+    found = rounds_to(run.rounds, share / 100 * best)
+    return f"> {run.num_rounds:,}" if found is None else f"{found:,}"
+
+
+def _speed(results: Results) -> str:
+    words = []
+    for base in BASES:
+        found = {
+            start: _ours(results, f"{start}, {base}, K 10", 90)
+            for start in pretraining.STARTS
+            if f"{start}, centralised" in results.runs
+        }
+        told = " and ".join(f"{rounds} {start}" for start, rounds in found.items())
+        words.append(f"{base} with the smaller report goal reaches 90% in {told} rounds")
+    return "; ".join(words) + "."

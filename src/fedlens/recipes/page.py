@@ -1,0 +1,232 @@
+"""What the pages of recipes have in common: ours beside theirs, curves over seeds, what was run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from fedlens.experiment import Experiment, Named
+from fedlens.recipes.recipe import Measured, Recipe, Results
+from fedlens.report.blocks import NONE, Curves, Line, Table, Text
+from fedlens.report.pairs import points, said_p
+from fedlens.report.records import Run
+from fedlens.report.student import Estimate, estimate
+
+if TYPE_CHECKING:
+    from fedlens.recipes.reproduce import Reproduction
+
+SAID = {
+    "smoke": "This is a smoke test: a few rounds on the embedded images, to see that everything "
+    "works. None of its numbers can be compared with the paper's.",
+    "small": "This is a small version of the paper's experiment, made for a laptop: fewer rounds "
+    "and a lighter model. The shape of the results can be compared with the paper's, the numbers "
+    "cannot.",
+    "paper": "These are the paper's own settings, as far as it states them.",
+}
+
+
+def opening(planned: Reproduction, results: Results) -> Text:
+    """What was run, so that nobody takes a small run for the paper's."""
+    recipe = planned.recipe
+    said = [SAID[planned.scale.name]]
+    if recipe.stand_in:
+        said.append(recipe.stand_in)
+    runs = [run for cell in results.runs.values() for run in cell]
+    if runs:
+        seeds, count = len(recipe.seeds), len(recipe.cells)
+        said.append(
+            f"{count} experiment{'' if count == 1 else 's'}, {seeds} seed{'s' if seeds > 1 else ''}"
+            f"{' each' if count > 1 else ''}, on {_machines(runs)}: {_span(runs)} in all. "
+            f"{'Bands and ± are one standard deviation over seeds.' if seeds > 1 else _ONE_SEED}"
+        )
+    else:
+        said = [recipe.stand_in or "The data are the paper's own. Nothing is trained."]
+    return Text(title="What was run", paragraphs=said)
+
+
+def experiments(recipe: Recipe) -> Table:
+    """Every cell in a line."""
+    return Table(
+        title="The experiments",
+        name="experiments",
+        header=_HEADER,
+        rows=[_described(name, cell) for name, cell in recipe.cells.items()],
+        caption="What each experiment is. The folder called runs, beside this page, has all of "
+        "each: its settings in full, every round, the final model.",
+    )
+
+
+_ONE_SEED = "One seed says nothing about the spread: more are run with --seeds."
+_HEADER = ("experiment", "data", "model", "clients", "partition", "local", "algorithm", "rounds")
+
+
+def _described(name: str, cell: Experiment) -> list[str]:
+    clients, local = cell.clients, cell.local
+    count = NONE if clients.count is None else f"{clients.count:,}"
+    steps = f"{local.epochs} epoch{'' if local.epochs == 1 else 's'} of {local.batch_size}"
+    momentum = f", momentum {local.momentum:g}" if local.momentum else ""
+    loss = "" if cell.loss == "cross_entropy" else f", {cell.loss.replace('_', ' ')}"
+    return [
+        name,
+        _named(cell.dataset),
+        _named(cell.model),
+        f"{count}, {_cohort(clients.per_round)}",
+        _named(clients.partition),
+        f"{steps}, lr {local.lr:g}{momentum}{loss}",
+        " + ".join(map(_named, cell.algorithm)),
+        f"{cell.rounds:,}",
+    ]
+
+
+def _cohort(per_round: int | float) -> str:
+    if isinstance(per_round, int):
+        return f"{per_round} a round"
+    return "all in each" if per_round == 1 else f"{per_round:.0%} a round"
+
+
+def _named(thing: object) -> str:
+    if not isinstance(thing, Named):
+        return type(thing).__name__
+    own = thing.name.rpartition(":")[2]  # a function is named by its module, too
+    options = ", ".join(f"{k} {v}" for k, v in thing.options.items() if v is not None)
+    return f"{own} ({options})" if options else own
+
+
+def _machines(runs: Sequence[Run]) -> str:
+    found = {
+        f"{m.get('device', '?')} ({m.get('cores', '?')} cores, torch {m.get('torch', '?')})"
+        for m in (run.manifest for run in runs)
+    }
+    return " and ".join(sorted(found))
+
+
+def _span(runs: Sequence[Run]) -> str:
+    seconds = sum(run.total("seconds") or 0.0 for run in runs)
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+
+
+def curves(
+    results: Results,
+    cells: Mapping[str, str] | Sequence[str],
+    measure: str = "test_accuracy",
+    *,
+    title: str,
+    caption: str = "",
+    published: Mapping[str, Sequence[float | None]] | None = None,
+    x_label: str = "round",
+    y_label: str = "",
+    against: str = "",
+) -> Curves:
+    """A measure over rounds, the mean over seeds with its band, over the published curves.
+
+    `cells` are cells, or the names that their lines have by cell. The published curves are broken
+    lines of the same names. With `against`, what is shown is the difference to that cell.
+    """
+    names = cells if isinstance(cells, Mapping) else {cell: cell for cell in cells}
+    lines = [
+        Line(name, range(1, len(values) + 1), values, style="dashed")
+        for name, values in (published or {}).items()
+    ]
+    lines += [_line(results, cell, name, measure, against) for cell, name in names.items()]
+    return Curves(
+        title=title,
+        caption=caption,
+        lines=lines,
+        x_label=x_label,
+        y_label=y_label or measure.replace("_", " "),
+        percent="accuracy" in measure,
+        styles={"solid": "ours", "dashed": "published"} if published else {},
+    )
+
+
+def _line(results: Results, cell: str, name: str, measure: str, against: str) -> Line:
+    runs = [dict(zip(*run.curve(measure), strict=True)) for run in results.runs[cell]]
+    if against:
+        base = [dict(zip(*run.curve(measure), strict=True)) for run in results.runs[against]]
+        runs = [
+            {r: y - other[r] for r, y in run.items() if r in other}
+            for run, other in zip(runs, base, strict=True)
+        ]
+    rounds = sorted({r for run in runs for r in run})
+    found = [Measured.of([run.get(r) for run in runs]) for r in rounds]
+    mean = [m.mean if m else None for m in found]
+    ends = results.diverged(cell)
+    note = "" if ends is None else f"diverged in round {ends}"
+    if len(runs) < 2:
+        return Line(name, rounds, mean, note=note)
+    low = [m.mean - (m.std or 0.0) if m else None for m in found]
+    high = [m.mean + (m.std or 0.0) if m else None for m in found]
+    return Line(name, rounds, mean, low, high, note=note)
+
+
+def beside(
+    rows: Sequence[tuple[str, float | None, Measured | None]],
+    *,
+    title: str,
+    caption: str = "",
+    of: str = "",
+    percent: bool = True,
+    digits: int = 2,
+) -> Table:
+    """Published numbers, ours, and by how much ours are more; `of` names the first column."""
+
+    def said(value: float | None, sign: str = "") -> str:
+        if value is None or not math.isfinite(value):
+            return NONE
+        return f"{100 * value if percent else value:{sign}.{digits}f}"
+
+    def ours(found: Measured | None) -> str:
+        if found is None or found.std is None:
+            return said(found.mean if found else None)
+        return f"{said(found.mean)} ± {said(found.std)} ({found.seeds})"
+
+    return Table(
+        title=title,
+        caption=caption,
+        header=(of or "", "published", "ours", "ours − published"),
+        rows=[
+            [
+                name,
+                said(theirs),
+                ours(found),
+                said(found.mean - theirs if found and theirs is not None else None, "+"),
+            ]
+            for name, theirs, found in rows
+        ],
+        published=frozenset({1}),
+    )
+
+
+def paired(
+    results: Results,
+    pairs: Sequence[tuple[str, str]],
+    measure: str = "test_accuracy",
+    *,
+    title: str,
+    caption: str = "",
+) -> Table:
+    """By how much one cell is above another at the end, seed by seed."""
+    rows: list[list[str]] = []
+    for cell, other in pairs:
+        found = results.differences(cell, other, measure)
+        told = estimate(found) if found else Estimate(0, math.nan, None)
+        between = f"{points(told.low)} to {points(told.high)}" if told.low is not None else NONE
+        rows.append(
+            [
+                f"{cell} − {other}",
+                points(told.mean) if found else NONE,
+                between,
+                NONE if told.p is None else said_p(told.p),
+                str(told.n),
+            ]
+        )
+    return Table(
+        title=title,
+        caption=caption
+        or "With one seed both start from the same model and see the same images, so that the "
+        "difference has less spread than either. In percentage points; the interval and the "
+        "p-value are Student's, for one comparison at a time.",
+        header=("difference", "mean", "95% confidence interval", "chance", "seeds"),
+        rows=rows,
+    )

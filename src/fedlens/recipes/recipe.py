@@ -1,0 +1,146 @@
+"""What a recipe is: the experiments behind a table or figure, and how to show what came of them."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar, get_args
+
+from fedlens.data import DATASETS, Source
+from fedlens.experiment import Experiment
+from fedlens.options import did_you_mean
+
+if TYPE_CHECKING:
+    from fedlens.report.blocks import Block
+    from fedlens.report.records import Run
+
+T = TypeVar("T")
+ScaleName = Literal["smoke", "small", "paper"]
+EMBEDDED = "fashion-mnist-mini"
+FROM_CELL = "cell:"  # before the name of a cell whose final model is where another starts
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much of a paper is done: `smoke` in seconds, `small` in minutes, `paper` all of it."""
+
+    name: ScaleName
+    data: Path | None = None  # where data sets are looked for first
+
+    def __post_init__(self) -> None:
+        if self.name not in get_args(ScaleName):
+            hint = did_you_mean(self.name, get_args(ScaleName))
+            raise ValueError(f"scale is {self.name!r}: {hint}")
+
+    def pick(self, smoke: T, small: T, paper: T) -> T:
+        """The value that belongs to this scale."""
+        return {"smoke": smoke, "small": small, "paper": paper}[self.name]
+
+    def dataset(self, wanted: str, instead: str = EMBEDDED) -> str:
+        """The data set to use where the paper has `wanted`.
+
+        At `smoke` it is the embedded one; at `small` it is `instead` if the wanted one is not
+        here. At `paper` it must be here.
+        """
+        if self.name == "smoke":
+            return EMBEDDED
+        if self.has(wanted):
+            return wanted
+        if self.name == "small":
+            return instead if instead == EMBEDDED else self.dataset(instead)
+        DATASETS[wanted](Source(self.data))  # which says where it was looked for, and the remedy
+        raise AssertionError(f"{wanted} is here after all")
+
+    def instead(self, wanted: str) -> str:
+        """A sentence about what takes the place of a data set, if something does."""
+        if self.dataset(wanted) == wanted:
+            return ""
+        words = f"The tenth of Fashion-MNIST inside Fedlens takes the place of {wanted}"
+        return f"{words}." if self.name == "smoke" else f"{words}, which is not on this machine."
+
+    def has(self, dataset: str) -> bool:
+        """Whether a data set is on this machine."""
+        return dataset in self._here
+
+    @cached_property
+    def _here(self) -> frozenset[str]:
+        from fedlens.data.fetch import listing
+
+        return frozenset(row.name for row in listing(Source(self.data)) if row.where)
+
+
+class Measured(NamedTuple):
+    """A number over seeds."""
+
+    mean: float
+    std: float | None  # of the sample; None for one seed
+    seeds: int
+
+    @classmethod
+    def of(cls, values: Sequence[float | None]) -> Measured | None:
+        """Of the values that are numbers; None if there is none."""
+        sound = [v for v in values if v is not None and math.isfinite(v)]
+        if not sound:
+            return None
+        spread = statistics.stdev(sound) if len(sound) > 1 else None
+        return cls(statistics.fmean(sound), spread, len(sound))
+
+
+@dataclass(frozen=True)
+class Results:
+    """The finished runs of a recipe's cells."""
+
+    scale: Scale
+    runs: Mapping[str, Sequence[Run]]  # by cell: a run for each seed
+
+    def final(self, cell: str, measure: str = "test_accuracy") -> Measured | None:
+        """A cell's last evaluation."""
+        return Measured.of([run.final(measure) for run in self.runs[cell]])
+
+    def differences(self, cell: str, other: str, measure: str = "test_accuracy") -> list[float]:
+        """A cell's last evaluation minus another's, seed by seed."""
+        ends = [[run.final(measure) for run in self.runs[name]] for name in (cell, other)]
+        pairs = zip(*ends, strict=True)
+        return [a - b for a, b in pairs if a is not None and b is not None]
+
+    def at(self, cell: str, place: int, measure: str = "test_accuracy") -> Measured | None:
+        """A cell's evaluation number `place`, from 0 or, below it, from the end."""
+        return Measured.of([run.curve(measure)[1][place] for run in self.runs[cell]])
+
+    def late(self, cell: str, measure: str = "test_accuracy", share: float = 0.25) -> Measured:
+        """The mean over the last evaluations, a quarter of them, and its spread over seeds."""
+        means = [statistics.fmean(self._last(run, measure, share)) for run in self.runs[cell]]
+        return Measured.of(means) or Measured(math.nan, None, 0)
+
+    def swing(self, cell: str, measure: str = "test_accuracy", share: float = 0.25) -> float:
+        """How much a measure varies over the last evaluations of a run, on average over seeds."""
+        return statistics.fmean(
+            statistics.pstdev(self._last(run, measure, share)) for run in self.runs[cell]
+        )
+
+    def _last(self, run: Run, measure: str, share: float) -> list[float]:
+        values = [y for y in run.curve(measure)[1] if math.isfinite(y)]
+        return values[-max(round(len(values) * share), 1) :] or [math.nan]
+
+    def diverged(self, cell: str) -> int | None:
+        """The first round in which a run of the cell diverged, if one did."""
+        rounds = [run.num_rounds for run in self.runs[cell] if run.status == "diverged"]
+        return min(rounds, default=None)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A table or figure of a paper: what is run for it, and what is shown of that."""
+
+    title: str
+    about: str  # what the paper shows there, and what is done here, in a few sentences
+    blocks: Callable[[Results], list[Block]]
+    # By name, in the order they are run; none where nothing is trained. `weights` may be an
+    # earlier cell: FROM_CELL and its name.
+    cells: Mapping[str, Experiment] = field(default_factory=dict)
+    seeds: Sequence[int] = (0,)  # each cell is run with each of them
+    stand_in: str = ""  # what takes the place of something that is not here

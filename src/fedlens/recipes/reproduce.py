@@ -1,0 +1,251 @@
+"""Reproducing: the cells of a recipe are run, those that are done are kept, and a page is drawn."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import fedlens
+from fedlens.experiment import Experiment
+from fedlens.folder import RunFolder
+from fedlens.options import did_you_mean
+from fedlens.recipes import RECIPES
+from fedlens.recipes.recipe import FROM_CELL, Recipe, Results, Scale, ScaleName
+from fedlens.run import Watch
+from fedlens.summary import Record
+from fedlens.sweep import sweep
+from fedlens.tables import apply_override
+
+if TYPE_CHECKING:
+    from fedlens.report.blocks import Block
+
+DONE = ("finished", "diverged")
+MODEL = "model.safetensors"
+AT_ONCE = 64  # runs that are made ready together: each holds a model in memory
+Cells = Mapping[Path, Experiment]
+"""Experiments by the folders that their runs are to have."""
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """A recipe at a scale, ready to be run."""
+
+    name: str  # paper/item
+    scale: Scale
+    recipe: Recipe
+    out: Path
+    cells: Cells  # every cell with every seed
+
+    @property
+    def left(self) -> Cells:
+        """The cells that are not done yet."""
+        return {place: cell for place, cell in self.cells.items() if status(place) not in DONE}
+
+    @property
+    def stages(self) -> Iterator[Cells]:
+        """What is left, in parts that can be made ready at once: first what others start from."""
+        models = {str(place.resolve() / MODEL) for place in self.cells}
+        left = self.left
+        for depends in (False, True):
+            part = [place for place in left if (left[place].weights in models) == depends]
+            for start in range(0, len(part), AT_ONCE):
+                yield {place: left[place] for place in part[start : start + AT_ONCE]}
+
+    def by_cell(self, places: Iterable[Path]) -> dict[str, list[Path]]:
+        """Those of these folders that belong to each cell, which has any."""
+        of = {
+            place_of(self.out, cell, seed, self.recipe): cell
+            for cell in self.recipe.cells
+            for seed in self.recipe.seeds
+        }
+        found: dict[str, list[Path]] = {}
+        for place in places:
+            found.setdefault(of[place], []).append(place)
+        return found
+
+    @property
+    def rounds(self) -> int:
+        return sum(cell.rounds for cell in self.cells.values())
+
+    @property
+    def rounds_done(self) -> int:
+        return sum(_rounds_done(place, cell) for place, cell in self.cells.items())
+
+
+@dataclass(frozen=True)
+class Reproduced:
+    """What a reproduction came to."""
+
+    page: Path
+    results: Results
+    blocks: Sequence[Block]
+
+
+def plan(
+    name: str,
+    scale: ScaleName = "small",
+    out: str | Path | None = None,
+    *,
+    data: str | Path | None = None,
+    seeds: int | None = None,
+    overrides: Sequence[str] = (),
+    overwrite: bool = False,
+) -> Reproduction:
+    """What has to be run for a table or figure; missing data and other mistakes are found here.
+
+    `seeds` is how many there are of each cell, in place of the recipe's own number. `overrides`
+    are `key=value`, as for `fedlens run`, and change every cell.
+    """
+    if name not in RECIPES:
+        raise ValueError(f"unknown recipe {name!r}: {did_you_mean(name, RECIPES)}")
+    at = Scale(scale, Path(data) if data is not None else None)
+    recipe = RECIPES[name](at)
+    if seeds is not None:
+        if seeds < 1:
+            raise ValueError(f"seeds is {seeds}: choose 1 or more")
+        recipe = replace(recipe, seeds=range(seeds))
+    folder = Path(out) if out is not None else Path("reproductions") / f"{name}-{scale}"
+    cells = {}
+    for cell, experiment in recipe.cells.items():
+        changed = _overridden(experiment, overrides)
+        for seed in recipe.seeds:
+            weights = changed.weights
+            if weights is not None and weights.startswith(FROM_CELL):
+                start = place_of(folder, weights.removeprefix(FROM_CELL), seed, recipe)
+                weights = str(start.resolve() / MODEL)
+            place = place_of(folder, cell, seed, recipe)
+            cells[place] = replace(changed, seed=seed, weights=weights)
+    for place, experiment in cells.items():
+        if place.exists() and not overwrite and not _is_of(place, experiment):
+            raise ValueError(
+                f"{place} is a run of another experiment: choose another --out, or add --overwrite"
+            )
+    if overwrite:
+        for place in cells:
+            if (place / "experiment.toml").is_file():
+                shutil.rmtree(place)
+    return Reproduction(name, at, recipe, folder, cells)
+
+
+def reproduce(
+    name: str,
+    scale: ScaleName = "small",
+    out: str | Path | None = None,
+    *,
+    watch: Watch | None = None,
+    **options: Any,
+) -> Reproduced:
+    """Run what is left of a table or figure, and draw its page; the options are those of `plan`."""
+    planned = plan(name, scale, out, **options)
+    run_cells(planned, watch)
+    return show(planned)
+
+
+def run_cells(planned: Reproduction, watch: Watch | None = None) -> None:
+    """Run what is left of the cells, side by side where a sweep can, or go on with them.
+
+    `watch` is called as by `fedlens.sweep.sweep`, as if all cells were one sweep.
+    """
+    for place, experiment in planned.left.items():
+        if status(place) is None:
+            _take_over(place, experiment)
+    for stage in planned.stages:
+        elsewhere = planned.rounds_done - sum(_rounds_done(*cell) for cell in stage.items())
+
+        def say(record: Record, elsewhere: int = elsewhere) -> None:
+            assert watch is not None
+            if "done" in record:
+                done = elsewhere + record["done"]
+                record = record | {"done": done, "total": planned.rounds}
+            watch(record)
+
+        points = {place.name: experiment for place, experiment in stage.items()}
+        folder = next(iter(stage)).parent
+        sweep(points, folder, data=planned.scale.data, watch=say if watch else None)
+
+
+def show(planned: Reproduction) -> Reproduced:
+    """Draw the page of a reproduction whose cells are done."""
+    from fedlens.recipes.page import experiments, opening
+    from fedlens.report.page import render_page
+    from fedlens.report.records import read
+
+    recipe = planned.recipe
+    runs = {
+        cell: [read(place_of(planned.out, cell, seed, recipe)) for seed in recipe.seeds]
+        for cell in recipe.cells
+    }
+    results = Results(planned.scale, runs)
+    blocks = [opening(planned, results), *recipe.blocks(results)]
+    if recipe.cells:
+        blocks.append(experiments(recipe))
+    page = render_page(f"{planned.name}: {recipe.title}", recipe.about, blocks, planned.out)
+    return Reproduced(page, results, blocks)
+
+
+def place_of(out: Path, cell: str, seed: int, recipe: Recipe) -> Path:
+    """The folder of one run: the cell's name and, where there are several, its seed."""
+    spelled = cell.lower().replace("α", "alpha").replace("λ", "lambda")
+    name = re.sub(r"[^a-z0-9.]+", "-", spelled).strip("-.")
+    return out / "runs" / (f"{name}-seed{seed}" if len(recipe.seeds) > 1 else name)
+
+
+def status(place: Path) -> str | None:
+    """How a run stands, None if there is none."""
+    if not (place / "manifest.json").is_file():
+        return None
+    with contextlib.suppress(OSError, ValueError):
+        return str(json.loads((place / "summary.json").read_bytes())["status"])
+    return "interrupted"
+
+
+def _rounds_done(place: Path, cell: Experiment) -> int:
+    known = status(place)
+    if known is None:
+        return 0
+    return cell.rounds if known in DONE else RunFolder(place).last_saved or 0
+
+
+def _overridden(experiment: Experiment, overrides: Sequence[str]) -> Experiment:
+    tables = experiment.plain()
+    for override in overrides:
+        apply_override(tables, override)
+    return Experiment.of(tables)
+
+
+def _is_of(place: Path, experiment: Experiment) -> bool:
+    with contextlib.suppress(OSError):
+        return (place / "experiment.toml").read_text("utf-8") == experiment.toml()
+    return False
+
+
+def _take_over(place: Path, experiment: Experiment) -> None:
+    """If another item beside this one has run the same, make it this one's too."""
+    for other in sorted(place.parents[2].glob("*/runs/*")):
+        if not (_is_of(other, experiment) and status(other) in DONE and _is_ours(other)):
+            continue
+        place.parent.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=place.parent))
+        shutil.copytree(other, made, dirs_exist_ok=True, copy_function=_link)
+        made.replace(place)
+        return
+
+
+def _is_ours(place: Path) -> bool:
+    """Whether a run was made by the Fedlens that is running now."""
+    return bool(RunFolder(place).read_json("manifest.json")["fedlens"] == fedlens.__version__)
+
+
+def _link(source: str, dest: str) -> None:
+    try:
+        os.link(source, dest)  # nobody writes into a file of a finished run
+    except OSError:
+        shutil.copy2(source, dest)

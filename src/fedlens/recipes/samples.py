@@ -1,0 +1,54 @@
+"""A few images of every class: the figure with which most papers begin."""
+
+from __future__ import annotations
+
+import torch
+
+from fedlens.core import Dataset
+from fedlens.data import DATASETS, Source
+from fedlens.recipes.page import beside
+from fedlens.recipes.recipe import Measured, Recipe, Results, Scale
+from fedlens.report.blocks import Block, Image, Samples
+
+
+def samples(scale: Scale, wanted: str, each: int, published: dict[str, int]) -> Recipe:
+    """The recipe for a data set's samples, `each` of a class, with its published sizes."""
+    used = scale.dataset(wanted)
+
+    def blocks(results: Results) -> list[Block]:
+        dataset = DATASETS[used](Source(scale.data))
+        found = {
+            "training images": len(dataset.train),
+            "test images": len(dataset.test),
+            "classes": dataset.num_classes,
+        }
+        return [
+            Samples(
+                title=f"{used}: {each} of each class",
+                caption="The first training images of every class.",
+                rows=[
+                    (name, _first(dataset, label, each))
+                    for label, name in enumerate(dataset.classes)
+                ],
+            ),
+            beside(
+                [(name, published[name], Measured(n, None, 1)) for name, n in found.items()],
+                title="How many there are",
+                percent=False,
+                digits=0,
+            ),
+        ]
+
+    return Recipe(
+        title=f"Samples of {wanted}",
+        about="Images of each class, as the paper's Figure 1 shows them, and how many there are. "
+        "Nothing is trained.",
+        blocks=blocks,
+        stand_in=scale.instead(wanted),
+    )
+
+
+def _first(dataset: Dataset, label: int, count: int) -> list[Image]:
+    index = torch.nonzero(dataset.train.labels == label)[:count, 0]
+    images = dataset.train.images[index].permute(0, 2, 3, 1).numpy()  # [count, H, W, channels]
+    return [image[..., 0] if image.shape[2] == 1 else image for image in images]
