@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from fedlens.core import Examples, Holdings, Tree
+from fedlens.experiment import Experiment
 from fedlens.metrics import Tally, accuracy_by_client, metrics, spread
 from fedlens.network import Network
 from fedlens.rounds import State
-from fedlens.summary import judged
 
 if TYPE_CHECKING:
     from fedlens.build import Setup
@@ -34,6 +34,11 @@ class Details(NamedTuple):
         """What there is of it, ready for JSON."""
         found = {k: v for k, v in self._asdict().items() if v is not None}
         return {k: v.tolist() if isinstance(v, Tensor) else v for k, v in found.items()}
+
+
+def judged(experiment: Experiment) -> str:
+    """The part by which a run is compared with others: test, else validation, else train."""
+    return next(part for part in ("test", "validation", "train") if part in experiment.evaluate.on)
 
 
 def evaluate_run(setup: Setup, state: State, twin: Twin | None) -> tuple[dict[str, float], Details]:

@@ -30,11 +30,12 @@ from fedlens.build import Setup, build
 from fedlens.core import Examples, Fixed, Holdings
 from fedlens.data.partitions import Altered, dealt
 from fedlens.data.places import cache
+from fedlens.evaluate import judged
 from fedlens.experiment import Clients, Experiment, Named, Server
 from fedlens.files import write_atomically
 from fedlens.folder import to_json
 from fedlens.run import Watch, train
-from fedlens.summary import Record, judged
+from fedlens.summary import Record
 
 AT_ONCE = 64  # clients whose plans are drawn together
 CHUNK = 1024  # images read together
