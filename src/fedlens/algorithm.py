@@ -73,6 +73,11 @@ class Algorithm:
     """What clients remember, by name, with its value at a client never seen: a function of the
     server's model and of what the server tells."""
 
+    @property
+    def rate(self) -> float | None:
+        """The lr, if a local step is w - lr * gradient of the loss and nothing else."""
+        return None if self.objective.penalties else getattr(self.solve, "rate", None)
+
 
 EXCLUSIVE = ("select", "draw", "solve", "upload", "weigh", "combine", "advance")
 

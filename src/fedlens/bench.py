@@ -1,31 +1,39 @@
 """How fast rounds are on this machine, and how near they come to what it can do.
 
-The workloads are those that other simulators are measured on. Images are random bytes: what
-training does with them takes the same time. A round is all of it: choosing clients, drawing plans,
-training, weighing, combining and advancing; evaluation is apart.
+The workloads are those that other simulators are measured on. Images are noise around a picture
+for each class, so that one can see that a model learns. A round is all of it: choosing clients,
+drawing plans, training, weighing, combining and advancing; evaluation is apart.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
+from fedlens.augment import normalise
 from fedlens.build import Setup, build
+from fedlens.client import ClientProgram
 from fedlens.core import Dataset, Examples
+from fedlens.evaluate import evaluate
 from fedlens.experiment import Clients, Experiment, LocalTraining, Named
 from fedlens.models import MODELS
+from fedlens.options import did_you_mean
 from fedlens.rounds import begin, run_round
 from fedlens.settings import torch_settings
 from fedlens.summary import peak_memory
+from fedlens.work import Part, Shared, Work
 
-POPULATION = 4  # times the clients of a round
+POPULATION = 2  # times the clients of a round
 CLASSES = 10
+TESTED = 1000  # images that an evaluation is timed on
 
 
 @dataclass(frozen=True)
@@ -49,23 +57,44 @@ WORKLOADS = {
     "pfl-cnn": Workload("pfl-cnn", (3, 32, 32), 50, 5, 10),
     "hsu-cnn": Workload("hsu-cnn", (3, 32, 32), 10, 8, 64, {"padding": "same"}),
     "mcmahan-cnn": Workload("mcmahan-cnn", (1, 28, 28), 10, 60, 10),
+    "pfl-cnn-1000": Workload("pfl-cnn", (3, 32, 32), 1000, 5, 10),
+    "hsu-cnn-100": Workload("hsu-cnn", (3, 32, 32), 100, 8, 64, {"padding": "same"}),
+    "resnet18": Workload("resnet18", (3, 32, 32), 10, 8, 32, {"stem": "cifar", "norm": "group"}),
+    "mobilenetv2": Workload("mobilenetv2", (3, 32, 32), 10, 8, 32, {"norm": "group"}),
 }
 
 
-def experiment(work: Workload, engine: str, device: str, precision: str) -> Experiment:
-    """The workload as an experiment on random images."""
+COMMON = ["pfl-cnn", "hsu-cnn", "mcmahan-cnn"]  # those that every simulator is measured on
+
+
+def named(name: str) -> Workload:
+    if name not in WORKLOADS:
+        raise ValueError(f"unknown workload {name!r}: {did_you_mean(name, WORKLOADS)}")
+    return WORKLOADS[name]
+
+
+def examples(work: Workload) -> Examples:
+    """As many images as all clients hold: half a picture of their class, half noise."""
     rng = torch.Generator().manual_seed(0)
-    count = POPULATION * work.samples
-    channels = work.shape[0]
-    pixels = torch.randint(
-        256, (count, *work.shape[1:], channels), generator=rng, dtype=torch.uint8
-    )
-    labels = torch.randint(CLASSES, (count,), generator=rng)
-    examples = Examples(pixels.permute(0, 3, 1, 2), labels)
+    channels, height, width = work.shape
+
+    def noise(count: int) -> Tensor:  # channels last, as published data sets are kept
+        shape = (count, height, width, channels)
+        return torch.randint(128, shape, generator=rng, dtype=torch.uint8).permute(0, 3, 1, 2)
+
+    pictures = noise(CLASSES)
+    labels = torch.randint(CLASSES, (POPULATION * work.samples,), generator=rng)
+    return Examples(noise(len(labels)).add_(pictures[labels]), labels)
+
+
+def experiment(work: Workload, engine: str, device: str, precision: str) -> Experiment:
+    """The workload as an experiment."""
+    train, channels = examples(work), work.shape[0]
+    test = train.take(torch.arange(min(TESTED, len(train))))
     classes = tuple(map(str, range(CLASSES)))
     level = (0.5,) * channels
     return Experiment(
-        dataset=Dataset("random", examples, examples.take(torch.arange(1)), classes, level, level),
+        dataset=Dataset("noise", train, test, classes, level, level),
         model=Named(work.model, work.options),
         rounds=1,
         engine=engine,  # type: ignore[arg-type]
@@ -89,8 +118,12 @@ def bench(
     watch: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
     """Measure a workload: the median of `repeats`, each of about `seconds`, after a warm-up."""
-    work = WORKLOADS[name]
-    say = watch or (lambda _: None)
+    work = named(name)
+
+    def say(stage: str) -> None:
+        if watch is not None:
+            watch(f"{name}: {stage}")
+
     setup = build(experiment(work, engine, device, precision))
     try:
         with torch_settings(setup.experiment, setup.device):
@@ -104,9 +137,11 @@ def bench(
             for repeat in range(repeats):
                 say(f"repeat {repeat + 1} of {repeats}: {count} rounds")
                 times.append(time_of(one_round, count, setup.device))
+            taken = statistics.median(times)
+            say("measuring where the time goes")
+            parts = _parts(setup, work, taken)
     finally:
         setup.engine.close()
-    taken = statistics.median(times)
     return {
         "workload": f"{name} {work.clients} x {work.steps} x {work.batch}",
         "engine": type(setup.engine).__name__.lower(),
@@ -115,11 +150,51 @@ def bench(
         "repeats": repeats,
         "seconds_per_round": taken,
         "spread": max(times) - min(times),
+        "steps_per_second": work.clients * work.steps / taken,
         "samples_per_second": work.samples / taken,
         "limit_share": _operations(work) * work.clients * work.steps / taken / limit,
         "limit_flops": limit,
+        **parts,
         "peak_memory_bytes": peak_memory(setup),
     }
+
+
+def _parts(setup: Setup, work: Workload, taken: float) -> dict[str, float]:
+    """Where the seconds of a round go; and those of an evaluation of 10,000 images, apart."""
+    device, train, network = setup.device, setup.federation.examples, setup.network
+    server = time_of(rounds(replace(setup, engine=Idle())), 3, device)
+    side_by_side = min(getattr(setup.engine, "at_once", 1), work.clients)
+    index = torch.arange(side_by_side * work.batch, device=train.labels.device)
+    workers = getattr(setup.engine, "workers", 1)
+    batches = work.steps * -(-work.clients // side_by_side) / min(workers, work.clients)
+    gather = batches * time_of(
+        lambda: normalise(train.images[index], network.mean, network.std, network.compute),
+        20,
+        device,
+    )
+    test = setup.parts["test"]
+    state = begin(network, setup.program, setup.federation, device)
+    judge = partial(evaluate, network, state, test, CLASSES, setup.program.algorithm.objective.loss)
+    time_of(judge, 1, device)
+    return {
+        "server_seconds": server,
+        "gather_seconds": gather,
+        "train_seconds": taken - server - gather,
+        "evaluate_seconds": time_of(judge, 2, device) / len(test) * 10_000,
+    }
+
+
+class Idle:
+    """An engine whose clients send nothing: what is left of a round is the server's own work."""
+
+    def map(self, program: ClientProgram, shared: Shared, work: Work) -> Iterator[Part]:
+        counters = {n: b[0] for n, b in shared.buffers.items() if not b.is_floating_point()}
+        loss = torch.zeros(len(work), device=next(iter(shared.params.values())).device)
+        update = {name: torch.zeros_like(t[0]) for name, t in shared.exact.items()}
+        yield Part(update, counters, {}, {}, {"loss": loss})
+
+    def close(self) -> None:
+        pass
 
 
 def rounds(setup: Setup) -> Callable[[], None]:
@@ -131,6 +206,28 @@ def rounds(setup: Setup) -> Callable[[], None]:
         state, _ = run_round(setup.program, setup.federation, setup.engine, state, seed=0)
 
     return one_round
+
+
+def table(found: Sequence[dict[str, Any]]) -> str:
+    """One line a workload, for people."""
+    words = "workload, s a round, steps/s, samples/s, of limit, server, gather, train"
+    lines = [(*words.split(", "), "evaluate 10,000", "peak memory")]
+    for row in found:
+        seconds = ("server", "gather", "train", "evaluate")
+        lines.append(
+            (
+                row["workload"],
+                f"{row['seconds_per_round']:.4g}",
+                f"{row['steps_per_second']:,.0f}",
+                f"{row['samples_per_second']:,.0f}",
+                f"{row['limit_share']:.0%}",
+                *(f"{row[f'{part}_seconds']:.3g} s" for part in seconds),
+                f"{row['peak_memory_bytes'] / 2**20:,.0f} MiB",
+            )
+        )
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    padded = [[w.ljust(n) for w, n in zip(line, widths, strict=True)] for line in lines]
+    return "\n".join("  ".join(line).rstrip() for line in padded)
 
 
 def time_of(work: Callable[[], object], count: int, device: torch.device) -> float:
@@ -152,8 +249,8 @@ def _limit(setup: Setup) -> float:
     """Operations a second of a large matrix product, by all cores or the whole GPU."""
     size = 8192 if setup.device.type == "cuda" else 2048
     a, b = torch.rand(2, size, size, device=setup.device, dtype=setup.network.compute)
-    time_of(lambda: a @ b, 2, setup.device)
-    return 2 * size**3 / min(time_of(lambda: a @ b, 3, setup.device) for _ in range(3))
+    time_of(lambda: a @ b, 1, setup.device)
+    return 2 * size**3 / min(time_of(lambda: a @ b, 1, setup.device) for _ in range(4))
 
 
 def _operations(work: Workload) -> int:

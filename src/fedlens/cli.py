@@ -204,10 +204,9 @@ def list_command(
 
 @app.command("bench")
 def bench_command(
-    workload: Annotated[
-        Literal["pfl-cnn", "hsu-cnn", "mcmahan-cnn"],
-        typer.Argument(help="pfl-cnn, hsu-cnn or mcmahan-cnn"),
-    ],
+    workloads: Annotated[
+        list[str] | None, typer.Argument(help="pfl-cnn, hsu-cnn, mcmahan-cnn (these if none) ...")
+    ] = None,
     engine: Annotated[str, typer.Option(help="auto, sequential, stacked or processes")] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda ...")] = "auto",
     precision: Annotated[str, typer.Option(help="fp32, tf32, bf16 or fp64")] = "fp32",
@@ -215,18 +214,26 @@ def bench_command(
     as_json: Json = False,
 ) -> None:
     """Measure how fast rounds are on this machine."""
-    from fedlens.bench import bench
+    from fedlens.bench import COMMON, bench, named, table
+
+    names = workloads or COMMON
+    for name in names:
+        named(name)  # a wrong one is found before any is measured
 
     def say(stage: str) -> None:
         if not quiet:
-            print(f"{workload}: {stage}", file=sys.stderr, flush=True)
+            print(stage, file=sys.stderr, flush=True)
 
-    found = bench(workload, engine=engine, device=device, precision=precision, watch=say)
+    found = [
+        bench(name, engine=engine, device=device, precision=precision, watch=say) for name in names
+    ]
     if as_json:
-        print(json.dumps(found))
+        print(json.dumps(found[0] if len(found) == 1 else found))
         return
-    for key, value in found.items():
-        print(f"{key:<20} {f'{value:,.4g}' if isinstance(value, float) else value}")
+    first = found[0]
+    print(f"engine {first['engine']}, {first['device']}, {precision}, ", end="")
+    print(f"median of {first['repeats']}; the limit is {first['limit_flops'] / 1e9:,.0f} GFLOP/s")
+    print(table(found))
 
 
 @app.command("doctor")

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fedlens import keys
 from fedlens.algorithm import Algorithm, pick, side_by_side
+from fedlens.alone import Tapping
 from fedlens.augment import Augment
 from fedlens.core import Batch, Examples, Local, Memory, Plan, Tree, tree_map
 from fedlens.layout import Layout
@@ -26,7 +27,6 @@ from fedlens.work import Given, Part, Shared, Work
 
 Apply = Callable[[Tree, Tree, Tensor, Tensor, Tensor], tuple[Tensor, Tree]]
 """(params[C], buffers[C], images[C, B], keys[C], mask[C, B]) -> logits[C, B, L], buffers[C]."""
-
 
 Step = Callable[[Local, "Inputs"], tuple[Local, Tensor]]
 
@@ -190,18 +190,25 @@ class ClientProgram:
         if self.augment is not None:
             images = self.augment(images, now.augment_keys)
         batch = Batch(images, now.labels, now.mask)
-        leaves = [p.requires_grad_() for p in local.params.values()]
+        params = local.params
+        for p in params.values():
+            p.requires_grad_()
         logits, local.buffers = apply(
-            local.params, local.buffers, batch.images, now.dropout_keys, batch.mask
+            params, local.buffers, batch.images, now.dropout_keys, batch.mask
         )
         loss, plain = algorithm.objective(logits, batch, local)
         local.step, local.count, local.loss = now.step, now.counts, plain
+        taps = apply.taps if isinstance(apply, Tapping) else {}
+        others = {name: p for name, p in params.items() if name not in taps}
+        leaves = [*others.values(), *(gave for _, gave in taps.values())]
         slopes = torch.autograd.grad(loss.sum(), leaves, materialize_grads=True)
-        grads = dict(zip(local.params, slopes, strict=True))
         with torch.no_grad():
-            local.params, local.solver = algorithm.solve.update(
-                grads, local.solver, local.params, local
-            )
+            for (name, (given, _)), slope in zip(taps.items(), slopes[len(others) :], strict=True):
+                assert algorithm.rate is not None
+                params[name][0].addmm_(slope.T, given, alpha=-algorithm.rate)
+            grads = dict(zip(others, slopes, strict=False))
+            after, local.solver = algorithm.solve.update(grads, local.solver, others, local)
+            local.params = {name: after.get(name, p) for name, p in params.items()}
         return local, plain
 
     def _start(self, shared: Shared, given: Given) -> Local:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._C._functorch import is_batchedtensor
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
@@ -56,7 +57,10 @@ def dropout_word(layer: int, call: int) -> int:
 
 
 def _lanes(hashes: Tensor) -> Tensor:
-    """Each hash as four numbers in -2^15..2^15 - 1. By shifts: vmap knows no view as int16."""
+    """Each hash as four numbers in -2^15..2^15 - 1, its lowest bits first."""
+    if not is_batchedtensor(hashes):
+        return hashes.view(torch.int16)
+    # vmap knows no such view.
     return torch.stack([(hashes << (48 - 16 * i)) >> 48 for i in range(LANES)], -1).flatten(-2)
 
 

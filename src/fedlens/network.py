@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
+from fedlens.alone import TappedLinear, Taps, fuse
 from fedlens.augment import normalise
 from fedlens.core import Tree, tree_map
 from fedlens.layers import prepare, side_inputs
@@ -37,8 +39,8 @@ class Network:
         self.module = prepare(module).to(dtype).eval()
         self.keyed, self.masked = side_inputs(self.module)
         given = {*self.keyed, *self.masked}
-        self._resting = [m for m in self.module.modules() if _is_frozen(m)]
-        constant = {id(b) for m in self._resting for b in m.buffers(recurse=False)}
+        resting = [m for m in self.module.modules() if _is_frozen(m)]
+        constant = {id(b) for m in resting for b in m.buffers(recurse=False)}
         self._params: Tree = {}
         self._buffers: Tree = {}
         self._frozen: Tree = {}
@@ -50,13 +52,20 @@ class Network:
         moving = {name: e for name, e in layout.entries.items() if name not in self._frozen}
         self.layout = replace(layout, entries=moving)
         self._constants: dict[torch.device, Tree] = {}
-        self._places = _places(self.module)
         self.mean, self.std = mean, std
         self.dtype, self.compute = dtype, compute or dtype
         tracking = {e.layer for e in layout.entries.values() if e.role == "buffer"}
         self._uncast = {name for name, e in layout.entries.items() if e.layer in tracking}
         self._stacking = stack(self.module.train())  # it is read as it is trained
-        self.module.eval()
+        self._alone = fuse(self.module, self._stacking.nodes) if self._stacking else self.module
+        self._places = _places(self._alone)
+        self._linear = [
+            m
+            for m in self._alone.modules()
+            if isinstance(m, TappedLinear) and m.name in self._params
+        ]
+        self._resting = resting + [m for m in self._alone.modules() if _is_frozen(m)]
+        self._set_mode(training=False)
 
     @property
     def params(self) -> Tree:
@@ -81,11 +90,24 @@ class Network:
         self, params: Tree, buffers: Tree, images: Tensor, keys: Tensor, mask: Tensor
     ) -> tuple[Tensor, Tree]:
         """One client (C = 1), whose batch holds no padding: the plain module."""
+        return self.tapped(params, buffers, images, keys, mask, None)
+
+    def tapped(
+        self,
+        params: Tree,
+        buffers: Tree,
+        images: Tensor,
+        keys: Tensor,
+        mask: Tensor,
+        taps: Taps | None,
+    ) -> tuple[Tensor, Tree]:
+        """The same, with what linear layers do noted in the taps."""
         lone = {name: t.squeeze(0) for name, t in (params | buffers).items()}
         # Of one example alone PyTorch's BatchNorm makes an error, the masked one does not.
         padding = mask.squeeze(0) if mask.shape[1] == 1 else mask.new_empty(0)
         inputs = _channels_last(self._normalised(images.squeeze(0)))
-        logits = self._call(lone, inputs, keys.squeeze(0), padding, training=True)
+        with self._noting(taps if self.compute is self.dtype else None):
+            logits = self._call(lone, inputs, keys.squeeze(0), padding, training=True)
         return logits.unsqueeze(0), buffers
 
     def stacked(
@@ -143,7 +165,7 @@ class Network:
         for name, tensor in (tensors | side).items():
             for holder, key_in_it in self._places[name]:
                 holder[key_in_it] = tensor
-        logits = self.module(inputs)
+        logits = self._alone(inputs)
         if not isinstance(logits, Tensor):
             raise ValueError(
                 f"the model gives a {type(logits).__name__}: let it return its outputs alone, "
@@ -151,9 +173,20 @@ class Network:
             )
         return logits.to(self.dtype)
 
+    @contextmanager
+    def _noting(self, taps: Taps | None) -> Iterator[None]:
+        for layer in self._linear:
+            layer.taps = taps
+        try:
+            yield
+        finally:
+            for layer in self._linear:
+                layer.taps = None
+
     def _set_mode(self, training: bool) -> None:
         if self.module.training is not training:
             self.module.train(training)
+            self._alone.train(training)
             for layer in self._resting:
                 layer.eval()
 

@@ -25,7 +25,6 @@ from fedlens.core import Cohort, Local, Tree, Upload
 from fedlens.layout import Layout
 from fedlens.network import Network
 from fedlens.pieces.combine import WeightedSum
-from fedlens.pieces.solve import Sgd
 from fedlens.pieces.upload import difference
 from fedlens.products import Factors
 from fedlens.work import Part, Shared, Work
@@ -51,12 +50,8 @@ def factorable(network: Network, program: ClientProgram, work: Work) -> tuple[st
 
 
 def _holds(algorithm: Algorithm) -> bool:
-    solve = algorithm.solve
     return (
-        type(solve) is Sgd
-        and not any(isinstance(n, Tensor) or n for n in (solve.momentum, solve.weight_decay))
-        and not isinstance(solve.lr, Tensor)
-        and not algorithm.objective.penalties
+        algorithm.rate is not None
         and algorithm.upload is difference
         and type(algorithm.combine) is WeightedSum
         and not algorithm.memory
@@ -70,8 +65,8 @@ class Factored:
     def __init__(self, network: Network, program: ClientProgram, names: tuple[str, ...]) -> None:
         self.network, self.names = network, names
         algorithm = program.algorithm
-        assert isinstance(algorithm.solve, Sgd) and isinstance(algorithm.combine, WeightedSum)
-        self.lr = float(algorithm.solve.lr)
+        assert algorithm.rate is not None and isinstance(algorithm.combine, WeightedSum)
+        self.lr = algorithm.rate
         amended = replace(
             algorithm,
             upload=SendFactors(names),

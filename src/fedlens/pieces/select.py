@@ -17,7 +17,7 @@ class Uniformly:
 
     def __call__(self, federation: Federation, round: int, key: Tensor) -> Tensor:  # [C]
         draws = keys.uniform(keys.fold(key, torch.arange(federation.num_clients)))
-        return draws.argsort(stable=True)[: self.count]
+        return _smallest(draws, self.count)
 
 
 @dataclass(frozen=True)
@@ -39,4 +39,9 @@ class BySize:
             draws = keys.uniform(keys.fold(key, torch.arange(self.count))) * edges[-1]
             return torch.searchsorted(edges, draws, right=True)
         draws = keys.uniform(keys.fold(key, torch.arange(len(sizes))))
-        return (-torch.log1p(-draws) / sizes).argsort(stable=True)[: self.count]
+        return _smallest(-torch.log1p(-draws) / sizes, self.count)
+
+
+def _smallest(numbers: Tensor, count: int) -> Tensor:
+    """The places of the smallest numbers, in rising order: without sorting those of all clients."""
+    return numbers.topk(min(count, len(numbers)), largest=False).indices

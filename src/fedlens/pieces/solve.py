@@ -22,6 +22,12 @@ class Sgd:
     weight_decay: Number = 0.0
     nesterov: bool = False
 
+    @property
+    def rate(self) -> float | None:
+        """The lr, if a step is w - lr * gradient and nothing else."""
+        plain = not (_is_on(self.momentum) or _is_on(self.weight_decay))
+        return self.lr if plain and not isinstance(self.lr, Tensor) else None
+
     def init(self, params: Tree) -> Memory:
         return {"velocity": zeros_like(params)} if _is_on(self.momentum) else {}
 

@@ -1,0 +1,92 @@
+"""pfl-research's FederatedAveraging, in one process, or in several under torchrun.
+
+Images lie channels last, as in pfl's own benchmarks.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from pfl.aggregate.simulate import SimulatedBackend
+from pfl.algorithm.base import NNAlgorithmParams
+from pfl.algorithm.federated_averaging import FederatedAveraging
+from pfl.callback.base import TrainingProcessCallback
+from pfl.data.dataset import Dataset
+from pfl.data.federated_dataset import FederatedDataset
+from pfl.data.sampling import get_user_sampler
+from pfl.hyperparam import NNEvalHyperParams, NNTrainHyperParams
+from pfl.internal.ops import pytorch_ops
+from pfl.metrics import Metrics, Weighted
+from pfl.model.pytorch import PyTorchModel
+from torch import Tensor, nn
+from work import LR, Watch, arguments, data, members, model, num_clients
+
+
+class Classifier(nn.Module):
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: Tensor) -> Tensor:  # [B, H, W, channels]
+        logits: Tensor = self.module(x.permute(0, 3, 1, 2))
+        return logits
+
+    def loss(self, x: Tensor, y: Tensor, eval: bool = False) -> Tensor:
+        self.eval() if eval else self.train()
+        return F.cross_entropy(self(x), y)
+
+    @torch.no_grad()
+    def metrics(self, x: Tensor, y: Tensor, eval: bool = True) -> dict[str, Weighted]:
+        return {"loss": Weighted(float(self.loss(x, y, eval)) * len(y), len(y))}
+
+
+class Timed(TrainingProcessCallback):
+    def __init__(self, watch: Watch) -> None:
+        self.watch = watch
+
+    def after_central_iteration(
+        self, aggregate_metrics: Metrics, model: Any, *, central_iteration: int
+    ) -> tuple[bool, Metrics]:
+        self.watch.round_is_over(model.pytorch_model.module)
+        return False, Metrics()
+
+
+def main() -> None:
+    work, rounds = arguments()
+    images, labels = data(sys.argv[1])
+    images = images.permute(0, 2, 3, 1).contiguous()
+
+    def dataset(client: int) -> Dataset:
+        mine = members(work, client)
+        return Dataset(raw_data=[images[mine], labels[mine]])
+
+    sampler = get_user_sampler("minimize_reuse", list(range(num_clients(work))))
+    clients = FederatedDataset(dataset, sampler)
+    module = Classifier(model(work))
+    watch = Watch(sys.argv[1])
+    FederatedAveraging().run(
+        algorithm_params=NNAlgorithmParams(
+            central_num_iterations=rounds + 1,
+            evaluation_frequency=10**6,
+            train_cohort_size=work.clients,
+            val_cohort_size=0,
+        ),
+        backend=SimulatedBackend(training_data=clients, val_data=clients),
+        model=PyTorchModel(module, torch.optim.SGD, torch.optim.SGD(module.parameters(), lr=1.0)),
+        model_train_params=NNTrainHyperParams(
+            local_num_epochs=1, local_learning_rate=LR, local_batch_size=work.batch
+        ),
+        model_eval_params=NNEvalHyperParams(local_batch_size=work.batch),
+        callbacks=[Timed(watch)],
+    )
+    if pytorch_ops.distributed.global_rank == 0:
+        processes = pytorch_ops.distributed.world_size
+        threads = torch.get_num_threads()
+        watch.report("pfl", settings=f"processes: {processes}, threads each: {threads}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,176 @@
+"""Layers that save work where one client trains at a time: names and results stay the same.
+
+Convolution, max-pooling and ReLU become one layer. ReLU and max-pooling can change places: the
+greatest of a window, cut off at 0, is the greatest of what was cut off, and the gradient goes to
+the same pixel. So pooling comes first, ReLU has only its part of the pixels to do, and of the
+convolution's own result nothing is kept.
+
+The gradient of a linear layer's weights is a product of two thin matrices, as large as the
+weights themselves. Who only adds it to them can do that as one product, and never write it down.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+from fedlens.core import Tree
+
+aten = torch.ops.aten
+
+
+def fuse(module: nn.Module, nodes: Sequence[fx.Node]) -> nn.Module:
+    """A copy of `module`, whose forward pass is `nodes`, with such layers in it.
+
+    Without any it is the module itself.
+    """
+    once = _called_once(nodes, dict(module.named_modules()))
+    chains = list(_chains(nodes, once))
+    linear = [name for name, layer in once.items() if type(layer) is nn.Linear]
+    if not (chains or linear):
+        return module
+    module = copy.deepcopy(module)
+    for name in linear:
+        module.set_submodule(name, TappedLinear(name, module.get_submodule(name)))
+    for chain in chains:
+        first, *others = chain.names
+        convolution = module.get_submodule(first)
+        assert isinstance(convolution, nn.Conv2d)
+        module.set_submodule(first, FusedConvolution(convolution, chain.pool))
+        for name in others:
+            module.set_submodule(name, nn.Identity())
+    return module
+
+
+class _Chain(NamedTuple):
+    names: list[str]  # of the layers, the convolution first
+    pool: nn.MaxPool2d | None
+
+
+def _called_once(nodes: Sequence[fx.Node], layers: dict[str, nn.Module]) -> dict[str, nn.Module]:
+    """The layers that stand at one place only, and have no hooks of the user's own."""
+    calls = Counter(str(node.target) for node in nodes if node.op == "call_module")
+    found = {name: layers[name] for name, count in calls.items() if count == 1}
+    return {n: m for n, m in found.items() if not (m._forward_hooks or m._forward_pre_hooks)}
+
+
+def _chains(nodes: Sequence[fx.Node], once: dict[str, nn.Module]) -> Iterator[_Chain]:
+    """Convolutions with a ReLU behind them, and a max-pooling before or after that."""
+    for node in nodes:
+        if not _is_plain(once.get(str(node.target))):
+            continue
+        names, found = [str(node.target)], dict[type, nn.Module]()
+        while len(node.users) == 1:
+            (node,) = node.users
+            behind = once.get(str(node.target))
+            if type(behind) not in (nn.ReLU, nn.MaxPool2d) or type(behind) in found:
+                break
+            assert behind is not None
+            found[type(behind)] = behind
+            names.append(str(node.target))
+        pool = found.get(nn.MaxPool2d)
+        if nn.ReLU in found and not getattr(pool, "return_indices", False):
+            assert pool is None or isinstance(pool, nn.MaxPool2d)
+            yield _Chain(names, pool)
+
+
+def _is_plain(layer: nn.Module | None) -> bool:
+    return type(layer) is nn.Conv2d and layer.padding_mode == "zeros" and layer.padding != "same"
+
+
+Taps = dict[str, tuple[Tensor, Tensor]]
+"""By the name of its weights, what a linear layer was given [B, in] and what it gave [B, out]."""
+
+
+@dataclass
+class Tapping:
+    """A model as a function whose linear layers note what they do, and get no gradients."""
+
+    apply: Callable[[Tree, Tree, Tensor, Tensor, Tensor, Taps], tuple[Tensor, Tree]]
+    taps: Taps = field(default_factory=dict)  # of the last call
+
+    def __call__(
+        self, params: Tree, buffers: Tree, images: Tensor, keys: Tensor, mask: Tensor
+    ) -> tuple[Tensor, Tree]:
+        self.taps.clear()
+        return self.apply(params, buffers, images, keys, mask, self.taps)
+
+
+class TappedLinear(nn.Module):
+    """A linear layer. If there are taps to note it in, its weights themselves get no gradient."""
+
+    def __init__(self, name: str, linear: nn.Module) -> None:
+        super().__init__()
+        assert isinstance(linear, nn.Linear)
+        self.name = f"{name}.weight" if name else "weight"
+        self.weight, self.bias = linear.weight, linear.bias
+        self.taps: Taps | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.taps is None or x.ndim != 2:
+            return F.linear(x, self.weight, self.bias)
+        y = F.linear(x, self.weight.detach(), self.bias)
+        self.taps[self.name] = x.detach(), y
+        return y
+
+
+class FusedConvolution(nn.Module):
+    """A convolution, the max-pooling behind it if there is one, and ReLU."""
+
+    def __init__(self, convolution: nn.Conv2d, pool: nn.MaxPool2d | None) -> None:
+        super().__init__()
+        self.weight, self.bias = convolution.weight, convolution.bias
+        padding = (0, 0) if convolution.padding == "valid" else convolution.padding
+        self.geometry = convolution.stride, padding, convolution.dilation, convolution.groups
+        self.pool = pool and (
+            *map(_pair, (pool.kernel_size, pool.stride, pool.padding, pool.dilation)),
+            pool.ceil_mode,
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        apply: Any = _Fused.apply
+        y: Tensor = apply(x, self.weight, self.bias, self.geometry, self.pool)
+        return y
+
+
+class _Fused(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Any, pool: Any
+    ) -> Tensor:
+        y = torch.conv2d(x, weight, bias, *geometry)
+        ctx.geometry, ctx.pool, ctx.shape = geometry, pool, y.shape
+        last = y.is_contiguous(memory_format=torch.channels_last)
+        ctx.lies = torch.channels_last if last else torch.contiguous_format
+        winners = None
+        if pool is not None:
+            y, winners = aten.max_pool2d_with_indices(y, *pool)
+        y.relu_()
+        ctx.save_for_backward(x, weight, y, winners)
+        ctx.biases = None if bias is None else bias.shape
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        x, weight, y, winners = ctx.saved_tensors
+        (grad,) = grads
+        grad = aten.threshold_backward(grad.contiguous(memory_format=ctx.lies), y, 0)
+        if winners is not None:
+            # Of what was pooled only the shape is asked for.
+            kind = {"dtype": grad.dtype, "device": grad.device, "memory_format": ctx.lies}
+            pooled = torch.empty(ctx.shape, **kind)
+            grad = aten.max_pool2d_with_indices_backward(grad, pooled, *ctx.pool, winners)
+        stride, padding, dilation, groups = ctx.geometry
+        rest = stride, padding, dilation, False, (0, 0), groups, ctx.needs_input_grad[:3]
+        return *aten.convolution_backward(grad, x, weight, ctx.biases, *rest), None, None
+
+
+def _pair(size: int | tuple[int, int]) -> tuple[int, int]:
+    return (size, size) if isinstance(size, int) else size

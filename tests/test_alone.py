@@ -1,0 +1,129 @@
+"""Fused layers are what the layers are one by one."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from federations import noisy_images, small_cnn
+from fedlens.algorithm import Algorithm
+from fedlens.alone import FusedConvolution, fuse
+from fedlens.client import ClientProgram
+from fedlens.engines import Sequential
+from fedlens.network import Network
+from fedlens.pieces import Epochs, Sgd, Uniformly
+from fedlens.rounds import begin, run_round
+from fedlens.stacking import stack
+
+CHAINS = {
+    "relu": [nn.Conv2d(3, 5, 3), nn.ReLU()],
+    "relu, pool": [nn.Conv2d(3, 5, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)],
+    "pool, relu": [nn.Conv2d(3, 5, 3, stride=2), nn.MaxPool2d(2), nn.ReLU(inplace=True)],
+    "overlapping windows": [nn.Conv2d(3, 5, 3), nn.ReLU(), nn.MaxPool2d(3, 2, padding=1)],
+    "rounded up": [nn.Conv2d(3, 5, 2), nn.ReLU(), nn.MaxPool2d(2, ceil_mode=True)],
+    "valid, no bias": [nn.Conv2d(3, 5, 3, padding="valid", bias=False), nn.ReLU()],
+    "groups": [nn.Conv2d(3, 6, 3, groups=3, dilation=2), nn.ReLU(), nn.MaxPool2d((2, 1))],
+}
+
+
+def fused(module: nn.Module) -> nn.Module:
+    read = stack(module)
+    assert read is not None
+    return fuse(module, read.nodes)
+
+
+def num_fused(module: nn.Module) -> int:
+    return sum(isinstance(m, FusedConvolution) for m in module.modules())
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("chain", CHAINS)
+def test_result_and_gradients_are_those_of_the_plain_layers(chain, layout):
+    torch.manual_seed(0)
+    plain = nn.Sequential(*CHAINS[chain]).double()
+    other = fused(plain)
+    assert num_fused(other) == 1
+    images = torch.randn(4, 3, 12, 11, dtype=torch.float64).contiguous(memory_format=layout)
+    results = []
+    for module in (plain, other):
+        x = images.clone(memory_format=torch.preserve_format).requires_grad_()
+        y = module(x)
+        wanted = (y * torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view(y.shape)).sum()
+        results.append([y, *torch.autograd.grad(wanted, [x, *module.parameters()])])
+    for one, two in zip(*results, strict=True):
+        torch.testing.assert_close(two, one, rtol=1e-12, atol=1e-12)
+
+
+def test_the_names_of_parameters_stay():
+    plain = nn.Sequential(*CHAINS["relu, pool"], nn.Flatten(), nn.Linear(5 * 36, 2))
+    assert list(fused(plain).state_dict()) == list(plain.state_dict())
+
+
+def test_a_layer_used_twice_is_left_alone():
+    relu = nn.ReLU()
+    plain = nn.Sequential(nn.Conv2d(3, 3, 1), relu, nn.Conv2d(3, 3, 1), relu)
+    assert fused(plain) is plain
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution, self.relu = nn.Conv2d(3, 3, 3, padding=1), nn.ReLU()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.convolution(x)
+        return self.relu(y) + y
+
+
+def test_a_result_that_is_read_twice_is_kept():
+    assert num_fused(fused(Residual())) == 0
+
+
+def test_a_network_runs_fused_layers_beside_the_module_it_was_given():
+    network = Network(nn.Sequential(*CHAINS["relu, pool"], nn.Flatten(), nn.Linear(180, 2)))
+    assert num_fused(network._alone) == 1 and num_fused(network.module) == 0
+
+
+def one_step(module: nn.Module, solve: Sgd, dtype: torch.dtype = torch.float64) -> dict:
+    """The parameters after one step of a client, and whether any weights were tapped."""
+    federation = noisy_images([8])
+    network = Network(module, dtype=dtype)
+    algorithm = Algorithm(Uniformly(1), Epochs(1, 8), solve=solve)
+    program = ClientProgram(algorithm, network.layout)
+    noted: set[str] = set()
+
+    def tapped(*given):
+        result = network.tapped(*given)
+        noted.update(given[5])
+        return result
+
+    engine = Sequential(
+        SimpleNamespace(one=network.one, tapped=tapped), federation.examples, products=True
+    )
+    state = begin(network, program, federation, torch.device("cpu"))
+    state, _ = run_round(program, federation, engine, state, seed=0)
+    return {"params": state.params, "tapped": noted}
+
+
+def test_weights_moved_by_one_product_are_those_moved_along_their_gradient():
+    moved = one_step(small_cnn(), Sgd(0.1))
+    # A momentum that has not gathered yet: the same step, by way of the gradient.
+    expected = one_step(small_cnn(), Sgd(0.1, momentum=0.5))
+    assert moved["tapped"] == {"5.weight"} and not expected["tapped"]
+    for name, value in expected["params"].items():
+        torch.testing.assert_close(moved["params"][name], value, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize(
+    "solve", [Sgd(0.1, weight_decay=0.1), Sgd(0.1, momentum=0.9), Sgd(torch.tensor([0.1]))]
+)
+def test_only_a_plain_step_is_one_product(solve):
+    assert solve.rate is None and Sgd(0.1).rate == 0.1
+
+
+def test_a_penalty_has_a_gradient_of_its_own():
+    plain = Algorithm(solve=Sgd(0.1))
+    assert plain.rate == 0.1
+    assert replace(plain, objective=plain.objective.plus(lambda _: torch.zeros(1))).rate is None
