@@ -78,6 +78,15 @@ class Algorithm:
         """The lr, if a local step is w - lr * gradient of the loss and nothing else."""
         return None if self.objective.penalties else getattr(self.solve, "rate", None)
 
+    @property
+    def contraction(self) -> tuple[float, float] | None:
+        """(lr, c), if a local step is server + c * (w - server) - lr * gradient of the loss."""
+        rate = getattr(self.solve, "rate", None)
+        pulls: list[Any] = [getattr(p, "pull", None) for p in self.objective.penalties]
+        if rate is None or None in pulls:
+            return None
+        return rate, 1 - rate * sum(pulls)
+
 
 EXCLUSIVE = ("select", "draw", "solve", "upload", "weigh", "combine", "advance")
 

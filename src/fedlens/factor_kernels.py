@@ -6,12 +6,20 @@ The rows of a client's inputs X and slopes D are the examples it has seen, `each
 
 from __future__ import annotations
 
+import math
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 PROGRAMS = 264
+
+
+@triton.jit
+def _fade(k, each, seen, log_decay):
+    """What later steps leave of the parts of rows k."""
+    return tl.exp2(log_decay * (seen // each - 1 - k // each).to(tl.float32))
 
 
 @triton.jit
@@ -49,7 +57,7 @@ def _scores_kernel(
 
 @triton.jit
 def _forward_kernel(
-    base, scores, slopes, taken, each, bias, y, clients, batch, outs, rows, parts, lr,
+    base, scores, slopes, taken, each, bias, y, clients, batch, outs, rows, parts, lr, log_decay,
     HAS_BIAS: tl.constexpr, RELU: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
@@ -66,6 +74,7 @@ def _forward_kernel(
         for part in range(parts):
             place = scores + ((part * clients + client) * batch + m)[:, None] * rows + k[None, :]
             score += tl.load(place, mask=there, other=0.0)
+        score *= _fade(k, each, seen, log_decay)[None, :]
         d = tl.load(
             slopes + (client * rows + k)[:, None] * outs + n[None, :],
             mask=(k < seen)[:, None] & (n < outs)[None, :], other=0.0,
@@ -115,7 +124,7 @@ def _slopes_kernel(
 
 @triton.jit
 def _backward_kernel(
-    base, weights, inputs, taken, each, dx, batch, features, rows, lr,
+    base, weights, inputs, taken, each, dx, batch, features, rows, lr, log_decay,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """base - lr (d D') X."""
@@ -134,6 +143,7 @@ def _backward_kernel(
             inputs + (client * rows + k)[:, None] * features + n[None, :],
             mask=(k < seen)[:, None] & (n < features)[None, :], other=0.0,
         )  # fmt: skip
+        a *= _fade(k, each, seen, log_decay)[None, :]
         sums = tl.dot(a.to(b.dtype), b, sums, input_precision="tf32")
     place = (client * batch + m)[:, None] * features + n[None, :]
     there = (m < batch)[:, None] & (n < features)[None, :]
@@ -143,7 +153,7 @@ def _backward_kernel(
 
 def forward(
     x: Tensor, base: Tensor, inputs: Tensor, slopes: Tensor, taken: Tensor, each: int,
-    bias: Tensor | None, lr: float, *, relu: bool,
+    bias: Tensor | None, lr: float, decay: float, *, relu: bool,
 ) -> Tensor:  # fmt: skip
     """base - lr (x X') D + bias for x [C, B, n] and base [C, B, out]; x is put down in X."""
     clients, batch, features = x.shape
@@ -161,8 +171,8 @@ def forward(
     y, wide = torch.empty_like(base), min(_tile(outs), 64)
     _forward_kernel[(clients, triton.cdiv(outs, wide))](
         base, scores, slopes, taken, each, base if bias is None else bias, y, clients, batch, outs,
-        rows, parts, lr, HAS_BIAS=bias is not None, RELU=relu, BM=tall, BN=wide, BK=32,
-        num_warps=4, num_stages=2,
+        rows, parts, lr, math.log2(decay), HAS_BIAS=bias is not None, RELU=relu, BM=tall, BN=wide,
+        BK=32, num_warps=4, num_stages=2,
     )  # fmt: skip
     return y
 
@@ -186,13 +196,15 @@ def slopes_back(
 
 
 def backward(
-    base: Tensor, weights: Tensor, inputs: Tensor, taken: Tensor, each: int, lr: float
+    base: Tensor, weights: Tensor, inputs: Tensor, taken: Tensor, each: int, lr: float,
+    decay: float,
 ) -> Tensor:  # fmt: skip
     """base - lr (d D') X for base [C, B, n]."""
     clients, batch, features = base.shape
     dx, wide = torch.empty_like(base), 128
     _backward_kernel[(clients, triton.cdiv(features, wide))](
         base, weights, inputs, taken, each, dx, batch, features, inputs.shape[1], lr,
+        math.log2(decay),
         BM=_tile(batch), BN=wide, BK=32, num_warps=4, num_stages=3,
     )  # fmt: skip
     return dx

@@ -125,10 +125,10 @@ class Factored(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, bias: Tensor | None, factors: Any, relu: bool) -> Tensor:
         from fedlens import factor_kernels
 
-        start, inputs, slopes, taken, each, lr = factors
+        start, inputs, slopes, taken, each, *rates = factors
         x, bias = x.contiguous(), None if bias is None else bias.contiguous()
         base = (x.flatten(0, 1) @ start.T).view(*x.shape[:2], -1)
-        y = factor_kernels.forward(x, base, inputs, slopes, taken, each, bias, lr, relu=relu)
+        y = factor_kernels.forward(x, base, inputs, slopes, taken, each, bias, *rates, relu=relu)
         ctx.save_for_backward(y if relu else None, taken.clone())
         ctx.factors, ctx.has_bias = factors, bias is not None
         return y
@@ -138,13 +138,13 @@ class Factored(torch.autograd.Function):
         from fedlens import factor_kernels
 
         y, taken = ctx.saved_tensors
-        start, inputs, slopes, _, each, lr = ctx.factors
+        start, inputs, slopes, _, each, *rates = ctx.factors
         dy = gradients[0].contiguous()
         d, weights, db = factor_kernels.slopes_back(dy, y, slopes, taken, each)
         dx = None
         if ctx.needs_input_grad[0]:
             base = (d.flatten(0, 1) @ start).view(*d.shape[:2], -1)
-            dx = factor_kernels.backward(base, weights, inputs, taken, each, lr)
+            dx = factor_kernels.backward(base, weights, inputs, taken, each, *rates)
         return dx, db if ctx.has_bias else None, None, None
 
 

@@ -55,7 +55,7 @@ def _product_kernel(
     batch, rows: tl.constexpr, columns: tl.constexpr, tall: tl.constexpr, wide: tl.constexpr,
     channels: tl.constexpr, run: tl.constexpr, depth: tl.constexpr, outs: tl.constexpr,
     down: tl.constexpr, right: tl.constexpr, HAS_BIAS: tl.constexpr, RELU: tl.constexpr,
-    POOL: tl.constexpr, EXACT: tl.constexpr, TURNED: tl.constexpr,
+    POOL: tl.constexpr, EXACT: tl.constexpr, TURNED: tl.constexpr, PRECISION: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     client = tl.program_id(1).to(tl.int64)
@@ -84,7 +84,7 @@ def _product_kernel(
             there = inside & (k < depth)[None, :]
             a = tl.load(start[:, None] + shift[None, :], mask=there, other=0.0)
             b = tl.load(weights + entry, mask=(k < depth)[:, None] & (n < outs)[None, :], other=0.0)
-        sums = tl.dot(a, b, sums, input_precision="tf32")
+        sums = tl.dot(a, b, sums, input_precision=PRECISION)
     if HAS_BIAS:
         sums += tl.load(bias + client * outs + n, mask=n < outs, other=0.0).to(tl.float32)[None, :]
     if POOL:
@@ -111,7 +111,7 @@ def _gradient_kernel(
     wide: tl.constexpr, channels: tl.constexpr, run: tl.constexpr, depth: tl.constexpr,
     outs: tl.constexpr, down: tl.constexpr, right: tl.constexpr, slope_tall: tl.constexpr,
     slope_wide: tl.constexpr, top: tl.constexpr, left: tl.constexpr, splits,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     client = tl.program_id(1).to(tl.int64)
     tiles = tl.cdiv(outs, BN)
@@ -135,7 +135,7 @@ def _gradient_kernel(
         d = tl.load(
             slopes + place[:, None] + n[None, :], mask=inside & (n < outs)[None, :], other=0.0
         )
-        sums = tl.dot(tl.trans(a), d, sums, input_precision="tf32")
+        sums = tl.dot(tl.trans(a), d, sums, input_precision=PRECISION)
         if tl.program_id(0) == 0:
             bias += tl.sum(d.to(tl.float32), 0)
     out += (split * clients + client) * (depth + 1) * outs
@@ -327,8 +327,8 @@ def _product(
         images, kernel, kernel if bias is None else bias, out, out if winners is None else winners,
         count // clients, rows, columns, tall, wide, channels, geometry.size[1] * channels, depth,
         outs, *geometry.stride, HAS_BIAS=bias is not None, RELU=geometry.relu, POOL=geometry.pool,
-        EXACT=depth % deep == 0, TURNED=turned, BM=block, BN=wide_tile, BK=deep,
-        num_warps=4 if wide_tile <= 64 else 8, num_stages=3,
+        EXACT=depth % deep == 0, TURNED=turned, PRECISION=_precision(), BM=block,
+        BN=wide_tile, BK=deep, num_warps=4 if wide_tile <= 64 else 8, num_stages=_stages(images),
     )  # fmt: skip
 
 
@@ -347,13 +347,16 @@ def kernel_gradient(
     deep = depth >= 128
     block, wide_tile = 64 if deep else _tile(depth), min(_tile(outs), 128)
     tiles, wide_tiles = triton.cdiv(depth, block), triton.cdiv(outs, wide_tile)
-    stages = 3 if deep or channels % 4 == 0 else 1  # loads of two bytes come one by one anyway
+    stages = (
+        _stages(images) if deep or channels % 4 == 0 else 1
+    )  # loads of two bytes come one by one anyway
     splits = max(1, min(PROGRAMS // (clients * tiles * wide_tiles), triton.cdiv(total, 256)))
     out = torch.empty(splits, clients, depth + 1, outs, device=images.device)
     _gradient_kernel[(tiles, clients, splits * wide_tiles)](
         images, slopes, out, clients, count // clients, rows, columns, tall, wide,
         channels, geometry.size[1] * channels, depth, outs, *geometry.stride,
-        slope_tall, slope_wide, *border, splits, BM=128 if deep else 64, BN=wide_tile, BK=block,
+        slope_tall, slope_wide, *border, splits, PRECISION=_precision(),
+        BM=128 if deep else 64, BN=wide_tile, BK=block,
         num_warps=4 if block * wide_tile <= 8192 else 8, num_stages=stages,
     )  # fmt: skip
     weights = torch.empty(clients, depth, outs, device=images.device)
@@ -458,6 +461,16 @@ def cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor) -> tuple[Tens
         ROWS=max(1, min(_tile(batch), 4096 // classes)), BATCH=_tile(batch), CLASSES=classes,
     )  # fmt: skip
     return losses, slopes
+
+
+def _precision() -> str:
+    """How float32 is multiplied: as tf32, or in three parts of it, which keeps all its bits."""
+    return "tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+
+
+def _stages(images: Tensor) -> int:
+    """How many loads are under way at once: as many as the memory of a processor holds."""
+    return 3 if images.element_size() == 2 else 2
 
 
 def _tile(number: int) -> int:

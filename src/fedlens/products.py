@@ -1,8 +1,8 @@
 """Convolutions and linear layers of many clients at once, each with its own weights.
 
 cuDNN runs a grouped convolution group by group, so that the time goes with the clients. Here it
-is one batched product of the patches of the images with the kernels. On a GPU in bfloat16 the
-patches are never written down (`fused.py`); elsewhere they are, which is the reference. The
+is one batched product of the patches of the images with the kernels. On a GPU the patches are
+never written down (`fused.py`); elsewhere they are, and in float64, which is the reference. The
 gradient of the images is the same kind of product, with the kernels turned around. Weights may be
 kept in a wider dtype than the images: they are multiplied in the images', and their gradients come
 in their own dtype and memory layout, so that the solver runs over both from end to end.
@@ -34,7 +34,7 @@ def convolve(
 
     With `relu` and `pool` (2 x 2, the maximum) these follow.
     """
-    if x.dtype is torch.bfloat16 and fused.has_kernels(x):
+    if fused.has_kernels(x):
         return fused.convolve(x, weight, bias, padding, stride, relu=relu, pool=pool)
     y: Tensor = _Convolve.apply(x, weight, bias, padding, stride)  # type: ignore[no-untyped-call]
     y = F.relu(y) if relu else y
@@ -48,7 +48,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, relu: bool = False
 
 
 class Factors(NamedTuple):
-    """Each client's matrix as start - lr * slopes' inputs (see engines/factored.py)."""
+    """Each client's matrix as start - lr * slopes' inputs (see engines/factored.py).
+
+    With `decay` below 1, each further step takes a row's part down by that factor.
+    """
 
     start: Tensor  # [out, features]
     inputs: Tensor  # [C, T * B, features] of the steps so far; zeros where none was taken yet
@@ -56,6 +59,12 @@ class Factors(NamedTuple):
     taken: Tensor  # [C] steps
     batch: int  # rows of inputs and slopes that belong to a step
     lr: float
+    decay: float = 1.0
+
+    def weights(self, steps: Tensor) -> Tensor:  # [C, T * B] of the rows, after these steps [C]
+        step = torch.arange(self.inputs.shape[1], device=steps.device) // self.batch
+        weights: Tensor = self.decay ** (steps[:, None] - 1 - step).clamp(min=0).double()
+        return weights
 
     def linear(self, x: Tensor, bias: Tensor | None, *, relu: bool) -> Tensor:
         """As `linear` does; the step's inputs and, going back, its slopes are added."""
@@ -68,10 +77,11 @@ class Factors(NamedTuple):
 class _Factored(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, bias: Tensor | None, factors: Factors, relu: bool) -> Tensor:
-        start, inputs, slopes, taken, each, lr = factors
+        start, inputs, slopes, taken, each, lr, _ = factors
         clients, batch, _ = x.shape
+        weights = factors.weights(taken).to(x)[:, None]
         y = (x.flatten(0, 1) @ start.T).view(clients, batch, -1)
-        y = torch.baddbmm(y, torch.bmm(x, inputs.mT), slopes, alpha=-lr)
+        y = torch.baddbmm(y, torch.bmm(x, inputs.mT) * weights, slopes, alpha=-lr)
         if bias is not None:
             y += bias[:, None]
         if relu:
@@ -79,22 +89,22 @@ class _Factored(torch.autograd.Function):
         # Everyone who still trains has taken as many steps.
         rows = taken[0] * each + torch.arange(batch, device=x.device)
         inputs.index_copy_(1, rows, x)
-        ctx.save_for_backward(y if relu else None, rows)
+        ctx.save_for_backward(y if relu else None, rows, weights)
         ctx.factors, ctx.has_bias = factors, bias is not None
         return y
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (dy,) = gradients
-        y, rows = ctx.saved_tensors
-        start, inputs, slopes, _, _, lr = ctx.factors
+        y, rows, weights = ctx.saved_tensors
+        start, inputs, slopes, _, _, lr, _ = ctx.factors
         if y is not None:
             dy = torch.ops.aten.threshold_backward(dy, y, 0)
         dx = None
         if ctx.needs_input_grad[0]:
             dx = (dy.flatten(0, 1) @ start).view(*dy.shape[:2], -1)
             # This step's slopes are not there yet, so its own inputs count for nothing.
-            dx = torch.baddbmm(dx, torch.bmm(dy, slopes.mT), inputs, alpha=-lr)
+            dx = torch.baddbmm(dx, torch.bmm(dy, slopes.mT) * weights, inputs, alpha=-lr)
         slopes.index_copy_(1, rows, dy)
         return (
             dx,
@@ -126,12 +136,12 @@ class _Linear(torch.autograd.Function):
             dy = torch.ops.aten.threshold_backward(dy, y, 0)
         dx = torch.bmm(dy, weight) if ctx.needs_input_grad[0] else None
         db = dy.sum(1, dtype=ctx.dtype) if ctx.has_bias else None
-        return dx, _wide_product(dy.mT, x, ctx.dtype), db, None
+        return dx, wide_product(dy.mT, x, ctx.dtype), db, None
 
 
-def _wide_product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-    """A batched product that comes in another dtype; on a GPU without a detour."""
-    if a.dtype is dtype:
+def wide_product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    """A batched product that comes in a wider dtype; on a GPU without a detour."""
+    if a.dtype is dtype or a.dtype is torch.float64:
         return torch.bmm(a, b)
     return torch.bmm(a, b, out_dtype=dtype) if a.is_cuda else torch.bmm(a, b).to(dtype)
 

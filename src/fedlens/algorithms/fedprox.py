@@ -25,6 +25,11 @@ class Proximal:
     def __call__(self, local: Local) -> Tensor:  # [C]
         return self.mu / 2 * squared_distance(local.params, local.anchor)
 
+    @property
+    def pull(self) -> float | None:
+        """Its gradient is this times w - w_server; None if it differs from row to row."""
+        return None if isinstance(self.mu, Tensor) else self.mu
+
 
 @dataclass(frozen=True)
 class SendInexactness:

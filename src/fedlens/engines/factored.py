@@ -7,7 +7,8 @@ examples it has seen, d being the slope of the loss at the layer's output and x 
 
 where the rows of X and D are these examples; and the round's whole update is the one product
 -lr * D' X over all clients, each weighed by its share. That is exact. It holds for descent along
-the plain gradient, and for uploads that are differences and are summed; anything else needs the
+the plain gradient, also with a pull towards the start (FedProx), under which what a step did fades
+by a factor with every further one, and for uploads that are differences; anything else needs the
 weights themselves. It pays where a client sees few examples and the matrix is large.
 """
 
@@ -26,7 +27,7 @@ from fedlens.layout import Layout
 from fedlens.network import Network
 from fedlens.pieces.combine import WeightedSum
 from fedlens.pieces.upload import difference
-from fedlens.products import Factors
+from fedlens.products import Factors, wide_product
 from fedlens.work import Part, Shared, Work
 
 WORTH_IT = 2  # how many times smaller the matrix may be than the factors: its copies cost more
@@ -50,13 +51,9 @@ def factorable(network: Network, program: ClientProgram, work: Work) -> tuple[st
 
 
 def _holds(algorithm: Algorithm) -> bool:
-    return (
-        algorithm.rate is not None
-        and algorithm.upload is difference
-        and type(algorithm.combine) is WeightedSum
-        and not algorithm.memory
-        and algorithm.reset
-    )
+    step = algorithm.contraction
+    descends = step is not None and 0 < step[1] <= 1
+    return descends and algorithm.upload is difference and not algorithm.memory and algorithm.reset
 
 
 class Factored:
@@ -65,13 +62,14 @@ class Factored:
     def __init__(self, network: Network, program: ClientProgram, names: tuple[str, ...]) -> None:
         self.network, self.names = network, names
         algorithm = program.algorithm
-        assert algorithm.rate is not None and isinstance(algorithm.combine, WeightedSum)
-        self.lr = algorithm.rate
-        amended = replace(
-            algorithm,
-            upload=SendFactors(names),
-            combine=MultiplyFactors(algorithm.combine, names, self.lr),
-        )
+        assert algorithm.contraction is not None
+        self.lr, self.decay = algorithm.contraction
+        combine = algorithm.combine
+        if isinstance(combine, WeightedSum):
+            send = SendFactors(self, multiplied=False)
+            amended = replace(algorithm, upload=send, combine=MultiplyFactors(combine, names))
+        else:
+            amended = replace(algorithm, upload=SendFactors(self, multiplied=True))
         self.program = replace(program, algorithm=amended)
         self.batch = 0
         self.start: Tree = {}  # w0, always in the same memory: a recorded step reads it there
@@ -93,20 +91,15 @@ class Factored:
             buffers[name + TAKEN] = torch.zeros(1, dtype=torch.int64, device=weight.device)
         return Shared(params, buffers, exact, shared.told)
 
+    def factors(self, name: str, buffers: Tree) -> Factors:
+        inputs, slopes, taken = (buffers[name + part] for part in OF_FACTORS)
+        start = self.start[name]
+        return Factors(start, inputs, slopes, taken, self.batch, self.lr, self.decay)
+
     def apply(
         self, params: Tree, buffers: Tree, images: Tensor, keys: Tensor, mask: Tensor
     ) -> tuple[Tensor, Tree]:
-        factors: dict[str, Any] = {
-            name: Factors(
-                self.start[name],
-                buffers[name + INPUTS],
-                buffers[name + SLOPES],
-                buffers[name + TAKEN],
-                self.batch,
-                self.lr,
-            )
-            for name in self.names
-        }
+        factors: dict[str, Any] = {name: self.factors(name, buffers) for name in self.names}
         own = {name: b for name, b in buffers.items() if not name.endswith(OF_FACTORS)}
         logits, moved = self.network.stacked(params | factors, own, images, keys, mask)
         for name in self.names:
@@ -128,19 +121,27 @@ OF_FACTORS = (INPUTS, SLOPES, TAKEN)
 
 @dataclass(frozen=True)
 class SendFactors:
-    """upload: the difference of what a client has, and the factors of what it has not."""
+    """upload: the difference of what a client has, and the factors of what it has not.
 
-    names: tuple[str, ...]
+    They are `multiplied` where every client's own update is asked for, not only their sum.
+    """
+
+    form: Factored
+    multiplied: bool
 
     def __call__(self, local: Local) -> Upload:
         plain = {n: b for n, b in local.buffers.items() if not n.endswith(OF_FACTORS)}
         upload = difference(replace(local, buffers=plain))
-        factors = {
-            name + part: local.buffers[name + part]
-            for name in self.names
-            for part in (INPUTS, SLOPES)
-        }
-        return replace(upload, update=upload.update | factors)
+        update = dict(upload.update)
+        for name in self.form.names:
+            factors = self.form.factors(name, local.buffers)
+            faded = -factors.lr * factors.weights(local.steps).to(factors.slopes)
+            slopes = factors.slopes * faded[:, :, None]
+            if self.multiplied:
+                update[name] = wide_product(slopes.mT, factors.inputs, torch.float32).double()
+            else:
+                update |= {name + INPUTS: factors.inputs, name + SLOPES: slopes}
+        return replace(upload, update=update)
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,6 @@ class MultiplyFactors:
 
     inner: WeightedSum
     names: tuple[str, ...]
-    lr: float
     linear: ClassVar[bool] = True
     uses_shares: ClassVar[bool] = True
 
@@ -158,13 +158,7 @@ class MultiplyFactors:
         combined = self.inner(rest, shares, cohort, layout)
         for name in self.names:
             x, d = updates[name + INPUTS], updates[name + SLOPES]
-            weighed = (d * (-self.lr * shares.to(d))[:, None, None]).flatten(0, 1)
-            product = _wide(weighed.mT, x.flatten(0, 1))
-            combined[name] = product.to(torch.float64)
+            weighed = (d * shares.to(d)[:, None, None]).flatten(0, 1)
+            product = wide_product(weighed.mT[None], x.flatten(0, 1)[None], torch.float32)
+            combined[name] = product[0].double()
         return combined
-
-
-def _wide(a: Tensor, b: Tensor) -> Tensor:
-    if a.is_cuda and a.dtype is torch.bfloat16:
-        return torch.mm(a, b, out_dtype=torch.float32)
-    return a @ b
