@@ -113,10 +113,10 @@ def normalise(
     wide = torch.promote_types(dtype, torch.float32)
     scale, shift = _line(mean, std, images.device, wide)
     if has_kernels(images) and images.dtype is torch.uint8:
-        from fedlens import kernels
+        from fedlens import row_kernels
 
         rows = images.flatten(0, -4)
-        done = kernels.normalise(rows, scale.flatten(), shift.flatten(), dtype)
+        done = row_kernels.normalise(rows, scale.flatten(), shift.flatten(), dtype)
         return done.view(*images.shape[:-3], *done.shape[1:])
     return images.to(wide).mul_(scale).add_(shift).to(dtype)
 

@@ -15,8 +15,18 @@ import click
 import typer
 
 import fedlens
+from fedlens.arguments import (
+    DataFolder,
+    ExperimentFile,
+    Json,
+    Overrides,
+    Quiet,
+    Seed,
+    Track,
+    watching,
+)
 from fedlens.compare_command import compare_command
-from fedlens.data.places import existing
+from fedlens.data.commands import data_app
 from fedlens.options import importable
 from fedlens.recipes.command import reproduce_command
 from fedlens.report.commands import report_command, watch_command
@@ -27,25 +37,9 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-data_app = typer.Typer(no_args_is_help=True, help="What data is here, fetching it, verifying it.")
 app.add_typer(data_app, name="data")
 app.command("reproduce")(reproduce_command)
 app.command("sweep")(sweep_command)
-
-ExperimentFile = Annotated[Path, typer.Argument(help="An experiment file, TOML or JSON.")]
-Overrides = Annotated[
-    list[str] | None, typer.Argument(help="key=value: local.lr=0.1, algorithm.fedprox.mu=0.01 ...")
-]
-Seed = Annotated[int | None, typer.Option(help="The seed, in place of the experiment's.")]
-DataFolder = Annotated[
-    Path | None,
-    typer.Option("--data", help="Where to look for data first.", callback=existing),
-]
-Track = Annotated[
-    list[str] | None, typer.Option(help="A tracker to tell as well: tensorboard, wandb ...")
-]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else.")]
 
 EXIT = {"finished": 0, "diverged": 3}
 
@@ -95,7 +89,7 @@ def run_command(
     with (
         _telling(folder),
         tracking(track or (), folder, described.plain()) as send,
-        _watching(quiet, progress.rounds, folder.name, described.rounds) as watch,
+        watching(quiet, progress.rounds, folder.name, described.rounds) as watch,
     ):
         both = progress.all_of(watch, send)
         result = fedlens.run(described, folder, overwrite=overwrite, data=data, watch=both)
@@ -122,7 +116,7 @@ def resume_command(
     with (
         _telling(run),
         tracking(track or (), run, tables) as send,
-        _watching(quiet, progress.rounds, run.name, total, done) as watch,
+        watching(quiet, progress.rounds, run.name, total, done) as watch,
     ):
         result = fedlens.resume(run, data=data, watch=progress.all_of(watch, send))
     _finish(result, as_json)
@@ -253,99 +247,6 @@ def doctor_command(data: DataFolder = None, as_json: Json = False) -> None:
             )
 
 
-@data_app.command("list")
-def data_list(data: DataFolder = None, as_json: Json = False) -> None:
-    """What data sets there are, and where each was found."""
-    from fedlens.data import Source
-    from fedlens.data.fetch import listing
-
-    rows = listing(Source(data))
-    if as_json:
-        print(json.dumps([row._asdict() for row in rows]))
-    else:
-        from fedlens.report.records import table
-
-        body = [[row.name, row.contents, row.where or "not here"] for row in rows]
-        print(table(["data set", "contents", "where"], body))
-
-
-@data_app.command("get")
-def data_get(
-    name: Annotated[str, typer.Argument(help="The data set.")],
-    have: Annotated[
-        Path | None, typer.Option("--from", help="Files you already have: a folder or an archive.")
-    ] = None,
-    data: Annotated[
-        Path | None,
-        typer.Option("--data", help="Where to put it. [default: FEDLENS_DATA or cache]"),
-    ] = None,
-    quiet: Quiet = False,
-) -> None:
-    """Fetch a data set from its official address, or take files one already has."""
-    from fedlens import progress
-    from fedlens.data import Source
-    from fedlens.data.fetch import get, get_from
-    from fedlens.data.places import roots
-
-    dest = roots(Source(data))[0]
-    if have is not None:
-        folder = get_from(name, have, dest)
-    else:
-        with _watching(quiet, progress.transfer, name) as watch:
-            folder = get(name, dest, progress=watch)
-    print(f"{name}: {folder}")
-
-
-@data_app.command("prepare")
-def data_prepare(
-    name: Annotated[str, typer.Argument(help="The data set.")],
-    metadata: Annotated[
-        Path, typer.Option("--from", help="The folder of its split files, or of its metadata.")
-    ],
-    images: Annotated[Path, typer.Option(help="The folder of its images, at any depth.")],
-    size: Annotated[int, typer.Option(help="Images become size × size.")] = 96,
-    data: Annotated[
-        Path | None,
-        typer.Option("--data", help="Where to put it. [default: FEDLENS_DATA or cache]"),
-    ] = None,
-    quiet: Quiet = False,
-) -> None:
-    """Decode a large data set once; what was stopped goes on where it was."""
-    from fedlens import progress
-    from fedlens.data import Source, store
-    from fedlens.data.curation import listing
-    from fedlens.data.places import roots
-
-    listed = listing(name, metadata)
-    place = roots(Source(data))[0] / f"{name}-{size}"
-    with _watching(quiet, progress.transfer, name) as watch:
-        made = store.prepare(name, listed, images, place, size, watch)
-    print(f"{name}: {made['num_train']:,} + {made['num_test']:,} images in {place}")
-    if made["num_left_out"]:
-        print(f"left out: {made['num_left_out']:,}, listed in {place / 'manifest.json'}")
-
-
-@data_app.command("check")
-def data_check(
-    name: Annotated[str | None, typer.Argument(help="The data set. [default: all here]")] = None,
-    data: DataFolder = None,
-) -> None:
-    """Verify the files of a data set against the published checksums."""
-    from fedlens.data import Source
-    from fedlens.data.fetch import check, here, mended
-
-    source = Source(data)
-    names = [name] if name else here(source)
-    bad = []
-    for one in names:
-        for file, state in check(one, source):
-            print(f"{state:<9} {file}")
-            if state not in ("ok", "readable"):
-                bad.append(one)
-    if bad:
-        raise ValueError(f"{bad[0]} is not whole: {mended(bad[0])}")
-
-
 def _finish(result: fedlens.Result, as_json: bool) -> None:
     from fedlens.report import read_all, report, rows, table
 
@@ -376,15 +277,6 @@ def _free(wanted: Path) -> Path:
         number += 1
         free = wanted.with_name(f"{wanted.name}-{number}")
     return free
-
-
-@contextmanager
-def _watching(quiet: bool, kind: Any, *about: Any) -> Iterator[Any]:
-    if quiet:
-        yield None
-    else:
-        with kind(*about) as watch:
-            yield watch
 
 
 @contextmanager

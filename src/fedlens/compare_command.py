@@ -11,6 +11,8 @@ from typing import Annotated
 
 import typer
 
+from fedlens.arguments import DataFolder, Json, Quiet
+
 SEEDS = 5  # of each experiment, where nobody says how many
 
 
@@ -30,11 +32,9 @@ def compare_command(
     out: Annotated[
         Path | None, typer.Option(help="Where the page goes, and the runs of experiment files.")
     ] = None,
-    data: Annotated[
-        Path | None, typer.Option("--data", help="Where to look for data first.")
-    ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else.")] = False,
+    data: DataFolder = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
 ) -> None:
     """Say whether one algorithm is better than another: the same work, paired by seed."""
     from fedlens import progress

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-PROGRAMS = 264
+from fedlens.kernels import PROGRAMS, tile
 
 
 @triton.jit
@@ -158,7 +158,7 @@ def forward(
     """base - lr (x X') D + bias for x [C, B, n] and base [C, B, out]; x is put down in X."""
     clients, batch, features = x.shape
     rows, outs = slopes.shape[1:]
-    tall, deep, block = _tile(batch), 64, min(_tile(rows), 64)
+    tall, deep, block = tile(batch), 64, min(tile(rows), 64)
     blocks = triton.cdiv(rows, block)
     parts = max(1, min(PROGRAMS // (clients * blocks), triton.cdiv(features, 512)))
     chunk = triton.cdiv(triton.cdiv(features, parts), deep) * deep
@@ -168,7 +168,7 @@ def forward(
         x, inputs, taken, each, scores, clients, batch, features, rows, chunk,
         BM=tall, BN=block, BK=deep, num_warps=4, num_stages=3,
     )  # fmt: skip
-    y, wide = torch.empty_like(base), min(_tile(outs), 64)
+    y, wide = torch.empty_like(base), min(tile(outs), 64)
     _forward_kernel[(clients, triton.cdiv(outs, wide))](
         base, scores, slopes, taken, each, base if bias is None else bias, y, clients, batch, outs,
         rows, parts, lr, math.log2(decay), HAS_BIAS=bias is not None, RELU=relu, BM=tall, BN=wide,
@@ -185,11 +185,11 @@ def slopes_back(
     rows = slopes.shape[1]
     d, bias = torch.empty_like(dy), torch.empty(clients, outs, device=dy.device)
     weights = torch.empty(clients, batch, rows, device=dy.device)
-    block = min(_tile(rows), 64)
+    block = min(tile(rows), 64)
     _slopes_kernel[(clients, triton.cdiv(rows, block))](
         dy, dy if y is None else y, slopes, taken, each, d, weights, bias, clients, batch, outs,
         rows,
-        RELU=y is not None, BM=_tile(batch), BN=block, BK=min(_tile(outs), 64),
+        RELU=y is not None, BM=tile(batch), BN=block, BK=min(tile(outs), 64),
         num_warps=4, num_stages=2,
     )  # fmt: skip
     return d, weights, bias
@@ -205,10 +205,6 @@ def backward(
     _backward_kernel[(clients, triton.cdiv(features, wide))](
         base, weights, inputs, taken, each, dx, batch, features, inputs.shape[1], lr,
         math.log2(decay),
-        BM=_tile(batch), BN=wide, BK=32, num_warps=4, num_stages=3,
+        BM=tile(batch), BN=wide, BK=32, num_warps=4, num_stages=3,
     )  # fmt: skip
     return dx
-
-
-def _tile(number: int) -> int:
-    return max(16, int(triton.next_power_of_2(number)))

@@ -164,20 +164,20 @@ class _Dropout(torch.autograd.Function):
 
 
 def _dropped(x: Tensor, keys: Tensor, word: int, num_dropped: int, whole: bool) -> Tensor:
-    from fedlens import kernels
+    from fedlens import row_kernels
 
     last = torch.channels_last if x.ndim == 4 else torch.contiguous_format
     x = x.contiguous(memory_format=last)
-    return kernels.dropout(x, keys.contiguous(), word, num_dropped, whole_channels=whole)
+    return row_kernels.dropout(x, keys.contiguous(), word, num_dropped, whole_channels=whole)
 
 
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
-        from fedlens import kernels
+        from fedlens import row_kernels
 
         inputs = logits.contiguous(), labels.contiguous(), weights.contiguous()
-        loss, slopes = kernels.cross_entropy(*inputs)
+        loss, slopes = row_kernels.cross_entropy(*inputs)
         ctx.save_for_backward(slopes)
         return loss
 

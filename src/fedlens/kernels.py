@@ -1,4 +1,4 @@
-"""Triton kernels: what many clients compute side by side on a GPU, with little memory traffic.
+"""Triton kernels: the convolutions of many clients side by side, with little memory traffic.
 
 Images are [C * B, H, W, channels], and those of a convolution are padded already, so that no place
 is outside. Row m of a client's patches starts at one address, and entry k of it lies (k // run)
@@ -16,13 +16,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fedlens.keys import FIRST, GOLDEN, SECOND, signed
-
 PROGRAMS = 264  # twice the processors of a large GPU: as many as keep it busy
 DEAD = 4  # the winner of a window whose maximum ReLU sets to 0
 
-_FIRST, _SECOND = tl.constexpr(FIRST), tl.constexpr(SECOND)
-_GOLDEN = tl.constexpr(signed(GOLDEN))
 _DEAD = tl.constexpr(DEAD)
 
 
@@ -55,7 +51,7 @@ def _product_kernel(
     batch, rows: tl.constexpr, columns: tl.constexpr, tall: tl.constexpr, wide: tl.constexpr,
     channels: tl.constexpr, run: tl.constexpr, depth: tl.constexpr, outs: tl.constexpr,
     down: tl.constexpr, right: tl.constexpr, HAS_BIAS: tl.constexpr, RELU: tl.constexpr,
-    POOL: tl.constexpr, EXACT: tl.constexpr, TURNED: tl.constexpr, PRECISION: tl.constexpr,
+    POOL: tl.constexpr, EXACT: tl.constexpr, TURNED: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     client = tl.program_id(1).to(tl.int64)
@@ -84,7 +80,7 @@ def _product_kernel(
             there = inside & (k < depth)[None, :]
             a = tl.load(start[:, None] + shift[None, :], mask=there, other=0.0)
             b = tl.load(weights + entry, mask=(k < depth)[:, None] & (n < outs)[None, :], other=0.0)
-        sums = tl.dot(a, b, sums, input_precision=PRECISION)
+        sums = tl.dot(a, b, sums, input_precision="tf32")
     if HAS_BIAS:
         sums += tl.load(bias + client * outs + n, mask=n < outs, other=0.0).to(tl.float32)[None, :]
     if POOL:
@@ -111,7 +107,7 @@ def _gradient_kernel(
     wide: tl.constexpr, channels: tl.constexpr, run: tl.constexpr, depth: tl.constexpr,
     outs: tl.constexpr, down: tl.constexpr, right: tl.constexpr, slope_tall: tl.constexpr,
     slope_wide: tl.constexpr, top: tl.constexpr, left: tl.constexpr, splits,
-    PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     client = tl.program_id(1).to(tl.int64)
     tiles = tl.cdiv(outs, BN)
@@ -135,7 +131,7 @@ def _gradient_kernel(
         d = tl.load(
             slopes + place[:, None] + n[None, :], mask=inside & (n < outs)[None, :], other=0.0
         )
-        sums = tl.dot(tl.trans(a), d, sums, input_precision=PRECISION)
+        sums = tl.dot(tl.trans(a), d, sums, input_precision="tf32")
         if tl.program_id(0) == 0:
             bias += tl.sum(d.to(tl.float32), 0)
     out += (split * clients + client) * (depth + 1) * outs
@@ -198,97 +194,6 @@ def _spread_kernel(
     tl.store(out + m.to(tl.int64)[:, None] * room + n[None, :], slope, mask=store)
 
 
-@triton.jit
-def _normalise_kernel(
-    images, scale, shift, out, total, pixels, channels, by_channel, by_pixel, BLOCK: tl.constexpr
-):  # fmt: skip
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    channel, pixel = i % channels, i // channels % pixels
-    image = (i // channels // pixels).to(tl.int64) * pixels * channels
-    there = i < total
-    value = tl.load(images + image + channel * by_channel + pixel * by_pixel, mask=there, other=0)
-    value = value.to(tl.float32) * tl.load(scale + channel) + tl.load(shift + channel)
-    tl.store(out + i, value.to(out.dtype.element_ty), mask=there)
-
-
-@triton.jit
-def _mix(z):
-    """As in keys.py."""
-    z ^= (z.to(tl.uint64) >> 30).to(tl.int64)
-    z *= _FIRST
-    z ^= (z.to(tl.uint64) >> 27).to(tl.int64)
-    z *= _SECOND
-    return z ^ (z.to(tl.uint64) >> 31).to(tl.int64)
-
-
-@triton.jit
-def _dropout_kernel(
-    x, client_keys, out, word, total, batch, width, channels, num_dropped, scale,
-    WHOLE: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    there = i < total
-    row, place = i // width, i % width
-    channel = place % channels
-    position = channel if WHOLE else channel * (width // channels) + place // channels
-    key = _mix(tl.load(client_keys + row // batch, mask=there, other=0) + word)
-    counter = ((row % batch) << 32) | (position // 4)
-    hashed = _mix(counter * _GOLDEN + key)
-    lane = (hashed << (48 - 16 * (position % 4))) >> 48
-    value = tl.load(x + i, mask=there, other=0.0).to(tl.float32)
-    kept = tl.where(lane >= num_dropped - 32768, value * scale, 0.0)
-    tl.store(out + i, kept.to(out.dtype.element_ty), mask=there)
-
-
-@triton.jit
-def _row_dropout_kernel(
-    x, client_keys, out, word, total, batch, width, num_dropped, scale, BLOCK: tl.constexpr
-):  # fmt: skip
-    """The same where four positions with one hash lie side by side."""
-    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    there = i < total // 4
-    row, place = i // (width // 4), i % (width // 4)
-    key = _mix(tl.load(client_keys + row // batch, mask=there, other=0) + word)
-    hashed = _mix((((row % batch) << 32) | place) * _GOLDEN + key)
-    each = tl.arange(0, 4)
-    lane = (hashed[:, None] << (48 - 16 * each)[None, :]) >> 48
-    entry = i[:, None] * 4 + each[None, :]
-    value = tl.load(x + entry, mask=there[:, None], other=0.0).to(tl.float32)
-    kept = tl.where(lane >= num_dropped - 32768, value * scale, 0.0)
-    tl.store(out + entry, kept.to(out.dtype.element_ty), mask=there[:, None])
-
-
-@triton.jit
-def _cross_entropy_kernel(
-    logits, labels, weights, losses, slopes, batch, num_classes,
-    ROWS: tl.constexpr, BATCH: tl.constexpr, CLASSES: tl.constexpr,
-):  # fmt: skip
-    client = tl.program_id(0).to(tl.int64)
-    b = tl.arange(0, BATCH)
-    weight = tl.load(weights + client * batch + b, mask=b < batch, other=0.0).to(tl.float32)
-    total = tl.maximum(tl.sum(weight, 0), 1e-12)
-    c = tl.arange(0, CLASSES)
-    summed = tl.zeros((ROWS,), tl.float32)
-    for first in range(0, batch, ROWS):
-        r = first + tl.arange(0, ROWS)
-        row = client * batch + r
-        there = (r < batch)[:, None] & (c < num_classes)[None, :]
-        place = row[:, None] * num_classes + c[None, :]
-        z = tl.load(logits + place, mask=there, other=-float("inf")).to(tl.float32)
-        z = tl.where((r < batch)[:, None], z, 0.0)
-        label = tl.load(labels + row, mask=r < batch, other=0)
-        w = tl.load(weights + row, mask=r < batch, other=0.0).to(tl.float32) / total
-        top = tl.max(z, 1)
-        e = tl.exp(z - top[:, None])
-        norm = tl.sum(e, 1)
-        right = c[None, :] == label[:, None]
-        loss = tl.log(norm) + top - tl.sum(tl.where(right, z, 0.0), 1)
-        summed += tl.where(w > 0, w * loss, 0.0)
-        slope = (e / norm[:, None] - right.to(tl.float32)) * w[:, None]
-        tl.store(slopes + place, slope.to(slopes.dtype.element_ty), mask=there)
-    tl.store(losses + client, tl.sum(summed, 0))
-
-
 def product(
     images: Tensor, kernel: Tensor, bias: Tensor | None, geometry: Geometry
 ) -> tuple[Tensor, Tensor | None]:
@@ -321,14 +226,14 @@ def _product(
     _, rows, columns, outs = out.shape
     clients, depth = len(kernel), geometry.size[0] * geometry.size[1] * channels
     total = count // clients * rows * columns * (4 if geometry.pool else 1)
-    block, wide_tile = 128, min(_tile(outs), 128)
+    block, wide_tile = 128, min(tile(outs), 128)
     deep = 32 if channels < 16 else 64
     _product_kernel[(triton.cdiv(total, block), clients, triton.cdiv(outs, wide_tile))](
         images, kernel, kernel if bias is None else bias, out, out if winners is None else winners,
         count // clients, rows, columns, tall, wide, channels, geometry.size[1] * channels, depth,
         outs, *geometry.stride, HAS_BIAS=bias is not None, RELU=geometry.relu, POOL=geometry.pool,
-        EXACT=depth % deep == 0, TURNED=turned, PRECISION=_precision(), BM=block,
-        BN=wide_tile, BK=deep, num_warps=4 if wide_tile <= 64 else 8, num_stages=_stages(images),
+        EXACT=depth % deep == 0, TURNED=turned, BM=block, BN=wide_tile, BK=deep,
+        num_warps=4 if wide_tile <= 64 else 8, num_stages=3,
     )  # fmt: skip
 
 
@@ -345,18 +250,15 @@ def kernel_gradient(
     depth = geometry.size[0] * geometry.size[1] * channels
     total = count // clients * rows * columns
     deep = depth >= 128
-    block, wide_tile = 64 if deep else _tile(depth), min(_tile(outs), 128)
+    block, wide_tile = 64 if deep else tile(depth), min(tile(outs), 128)
     tiles, wide_tiles = triton.cdiv(depth, block), triton.cdiv(outs, wide_tile)
-    stages = (
-        _stages(images) if deep or channels % 4 == 0 else 1
-    )  # loads of two bytes come one by one anyway
+    stages = 3 if deep or channels % 4 == 0 else 1  # loads of two bytes come one by one anyway
     splits = max(1, min(PROGRAMS // (clients * tiles * wide_tiles), triton.cdiv(total, 256)))
     out = torch.empty(splits, clients, depth + 1, outs, device=images.device)
     _gradient_kernel[(tiles, clients, splits * wide_tiles)](
         images, slopes, out, clients, count // clients, rows, columns, tall, wide,
         channels, geometry.size[1] * channels, depth, outs, *geometry.stride,
-        slope_tall, slope_wide, *border, splits, PRECISION=_precision(),
-        BM=128 if deep else 64, BN=wide_tile, BK=block,
+        slope_tall, slope_wide, *border, splits, BM=128 if deep else 64, BN=wide_tile, BK=block,
         num_warps=4 if block * wide_tile <= 8192 else 8, num_stages=stages,
     )  # fmt: skip
     weights = torch.empty(clients, depth, outs, device=images.device)
@@ -371,7 +273,7 @@ def kernel_gradient(
 def spare_channels(size: tuple[int, int], channels: int) -> int:
     """How many channels of zeros make loads wider where they cost no larger tile."""
     more, taps = -channels % 4, size[0] * size[1]
-    worth = 1 < channels < 16 and _tile(taps * (channels + more)) == _tile(taps * channels)
+    worth = 1 < channels < 16 and tile(taps * (channels + more)) == tile(taps * channels)
     return more if worth else 0
 
 
@@ -410,69 +312,6 @@ def spread(
     return out
 
 
-def normalise(images: Tensor, scale: Tensor, shift: Tensor, dtype: torch.dtype) -> Tensor:
-    """Bytes [N, channels, H, W] times scale plus shift [channels], as images channels last."""
-    count, channels, height, width = images.shape
-    out = torch.empty(count, height, width, channels, dtype=dtype, device=images.device)
-    is_last = images.stride(1) == 1 and channels > 1
-    if not is_last:
-        images = images.contiguous()
-    by_channel, by_pixel = (1, channels) if is_last else (height * width, 1)
-    _normalise_kernel[(triton.cdiv(out.numel(), 1024),)](
-        images, scale, shift, out, out.numel(), height * width, channels, by_channel, by_pixel,
-        BLOCK=1024,
-    )  # fmt: skip
-    return out.permute(0, 3, 1, 2)
-
-
-def dropout(
-    x: Tensor, client_keys: Tensor, word: int, num_dropped: int, *, whole_channels: bool
-) -> Tensor:
-    """`layers.keyed_dropout` of [C * B, channels, H, W] that lie channels last, or [C, B, n]."""
-    is_images = x.ndim == 4
-    out = torch.empty_like(x)
-    batch = x.shape[0] // len(client_keys) if is_images else x.shape[1]
-    width = x.shape[1:].numel() if is_images else x.shape[2]
-    channels = x.shape[1] if is_images else 1
-    scale = 2**16 / (2**16 - num_dropped)
-    if not is_images and not whole_channels and width % 4 == 0:
-        _row_dropout_kernel[(triton.cdiv(x.numel(), 2048),)](
-            x, client_keys, out, signed(word * GOLDEN), x.numel(), batch, width, num_dropped,
-            scale, BLOCK=512,
-        )  # fmt: skip
-        return out
-    if not is_images and whole_channels:
-        channels = width
-    _dropout_kernel[(triton.cdiv(x.numel(), 1024),)](
-        x, client_keys, out, signed(word * GOLDEN), x.numel(), batch, width, channels,
-        num_dropped, scale, WHOLE=whole_channels, BLOCK=1024,
-    )  # fmt: skip
-    return out
-
-
-def cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """The weighted mean [C] of the losses of logits [C, B, L], and its slopes [C, B, L]."""
-    clients, batch, num_classes = logits.shape
-    losses = logits.new_empty(clients, dtype=torch.float32)
-    slopes = torch.empty_like(logits)
-    classes = _tile(num_classes)
-    _cross_entropy_kernel[(clients,)](
-        logits, labels, weights, losses, slopes, batch, num_classes,
-        ROWS=max(1, min(_tile(batch), 4096 // classes)), BATCH=_tile(batch), CLASSES=classes,
-    )  # fmt: skip
-    return losses, slopes
-
-
-def _precision() -> str:
-    """How float32 is multiplied: as tf32, or in three parts of it, which keeps all its bits."""
-    return "tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32"
-
-
-def _stages(images: Tensor) -> int:
-    """How many loads are under way at once: as many as the memory of a processor holds."""
-    return 3 if images.element_size() == 2 else 2
-
-
-def _tile(number: int) -> int:
+def tile(number: int) -> int:
     """The least power of two that holds `number`, as large as a product needs it."""
     return max(16, int(triton.next_power_of_2(number)))

@@ -1,8 +1,8 @@
 """Convolutions and linear layers of many clients at once, each with its own weights.
 
 cuDNN runs a grouped convolution group by group, so that the time goes with the clients. Here it
-is one batched product of the patches of the images with the kernels. On a GPU the patches are
-never written down (`fused.py`); elsewhere they are, and in float64, which is the reference. The
+is one batched product of the patches of the images with the kernels. On a GPU in bfloat16 the
+patches are never written down (`fused.py`); elsewhere they are, which is the reference. The
 gradient of the images is the same kind of product, with the kernels turned around. Weights may be
 kept in a wider dtype than the images: they are multiplied in the images', and their gradients come
 in their own dtype and memory layout, so that the solver runs over both from end to end.
@@ -34,7 +34,7 @@ def convolve(
 
     With `relu` and `pool` (2 x 2, the maximum) these follow.
     """
-    if fused.has_kernels(x):
+    if x.dtype is torch.bfloat16 and fused.has_kernels(x):
         return fused.convolve(x, weight, bias, padding, stride, relu=relu, pool=pool)
     y: Tensor = _Convolve.apply(x, weight, bias, padding, stride)  # type: ignore[no-untyped-call]
     y = F.relu(y) if relu else y

@@ -127,7 +127,9 @@ def averaged(x: Activations) -> Activations:
 def _convolution(layer: nn.Conv2d, x: Activations, given: Given, follow: Follow) -> Tensor:
     """Every client's images under its own kernels."""
     sides = _sides(layer)
-    if layer.groups == 1 and layer.dilation == (1, 1):
+    # In float32 on a GPU the patches of large batches would fill its memory.
+    in_patches = not (x.tensor.is_cuda and x.tensor.dtype is torch.float32)
+    if layer.groups == 1 and layer.dilation == (1, 1) and in_patches:
         weight, bias = given.own["weight"], given.own.get("bias")
         down, right = layer.stride
         if weight.shape[3:] == (1, 1) and not any(sides):  # a linear layer over pixels

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedlens.arguments import DataFolder, ExperimentFile, Json, Quiet
+
 if TYPE_CHECKING:
     from fedlens.run import Result
 
@@ -16,7 +18,7 @@ ALL_DIVERGED = 3
 
 
 def sweep_command(
-    experiment: Annotated[Path, typer.Argument(help="An experiment file, TOML or JSON.")],
+    experiment: ExperimentFile,
     overrides: Annotated[
         list[str] | None, typer.Argument(help="key=value for every point: rounds=50 ...")
     ] = None,
@@ -29,11 +31,9 @@ def sweep_command(
         Path | None, typer.Option(help="The folder of the run folders. [default: runs/NAME-sweep]")
     ] = None,
     overwrite: Annotated[bool, typer.Option(help="Replace runs that are there.")] = False,
-    data: Annotated[
-        Path | None, typer.Option("--data", help="Where to look for data first.")
-    ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else.")] = False,
+    data: DataFolder = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
 ) -> None:
     """Run every combination of values; the same command again goes on where it stopped."""
     from fedlens import progress

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedlens.arguments import DataFolder, Json, Quiet
 from fedlens.recipes.recipe import ScaleName
 
 if TYPE_CHECKING:
@@ -35,11 +36,9 @@ def reproduce_command(
     only_plan: Annotated[
         bool, typer.Option("--plan", help="Say what would be run and how long; train nothing.")
     ] = False,
-    data: Annotated[
-        Path | None, typer.Option("--data", help="Where to look for data first.")
-    ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else.")] = False,
+    data: DataFolder = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
 ) -> None:
     """Run a table or figure of a paper, and show ours beside theirs; what is done is kept."""
     from fedlens.recipes.reproduce import plan, run_cells, show

@@ -1,0 +1,37 @@
+"""What several commands have in common: arguments, options, and `--quiet`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedlens.data.places import existing
+
+ExperimentFile = Annotated[Path, typer.Argument(help="An experiment file, TOML or JSON.")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(help="key=value: local.lr=0.1, algorithm.fedprox.mu=0.01 ...")
+]
+Seed = Annotated[int | None, typer.Option(help="The seed, in place of the experiment's.")]
+DataFolder = Annotated[
+    Path | None,
+    typer.Option("--data", help="Where to look for data first.", callback=existing),
+]
+Track = Annotated[
+    list[str] | None, typer.Option(help="A tracker to tell as well: tensorboard, wandb ...")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else.")]
+
+
+@contextmanager
+def watching(quiet: bool, kind: Any, *about: Any) -> Iterator[Any]:
+    """`kind` of progress, or none of it."""
+    if quiet:
+        yield None
+    else:
+        with kind(*about) as watch:
+            yield watch

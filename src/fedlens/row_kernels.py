@@ -1,0 +1,158 @@
+"""Triton kernels of what is done number by number, or row by row: normalising, dropout, loss."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from fedlens.kernels import tile
+from fedlens.keys import FIRST, GOLDEN, SECOND, signed
+
+_FIRST, _SECOND = tl.constexpr(FIRST), tl.constexpr(SECOND)
+_GOLDEN = tl.constexpr(signed(GOLDEN))
+
+
+@triton.jit
+def _normalise_kernel(
+    images, scale, shift, out, total, pixels, channels, by_channel, by_pixel, BLOCK: tl.constexpr
+):  # fmt: skip
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    channel, pixel = i % channels, i // channels % pixels
+    image = (i // channels // pixels).to(tl.int64) * pixels * channels
+    there = i < total
+    value = tl.load(images + image + channel * by_channel + pixel * by_pixel, mask=there, other=0)
+    value = value.to(tl.float32) * tl.load(scale + channel) + tl.load(shift + channel)
+    tl.store(out + i, value.to(out.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def _mix(z):
+    """As in keys.py."""
+    z ^= (z.to(tl.uint64) >> 30).to(tl.int64)
+    z *= _FIRST
+    z ^= (z.to(tl.uint64) >> 27).to(tl.int64)
+    z *= _SECOND
+    return z ^ (z.to(tl.uint64) >> 31).to(tl.int64)
+
+
+@triton.jit
+def _dropout_kernel(
+    x, client_keys, out, word, total, batch, width, channels, num_dropped, scale,
+    WHOLE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    there = i < total
+    row, place = i // width, i % width
+    channel = place % channels
+    position = channel if WHOLE else channel * (width // channels) + place // channels
+    key = _mix(tl.load(client_keys + row // batch, mask=there, other=0) + word)
+    counter = ((row % batch) << 32) | (position // 4)
+    hashed = _mix(counter * _GOLDEN + key)
+    lane = (hashed << (48 - 16 * (position % 4))) >> 48
+    value = tl.load(x + i, mask=there, other=0.0).to(tl.float32)
+    kept = tl.where(lane >= num_dropped - 32768, value * scale, 0.0)
+    tl.store(out + i, kept.to(out.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def _row_dropout_kernel(
+    x, client_keys, out, word, total, batch, width, num_dropped, scale, BLOCK: tl.constexpr
+):  # fmt: skip
+    """The same where four positions with one hash lie side by side."""
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    there = i < total // 4
+    row, place = i // (width // 4), i % (width // 4)
+    key = _mix(tl.load(client_keys + row // batch, mask=there, other=0) + word)
+    hashed = _mix((((row % batch) << 32) | place) * _GOLDEN + key)
+    each = tl.arange(0, 4)
+    lane = (hashed[:, None] << (48 - 16 * each)[None, :]) >> 48
+    entry = i[:, None] * 4 + each[None, :]
+    value = tl.load(x + entry, mask=there[:, None], other=0.0).to(tl.float32)
+    kept = tl.where(lane >= num_dropped - 32768, value * scale, 0.0)
+    tl.store(out + entry, kept.to(out.dtype.element_ty), mask=there[:, None])
+
+
+@triton.jit
+def _cross_entropy_kernel(
+    logits, labels, weights, losses, slopes, batch, num_classes,
+    ROWS: tl.constexpr, BATCH: tl.constexpr, CLASSES: tl.constexpr,
+):  # fmt: skip
+    client = tl.program_id(0).to(tl.int64)
+    b = tl.arange(0, BATCH)
+    weight = tl.load(weights + client * batch + b, mask=b < batch, other=0.0).to(tl.float32)
+    total = tl.maximum(tl.sum(weight, 0), 1e-12)
+    c = tl.arange(0, CLASSES)
+    summed = tl.zeros((ROWS,), tl.float32)
+    for first in range(0, batch, ROWS):
+        r = first + tl.arange(0, ROWS)
+        row = client * batch + r
+        there = (r < batch)[:, None] & (c < num_classes)[None, :]
+        place = row[:, None] * num_classes + c[None, :]
+        z = tl.load(logits + place, mask=there, other=-float("inf")).to(tl.float32)
+        z = tl.where((r < batch)[:, None], z, 0.0)
+        label = tl.load(labels + row, mask=r < batch, other=0)
+        w = tl.load(weights + row, mask=r < batch, other=0.0).to(tl.float32) / total
+        top = tl.max(z, 1)
+        e = tl.exp(z - top[:, None])
+        norm = tl.sum(e, 1)
+        right = c[None, :] == label[:, None]
+        loss = tl.log(norm) + top - tl.sum(tl.where(right, z, 0.0), 1)
+        summed += tl.where(w > 0, w * loss, 0.0)
+        slope = (e / norm[:, None] - right.to(tl.float32)) * w[:, None]
+        tl.store(slopes + place, slope.to(slopes.dtype.element_ty), mask=there)
+    tl.store(losses + client, tl.sum(summed, 0))
+
+
+def normalise(images: Tensor, scale: Tensor, shift: Tensor, dtype: torch.dtype) -> Tensor:
+    """Bytes [N, channels, H, W] times scale plus shift [channels], as images channels last."""
+    count, channels, height, width = images.shape
+    out = torch.empty(count, height, width, channels, dtype=dtype, device=images.device)
+    is_last = images.stride(1) == 1 and channels > 1
+    if not is_last:
+        images = images.contiguous()
+    by_channel, by_pixel = (1, channels) if is_last else (height * width, 1)
+    _normalise_kernel[(triton.cdiv(out.numel(), 1024),)](
+        images, scale, shift, out, out.numel(), height * width, channels, by_channel, by_pixel,
+        BLOCK=1024,
+    )  # fmt: skip
+    return out.permute(0, 3, 1, 2)
+
+
+def dropout(
+    x: Tensor, client_keys: Tensor, word: int, num_dropped: int, *, whole_channels: bool
+) -> Tensor:
+    """`layers.keyed_dropout` of [C * B, channels, H, W] that lie channels last, or [C, B, n]."""
+    is_images = x.ndim == 4
+    out = torch.empty_like(x)
+    batch = x.shape[0] // len(client_keys) if is_images else x.shape[1]
+    width = x.shape[1:].numel() if is_images else x.shape[2]
+    channels = x.shape[1] if is_images else 1
+    scale = 2**16 / (2**16 - num_dropped)
+    if not is_images and not whole_channels and width % 4 == 0:
+        _row_dropout_kernel[(triton.cdiv(x.numel(), 2048),)](
+            x, client_keys, out, signed(word * GOLDEN), x.numel(), batch, width, num_dropped,
+            scale, BLOCK=512,
+        )  # fmt: skip
+        return out
+    if not is_images and whole_channels:
+        channels = width
+    _dropout_kernel[(triton.cdiv(x.numel(), 1024),)](
+        x, client_keys, out, signed(word * GOLDEN), x.numel(), batch, width, channels,
+        num_dropped, scale, WHOLE=whole_channels, BLOCK=1024,
+    )  # fmt: skip
+    return out
+
+
+def cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """The weighted mean [C] of the losses of logits [C, B, L], and its slopes [C, B, L]."""
+    clients, batch, num_classes = logits.shape
+    losses = logits.new_empty(clients, dtype=torch.float32)
+    slopes = torch.empty_like(logits)
+    classes = tile(num_classes)
+    _cross_entropy_kernel[(clients,)](
+        logits, labels, weights, losses, slopes, batch, num_classes,
+        ROWS=max(1, min(tile(batch), 4096 // classes)), BATCH=tile(batch), CLASSES=classes,
+    )  # fmt: skip
+    return losses, slopes
