@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install demo test test-large lint format clean
+.PHONY: install demo test test-large test-gpu lint format clean
 
 install: .venv/installed
 
@@ -21,6 +21,11 @@ test: lint
 
 test-large: install
 	FEDLENS_LARGE=1 $(BIN)/pytest -s --durations=1 tests/data/test_large.py
+
+# On a GPU, by any Python that has torch and triton: PYTHON chooses it, nothing is installed.
+test-gpu:
+	PYTHONPATH=src:tests $(PYTHON) tests/interpreted_kernels.py
+	PYTHONPATH=src:tests CUBLAS_WORKSPACE_CONFIG=:4096:8 $(PYTHON) tests/gpu/engines_agree.py
 
 lint: install
 	$(BIN)/ruff format --check .

@@ -391,3 +391,22 @@ def test_a_run_with_code_of_ones_own_can_be_run_again_from_anywhere(tmp_path):
         subprocess.run(command, cwd=folder, check=True, capture_output=True)
     first, second = home / "first" / "model.safetensors", elsewhere / "second" / "model.safetensors"
     assert first.read_bytes() == second.read_bytes()
+
+
+def test_what_an_algorithm_records_is_the_same_after_a_resume_too(tmp_path):
+    experiment = forgetful(algorithm="fedadmm")
+
+    def stop(record: dict) -> None:
+        if record["round"] == 2:
+            raise KeyboardInterrupt
+
+    fl.run(experiment, tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        fl.run(experiment, tmp_path / "stopped", watch=stop)
+    fl.resume(tmp_path / "stopped", experiment=experiment)
+    whole, stopped = (
+        [json.loads(line) for line in (tmp_path / name / "rounds.jsonl").read_text().splitlines()]
+        for name in ("whole", "stopped")
+    )
+    residuals = [[record["primal_residual"] for record in run] for run in (whole, stopped)]
+    assert residuals[0] == residuals[1]
