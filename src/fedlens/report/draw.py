@@ -330,7 +330,7 @@ def _contours(block: Contours) -> Figure:
         x, y, best = block.best
         axes.plot([x], [y], marker="*", markersize=13, color=COLOURS[1], markeredgecolor=INK)
         label = f"best {said(best, block.percent)}"
-        figure.text(1 - 0.2 / WIDTH, 1 - 0.2 / figure.get_figheight(), label, ha="right",
+        figure.text(1 - 0.2 / WIDTH, 0.2 / figure.get_figheight(), label, ha="right",
                     fontsize=8.5, color=INK, va="center")  # fmt: skip
     axes.set_xlabel(block.x_label)
     axes.set_ylabel(block.y_label)
