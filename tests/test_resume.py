@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 import fedlens as fl
+from toys import toy
 
 # typer 0.20 asks click for names that click is about to drop.
 pytestmark = pytest.mark.filterwarnings("ignore:'click.utils:DeprecationWarning")
@@ -29,14 +30,6 @@ def one_thread(monkeypatch) -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-def toy() -> fl.Dataset:
-    rng = torch.Generator().manual_seed(0)
-    labels = torch.arange(48) % 3
-    images = torch.randn(48, 1, 4, 4, generator=rng) + labels.view(-1, 1, 1, 1)
-    part = fl.Examples(images, labels)
-    return fl.Dataset("toy", part, part, ("a", "b", "c"))
 
 
 def normed() -> nn.Module:
@@ -391,22 +384,3 @@ def test_a_run_with_code_of_ones_own_can_be_run_again_from_anywhere(tmp_path):
         subprocess.run(command, cwd=folder, check=True, capture_output=True)
     first, second = home / "first" / "model.safetensors", elsewhere / "second" / "model.safetensors"
     assert first.read_bytes() == second.read_bytes()
-
-
-def test_what_an_algorithm_records_is_the_same_after_a_resume_too(tmp_path):
-    experiment = forgetful(algorithm="fedadmm")
-
-    def stop(record: dict) -> None:
-        if record["round"] == 2:
-            raise KeyboardInterrupt
-
-    fl.run(experiment, tmp_path / "whole")
-    with pytest.raises(KeyboardInterrupt):
-        fl.run(experiment, tmp_path / "stopped", watch=stop)
-    fl.resume(tmp_path / "stopped", experiment=experiment)
-    whole, stopped = (
-        [json.loads(line) for line in (tmp_path / name / "rounds.jsonl").read_text().splitlines()]
-        for name in ("whole", "stopped")
-    )
-    residuals = [[record["primal_residual"] for record in run] for run in (whole, stopped)]
-    assert residuals[0] == residuals[1]

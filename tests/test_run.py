@@ -391,17 +391,3 @@ def test_a_failure_in_the_middle_leaves_whole_rounds_and_says_failed(tmp_path):
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "failed"
     assert fl.resume(tmp_path / "run", experiment=described()).status == "finished"
     assert [record["round"] for record in lines(tmp_path / "run")] == [1, 2, 3]
-
-
-def test_what_a_run_asks_of_torch_is_put_back(monkeypatch):
-    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    seen = []
-
-    def look(_record: object) -> None:
-        precise = torch.get_float32_matmul_precision()
-        seen.append((precise, torch.are_deterministic_algorithms_enabled()))
-
-    fl.run(described(precision="tf32", deterministic=True, rounds=1), watch=look)
-    look(None)
-    fl.run(described(rounds=1), watch=look)
-    assert seen == [("high", True), ("highest", False), ("highest", False)]

@@ -12,6 +12,7 @@ from torch import nn
 
 import fedlens as fl
 from fedlens.sweep import combinations, prepare
+from toys import toy
 
 
 @pytest.fixture(autouse=True)
@@ -23,15 +24,7 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-def toy() -> fl.Dataset:
-    rng = torch.Generator().manual_seed(0)
-    labels = torch.arange(96) % 3
-    images = torch.randn(96, 1, 6, 6, generator=rng) + labels.view(-1, 1, 1, 1)
-    part = fl.Examples(images, labels)
-    return fl.Dataset("toy", part, part, ("a", "b", "c"))
-
-
-DATASET = toy()
+DATASET = toy(96, 6)
 
 
 def base(**changes: object) -> fl.Experiment:

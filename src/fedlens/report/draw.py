@@ -209,22 +209,15 @@ def _bars(block: Bars) -> Figure:
     ends = [0.0]
     for g, group in enumerate(block.groups):
         if beside:
-            write(
-                axes,
-                0,
-                g * step + tall / 2,
-                group,
-                -5,
-                xycoords=("axes fraction", "data"),
-                ha="right",
-            )
+            where: Any = ("axes fraction", "data")
+            write(axes, 0, g * step + tall / 2, group, -5, xycoords=where, ha="right")
         else:
             write(axes, 0, g * step + named / 2, short(group, 48))
         for s, series in enumerate(block.series):
             at = g * step + named + tall * (s + 0.5)
             ends += _bar(axes, block, series, g, at, 0.86 * tall, colour_of(g if block.dots else s))
     axes.set_ylim(step * len(block.groups), -0.04)
-    room = 1.18 if any(series.errors for series in block.series) else 1.0
+    room = 1.45 if any(series.errors for series in block.series) else 1.0  # for "19.3% ± 10.0%"
     axes.set_xlim(min(ends) * 1.1, (max(ends) or 1) * room)
     axes.set_yticks([])
     axes.spines["left"].set_visible(False)

@@ -37,7 +37,7 @@ def figure4(scale: Scale) -> Recipe:
         about="Accuracy of FedAvg and FedAvgM relative to centralised training, for clients from "
         "alike (left) to one class each (right). The paper takes the best of a grid of learning "
         "rates and momenta at every point; here it is its default, 0.01 and 0.9, and "
-        "`hsu2020/figure8` has the grid.",
+        "hsu2020/figure8 has the grid.",
         cells=cells,
         seeds=range(scale.pick(1, 1, 3)),
         blocks=blocks,
