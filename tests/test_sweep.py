@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -97,15 +98,23 @@ def test_numbers_side_by_side_give_what_runs_alone_give(tmp_path, algorithm):
     assert_alone(points, tmp_path / "sweep", exact=False)
 
 
+@pytest.fixture(params=[0, 1], ids=["step by step", "a round ahead"])
+def ahead(request, monkeypatch) -> None:
+    """As on a CPU, and as on a GPU: the next round begins before the last is looked at."""
+    monkeypatch.setattr(sys.modules["fedlens.run"], "_ahead", lambda _setup: request.param)
+
+
+@pytest.mark.usefixtures("ahead")
 def test_points_of_other_lengths_and_algorithms_stand_side_by_side(tmp_path):
     """What only the server does may differ at will; a shorter point is over earlier."""
     points = {
+        "shortest": base(rounds=1),
         "long": base(rounds=5, evaluate=fl.Evaluate(every=2)),
         "short": base(rounds=2),
         "other": base(algorithm="fedadam", seed=3),
         "fewer": base(clients=fl.Clients(12, 2), local=fl.LocalTraining(batch_size=8, lr=0.1)),
     }
-    assert [len(stack) for stack in prepare(points).stacks] == [4]
+    assert [len(stack) for stack in prepare(points).stacks] == [5]
     fl.sweep(points, tmp_path / "sweep")
     assert_alone(points, tmp_path / "sweep", exact=True)
 
@@ -148,6 +157,7 @@ def test_a_stack_is_as_large_as_the_engine_is_wide(tmp_path):
 LOST = 1e30  # a weight decay that ends in infinity
 
 
+@pytest.mark.usefixtures("ahead")
 def test_a_point_that_diverges_stops_alone(tmp_path):
     points = fl.grid(base(), {"local.weight_decay": [0.0, LOST, 0.1]})
     results = fl.sweep(points, tmp_path / "sweep")

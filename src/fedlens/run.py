@@ -178,6 +178,11 @@ class Course:
         return self.status != "running" or self.state.round >= self.setup.experiment.rounds
 
     @property
+    def has_more(self) -> bool:
+        """Whether there are rounds yet to begin."""
+        return not self.is_over and self.front.round < self.setup.experiment.rounds
+
+    @property
     def num_batches(self) -> int:
         """Of the client that took the most in each round, added up."""
         return int(self.records[-1]["batches_total"]) if self.records else 0
@@ -247,29 +252,28 @@ def go_on(courses: Sequence[Course]) -> list[Result]:
     If there are several, their clients train as one cohort: see `fedlens.sweep` for which can.
     """
     live, setup = list(courses), courses[0].setup
+    crew: list[Course] = []  # whose clients train together
     together: ClientProgram | None = None
     under_way: deque[Round] = deque()
-    # A GPU goes on with the next round while this one is looked at.
-    ahead = 1 if setup.device.type == "cuda" else 0
+    ahead = _ahead(setup)
     try:
         for course in live:
             course.settle(course.status)
         with torch_settings(setup.experiment, setup.device):
-            while True:
+            while live:
+                going = [course for course in live if course.has_more]
+                if going:
+                    if going != crew:
+                        crew = going
+                        like = next(iter(crew[0].state.params.values()))
+                        together = ClientProgram.together([c.setup.program for c in crew], like)
+                    assert together is not None
+                    under_way.append(Round(together, setup.engine, crew))
+                while under_way and (len(under_way) > ahead or not going):
+                    under_way.popleft().end()
                 for course in [course for course in live if course.is_over]:
                     course.finish()
                     live.remove(course)
-                    together = None
-                if not live:
-                    break
-                if together is None:
-                    like = next(iter(live[0].state.params.values()))
-                    together = ClientProgram.together([c.setup.program for c in live], like)
-                more = live[0].front.round < setup.experiment.rounds
-                if more:
-                    under_way.append(Round(together, setup.engine, live))
-                while under_way and (len(under_way) > ahead or not more):
-                    under_way.popleft().end()
     except BaseException as error:
         for course in live:
             course.stop(error)
@@ -277,6 +281,11 @@ def go_on(courses: Sequence[Course]) -> list[Result]:
     finally:
         setup.engine.close()
     return [course.result for course in courses]
+
+
+def _ahead(setup: Setup) -> int:
+    """How many rounds begin before the last is looked at: a GPU computes meanwhile."""
+    return 1 if setup.device.type == "cuda" else 0
 
 
 class Round:
