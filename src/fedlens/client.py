@@ -14,16 +14,17 @@ from operator import itemgetter
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fedlens import keys
 from fedlens.algorithm import Algorithm, pick, side_by_side
 from fedlens.alone import Tapping
 from fedlens.augment import Augment
-from fedlens.core import Batch, Examples, Local, Memory, Plan, Tree, tree_map
+from fedlens.core import Batch, Cohort, Examples, Local, Memory, Plan, Tree, tree_map
 from fedlens.layout import Layout
-from fedlens.trees import copy_tensors, join, map_tensors, moved
-from fedlens.work import Given, Part, Shared, Work
+from fedlens.trees import copy_tensors, join, map_tensors
+from fedlens.work import Given, Part, Shared, Spans, Work, rows_of
 
 Apply = Callable[[Tree, Tree, Tensor, Tensor, Tensor], tuple[Tensor, Tree]]
 """(params[C], buffers[C], images[C, B], keys[C], mask[C, B]) -> logits[C, B, L], buffers[C]."""
@@ -97,51 +98,49 @@ class ClientProgram:
         record: Record | None = None,
     ) -> list[Part]:
         """What some clients send: a part for each experiment that there are clients of."""
-        steps = work.plan.steps
-        if bool((steps[1:] <= steps[:-1]).all()):
-            local, loss = self._train(apply, examples, shared, work, record)
-        else:
-            # Clients with more steps first: those that are done are cut off the end.
-            order = steps.argsort(descending=True, stable=True)
-            local, loss = self._train(apply, examples, shared, work.rows(order), record)
-            back = moved(order.argsort(), loss.device)
+        given = Given.of(work, examples.labels.device)
+        cuts, spans = _cuts(work.plan), work.spans
+        take = partial(self._step, apply, examples)
+        whole = partial(self._round, examples.labels, cuts, spans, take)
+        if record is None:
+            return whole(shared, given)
+        parts = record(("round", cuts, spans), whole, shared, given)
+        if parts is None:
+            width = work.plan.index.shape[2]
+            full = cuts[0], (width,) * len(cuts[1])  # one shape for every step
+
+            def one(local: Local, now: Inputs) -> tuple[Local, Tensor]:
+                before = replace(local, step=None, count=None, loss=None)
+                return record("step", partial(_in_place, take), before, now) or take(local, now)
+
+            return self._round(examples.labels, full, spans, one, shared, given)
+        # Sums are added up at once; the rest must outlive the memory of the record.
+        lasting = (
+            ("keep", "scalars") if self.algorithm.combine.linear else ("keep", "scalars", "update")
+        )
+        return [
+            part._replace(**{n: map_tensors(getattr(part, n), torch.clone) for n in lasting})
+            for part in parts
+        ]
+
+    def _round(
+        self, known: Tensor, cuts: Cuts, spans: Spans, take: Step, shared: Shared, given: Given
+    ) -> list[Part]:
+        """All steps of all clients, and what they send."""
+        local, loss = self._steps(known, cuts, take, shared._replace(exact={}), given)
+        if given.back is not None:
+            back = given.back
             local, loss = map_tensors(local, lambda t: t if len(t) == 1 else t[back]), loss[back]
         parts = []
         with torch.no_grad():
-            for group, rows, mine in work.apart():
-                some = local if work.group is None else map_tensors(local, itemgetter(rows))
-                mine = replace(mine, shares=moved(mine.shares, loss.device))
-                part = self._send(some, loss[rows], mine, shared, group)
-                if record is not None:  # what clients keep must outlive the memory of the steps
-                    part = part._replace(keep=map_tensors(part.keep, torch.clone))
-                parts.append(part)
+            for group, first, end in spans:
+                rows, some, cohort = slice(first, end), local, given.cohort
+                if given.group is not None:
+                    some, cohort = map_tensors(local, itemgetter(rows)), rows_of(cohort, rows)
+                exact = {name: t[group : group + 1] for name, t in shared.exact.items()}
+                sent = self._send(some, loss[rows], given.shares[rows], cohort, exact, group)
+                parts.append(sent)
         return parts
-
-    def _train(
-        self,
-        apply: Apply,
-        examples: Examples,
-        shared: Shared,
-        work: Work,
-        record: Record | None,
-    ) -> tuple[Local, Tensor]:
-        """All steps of all clients: recorded as a whole, or step by step, or simply taken."""
-        cuts = _cuts(work.plan)
-        sent, given = shared._replace(exact={}), Given.of(work, examples.labels.device)
-        take = partial(self._step, apply, examples)
-        whole = partial(self._steps, examples.labels, cuts, take)
-        if record is None:
-            return whole(sent, given)
-        done = record(("all steps", cuts), whole, sent, given)
-        if done is not None:
-            return done
-        full = cuts[0], (work.plan.index.shape[2],) * len(cuts[1])  # one shape for every step
-
-        def one(local: Local, now: Inputs) -> tuple[Local, Tensor]:
-            before = replace(local, step=None, count=None, loss=None)
-            return record("step", partial(_in_place, take), before, now) or take(local, now)
-
-        return self._steps(examples.labels, full, one, sent, given)
 
     def _steps(
         self, known: Tensor, cuts: Cuts, take: Step, shared: Shared, given: Given
@@ -154,8 +153,10 @@ class ClientProgram:
         mask = (torch.arange(index.shape[2], device=device) < counts[:, :, None]).to(dtype)
         steps = torch.arange(index.shape[1], device=device)
         dropout_keys = keys.fold(given.keys[:, None], DROPOUT, steps)  # [C, T]
-        augment_keys = keys.fold(given.keys[:, None], AUGMENT, steps)
-        total = torch.zeros(len(index), dtype=dtype, device=device)
+        augment_keys = dropout_keys
+        if self.augment is not None:
+            augment_keys = keys.fold(given.keys[:, None], AUGMENT, steps)
+        losses: list[Tensor] = []
         finished: list[Local] = []
 
         for step, (live, width) in enumerate(zip(*cuts, strict=True)):
@@ -173,11 +174,14 @@ class ClientProgram:
                 step=steps[step],
             )
             local, loss = take(local, now)
-            total[:live] += loss * now.counts
+            losses.append(loss if live == len(index) else F.pad(loss, (0, len(index) - live)))
 
         whole = _concatenate([local, *reversed(finished)]) if finished else local
         whole.params = {name: p.detach() for name, p in whole.params.items()}
         whole.step = whole.count = whole.loss = None
+        total = counts.new_zeros(len(index), dtype=dtype)
+        if losses:
+            total = (torch.stack(losses, 1) * counts[:, : len(losses)]).sum(1)
         return whole, total / counts.sum(1).clamp(min=1)
 
     def _step(
@@ -234,10 +238,11 @@ class ClientProgram:
         mine = given.facts, given.memory, solver, given.steps, group
         return Local(params, buffers, anchor, {}, told, *mine)
 
-    def _send(self, local: Local, loss: Tensor, work: Work, shared: Shared, group: int) -> Part:
+    def _send(
+        self, local: Local, loss: Tensor, shares: Tensor, cohort: Cohort, exact: Tree, group: int
+    ) -> Part:
         """What clients of one experiment send."""
         algorithm = self.each[group] if self.each else self.algorithm
-        exact = {name: t[group : group + 1] for name, t in shared.exact.items()}
         upload = algorithm.upload(replace(local, exact=exact))
         update, keep = upload.update, upload.keep
         if not algorithm.reset:
@@ -246,7 +251,7 @@ class ClientProgram:
             model = local.params | local.buffers
             keep = keep | {"norm": {name: model[name] for name in self.layout.norm_names}}
         if algorithm.combine.linear:
-            update = algorithm.combine(update, work.shares, work.cohort, self.layout)
+            update = algorithm.combine(update, shares, cohort, self.layout)
         counters = {
             name: b.amax(0) for name, b in local.buffers.items() if not b.is_floating_point()
         }
@@ -286,6 +291,7 @@ Cuts = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def _cuts(plan: Plan) -> Cuts:
+    """They hold for clients sorted by their steps, as `Given` has them."""
     lives = (plan.counts > 0).sum(0)
     num_steps = int((lives > 0).sum())
     widths = plan.counts.amax(0) if len(plan.counts) else lives

@@ -159,7 +159,7 @@ def _prepare(turn: Turn) -> Work:
         keys=client_keys,
         facts=Facts(holdings.sizes, counts),
         memory=state.clients.take(clients, first),
-        shares=algorithm.weigh(cohort),
+        shares=algorithm.weigh(cohort).double(),
         cohort=cohort,
     )
 

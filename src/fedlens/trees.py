@@ -15,9 +15,9 @@ def map_tensors(value: Any, fn: Callable[[Tensor], Tensor]) -> Any:
         return fn(value)
     if isinstance(value, dict):
         return {name: map_tensors(part, fn) for name, part in value.items()}
-    if isinstance(value, tuple):
+    if isinstance(value, (tuple, list)):
         parts = [map_tensors(part, fn) for part in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     if hasattr(value, "__dataclass_fields__"):
         names = value.__dataclass_fields__
         return type(value)(**{name: map_tensors(getattr(value, name), fn) for name in names})

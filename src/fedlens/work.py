@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -60,18 +61,26 @@ class Work:
             group=torch.arange(len(works)).repeat_interleave(torch.tensor([*map(len, works)])),
         )
 
-    def apart(self) -> Iterator[tuple[int, slice, Work]]:
-        """Each experiment's clients by themselves, where they stand, and whose they are."""
+    @property
+    def spans(self) -> Spans:
+        """Each experiment, with the first of its rows and the one after the last."""
         if self.group is None:
-            yield 0, slice(None), self
-            return
-        start = 0
+            return ((0, 0, len(self)),)
+        found, start = [], 0
         for group, count in sorted(Counter(self.group.tolist()).items()):
-            rows = slice(start, start + count)
-            work = self.rows(rows)
-            counts: Any = {name: int(getattr(work.cohort, name)[0]) for name in COUNTS}
-            yield group, rows, replace(work, cohort=work.cohort._replace(**counts), group=None)
+            found.append((group, start, start + count))
             start += count
+        return tuple(found)
+
+
+Spans = tuple[tuple[int, int, int], ...]
+
+
+def rows_of(cohort: Cohort, rows: slice) -> Cohort:
+    """The clients of one experiment, of a cohort joined from those of several."""
+    mine: Cohort = map_tensors(cohort, itemgetter(rows))
+    counts: Any = {name: getattr(mine, name)[0] for name in COUNTS}
+    return mine._replace(**counts)
 
 
 class Part(NamedTuple):
@@ -86,20 +95,37 @@ class Part(NamedTuple):
 
 
 class Given(NamedTuple):
-    """What local training takes of `Work`, where the model is."""
+    """`Work` as clients train on it, where the model is: those with more steps come first.
+
+    So those that are done are cut off the end. `shares` and `cohort` are for when all are done, in
+    the order of the cohort, which `back` brings the others to; None: they are in it.
+    """
 
     plan: Plan
     keys: Tensor  # [C]
     facts: Facts
     steps: Tensor  # [C]
-    memory: Memory  # [C, ...]
     group: Tensor | None  # [C]
+    back: Tensor | None  # [C]
+    shares: Tensor  # [C] float64
+    cohort: Cohort
+    memory: Memory  # [C, ...]
 
     @classmethod
     def of(cls, work: Work, device: torch.device) -> Given:
-        here = cls(work.plan, work.keys, work.facts, work.plan.steps, {}, work.group)
+        steps, back, mine = work.plan.steps, None, work
+        if not bool((steps[1:] <= steps[:-1]).all()):
+            order = steps.argsort(descending=True, stable=True)
+            steps, back, mine = steps[order], order.argsort(), work.rows(order)
+        cohort = work.cohort
+        if device.type != "cpu" and work.group is None:  # what is recorded reads tensors alone
+            counts: Any = {name: torch.tensor(getattr(cohort, name)) for name in COUNTS}
+            cohort = cohort._replace(**counts)
+        here = cls(
+            mine.plan, mine.keys, mine.facts, steps, mine.group, back, work.shares, cohort, {}
+        )
         there: Given = _at_once(here, device)
-        return there._replace(memory=work.memory)
+        return there._replace(memory=mine.memory)
 
 
 def _counts_by_row(cohort: Cohort) -> Cohort:
@@ -122,15 +148,16 @@ def _plans(plans: Sequence[Plan]) -> Plan:
 
 
 def _at_once(numbers: Any, device: torch.device) -> Any:
-    """Whole numbers on the device, in one copy for all of them."""
+    """int64 and float64 tensors on the device, in one copy for all of them."""
     if device.type == "cpu":
         return numbers
-    there, start = moved(torch.cat([t.flatten() for t in tensors_in(numbers)]), device), 0
+    flat = [t.flatten().view(torch.int64) for t in tensors_in(numbers)]
+    there, start = moved(torch.cat(flat), device), 0
 
     def place(tensor: Tensor) -> Tensor:
         nonlocal start
         start += tensor.numel()
         part: Tensor = there[start - tensor.numel() : start]
-        return part.view(tensor.shape)
+        return part.view(tensor.dtype).view(tensor.shape)
 
     return map_tensors(numbers, place)
