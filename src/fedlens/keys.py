@@ -25,6 +25,7 @@ def signed(number: int) -> int:
 GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / the golden ratio: splitmix64's step from word to word
 FIRST = signed(0xBF58476D1CE4E5B9)
 SECOND = signed(0x94D049BB133111EB)
+LOWEST = signed(1 << 63)
 
 
 def purpose(name: str) -> int:
@@ -69,8 +70,12 @@ def shuffle_segments(offsets: Tensor, keys: Tensor) -> Tensor:
     sizes = offsets.diff()
     owner = torch.repeat_interleave(torch.arange(len(sizes), device=sizes.device), sizes)
     position = torch.arange(len(owner), device=owner.device) - offsets[owner]
-    order = fold(keys[owner], position).argsort(stable=True)
-    return order[owner[order].argsort(stable=True)]
+    # One sort of whole numbers: the segment in the highest bits, a draw, the place in the lowest.
+    low = max(int(sizes.max()) - 1, 1).bit_length() if len(sizes) else 1
+    high = max(len(sizes) - 1, 1).bit_length()
+    draw = _shift(fold(keys[owner], position) ^ LOWEST, 1 + low + high)  # in the order of int64
+    packed = (owner << (63 - high)) | (draw << low) | position
+    return (packed.sort().values & ((1 << low) - 1)) + offsets[owner]
 
 
 def _shift(z: Tensor, count: int) -> Tensor:

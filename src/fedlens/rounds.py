@@ -290,9 +290,12 @@ def _join(trees: list[Tree]) -> Tree:
 
 def _occurrences(clients: Tensor) -> Tensor:
     """How often each client already stood in the cohort: 0, or more if it is drawn again."""
+    listed = clients.tolist()
+    if len(set(listed)) == len(listed):
+        return torch.zeros_like(clients)
     seen: Counter[int] = Counter()
     before = []
-    for client in clients.tolist():
+    for client in listed:
         before.append(seen[client])
         seen[client] += 1
     return torch.tensor(before)

@@ -26,7 +26,9 @@ class Epochs:
         most = int(holdings.sizes.max()) if clients else 1
         size = max(min(self.batch_size, most), 1)  # nobody's batch is larger than all it holds
         # Pass e of client c over its examples is segment c * epochs + e.
-        passes = holdings.take(torch.arange(clients).repeat_interleave(epochs))
+        passes = holdings
+        if epochs > 1:
+            passes = holdings.take(torch.arange(clients).repeat_interleave(epochs))
         pass_keys = keys.fold(client_keys[:, None], torch.arange(epochs)).flatten()
         shuffled = passes.index[keys.shuffle_segments(passes.offsets, pass_keys)]
 
