@@ -21,6 +21,9 @@ CONVOLUTIONS = {  # channels, out, size, padding, stride, relu, pool
     "valid": (16, 8, 3, (0, 0, 0, 0), (1, 1), True, False),
     "odd, no activation": (4, 20, 4, (1, 2, 1, 2), (1, 1), False, False),
     "stride": (16, 32, 3, (1, 1, 1, 1), (2, 2), True, False),
+    "padded, many channels": (32, 16, 5, (2, 2, 2, 2), (1, 1), True, True),
+    "many channels, sides differ": (64, 8, 3, (0, 1, 1, 0), (1, 1), False, False),
+    "wider than a tile": (144, 136, 1, (0, 0, 0, 0), (1, 1), True, False),
     "pool without relu, odd size": (8, 16, 2, (0, 0, 0, 0), (1, 1), False, True),
 }
 
@@ -63,9 +66,13 @@ def the_rest() -> None:
         word, dropped = dropout_word(1, 2), round(0.3 * 2**16)
         found = fused.dropout(last, client_keys, word, dropped, whole_channels=channels)
         torch.testing.assert_close(found.view_as(images), expected)
-        rows = fused.dropout(images.flatten(2), client_keys, word, dropped, whole_channels=False)
-        if not channels:
-            torch.testing.assert_close(rows.view_as(images), expected)
+    for width in (60, 61):
+        rows = torch.randn(2, 3, width, device=DEVICE)
+        expected = torch.stack(
+            [keyed_dropout(x, k, 0.3, 1, call=2) for x, k in zip(rows, client_keys, strict=True)]
+        )
+        found = fused.dropout(rows, client_keys, word, dropped, whole_channels=False)
+        torch.testing.assert_close(found, expected)
 
     logits = torch.randn(2, 7, 10, device=DEVICE, requires_grad=True)
     labels, weight = torch.randint(10, (2, 7), device=DEVICE), torch.rand(2, 7, device=DEVICE)

@@ -59,61 +59,74 @@ class _Convolve(torch.autograd.Function):
     ) -> Tensor:
         from fedlens import kernels
 
-        geometry = kernels.Geometry(*geometry)
+        geometry, sides = kernels.Geometry(*geometry), padding
         # Where weights lie as [C, h, w, channels, out], this is a cast and no transposition.
         kernel = weight.permute(0, 3, 4, 2, 1).to(x.dtype).contiguous()
         images = x.permute(0, 2, 3, 1).contiguous()
         more = kernels.spare_channels(geometry.size, images.shape[3])
-        if any(padding) or more:
-            shape, room = (images.shape[1], images.shape[2]), images.shape[3] + more
-            images = kernels.spread(images, None, shape, padding, kernels.PLAIN, room)
+        if not kernels.by_taps(images.shape[3]):
+            images, padding = _bordered(images, padding, images.shape[3] + more), kernels.NONE
         kernel = (F.pad(kernel, (0, 0, 0, more)) if more else kernel).flatten(1, 3)
         bias = None if bias is None else bias.contiguous()
-        y, winners = kernels.product(images, kernel, bias, geometry)
+        y, winners = kernels.product(images, kernel, bias, geometry, padding)
         kept = winners if geometry.pool else y if geometry.relu else None
         ctx.save_for_backward(images, kernel, kept)
-        ctx.padding, ctx.geometry, ctx.has_bias, ctx.more = (
-            padding,
-            geometry,
-            bias is not None,
-            more,
-        )
+        ctx.padding, ctx.geometry, ctx.has_bias = padding, geometry, bias is not None
+        ctx.sides, ctx.more = sides, more
         return y.permute(0, 3, 1, 2)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        from fedlens import kernels
+        from fedlens import gradient_kernels, kernels
 
         images, kernel, kept = ctx.saved_tensors
-        geometry, (left, right, top, bottom) = ctx.geometry, ctx.padding
+        geometry, padding, (left, right, top, bottom) = ctx.geometry, ctx.padding, ctx.sides
         (height, width), clients, channels = geometry.size, len(kernel), images.shape[3]
         around = width - 1 - left, width - 1 - right, height - 1 - top, height - 1 - bottom
         slopes = gradients[0].permute(0, 2, 3, 1).contiguous()
-        shape = kernels.places(images, geometry)
+        shape = kernels.places(images, geometry, padding)
         plain, needs_dx = geometry.stride == (1, 1), ctx.needs_input_grad[0]
+        shifted = gradient_kernels.by_shifts(channels, geometry, padding)
         # Spread once, with the border that the gradient of the images needs.
-        border = around if plain and needs_dx else (0, 0, 0, 0)
+        border = around if shifted or (plain and needs_dx) else kernels.NONE
         if any(border) or kept is not None:
             slopes = kernels.spread(slopes, kept, shape, border, geometry)
-        dw, db = kernels.kernel_gradient(images, slopes, border[2::-2], clients, geometry)
+        if shifted:
+            dw, db = gradient_kernels.shifted_gradient(
+                images, slopes, border[2::-2], clients, geometry, padding
+            )
+        else:
+            whole = _bordered(images, padding, channels)
+            dw, db = gradient_kernels.kernel_gradient(
+                whole, slopes, border[2::-2], clients, geometry
+            )
         dw = dw.view(clients, height, width, channels, -1)[:, :, :, : channels - ctx.more]
         dw = dw.contiguous().permute(0, 4, 3, 1, 2)
         dx = None
         if needs_dx:
             if not plain:
-                slopes = apart(slopes, images, geometry.size, geometry.stride)
-                shape = slopes.shape[1], slopes.shape[2]
-                slopes = kernels.spread(slopes, None, shape, around, kernels.PLAIN)
+                dense = kernels.places(images, kernels.Geometry(geometry.size), padding)
+                slopes = apart(slopes, dense, geometry.stride)
+                slopes = _bordered(slopes, around, slopes.shape[3])
             dx = kernels.turned_product(slopes, kernel, geometry.size, channels)
             dx = dx[..., : channels - ctx.more].permute(0, 3, 1, 2)
         return dx, dw, db if ctx.has_bias else None, None, None
 
 
-def apart(slopes: Tensor, images: Tensor, size: tuple[int, ...], stride: tuple[int, int]) -> Tensor:
-    """Slopes [N, H', W', out] of a convolution of padded images, zero where it passed over."""
+def _bordered(images: Tensor, padding: Padding, room: int) -> Tensor:
+    """Images [N, H, W, channels] within their padding, and with so many channels."""
+    from fedlens import kernels
+
+    if not any(padding) and room == images.shape[3]:
+        return images
+    _, tall, wide, _ = images.shape
+    return kernels.spread(images, None, (tall, wide), padding, kernels.PLAIN, room)
+
+
+def apart(slopes: Tensor, shape: tuple[int, int], stride: tuple[int, int]) -> Tensor:
+    """Slopes [N, H', W', out] of a convolution at the places of one without stride, else 0."""
     count, rows, columns, out = slopes.shape
-    tall, wide = images.shape[1] - size[0] + 1, images.shape[2] - size[1] + 1
-    (down, right), spread = stride, slopes.new_zeros(count, tall, wide, out)
+    (down, right), spread = stride, slopes.new_zeros(count, *shape, out)
     spread[:, : rows * down : down, : columns * right : right] = slopes
     return spread
 

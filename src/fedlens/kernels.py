@@ -1,10 +1,11 @@
 """Triton kernels: the convolutions of many clients side by side, with little memory traffic.
 
-Images are [C * B, H, W, channels], and those of a convolution are padded already, so that no place
-is outside. Row m of a client's patches starts at one address, and entry k of it lies (k // run)
-image rows and k % run numbers further, where a run is the width of the kernel times the channels.
-Patches stay in registers. So does what follows a convolution: bias, ReLU, and max-pooling, for
-which four places in a row are one window.
+Images are [C * B, H, W, channels]. A convolution goes tap by tap, places outside being masked; one
+of few channels takes several taps at once, from images that are padded already: row m of a client's
+patches starts at one address, and entry k of it lies (k // run) image rows and k % run numbers
+further, where a run is the width of the kernel times the channels. Patches stay in registers. So
+does what follows a convolution: bias, ReLU, and max-pooling, for which four places in a row are one
+window.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from fedlens.fused import Padding
 
 PROGRAMS = 264  # twice the processors of a large GPU: as many as keep it busy
 DEAD = 4  # the winner of a window whose maximum ReLU sets to 0
@@ -32,10 +35,11 @@ class Geometry(NamedTuple):
 
 
 PLAIN = Geometry((1, 1))
+NONE: Padding = (0, 0, 0, 0)
 
 
 @triton.jit
-def _place(m, rows, columns, POOL: tl.constexpr):
+def place_of(m, rows, columns, POOL: tl.constexpr):
     """Image, row and column of output place m; with POOL, of `rows` x `columns` windows."""
     if POOL:
         window, corner = m // 4, m % 4
@@ -59,7 +63,7 @@ def _product_kernel(
     n = tl.program_id(2) * BN + tl.arange(0, BN)
     total = batch * rows * columns * (4 if POOL else 1)
     inside = (m < total)[:, None]
-    image, row, column = _place(m, rows, columns, POOL)
+    image, row, column = place_of(m, rows, columns, POOL)
     start = images + client * batch * tall * wide * channels
     start += ((image * tall + row * down) * wide + column * right) * channels
     weights = kernel + client * depth * outs
@@ -81,6 +85,56 @@ def _product_kernel(
             a = tl.load(start[:, None] + shift[None, :], mask=there, other=0.0)
             b = tl.load(weights + entry, mask=(k < depth)[:, None] & (n < outs)[None, :], other=0.0)
         sums = tl.dot(a, b, sums, input_precision="tf32")
+    _finish(sums, bias, out, winners, client, m, n, total, outs, HAS_BIAS, RELU, POOL, BM, BN)
+
+
+@triton.jit
+def _taps_kernel(
+    images, kernel, bias, out, winners,
+    batch, rows: tl.constexpr, columns: tl.constexpr, tall: tl.constexpr, wide: tl.constexpr,
+    channels: tl.constexpr, width: tl.constexpr, taps: tl.constexpr, outs: tl.constexpr,
+    down: tl.constexpr, right: tl.constexpr, top: tl.constexpr, left: tl.constexpr,
+    BORDER: tl.constexpr, HAS_BIAS: tl.constexpr, RELU: tl.constexpr, POOL: tl.constexpr,
+    TURNED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """Blocks of channels, which BK divides, tap after tap."""
+    client = tl.program_id(1).to(tl.int64)
+    m = tl.program_id(0) * BM + tl.arange(0, BM)
+    n = tl.program_id(2) * BN + tl.arange(0, BN)
+    total = batch * rows * columns * (4 if POOL else 1)
+    image, row, column = place_of(m, rows, columns, POOL)
+    row, column = row * down - top, column * right - left
+    images += client * batch * tall * wide * channels
+    start = ((image * tall + row) * wide + column) * channels
+    weights = kernel + client * taps * channels * outs
+    c = tl.arange(0, BK)
+    blocks: tl.constexpr = channels // BK
+    sums = tl.zeros((BM, BN), tl.float32)
+    for step in range(taps * blocks):
+        tap, first = step // blocks, step % blocks * BK
+        down_by, right_by = tap // width, tap % width
+        inside = m < total
+        if BORDER:
+            r, q = row + down_by, column + right_by
+            inside &= (r >= 0) & (r < tall) & (q >= 0) & (q < wide)
+        shift = (down_by * wide + right_by) * channels + first
+        a = tl.load(images + (start + shift)[:, None] + c[None, :], mask=inside[:, None], other=0.0)
+        k = first + c
+        if TURNED:  # the kernel of the other direction: its taps from the last to the first
+            entry = ((taps - 1 - tap) * outs + n[None, :]) * channels + k[:, None]
+        else:
+            entry = (tap * channels + k)[:, None] * outs + n[None, :]
+        b = tl.load(weights + entry, mask=(n < outs)[None, :], other=0.0)
+        sums = tl.dot(a, b, sums, input_precision="tf32")
+    _finish(sums, bias, out, winners, client, m, n, total, outs, HAS_BIAS, RELU, POOL, BM, BN)
+
+
+@triton.jit
+def _finish(
+    sums, bias, out, winners, client, m, n, total, outs: tl.constexpr, HAS_BIAS: tl.constexpr,
+    RELU: tl.constexpr, POOL: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """Bias, ReLU and pooling of the sums at places m, put down."""
     if HAS_BIAS:
         sums += tl.load(bias + client * outs + n, mask=n < outs, other=0.0).to(tl.float32)[None, :]
     if POOL:
@@ -97,66 +151,11 @@ def _product_kernel(
         if RELU:
             sums = tl.maximum(sums, 0.0)
         place = (client * total + m)[:, None] * outs + n[None, :]
-        tl.store(out + place, sums.to(out.dtype.element_ty), mask=inside & (n < outs)[None, :])
-
-
-@triton.jit
-def _gradient_kernel(
-    images, slopes, out,
-    clients, batch, rows: tl.constexpr, columns: tl.constexpr, tall: tl.constexpr,
-    wide: tl.constexpr, channels: tl.constexpr, run: tl.constexpr, depth: tl.constexpr,
-    outs: tl.constexpr, down: tl.constexpr, right: tl.constexpr, slope_tall: tl.constexpr,
-    slope_wide: tl.constexpr, top: tl.constexpr, left: tl.constexpr, splits,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-):  # fmt: skip
-    client = tl.program_id(1).to(tl.int64)
-    tiles = tl.cdiv(outs, BN)
-    split = tl.program_id(2) // tiles
-    k = tl.program_id(0) * BK + tl.arange(0, BK)
-    n = tl.program_id(2) % tiles * BN + tl.arange(0, BN)
-    total = batch * rows * columns
-    start = images + client * batch * tall * wide * channels
-    slopes += client * batch * slope_tall * slope_wide * outs
-    shift = (k // run) * wide * channels + k % run
-    sums = tl.zeros((BK, BN), tl.float32)
-    bias = tl.zeros((BN,), tl.float32)
-    chunks = tl.cdiv(total, BM * splits)
-    for chunk in range(chunks):
-        m = (split * chunks + chunk) * BM + tl.arange(0, BM)
-        image, row, column = _place(m, rows, columns, False)
-        begin = start + ((image * tall + row * down) * wide + column * right) * channels
-        inside = (m < total)[:, None]
-        a = tl.load(begin[:, None] + shift[None, :], mask=inside & (k < depth)[None, :], other=0.0)
-        place = ((image * slope_tall + row + top) * slope_wide + column + left) * outs
-        d = tl.load(
-            slopes + place[:, None] + n[None, :], mask=inside & (n < outs)[None, :], other=0.0
+        tl.store(
+            out + place,
+            sums.to(out.dtype.element_ty),
+            mask=(m < total)[:, None] & (n < outs)[None, :],
         )
-        sums = tl.dot(tl.trans(a), d, sums, input_precision="tf32")
-        if tl.program_id(0) == 0:
-            bias += tl.sum(d.to(tl.float32), 0)
-    out += (split * clients + client) * (depth + 1) * outs
-    there = (k < depth)[:, None] & (n < outs)[None, :]
-    tl.store(out + k[:, None] * outs + n[None, :], sums, mask=there)
-    if tl.program_id(0) == 0:  # the gradient of the bias is the last row
-        tl.store(out + depth * outs + n, bias, mask=n < outs)
-
-
-@triton.jit
-def _gather_kernel(
-    parts, weights, biases, each, depth: tl.constexpr, outs: tl.constexpr, splits,
-    BLOCK: tl.constexpr,
-):  # fmt: skip
-    """The sum of the splits, weights and biases apart."""
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    there = i < each
-    total = tl.zeros((BLOCK,), tl.float32)
-    for _ in range(splits):
-        total += tl.load(parts + i, mask=there, other=0.0)
-        parts += each
-    client, place = i // ((depth + 1) * outs), i % ((depth + 1) * outs)
-    of_bias = place >= depth * outs
-    tl.store(weights + client * depth * outs + place, total, mask=there & (of_bias == 0))
-    tl.store(biases + client * outs + place - depth * outs, total, mask=there & of_bias)
 
 
 @triton.jit
@@ -195,18 +194,19 @@ def _spread_kernel(
 
 
 def product(
-    images: Tensor, kernel: Tensor, bias: Tensor | None, geometry: Geometry
+    images: Tensor, kernel: Tensor, bias: Tensor | None, geometry: Geometry, padding: Padding
 ) -> tuple[Tensor, Tensor | None]:
     """Patches of images [C * B, H, W, channels] times kernels [C, h * w * channels, out].
 
     The result is [C * B, H', W', out]; with pooling there is, besides, the winner of each window.
+    Only with many channels (`by_taps`) there may be a padding.
     """
-    rows, columns = places(images, geometry)
+    rows, columns = places(images, geometry, padding)
     if geometry.pool:
         rows, columns = rows // 2, columns // 2
     out = images.new_empty(len(images), rows, columns, kernel.shape[2])
     winners = torch.empty_like(out, dtype=torch.uint8) if geometry.pool else None
-    _product(images, kernel, bias, out, winners, geometry, turned=False)
+    _product(images, kernel, bias, out, winners, geometry, padding, turned=False)
     return out, winners
 
 
@@ -214,60 +214,47 @@ def turned_product(slopes: Tensor, kernel: Tensor, size: tuple[int, int], channe
     """Slopes within their border times the same kernels turned around: the images' gradient."""
     rows, columns = places(slopes, Geometry(size))
     out = slopes.new_empty(len(slopes), rows, columns, channels)
-    _product(slopes, kernel, None, out, None, Geometry(size), turned=True)
+    _product(slopes, kernel, None, out, None, Geometry(size), NONE, turned=True)
     return out
 
 
 def _product(
     images: Tensor, kernel: Tensor, bias: Tensor | None, out: Tensor, winners: Tensor | None,
-    geometry: Geometry, *, turned: bool,
+    geometry: Geometry, padding: Padding, *, turned: bool,
 ) -> None:  # fmt: skip
     count, tall, wide, channels = images.shape
     _, rows, columns, outs = out.shape
-    clients, depth = len(kernel), geometry.size[0] * geometry.size[1] * channels
+    clients, (height, width) = len(kernel), geometry.size
     total = count // clients * rows * columns * (4 if geometry.pool else 1)
-    block, wide_tile = 128, min(tile(outs), 128)
-    deep = 32 if channels < 16 else 64
-    _product_kernel[(triton.cdiv(total, block), clients, triton.cdiv(outs, wide_tile))](
-        images, kernel, kernel if bias is None else bias, out, out if winners is None else winners,
-        count // clients, rows, columns, tall, wide, channels, geometry.size[1] * channels, depth,
-        outs, *geometry.stride, HAS_BIAS=bias is not None, RELU=geometry.relu, POOL=geometry.pool,
+    wide_tile = min(tile(outs), 128)
+    many = clients * triton.cdiv(total, 128) >= PROGRAMS
+    block, warps = 128 if many else 64, 4 if wide_tile <= 64 else 8
+    grid = triton.cdiv(total, block), clients, triton.cdiv(outs, wide_tile)
+    tensors = (
+        images, kernel, kernel if bias is None else bias, out, out if winners is None else winners
+    )  # fmt: skip
+    shape = count // clients, rows, columns, tall, wide, channels
+    follow = {"HAS_BIAS": bias is not None, "RELU": geometry.relu, "POOL": geometry.pool}
+    if by_taps(channels):
+        left, _, top, _ = padding
+        deep = next(size for size in (64, 32, 16) if channels % size == 0)
+        _taps_kernel[grid](
+            *tensors, *shape, width, height * width, outs, *geometry.stride, top, left,
+            BORDER=any(padding), **follow, TURNED=turned, BM=block, BN=wide_tile, BK=deep,
+            num_warps=warps, num_stages=3 if many else 4,
+        )  # fmt: skip
+        return
+    deep, depth = 32 if channels < 16 else 64, height * width * channels
+    _product_kernel[grid](
+        *tensors, *shape, width * channels, depth, outs, *geometry.stride, **follow,
         EXACT=depth % deep == 0, TURNED=turned, BM=block, BN=wide_tile, BK=deep,
-        num_warps=4 if wide_tile <= 64 else 8, num_stages=3,
+        num_warps=warps, num_stages=3,
     )  # fmt: skip
 
 
-def kernel_gradient(
-    images: Tensor, slopes: Tensor, border: tuple[int, int], clients: int, geometry: Geometry
-) -> tuple[Tensor, Tensor]:
-    """Gradients of kernels and biases, float32: [C, h * w * channels, out] and [C, out].
-
-    `slopes` [C * B, H', W', out] may lie within a border of so many rows and columns.
-    """
-    count, tall, wide, channels = images.shape
-    _, slope_tall, slope_wide, outs = slopes.shape
-    rows, columns = places(images, geometry)
-    depth = geometry.size[0] * geometry.size[1] * channels
-    total = count // clients * rows * columns
-    deep = depth >= 128
-    block, wide_tile = 64 if deep else tile(depth), min(tile(outs), 128)
-    tiles, wide_tiles = triton.cdiv(depth, block), triton.cdiv(outs, wide_tile)
-    stages = 3 if deep or channels % 4 == 0 else 1  # loads of two bytes come one by one anyway
-    splits = max(1, min(PROGRAMS // (clients * tiles * wide_tiles), triton.cdiv(total, 256)))
-    out = torch.empty(splits, clients, depth + 1, outs, device=images.device)
-    _gradient_kernel[(tiles, clients, splits * wide_tiles)](
-        images, slopes, out, clients, count // clients, rows, columns, tall, wide,
-        channels, geometry.size[1] * channels, depth, outs, *geometry.stride,
-        slope_tall, slope_wide, *border, splits, BM=128 if deep else 64, BN=wide_tile, BK=block,
-        num_warps=4 if block * wide_tile <= 8192 else 8, num_stages=stages,
-    )  # fmt: skip
-    weights = torch.empty(clients, depth, outs, device=images.device)
-    biases = torch.empty(clients, outs, device=images.device)
-    each = clients * (depth + 1) * outs
-    _gather_kernel[(triton.cdiv(each, 1024),)](
-        out, weights, biases, each, depth, outs, splits, BLOCK=1024
-    )
-    return weights, biases
+def by_taps(channels: int) -> bool:
+    """Whether images of so many channels are read tap by tap, and need no border."""
+    return channels % 16 == 0
 
 
 def spare_channels(size: tuple[int, int], channels: int) -> int:
@@ -277,9 +264,13 @@ def spare_channels(size: tuple[int, int], channels: int) -> int:
     return more if worth else 0
 
 
-def places(images: Tensor, geometry: Geometry) -> tuple[int, int]:
+def places(images: Tensor, geometry: Geometry, padding: Padding = NONE) -> tuple[int, int]:
     """Rows and columns of what a convolution gives, before pooling."""
-    sides = zip(images.shape[1:3], geometry.size, geometry.stride, strict=True)
+    left, right, top, bottom = padding
+    _, tall, wide, _ = images.shape
+    sides = zip(
+        (tall + top + bottom, wide + left + right), geometry.size, geometry.stride, strict=True
+    )
     rows, columns = ((side - size) // step + 1 for side, size, step in sides)
     return rows, columns
 
@@ -288,7 +279,7 @@ def spread(
     slopes: Tensor,
     kept: Tensor | None,
     shape: tuple[int, int],
-    padding: tuple[int, int, int, int],
+    padding: Padding,
     geometry: Geometry,
     room: int = 0,
 ) -> Tensor:
@@ -314,4 +305,5 @@ def spread(
 
 def tile(number: int) -> int:
     """The least power of two that holds `number`, as large as a product needs it."""
-    return max(16, int(triton.next_power_of_2(number)))
+    power: int = triton.next_power_of_2(number)
+    return max(16, power)

@@ -34,21 +34,24 @@ def keyed_dropout(
     """`x` [B, ...] with a share `p` of its positions, or of its channels, set to 0.
 
     The mask is a hash of the key, the layer, the row and the position in it, in whole numbers:
-    the same for every dtype and device. `p` is rounded to a multiple of 2^-16, and what is kept
+    the same for every dtype and device. Positions of images are counted pixel by pixel, as they
+    lie in memory where they are trained on. `p` is rounded to a multiple of 2^-16, and what is kept
     is scaled to match. `call` tells apart the places where one layer is used.
     """
     num_dropped = round(p * WHOLE)
     if num_dropped in (0, WHOLE):
         return x if num_dropped == 0 else x * 0.0
-    shape = x.shape[:2] if channels else x.shape
-    rows, width = shape[0], shape[1:].numel()
+    if x.ndim > 2 and not channels:
+        last = keyed_dropout(x.movedim(1, -1).flatten(1), key, p, layer, call=call)
+        return last.view(len(x), *x.shape[2:], x.shape[1]).movedim(-1, 1)
+    rows, width = x.shape[:2]
     counter = torch.arange(rows, device=x.device)[:, None] << 32
     counter = counter | torch.arange(-(-width // LANES), device=x.device)
     hashes = keys.fold(key, dropout_word(layer, call), counter)
     lanes = _lanes(hashes)[:, :width]
     scale = WHOLE / (WHOLE - num_dropped)
     keep = (lanes >= num_dropped - 2**15).to(x.dtype).mul_(scale)
-    return x * keep.view(*shape, *[1] * (x.ndim - len(shape)))
+    return x * keep.view(rows, width, *[1] * (x.ndim - 2))
 
 
 def dropout_word(layer: int, call: int) -> int:

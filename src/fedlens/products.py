@@ -177,8 +177,9 @@ class _Convolve(torch.autograd.Function):
             left, right, top, bottom = ctx.padding
             around = width - 1 - left, width - 1 - right, height - 1 - top, height - 1 - bottom
             if ctx.stride != (1, 1):
-                images, slopes = _padded(x, ctx.padding), dy.permute(0, 2, 3, 1)
-                dy = apart(slopes, images, (height, width), ctx.stride).permute(0, 3, 1, 2)
+                _, _, tall, wide = x.shape
+                dense = tall + top + bottom - height + 1, wide + left + right - width + 1
+                dy = apart(dy.permute(0, 2, 3, 1), dense, ctx.stride).permute(0, 3, 1, 2)
             turned = weight.to(x.dtype).flip(3, 4).permute(0, 3, 4, 1, 2).flatten(1, 3)
             dx = _product(dy, turned, None, weight.shape[3:], around, (1, 1))
         return dx, dw, db, None, None

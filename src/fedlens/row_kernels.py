@@ -40,13 +40,11 @@ def _mix(z):
 @triton.jit
 def _dropout_kernel(
     x, client_keys, out, word, total, batch, width, channels, num_dropped, scale,
-    WHOLE: tl.constexpr, BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     there = i < total
-    row, place = i // width, i % width
-    channel = place % channels
-    position = channel if WHOLE else channel * (width // channels) + place // channels
+    row, position = i // width, i % width % channels
     key = _mix(tl.load(client_keys + row // batch, mask=there, other=0) + word)
     counter = ((row % batch) << 32) | (position // 4)
     hashed = _mix(counter * _GOLDEN + key)
@@ -128,19 +126,17 @@ def dropout(
     out = torch.empty_like(x)
     batch = x.shape[0] // len(client_keys) if is_images else x.shape[1]
     width = x.shape[1:].numel() if is_images else x.shape[2]
-    channels = x.shape[1] if is_images else 1
     scale = 2**16 / (2**16 - num_dropped)
-    if not is_images and not whole_channels and width % 4 == 0:
+    if not whole_channels and width % 4 == 0:
         _row_dropout_kernel[(triton.cdiv(x.numel(), 2048),)](
             x, client_keys, out, signed(word * GOLDEN), x.numel(), batch, width, num_dropped,
             scale, BLOCK=512,
         )  # fmt: skip
         return out
-    if not is_images and whole_channels:
-        channels = width
+    channels = x.shape[1] if is_images and whole_channels else width
     _dropout_kernel[(triton.cdiv(x.numel(), 1024),)](
         x, client_keys, out, signed(word * GOLDEN), x.numel(), batch, width, channels,
-        num_dropped, scale, WHOLE=whole_channels, BLOCK=1024,
+        num_dropped, scale, BLOCK=1024,
     )  # fmt: skip
     return out
 
