@@ -101,9 +101,10 @@ def the_rest() -> None:
 
 
 def factors() -> None:
-    clients, batch, features, out, steps = 2, 5, 70, 24, 3
-    start = torch.randn(out, features, device=DEVICE)
+    groups, clients, batch, features, out, steps = 2, 4, 5, 70, 24, 3
+    start = torch.randn(groups, out, features, device=DEVICE)
     bias = torch.randn(clients, out, device=DEVICE, requires_grad=True)
+    lr, decay = (torch.tensor(rates, device=DEVICE) for rates in ([0.1, 0.2], [0.9, 1.0]))
     rooms = [
         (
             torch.zeros(clients, steps * batch, features, device=DEVICE),
@@ -117,10 +118,9 @@ def factors() -> None:
         x = torch.randn(clients, size, features, device=DEVICE, requires_grad=True)
         pull = torch.randn(clients, size, out, device=DEVICE)
         results = []
-        for form, (inputs, slopes, taken) in zip((fused.Factored, _Factored), rooms, strict=True):
-            y = form.apply(
-                x, bias, Factors(start, inputs, slopes, taken, batch, 0.1, 0.9), step != 1
-            )
+        for form, room in zip((fused.Factored, _Factored), rooms, strict=True):
+            inputs, slopes, taken = room
+            y = form.apply(x, bias, Factors(start, *room, batch, lr, decay.log2()), step != 1)
             results.append((y, *torch.autograd.grad(y, (x, bias), pull), inputs, slopes))
             taken += 1
         for what, one, other in zip(("y", "dx", "db", "X", "D"), *results, strict=True):

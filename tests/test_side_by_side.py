@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from federations import assert_equal
 from fedlens.algorithm import alike, side_by_side
 from fedlens.pieces import GradientDescent, Objective, Sgd
 from papers_under_test import ALGORITHMS, BASE
@@ -33,12 +32,12 @@ def test_engines_agree_on_several_experiments(engine):
         torch.testing.assert_close(everything(one), everything(two), rtol=1e-9, atol=1e-11)
 
 
-def test_a_cohort_of_two_seeds_has_the_same_bytes_as_alone():
+def test_a_cohort_of_two_seeds_differs_from_each_alone_in_the_last_bits_at_most():
     first, _, last = points(BASE, "none")
     found, _ = train("stacked", "none", [first, last])
     for turn, state in zip((first, last), found, strict=True):
         (alone,), _ = train("stacked", "none", [turn])
-        assert_equal(found=state.params, expected=alone.params)
+        torch.testing.assert_close(state.params, alone.params, rtol=1e-14, atol=1e-16)
 
 
 def test_an_experiment_that_is_lost_takes_no_other_with_it():

@@ -10,17 +10,17 @@ from federations import RAGGED, noisy_images, small_cnn
 from fedlens.client import ClientProgram
 from fedlens.engines import Sequential, Stacked
 from fedlens.network import Network
-from fedlens.pieces.solve import Sgd
-from fedlens.rounds import begin, run_round
+from fedlens.pieces import Sgd, Uniformly
+from fedlens.rounds import Turn, begin, run_round, run_rounds
 from papers_under_test import ALGORITHMS
 
 CPU = torch.device("cpu")
 
 
-def after(engine, network, program, federation, rounds=3):
+def after(engine, network, program, federation, rounds=3, seed=0):
     state = begin(network, program, federation, CPU)
     for _ in range(rounds):
-        state, _ = run_round(program, federation, engine, state, seed=0)
+        state, _ = run_round(program, federation, engine, state, seed=seed)
     return state
 
 
@@ -87,6 +87,30 @@ def test_factored_layers_give_what_the_weights_themselves_give(name, sizes):
     explicit, factored = (after(engine, network, program, federation) for engine in made)
     assert made[1]._made[2], "nothing was factored"
     assert_same(explicit, factored)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedprox", "median"])
+@pytest.mark.parametrize("at_once", [64, 8], ids=["one block", "blocks of one and two"])
+def test_factored_layers_of_a_sweep_give_what_each_experiment_gives_alone(name, at_once):
+    federation = noisy_images([20] * 8)
+    network = Network(wide(0.2), dtype=torch.float64)
+    base = replace(ALGORITHMS[name], select=Uniformly(4))
+    programs = [
+        ClientProgram(replace(base, solve=Sgd(lr)), network.layout) for lr in (0.1, 0.2, 0.05)
+    ]
+    turns = [
+        Turn(program, federation, begin(network, program, federation, CPU), seed)
+        for seed, program in enumerate(programs)
+    ]
+    together = ClientProgram.together(programs, next(iter(turns[0].state.params.values())))
+    engine = Stacked(network, federation.examples, at_once=at_once)
+    for _ in range(3):
+        after_round = run_rounds(together, engine, turns)
+        turns = [replace(t, state=state) for t, (state, _) in zip(turns, after_round, strict=True)]
+    assert engine._made[2], "nothing was factored"
+    for seed, (turn, program) in enumerate(zip(turns, programs, strict=True)):
+        alone = Stacked(network, federation.examples, factor=False)
+        assert_same(after(alone, network, program, federation, seed=seed), turn.state)
 
 
 @pytest.mark.parametrize("name", ["fedadmm", "scaffold", "feddyn"])

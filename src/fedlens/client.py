@@ -134,12 +134,12 @@ class ClientProgram:
         parts = []
         with torch.no_grad():
             for group, first, end in spans:
-                rows, some, cohort = slice(first, end), local, given.cohort
+                rows, some, shares, cohort = slice(first, end), local, given.shares, given.cohort
                 if given.group is not None:
                     some, cohort = map_tensors(local, itemgetter(rows)), rows_of(cohort, rows)
+                    shares = shares[rows]
                 exact = {name: t[group : group + 1] for name, t in shared.exact.items()}
-                sent = self._send(some, loss[rows], given.shares[rows], cohort, exact, group)
-                parts.append(sent)
+                parts.append(self._send(some, loss[rows], shares, cohort, exact, group))
         return parts
 
     def _steps(

@@ -6,7 +6,7 @@ The rows of a client's inputs X and slopes D are the examples it has seen, `each
 
 from __future__ import annotations
 
-import math
+from typing import TYPE_CHECKING
 
 import torch
 import triton
@@ -14,6 +14,9 @@ import triton.language as tl
 from torch import Tensor
 
 from fedlens.kernels import PROGRAMS, tile
+
+if TYPE_CHECKING:
+    from fedlens.products import Factors
 
 
 @triton.jit
@@ -57,12 +60,13 @@ def _scores_kernel(
 
 @triton.jit
 def _forward_kernel(
-    base, scores, slopes, taken, each, bias, y, clients, batch, outs, rows, parts, lr, log_decay,
-    HAS_BIAS: tl.constexpr, RELU: tl.constexpr,
+    base, scores, slopes, taken, each, bias, y, clients, batch, outs, rows, parts, rates,
+    log_decays, size, HAS_BIAS: tl.constexpr, RELU: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """base - lr (x X') D, bias and ReLU."""
     client = tl.program_id(0).to(tl.int64)
+    lr, log_decay = tl.load(rates + client // size), tl.load(log_decays + client // size)
     seen = tl.load(taken).to(tl.int32) * each
     m = tl.arange(0, BM)
     n = tl.program_id(1) * BN + tl.arange(0, BN)
@@ -124,11 +128,12 @@ def _slopes_kernel(
 
 @triton.jit
 def _backward_kernel(
-    base, weights, inputs, taken, each, dx, batch, features, rows, lr, log_decay,
+    base, weights, inputs, taken, each, dx, batch, features, rows, rates, log_decays, size,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """base - lr (d D') X."""
     client = tl.program_id(0).to(tl.int64)
+    lr, log_decay = tl.load(rates + client // size), tl.load(log_decays + client // size)
     seen = tl.load(taken).to(tl.int32) * each
     m = tl.arange(0, BM)
     n = tl.program_id(1) * BN + tl.arange(0, BN)
@@ -152,12 +157,11 @@ def _backward_kernel(
 
 
 def forward(
-    x: Tensor, base: Tensor, inputs: Tensor, slopes: Tensor, taken: Tensor, each: int,
-    bias: Tensor | None, lr: float, decay: float, *, relu: bool,
-) -> Tensor:  # fmt: skip
+    x: Tensor, base: Tensor, factors: Factors, bias: Tensor | None, *, relu: bool
+) -> Tensor:
     """base - lr (x X') D + bias for x [C, B, n] and base [C, B, out]; x is put down in X."""
     clients, batch, features = x.shape
-    rows, outs = slopes.shape[1:]
+    rows, outs = factors.slopes.shape[1:]
     tall, deep, block = tile(batch), 64, min(tile(rows), 64)
     blocks = triton.cdiv(rows, block)
     parts = max(1, min(PROGRAMS // (clients * blocks), triton.cdiv(features, 512)))
@@ -165,46 +169,41 @@ def forward(
     parts = triton.cdiv(features, chunk)
     scores = torch.empty(parts, clients, batch, rows, device=x.device)
     _scores_kernel[(clients, parts, blocks)](
-        x, inputs, taken, each, scores, clients, batch, features, rows, chunk,
-        BM=tall, BN=block, BK=deep, num_warps=4, num_stages=3,
+        x, factors.inputs, factors.taken, factors.batch, scores, clients, batch, features, rows,
+        chunk, BM=tall, BN=block, BK=deep, num_warps=4, num_stages=3,
     )  # fmt: skip
     y, wide = torch.empty_like(base), min(tile(outs), 64)
     _forward_kernel[(clients, triton.cdiv(outs, wide))](
-        base, scores, slopes, taken, each, base if bias is None else bias, y, clients, batch, outs,
-        rows, parts, lr, math.log2(decay), HAS_BIAS=bias is not None, RELU=relu, BM=tall, BN=wide,
+        base, scores, factors.slopes, factors.taken, factors.batch, base if bias is None else bias,
+        y, clients, batch, outs, rows, parts, factors.lr, factors.log_decay,
+        clients // len(factors.lr), HAS_BIAS=bias is not None, RELU=relu, BM=tall, BN=wide,
         BK=32, num_warps=4, num_stages=2,
     )  # fmt: skip
     return y
 
 
-def slopes_back(
-    dy: Tensor, y: Tensor | None, slopes: Tensor, taken: Tensor, each: int
-) -> tuple[Tensor, Tensor, Tensor]:
+def slopes_back(dy: Tensor, y: Tensor | None, factors: Factors) -> tuple[Tensor, Tensor, Tensor]:
     """The slopes d before ReLU, which are put down in D; d D'; and d summed for the bias."""
     clients, batch, outs = dy.shape
-    rows = slopes.shape[1]
+    rows = factors.slopes.shape[1]
     d, bias = torch.empty_like(dy), torch.empty(clients, outs, device=dy.device)
     weights = torch.empty(clients, batch, rows, device=dy.device)
     block = min(tile(rows), 64)
     _slopes_kernel[(clients, triton.cdiv(rows, block))](
-        dy, dy if y is None else y, slopes, taken, each, d, weights, bias, clients, batch, outs,
-        rows,
-        RELU=y is not None, BM=tile(batch), BN=block, BK=min(tile(outs), 64),
-        num_warps=4, num_stages=2,
+        dy, dy if y is None else y, factors.slopes, factors.taken, factors.batch, d, weights, bias,
+        clients, batch, outs, rows, RELU=y is not None, BM=tile(batch), BN=block,
+        BK=min(tile(outs), 64), num_warps=4, num_stages=2,
     )  # fmt: skip
     return d, weights, bias
 
 
-def backward(
-    base: Tensor, weights: Tensor, inputs: Tensor, taken: Tensor, each: int, lr: float,
-    decay: float,
-) -> Tensor:  # fmt: skip
+def backward(base: Tensor, weights: Tensor, factors: Factors) -> Tensor:
     """base - lr (d D') X for base [C, B, n]."""
     clients, batch, features = base.shape
     dx, wide = torch.empty_like(base), 128
     _backward_kernel[(clients, triton.cdiv(features, wide))](
-        base, weights, inputs, taken, each, dx, batch, features, inputs.shape[1], lr,
-        math.log2(decay),
+        base, weights, factors.inputs, factors.taken, factors.batch, dx, batch, features,
+        weights.shape[2], factors.lr, factors.log_decay, clients // len(factors.lr),
         BM=tile(batch), BN=wide, BK=32, num_warps=4, num_stages=3,
     )  # fmt: skip
     return dx

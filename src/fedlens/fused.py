@@ -131,6 +131,13 @@ def apart(slopes: Tensor, shape: tuple[int, int], stride: tuple[int, int]) -> Te
     return spread
 
 
+def shared_product(x: Tensor, matrices: Tensor) -> Tensor:
+    """Rows [C, B, n] under matrices [G, n, m], each of which is that of C / G clients."""
+    if len(matrices) == 1:
+        return (x.flatten(0, 1) @ matrices[0]).view(*x.shape[:2], -1)
+    return torch.bmm(x.reshape(len(matrices), -1, x.shape[2]), matrices).view(*x.shape[:2], -1)
+
+
 class Factored(torch.autograd.Function):
     """`products.Factors.linear`."""
 
@@ -138,11 +145,10 @@ class Factored(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, bias: Tensor | None, factors: Any, relu: bool) -> Tensor:
         from fedlens import factor_kernels
 
-        start, inputs, slopes, taken, each, *rates = factors
         x, bias = x.contiguous(), None if bias is None else bias.contiguous()
-        base = (x.flatten(0, 1) @ start.T).view(*x.shape[:2], -1)
-        y = factor_kernels.forward(x, base, inputs, slopes, taken, each, bias, *rates, relu=relu)
-        ctx.save_for_backward(y if relu else None, taken.clone())
+        base = shared_product(x, factors.start.mT)
+        y = factor_kernels.forward(x, base, factors, bias, relu=relu)
+        ctx.save_for_backward(y if relu else None, factors.taken.clone())
         ctx.factors, ctx.has_bias = factors, bias is not None
         return y
 
@@ -151,13 +157,12 @@ class Factored(torch.autograd.Function):
         from fedlens import factor_kernels
 
         y, taken = ctx.saved_tensors
-        start, inputs, slopes, _, each, *rates = ctx.factors
-        dy = gradients[0].contiguous()
-        d, weights, db = factor_kernels.slopes_back(dy, y, slopes, taken, each)
+        factors = ctx.factors._replace(taken=taken)
+        d, weights, db = factor_kernels.slopes_back(gradients[0].contiguous(), y, factors)
         dx = None
         if ctx.needs_input_grad[0]:
-            base = (d.flatten(0, 1) @ start).view(*d.shape[:2], -1)
-            dx = factor_kernels.backward(base, weights, inputs, taken, each, *rates)
+            base = shared_product(d, factors.start)
+            dx = factor_kernels.backward(base, weights, factors)
         return dx, db if ctx.has_bias else None, None, None
 
 

@@ -134,6 +134,10 @@ class Network:
         known = self._stacking is not None and self._stacking.takes_rows(layer)
         return known and f"{layer}.weight" in self._params
 
+    def flattened_channels(self, layer: str) -> int | None:
+        """How many channels the images have that `stacked` flattens for this layer alone."""
+        return self._stacking.flattened_channels(layer) if self._stacking else None
+
     def laid_out(self, params: Tree) -> Tree:
         """The same parameters [G, ...], kernels in memory as [G, h, w, channels, out]."""
         if self._stacking is None:

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedlens import fused
-from fedlens.fused import Padding, apart
+from fedlens.fused import Padding, apart, shared_product
 
 
 def convolve(
@@ -50,21 +50,18 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, relu: bool = False
 class Factors(NamedTuple):
     """Each client's matrix as start - lr * slopes' inputs (see engines/factored.py).
 
-    With `decay` below 1, each further step takes a row's part down by that factor.
+    Clients stand in G groups of the same size, with a start and a rate each. Each further step
+    takes a row's part down by 2 ** log_decay.
     """
 
-    start: Tensor  # [out, features]
+    start: Tensor  # [G, out, features]
     inputs: Tensor  # [C, T * B, features] of the steps so far; zeros where none was taken yet
     slopes: Tensor  # [C, T * B, out]
     taken: Tensor  # [C] steps
     batch: int  # rows of inputs and slopes that belong to a step
-    lr: float
-    decay: float = 1.0
-
-    def weights(self, steps: Tensor) -> Tensor:  # [C, T * B] of the rows, after these steps [C]
-        step = torch.arange(self.inputs.shape[1], device=steps.device) // self.batch
-        weights: Tensor = self.decay ** (steps[:, None] - 1 - step).clamp(min=0).double()
-        return weights
+    lr: Tensor  # [G]
+    log_decay: Tensor  # [G]
+    by_pixel: bool = False  # whether features are those of flattened images, pixel by pixel
 
     def linear(self, x: Tensor, bias: Tensor | None, *, relu: bool) -> Tensor:
         """As `linear` does; the step's inputs and, going back, its slopes are added."""
@@ -74,20 +71,29 @@ class Factors(NamedTuple):
         return y
 
 
+def faded(rows: Tensor, batch: int, steps: Tensor, log_decay: Tensor) -> Tensor:  # [C, T * B]
+    """What is left of each of rows [C, T * B, ...] after these steps [C]; log_decay is [C]."""
+    step = torch.arange(rows.shape[1], device=rows.device) // batch
+    later = (steps[:, None] - 1 - step).clamp(min=0)
+    return torch.exp2(log_decay.double()[:, None] * later)
+
+
 class _Factored(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, bias: Tensor | None, factors: Factors, relu: bool) -> Tensor:
-        start, inputs, slopes, taken, each, lr, _ = factors
-        clients, batch, _ = x.shape
-        weights = factors.weights(taken).to(x)[:, None]
-        y = (x.flatten(0, 1) @ start.T).view(clients, batch, -1)
-        y = torch.baddbmm(y, torch.bmm(x, inputs.mT) * weights, slopes, alpha=-lr)
+        inputs, slopes, taken, each = factors[1:5]
+        lr, log_decay = (
+            rate.repeat_interleave(len(x) // len(rate)) for rate in (factors.lr, factors.log_decay)
+        )
+        weights = (-lr[:, None] * faded(inputs, each, taken, log_decay)).to(x)[:, None]
+        y = shared_product(x, factors.start.mT)
+        y = torch.baddbmm(y, torch.bmm(x, inputs.mT) * weights, slopes)
         if bias is not None:
             y += bias[:, None]
         if relu:
             y.relu_()
         # Everyone who still trains has taken as many steps.
-        rows = taken[0] * each + torch.arange(batch, device=x.device)
+        rows = taken[0] * each + torch.arange(x.shape[1], device=x.device)
         inputs.index_copy_(1, rows, x)
         ctx.save_for_backward(y if relu else None, rows, weights)
         ctx.factors, ctx.has_bias = factors, bias is not None
@@ -97,14 +103,14 @@ class _Factored(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (dy,) = gradients
         y, rows, weights = ctx.saved_tensors
-        start, inputs, slopes, _, _, lr, _ = ctx.factors
+        start, inputs, slopes = ctx.factors[:3]
         if y is not None:
             dy = torch.ops.aten.threshold_backward(dy, y, 0)
         dx = None
         if ctx.needs_input_grad[0]:
-            dx = (dy.flatten(0, 1) @ start).view(*dy.shape[:2], -1)
             # This step's slopes are not there yet, so its own inputs count for nothing.
-            dx = torch.baddbmm(dx, torch.bmm(dy, slopes.mT) * weights, inputs, alpha=-lr)
+            past = torch.bmm(dy, slopes.mT) * weights
+            dx = torch.baddbmm(shared_product(dy, start), past, inputs)
         slopes.index_copy_(1, rows, dy)
         return (
             dx,

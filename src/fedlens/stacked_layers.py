@@ -99,8 +99,6 @@ def stacked(layer: nn.Module, x: Activations, given: Given, follow: Follow) -> A
         return x.now(linear(x.tensor, weight, bias, relu=follow.relu))
     if isinstance(layer, nn.GroupNorm) and x.is_images:
         return x.now(_group_norm(layer, x, given.cast().own))
-    if isinstance(layer, nn.Flatten) and (layer.start_dim, layer.end_dim) == (1, -1):
-        return flattened(x)
     if getattr(layer, "inplace", False):  # what it writes over, a gradient may still need
         x = x.now(x.tensor.clone())
     if isinstance(layer, PLAIN) and (x.is_images or not isinstance(layer, POOLS)):
@@ -115,8 +113,10 @@ def stacked(layer: nn.Module, x: Activations, given: Given, follow: Follow) -> A
     return y.now(follow(y.tensor))
 
 
-def flattened(x: Activations) -> Activations:
-    return Activations(x.by_client().flatten(2), x.clients, False)
+def flattened(x: Activations, *, by_pixel: bool = False) -> Activations:
+    """Rows, channel by channel as PyTorch has it, or pixel by pixel, as they lie in memory."""
+    rows = x.by_client()
+    return Activations((rows.movedim(2, -1) if by_pixel else rows).flatten(2), x.clients, False)
 
 
 def averaged(x: Activations) -> Activations:

@@ -19,6 +19,7 @@ from torch import Tensor, fx, nn
 
 from fedlens.core import Tree
 from fedlens.layers import KeyedDropout
+from fedlens.products import Factors
 from fedlens.stacked_layers import PLAIN, Activations, Follow, Given, averaged, flattened, stacked
 
 PLAIN_FUNCTIONS = (operator.add, operator.iadd, torch.add, torch.relu, F.relu, F.relu6)
@@ -38,14 +39,6 @@ class Stacking:
         for node in self.nodes:
             if self._gives_rows(node):
                 self.rows.add(node)
-        # Dropout goes by the place in a flattened row, and is faster on one.
-        self.flat_first = {
-            node
-            for node in self.nodes
-            if isinstance(layer := self._layer(node), KeyedDropout)
-            and not layer.channels
-            and all(self._flattens(user) for user in node.users)
-        }
 
     def __call__(
         self,
@@ -70,9 +63,14 @@ class Stacking:
             elif node.op == "call_module":
                 name = str(node.target)
                 given = Given(name, self._own(name, tensors), cast, key, mask, calls[name])
-                x = flattened(arguments[0]) if node in self.flat_first else arguments[0]
-                values[node] = stacked(self.layers[name], x, given, self.follow[node])
+                x = arguments[0]
+                if self._flattens(node):
+                    values[node] = flattened(x, by_pixel=self._is_by_pixel(node, tensors))
+                else:
+                    values[node] = stacked(self.layers[name], x, given, self.follow[node])
                 calls[name] += 1
+            elif self._flattens(node):
+                values[node] = flattened(arguments[0], by_pixel=self._is_by_pixel(node, tensors))
             elif node.op == "call_function":
                 values[node] = _function(node.target, arguments)
             elif node.op == "call_method":
@@ -85,6 +83,25 @@ class Stacking:
         """Whether a layer stands at one place of the forward pass, and is given rows [C, B, n]."""
         places = [n for n in self.nodes if n.op == "call_module" and n.target == name]
         return len(places) == 1 and places[0].args[0] in self.rows
+
+    def flattened_channels(self, name: str) -> int | None:
+        """The channels of images that are flattened for this linear layer and nobody else."""
+        places = [n for n in self.nodes if n.op == "call_module" and n.target == name]
+        node: Any = places[0].args[0]
+        if not self._flattens(node) or len(node.users) > 1:
+            return None
+        node = node.args[0]
+        while (node.op == "call_function" and len(node.all_input_nodes) == 1) or isinstance(
+            self._layer(node), (KeyedDropout, *PLAIN)
+        ):
+            (node,) = node.all_input_nodes
+        layer = self._layer(node)
+        return layer.out_channels if isinstance(layer, nn.Conv2d) else None
+
+    def _is_by_pixel(self, node: fx.Node, tensors: Tree) -> bool:
+        """Whether who takes these flattened images wants them pixel by pixel."""
+        wanted = [tensors.get(f"{user.target}.weight") for user in node.users]
+        return len(wanted) == 1 and isinstance(wanted[0], Factors) and wanted[0].by_pixel
 
     def _gives_rows(self, node: fx.Node) -> bool:
         if node.op == "call_method" or self._flattens(node):
@@ -166,8 +183,6 @@ def _is_readable(node: fx.Node) -> bool:
 
 def _function(function: Any, arguments: tuple[Any, ...]) -> Activations:
     first = next(a for a in arguments if isinstance(a, Activations))
-    if function is torch.flatten:
-        return flattened(first)
     if function is operator.iadd:  # in place it could spoil what another branch reads
         function = operator.add
     tensors = [a.tensor if isinstance(a, Activations) else a for a in arguments]

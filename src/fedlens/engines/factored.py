@@ -9,11 +9,13 @@ where the rows of X and D are these examples; and the round's whole update is th
 -lr * D' X over all clients, each weighed by its share. That is exact. It holds for descent along
 the plain gradient, also with a pull towards the start (FedProx), under which what a step did fades
 by a factor with every further one, and for uploads that are differences; anything else needs the
-weights themselves. It pays where a client sees few examples and the matrix is large.
+weights themselves. It pays where a client sees few examples and the matrix is large. Of a sweep,
+each experiment has its own start and its own rate.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -27,7 +29,7 @@ from fedlens.layout import Layout
 from fedlens.network import Network
 from fedlens.pieces.combine import WeightedSum
 from fedlens.pieces.upload import difference
-from fedlens.products import Factors, wide_product
+from fedlens.products import Factors, faded, wide_product
 from fedlens.work import Part, Shared, Work
 
 WORTH_IT = 2  # how many times smaller the matrix may be than the factors: its copies cost more
@@ -37,8 +39,7 @@ INPUTS, SLOPES, TAKEN = ".inputs", ".slopes", ".steps taken"
 
 def factorable(network: Network, program: ClientProgram, work: Work) -> tuple[str, ...]:
     """The weights that are better not given to clients, by name; none if that does not hold."""
-    algorithm = program.algorithm
-    if work.group is not None or not _holds(algorithm):
+    if not all(map(_holds, program.each or (program.algorithm,))) or not _is_regular(work):
         return ()
     _, steps, batch = work.plan.index.shape
     names = []
@@ -56,45 +57,77 @@ def _holds(algorithm: Algorithm) -> bool:
     return descends and algorithm.upload is difference and not algorithm.memory and algorithm.reset
 
 
+def _is_regular(work: Work) -> bool:
+    """Whether each experiment has as many clients, and all of them stay in its place."""
+    counts, steps = {end - first for _, first, end in work.spans}, work.plan.steps
+    return work.group is None or (len(counts) == 1 and bool((steps == steps[0]).all()))
+
+
 class Factored:
     """A program as it is for clients without these weights."""
 
-    def __init__(self, network: Network, program: ClientProgram, names: tuple[str, ...]) -> None:
-        self.network, self.names = network, names
-        algorithm = program.algorithm
-        assert algorithm.contraction is not None
-        self.lr, self.decay = algorithm.contraction
+    def __init__(
+        self, network: Network, program: ClientProgram, names: tuple[str, ...], groups: list[int]
+    ) -> None:
+        self.network, self.names, self.groups = network, names, groups
+        self.program = replace(
+            program,
+            algorithm=self._amended(program.algorithm),
+            each=tuple(map(self._amended, program.each)),
+        )
+        own = [program.each[g] for g in groups] if program.each else [program.algorithm]
+        self.contractions = [one.contraction for one in own]
+        self.channels = {n: network.flattened_channels(n.removesuffix(".weight")) for n in names}
+        self.batch = 0
+        self.start: Tree = {}  # [G, ...] w0, in the same memory: a recorded step reads it there
+        self.rates: tuple[Tensor, Tensor] | None = None
+
+    def _amended(self, algorithm: Algorithm) -> Algorithm:
         combine = algorithm.combine
         if isinstance(combine, WeightedSum):
-            send = SendFactors(self, multiplied=False)
-            amended = replace(algorithm, upload=send, combine=MultiplyFactors(combine, names))
-        else:
-            amended = replace(algorithm, upload=SendFactors(self, multiplied=True))
-        self.program = replace(program, algorithm=amended)
-        self.batch = 0
-        self.start: Tree = {}  # w0, always in the same memory: a recorded step reads it there
+            send = SendFactors(self, algorithm.contraction, multiplied=False)
+            return replace(algorithm, upload=send, combine=MultiplyFactors(combine, self))
+        return replace(algorithm, upload=SendFactors(self, algorithm.contraction, multiplied=True))
 
     def send(self, shared: Shared, work: Work) -> Shared:
         """What clients get instead: no weights, and room for their factors."""
         _, steps, self.batch = work.plan.index.shape
         params, buffers, exact = dict(shared.params), dict(shared.buffers), dict(shared.exact)
         for name in self.names:
-            weight = params.pop(name)[0]
+            weight = params.pop(name)
             exact.pop(name)
+            whole, (out, features) = len(weight), weight.shape[1:]
+            weight = weight if len(self.groups) == whole else weight[self.groups]
             if name not in self.start:
                 self.start[name] = torch.empty_like(weight, dtype=self.network.compute)
-            self.start[name].copy_(weight)
-            out, features = weight.shape
+            if (channels := self.channels[name]) is not None:
+                weight = weight.reshape(len(weight), out, channels, -1).transpose(2, 3)
+            self.start[name].view(weight.shape).copy_(weight)
             room = self.start[name].new_zeros
             buffers[name + INPUTS] = room(1, steps * self.batch, features)
             buffers[name + SLOPES] = room(1, steps * self.batch, out)
             buffers[name + TAKEN] = torch.zeros(1, dtype=torch.int64, device=weight.device)
+            for part in OF_FACTORS:
+                room_for = buffers[name + part]
+                buffers[name + part] = room_for.expand(whole, *room_for.shape[1:])
         return Shared(params, buffers, exact, shared.told)
 
     def factors(self, name: str, buffers: Tree) -> Factors:
         inputs, slopes, taken = (buffers[name + part] for part in OF_FACTORS)
+        if self.rates is None:
+            wide = torch.promote_types(slopes.dtype, torch.float32)
+            lr, decay = torch.tensor(self.contractions, dtype=torch.float64).T
+            self.rates = lr.to(slopes.device, wide), decay.log2().to(slopes.device, wide)
+        by_pixel = self.channels[name] is not None
         start = self.start[name]
-        return Factors(start, inputs, slopes, taken, self.batch, self.lr, self.decay)
+        return Factors(start, inputs, slopes, taken, self.batch, *self.rates, by_pixel)
+
+    def in_order(self, name: str, product: Tensor) -> Tensor:
+        """A product of factors [..., out, features] with the features as the layer has them."""
+        channels = self.channels[name]
+        if channels is None:
+            return product
+        return product.reshape(*product.shape[:-1], -1, channels).transpose(-1, -2).flatten(-2)
 
     def apply(
         self, params: Tree, buffers: Tree, images: Tensor, keys: Tensor, mask: Tensor
@@ -127,20 +160,25 @@ class SendFactors:
     """
 
     form: Factored
+    contraction: tuple[float, float] | None
     multiplied: bool
 
     def __call__(self, local: Local) -> Upload:
         plain = {n: b for n, b in local.buffers.items() if not n.endswith(OF_FACTORS)}
         upload = difference(replace(local, buffers=plain))
         update = dict(upload.update)
+        assert self.contraction is not None
+        lr, decay = self.contraction
+        log_decay = torch.full_like(local.steps, math.log2(decay), dtype=torch.float64)
         for name in self.form.names:
-            factors = self.form.factors(name, local.buffers)
-            faded = -factors.lr * factors.weights(local.steps).to(factors.slopes)
-            slopes = factors.slopes * faded[:, :, None]
+            inputs, slopes = (local.buffers[name + part] for part in (INPUTS, SLOPES))
+            left = -lr * faded(slopes, self.form.batch, local.steps, log_decay)
+            slopes = slopes * left.to(slopes)[:, :, None]
             if self.multiplied:
-                update[name] = wide_product(slopes.mT, factors.inputs, torch.float32).double()
+                product = wide_product(slopes.mT, inputs, torch.float32)
+                update[name] = self.form.in_order(name, product).double()
             else:
-                update |= {name + INPUTS: factors.inputs, name + SLOPES: slopes}
+                update |= {name + INPUTS: inputs, name + SLOPES: slopes}
         return replace(upload, update=update)
 
 
@@ -149,16 +187,16 @@ class MultiplyFactors:
     """combine: the weighted sum, and the product of the factors, which is one."""
 
     inner: WeightedSum
-    names: tuple[str, ...]
+    form: Factored
     linear: ClassVar[bool] = True
     uses_shares: ClassVar[bool] = True
 
     def __call__(self, updates: Tree, shares: Tensor, cohort: Cohort, layout: Layout) -> Tree:
         rest = {name: u for name, u in updates.items() if not name.endswith(OF_FACTORS)}
         combined = self.inner(rest, shares, cohort, layout)
-        for name in self.names:
+        for name in self.form.names:
             x, d = updates[name + INPUTS], updates[name + SLOPES]
             weighed = (d * shares.to(d)[:, None, None]).flatten(0, 1)
             product = wide_product(weighed.mT[None], x.flatten(0, 1)[None], torch.float32)
-            combined[name] = product[0].double()
+            combined[name] = self.form.in_order(name, product[0]).double()
         return combined

@@ -30,7 +30,7 @@ class Stacked:
     examples: Examples
     at_once: int = AT_ONCE
     factor: bool = True
-    _made: tuple[ClientProgram, Record | None, dict[tuple[str, ...], Factored]] | None = field(
+    _made: tuple[ClientProgram, Record | None, dict[object, Factored]] | None = field(
         default=None, repr=False
     )
     _probed: bool = field(default=False, repr=False)
@@ -39,11 +39,12 @@ class Stacked:
         if self._made is None or self._made[0] is not program:
             self._made = program, self._recorder(), {}
         shared = shared._replace(params=self.network.laid_out(shared.params))
-        start = 0
+        start, each = 0, _clients_of_each(work)
         while start < len(work):
-            # Blocks of about the same size have the same shapes.
+            # Blocks of about the same size have the same shapes; experiments stay whole.
             left = len(work) - start
             size = -(-left // -(-left // self.at_once))
+            size = max(size // each * each, each) if each <= self.at_once else size
             try:
                 parts = self._block(program, shared, work.rows(slice(start, start + size)))
             except torch.OutOfMemoryError:
@@ -66,9 +67,11 @@ class Stacked:
             before = torch.cuda.memory_allocated(device)
         names = factorable(self.network, program, work) if self.factor else ()
         if names:
-            if names not in factored:
-                factored[names] = Factored(self.network, program, names)
-            form = factored[names]
+            groups = [group for group, _, _ in work.spans]
+            key = names, tuple(groups)
+            if key not in factored:
+                factored[key] = Factored(self.network, program, names, groups)
+            form = factored[key]
             sent = form.send(shared, work)
             parts = form.receive(form.program(form.apply, self.examples, sent, work, record))
         else:
@@ -84,3 +87,9 @@ class Stacked:
 
     def close(self) -> None:
         self._made = None
+
+
+def _clients_of_each(work: Work) -> int:
+    """How many clients each experiment has, if that is the same number; else 1."""
+    counts = {end - first for _, first, end in work.spans}
+    return counts.pop() if work.group is not None and len(counts) == 1 else 1
