@@ -10,7 +10,7 @@ from fedlens import fused, keys, row_kernels
 from fedlens.augment import normalise
 from fedlens.layers import dropout_word, keyed_dropout
 from fedlens.pieces.objective import cross_entropy
-from fedlens.products import Factors, _Convolve, _Factored
+from fedlens.products import Factors, _Convolve, _Factored, _Linear
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 torch.backends.cuda.matmul.allow_tf32 = True
@@ -121,11 +121,36 @@ def factors() -> None:
         for form, room in zip((fused.Factored, _Factored), rooms, strict=True):
             inputs, slopes, taken = room
             y = form.apply(x, bias, Factors(start, *room, batch, lr, decay.log2()), step != 1)
-            results.append((y, *torch.autograd.grad(y, (x, bias), pull), inputs, slopes))
             taken += 1
+            results.append((y, *torch.autograd.grad(y, (x, bias), pull), inputs, slopes))
         for what, one, other in zip(("y", "dx", "db", "X", "D"), *results, strict=True):
             agree(f"factors, {what} of step {step}", one, other)
     print("factors agree")
+
+
+def small_layers() -> None:
+    for batch, features, out, relu in ((5, 70, 24, True), (64, 130, 72, False)):
+        x = torch.randn(3, batch, features, device=DEVICE, requires_grad=True)
+        weight = torch.randn(3, out, features, device=DEVICE, requires_grad=True)
+        bias = torch.randn(3, out, device=DEVICE, requires_grad=True)
+        found = fused.linear(x, weight, bias, relu=relu)
+        expected = _Linear.apply(x, weight, bias, relu)
+        agree("small layer", found, expected)
+        pull = torch.randn_like(expected)
+        both = (torch.autograd.grad(y, (x, weight, bias), pull) for y in (found, expected))
+        for what, one, other in zip(("dx", "dw", "db"), *both, strict=True):
+            agree(f"small layer, {what}", one, other)
+    print("small layers agree")
+
+
+def adding() -> None:
+    to = [torch.randn(3, 5, 7, device=DEVICE).permute(0, 2, 1), torch.randn(2000, device=DEVICE)]
+    what = [torch.randn_like(t) for t in to]
+    expected = [a - 0.1 * b for a, b in zip(to, what, strict=True)]
+    assert row_kernels.add(to, what, -0.1)
+    torch.testing.assert_close(to, expected)
+    assert not row_kernels.add([to[0]], [what[0].contiguous()], 1.0), "they lie otherwise"
+    print("adding agrees")
 
 
 if __name__ == "__main__":
@@ -133,4 +158,6 @@ if __name__ == "__main__":
     convolutions()
     the_rest()
     factors()
+    small_layers()
+    adding()
     print("all agree")

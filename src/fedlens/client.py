@@ -43,6 +43,7 @@ class Inputs(NamedTuple):
     counts: Tensor  # [C]
     dropout_keys: Tensor  # [C]
     augment_keys: Tensor  # [C]
+    ones: Tensor  # [C] the slopes of everyone's loss
     step: Tensor  # []
 
 
@@ -156,6 +157,7 @@ class ClientProgram:
         augment_keys = dropout_keys
         if self.augment is not None:
             augment_keys = keys.fold(given.keys[:, None], AUGMENT, steps)
+        ones = torch.ones(len(index), dtype=dtype, device=device)
         losses: list[Tensor] = []
         finished: list[Local] = []
 
@@ -171,6 +173,7 @@ class ClientProgram:
                 counts=counts[rows],
                 dropout_keys=dropout_keys[rows],
                 augment_keys=augment_keys[rows],
+                ones=ones[:live],
                 step=steps[step],
             )
             local, loss = take(local, now)
@@ -205,7 +208,7 @@ class ClientProgram:
         taps = apply.taps if isinstance(apply, Tapping) else {}
         others = {name: p for name, p in params.items() if name not in taps}
         leaves = [*others.values(), *(gave for _, gave in taps.values())]
-        slopes = torch.autograd.grad(loss.sum(), leaves, materialize_grads=True)
+        slopes = torch.autograd.grad(loss, leaves, now.ones.to(loss), materialize_grads=True)
         with torch.no_grad():
             for (name, (given, _)), slope in zip(taps.items(), slopes[len(others) :], strict=True):
                 assert algorithm.rate is not None

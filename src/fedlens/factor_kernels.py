@@ -1,7 +1,8 @@
 """Triton kernels of factored linear layers: what engines/factored.py describes, for C clients.
 
 The rows of a client's inputs X and slopes D are the examples it has seen, `each` rows a step and
-`taken` steps of them; what lies behind is not read.
+`taken` steps of them; what lies behind is not read. Between the two directions of a step `taken` is
+raised by one.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ def _slopes_kernel(
 ):  # fmt: skip
     """The slopes before ReLU: as they are, put down in D, summed for the bias, and d D'."""
     client = tl.program_id(0).to(tl.int64)
-    seen = tl.load(taken).to(tl.int32) * each
+    seen = (tl.load(taken).to(tl.int32) - 1) * each
     m = tl.arange(0, BM)
     n = tl.program_id(1) * BN + tl.arange(0, BN)
     sums = tl.zeros((BM, BN), tl.float32)
@@ -134,7 +135,7 @@ def _backward_kernel(
     """base - lr (d D') X."""
     client = tl.program_id(0).to(tl.int64)
     lr, log_decay = tl.load(rates + client // size), tl.load(log_decays + client // size)
-    seen = tl.load(taken).to(tl.int32) * each
+    seen = (tl.load(taken).to(tl.int32) - 1) * each
     m = tl.arange(0, BM)
     n = tl.program_id(1) * BN + tl.arange(0, BN)
     sums = tl.zeros((BM, BN), tl.float32)

@@ -38,6 +38,25 @@ def convolve(
     return y
 
 
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, relu: bool) -> Tensor:
+    """`products.linear` where the matrix `is_small`; the gradients come as it is kept."""
+    y: Tensor = _Linear.apply(x, weight, bias, relu)  # type: ignore[no-untyped-call]
+    return y
+
+
+def is_small(x: Tensor, weight: Tensor) -> bool:
+    from fedlens import linear_kernels
+
+    return linear_kernels.is_small(x, weight)
+
+
+def add(to: list[Tensor], what: list[Tensor], times: float) -> bool:
+    """to += times * what, in place, if there is one kernel for that."""
+    from fedlens import row_kernels
+
+    return row_kernels.add(to, what, times)
+
+
 def dropout(
     x: Tensor, keys: Tensor, word: int, num_dropped: int, *, whole_channels: bool
 ) -> Tensor:
@@ -123,6 +142,27 @@ def _bordered(images: Tensor, padding: Padding, room: int) -> Tensor:
     return kernels.spread(images, None, (tall, wide), padding, kernels.PLAIN, room)
 
 
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
+        from fedlens import linear_kernels
+
+        x, weight = x.contiguous(), weight.contiguous()
+        bias = None if bias is None else bias.contiguous()
+        y = linear_kernels.forward(x, weight, bias, relu=relu)
+        ctx.save_for_backward(y if relu else None, x, weight)
+        ctx.has_bias = bias is not None
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        from fedlens import linear_kernels
+
+        needs_dx, dy = ctx.needs_input_grad[0], gradients[0].contiguous()
+        dx, dw, db = linear_kernels.backward(dy, *ctx.saved_tensors, needs_dx=needs_dx)
+        return dx, dw, db if ctx.has_bias else None, None
+
+
 def apart(slopes: Tensor, shape: tuple[int, int], stride: tuple[int, int]) -> Tensor:
     """Slopes [N, H', W', out] of a convolution at the places of one without stride, else 0."""
     count, rows, columns, out = slopes.shape
@@ -148,7 +188,7 @@ class Factored(torch.autograd.Function):
         x, bias = x.contiguous(), None if bias is None else bias.contiguous()
         base = shared_product(x, factors.start.mT)
         y = factor_kernels.forward(x, base, factors, bias, relu=relu)
-        ctx.save_for_backward(y if relu else None, factors.taken.clone())
+        ctx.save_for_backward(y if relu else None)
         ctx.factors, ctx.has_bias = factors, bias is not None
         return y
 
@@ -156,8 +196,7 @@ class Factored(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         from fedlens import factor_kernels
 
-        y, taken = ctx.saved_tensors
-        factors = ctx.factors._replace(taken=taken)
+        (y,), factors = ctx.saved_tensors, ctx.factors
         d, weights, db = factor_kernels.slopes_back(gradients[0].contiguous(), y, factors)
         dx = None
         if ctx.needs_input_grad[0]:

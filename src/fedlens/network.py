@@ -120,8 +120,7 @@ class Network:
             frozen = self._frozen_on(images.device)
             same = {name: t.expand(len(keys), *t.shape) for name, t in frozen.items()}
             tensors = params | buffers | same
-            logits = self._stacking(tensors, self._cast, inputs, keys, mask)
-            return logits.to(self.dtype), buffers
+            return self._stacking(tensors, self._cast, inputs, keys, mask), buffers
 
         def each(p: Tree, b: Tree, x: Tensor, k: Tensor, m: Tensor) -> tuple[Tensor, Tree]:
             return self._call(p | b, x, k, m, training=True), b

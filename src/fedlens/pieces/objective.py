@@ -65,4 +65,4 @@ def _mean(loss: Loss, logits: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
         return fused.cross_entropy(logits, labels, weight)
     # A batch may weigh nothing (all its labels unknown to p): then it has no loss, not NaN.
     total = weight.sum(1).clamp(min=1e-12)
-    return (weight * loss(logits, labels)).sum(1) / total
+    return (weight * loss(logits.to(weight), labels)).sum(1) / total

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedlens import fused
 from fedlens.core import Local, Memory, Number, Solve, Tree, per_row, tree_map, zeros_like
+from fedlens.fused import has_kernels
 
 
 @dataclass(frozen=True)
@@ -162,7 +164,7 @@ def _add(to: list[Tensor], what: list[Tensor], times: Number) -> None:
     if isinstance(times, Tensor):
         for a, b in zip(to, what, strict=True):
             a.addcmul_(b, torch.as_tensor(per_row(times, b)))
-    else:
+    elif not (has_kernels(to[0]) and fused.add(to, what, times)):
         torch._foreach_add_(to, what, alpha=times)
 
 
