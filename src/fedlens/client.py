@@ -23,8 +23,8 @@ from fedlens.alone import Tapping
 from fedlens.augment import Augment
 from fedlens.core import Batch, Cohort, Examples, Local, Memory, Plan, Tree, tree_map
 from fedlens.layout import Layout
-from fedlens.trees import copy_tensors, join, map_tensors
-from fedlens.work import Given, Part, Shared, Spans, Work, rows_of
+from fedlens.trees import copy_tensors, join, map_tensors, tensors_in
+from fedlens.work import Given, Packed, Part, Shared, Spans, Work, rows_of
 
 Apply = Callable[[Tree, Tree, Tensor, Tensor, Tensor], tuple[Tensor, Tree]]
 """(params[C], buffers[C], images[C, B], keys[C], mask[C, B]) -> logits[C, B, L], buffers[C]."""
@@ -99,13 +99,20 @@ class ClientProgram:
         record: Record | None = None,
     ) -> list[Part]:
         """What some clients send: a part for each experiment that there are clients of."""
-        given = Given.of(work, examples.labels.device)
+        known, given = examples.labels, Given.of(work)
         cuts, spans = _cuts(work.plan), work.spans
         take = partial(self._step, apply, examples)
-        whole = partial(self._round, examples.labels, cuts, spans, take)
+        if record is None and known.device.type == "cpu":
+            return self._round(known, cuts, spans, take, shared, given)
+        packed, opened = Packed.of(given, known.device)
+
+        def whole(shared: Shared, packed: Packed) -> list[Part]:
+            return self._round(known, cuts, spans, take, shared, opened(packed))
+
         if record is None:
-            return whole(shared, given)
-        parts = record(("round", cuts, spans), whole, shared, given)
+            return whole(shared, packed)
+        shapes = tuple(t.shape for t in tensors_in(given))
+        parts = record(("round", cuts, spans, shapes), whole, shared, packed)
         if parts is None:
             width = work.plan.index.shape[2]
             full = cuts[0], (width,) * len(cuts[1])  # one shape for every step
@@ -114,7 +121,7 @@ class ClientProgram:
                 before = replace(local, step=None, count=None, loss=None)
                 return record("step", partial(_in_place, take), before, now) or take(local, now)
 
-            return self._round(examples.labels, full, spans, one, shared, given)
+            return self._round(known, full, spans, one, shared, opened(packed))
         # Sums are added up at once; the rest must outlive the memory of the record.
         lasting = (
             ("keep", "scalars") if self.algorithm.combine.linear else ("keep", "scalars", "update")

@@ -61,8 +61,8 @@ def _scores_kernel(
 
 @triton.jit
 def _forward_kernel(
-    base, scores, slopes, taken, each, bias, y, clients, batch, outs, rows, parts, rates,
-    log_decays, size, HAS_BIAS: tl.constexpr, RELU: tl.constexpr,
+    base, scores, slopes, taken, each, bias, y, clients, batch, outs, rows, rates, log_decays,
+    size, PARTS: tl.constexpr, HAS_BIAS: tl.constexpr, RELU: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """base - lr (x X') D, bias and ReLU."""
@@ -76,7 +76,7 @@ def _forward_kernel(
         k = start + tl.arange(0, BK)
         there = (m < batch)[:, None] & (k < seen)[None, :]
         score = tl.zeros((BM, BK), tl.float32)
-        for part in range(parts):
+        for part in tl.static_range(PARTS):
             place = scores + ((part * clients + client) * batch + m)[:, None] * rows + k[None, :]
             score += tl.load(place, mask=there, other=0.0)
         score *= _fade(k, each, seen, log_decay)[None, :]
@@ -165,7 +165,7 @@ def forward(
     rows, outs = factors.slopes.shape[1:]
     tall, deep, block = tile(batch), 64, min(tile(rows), 64)
     blocks = triton.cdiv(rows, block)
-    parts = max(1, min(PROGRAMS // (clients * blocks), triton.cdiv(features, 512)))
+    parts = max(1, min(3 * PROGRAMS // (clients * blocks), triton.cdiv(features, 512), 8))
     chunk = triton.cdiv(triton.cdiv(features, parts), deep) * deep
     parts = triton.cdiv(features, chunk)
     scores = torch.empty(parts, clients, batch, rows, device=x.device)
@@ -173,12 +173,12 @@ def forward(
         x, factors.inputs, factors.taken, factors.batch, scores, clients, batch, features, rows,
         chunk, BM=tall, BN=block, BK=deep, num_warps=4, num_stages=3,
     )  # fmt: skip
-    y, wide = torch.empty_like(base), min(tile(outs), 64)
+    y, wide = torch.empty_like(base), min(tile(outs), 32)
     _forward_kernel[(clients, triton.cdiv(outs, wide))](
         base, scores, factors.slopes, factors.taken, factors.batch, base if bias is None else bias,
-        y, clients, batch, outs, rows, parts, factors.lr, factors.log_decay,
-        clients // len(factors.lr), HAS_BIAS=bias is not None, RELU=relu, BM=tall, BN=wide,
-        BK=32, num_warps=4, num_stages=2,
+        y, clients, batch, outs, rows, factors.lr, factors.log_decay, clients // len(factors.lr),
+        PARTS=parts, HAS_BIAS=bias is not None, RELU=relu, BM=tall, BN=wide,
+        BK=min(tile(rows), 64), num_warps=4, num_stages=2,
     )  # fmt: skip
     return y
 
@@ -193,7 +193,7 @@ def slopes_back(dy: Tensor, y: Tensor | None, factors: Factors) -> tuple[Tensor,
     _slopes_kernel[(clients, triton.cdiv(rows, block))](
         dy, dy if y is None else y, factors.slopes, factors.taken, factors.batch, d, weights, bias,
         clients, batch, outs, rows, RELU=y is not None, BM=tile(batch), BN=block,
-        BK=min(tile(outs), 64), num_warps=4, num_stages=2,
+        BK=min(tile(outs), 128), num_warps=4, num_stages=2,
     )  # fmt: skip
     return d, weights, bias
 
@@ -205,6 +205,6 @@ def backward(base: Tensor, weights: Tensor, factors: Factors) -> Tensor:
     _backward_kernel[(clients, triton.cdiv(features, wide))](
         base, weights, factors.inputs, factors.taken, factors.batch, dx, batch, features,
         weights.shape[2], factors.lr, factors.log_decay, clients // len(factors.lr),
-        BM=tile(batch), BN=wide, BK=32, num_warps=4, num_stages=3,
+        BM=tile(batch), BN=wide, BK=min(tile(weights.shape[2]), 64), num_warps=4, num_stages=2,
     )  # fmt: skip
     return dx

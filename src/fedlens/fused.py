@@ -106,8 +106,9 @@ class _Convolve(torch.autograd.Function):
         shape = kernels.places(images, geometry, padding)
         plain, needs_dx = geometry.stride == (1, 1), ctx.needs_input_grad[0]
         shifted = gradient_kernels.by_shifts(channels, geometry, padding)
-        # Spread once, with the border that the gradient of the images needs.
-        border = around if shifted or (plain and needs_dx) else kernels.NONE
+        by_taps = kernels.by_taps(slopes.shape[3])
+        # Spread once, with the border that the gradients need.
+        border = around if shifted or (plain and needs_dx and not by_taps) else kernels.NONE
         if any(border) or kept is not None:
             slopes = kernels.spread(slopes, kept, shape, border, geometry)
         if shifted:
@@ -126,8 +127,10 @@ class _Convolve(torch.autograd.Function):
             if not plain:
                 dense = kernels.places(images, kernels.Geometry(geometry.size), padding)
                 slopes = apart(slopes, dense, geometry.stride)
-                slopes = _bordered(slopes, around, slopes.shape[3])
-            dx = kernels.turned_product(slopes, kernel, geometry.size, channels)
+            if border == kernels.NONE and not by_taps:
+                slopes, border = _bordered(slopes, around, slopes.shape[3]), around
+            missing = around if border == kernels.NONE else kernels.NONE
+            dx = kernels.turned_product(slopes, kernel, geometry.size, channels, missing)
             dx = dx[..., : channels - ctx.more].permute(0, 3, 1, 2)
         return dx, dw, db if ctx.has_bias else None, None, None
 

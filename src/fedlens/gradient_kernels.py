@@ -34,7 +34,6 @@ def _gradient_kernel(
     slopes += client * batch * slope_tall * slope_wide * outs
     shift = (k // run) * wide * channels + k % run
     sums = tl.zeros((BK, BN), tl.float32)
-    bias = tl.zeros((BN,), tl.float32)
     chunks = tl.cdiv(total, BM * splits)
     for chunk in range(chunks):
         m = (split * chunks + chunk) * BM + tl.arange(0, BM)
@@ -47,13 +46,15 @@ def _gradient_kernel(
             slopes + place[:, None] + n[None, :], mask=inside & (n < outs)[None, :], other=0.0
         )
         sums = tl.dot(tl.trans(a), d, sums, input_precision="tf32")
-        if tl.program_id(0) == 0:
-            bias += tl.sum(d.to(tl.float32), 0)
     out += (split * clients + client) * (depth + 1) * outs
     there = (k < depth)[:, None] & (n < outs)[None, :]
     tl.store(out + k[:, None] * outs + n[None, :], sums, mask=there)
-    if tl.program_id(0) == 0:  # the gradient of the bias is the last row
-        tl.store(out + depth * outs + n, bias, mask=n < outs)
+    if tl.program_id(0) == 0:
+        slopes += (top * slope_wide + left) * outs
+        sums = _sum_of_slopes(
+            slopes, total, split, chunks, n, rows, columns, slope_tall, slope_wide, outs, BM, BN
+        )
+        tl.store(out + depth * outs + n, sums, mask=n < outs)
 
 
 @triton.jit
@@ -77,9 +78,7 @@ def _shifted_gradient_kernel(
     slopes += client * batch * slope_tall * slope_wide * outs
     up, back = tap // width - top, tap % width - left
     slopes += ((border_top - up) * slope_wide + border_left - back) * outs
-    is_whole = (tl.program_id(0) < taps) & (up == 0) & (back == 0)  # it meets every slope once
     sums = tl.zeros((BK, BN), tl.float32)
-    bias = tl.zeros((BN,), tl.float32)
     chunks = tl.cdiv(total, BM * splits)
     for chunk in range(chunks):
         m = (split * chunks + chunk) * BM + tl.arange(0, BM)
@@ -91,13 +90,31 @@ def _shifted_gradient_kernel(
         there = inside & (n < outs)[None, :]
         d = tl.load(slopes + place[:, None] + n[None, :], mask=there, other=0.0)
         sums = tl.dot(tl.trans(a), d, sums, input_precision="tf32")
-        if is_whole:
-            bias += tl.sum(d.to(tl.float32), 0)
     out += (split * clients + client) * (taps * channels + 1) * outs
     there = (k < channels)[:, None] & (n < outs)[None, :]
     tl.store(out + (tap * channels + k)[:, None] * outs + n[None, :], sums, mask=there)
-    if is_whole:  # the gradient of the bias is the last row
-        tl.store(out + taps * channels * outs + n, bias, mask=n < outs)
+    if (tl.program_id(0) < taps) & (up == 0) & (back == 0):  # a tap that meets every slope once
+        sums = _sum_of_slopes(
+            slopes, total, split, chunks, n, tall, wide, slope_tall, slope_wide, outs, BM, BN
+        )
+        tl.store(out + taps * channels * outs + n, sums, mask=n < outs)
+
+
+@triton.jit
+def _sum_of_slopes(
+    slopes, total, split, chunks, n, rows: tl.constexpr, columns: tl.constexpr,
+    slope_tall: tl.constexpr, slope_wide: tl.constexpr, outs: tl.constexpr, BM: tl.constexpr,
+    BN: tl.constexpr,
+):  # fmt: skip
+    """The gradient of the bias: in a loop of its own, since a branch makes the other one slow."""
+    sums = tl.zeros((BM, BN), tl.float32)
+    for chunk in range(chunks):
+        m = (split * chunks + chunk) * BM + tl.arange(0, BM)
+        image, row, column = place_of(m, rows, columns, False)
+        place = ((image * slope_tall + row) * slope_wide + column) * outs
+        there = (m < total)[:, None] & (n < outs)[None, :]
+        sums += tl.load(slopes + place[:, None] + n[None, :], mask=there, other=0.0).to(tl.float32)
+    return tl.sum(sums, 0)
 
 
 @triton.jit

@@ -210,11 +210,13 @@ def product(
     return out, winners
 
 
-def turned_product(slopes: Tensor, kernel: Tensor, size: tuple[int, int], channels: int) -> Tensor:
-    """Slopes within their border times the same kernels turned around: the images' gradient."""
-    rows, columns = places(slopes, Geometry(size))
+def turned_product(
+    slopes: Tensor, kernel: Tensor, size: tuple[int, int], channels: int, padding: Padding
+) -> Tensor:
+    """Slopes times the same kernels turned around: the images' gradient."""
+    rows, columns = places(slopes, Geometry(size), padding)
     out = slopes.new_empty(len(slopes), rows, columns, channels)
-    _product(slopes, kernel, None, out, None, Geometry(size), NONE, turned=True)
+    _product(slopes, kernel, None, out, None, Geometry(size), padding, turned=True)
     return out
 
 

@@ -86,11 +86,11 @@ def is_small(x: Tensor, weight: Tensor) -> bool:
 def forward(x: Tensor, weight: Tensor, bias: Tensor | None, *, relu: bool) -> Tensor:
     clients, batch, features = x.shape
     outs = weight.shape[1]
-    y, wide = x.new_empty(clients, batch, outs), min(tile(outs), 64)
+    y, wide = x.new_empty(clients, batch, outs), min(tile(outs), 32)
     _forward_kernel[(clients, triton.cdiv(outs, wide))](
         x, weight, weight if bias is None else bias, y, batch, features, outs,
         HAS_BIAS=bias is not None, RELU=relu, BM=tile(batch), BN=wide,
-        BK=min(tile(features), 128), num_warps=4, num_stages=2,
+        BK=min(tile(features), 64), num_warps=4, num_stages=3,
     )  # fmt: skip
     return y
 

@@ -26,7 +26,7 @@ from fedlens.core import (
 )
 from fedlens.engines import Engine
 from fedlens.network import Network
-from fedlens.trees import moved
+from fedlens.trees import copy_tensors, moved
 from fedlens.work import Part, Shared, Work
 
 SELECT, CLIENT, DRAW = keys.purpose("select"), keys.purpose("client"), keys.purpose("draw")
@@ -173,7 +173,8 @@ def _move(turn: Turn, work: Work, uploads: Part, exact: Tree) -> tuple[State, Ou
         update = algorithm.combine(update, moved(work.shares, device), cohort, turn.program.layout)
     gathered = Gathered(cohort, uploads.extra)
 
-    slope = {name: update[name].neg_().unsqueeze(0) for name in state.params}
+    torch._foreach_neg_([update[name] for name in state.params])
+    slope = {name: update[name].unsqueeze(0) for name in state.params}
     memory = {name: tree_map(torch.clone, tree) for name, tree in state.server.items()}
     start = {name: exact[name] for name in state.params}
     new, server = algorithm.advance.update(slope, memory, start, gathered)
@@ -278,7 +279,9 @@ class Uploads:
 def _added(total: Tree, part: Tree) -> Tree:
     """`total` plus `part`, in the place of `total`; a part may lie in memory that is reused."""
     if not total:
-        return tree_map(torch.clone, part)
+        total = tree_map(torch.empty_like, part)
+        copy_tensors(part, total)
+        return total
     for name, tensor in total.items():
         tensor += part[name]
     return total

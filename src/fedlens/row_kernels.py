@@ -41,37 +41,36 @@ def _mix(z):
 
 @triton.jit
 def _dropout_kernel(
-    x, client_keys, out, word, total, batch, width, channels, num_dropped, scale,
-    BLOCK: tl.constexpr,
+    x, client_keys, out, word, batch, width, channels, num_dropped, scale, BLOCK: tl.constexpr
 ):  # fmt: skip
-    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    there = i < total
-    row, position = i // width, i % width % channels
-    key = _mix(tl.load(client_keys + row // batch, mask=there, other=0) + word)
-    counter = ((row % batch) << 32) | (position // 4)
+    row = tl.program_id(0).to(tl.int64)
+    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    there, position = i < width, i % channels
+    key = _mix(tl.load(client_keys + row // batch) + word)
+    counter = ((row % batch) << 32) | (position // 4).to(tl.int64)
     hashed = _mix(counter * _GOLDEN + key)
     lane = (hashed << (48 - 16 * (position % 4))) >> 48
-    value = tl.load(x + i, mask=there, other=0.0).to(tl.float32)
+    value = tl.load(x + row * width + i, mask=there, other=0.0).to(tl.float32)
     kept = tl.where(lane >= num_dropped - 32768, value * scale, 0.0)
-    tl.store(out + i, kept.to(out.dtype.element_ty), mask=there)
+    tl.store(out + row * width + i, kept.to(out.dtype.element_ty), mask=there)
 
 
 @triton.jit
 def _row_dropout_kernel(
-    x, client_keys, out, word, total, batch, width, num_dropped, scale, BLOCK: tl.constexpr
+    x, client_keys, out, word, batch, width, num_dropped, scale, BLOCK: tl.constexpr
 ):  # fmt: skip
     """The same where four positions with one hash lie side by side."""
-    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    there = i < total // 4
-    row, place = i // (width // 4), i % (width // 4)
-    key = _mix(tl.load(client_keys + row // batch, mask=there, other=0) + word)
-    hashed = _mix((((row % batch) << 32) | place) * _GOLDEN + key)
+    row = tl.program_id(0).to(tl.int64)
+    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    key = _mix(tl.load(client_keys + row // batch) + word)
+    hashed = _mix((((row % batch) << 32) | i.to(tl.int64)) * _GOLDEN + key)
     each = tl.arange(0, 4)
     lane = (hashed[:, None] << (48 - 16 * each)[None, :]) >> 48
-    entry = i[:, None] * 4 + each[None, :]
-    value = tl.load(x + entry, mask=there[:, None], other=0.0).to(tl.float32)
+    entry = row * width + i[:, None] * 4 + each[None, :]
+    there = (i < width // 4)[:, None]
+    value = tl.load(x + entry, mask=there, other=0.0).to(tl.float32)
     kept = tl.where(lane >= num_dropped - 32768, value * scale, 0.0)
-    tl.store(out + entry, kept.to(out.dtype.element_ty), mask=there[:, None])
+    tl.store(out + entry, kept.to(out.dtype.element_ty), mask=there)
 
 
 @triton.jit
@@ -163,18 +162,18 @@ def dropout(
     out = torch.empty_like(x)
     batch = x.shape[0] // len(client_keys) if is_images else x.shape[1]
     width = x.shape[1:].numel() if is_images else x.shape[2]
+    rows, word = x.numel() // width, signed(word * GOLDEN)
     scale = 2**16 / (2**16 - num_dropped)
     if not whole_channels and width % 4 == 0:
-        _row_dropout_kernel[(triton.cdiv(x.numel(), 2048),)](
-            x, client_keys, out, signed(word * GOLDEN), x.numel(), batch, width, num_dropped,
-            scale, BLOCK=512,
-        )  # fmt: skip
+        block = min(tile(width // 4), 512)
+        _row_dropout_kernel[(rows, triton.cdiv(width // 4, block))](
+            x, client_keys, out, word, batch, width, num_dropped, scale, BLOCK=block
+        )
         return out
     channels = x.shape[1] if is_images and whole_channels else width
-    _dropout_kernel[(triton.cdiv(x.numel(), 1024),)](
-        x, client_keys, out, signed(word * GOLDEN), x.numel(), batch, width, channels,
-        num_dropped, scale, BLOCK=1024,
-    )  # fmt: skip
+    _dropout_kernel[(rows, triton.cdiv(width, 1024))](
+        x, client_keys, out, word, batch, width, channels, num_dropped, scale, BLOCK=1024
+    )
     return out
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -32,10 +32,17 @@ def tensors_in(value: Any) -> list[Tensor]:
 
 def copy_tensors(source: Any, target: Any) -> None:
     """The tensors of `source` into those of `target`, which is built alike."""
-    both = zip(tensors_in(source), tensors_in(target), strict=True)
-    pairs = [(a, b) for a, b in both if a is not b]
-    if pairs:
-        torch._foreach_copy_([b for _, b in pairs], [a for a, _ in pairs])
+    copy_all(zip(tensors_in(source), tensors_in(target), strict=True))
+
+
+def copy_all(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
+    """The first tensor of each pair into the second; on a GPU in one kernel for each dtype."""
+    by_dtype: dict[torch.dtype, list[tuple[Tensor, Tensor]]] = {}
+    for a, b in pairs:
+        if a is not b:
+            by_dtype.setdefault(a.dtype, []).append((a, b))
+    for some in by_dtype.values():
+        torch._foreach_copy_([b for _, b in some], [a for a, _ in some])
 
 
 def join(values: Sequence[Any]) -> Any:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -112,20 +113,46 @@ class Given(NamedTuple):
     memory: Memory  # [C, ...]
 
     @classmethod
-    def of(cls, work: Work, device: torch.device) -> Given:
+    def of(cls, work: Work) -> Given:
         steps, back, mine = work.plan.steps, None, work
         if not bool((steps[1:] <= steps[:-1]).all()):
             order = steps.argsort(descending=True, stable=True)
             steps, back, mine = steps[order], order.argsort(), work.rows(order)
-        cohort = work.cohort
-        if device.type != "cpu" and work.group is None:  # what is recorded reads tensors alone
+        plan, facts = mine.plan, mine.facts
+        return cls(
+            plan, mine.keys, facts, steps, mine.group, back, work.shares, work.cohort, mine.memory
+        )
+
+
+class Packed(NamedTuple):
+    """`Given` on its way to a device: all numbers in one tensor, which is one copy."""
+
+    numbers: Tensor  # int64
+    memory: Memory
+
+    @classmethod
+    def of(cls, given: Given, device: torch.device) -> tuple[Packed, Callable[[Packed], Given]]:
+        """It, and how to open it there: the same for all that are built alike."""
+        cohort = given.cohort
+        if given.group is None:  # what is recorded reads tensors alone
             counts: Any = {name: torch.tensor(getattr(cohort, name)) for name in COUNTS}
             cohort = cohort._replace(**counts)
-        here = cls(
-            mine.plan, mine.keys, mine.facts, steps, mine.group, back, work.shares, cohort, {}
-        )
-        there: Given = _at_once(here, device)
-        return there._replace(memory=mine.memory)
+        shape = given._replace(memory={}, cohort=cohort)
+        flat = [t.flatten().view(torch.int64) for t in tensors_in(shape)]  # or float64, bit by bit
+        return cls(moved(torch.cat(flat), device), given.memory), partial(_opened, shape)
+
+
+def _opened(shape: Given, packed: Packed) -> Given:
+    start = 0
+
+    def place(tensor: Tensor) -> Tensor:
+        nonlocal start
+        start += tensor.numel()
+        part = packed.numbers[start - tensor.numel() : start]
+        return part.view(tensor.dtype).view(tensor.shape)
+
+    given: Given = map_tensors(shape, place)
+    return given._replace(memory=packed.memory)
 
 
 def _counts_by_row(cohort: Cohort) -> Cohort:
@@ -145,19 +172,3 @@ def _plans(plans: Sequence[Plan]) -> Plan:
         index.append(F.pad(plan.index, (0, size - own_size, 0, steps - own_steps)))
         counts.append(F.pad(plan.counts, (0, steps - own_steps)))
     return Plan(torch.cat(index), torch.cat(counts))
-
-
-def _at_once(numbers: Any, device: torch.device) -> Any:
-    """int64 and float64 tensors on the device, in one copy for all of them."""
-    if device.type == "cpu":
-        return numbers
-    flat = [t.flatten().view(torch.int64) for t in tensors_in(numbers)]
-    there, start = moved(torch.cat(flat), device), 0
-
-    def place(tensor: Tensor) -> Tensor:
-        nonlocal start
-        start += tensor.numel()
-        part: Tensor = there[start - tensor.numel() : start]
-        return part.view(tensor.dtype).view(tensor.shape)
-
-    return map_tensors(numbers, place)

@@ -80,6 +80,7 @@ class Factored:
         self.channels = {n: network.flattened_channels(n.removesuffix(".weight")) for n in names}
         self.batch = 0
         self.start: Tree = {}  # [G, ...] w0, in the same memory: a recorded step reads it there
+        self.rooms: dict[tuple[str, int, int], Tree] = {}  # zeros, to start from
         self.rates: tuple[Tensor, Tensor] | None = None
 
     def _amended(self, algorithm: Algorithm) -> Algorithm:
@@ -103,13 +104,16 @@ class Factored:
             if (channels := self.channels[name]) is not None:
                 weight = weight.reshape(len(weight), out, channels, -1).transpose(2, 3)
             self.start[name].view(weight.shape).copy_(weight)
-            room = self.start[name].new_zeros
-            buffers[name + INPUTS] = room(1, steps * self.batch, features)
-            buffers[name + SLOPES] = room(1, steps * self.batch, out)
-            buffers[name + TAKEN] = torch.zeros(1, dtype=torch.int64, device=weight.device)
-            for part in OF_FACTORS:
-                room_for = buffers[name + part]
-                buffers[name + part] = room_for.expand(whole, *room_for.shape[1:])
+            rows = steps * self.batch
+            if (name, whole, rows) not in self.rooms:
+                room = self.start[name].new_zeros
+                rooms = room(1, rows, features), room(1, rows, out)
+                taken = torch.zeros(1, dtype=torch.int64, device=weight.device)
+                self.rooms[name, whole, rows] = {
+                    name + part: t.expand(whole, *t.shape[1:])
+                    for part, t in zip(OF_FACTORS, (*rooms, taken), strict=True)
+                }
+            buffers |= self.rooms[name, whole, rows]
         return Shared(params, buffers, exact, shared.told)
 
     def factors(self, name: str, buffers: Tree) -> Factors:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
-from fedlens.trees import copy_tensors, map_tensors, tensors_in
+from fedlens.trees import copy_all, map_tensors, tensors_in
 
 T = TypeVar("T")
 
@@ -21,8 +22,17 @@ class Recorded:
     """A recorded function, and the memory it reads and writes."""
 
     graph: torch.cuda.CUDAGraph
-    inputs: Any
+    inputs: list[Tensor]
     result: Any
+    seen: list[tuple[Tensor, int]]  # what was copied to the inputs last, with its version
+
+    def take(self, given: list[Tensor]) -> None:
+        """Copy what is not there yet."""
+        now = [(t, t._version) for t in given]
+        there = zip(now, self.inputs, self.seen, strict=True)
+        with torch.no_grad():
+            copy_all((t, mine) for (t, v), mine, (old, w) in there if t is not old or v != w)
+        self.seen = now
 
 
 class Graphs:
@@ -34,15 +44,15 @@ class Graphs:
         self._pool: Any = None
 
     def __call__(self, key: object, function: Callable[..., T], *inputs: Any) -> T | None:
-        shapes = (key, tuple((t.shape, t.dtype) for t in tensors_in(inputs)))
+        given = tensors_in(inputs)
+        shapes = (key, tuple((t.shape, t.dtype) for t in given))
         recorded = self._recorded.get(shapes)
         if recorded is None:
             self._seen[shapes] += 1
             if self._seen[shapes] < WORTH_IT:
                 return None
             recorded = self._recorded[shapes] = self._record(function, inputs)
-        with torch.no_grad():
-            copy_tensors(inputs, recorded.inputs)
+        recorded.take(given)
         recorded.graph.replay()
         result: T = recorded.result
         return result
@@ -58,4 +68,5 @@ class Graphs:
         with torch.cuda.graph(graph, pool=self._pool):
             result = function(*kept)
         self._pool = graph.pool()
-        return Recorded(graph, kept, result)
+        mine = tensors_in(kept)
+        return Recorded(graph, mine, result, [(t, t._version) for t in mine])
