@@ -1,6 +1,7 @@
 """Convolutions of many clients: against PyTorch's own, and the GPU's kernels by interpretation."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from fedlens import kernels
 from fedlens.products import convolve, linear
 
 CASES = {
@@ -58,9 +60,22 @@ def test_each_client_gets_its_own_linear_layer_and_gradients(has_bias):
     assert torch.autograd.gradcheck(lambda *t: linear(*t, *[None] * (3 - len(t))), leaves)
 
 
-def test_the_gpu_kernels_agree_with_plain_layers_when_interpreted():
-    script = Path(__file__).with_name("interpreted_kernels.py")
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    command = [sys.executable, str(script)]
+def output(script: str, **settings: str) -> str:
+    """What a script beside this file prints, in a process of its own."""
+    command = [sys.executable, str(Path(__file__).with_name(script))]
+    environment = {**os.environ, **settings}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    assert done.stdout.endswith("all agree\n"), done.stdout + done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_gpu_kernels_agree_with_plain_layers_when_interpreted():
+    assert output("interpreted_kernels.py", TRITON_INTERPRET="1").endswith("all agree\n")
+
+
+def test_every_gpu_kernel_compiles(tmp_path):
+    compiled = output("compiled_kernels.py", TRITON_CACHE_DIR=str(tmp_path)).split()
+    source = Path(kernels.__file__).parent
+    written = [file.read_text() for file in source.glob("*kernels.py")]
+    launched = {name for text in written for name in re.findall(r"(_\w+_kernel)\[", text)}
+    assert launched and launched <= set(compiled)

@@ -37,7 +37,7 @@ def _gradient_kernel(
     chunks = tl.cdiv(total, BM * splits)
     for chunk in range(chunks):
         m = (split * chunks + chunk) * BM + tl.arange(0, BM)
-        image, row, column = place_of(m, rows, columns, False)
+        image, row, column = place_of(m, rows, columns)
         begin = start + ((image * tall + row * down) * wide + column * right) * channels
         inside = (m < total)[:, None]
         a = tl.load(begin[:, None] + shift[None, :], mask=inside & (k < depth)[None, :], other=0.0)
@@ -51,10 +51,10 @@ def _gradient_kernel(
     tl.store(out + k[:, None] * outs + n[None, :], sums, mask=there)
     if tl.program_id(0) == 0:
         slopes += (top * slope_wide + left) * outs
-        sums = _sum_of_slopes(
+        bias = _sum_of_slopes(
             slopes, total, split, chunks, n, rows, columns, slope_tall, slope_wide, outs, BM, BN
         )
-        tl.store(out + depth * outs + n, sums, mask=n < outs)
+        tl.store(out + depth * outs + n, bias, mask=n < outs)
 
 
 @triton.jit
@@ -82,7 +82,7 @@ def _shifted_gradient_kernel(
     chunks = tl.cdiv(total, BM * splits)
     for chunk in range(chunks):
         m = (split * chunks + chunk) * BM + tl.arange(0, BM)
-        image, row, column = place_of(m, tall, wide, False)
+        image, row, column = place_of(m, tall, wide)
         inside = (m < total)[:, None]
         there = inside & (k < channels)[None, :]
         a = tl.load(images + m[:, None] * channels + k[None, :], mask=there, other=0.0)
@@ -94,10 +94,10 @@ def _shifted_gradient_kernel(
     there = (k < channels)[:, None] & (n < outs)[None, :]
     tl.store(out + (tap * channels + k)[:, None] * outs + n[None, :], sums, mask=there)
     if (tl.program_id(0) < taps) & (up == 0) & (back == 0):  # a tap that meets every slope once
-        sums = _sum_of_slopes(
+        bias = _sum_of_slopes(
             slopes, total, split, chunks, n, tall, wide, slope_tall, slope_wide, outs, BM, BN
         )
-        tl.store(out + taps * channels * outs + n, sums, mask=n < outs)
+        tl.store(out + taps * channels * outs + n, bias, mask=n < outs)
 
 
 @triton.jit
@@ -110,7 +110,7 @@ def _sum_of_slopes(
     sums = tl.zeros((BM, BN), tl.float32)
     for chunk in range(chunks):
         m = (split * chunks + chunk) * BM + tl.arange(0, BM)
-        image, row, column = place_of(m, rows, columns, False)
+        image, row, column = place_of(m, rows, columns)
         place = ((image * slope_tall + row) * slope_wide + column) * outs
         there = (m < total)[:, None] & (n < outs)[None, :]
         sums += tl.load(slopes + place[:, None] + n[None, :], mask=there, other=0.0).to(tl.float32)

@@ -4,8 +4,7 @@ Images are [C * B, H, W, channels]. A convolution goes tap by tap, places outsid
 of few channels takes several taps at once, from images that are padded already: row m of a client's
 patches starts at one address, and entry k of it lies (k // run) image rows and k % run numbers
 further, where a run is the width of the kernel times the channels. Patches stay in registers. So
-does what follows a convolution: bias, ReLU, and max-pooling, for which four places in a row are one
-window.
+does what follows a convolution: bias, ReLU, and max-pooling.
 """
 
 from __future__ import annotations
@@ -39,31 +38,27 @@ NONE: Padding = (0, 0, 0, 0)
 
 
 @triton.jit
-def place_of(m, rows, columns, POOL: tl.constexpr):
-    """Image, row and column of output place m; with POOL, of `rows` x `columns` windows."""
-    if POOL:
-        window, corner = m // 4, m % 4
-        image, place = window // (rows * columns), window % (rows * columns)
-        return image, place // columns * 2 + corner // 2, place % columns * 2 + corner % 2
+def place_of(m, rows, columns):
+    """Image, row and column of place m."""
     image, place = m // (rows * columns), m % (rows * columns)
     return image, place // columns, place % columns
 
 
 @triton.jit
 def _product_kernel(
-    images, kernel, bias, out, winners,
+    images, kernel, bias, out,
     batch, rows: tl.constexpr, columns: tl.constexpr, tall: tl.constexpr, wide: tl.constexpr,
     channels: tl.constexpr, run: tl.constexpr, depth: tl.constexpr, outs: tl.constexpr,
     down: tl.constexpr, right: tl.constexpr, HAS_BIAS: tl.constexpr, RELU: tl.constexpr,
-    POOL: tl.constexpr, EXACT: tl.constexpr, TURNED: tl.constexpr,
+    EXACT: tl.constexpr, TURNED: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     client = tl.program_id(1).to(tl.int64)
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     n = tl.program_id(2) * BN + tl.arange(0, BN)
-    total = batch * rows * columns * (4 if POOL else 1)
+    total = batch * rows * columns
     inside = (m < total)[:, None]
-    image, row, column = place_of(m, rows, columns, POOL)
+    image, row, column = place_of(m, rows, columns)
     start = images + client * batch * tall * wide * channels
     start += ((image * tall + row * down) * wide + column * right) * channels
     weights = kernel + client * depth * outs
@@ -85,24 +80,24 @@ def _product_kernel(
             a = tl.load(start[:, None] + shift[None, :], mask=there, other=0.0)
             b = tl.load(weights + entry, mask=(k < depth)[:, None] & (n < outs)[None, :], other=0.0)
         sums = tl.dot(a, b, sums, input_precision="tf32")
-    _finish(sums, bias, out, winners, client, m, n, total, outs, HAS_BIAS, RELU, POOL, BM, BN)
+    _finish(sums, bias, out, client, m, n, total, outs, HAS_BIAS, RELU)
 
 
 @triton.jit
 def _taps_kernel(
-    images, kernel, bias, out, winners,
+    images, kernel, bias, out,
     batch, rows: tl.constexpr, columns: tl.constexpr, tall: tl.constexpr, wide: tl.constexpr,
     channels: tl.constexpr, width: tl.constexpr, taps: tl.constexpr, outs: tl.constexpr,
     down: tl.constexpr, right: tl.constexpr, top: tl.constexpr, left: tl.constexpr,
-    BORDER: tl.constexpr, HAS_BIAS: tl.constexpr, RELU: tl.constexpr, POOL: tl.constexpr,
-    TURNED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    BORDER: tl.constexpr, HAS_BIAS: tl.constexpr, RELU: tl.constexpr, TURNED: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """Blocks of channels, which BK divides, tap after tap."""
     client = tl.program_id(1).to(tl.int64)
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     n = tl.program_id(2) * BN + tl.arange(0, BN)
-    total = batch * rows * columns * (4 if POOL else 1)
-    image, row, column = place_of(m, rows, columns, POOL)
+    total = batch * rows * columns
+    image, row, column = place_of(m, rows, columns)
     row, column = row * down - top, column * right - left
     images += client * batch * tall * wide * channels
     start = ((image * tall + row) * wide + column) * channels
@@ -126,36 +121,112 @@ def _taps_kernel(
             entry = (tap * channels + k)[:, None] * outs + n[None, :]
         b = tl.load(weights + entry, mask=(n < outs)[None, :], other=0.0)
         sums = tl.dot(a, b, sums, input_precision="tf32")
-    _finish(sums, bias, out, winners, client, m, n, total, outs, HAS_BIAS, RELU, POOL, BM, BN)
+    _finish(sums, bias, out, client, m, n, total, outs, HAS_BIAS, RELU)
 
 
 @triton.jit
 def _finish(
-    sums, bias, out, winners, client, m, n, total, outs: tl.constexpr, HAS_BIAS: tl.constexpr,
-    RELU: tl.constexpr, POOL: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    sums, bias, out, client, m, n, total, outs: tl.constexpr, HAS_BIAS: tl.constexpr,
+    RELU: tl.constexpr,
 ):  # fmt: skip
-    """Bias, ReLU and pooling of the sums at places m, put down."""
+    """Bias and ReLU of the sums at places m, put down."""
     if HAS_BIAS:
         sums += tl.load(bias + client * outs + n, mask=n < outs, other=0.0).to(tl.float32)[None, :]
-    if POOL:
-        best, winner = tl.max(tl.reshape(sums, [BM // 4, 4, BN]), 1, return_indices=True)
-        q = tl.program_id(0) * (BM // 4) + tl.arange(0, BM // 4)
-        if RELU:
-            winner = tl.where(best > 0, winner, _DEAD)
-            best = tl.maximum(best, 0.0)
-        place = (client * (total // 4) + q)[:, None] * outs + n[None, :]
-        there = (q < total // 4)[:, None] & (n < outs)[None, :]
-        tl.store(winners + place, winner.to(tl.uint8), mask=there)
-        tl.store(out + place, best.to(out.dtype.element_ty), mask=there)
-    else:
-        if RELU:
-            sums = tl.maximum(sums, 0.0)
-        place = (client * total + m)[:, None] * outs + n[None, :]
-        tl.store(
-            out + place,
-            sums.to(out.dtype.element_ty),
-            mask=(m < total)[:, None] & (n < outs)[None, :],
-        )
+    if RELU:
+        sums = tl.maximum(sums, 0.0)
+    place = (client * total + m)[:, None] * outs + n[None, :]
+    there = (m < total)[:, None] & (n < outs)[None, :]
+    tl.store(out + place, sums.to(out.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def _pooled_kernel(
+    images, kernel, bias, out, winners,
+    batch, rows: tl.constexpr, columns: tl.constexpr, tall: tl.constexpr, wide: tl.constexpr,
+    channels: tl.constexpr, width: tl.constexpr, taps: tl.constexpr, outs: tl.constexpr,
+    down: tl.constexpr, right: tl.constexpr, top: tl.constexpr, left: tl.constexpr,
+    TAPS: tl.constexpr, BORDER: tl.constexpr, HAS_BIAS: tl.constexpr, RELU: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """Both products, and the maximum of windows of 2 x 2: a row of sums for each corner."""
+    client = tl.program_id(1).to(tl.int64)
+    m = tl.program_id(0) * BM + tl.arange(0, BM)
+    n = tl.program_id(2) * BN + tl.arange(0, BN)
+    total = batch * rows * columns
+    inside = m < total
+    image, row, column = place_of(m, rows, columns)
+    row, column = row * (2 * down) - top, column * (2 * right) - left
+    images += client * batch * tall * wide * channels
+    start = ((image * tall + row) * wide + column) * channels
+    depth: tl.constexpr = taps * channels
+    weights = kernel + client * depth * outs
+    c = tl.arange(0, BK)
+    a = tl.zeros((BM, BN), tl.float32)
+    b = tl.zeros((BM, BN), tl.float32)
+    d = tl.zeros((BM, BN), tl.float32)
+    e = tl.zeros((BM, BN), tl.float32)
+    below: tl.constexpr = down * wide * channels
+    beside: tl.constexpr = right * channels
+    for step in range(tl.cdiv(depth, BK)):
+        k = step * BK + c
+        w = tl.load(
+            weights + k[:, None] * outs + n[None, :],
+            mask=(k < depth)[:, None] & (n < outs)[None, :], other=0.0,
+        )  # fmt: skip
+        if TAPS:
+            tap = step * BK // channels
+            shift = (tap // width * wide + tap % width) * channels + step * BK % channels
+            p = images + (start + shift)[:, None] + c[None, :]
+            upper = inside
+            lower = inside
+            if BORDER:
+                r = row + tap // width
+                upper = inside & (r >= 0) & (r < tall)
+                lower = inside & (r + down >= 0) & (r + down < tall)
+            at_a = upper
+            at_b = upper
+            at_d = lower
+            at_e = lower
+            if BORDER:
+                q = column + tap % width
+                first = (q >= 0) & (q < wide)
+                second = (q + right >= 0) & (q + right < wide)
+                at_a = upper & first
+                at_b = upper & second
+                at_d = lower & first
+                at_e = lower & second
+            a = tl.dot(tl.load(p, mask=at_a[:, None], other=0.0), w, a, input_precision="tf32")
+            x = tl.load(p + beside, mask=at_b[:, None], other=0.0)
+            b = tl.dot(x, w, b, input_precision="tf32")
+            x = tl.load(p + below, mask=at_d[:, None], other=0.0)
+            d = tl.dot(x, w, d, input_precision="tf32")
+            x = tl.load(p + below + beside, mask=at_e[:, None], other=0.0)
+            e = tl.dot(x, w, e, input_precision="tf32")
+        else:
+            run: tl.constexpr = width * channels
+            p = images + start[:, None] + ((k // run) * wide * channels + k % run)[None, :]
+            there = inside[:, None] & (k < depth)[None, :]
+            a = tl.dot(tl.load(p, mask=there, other=0.0), w, a, input_precision="tf32")
+            x = tl.load(p + beside, mask=there, other=0.0)
+            b = tl.dot(x, w, b, input_precision="tf32")
+            x = tl.load(p + below, mask=there, other=0.0)
+            d = tl.dot(x, w, d, input_precision="tf32")
+            x = tl.load(p + below + beside, mask=there, other=0.0)
+            e = tl.dot(x, w, e, input_precision="tf32")
+    upper_best, lower_best = tl.maximum(a, b), tl.maximum(d, e)
+    best = tl.maximum(upper_best, lower_best)
+    corner = tl.where(
+        upper_best >= lower_best, tl.where(a >= b, 0, 1), tl.where(d >= e, 2, 3)
+    )  # the first, if several are greatest
+    if HAS_BIAS:
+        best += tl.load(bias + client * outs + n, mask=n < outs, other=0.0).to(tl.float32)[None, :]
+    if RELU:
+        corner = tl.where(best > 0, corner, _DEAD)
+        best = tl.maximum(best, 0.0)
+    place = (client * total + m)[:, None] * outs + n[None, :]
+    there = inside[:, None] & (n < outs)[None, :]
+    tl.store(winners + place, corner.to(tl.uint8), mask=there)
+    tl.store(out + place, best.to(out.dtype.element_ty), mask=there)
 
 
 @triton.jit
@@ -202,11 +273,24 @@ def product(
     Only with many channels (`by_taps`) there may be a padding.
     """
     rows, columns = places(images, geometry, padding)
-    if geometry.pool:
-        rows, columns = rows // 2, columns // 2
+    if not geometry.pool:
+        out = images.new_empty(len(images), rows, columns, kernel.shape[2])
+        _product(images, kernel, bias, out, geometry, padding, turned=False)
+        return out, None
+    rows, columns = rows // 2, columns // 2
     out = images.new_empty(len(images), rows, columns, kernel.shape[2])
-    winners = torch.empty_like(out, dtype=torch.uint8) if geometry.pool else None
-    _product(images, kernel, bias, out, winners, geometry, padding, turned=False)
+    winners = torch.empty_like(out, dtype=torch.uint8)
+    count, tall, wide, channels = images.shape
+    clients, outs, (height, width) = len(kernel), kernel.shape[2], geometry.size
+    total, (left, _, top, _) = count // clients * rows * columns, padding
+    wide_tile, taps = min(tile(outs), 64), by_taps(channels)
+    deep = 32 if channels % 32 == 0 else 16 if taps else min(tile(height * width * channels), 128)
+    _pooled_kernel[(triton.cdiv(total, 64), clients, triton.cdiv(outs, wide_tile))](
+        images, kernel, kernel if bias is None else bias, out, winners, count // clients, rows,
+        columns, tall, wide, channels, width, height * width, outs, *geometry.stride, top, left,
+        TAPS=taps, BORDER=any(padding), HAS_BIAS=bias is not None, RELU=geometry.relu, BM=64,
+        BN=wide_tile, BK=deep, num_warps=4, num_stages=3,
+    )  # fmt: skip
     return out, winners
 
 
@@ -216,27 +300,24 @@ def turned_product(
     """Slopes times the same kernels turned around: the images' gradient."""
     rows, columns = places(slopes, Geometry(size), padding)
     out = slopes.new_empty(len(slopes), rows, columns, channels)
-    _product(slopes, kernel, None, out, None, Geometry(size), padding, turned=True)
+    _product(slopes, kernel, None, out, Geometry(size), padding, turned=True)
     return out
 
 
 def _product(
-    images: Tensor, kernel: Tensor, bias: Tensor | None, out: Tensor, winners: Tensor | None,
-    geometry: Geometry, padding: Padding, *, turned: bool,
+    images: Tensor, kernel: Tensor, bias: Tensor | None, out: Tensor, geometry: Geometry,
+    padding: Padding, *, turned: bool,
 ) -> None:  # fmt: skip
     count, tall, wide, channels = images.shape
     _, rows, columns, outs = out.shape
     clients, (height, width) = len(kernel), geometry.size
-    total = count // clients * rows * columns * (4 if geometry.pool else 1)
-    wide_tile = min(tile(outs), 128)
+    total, wide_tile = count // clients * rows * columns, min(tile(outs), 128)
     many = clients * triton.cdiv(total, 128) >= PROGRAMS
     block, warps = 128 if many else 64, 4 if wide_tile <= 64 else 8
     grid = triton.cdiv(total, block), clients, triton.cdiv(outs, wide_tile)
-    tensors = (
-        images, kernel, kernel if bias is None else bias, out, out if winners is None else winners
-    )  # fmt: skip
+    tensors = images, kernel, kernel if bias is None else bias, out
     shape = count // clients, rows, columns, tall, wide, channels
-    follow = {"HAS_BIAS": bias is not None, "RELU": geometry.relu, "POOL": geometry.pool}
+    follow = {"HAS_BIAS": bias is not None, "RELU": geometry.relu}
     if by_taps(channels):
         left, _, top, _ = padding
         deep = next(size for size in (64, 32, 16) if channels % size == 0)
@@ -246,7 +327,8 @@ def _product(
             num_warps=warps, num_stages=3 if many else 4,
         )  # fmt: skip
         return
-    deep, depth = 32 if channels < 16 else 64, height * width * channels
+    depth = height * width * channels
+    deep = min(tile(depth), 64)
     _product_kernel[grid](
         *tensors, *shape, width * channels, depth, outs, *geometry.stride, **follow,
         EXACT=depth % deep == 0, TURNED=turned, BM=block, BN=wide_tile, BK=deep,
