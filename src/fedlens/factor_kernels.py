@@ -163,9 +163,10 @@ def forward(
     """base - lr (x X') D + bias for x [C, B, n] and base [C, B, out]; x is put down in X."""
     clients, batch, features = x.shape
     rows, outs = factors.slopes.shape[1:]
-    tall, deep, block = tile(batch), 64, min(tile(rows), 64)
+    tall, block = tile(batch), min(tile(rows), 64)
+    deep = min(tile(features), 256 if tall <= 16 else 128)
     blocks = triton.cdiv(rows, block)
-    parts = max(1, min(3 * PROGRAMS // (clients * blocks), triton.cdiv(features, 512), 8))
+    parts = max(1, min(PROGRAMS // (clients * blocks), triton.cdiv(features, 512)))
     chunk = triton.cdiv(triton.cdiv(features, parts), deep) * deep
     parts = triton.cdiv(features, chunk)
     scores = torch.empty(parts, clients, batch, rows, device=x.device)
@@ -173,7 +174,7 @@ def forward(
         x, factors.inputs, factors.taken, factors.batch, scores, clients, batch, features, rows,
         chunk, BM=tall, BN=block, BK=deep, num_warps=4, num_stages=3,
     )  # fmt: skip
-    y, wide = torch.empty_like(base), min(tile(outs), 32)
+    y, wide = torch.empty_like(base), min(tile(outs), 64)
     _forward_kernel[(clients, triton.cdiv(outs, wide))](
         base, scores, factors.slopes, factors.taken, factors.batch, base if bias is None else bias,
         y, clients, batch, outs, rows, factors.lr, factors.log_decay, clients // len(factors.lr),
@@ -193,7 +194,7 @@ def slopes_back(dy: Tensor, y: Tensor | None, factors: Factors) -> tuple[Tensor,
     _slopes_kernel[(clients, triton.cdiv(rows, block))](
         dy, dy if y is None else y, factors.slopes, factors.taken, factors.batch, d, weights, bias,
         clients, batch, outs, rows, RELU=y is not None, BM=tile(batch), BN=block,
-        BK=min(tile(outs), 128), num_warps=4, num_stages=2,
+        BK=min(tile(outs), 512), num_warps=8, num_stages=1,
     )  # fmt: skip
     return d, weights, bias
 
@@ -205,6 +206,6 @@ def backward(base: Tensor, weights: Tensor, factors: Factors) -> Tensor:
     _backward_kernel[(clients, triton.cdiv(features, wide))](
         base, weights, factors.inputs, factors.taken, factors.batch, dx, batch, features,
         weights.shape[2], factors.lr, factors.log_decay, clients // len(factors.lr),
-        BM=tile(batch), BN=wide, BK=min(tile(weights.shape[2]), 64), num_warps=4, num_stages=2,
+        BM=tile(batch), BN=wide, BK=32, num_warps=4, num_stages=5,
     )  # fmt: skip
     return dx

@@ -46,15 +46,12 @@ def _gradient_kernel(
             slopes + place[:, None] + n[None, :], mask=inside & (n < outs)[None, :], other=0.0
         )
         sums = tl.dot(tl.trans(a), d, sums, input_precision="tf32")
-    out += (split * clients + client) * (depth + 1) * outs
+    out += (split * clients + client) * (depth + tl.num_programs(0)) * outs
     there = (k < depth)[:, None] & (n < outs)[None, :]
     tl.store(out + k[:, None] * outs + n[None, :], sums, mask=there)
-    if tl.program_id(0) == 0:
-        slopes += (top * slope_wide + left) * outs
-        bias = _sum_of_slopes(
-            slopes, total, split, chunks, n, rows, columns, slope_tall, slope_wide, outs, BM, BN
-        )
-        tl.store(out + depth * outs + n, bias, mask=n < outs)
+    cells = batch * slope_tall * slope_wide
+    bias = _some_slopes(slopes, cells, split, splits, n, outs, BM, BN)
+    tl.store(out + (depth + tl.program_id(0)) * outs + n, bias, mask=n < outs)
 
 
 @triton.jit
@@ -77,7 +74,7 @@ def _shifted_gradient_kernel(
     images += client * total * channels
     slopes += client * batch * slope_tall * slope_wide * outs
     up, back = tap // width - top, tap % width - left
-    slopes += ((border_top - up) * slope_wide + border_left - back) * outs
+    shifted = slopes + ((border_top - up) * slope_wide + border_left - back) * outs
     sums = tl.zeros((BK, BN), tl.float32)
     chunks = tl.cdiv(total, BM * splits)
     for chunk in range(chunks):
@@ -88,51 +85,59 @@ def _shifted_gradient_kernel(
         a = tl.load(images + m[:, None] * channels + k[None, :], mask=there, other=0.0)
         place = ((image * slope_tall + row) * slope_wide + column) * outs
         there = inside & (n < outs)[None, :]
-        d = tl.load(slopes + place[:, None] + n[None, :], mask=there, other=0.0)
+        d = tl.load(shifted + place[:, None] + n[None, :], mask=there, other=0.0)
         sums = tl.dot(tl.trans(a), d, sums, input_precision="tf32")
-    out += (split * clients + client) * (taps * channels + 1) * outs
+    out += (split * clients + client) * (taps * channels + tl.num_programs(0)) * outs
     there = (k < channels)[:, None] & (n < outs)[None, :]
     tl.store(out + (tap * channels + k)[:, None] * outs + n[None, :], sums, mask=there)
-    if (tl.program_id(0) < taps) & (up == 0) & (back == 0):  # a tap that meets every slope once
-        bias = _sum_of_slopes(
-            slopes, total, split, chunks, n, tall, wide, slope_tall, slope_wide, outs, BM, BN
-        )
-        tl.store(out + taps * channels * outs + n, bias, mask=n < outs)
+    cells = batch * slope_tall * slope_wide
+    bias = _some_slopes(slopes, cells, split, splits, n, outs, BM, BN)
+    tl.store(out + (taps * channels + tl.program_id(0)) * outs + n, bias, mask=n < outs)
 
 
 @triton.jit
-def _sum_of_slopes(
-    slopes, total, split, chunks, n, rows: tl.constexpr, columns: tl.constexpr,
-    slope_tall: tl.constexpr, slope_wide: tl.constexpr, outs: tl.constexpr, BM: tl.constexpr,
-    BN: tl.constexpr,
+def _some_slopes(
+    slopes, cells, split, splits, n, outs: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr
 ):  # fmt: skip
-    """The gradient of the bias: in a loop of its own, since a branch makes the other one slow."""
+    """This program's part of the gradient of the bias, in a loop of its own."""
     sums = tl.zeros((BM, BN), tl.float32)
-    for chunk in range(chunks):
-        m = (split * chunks + chunk) * BM + tl.arange(0, BM)
-        image, row, column = place_of(m, rows, columns)
-        place = ((image * slope_tall + row) * slope_wide + column) * outs
-        there = (m < total)[:, None] & (n < outs)[None, :]
-        sums += tl.load(slopes + place[:, None] + n[None, :], mask=there, other=0.0).to(tl.float32)
+    first = tl.program_id(0) * splits + split
+    for chunk in range(first, tl.cdiv(cells, BM), tl.num_programs(0) * splits):
+        m = chunk * BM + tl.arange(0, BM)
+        there = (m < cells)[:, None] & (n < outs)[None, :]
+        sums += tl.load(slopes + m[:, None] * outs + n[None, :], mask=there, other=0.0)
     return tl.sum(sums, 0)
 
 
 @triton.jit
 def _gather_kernel(
-    parts, weights, biases, each, depth: tl.constexpr, outs: tl.constexpr, splits,
-    BLOCK: tl.constexpr,
+    parts, weights, biases, clients, depth: tl.constexpr, outs: tl.constexpr,
+    tiles: tl.constexpr, splits, blocks, SPLITS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The sum of the splits, weights and biases apart."""
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    there = i < each
-    total = tl.zeros((BLOCK,), tl.float32)
-    for _ in range(splits):
-        total += tl.load(parts + i, mask=there, other=0.0)
-        parts += each
-    client, place = i // ((depth + 1) * outs), i % ((depth + 1) * outs)
-    of_bias = place >= depth * outs
-    tl.store(weights + client * depth * outs + place, total, mask=there & (of_bias == 0))
-    tl.store(biases + client * outs + place - depth * outs, total, mask=there & of_bias)
+    """The sum of the splits: programs of the weights first, then one a client of the biases."""
+    each = (depth + tiles) * outs
+    s = tl.arange(0, SPLITS)
+    sums = tl.zeros((SPLITS, BLOCK), tl.float32)
+    if tl.program_id(0) < blocks:
+        i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        client, place = i // (depth * outs), i % (depth * outs)
+        for first in range(0, splits, SPLITS):
+            split = first + s
+            there = (split < splits)[:, None] & (client < clients)[None, :]
+            start = (split.to(tl.int64) * clients * each)[:, None] + client[None, :] * each
+            sums += tl.load(parts + start + place[None, :], mask=there, other=0.0)
+        tl.store(weights + i, tl.sum(sums, 0), mask=client < clients)
+    else:
+        whose = tl.program_id(0) - blocks
+        for column in range(0, outs, BLOCK):
+            n = column + tl.arange(0, BLOCK)
+            total = tl.zeros((SPLITS, BLOCK), tl.float32)
+            for number in range(0, splits * tiles, SPLITS):
+                part, row = (number + s) // tiles, depth + (number + s) % tiles
+                entry = (part.to(tl.int64) * clients + whose) * each + row * outs
+                filled = (part < splits)[:, None] & (n < outs)[None, :]
+                total += tl.load(parts + entry[:, None] + n[None, :], mask=filled, other=0.0)
+            tl.store(biases + whose * outs + n, tl.sum(total, 0), mask=n < outs)
 
 
 def kernel_gradient(
@@ -152,14 +157,14 @@ def kernel_gradient(
     tiles, wide_tiles = triton.cdiv(depth, block), triton.cdiv(outs, wide_tile)
     stages = 3 if deep else 1  # narrow loads come one by one anyway
     splits = _splits(clients * tiles * wide_tiles, total)
-    out = torch.empty(splits, clients, depth + 1, outs, device=images.device)
+    out = torch.empty(splits, clients, depth + tiles, outs, device=images.device)
     _gradient_kernel[(tiles, clients, splits * wide_tiles)](
         images, slopes, out, clients, count // clients, rows, columns, tall, wide,
         channels, geometry.size[1] * channels, depth, outs, *geometry.stride,
         slope_tall, slope_wide, *border, splits, BM=128, BN=wide_tile, BK=block,
         num_warps=4 if block * wide_tile <= 8192 else 8, num_stages=stages,
     )  # fmt: skip
-    return _gathered(out)
+    return _gathered(out, tiles)
 
 
 def shifted_gradient(
@@ -174,13 +179,13 @@ def shifted_gradient(
     block, wide_tile = min(tile(channels), 128), min(tile(outs), 128)
     tiles, wide_tiles = triton.cdiv(channels, block), triton.cdiv(outs, wide_tile)
     splits = _splits(clients * taps * tiles * wide_tiles, count // clients * tall * wide)
-    out = torch.empty(splits, clients, taps * channels + 1, outs, device=images.device)
+    out = torch.empty(splits, clients, taps * (channels + tiles), outs, device=images.device)
     _shifted_gradient_kernel[(taps * tiles, clients, splits * wide_tiles)](
         images, slopes, out, clients, count // clients, tall, wide, channels, width, taps, outs,
         slope_tall, slope_wide, *border, top, left, splits, BM=64, BN=wide_tile, BK=block,
         num_warps=4 if block * wide_tile <= 8192 else 8, num_stages=3,
     )  # fmt: skip
-    return _gathered(out)
+    return _gathered(out, taps * tiles)
 
 
 def _splits(programs: int, total: int) -> int:
@@ -188,15 +193,16 @@ def _splits(programs: int, total: int) -> int:
     return max(1, min(2 * PROGRAMS // programs, -(-total // 256)))
 
 
-def _gathered(parts: Tensor) -> tuple[Tensor, Tensor]:
-    """The sum over splits of [splits, C, depth + 1, out]: weights, and biases, the last row."""
+def _gathered(parts: Tensor, tiles: int) -> tuple[Tensor, Tensor]:
+    """The sum over splits of [splits, C, depth + tiles, out]: weights, and biases, in tiles."""
     splits, clients, rows, outs = parts.shape
-    weights = torch.empty(clients, rows - 1, outs, device=parts.device)
+    weights = torch.empty(clients, rows - tiles, outs, device=parts.device)
     biases = torch.empty(clients, outs, device=parts.device)
-    each = clients * rows * outs
-    _gather_kernel[(triton.cdiv(each, 1024),)](
-        parts, weights, biases, each, rows - 1, outs, splits, BLOCK=1024
-    )
+    blocks = triton.cdiv(weights.numel(), 256)
+    _gather_kernel[(blocks + clients,)](
+        parts, weights, biases, clients, rows - tiles, outs, tiles, splits, blocks,
+        SPLITS=min(int(triton.next_power_of_2(splits)), 16), BLOCK=256,
+    )  # fmt: skip
     return weights, biases
 
 

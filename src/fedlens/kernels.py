@@ -174,8 +174,9 @@ def _pooled_kernel(
             mask=(k < depth)[:, None] & (n < outs)[None, :], other=0.0,
         )  # fmt: skip
         if TAPS:
-            tap = step * BK // channels
-            shift = (tap // width * wide + tap % width) * channels + step * BK % channels
+            blocks: tl.constexpr = channels // BK
+            tap = step // blocks
+            shift = (tap // width * wide + tap % width) * channels + step % blocks * BK
             p = images + (start + shift)[:, None] + c[None, :]
             upper = inside
             lower = inside
