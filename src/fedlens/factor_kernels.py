@@ -102,29 +102,39 @@ def _slopes_kernel(
     dy, y, slopes, taken, each, out, weights, bias, clients, batch, outs, rows,
     RELU: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """The slopes before ReLU: as they are, put down in D, summed for the bias, and d D'."""
+    """The slopes before ReLU: d D', and by the last program of a client, as they are, put down in
+    D, and summed for the bias."""
     client = tl.program_id(0).to(tl.int64)
     seen = (tl.load(taken).to(tl.int32) - 1) * each
     m = tl.arange(0, BM)
-    n = tl.program_id(1) * BN + tl.arange(0, BN)
-    sums = tl.zeros((BM, BN), tl.float32)
-    for first in range(0, outs, BK):
-        k = first + tl.arange(0, BK)
-        there = (m < batch)[:, None] & (k < outs)[None, :]
-        place = (client * batch + m)[:, None] * outs + k[None, :]
-        d = tl.load(dy + place, mask=there, other=0.0)
-        if RELU:
-            d = tl.where(tl.load(y + place, mask=there, other=0.0) > 0, d, 0.0)
-        if tl.program_id(1) == 0:
+    block = tl.program_id(1)
+    if block == tl.num_programs(1) - 1:
+        for first in range(0, outs, BK):
+            k = first + tl.arange(0, BK)
+            there = (m < batch)[:, None] & (k < outs)[None, :]
+            place = (client * batch + m)[:, None] * outs + k[None, :]
+            d = tl.load(dy + place, mask=there, other=0.0)
+            if RELU:
+                d = tl.where(tl.load(y + place, mask=there, other=0.0) > 0, d, 0.0)
             tl.store(out + place, d, mask=there)
             kept = slopes + (client * rows + seen + m)[:, None] * outs + k[None, :]
             tl.store(kept, d, mask=there)
             tl.store(bias + client * outs + k, tl.sum(d.to(tl.float32), 0), mask=k < outs)
-        past = slopes + (client * rows + n)[None, :] * outs + k[:, None]
-        b = tl.load(past, mask=(n < seen)[None, :] & (k < outs)[:, None], other=0.0)
-        sums = tl.dot(d, b, sums, input_precision="tf32")
-    place = weights + (client * batch + m)[:, None] * rows + n[None, :]
-    tl.store(place, sums, mask=(m < batch)[:, None] & (n < seen)[None, :])
+    elif block * BN < seen:
+        n = block * BN + tl.arange(0, BN)
+        sums = tl.zeros((BM, BN), tl.float32)
+        for begin in range(0, outs, BK):
+            c = begin + tl.arange(0, BK)
+            here = (m < batch)[:, None] & (c < outs)[None, :]
+            entry = (client * batch + m)[:, None] * outs + c[None, :]
+            a = tl.load(dy + entry, mask=here, other=0.0)
+            if RELU:
+                a = tl.where(tl.load(y + entry, mask=here, other=0.0) > 0, a, 0.0)
+            past = slopes + (client * rows + n)[None, :] * outs + c[:, None]
+            b = tl.load(past, mask=(n < seen)[None, :] & (c < outs)[:, None], other=0.0)
+            sums = tl.dot(a, b, sums, input_precision="tf32")
+        score = weights + (client * batch + m)[:, None] * rows + n[None, :]
+        tl.store(score, sums, mask=(m < batch)[:, None] & (n < seen)[None, :])
 
 
 @triton.jit
@@ -191,10 +201,11 @@ def slopes_back(dy: Tensor, y: Tensor | None, factors: Factors) -> tuple[Tensor,
     d, bias = torch.empty_like(dy), torch.empty(clients, outs, device=dy.device)
     weights = torch.empty(clients, batch, rows, device=dy.device)
     block = min(tile(rows), 64)
-    _slopes_kernel[(clients, triton.cdiv(rows, block))](
+    few = batch <= 16
+    _slopes_kernel[(clients, triton.cdiv(rows, block) + 1)](
         dy, dy if y is None else y, factors.slopes, factors.taken, factors.batch, d, weights, bias,
         clients, batch, outs, rows, RELU=y is not None, BM=tile(batch), BN=block,
-        BK=min(tile(outs), 512), num_warps=8, num_stages=1,
+        BK=min(tile(outs), 256 if few else 64), num_warps=8 if few else 4, num_stages=2,
     )  # fmt: skip
     return d, weights, bias
 
@@ -206,6 +217,6 @@ def backward(base: Tensor, weights: Tensor, factors: Factors) -> Tensor:
     _backward_kernel[(clients, triton.cdiv(features, wide))](
         base, weights, factors.inputs, factors.taken, factors.batch, dx, batch, features,
         weights.shape[2], factors.lr, factors.log_decay, clients // len(factors.lr),
-        BM=tile(batch), BN=wide, BK=32, num_warps=4, num_stages=5,
+        BM=tile(batch), BN=wide, BK=32, num_warps=4, num_stages=5 if batch <= 16 else 3,
     )  # fmt: skip
     return dx

@@ -131,9 +131,10 @@ def _gather_kernel(
         whose = tl.program_id(0) - blocks
         for column in range(0, outs, BLOCK):
             n = column + tl.arange(0, BLOCK)
-            total = tl.zeros((SPLITS, BLOCK), tl.float32)
-            for number in range(0, splits * tiles, SPLITS):
-                part, row = (number + s) // tiles, depth + (number + s) % tiles
+            total = tl.zeros((16, BLOCK), tl.float32)
+            for number in range(0, splits * tiles, 16):
+                which = number + tl.arange(0, 16)
+                part, row = which // tiles, depth + which % tiles
                 entry = (part.to(tl.int64) * clients + whose) * each + row * outs
                 filled = (part < splits)[:, None] & (n < outs)[None, :]
                 total += tl.load(parts + entry[:, None] + n[None, :], mask=filled, other=0.0)
