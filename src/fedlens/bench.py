@@ -22,7 +22,7 @@ from fedlens.augment import normalise
 from fedlens.build import Setup, build
 from fedlens.client import ClientProgram
 from fedlens.core import Dataset, Examples
-from fedlens.evaluate import evaluate
+from fedlens.evaluate import asked, evaluate
 from fedlens.experiment import Clients, Experiment, LocalTraining, Named
 from fedlens.models import MODELS
 from fedlens.options import did_you_mean
@@ -176,7 +176,9 @@ def _parts(setup: Setup, work: Workload, taken: float) -> dict[str, float]:
     )
     test = setup.parts["test"]
     state = begin(network, setup.program, setup.federation, device)
-    judge = partial(evaluate, network, state, test, CLASSES, setup.program.algorithm.objective.loss)
+    judge = partial(
+        evaluate, asked(setup), state, test, CLASSES, setup.program.algorithm.objective.loss
+    )
     time_of(judge, 1, device)
     return {
         "server_seconds": server,
