@@ -75,6 +75,7 @@ def _names() -> tuple[str, ...]:
 
 
 def _answer(function: Callable[[], object], pipe: Connection) -> None:
+    torch.set_num_threads(1)  # those of the parent are not there any more
     answer: object = None
     error = None
     try:
