@@ -15,10 +15,11 @@ from fedlens import build as building
 from fedlens import gpus
 from fedlens.client import ClientProgram
 from fedlens.core import Upload, zeros_at_first
-from fedlens.engines import Processes
+from fedlens.engines import Processes, processes
 from fedlens.engines.engine import predict
-from fedlens.engines.processes import even_blocks
+from fedlens.engines.processes import even_blocks, longest_first
 from fedlens.network import Network
+from fedlens.pieces import Uniformly
 from fedlens.pieces.upload import difference
 from fedlens.rounds import begin, run_round
 from papers_under_test import BASE
@@ -44,6 +45,30 @@ def test_no_block_takes_longer_than_its_part_and_the_longest_client(steps, numbe
 
 def test_equal_clients_are_dealt_evenly():
     assert even_blocks([5] * 8, 4, 8) == [slice(0, 2), slice(2, 4), slice(4, 6), slice(6, 8)]
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=40), st.integers(2, 12))
+def test_every_task_is_handed_out_once_and_none_before_its_turn_could_come(sizes, num_slots):
+    order = longest_first(sizes, num_slots)
+    assert sorted(order) == list(range(len(sizes)))
+    for dealt in range(len(order)):  # those that hold a slot until the first that is missing comes
+        missing = min(set(range(len(sizes))) - set(order[:dealt]))
+        assert sum(task > missing for task in order[:dealt]) < num_slots
+
+
+def test_the_longest_tasks_are_handed_out_first():
+    assert longest_first([3, 9, 1, 5], num_slots=4) == [1, 3, 0, 2]
+    assert longest_first([3, 9, 1, 5, 8], num_slots=4) == [1, 0, 3, 2, 4]
+
+
+def test_few_slots_and_many_clients_change_nothing(monkeypatch):
+    everyone = replace(BASE, select=Uniformly(10))
+    expected = train(everyone, "processes")
+    monkeypatch.setattr(processes, "UPLOADS", 1)  # two slots a worker
+    assert_equal(found=train(everyone, "processes").params, expected=expected.params)
+    found = train(everyone, "processes, two devices").params
+    for name, value in expected.params.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-9, atol=1e-11)
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,13 @@ import os
 import pickle
 import sys
 from bisect import bisect
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate, pairwise
 from multiprocessing.connection import Connection, wait
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -29,8 +30,16 @@ from torch import Tensor
 from fedlens.client import ClientProgram
 from fedlens.core import Examples, Memory, Tree
 from fedlens.engines.engine import Which, predict
-from fedlens.engines.shared_memory import Block, Lay, leaves, room, trees_of
-from fedlens.engines.worker import Answer, Predicting, Training, Worker, largest_yet, received
+from fedlens.engines.shared_memory import Block, leaves, room, trees_of
+from fedlens.engines.worker import (
+    Answer,
+    Begin,
+    Predicting,
+    Training,
+    Worker,
+    largest_yet,
+    received,
+)
 from fedlens.gpus import check_unused, fork
 from fedlens.network import Network
 from fedlens.work import Part, Shared, Work
@@ -139,7 +148,7 @@ class _Crew:
             self.most_clients = max(min(len(work), UPLOADS // each), 1)
         slot_bytes = once + self.most_clients * each
         num_slots = max(2 * engine.workers, min(len(work), UPLOADS // slot_bytes))
-        self.model, self.version = Block(sum(map(room, leaves(trees_of(shared))))), 0
+        self.model = Block(sum(map(room, leaves(trees_of(shared)))))
         self.slots = [Block(slot_bytes) for _ in range(num_slots)]
         self.most_bytes: dict[Any, int] = {}  # by worker
         self.busy_seconds = 0.0
@@ -166,56 +175,56 @@ class _Crew:
 
     def trained(self, shared: Shared, work: Work) -> Iterator[Part]:
         """What clients send, block by block in cohort order."""
-        model, steps = self._write(trees_of(shared)), work.plan.steps.tolist()
+        self._begin(trees_of(shared), replace(work, memory={}))
         blocks = [slice(client, client + 1) for client in range(len(work))]
         if self.num_blocks:
-            blocks = even_blocks(steps, self.num_blocks, self.most_clients)
+            blocks = even_blocks(work.plan.steps.tolist(), self.num_blocks, self.most_clients)
+        sizes = work.plan.counts.sum(1).tolist()
 
         def task(rows: slice, number: int, slot: Block) -> Training:
-            mine = work.rows(rows)
-            lay = slot.write(mine.memory)
-            return Training(model, self.version, number, lay, replace(mine, memory={}))
+            mine = {n: {k: t[rows] for k, t in tree.items()} for n, tree in work.memory.items()}
+            return Training(rows, number, slot.write(mine))
 
-        order = list(range(len(blocks)))
-        if len(blocks) <= len(self.slots):
-            # The longest first, so that no worker is left alone with a long one at the end.
-            order.sort(key=lambda block: sum(steps[blocks[block]]), reverse=True)
+        tasks = [partial(task, rows) for rows in blocks]
+        order = longest_first([sum(sizes[rows]) for rows in blocks], len(self.slots))
         linear = self.program.algorithm.combine.linear
-        for answer, slot in self._dealt([partial(task, rows) for rows in blocks], order):
+        for answer, slot in self._dealt(tasks, order):
             yield received(answer, slot, linear)
 
     def predicted(self, model: Tree, examples: int, batches: Sequence[Which]) -> Iterator[Tensor]:
-        lay = self._write({"model": model})
+        self._begin({"model": model})
 
         def task(which: Which, number: int, slot: Block) -> Predicting:
-            return Predicting(lay, self.version, examples, which)
+            return Predicting(examples, which)
 
         tasks = [partial(task, which) for which in batches]
         for answer, _ in self._dealt(tasks, list(range(len(tasks)))):
             yield answer.result
 
-    def _write(self, trees: Memory) -> Lay:
-        self.version += 1
-        return self.model.write(trees)
+    def _begin(self, trees: Memory, work: Work | None = None) -> None:
+        message = pickle.dumps(Begin(self.model.write(trees), work))
+        for pipe in self.pipes:
+            _send(pipe, message)
 
     def _dealt(self, tasks: Sequence[Task], order: list[int]) -> Iterator[tuple[Answer, Block]]:
         """The answers to tasks, in their order; they are handed out in another one.
 
-        A slot is used again as soon as the next answer is asked for.
+        A worker has its next task before it is done with one, so that it need not wait for this
+        process; but the last tasks are for those that are done first. A slot is used again as
+        soon as the next answer is asked for.
         """
-        idle, free = list(self.pipes), list(range(len(self.slots)))
-        waiting: dict[Any, tuple[int, int]] = {}
+        free = list(range(len(self.slots)))
+        given: dict[Any, deque[tuple[int, int]]] = {pipe: deque() for pipe in self.pipes}
         done: dict[int, tuple[Answer, int]] = {}
         turn = 0
         while turn < len(tasks):
-            while order and idle and free:
-                number, pipe, slot = order.pop(0), idle.pop(), free.pop()
-                message = tasks[number](slot, self.slots[slot])
-                try:
-                    pipe.send_bytes(pickle.dumps(message))
-                except ConnectionError:
-                    raise _died() from None
-                waiting[pipe] = number, slot
+            while order and free:
+                pipe = min(given, key=lambda one: len(given[one]))
+                if len(given[pipe]) >= (2 if len(order) > len(self.pipes) else 1):
+                    break
+                number, slot = order.pop(0), free.pop()
+                _send(pipe, pickle.dumps(tasks[number](slot, self.slots[slot])))
+                given[pipe].append((number, slot))
             timeout = None
             if turn in done:
                 # One at a time: while it is added up, a worker may have become idle.
@@ -223,10 +232,9 @@ class _Crew:
                 yield answer, self.slots[slot]
                 free.append(slot)
                 turn, timeout = turn + 1, 0
-            for ready in wait(list(waiting), timeout):
-                number, slot = waiting.pop(ready)
+            for ready in wait([pipe for pipe, has in given.items() if has], timeout):
+                number, slot = given[ready].popleft()
                 done[number] = self._receive(ready), slot
-                idle.append(cast(Connection, ready))
 
     def _receive(self, pipe: Any) -> Answer:
         try:
@@ -264,6 +272,27 @@ def even_blocks(steps: Sequence[int], number: int, most: int) -> list[slice]:
         for first, end in pairwise(sorted(cuts))
         for start in range(first, end, most)
     ]
+
+
+def longest_first(sizes: Sequence[float], num_slots: int) -> list[int]:
+    """The order in which tasks are handed out: no worker is left with a long one at the end.
+
+    If there are more of them than slots, that holds for some after others: a result keeps its slot
+    until those before it, in the order of the tasks, have come.
+    """
+    some = len(sizes) if len(sizes) <= num_slots else num_slots // 2
+    order: list[int] = []
+    for first in range(0, len(sizes), max(some, 1)):
+        numbers = range(first, min(first + some, len(sizes)))
+        order += sorted(numbers, key=sizes.__getitem__, reverse=True)
+    return order
+
+
+def _send(pipe: Connection, message: bytes) -> None:
+    try:
+        pipe.send_bytes(message)
+    except ConnectionError:
+        raise _died() from None
 
 
 def _serve(worker: Worker, pipe: Connection, others: Sequence[Connection]) -> None:

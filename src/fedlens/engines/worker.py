@@ -31,21 +31,24 @@ from fedlens.uploads import Uploads
 from fedlens.work import Part, Work
 
 
-class Training(NamedTuple):
-    """A task: let some clients train."""
+class Begin(NamedTuple):
+    """What the tasks that follow have in common. It is not answered."""
 
     model: Lay
-    version: int  # of the model
+    work: Work | None = None  # of the whole cohort, without memory
+
+
+class Training(NamedTuple):
+    """A task: let some clients of the cohort train."""
+
+    rows: slice
     slot: int  # where what clients remember is, and what they send goes
     memory: Lay
-    work: Work  # without memory
 
 
 class Predicting(NamedTuple):
     """A task: the logits of some examples."""
 
-    model: Lay
-    version: int
     examples: int  # their number among those that the worker knows
     which: Which
 
@@ -72,8 +75,8 @@ class Worker:
     model: Block
     slots: Sequence[Block]
     _images: dict[int, Tensor] = field(default_factory=dict)
-    _version: int = 0
-    _trees: Memory = field(default_factory=dict)
+    _begun: Begin = Begin([])
+    _moved: Memory | None = None
 
     def serve(self, pipe: Connection) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -89,6 +92,9 @@ class Worker:
                 task = pickle.loads(pipe.recv_bytes())
             except (EOFError, OSError):
                 os._exit(0)
+            if isinstance(task, Begin):
+                self._begun, self._moved = task, None
+                continue
             begun = time.perf_counter()
             try:
                 result, lay = (
@@ -105,9 +111,10 @@ class Worker:
                 os._exit(0)
 
     def _train(self, task: Training) -> tuple[Any, Lay]:
-        slot = self.slots[task.slot]
-        work = replace(task.work, memory=moved(slot.read(task.memory), self.device))
-        shared = shared_of(self._moved(task))
+        slot, whole = self.slots[task.slot], self._begun.work
+        assert whole is not None
+        memory = moved(slot.read(task.memory), self.device)
+        work, shared = replace(whole.rows(task.rows), memory=memory), shared_of(self._trees)
         parts = self._engine.map(self.program, shared, work)
         part = next(parts) if len(work) == 1 else self._together(parts)
         trees = {"update": part.update, "counters": part.counters}
@@ -123,9 +130,8 @@ class Worker:
         return uploads.whole()
 
     def _predict(self, task: Predicting) -> tuple[Any, Lay]:
-        trees, which = self._moved(task), moved(task.which, self.device)
-        images = self._here(self.known[task.examples]).read(which)
-        return self.network.predict(trees["model"], {}, images).cpu(), []
+        images = self._here(self.known[task.examples]).read(moved(task.which, self.device))
+        return self.network.predict(self._trees["model"], {}, images).cpu(), []
 
     @cached_property
     def _engine(self) -> Sequential | Stacked:
@@ -134,14 +140,12 @@ class Worker:
             return Stacked(self.network, examples)
         return Sequential(self.network, examples, products=True)
 
-    def _moved(self, task: Training | Predicting) -> Memory:
+    @property
+    def _trees(self) -> Memory:
         """What lies in the model's block, where this worker trains."""
-        if self._version != task.version:
-            self._version, self._trees = (
-                task.version,
-                moved(self.model.read(task.model), self.device),
-            )
-        return self._trees
+        if self._moved is None:
+            self._moved = moved(self.model.read(self._begun.model), self.device)
+        return self._moved
 
     def _here(self, examples: Examples) -> Examples:
         """The same where this worker trains; sets that share images there share them here."""
