@@ -85,8 +85,6 @@ class Worker:
         forked_with = largest_yet()
         _keep_memory()
         on_gpu = self.device.type == "cuda"
-        if on_gpu:
-            torch.cuda.set_device(self.device)
         while True:
             try:
                 task = pickle.loads(pipe.recv_bytes())
@@ -97,9 +95,10 @@ class Worker:
                 continue
             begun = time.perf_counter()
             try:
-                result, lay = (
-                    self._train(task) if isinstance(task, Training) else self._predict(task)
-                )
+                if on_gpu:
+                    torch.cuda.set_device(self.device)
+                training = isinstance(task, Training)
+                result, lay = self._train(task) if training else self._predict(task)
                 busy = time.perf_counter() - begun
                 most = torch.cuda.max_memory_allocated() if on_gpu else largest_yet() - forked_with
                 answer = Answer(result, lay, busy, most)
