@@ -26,6 +26,7 @@ test-large: install
 test-gpu:
 	PYTHONPATH=src:tests $(PYTHON) tests/interpreted_kernels.py
 	PYTHONPATH=src:tests CUBLAS_WORKSPACE_CONFIG=:4096:8 $(PYTHON) tests/gpu/engines_agree.py
+	PYTHONPATH=src:tests CUBLAS_WORKSPACE_CONFIG=:4096:8 $(PYTHON) tests/gpu/several.py
 
 lint: install
 	$(BIN)/ruff format --check .

@@ -21,7 +21,7 @@ import torch
 
 import fedlens as fl
 from fedlens.build import build
-from fedlens.evaluate import evaluate
+from fedlens.evaluate import asked, evaluate
 from fedlens.metrics import metrics
 from fedlens.rounds import begin, run_round
 
@@ -71,7 +71,7 @@ def measure(name: str, repeats: int, device: str) -> dict[str, Any]:
             start = _now(setup.device)
             state, _ = run_round(setup.program, setup.federation, setup.engine, state, seed=0)
             trained = _now(setup.device)
-            metrics(evaluate(setup.network, state, setup.parts["test"], 10, loss))
+            metrics(evaluate(asked(setup), state, setup.parts["test"], 10, loss))
             rounds.append(trained - start)
             evaluations.append(_now(setup.device) - trained)
     finally:

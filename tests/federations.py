@@ -48,6 +48,12 @@ ENGINES = {
     "stacked, two at a time": lambda network, examples: Stacked(network, examples, at_once=2),
     "processes": lambda network, examples: Processes(network, examples, workers=2),
     "processes, three workers": lambda network, examples: Processes(network, examples, workers=3),
+    "processes, two devices": lambda network, examples: Processes(
+        network, examples, devices=[CPU] * 2
+    ),
+    "processes, more devices than clients": lambda network, examples: Processes(
+        network, examples, devices=[CPU] * 7
+    ),
 }
 
 

@@ -25,6 +25,8 @@ MODELS = {
     "batch norm and dropout": lambda: small_cnn("batch", dropout=0.3),
 }
 OTHERS = ["stacked", "stacked, two at a time", "processes"]
+# Plain, with a pull, with what the server tells, what clients remember, all uploads at once:
+ON_DEVICES = ["fedavg", "fedprox", "fedir", "scaffold", "fedadmm", "fedbn", "median", "fedns"]
 
 
 @functools.cache
@@ -36,8 +38,18 @@ def reference(algorithm: str, model: str) -> State:
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_engines_agree(algorithm, model, engine):
-    expected = reference(algorithm, model)
-    found = train(ALGORITHMS[algorithm], engine, module=MODELS[model]())
+    agree(train(ALGORITHMS[algorithm], engine, module=MODELS[model]()), reference(algorithm, model))
+
+
+@pytest.mark.parametrize("engine", ["two devices", "more devices than clients"])
+@pytest.mark.parametrize("algorithm", ON_DEVICES)
+def test_workers_with_devices_of_their_own_agree(algorithm, engine):
+    model = "batch norm and dropout"
+    found = train(ALGORITHMS[algorithm], f"processes, {engine}", module=MODELS[model]())
+    agree(found, reference(algorithm, model))
+
+
+def agree(found: State, expected: State) -> None:
     for part in ("params", "buffers"):
         for name, value in getattr(expected, part).items():
             torch.testing.assert_close(getattr(found, part)[name], value, rtol=1e-9, atol=1e-11)

@@ -10,7 +10,7 @@ from torch import nn
 
 import fedlens as fl
 from fedlens.build import build, partition
-from fedlens.evaluate import evaluate_clients
+from fedlens.evaluate import asked, evaluate_clients
 from fedlens.folder import RunFolder
 from fedlens.metrics import spread
 from fedlens.network import Network
@@ -243,7 +243,7 @@ def test_clients_are_tested_with_the_normalisation_layers_they_keep(tmp_path):
     setup = build(experiment)
     examples = setup.federation.examples
     altered = replace(state, clients=ClientMemory(rows))
-    found = spread(evaluate_clients(setup.network, altered, examples, setup.held_out))
+    found = spread(evaluate_clients(asked(setup), altered, examples, setup.held_out))
 
     def mean_accuracy(own: dict[int, dict[str, torch.Tensor]]) -> float:
         accuracies = []

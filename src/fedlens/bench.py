@@ -22,8 +22,10 @@ from fedlens.augment import normalise
 from fedlens.build import Setup, build
 from fedlens.client import ClientProgram
 from fedlens.core import Dataset, Examples
-from fedlens.evaluate import evaluate
+from fedlens.engines import Processes
+from fedlens.evaluate import asked, evaluate
 from fedlens.experiment import Clients, Experiment, LocalTraining, Named
+from fedlens.gpus import in_a_child
 from fedlens.models import MODELS
 from fedlens.options import did_you_mean
 from fedlens.rounds import begin, run_round
@@ -129,17 +131,22 @@ def bench(
         with torch_settings(setup.experiment, setup.device):
             say("measuring the machine's limit")
             limit = _limit(setup)
+            count_them = partial(_operations, work)
+            # Where a process has differentiated, it can fork no workers for the next workload.
+            forks = isinstance(setup.engine, Processes)
+            operations = in_a_child(count_them) if forks else count_them()
             say("warming up")
             one_round = rounds(setup)
-            if setup.device.type == "cuda":  # shapes are recorded when they come again
+            if setup.devices[0].type == "cuda":  # shapes are recorded when they come again
                 time_of(one_round, 5, setup.device)
             once = max(time_of(one_round, 3, setup.device), 1e-4)
             count = max(int(seconds / once), 1)
-            times = []
+            times, busy = [], _busy(setup)
             for repeat in range(repeats):
                 say(f"repeat {repeat + 1} of {repeats}: {count} rounds")
                 times.append(time_of(one_round, count, setup.device))
             taken = statistics.median(times)
+            busy = (_busy(setup) - busy) / (sum(times) * count * _workers(setup))
             say("measuring where the time goes")
             parts = _parts(setup, work, taken)
     finally:
@@ -147,15 +154,16 @@ def bench(
     return {
         "workload": f"{name} {work.clients} x {work.steps} x {work.batch}",
         "engine": type(setup.engine).__name__.lower(),
-        "device": str(setup.device),
+        "device": ", ".join(map(str, setup.devices)),
         "precision": precision,
         "repeats": repeats,
         "seconds_per_round": taken,
         "spread": max(times) - min(times),
         "steps_per_second": work.clients * work.steps / taken,
         "samples_per_second": work.samples / taken,
-        "limit_share": _operations(work) * work.clients * work.steps / taken / limit,
+        "limit_share": operations * work.clients * work.steps / taken / limit,
         "limit_flops": limit,
+        "waiting_share": 1 - busy if busy else None,
         **parts,
         "peak_memory_bytes": peak_memory(setup),
     }
@@ -163,20 +171,19 @@ def bench(
 
 def _parts(setup: Setup, work: Workload, taken: float) -> dict[str, float]:
     """Where the seconds of a round go; and those of an evaluation of 10,000 images, apart."""
-    device, train, network = setup.device, setup.federation.examples, setup.network
+    device, network = setup.device, setup.network
     server = time_of(rounds(replace(setup, engine=Idle())), 3, device)
+    workers = min(_workers(setup), work.clients)
     side_by_side = min(getattr(setup.engine, "at_once", 1), work.clients)
-    index = torch.arange(side_by_side * work.batch, device=train.labels.device)
-    workers = getattr(setup.engine, "workers", 1)
-    batches = work.steps * -(-work.clients // side_by_side) / min(workers, work.clients)
-    gather = batches * time_of(
-        lambda: normalise(train.images[index], network.mean, network.std, network.compute),
-        20,
-        device,
-    )
+    if setup.devices != (device,):
+        side_by_side = -(-work.clients // workers)
+    batches = work.steps * -(-work.clients // side_by_side) / workers
+    gather = batches * _where_trained(setup, partial(_gather, setup, side_by_side * work.batch))
     test = setup.parts["test"]
     state = begin(network, setup.program, setup.federation, device)
-    judge = partial(evaluate, network, state, test, CLASSES, setup.program.algorithm.objective.loss)
+    judge = partial(
+        evaluate, asked(setup), state, test, CLASSES, setup.program.algorithm.objective.loss
+    )
     time_of(judge, 1, device)
     return {
         "server_seconds": server,
@@ -184,6 +191,29 @@ def _parts(setup: Setup, work: Workload, taken: float) -> dict[str, float]:
         "train_seconds": taken - server - gather,
         "evaluate_seconds": time_of(judge, 2, device) / len(test) * 10_000,
     }
+
+
+def _gather(setup: Setup, count: int, device: torch.device) -> float:
+    """Seconds in which so many images are read and normalised."""
+    network, index = setup.network, torch.arange(count, device=device)
+    images = setup.federation.examples.images[:count].to(device)
+    made = partial(normalise, mean=network.mean, std=network.std, dtype=network.compute)
+    return time_of(lambda: made(images[index]), 20, device)
+
+
+def _where_trained(setup: Setup, measure: Callable[[torch.device], float]) -> float:
+    """What is measured on the device of clients; if only workers may use it, in a child."""
+    device = setup.devices[0]
+    return measure(device) if device == setup.device else in_a_child(partial(measure, device))
+
+
+def _workers(setup: Setup) -> int:
+    return getattr(setup.engine, "workers", 1)
+
+
+def _busy(setup: Setup) -> float:
+    """Seconds that workers have been at work so far, added up over them."""
+    return getattr(setup.engine, "busy_seconds", 0.0)
 
 
 class Idle:
@@ -212,7 +242,7 @@ def rounds(setup: Setup) -> Callable[[], None]:
 
 def table(found: Sequence[dict[str, Any]]) -> str:
     """One line a workload, for people."""
-    words = "workload, s a round, steps/s, samples/s, of limit, server, gather, train"
+    words = "workload, s a round, steps/s, samples/s, of limit, waiting, server, gather, train"
     lines = [(*words.split(", "), "evaluate 10,000", "peak memory")]
     for row in found:
         seconds = ("server", "gather", "train", "evaluate")
@@ -223,6 +253,7 @@ def table(found: Sequence[dict[str, Any]]) -> str:
                 f"{row['steps_per_second']:,.0f}",
                 f"{row['samples_per_second']:,.0f}",
                 f"{row['limit_share']:.0%}",
+                "-" if row["waiting_share"] is None else f"{row['waiting_share']:.0%}",
                 *(f"{row[f'{part}_seconds']:.3g} s" for part in seconds),
                 f"{row['peak_memory_bytes'] / 2**20:,.0f} MiB",
             )
@@ -248,11 +279,16 @@ def _wait(device: torch.device) -> None:
 
 
 def _limit(setup: Setup) -> float:
-    """Operations a second of a large matrix product, by all cores or the whole GPU."""
-    size = 8192 if setup.device.type == "cuda" else 2048
-    a, b = torch.rand(2, size, size, device=setup.device, dtype=setup.network.compute)
-    time_of(lambda: a @ b, 1, setup.device)
-    return 2 * size**3 / min(time_of(lambda: a @ b, 1, setup.device) for _ in range(4))
+    """Operations a second of a large matrix product, by all cores or the whole of all GPUs."""
+    count = len(setup.devices) if setup.devices[0].type == "cuda" else 1
+    return count * _where_trained(setup, partial(_products, setup.network.compute))
+
+
+def _products(dtype: torch.dtype, device: torch.device) -> float:
+    size = 8192 if device.type == "cuda" else 2048
+    a, b = torch.rand(2, size, size, device=device, dtype=dtype)
+    time_of(lambda: a @ b, 1, device)
+    return 2 * size**3 / min(time_of(lambda: a @ b, 1, device) for _ in range(4))
 
 
 def _operations(work: Workload) -> int:

@@ -24,6 +24,7 @@ from fedlens.data.places import existing
 from fedlens.engines import Engine, Processes, Sequential, Stacked
 from fedlens.engines.processes import num_cores
 from fedlens.experiment import LOSSES, Experiment, Named
+from fedlens.gpus import gpu_names
 from fedlens.layers import group_norm
 from fedlens.models import MODELS
 from fedlens.models.freeze import freeze_norms, train_last
@@ -55,13 +56,18 @@ class Setup:
     parts: dict[str, Examples]  # what the server's model is evaluated on, by name
     engine: Engine
 
+    @property
+    def devices(self) -> tuple[torch.device, ...]:
+        """Where clients train: where the server is, unless workers have devices of their own."""
+        return getattr(self.engine, "devices", ()) or (self.device,)
+
 
 def build(experiment: Experiment, data: Path | None = None, beside: Setup | None = None) -> Setup:
     """Make the parts of a run; `data` is where named data sets are looked for first.
 
     `beside` is a setup whose examples are the same, as clients see them: the two share them.
     """
-    device = _device(experiment.device)
+    device, devices = _devices(experiment)
     dataset = _dataset(experiment, data)
     train, validation = dataset.train, None
     if "validation" in experiment.evaluate.on:
@@ -100,7 +106,7 @@ def build(experiment: Experiment, data: Path | None = None, beside: Setup | None
         federation=Federation(train, dataset.num_classes, split),
         held_out=held_out,
         parts=asked,
-        engine=_engine(experiment, network, train, device),
+        engine=_engine(experiment, network, train, device, devices, [*asked.values()]),
     )
 
 
@@ -304,35 +310,49 @@ def _algorithm(experiment: Experiment) -> Algorithm:
     return compose(base, *papers)
 
 
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+def _devices(experiment: Experiment) -> tuple[torch.device, list[torch.device]]:
+    """Where the server is, and where workers train if that is elsewhere: each on a GPU."""
+    name = experiment.device
     try:
-        device = torch.device(name)
+        device = torch.device("cuda" if name == "auto" else name)
     except RuntimeError as error:
         raise ValueError(f"device is {name!r}: choose auto, cpu or cuda") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device is {name!r}, but torch sees no GPU: choose cpu")
     if device.type not in ("cpu", "cuda"):
         raise ValueError(f"device is {name!r}: choose auto, cpu or cuda")
-    return device
+    if device.type == "cpu":
+        return device, []
+    here = torch.device("cpu")
+    if experiment.engine == "processes":  # only a child may ask for GPUs: see gpus.py
+        found = [torch.device("cuda", number) for number in range(len(gpu_names()))]
+        devices = found if device.index is None else [one for one in found if one == device]
+        if devices or name == "auto":
+            return here, devices
+        if found:
+            raise ValueError(
+                f"device is {name!r}, but torch sees {len(found)} GPUs: choose cuda for all of "
+                "them, or one from cuda:0 on"
+            )
+    elif torch.cuda.is_available():
+        return device, []
+    elif name == "auto":
+        return here, []
+    raise ValueError(f"device is {name!r}, but torch sees no GPU: choose cpu")
 
 
 def _engine(
-    experiment: Experiment, network: Network, train: Examples, device: torch.device
+    experiment: Experiment,
+    network: Network,
+    train: Examples,
+    device: torch.device,
+    devices: Sequence[torch.device],
+    others: Sequence[Examples],
 ) -> Engine:
     name: str = experiment.engine
     if name == "auto":
         name = automatic_engine(device, experiment.clients.cohort)
-    if name == "processes" and device.type != "cpu":
-        raise ValueError('engine "processes" trains on the CPU: choose device = "cpu" or "stacked"')
-    engines: dict[str, Any] = {
-        "sequential": Sequential,
-        "stacked": Stacked,
-        "processes": Processes,
-    }
-    engine: Engine = engines[name](network, train)
-    return engine
+    if name == "processes":
+        return Processes(network, train, devices=devices, others=others)
+    return Stacked(network, train) if name == "stacked" else Sequential(network, train)
 
 
 def automatic_engine(device: torch.device, cohort: int) -> str:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedlens.core import Examples, Holdings, Tree
+from fedlens.engines.engine import Predict, predict
 from fedlens.experiment import Experiment
 from fedlens.metrics import Tally, accuracy_by_client, metrics, spread
-from fedlens.network import Network
 from fedlens.rounds import State
 
 if TYPE_CHECKING:
@@ -45,9 +46,9 @@ def evaluate_run(setup: Setup, state: State, twin: Twin | None) -> tuple[dict[st
     """All that the experiment asks of its model, by name, and what is behind it."""
     found: dict[str, float] = {}
     part, confusion, by_client = judged(setup.experiment) if setup.parts else None, None, None
-    loss = setup.program.algorithm.objective.loss
+    loss, predict = setup.program.algorithm.objective.loss, asked(setup)
     for name, examples in setup.parts.items():
-        tally = evaluate(setup.network, state, examples, setup.dataset.num_classes, loss)
+        tally = evaluate(predict, state, examples, setup.dataset.num_classes, loss)
         measured = metrics(tally)
         if name == "train":  # `train_loss` is the loss of local training
             measured["set_loss"] = measured.pop("loss")
@@ -59,13 +60,18 @@ def evaluate_run(setup: Setup, state: State, twin: Twin | None) -> tuple[dict[st
         found["relative_accuracy"] = own / twin.accuracy if twin.accuracy else math.nan
     if setup.held_out is not None:
         examples = setup.federation.examples
-        by_client = evaluate_clients(setup.network, state, examples, setup.held_out)
+        by_client = evaluate_clients(predict, state, examples, setup.held_out)
         found |= {f"client_accuracy_{key}": value for key, value in spread(by_client).items()}
     return found, Details(part, confusion, by_client)
 
 
+def asked(setup: Setup) -> Predict:
+    """Who is asked what a model predicts: workers that have GPUs, else this process."""
+    return getattr(setup.engine, "predict", partial(predict, setup.network))
+
+
 def evaluate(
-    network: Network,
+    predict: Predict,
     state: State,
     examples: Examples,
     num_classes: int,
@@ -74,17 +80,17 @@ def evaluate(
     """What the answers of the server's model add up to; `metrics` reads it."""
     tally = Tally.zero(num_classes, examples.labels.device)
     batch = _batch(examples)
-    for start in range(0, len(examples), batch):
-        labels = examples.labels[start : start + batch]
-        images = examples.read(slice(start, start + batch))
-        logits = network.predict(state.params, state.buffers, images)
+    batches = [slice(start, start + batch) for start in range(0, len(examples), batch)]
+    model = state.params | state.buffers
+    for which, logits in zip(batches, predict(model, examples, batches), strict=True):
+        labels = examples.labels[which]
         losses = loss(logits.unsqueeze(0), labels.unsqueeze(0)).squeeze(0)
         tally = tally + Tally.of(logits, labels, num_classes, losses)
     return tally
 
 
 def evaluate_clients(
-    network: Network, state: State, examples: Examples, held_out: Holdings
+    predict: Predict, state: State, examples: Examples, held_out: Holdings
 ) -> Tensor:  # [K]
     """The accuracy on each client's own held-out examples.
 
@@ -92,9 +98,9 @@ def evaluate_clients(
     """
     own = {client: row["norm"] for client, row in state.clients.rows.items() if "norm" in row}
     if not own:
-        return accuracy_by_client(_correct(network, state, examples, held_out.index, {}), held_out)
+        return accuracy_by_client(_correct(predict, state, examples, held_out.index, {}), held_out)
     correct = [
-        _correct(network, state, examples, held_out.members(client), own.get(client, {}))
+        _correct(predict, state, examples, held_out.members(client), own.get(client, {}))
         for client in range(len(held_out))
     ]
     return accuracy_by_client(torch.cat(correct), held_out)
@@ -107,13 +113,12 @@ def _batch(examples: Examples) -> int:
 
 
 def _correct(
-    network: Network, state: State, examples: Examples, index: Tensor, own: Tree
+    predict: Predict, state: State, examples: Examples, index: Tensor, own: Tree
 ) -> Tensor:  # [n] bool
     device = examples.labels.device
     model = state.params | state.buffers | {name: t.to(device) for name, t in own.items()}
     found = [index.new_zeros(0, dtype=torch.bool)]
-    for some in torch.split(index.to(device), _batch(examples)):
-        if len(some):
-            predicted = network.predict(model, {}, examples.read(some)).argmax(1)
-            found.append((predicted == examples.labels[some]).cpu())
+    batches = [some for some in torch.split(index.to(device), _batch(examples)) if len(some)]
+    for some, logits in zip(batches, predict(model, examples, batches), strict=True):
+        found.append((logits.argmax(1) == examples.labels[some]).cpu())
     return torch.cat(found)

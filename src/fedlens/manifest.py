@@ -17,6 +17,7 @@ import torch
 import fedlens
 from fedlens.build import Setup
 from fedlens.experiment import Experiment, Named
+from fedlens.gpus import gpu_names
 
 
 def partition_hash(setup: Setup) -> str:
@@ -26,7 +27,6 @@ def partition_hash(setup: Setup) -> str:
 
 def manifest(setup: Setup) -> dict[str, Any]:
     """What is written down when a run starts."""
-    on_gpu = setup.device.type == "cuda"
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "fedlens": fedlens.__version__,
@@ -35,7 +35,7 @@ def manifest(setup: Setup) -> dict[str, Any]:
         "torch": torch.__version__,
         "numpy": np.__version__,
         "platform": platform.platform(),
-        "device": torch.cuda.get_device_name(setup.device) if on_gpu else "cpu",
+        "device": ", ".join(_name(setup, device) for device in setup.devices),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "engine": type(setup.engine).__name__.lower(),
@@ -47,6 +47,14 @@ def manifest(setup: Setup) -> dict[str, Any]:
         "classes": list(setup.dataset.classes),
         "code": _own_code(setup.experiment),
     }
+
+
+def _name(setup: Setup, device: torch.device) -> str:
+    if device.type == "cpu":
+        return "cpu"
+    if device == setup.device:
+        return torch.cuda.get_device_name(device)
+    return gpu_names()[device.index]  # a worker's: this process asks it nothing
 
 
 def _own_code(experiment: Experiment) -> list[str]:

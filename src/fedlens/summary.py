@@ -79,10 +79,11 @@ def label_counts(setup: Setup) -> torch.Tensor:
 
 
 def peak_memory(setup: Setup) -> int:
-    """The most that was in use: of the GPU, else by this process and by its workers besides."""
+    """The most that was in use: of the GPUs, else by this process and by its workers besides."""
     if setup.device.type == "cuda":
         return torch.cuda.max_memory_allocated(setup.device)
-    return largest_yet() + getattr(setup.engine, "worker_bytes", 0)
+    by_workers = getattr(setup.engine, "worker_bytes", 0)
+    return by_workers if setup.devices[0].type == "cuda" else largest_yet() + by_workers
 
 
 def is_number(value: float | None) -> bool:

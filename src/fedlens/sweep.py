@@ -269,6 +269,8 @@ def _build(experiment: Experiment, data: str | Path | None, loaded: dict[str, Da
 
 def _sharing(setup: Setup, points: Sequence[Point]) -> Setup:
     """`setup`, with the examples of an earlier point in place of equal ones of its own."""
+    if not isinstance(setup.engine, Stacked):
+        return setup
     for other in (point.setup for point in points):
         if other.device != setup.device or other.dataset is not setup.dataset:
             continue
@@ -279,9 +281,7 @@ def _sharing(setup: Setup, points: Sequence[Point]) -> Setup:
             for name, part in setup.parts.items()
         }
         examples = other.federation.examples
-        engine = setup.engine
-        if isinstance(engine, Stacked):
-            engine = Stacked(setup.network, examples, engine.at_once)
+        engine = Stacked(setup.network, examples, setup.engine.at_once)
         federation = replace(setup.federation, examples=examples)
         return replace(setup, federation=federation, parts=parts, engine=engine)
     return setup

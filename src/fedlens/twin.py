@@ -123,7 +123,7 @@ def _described(setup: Setup) -> Experiment:
     return replace(
         experiment,
         rounds=passes,
-        engine="auto",
+        engine="processes" if setup.devices != (setup.device,) else "auto",
         norm="shared" if experiment.norm == "local" else experiment.norm,
         clients=Clients(
             count=1,
@@ -171,7 +171,7 @@ def _key(setup: Setup) -> str:
         "settings": settings,
         "model": repr(network.module),
         "normalised": [dataset.mean, dataset.std, dataset.num_classes],
-        "device": setup.device.type,
+        "device": setup.devices[0].type,
         "versions": [fedlens.__version__, torch.__version__],
     }
     digest = hashlib.sha256(to_json(said).encode())

@@ -1,10 +1,20 @@
 """What an engine is."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
+from torch import Tensor
+
 from fedlens.client import ClientProgram
+from fedlens.core import Examples, Tree
+from fedlens.network import Network
 from fedlens.work import Part, Shared, Work
+
+Which = slice | Tensor
+"""Some of the examples, by their positions."""
+
+Predict = Callable[[Tree, Examples, Sequence[Which]], Iterator[Tensor]]
+"""(model, examples, batches) -> the logits [B, L] of one batch after another."""
 
 
 class Engine(Protocol):
@@ -19,3 +29,11 @@ class Engine(Protocol):
     def close(self) -> None:
         """Give back what the engine holds. It can be used again afterwards."""
         ...
+
+
+def predict(
+    network: Network, model: Tree, examples: Examples, batches: Sequence[Which]
+) -> Iterator[Tensor]:
+    """The logits [B, L] of one batch of examples after another, in this process."""
+    for which in batches:
+        yield network.predict(model, {}, examples.read(which))

@@ -1,0 +1,68 @@
+"""Memory that a process and the workers forked from it share: tensors cross without pickling."""
+
+from __future__ import annotations
+
+import mmap
+
+import torch
+from torch import Tensor
+
+from fedlens.core import Memory
+from fedlens.work import Shared
+
+Lay = list[tuple[str, str, torch.dtype, tuple[int, ...], int]]
+"""Where each tensor lies in a block: tree, name, dtype, shape, first byte."""
+
+
+class Block:
+    """A piece of such memory. What is never written takes no room."""
+
+    def __init__(self, size: int) -> None:
+        self.memory = torch.frombuffer(mmap.mmap(-1, max(size, 4096)), dtype=torch.uint8)
+
+    def write(self, trees: Memory, after: Lay | None = None) -> Lay:
+        """Put trees into it, behind those that `after` tells of."""
+        lay: Lay = []
+        first = sum(map(room, leaves(self.read(after or []))))
+        for name, tree in trees.items():
+            for key, tensor in tree.items():
+                if first + room(tensor) > len(self.memory):
+                    raise RuntimeError("an upload is larger than the memory set aside for it")
+                lay.append((name, key, tensor.dtype, tuple(tensor.shape), first))
+                self._view(tensor.dtype, tensor.shape, first).copy_(tensor)
+                first += room(tensor)
+        return lay
+
+    def read(self, lay: Lay) -> Memory:
+        trees: Memory = {name: {} for name, *_ in lay}
+        for name, key, dtype, shape, first in lay:
+            trees[name][key] = self._view(dtype, shape, first)
+        return trees
+
+    def _view(self, dtype: torch.dtype, shape: tuple[int, ...], first: int) -> Tensor:
+        size = dtype.itemsize * torch.Size(shape).numel()
+        return self.memory[first : first + size].view(dtype).view(shape)
+
+
+def trees_of(shared: Shared) -> Memory:
+    trees = {"params": shared.params, "buffers": shared.buffers, "exact": shared.exact}
+    return trees | {f"told.{name}": tree for name, tree in shared.told.items()}
+
+
+def shared_of(trees: Memory) -> Shared:
+    params, buffers, exact = (trees.get(name, {}) for name in ("params", "buffers", "exact"))
+    return Shared(params, buffers, exact, under("told.", trees))
+
+
+def under(prefix: str, trees: Memory) -> Memory:
+    found = {name: tree for name, tree in trees.items() if name.startswith(prefix)}
+    return {name.removeprefix(prefix): tree for name, tree in found.items()}
+
+
+def room(tensor: Tensor) -> int:
+    """The bytes a tensor takes in a block, rounded up so that the next one is aligned."""
+    return -(-tensor.nbytes // 64) * 64
+
+
+def leaves(memory: Memory) -> list[Tensor]:
+    return [tensor for tree in memory.values() for tensor in tree.values()]

@@ -1,0 +1,187 @@
+"""What a worker process of the engine `processes` does until it is dismissed."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pickle
+import resource
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedlens.client import ClientProgram
+from fedlens.core import Examples, Memory, tree_map
+from fedlens.engines.engine import Which
+from fedlens.engines.sequential import Sequential
+from fedlens.engines.shared_memory import Block, Lay, shared_of, under
+from fedlens.engines.stacked import Stacked
+from fedlens.network import Network
+from fedlens.trees import moved
+from fedlens.uploads import Uploads
+from fedlens.work import Part, Work
+
+
+class Begin(NamedTuple):
+    """What the tasks that follow have in common. It is not answered."""
+
+    model: Lay
+    work: Work | None = None  # of the whole cohort, without memory
+
+
+class Training(NamedTuple):
+    """A task: let some clients of the cohort train."""
+
+    rows: slice
+    slot: int  # where what clients remember is, and what they send goes
+    memory: Lay
+
+
+class Predicting(NamedTuple):
+    """A task: the logits of some examples."""
+
+    examples: int  # their number among those that the worker knows
+    which: Which
+
+
+class Answer(NamedTuple):
+    """What comes back from a task."""
+
+    result: Any  # of `Training`: a part but for its trees, which lie in the slot as `lay` says
+    lay: Lay
+    busy: float  # seconds
+    most_bytes: int  # that the worker has had: of its GPU, else besides what it was forked with
+    error: str = ""
+
+
+@dataclass
+class Worker:
+    """It is made before the fork, so that the worker has all of this without a copy."""
+
+    network: Network
+    known: Sequence[Examples]  # the first are those that clients train on
+    device: torch.device
+    stacks: bool  # whether clients train side by side
+    program: ClientProgram
+    model: Block
+    slots: Sequence[Block]
+    _images: dict[int, Tensor] = field(default_factory=dict)
+    _begun: Begin = Begin([])
+    _moved: Memory | None = None
+
+    def serve(self, pipe: Connection) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        torch.set_num_threads(1)
+        forked_with = largest_yet()
+        _keep_memory()
+        on_gpu = self.device.type == "cuda"
+        while True:
+            try:
+                task = pickle.loads(pipe.recv_bytes())
+            except (EOFError, OSError):
+                os._exit(0)
+            if isinstance(task, Begin):
+                self._begun, self._moved = task, None
+                continue
+            begun = time.perf_counter()
+            try:
+                if on_gpu:
+                    torch.cuda.set_device(self.device)
+                training = isinstance(task, Training)
+                result, lay = self._train(task) if training else self._predict(task)
+                busy = time.perf_counter() - begun
+                most = torch.cuda.max_memory_allocated() if on_gpu else largest_yet() - forked_with
+                answer = Answer(result, lay, busy, most)
+            except Exception:
+                answer = Answer(None, [], 0.0, 0, traceback.format_exc())
+            try:
+                pipe.send_bytes(pickle.dumps(answer))
+            except ConnectionError:  # the other end was killed: there is nobody to tell
+                os._exit(0)
+
+    def _train(self, task: Training) -> tuple[Any, Lay]:
+        slot, whole = self.slots[task.slot], self._begun.work
+        assert whole is not None
+        memory = moved(slot.read(task.memory), self.device)
+        work, shared = replace(whole.rows(task.rows), memory=memory), shared_of(self._trees)
+        parts = self._engine.map(self.program, shared, work)
+        part = next(parts) if len(work) == 1 else self._together(parts)
+        trees = {"update": part.update, "counters": part.counters}
+        trees |= {f"extra.{name}": tree for name, tree in part.extra.items()}
+        trees |= {f"keep.{name}": tree for name, tree in part.keep.items()}
+        measured = {name: t.tolist() for name, t in part.scalars.items()}
+        return measured, slot.write(trees, after=task.memory)
+
+    def _together(self, parts: Iterator[Part]) -> Part:
+        uploads = Uploads(self.program.algorithm.combine.linear)
+        for part in parts:
+            uploads.add(part)
+        return uploads.whole()
+
+    def _predict(self, task: Predicting) -> tuple[Any, Lay]:
+        images = self._here(self.known[task.examples]).read(moved(task.which, self.device))
+        return self.network.predict(self._trees["model"], {}, images).cpu(), []
+
+    @cached_property
+    def _engine(self) -> Sequential | Stacked:
+        examples = self._here(self.known[0])
+        if self.stacks:
+            return Stacked(self.network, examples)
+        return Sequential(self.network, examples, products=True)
+
+    @property
+    def _trees(self) -> Memory:
+        """What lies in the model's block, where this worker trains."""
+        if self._moved is None:
+            self._moved = moved(self.model.read(self._begun.model), self.device)
+        return self._moved
+
+    def _here(self, examples: Examples) -> Examples:
+        """The same where this worker trains; sets that share images there share them here."""
+        name = id(examples.images)
+        there = examples.to(self.device, self._images.get(name))
+        self._images[name] = there.images
+        return there
+
+
+def largest_yet() -> int:
+    """The most bytes of memory that this process has had at any time."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def _keep_memory() -> None:
+    """Have this process keep the memory that it frees.
+
+    Else every step asks the system for its larger tensors anew, page by page: an eighth of the
+    time of a step on images of 16 MB.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except AttributeError:  # a C library without it
+        return
+    trim_threshold, mmap_max = -1, -4  # the numbers of these settings in malloc.h
+    mallopt(mmap_max, 0)
+    mallopt(trim_threshold, 2**31 - 1)
+
+
+def received(answer: Answer, slot: Block, linear: bool) -> Part:
+    """The part that a worker sent: what is added up at once lies in its slot, the rest does not."""
+    trees = slot.read(answer.lay)
+    update, counters = trees.pop("update"), trees.pop("counters", {})
+    if not linear:
+        update = tree_map(torch.clone, update)  # it outlives its turn, the slot does not
+    sent, kept = under("extra.", trees), under("keep.", trees)
+    keep = {name: tree_map(torch.clone, tree) for name, tree in kept.items()}
+    scalars = {n: torch.tensor(v, dtype=torch.float64) for n, v in answer.result.items()}
+    return Part(update, counters, sent, keep, scalars)

@@ -1,0 +1,86 @@
+"""What can only be asked in a process of its own.
+
+Once a process has used a GPU, or only asked for one, workers forked from it cannot; nor can they
+train once it has trained itself, if there is a GPU. So whoever forks workers asks a child.
+"""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing
+import os
+import pickle
+import traceback
+import warnings
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import TypeVar
+
+import torch
+
+T = TypeVar("T")
+
+USED = (
+    "this process has used a GPU already, so no worker can be forked for one: start anew, "
+    'or choose engine = "stacked", or device = "cpu"'
+)
+
+
+def in_a_child(function: Callable[[], T]) -> T:
+    """What a function gives in a process forked for it alone. This process is left as it was."""
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe(duplex=False)
+    child = context.Process(target=_answer, args=(function, theirs), daemon=True)
+    fork(child)
+    theirs.close()
+    try:
+        error, result = pickle.loads(ours.recv_bytes())
+    except EOFError:
+        raise RuntimeError("a process was killed, perhaps for want of memory") from None
+    finally:
+        child.join()
+        ours.close()
+    if error is not None:
+        raise RuntimeError(f"a process failed:\n{error}")
+    answer: T = result
+    return answer
+
+
+def fork(process: multiprocessing.process.BaseProcess) -> None:
+    with warnings.catch_warnings():
+        # Python warns of forking beside threads; a child starts none and takes no lock.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        process.start()
+
+
+@functools.cache
+def gpu_names() -> tuple[str, ...]:
+    """What the GPUs of this machine are called, as far as torch sees them."""
+    names = in_a_child(_names)
+    if not names and torch.cuda.device_count():
+        raise ValueError(USED)
+    return names
+
+
+def check_unused() -> None:
+    """See that workers forked from here could use GPUs, as far as that shows."""
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        raise ValueError(USED)
+
+
+def _names() -> tuple[str, ...]:
+    if not torch.cuda.is_available():
+        return ()
+    return tuple(map(torch.cuda.get_device_name, range(torch.cuda.device_count())))
+
+
+def _answer(function: Callable[[], object], pipe: Connection) -> None:
+    torch.set_num_threads(1)  # those of the parent are not there any more
+    answer: object = None
+    error = None
+    try:
+        answer = function()
+    except Exception:
+        error = traceback.format_exc()
+    pipe.send_bytes(pickle.dumps((error, answer)))
+    os._exit(0)

@@ -1,0 +1,51 @@
+"""What clients send, added up as it arrives."""
+
+from __future__ import annotations
+
+import torch
+
+from fedlens.core import Memory, Tree, tree_map
+from fedlens.trees import copy_tensors
+from fedlens.work import Part
+
+
+class Uploads:
+    """What the clients of one experiment send, added up in cohort order as it arrives."""
+
+    def __init__(self, linear: bool) -> None:
+        self.linear = linear
+        self.update: Tree = {}
+        self.counters: Tree = {}
+        self.extra: Memory = {}
+        self.parts: list[Part] = []
+
+    def add(self, part: Part) -> None:
+        if self.linear:
+            self.update = _added(self.update, part.update)
+        for name, tree in part.extra.items():
+            self.extra[name] = _added(self.extra.get(name, {}), tree)
+        for name, count in part.counters.items():
+            self.counters[name] = torch.maximum(self.counters.get(name, count), count)
+        self.parts.append(part._replace(update={} if self.linear else part.update))
+
+    def whole(self) -> Part:
+        """All parts as one."""
+        update = self.update if self.linear else _join([part.update for part in self.parts])
+        keep = {name: _join([p.keep[name] for p in self.parts]) for name in self.parts[0].keep}
+        scalars = _join([dict(part.scalars) for part in self.parts])
+        return Part(update, self.counters, self.extra, keep, scalars)
+
+
+def _added(total: Tree, part: Tree) -> Tree:
+    """`total` plus `part`, in the place of `total`; a part may lie in memory that is reused."""
+    if not total:
+        total = tree_map(torch.empty_like, part)
+        copy_tensors(part, total)
+        return total
+    for name, tensor in total.items():
+        tensor += part[name]
+    return total
+
+
+def _join(trees: list[Tree]) -> Tree:
+    return {name: torch.cat([tree[name] for tree in trees]) for name in trees[0]}
