@@ -49,7 +49,7 @@ class Processes:
     def __init__(self, network: Network, examples: Examples, workers: int | None = None) -> None:
         if sys.platform != "linux":
             raise ValueError('engine "processes" needs Linux: choose engine = "sequential"')
-        self.inner = Sequential(network, examples, products=True)
+        self.inner = Sequential(network, examples, hurried=True)
         self.workers = workers or num_cores()
         self.worker_bytes = 0  # what all workers together had besides what they were forked with
         self._crew: _Crew | None = None
