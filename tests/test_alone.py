@@ -9,7 +9,7 @@ from torch import nn
 
 from federations import noisy_images, small_cnn
 from fedlens.algorithm import Algorithm
-from fedlens.alone import FusedConvolution, Hurry, fuse
+from fedlens.alone import FusedConvolution, Hurry, Linear, fuse
 from fedlens.client import ClientProgram
 from fedlens.engines import Sequential
 from fedlens.network import Network
@@ -142,6 +142,20 @@ def test_frozen_weights_stay_where_they_are():
         p.requires_grad_(False)
     frozen = Network(module, dtype=torch.float64).frozen
     assert set(one_step(module, Sgd(0.1))).isdisjoint(frozen)
+
+
+def test_a_large_linear_layer_gives_what_a_plain_one_gives():
+    torch.manual_seed(0)
+    x = torch.randn(5, 1024, requires_grad=True)
+    module = nn.Linear(1024, 256)
+    expected = module(x)
+    slope = torch.autograd.grad(expected.square().sum(), x)
+    layer = Linear(module)
+    layer.hurry = Hurry(rate=0.0)
+    found = layer(x)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    again = torch.autograd.grad(found.square().sum(), x)
+    torch.testing.assert_close(again, slope, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(

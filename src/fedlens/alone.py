@@ -16,6 +16,7 @@ import copy
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -132,19 +133,35 @@ class _Linear(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, rate: float) -> Tensor:
         ctx.save_for_backward(x, weight, bias)
         ctx.rate = rate
-        return F.linear(x, weight, bias)
+        return _times(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         x, weight, bias = ctx.saved_tensors
         (grad,) = grads
         with_images, with_weight, with_bias, _ = ctx.needs_input_grad
-        before = grad @ weight if with_images else None
+        before = _times(grad, weight.T, None) if with_images else None
         if with_weight:
             weight.addmm_(grad.T, x, alpha=-ctx.rate)
         if with_bias:
             bias.add_(grad.sum(0), alpha=-ctx.rate)
         return before, None, None, None
+
+
+def _times(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """A linear layer; of a large one, by oneDNN, which does not copy all weights for a few rows."""
+    is_large = weight.numel() >= 2**18 and x.dtype is torch.float32 and x.device.type == "cpu"
+    if not (is_large and _has_onednn()):
+        return F.linear(x, weight, bias)
+    y: Tensor = torch.ops.mkldnn._linear_pointwise(x.contiguous(), weight, bias, "none", [], "")
+    return y
+
+
+@cache
+def _has_onednn() -> bool:
+    """Whether oneDNN's products are there, and in the form that is faster than others."""
+    quick = torch.backends.cpu.get_cpu_capability() == "AVX512"
+    return quick and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 class FusedConvolution(nn.Module):
