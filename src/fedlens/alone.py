@@ -215,7 +215,7 @@ class _Fused(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         x, weight, bias, y, winners, values = ctx.saved_tensors
         (grad,) = grads
-        grad = aten.threshold_backward(grad.contiguous(memory_format=ctx.lies), y, 0)
+        grad = aten.threshold_backward(grad, y, 0).contiguous(memory_format=ctx.lies)
         if winners is not None:
             # Of what was pooled only the shape is asked for.
             kind = {"dtype": grad.dtype, "device": grad.device, "memory_format": ctx.lies}

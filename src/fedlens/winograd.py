@@ -101,7 +101,7 @@ def convolve(
     rows = values.results @ _apart(made, values)
     rows = rows.view(ROWS, shape.size, shape.tiles, -1).permute(1, 2, 0, 3)
     whole = rows.reshape(shape.size, -1, shape.out_width, shape.out)
-    return whole[:, : shape.out_height].permute(0, 3, 1, 2), seen
+    return whole[:, : shape.out_height].contiguous().permute(0, 3, 1, 2), seen
 
 
 def gradients(
@@ -153,16 +153,19 @@ def _padded(rows: Tensor, above: int, count: int) -> Tensor:
     size, height, width = rows.shape
     if height == count:
         return rows
-    whole = rows.new_zeros(size, count, width)
+    whole = rows.new_empty(size, count, width)
+    whole[:, :above] = 0
     whole[:, above : above + height] = rows[:, : count - above]
+    whole[:, above + height :] = 0
     return whole
 
 
 def _added_up(rows: Tensor, shape: Shape) -> Tensor:
     """The image that tiles [P, B, tiles, W * channels] read, where they overlap their sum."""
     overlap = shape.rows - 1
-    whole = rows.new_zeros(shape.size, shape.tiles + 1, ROWS, rows.shape[3])
+    whole = rows.new_empty(shape.size, shape.tiles + 1, ROWS, rows.shape[3])
     whole[:, :-1] = rows[:ROWS].permute(1, 2, 0, 3)
+    whole[:, -1] = 0
     whole[:, 1:, :overlap] += rows[ROWS:].permute(1, 2, 0, 3)
     whole = whole.view(shape.size, -1, shape.width, shape.channels)
     return whole[:, shape.above : shape.above + shape.height].permute(0, 3, 1, 2)
