@@ -215,28 +215,32 @@ class _Fused(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         x, weight, bias, y, winners, values = ctx.saved_tensors
         (grad,) = grads
+        with_images, with_weight, with_bias, *_ = ctx.needs_input_grad
         grad = aten.threshold_backward(grad, y, 0).contiguous(memory_format=ctx.lies)
+        # Pooling hands every gradient on to one pixel: before it, there are fewer to add up.
+        biases = grad.sum((0, 2, 3)) if with_bias else None
         if winners is not None:
             # Of what was pooled only the shape is asked for.
             kind = {"dtype": grad.dtype, "device": grad.device, "memory_format": ctx.lies}
             pooled = torch.empty(ctx.shape, **kind)
             grad = aten.max_pool2d_with_indices_backward(grad, pooled, *ctx.pool, winners)
         stride, padding, dilation, groups = ctx.geometry
-        wanted = ctx.needs_input_grad[:3]
-        found: Any
         if values is not None:
-            found = winograd.gradients(grad, x, values, weight, padding, first=not wanted[0])
+            before, slope = winograd.gradients(
+                grad, x, values, weight, padding, first=not with_images
+            )
         else:
-            biases = None if bias is None else bias.shape
-            rest = stride, padding, dilation, False, (0, 0), groups, wanted
-            found = aten.convolution_backward(grad, x, weight, biases, *rest)
-        before, *slopes = found
-        if ctx.rate is not None:
-            for own, slope, is_wanted in zip((weight, bias), slopes, wanted[1:], strict=True):
-                if is_wanted:
-                    own.add_(slope, alpha=-ctx.rate)
-            slopes = [None, None]
-        return before, *slopes, None, None, None
+            rest = stride, padding, dilation, False, (0, 0), groups
+            before, slope, _ = aten.convolution_backward(
+                grad, x, weight, None, *rest, [with_images, with_weight, False]
+            )
+        if ctx.rate is None:
+            return before, slope, biases, None, None, None
+        if with_weight:
+            weight.add_(slope, alpha=-ctx.rate)
+        if with_bias:
+            bias.add_(biases, alpha=-ctx.rate)
+        return before, None, None, None, None, None
 
 
 def _pair(size: int | tuple[int, int]) -> tuple[int, int]:

@@ -106,24 +106,22 @@ def convolve(
 
 def gradients(
     grad: Tensor, x: Tensor, seen: Tensor, weight: Tensor, padding: tuple[int, int], first: bool
-) -> tuple[Tensor | None, Tensor, Tensor]:
-    """Of the images, but for a `first` layer, of the weights and of the biases."""
+) -> tuple[Tensor | None, Tensor]:
+    """Of the images, but for a `first` layer, and of the weights."""
     shape = Shape.of(x, weight, padding)
     values = _values(shape.rows, weight.dtype)
     slopes = _beside(values.results.T @ _result_rows(grad, shape), shape.out_width, shape)
-    biases = torch.Size([len(values.images) * shape.out])
-    images, kernels, sums = aten.convolution_backward(
-        *(slopes, seen, _kernels(weight, values), biases),
+    images, kernels, _ = aten.convolution_backward(
+        *(slopes, seen, _kernels(weight, values), None),
         *_geometry(shape),
-        [not first, True, True],
+        [not first, True, False],
     )
     dw = values.kernels.T @ kernels.permute(0, 2, 3, 1).reshape(len(values.images), -1)
     dw = dw.view(shape.rows, shape.out, shape.columns, shape.channels).permute(1, 3, 0, 2)
-    db = sums[ONE * shape.out : (ONE + 1) * shape.out]
     if first:
-        return None, dw, db
+        return None, dw
     rows = values.images.T @ _apart(images, values)
-    return _added_up(rows.view(len(rows), shape.size, shape.tiles, -1), shape), dw, db
+    return _added_up(rows.view(len(rows), shape.size, shape.tiles, -1), shape), dw
 
 
 def _geometry(shape: Shape) -> tuple[Any, ...]:
