@@ -1,7 +1,7 @@
 """Fused layers are what the layers are one by one."""
 
 from dataclasses import replace
-from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from torch import nn
 
 from federations import noisy_images, small_cnn
 from fedlens.algorithm import Algorithm
-from fedlens.alone import FusedConvolution, fuse
+from fedlens.alone import FusedConvolution, Hurry, Linear, fuse
 from fedlens.client import ClientProgram
 from fedlens.engines import Sequential
 from fedlens.network import Network
@@ -86,34 +86,76 @@ def test_a_network_runs_fused_layers_beside_the_module_it_was_given():
     assert num_fused(network._alone) == 1 and num_fused(network.module) == 0
 
 
-def one_step(module: nn.Module, solve: Sgd, dtype: torch.dtype = torch.float64) -> dict:
-    """The parameters after one step of a client, and whether any weights were tapped."""
+def plain_cnn() -> nn.Module:
+    torch.manual_seed(0)
+    layers = nn.Conv2d(1, 6, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()
+    return nn.Sequential(*layers, nn.Linear(96, 4))
+
+
+def one_step(module: nn.Module, solve: Sgd) -> dict[str, torch.Tensor]:
+    """The parameters after one step of a client in a hurry."""
     federation = noisy_images([8])
-    network = Network(module, dtype=dtype)
+    network = Network(module, dtype=torch.float64)
     algorithm = Algorithm(Uniformly(1), Epochs(1, 8), solve=solve)
     program = ClientProgram(algorithm, network.layout)
-    noted: set[str] = set()
-
-    def tapped(*given):
-        result = network.tapped(*given)
-        noted.update(given[5])
-        return result
-
-    engine = Sequential(
-        SimpleNamespace(one=network.one, tapped=tapped), federation.examples, products=True
-    )
+    engine = Sequential(network, federation.examples, hurried=True)
     state = begin(network, program, federation, torch.device("cpu"))
     state, _ = run_round(program, federation, engine, state, seed=0)
-    return {"params": state.params, "tapped": noted}
+    return dict(state.params)
 
 
-def test_weights_moved_by_one_product_are_those_moved_along_their_gradient():
-    moved = one_step(small_cnn(), Sgd(0.1))
-    # A momentum that has not gathered yet: the same step, by way of the gradient.
-    expected = one_step(small_cnn(), Sgd(0.1, momentum=0.5))
-    assert moved["tapped"] == {"5.weight"} and not expected["tapped"]
-    for name, value in expected["params"].items():
-        torch.testing.assert_close(moved["params"][name], value, rtol=1e-12, atol=1e-14)
+@pytest.mark.parametrize("make", [plain_cnn, small_cnn])
+def test_layers_that_take_their_step_themselves_end_where_gradients_lead(make):
+    # A momentum that has not gathered yet: the same step, by way of the gradients.
+    expected = one_step(make(), Sgd(0.1, momentum=0.5))
+    for name, value in one_step(make(), Sgd(0.1)).items():
+        torch.testing.assert_close(value, expected[name], rtol=1e-12, atol=1e-14)
+
+
+def given_once(module: nn.Module, hurry: Hurry | None) -> tuple[list[Any], dict[str, torch.Tensor]]:
+    """The gradients of a network's parameters after one batch, and the parameters themselves."""
+    network = Network(module, dtype=torch.float64)
+    params = {name: p[None].requires_grad_() for name, p in network.params.items()}
+    images, keys, mask = (
+        torch.rand(1, 2, 1, 8, 8),
+        torch.zeros(1, dtype=torch.int64),
+        torch.ones(1, 2),
+    )
+    logits, _ = network.hurried(params, {}, images, keys, mask, hurry)
+    grads = torch.autograd.grad(logits.square().sum(), list(params.values()), allow_unused=True)
+    return list(grads), params
+
+
+def test_only_layers_with_a_rate_keep_their_gradients_to_themselves():
+    grads, params = given_once(plain_cnn(), Hurry())
+    start = Network(plain_cnn(), dtype=torch.float64).params
+    assert all(g is not None for g in grads)
+    assert all(torch.equal(params[name][0], value) for name, value in start.items())
+    grads, params = given_once(plain_cnn(), Hurry(rate=0.1))
+    assert all(g is None for g in grads)
+    assert not any(torch.equal(params[name][0], value) for name, value in start.items())
+
+
+def test_frozen_weights_stay_where_they_are():
+    module = plain_cnn()
+    for p in module[0].parameters():
+        p.requires_grad_(False)
+    frozen = Network(module, dtype=torch.float64).frozen
+    assert set(one_step(module, Sgd(0.1))).isdisjoint(frozen)
+
+
+def test_a_large_linear_layer_gives_what_a_plain_one_gives():
+    torch.manual_seed(0)
+    x = torch.randn(5, 1024, requires_grad=True)
+    module = nn.Linear(1024, 256)
+    expected = module(x)
+    slope = torch.autograd.grad(expected.square().sum(), x)
+    layer = Linear(module)
+    layer.hurry = Hurry(rate=0.0)
+    found = layer(x)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    again = torch.autograd.grad(found.square().sum(), x)
+    torch.testing.assert_close(again, slope, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,9 @@ greatest of a window, cut off at 0, is the greatest of what was cut off, and the
 the same pixel. So pooling comes first, ReLU has only its part of the pixels to do, and of the
 convolution's own result nothing is kept.
 
-The gradient of a linear layer's weights is a product of two thin matrices, as large as the
-weights themselves. Who only adds it to them can do that as one product, and never write it down.
+In a hurry a convolution is computed with fewer products, see `winograd.py`. And where a step is
+-lr * gradient and nothing else, a layer takes it as soon as it knows its own gradient, while its
+weights are at hand; a linear layer does so by one product, and never writes its gradient down.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+from fedlens import winograd
 from fedlens.core import Tree
 
 aten = torch.ops.aten
@@ -38,7 +41,7 @@ def fuse(module: nn.Module, nodes: Sequence[fx.Node]) -> nn.Module:
         return module
     module = copy.deepcopy(module)
     for name in linear:
-        module.set_submodule(name, TappedLinear(name, module.get_submodule(name)))
+        module.set_submodule(name, Linear(module.get_submodule(name)))
     for chain in chains:
         first, *others = chain.names
         convolution = module.get_submodule(first)
@@ -85,40 +88,80 @@ def _is_plain(layer: nn.Module | None) -> bool:
     return type(layer) is nn.Conv2d and layer.padding_mode == "zeros" and layer.padding != "same"
 
 
-Taps = dict[str, tuple[Tensor, Tensor]]
-"""By the name of its weights, what a linear layer was given [B, in] and what it gave [B, out]."""
+@dataclass(frozen=True)
+class Hurry:
+    """How a layer saves work at the price of rounding differently."""
+
+    rate: float | None = None  # of the step that a layer takes by itself, if it does
 
 
-@dataclass
-class Tapping:
-    """A model as a function whose linear layers note what they do, and get no gradients."""
+@dataclass(frozen=True)
+class Hurried:
+    """A model as a function whose layers are in a hurry."""
 
-    apply: Callable[[Tree, Tree, Tensor, Tensor, Tensor, Taps], tuple[Tensor, Tree]]
-    taps: Taps = field(default_factory=dict)  # of the last call
+    apply: Callable[[Tree, Tree, Tensor, Tensor, Tensor, Hurry], tuple[Tensor, Tree]]
+    hurry: Hurry
 
     def __call__(
         self, params: Tree, buffers: Tree, images: Tensor, keys: Tensor, mask: Tensor
     ) -> tuple[Tensor, Tree]:
-        self.taps.clear()
-        return self.apply(params, buffers, images, keys, mask, self.taps)
+        return self.apply(params, buffers, images, keys, mask, self.hurry)
 
 
-class TappedLinear(nn.Module):
-    """A linear layer. If there are taps to note it in, its weights themselves get no gradient."""
+class Linear(nn.Module):
+    """A linear layer."""
 
-    def __init__(self, name: str, linear: nn.Module) -> None:
+    def __init__(self, linear: nn.Module) -> None:
         super().__init__()
         assert isinstance(linear, nn.Linear)
-        self.name = f"{name}.weight" if name else "weight"
         self.weight, self.bias = linear.weight, linear.bias
-        self.taps: Taps | None = None
+        self.hurry: Hurry | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.taps is None or x.ndim != 2:
+        rate = self.hurry.rate if self.hurry else None
+        if rate is None or x.ndim != 2:
             return F.linear(x, self.weight, self.bias)
-        y = F.linear(x, self.weight.detach(), self.bias)
-        self.taps[self.name] = x.detach(), y
+        apply: Any = _Linear.apply
+        y: Tensor = apply(x, self.weight, self.bias, rate)
         return y
+
+
+class _Linear(torch.autograd.Function):
+    """A linear layer that takes its step in the backward pass, and has no gradients to give."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, rate: float) -> Tensor:
+        ctx.save_for_backward(x, weight, bias)
+        ctx.rate = rate
+        return _times(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        x, weight, bias = ctx.saved_tensors
+        (grad,) = grads
+        with_images, with_weight, with_bias, _ = ctx.needs_input_grad
+        before = _times(grad, weight.T, None) if with_images else None
+        if with_weight:
+            weight.addmm_(grad.T, x, alpha=-ctx.rate)
+        if with_bias:
+            bias.add_(grad.sum(0), alpha=-ctx.rate)
+        return before, None, None, None
+
+
+def _times(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """A linear layer; of a large one, by oneDNN, which does not copy all weights for a few rows."""
+    is_large = weight.numel() >= 2**18 and x.dtype is torch.float32 and x.device.type == "cpu"
+    if not (is_large and _has_onednn()):
+        return F.linear(x, weight, bias)
+    y: Tensor = torch.ops.mkldnn._linear_pointwise(x.contiguous(), weight, bias, "none", [], "")
+    return y
+
+
+@cache
+def _has_onednn() -> bool:
+    """Whether oneDNN's products are there, and in the form that is faster than others."""
+    quick = torch.backends.cpu.get_cpu_capability() == "AVX512"
+    return quick and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 class FusedConvolution(nn.Module):
@@ -133,43 +176,71 @@ class FusedConvolution(nn.Module):
             *map(_pair, (pool.kernel_size, pool.stride, pool.padding, pool.dilation)),
             pool.ceil_mode,
         )
+        self.hurry: Hurry | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         apply: Any = _Fused.apply
-        y: Tensor = apply(x, self.weight, self.bias, self.geometry, self.pool)
+        y: Tensor = apply(x, self.weight, self.bias, self.geometry, self.pool, self.hurry)
         return y
 
 
 class _Fused(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Any, pool: Any
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        geometry: Any,
+        pool: Any,
+        hurry: Hurry | None,
     ) -> Tensor:
-        y = torch.conv2d(x, weight, bias, *geometry)
+        values = None
+        if hurry and winograd.suits(x, weight, geometry):
+            y, values = winograd.convolve(x, weight, bias, padding=geometry[1])
+        else:
+            y = torch.conv2d(x, weight, bias, *geometry)
         ctx.geometry, ctx.pool, ctx.shape = geometry, pool, y.shape
+        ctx.rate = hurry.rate if hurry else None
         last = y.is_contiguous(memory_format=torch.channels_last)
         ctx.lies = torch.channels_last if last else torch.contiguous_format
         winners = None
         if pool is not None:
             y, winners = aten.max_pool2d_with_indices(y, *pool)
         y.relu_()
-        ctx.save_for_backward(x, weight, y, winners)
-        ctx.biases = None if bias is None else bias.shape
+        ctx.save_for_backward(x, weight, bias, y, winners, values)
         return y
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        x, weight, y, winners = ctx.saved_tensors
+        x, weight, bias, y, winners, values = ctx.saved_tensors
         (grad,) = grads
-        grad = aten.threshold_backward(grad.contiguous(memory_format=ctx.lies), y, 0)
+        with_images, with_weight, with_bias, *_ = ctx.needs_input_grad
+        grad = aten.threshold_backward(grad, y, 0).contiguous(memory_format=ctx.lies)
+        # Pooling hands every gradient on to one pixel: before it, there are fewer to add up.
+        biases = grad.sum((0, 2, 3)) if with_bias else None
         if winners is not None:
             # Of what was pooled only the shape is asked for.
             kind = {"dtype": grad.dtype, "device": grad.device, "memory_format": ctx.lies}
             pooled = torch.empty(ctx.shape, **kind)
             grad = aten.max_pool2d_with_indices_backward(grad, pooled, *ctx.pool, winners)
         stride, padding, dilation, groups = ctx.geometry
-        rest = stride, padding, dilation, False, (0, 0), groups, ctx.needs_input_grad[:3]
-        return *aten.convolution_backward(grad, x, weight, ctx.biases, *rest), None, None
+        if values is not None:
+            before, slope = winograd.gradients(
+                grad, x, values, weight, padding, first=not with_images
+            )
+        else:
+            rest = stride, padding, dilation, False, (0, 0), groups
+            before, slope, _ = aten.convolution_backward(
+                grad, x, weight, None, *rest, [with_images, with_weight, False]
+            )
+        if ctx.rate is None:
+            return before, slope, biases, None, None, None
+        if with_weight:
+            weight.add_(slope, alpha=-ctx.rate)
+        if with_bias:
+            bias.add_(biases, alpha=-ctx.rate)
+        return before, None, None, None, None, None
 
 
 def _pair(size: int | tuple[int, int]) -> tuple[int, int]:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedlens import keys
 from fedlens.algorithm import Algorithm, pick, side_by_side
-from fedlens.alone import Tapping
+from fedlens.alone import Hurried
 from fedlens.augment import Augment
 from fedlens.core import Batch, Cohort, Examples, Local, Memory, Plan, Tree, tree_map
 from fedlens.layout import Layout
@@ -212,16 +212,20 @@ class ClientProgram:
         )
         loss, plain = algorithm.objective(logits, batch, local)
         local.step, local.count, local.loss = now.step, now.counts, plain
-        taps = apply.taps if isinstance(apply, Tapping) else {}
-        others = {name: p for name, p in params.items() if name not in taps}
-        leaves = [*others.values(), *(gave for _, gave in taps.values())]
-        slopes = torch.autograd.grad(loss, leaves, now.ones.to(loss), materialize_grads=True)
-        with torch.no_grad():
-            for (name, (given, _)), slope in zip(taps.items(), slopes[len(others) :], strict=True):
-                assert algorithm.rate is not None
-                params[name][0].addmm_(slope.T, given, alpha=-algorithm.rate)
-            grads = dict(zip(others, slopes, strict=False))
-            after, local.solver = algorithm.solve.update(grads, local.solver, others, local)
+        # Layers in a hurry have no gradients left to give: they have taken their step.
+        hurried = isinstance(apply, Hurried) and apply.hurry.rate is not None
+        slopes = torch.autograd.grad(
+            loss,
+            list(params.values()),
+            now.ones.to(loss),
+            allow_unused=True,
+            materialize_grads=not hurried,
+        )
+        grads = {name: g for name, g in zip(params, slopes, strict=True) if g is not None}
+        if grads:
+            others = {name: params[name] for name in grads}
+            with torch.no_grad():
+                after, local.solver = algorithm.solve.update(grads, local.solver, others, local)
             local.params = {name: after.get(name, p) for name, p in params.items()}
         return local, plain
 

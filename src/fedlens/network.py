@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from fedlens.alone import TappedLinear, Taps, fuse
+from fedlens.alone import FusedConvolution, Hurry, Linear, fuse
 from fedlens.augment import normalise
 from fedlens.core import Tree, tree_map
 from fedlens.layers import prepare, side_inputs
@@ -59,10 +59,8 @@ class Network:
         self._stacking = stack(self.module.train())  # it is read as it is trained
         self._alone = fuse(self.module, self._stacking.nodes) if self._stacking else self.module
         self._places = _places(self._alone)
-        self._linear = [
-            m
-            for m in self._alone.modules()
-            if isinstance(m, TappedLinear) and m.name in self._params
+        self._hurrying = [
+            m for m in self._alone.modules() if isinstance(m, FusedConvolution | Linear)
         ]
         self._resting = resting + [m for m in self._alone.modules() if _is_frozen(m)]
         self._set_mode(training=False)
@@ -90,23 +88,23 @@ class Network:
         self, params: Tree, buffers: Tree, images: Tensor, keys: Tensor, mask: Tensor
     ) -> tuple[Tensor, Tree]:
         """One client (C = 1), whose batch holds no padding: the plain module."""
-        return self.tapped(params, buffers, images, keys, mask, None)
+        return self.hurried(params, buffers, images, keys, mask, None)
 
-    def tapped(
+    def hurried(
         self,
         params: Tree,
         buffers: Tree,
         images: Tensor,
         keys: Tensor,
         mask: Tensor,
-        taps: Taps | None,
+        hurry: Hurry | None,
     ) -> tuple[Tensor, Tree]:
-        """The same, with what linear layers do noted in the taps."""
+        """The same, faster, and rounded differently."""
         lone = {name: t.squeeze(0) for name, t in (params | buffers).items()}
         # Of one example alone PyTorch's BatchNorm makes an error, the masked one does not.
         padding = mask.squeeze(0) if mask.shape[1] == 1 else mask.new_empty(0)
         inputs = _channels_last(self._normalised(images.squeeze(0)))
-        with self._noting(taps if self.compute is self.dtype else None):
+        with self._in_a(hurry if self.compute is self.dtype else None):
             logits = self._call(lone, inputs, keys.squeeze(0), padding, training=True)
         return logits.unsqueeze(0), buffers
 
@@ -177,14 +175,14 @@ class Network:
         return logits.to(self.dtype)
 
     @contextmanager
-    def _noting(self, taps: Taps | None) -> Iterator[None]:
-        for layer in self._linear:
-            layer.taps = taps
+    def _in_a(self, hurry: Hurry | None) -> Iterator[None]:
+        for layer in self._hurrying:
+            layer.hurry = hurry
         try:
             yield
         finally:
-            for layer in self._linear:
-                layer.taps = None
+            for layer in self._hurrying:
+                layer.hurry = None
 
     def _set_mode(self, training: bool) -> None:
         if self.module.training is not training:

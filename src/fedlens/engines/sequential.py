@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from fedlens.alone import Tapping
+from fedlens.alone import Hurried, Hurry
 from fedlens.client import ClientProgram
 from fedlens.core import Examples
 from fedlens.network import Network
@@ -14,11 +14,11 @@ from fedlens.work import Part, Shared, Work
 class Sequential:
     network: Network
     examples: Examples
-    products: bool = False  # weights of linear layers move by one product: faster, rounded anew
+    hurried: bool = False  # layers save work, and round differently
 
     def map(self, program: ClientProgram, shared: Shared, work: Work) -> Iterator[Part]:
-        taps = self.products and program.algorithm.rate is not None
-        apply = Tapping(self.network.tapped) if taps else self.network.one
+        hurry = Hurry(program.algorithm.rate)
+        apply = Hurried(self.network.hurried, hurry) if self.hurried else self.network.one
         for client in range(len(work)):
             mine = work.rows(slice(client, client + 1))
             yield from program(apply, self.examples, shared, mine)

@@ -137,7 +137,7 @@ class Worker:
         examples = self._here(self.known[0])
         if self.stacks:
             return Stacked(self.network, examples)
-        return Sequential(self.network, examples, products=True)
+        return Sequential(self.network, examples, hurried=True)
 
     @property
     def _trees(self) -> Memory:
