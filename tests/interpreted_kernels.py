@@ -155,6 +155,16 @@ def adding() -> None:
     assert row_kernels.add(to, what, -0.1)
     torch.testing.assert_close(to, expected)
     assert not row_kernels.add([to[0]], [what[0].contiguous()], 1.0), "they lie otherwise"
+    slopes, drift = ([torch.randn_like(t) for t in to] for _ in range(2))
+    server = [torch.randn_like(to[0][:1]), torch.randn(1000, device=DEVICE)]
+    starts = [server[0], torch.cat([server[1]] * 2)]
+    for drifts in ([], drift):
+        expected = [
+            s + 0.9 * (w - s) - 0.1 * (g + d)
+            for w, g, s, d in zip(to, slopes, starts, drifts or [0, 0], strict=True)
+        ]
+        assert row_kernels.contract(to, slopes, server, drifts, 0.1, 0.9)
+        torch.testing.assert_close(to, expected)
     print("adding agrees")
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from fedlens.core import (
     Advance,
     Cohort,
+    Contraction,
     Federation,
     Holdings,
     Local,
@@ -79,13 +80,13 @@ class Algorithm:
         return None if self.objective.penalties else getattr(self.solve, "rate", None)
 
     @property
-    def contraction(self) -> tuple[float, float] | None:
-        """(lr, c), if a local step is server + c * (w - server) - lr * gradient of the loss."""
-        rate = getattr(self.solve, "rate", None)
+    def contraction(self) -> Contraction | None:
+        """What a local step is, if it is one: penalties pull towards the server's model."""
+        inner: Contraction | None = getattr(self.solve, "contraction", None)
         pulls: list[Any] = [getattr(p, "pull", None) for p in self.objective.penalties]
-        if rate is None or None in pulls:
+        if inner is None or None in pulls:
             return None
-        return rate, 1 - rate * sum(pulls)
+        return replace(inner, keep=inner.keep - inner.lr * sum(pulls))
 
 
 EXCLUSIVE = ("select", "draw", "solve", "upload", "weigh", "combine", "advance")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import itemgetter
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -21,8 +21,9 @@ from fedlens import keys
 from fedlens.algorithm import Algorithm, pick, side_by_side
 from fedlens.alone import Hurried
 from fedlens.augment import Augment
-from fedlens.core import Batch, Cohort, Examples, Local, Memory, Plan, Tree, tree_map
+from fedlens.core import Batch, Cohort, Contraction, Examples, Local, Memory, Plan, Tree, tree_map
 from fedlens.layout import Layout
+from fedlens.pieces.solve import contract
 from fedlens.trees import copy_tensors, join, map_tensors, tensors_in
 from fedlens.work import Given, Packed, Part, Shared, Spans, Work, rows_of
 
@@ -155,6 +156,12 @@ class ClientProgram:
     ) -> tuple[Local, Tensor]:
         """Where clients are after their steps, and their mean loss."""
         local = self._start(shared, given)
+        step_of_all = self.algorithm.contraction
+        if step_of_all is not None and step_of_all.drift is not None:
+            drift = step_of_all.drift(local)
+            local.drift = {  # as parameters lie in memory
+                name: torch.empty_like(p).copy_(drift[name]) for name, p in local.params.items()
+            }
         dtype, device = next(iter(local.params.values())).dtype, known.device
         index, counts = given.plan.index, given.plan.counts
         labels = known[index]
@@ -189,6 +196,7 @@ class ClientProgram:
         whole = _concatenate([local, *reversed(finished)]) if finished else local
         whole.params = {name: p.detach() for name, p in whole.params.items()}
         whole.step = whole.count = whole.loss = None
+        whole.drift = {}
         total = counts.new_zeros(len(index), dtype=dtype)
         if losses:
             total = (torch.stack(losses, 1) * counts[:, : len(losses)]).sum(1)
@@ -210,7 +218,11 @@ class ClientProgram:
         logits, local.buffers = apply(
             params, local.buffers, batch.images, now.dropout_keys, batch.mask
         )
-        loss, plain = algorithm.objective(logits, batch, local)
+        objective, step = algorithm.objective, algorithm.contraction
+        contracts = step is not None and not step.is_plain
+        if contracts:  # the step itself does what penalties do
+            objective = replace(objective, penalties=())
+        loss, plain = objective(logits, batch, local)
         local.step, local.count, local.loss = now.step, now.counts, plain
         # Layers in a hurry have no gradients left to give: they have taken their step.
         hurried = isinstance(apply, Hurried) and apply.hurry.rate is not None
@@ -223,9 +235,12 @@ class ClientProgram:
         )
         grads = {name: g for name, g in zip(params, slopes, strict=True) if g is not None}
         if grads:
-            others = {name: params[name] for name in grads}
+            others = after = {name: params[name] for name in grads}
             with torch.no_grad():
-                after, local.solver = algorithm.solve.update(grads, local.solver, others, local)
+                if contracts:
+                    contract(others, grads, local, cast(Contraction, step))
+                else:
+                    after, local.solver = algorithm.solve.update(grads, local.solver, others, local)
             local.params = {name: after.get(name, p) for name, p in params.items()}
         return local, plain
 

@@ -271,6 +271,7 @@ class Local:
     step: Tensor | None = None  # [] the step it is at, counted from 0
     count: Tensor | None = None  # [C] examples in this step's batch
     loss: Tensor | None = None  # [C] their mean loss, without penalties
+    drift: Tree = field(default_factory=dict)  # [C, ...] see Contraction
 
     def ends(self, passes: int) -> Tensor:
         """[C] Whether this step ends one of the equal passes that a client's steps fall into."""
@@ -307,6 +308,24 @@ class Solve(Protocol):
     def update(
         self, grads: Tree, memory: Memory, params: Tree, local: Local
     ) -> tuple[Tree, Memory]: ...
+
+
+@dataclass(frozen=True)
+class Contraction:
+    """A local step that is w = server + keep * (w - server) - lr * (gradient + drift).
+
+    The gradient is that of the loss alone, and the drift the same in all steps of a round. A solver
+    that is one says so by a property of this name: engines can then take many steps at once.
+    """
+
+    lr: float
+    keep: float = 1.0
+    drift: Callable[[Local], Tree] | None = None  # -> [C, ...]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is gradient descent and nothing else."""
+        return self.keep == 1 and self.drift is None
 
 
 class Advance(Protocol):

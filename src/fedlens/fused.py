@@ -57,6 +57,20 @@ def add(to: list[Tensor], what: list[Tensor], times: float) -> bool:
     return row_kernels.add(to, what, times)
 
 
+def contract(
+    to: list[Tensor],
+    slopes: list[Tensor],
+    server: list[Tensor],
+    drift: list[Tensor],
+    lr: float,
+    keep: float,
+) -> bool:
+    """`pieces.solve.contract` in place, if there is one kernel for that."""
+    from fedlens import row_kernels
+
+    return row_kernels.contract(to, slopes, server, drift, lr, keep)
+
+
 def dropout(
     x: Tensor, keys: Tensor, word: int, num_dropped: int, *, whole_channels: bool
 ) -> Tensor:

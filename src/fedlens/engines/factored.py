@@ -17,14 +17,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from fedlens.algorithm import Algorithm
 from fedlens.client import ClientProgram
-from fedlens.core import Cohort, Local, Tree, Upload
+from fedlens.core import Cohort, Contraction, Local, Tree, Upload
 from fedlens.layout import Layout
 from fedlens.network import Network
 from fedlens.pieces.combine import WeightedSum
@@ -53,7 +53,7 @@ def factorable(network: Network, program: ClientProgram, work: Work) -> tuple[st
 
 def _holds(algorithm: Algorithm) -> bool:
     step = algorithm.contraction
-    descends = step is not None and 0 < step[1] <= 1
+    descends = step is not None and step.drift is None and 0 < step.keep <= 1
     return descends and algorithm.upload is difference and not algorithm.memory and algorithm.reset
 
 
@@ -76,7 +76,7 @@ class Factored:
             each=tuple(map(self._amended, program.each)),
         )
         own = [program.each[g] for g in groups] if program.each else [program.algorithm]
-        self.contractions = [one.contraction for one in own]
+        self.contractions = [cast(Contraction, one.contraction) for one in own]
         self.channels = {n: network.flattened_channels(n.removesuffix(".weight")) for n in names}
         self.batch = 0
         self.start: Tree = {}  # [G, ...] w0, in the same memory: a recorded step reads it there
@@ -120,7 +120,8 @@ class Factored:
         inputs, slopes, taken = (buffers[name + part] for part in OF_FACTORS)
         if self.rates is None:
             wide = torch.promote_types(slopes.dtype, torch.float32)
-            lr, decay = torch.tensor(self.contractions, dtype=torch.float64).T
+            numbers = [(step.lr, step.keep) for step in self.contractions]
+            lr, decay = torch.tensor(numbers, dtype=torch.float64).T
             self.rates = lr.to(slopes.device, wide), decay.log2().to(slopes.device, wide)
         by_pixel = self.channels[name] is not None
         start = self.start[name]
@@ -164,7 +165,7 @@ class SendFactors:
     """
 
     form: Factored
-    contraction: tuple[float, float] | None
+    contraction: Contraction | None
     multiplied: bool
 
     def __call__(self, local: Local) -> Upload:
@@ -172,8 +173,8 @@ class SendFactors:
         upload = difference(replace(local, buffers=plain))
         update = dict(upload.update)
         assert self.contraction is not None
-        lr, decay = self.contraction
-        log_decay = torch.full_like(local.steps, math.log2(decay), dtype=torch.float64)
+        lr, decay = self.contraction.lr, math.log2(self.contraction.keep)
+        log_decay = torch.full_like(local.steps, decay, dtype=torch.float64)
         for name in self.form.names:
             inputs, slopes = (local.buffers[name + part] for part in (INPUTS, SLOPES))
             left = -lr * faded(slopes, self.form.batch, local.steps, log_decay)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedlens.core import (
+    Contraction,
     Federation,
     Gathered,
     Local,
@@ -36,27 +37,52 @@ class Consensus:
     rho: Number
     k0: int = 1
 
+    @property
+    def contraction(self) -> Contraction | None:
+        inner: Contraction | None = getattr(self.inner, "contraction", None)
+        if inner is None or self.k0 > 1 or isinstance(self.rho, Tensor):
+            return None
+        keep = inner.keep - inner.lr * self.rho
+        return replace(inner, keep=keep, drift=TimesDual(self.rho))
+
     def init(self, params: Tree) -> Memory:
-        return {**self.inner.init(params), "moved": zeros_like(params)}
+        memory = self.inner.init(params)
+        return {**memory, "moved": zeros_like(params)} if self.k0 > 1 else memory
 
     def update(
         self, grads: Tree, memory: Memory, params: Tree, local: Local
     ) -> tuple[Tree, Memory]:
-        moved, dual = memory["moved"], local.memory["dual"]
+        moved, dual = memory.get("moved"), local.memory["dual"]
         for name, v in params.items():
-            pull = v - local.anchor[name] + dual[name] + moved[name]
+            pull = v - local.anchor[name] + dual[name]
+            if moved is not None:
+                pull += moved[name]
             grads[name].add_(pull * per_row(self.rho, v))
         own = {name: tree for name, tree in memory.items() if name != "moved"}
         params, own = self.inner.update(grads, own, params, local)
+        if moved is None:  # once, when all steps are taken: `send_change` does it
+            return params, own
         ends = local.ends(self.k0)
         for name, v in params.items():
             moved[name].add_((v - local.anchor[name]) * per_row(ends.to(v), v))
         return params, {**own, "moved": moved}
 
 
+@dataclass(frozen=True)
+class TimesDual:
+    """rho u: what the dual adds to every gradient."""
+
+    rho: float
+
+    def __call__(self, local: Local) -> Tree:
+        return {name: self.rho * u for name, u in local.memory["dual"].items()}
+
+
 def send_change(local: Local) -> Upload:
-    """z_new - z_old, after `Consensus` has moved the dual."""
-    moved = local.solver["moved"]
+    """z_new - z_old, with the dual moved by v - x, if `Consensus` has not done so step by step."""
+    moved = local.solver.get("moved")
+    if moved is None:
+        moved = {name: v - local.anchor[name] for name, v in local.params.items()}
     dual = {name: u + moved[name] for name, u in local.memory["dual"].items()}
     return change(local, local.params, dual, local.memory["z"])
 

@@ -7,7 +7,17 @@ import torch
 from torch import Tensor
 
 from fedlens import fused
-from fedlens.core import Local, Memory, Number, Solve, Tree, per_row, tree_map, zeros_like
+from fedlens.core import (
+    Contraction,
+    Local,
+    Memory,
+    Number,
+    Solve,
+    Tree,
+    per_row,
+    tree_map,
+    zeros_like,
+)
 from fedlens.fused import has_kernels
 
 
@@ -29,6 +39,10 @@ class Sgd:
         """The lr, if a step is w - lr * gradient and nothing else."""
         plain = not (_is_on(self.momentum) or _is_on(self.weight_decay))
         return self.lr if plain and not isinstance(self.lr, Tensor) else None
+
+    @property
+    def contraction(self) -> Contraction | None:
+        return None if self.rate is None else Contraction(self.rate)
 
     def init(self, params: Tree) -> Memory:
         return {"velocity": zeros_like(params)} if _is_on(self.momentum) else {}
@@ -134,6 +148,18 @@ class Probed:
 
 
 OF_PROBES = {"before", "after", "probed"}
+
+
+def contract(params: Tree, grads: Tree, local: Local, step: Contraction) -> None:
+    """Take a step of a contraction, in place."""
+    w, g, server = ([tree[name] for name in params] for tree in (params, grads, local.anchor))
+    drift = [local.drift[name] for name in params] if step.drift else []
+    if has_kernels(w[0]) and fused.contract(w, g, server, drift, step.lr, step.keep):
+        return
+    for p, slope, s in zip(w, g, server, strict=True):
+        p.mul_(step.keep).add_(s, alpha=1 - step.keep).add_(slope, alpha=-step.lr)
+    for p, d in zip(w, drift, strict=bool(drift)):
+        p.add_(d, alpha=-step.lr)
 
 
 def _copies(memory: Memory) -> Memory:
