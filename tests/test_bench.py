@@ -1,7 +1,9 @@
 """Measuring rounds: the numbers are there, and fit together."""
 
 import json
+import os
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -83,6 +85,14 @@ def test_the_command_prints_json_alone_and_says_what_it_does(tiny, monkeypatch, 
     assert stop.value.code == 0
     assert json.loads(out).keys() >= KEYS
     assert "warming up" in err
+
+
+def test_what_only_workers_may_use_is_measured_in_a_child():
+    here, elsewhere = torch.device("cpu"), torch.device("cuda", 1)
+    for device, apart in ((here, False), (elsewhere, True)):
+        setup = SimpleNamespace(device=here, devices=(device,))
+        assert (bench._where_trained(setup, lambda _: os.getpid()) != os.getpid()) is apart
+        assert bench._where_trained(setup, str) == str(device)
 
 
 def test_a_step_costs_what_its_products_cost():

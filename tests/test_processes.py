@@ -13,6 +13,7 @@ import fedlens as fl
 from federations import CPU, RAGGED, assert_equal, noisy_images, small_cnn, train
 from fedlens import build as building
 from fedlens import gpus
+from fedlens import manifest as manifests
 from fedlens.client import ClientProgram
 from fedlens.core import Upload, zeros_at_first
 from fedlens.engines import Processes, processes
@@ -173,11 +174,13 @@ def test_a_process_that_has_used_a_gpu_says_so(monkeypatch):
 
 def test_a_worker_for_each_gpu_or_for_the_one_named(monkeypatch):
     monkeypatch.setattr(building, "gpu_names", lambda: ("one", "two"))
-    for name, number in (("cuda", 2), ("auto", 2), ("cuda:1", 1), ("cpu", 0)):
-        experiment = fl.Experiment(toy(), "linear", 1, engine="processes", device=name)
+    monkeypatch.setattr(manifests, "gpu_names", building.gpu_names)
+    names = {"cuda": "one, two", "auto": "one, two", "cuda:1": "two", "cpu": "cpu"}
+    for device, called in names.items():
+        experiment = fl.Experiment(toy(), "linear", 1, engine="processes", device=device)
         setup = building.build(experiment)
         assert setup.device == CPU
-        assert len(setup.engine.devices) == number
+        assert manifests.manifest(setup)["device"] == called
     with pytest.raises(ValueError, match="device is 'cuda:7', but torch sees 2 GPUs"):
         building.build(replace(experiment, device="cuda:7"))
 
