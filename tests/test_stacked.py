@@ -10,7 +10,7 @@ from federations import RAGGED, noisy_images, small_cnn
 from fedlens.client import ClientProgram
 from fedlens.engines import Sequential, Stacked
 from fedlens.network import Network
-from fedlens.pieces import Sgd, Uniformly
+from fedlens.pieces import Epochs, Sgd, Uniformly
 from fedlens.rounds import Turn, begin, run_round, run_rounds
 from papers_under_test import ALGORITHMS
 
@@ -59,6 +59,19 @@ def test_memory_that_does_not_do_for_one_client_is_an_error():
     cramped.room = 0
     with pytest.raises(torch.OutOfMemoryError):
         after(cramped, network, program, federation)
+
+
+def test_padding_is_what_fills_up_shorter_batches_and_nothing_else():
+    network = Network(small_cnn("group"), dtype=torch.float64)
+    program = ClientProgram(
+        replace(ALGORITHMS["fedavg"], select=Uniformly(2), draw=Epochs(1, batch_size=10)),
+        network.layout,
+    )
+    for sizes, share in (([20, 20], 0.0), ([40, 20], 0.0), ([15, 20], 1 - 35 / 40)):
+        federation = noisy_images(sizes)
+        engine = Stacked(network, federation.examples)
+        after(engine, network, program, federation, rounds=1)
+        assert engine.padding_share == pytest.approx(share)
 
 
 def wide(dropout: float) -> nn.Module:

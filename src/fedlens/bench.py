@@ -164,6 +164,7 @@ def bench(
         "limit_share": operations * work.clients * work.steps / taken / limit,
         "limit_flops": limit,
         "waiting_share": 1 - busy if busy else None,
+        "padding_share": getattr(setup.engine, "padding_share", None),
         **parts,
         "peak_memory_bytes": peak_memory(setup),
     }

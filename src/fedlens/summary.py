@@ -43,6 +43,7 @@ def summary(
     training, evaluation = (
         sum(record.get(key, 0.0) for record in records) for key in ("seconds", "evaluation_seconds")
     )
+    padding = getattr(setup.engine, "padding_share", None)
     against: dict[str, Any] = {}
     if twin is not None:
         reached = {str(s): rounds_to(records, s / 100, "relative_accuracy") for s in SHARES}
@@ -66,6 +67,7 @@ def summary(
             for key in ("batches", "examples", "bytes_up", "bytes_down")
         },
         "peak_memory_bytes": peak_memory(setup),
+        **({} if padding is None else {"padding_share": padding}),
     }
 
 

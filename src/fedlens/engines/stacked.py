@@ -34,6 +34,16 @@ class Stacked:
         default=None, repr=False
     )
     _probed: bool = field(default=False, repr=False)
+    _real: int = field(default=0, repr=False)
+    _computed: int = field(default=0, repr=False)
+
+    @property
+    def padding_share(self) -> float:
+        """How much of what was computed so far were no examples, but filled up shorter batches.
+
+        Clients with fewer steps are cut off when they are done, and cost nothing more.
+        """
+        return 1 - self._real / self._computed if self._computed else 0.0
 
     def map(self, program: ClientProgram, shared: Shared, work: Work) -> Iterator[Part]:
         if self._made is None or self._made[0] is not program:
@@ -56,6 +66,9 @@ class Stacked:
                 continue
             yield from parts
             start += size
+        counts = work.plan.counts
+        self._real += int(counts.sum())
+        self._computed += int((counts > 0).sum()) * work.plan.index.shape[2]
 
     def _block(self, program: ClientProgram, shared: Shared, work: Work) -> list[Part]:
         assert self._made is not None
