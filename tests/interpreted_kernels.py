@@ -109,7 +109,10 @@ def factors() -> None:
     groups, clients, batch, features, out, steps = 2, 4, 5, 70, 24, 3
     start = torch.randn(groups, out, features, device=DEVICE)
     bias = torch.randn(clients, out, device=DEVICE, requires_grad=True)
-    lr, decay = (torch.tensor(rates, device=DEVICE) for rates in ([0.1, 0.2], [0.9, 1.0]))
+    lr, decay = (
+        torch.tensor(rates, device=DEVICE, dtype=torch.float32)
+        for rates in ([0.1, 0.2], [0.9, 1.0])
+    )
     rooms = [
         (
             torch.zeros(clients, steps * batch, features, device=DEVICE),
@@ -118,6 +121,7 @@ def factors() -> None:
         )
         for _ in range(2)
     ]
+    drifts = torch.randn(clients, out, features, device=DEVICE)
     for step in range(steps):
         size = batch - step  # a batch may be a short one
         x = torch.randn(clients, size, features, device=DEVICE, requires_grad=True)
@@ -125,7 +129,9 @@ def factors() -> None:
         results = []
         for form, room in zip((fused.Factored, _Factored), rooms, strict=True):
             inputs, slopes, taken = room
-            y = form.apply(x, bias, Factors(start, *room, batch, lr, decay.log2()), step != 1)
+            drift = drifts if step else None
+            whole = Factors(start, *room, batch, lr, decay.log2(), drift)
+            y = form.apply(x, bias, whole, step != 1)
             taken += 1
             results.append((y, *torch.autograd.grad(y, (x, bias), pull), inputs, slopes))
         for what, one, other in zip(("y", "dx", "db", "X", "D"), *results, strict=True):

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from federations import RAGGED, noisy_images, small_cnn
+from fedlens.algorithm import Algorithm
 from fedlens.client import ClientProgram
 from fedlens.engines import Sequential, Stacked
 from fedlens.network import Network
@@ -88,12 +89,21 @@ def wide(dropout: float) -> nn.Module:
     )
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedir", "fedprox", "fedns", "median"])
+def plain(name: str) -> Algorithm:
+    """An algorithm whose clients descend without momentum."""
+    algorithm, step = ALGORITHMS[name], Sgd(0.1)
+    solve = replace(algorithm.solve, inner=step) if "admm" in name else step
+    return replace(algorithm, solve=solve)
+
+
+@pytest.mark.parametrize(
+    "name", ["fedavg", "fedir", "fedprox", "fedns", "median", "lastfc", "admm", "fedadmm"]
+)
 @pytest.mark.parametrize("sizes", [[20] * 8, RAGGED], ids=["equal", "ragged"])
 def test_factored_layers_give_what_the_weights_themselves_give(name, sizes):
     federation = noisy_images(sizes)
     network = Network(wide(0.2), dtype=torch.float64)
-    program = ClientProgram(replace(ALGORITHMS[name], solve=Sgd(0.1)), network.layout)
+    program = ClientProgram(plain(name), network.layout)
     made = [
         Stacked(network, federation.examples, factor=factor, at_once=3) for factor in (False, True)
     ]

@@ -27,6 +27,14 @@ def _fade(k, each, seen, log_decay):
 
 
 @triton.jit
+def _drifted(taken_steps, lr, log_decay):
+    """How often the drift is in the weights."""
+    steps = taken_steps.to(tl.float32)
+    faded = (1 - tl.exp2(log_decay * steps)) / (1 - tl.exp2(log_decay))
+    return -lr * tl.where(log_decay == 0, steps, faded)
+
+
+@triton.jit
 def _scores_kernel(
     x, inputs, taken, each, out, clients, batch, features, rows,
     chunk, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
@@ -61,9 +69,9 @@ def _scores_kernel(
 
 @triton.jit
 def _forward_kernel(
-    base, scores, slopes, taken, each, bias, y, clients, batch, outs, rows, rates, log_decays,
-    size, PARTS: tl.constexpr, HAS_BIAS: tl.constexpr, RELU: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    base, drift, scores, slopes, taken, each, bias, y, clients, batch, outs, rows, rates,
+    log_decays, size, HAS_DRIFT: tl.constexpr, PARTS: tl.constexpr, HAS_BIAS: tl.constexpr,
+    RELU: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """base - lr (x X') D, bias and ReLU."""
     client = tl.program_id(0).to(tl.int64)
@@ -88,6 +96,9 @@ def _forward_kernel(
     place = (client * batch + m)[:, None] * outs + n[None, :]
     there = (m < batch)[:, None] & (n < outs)[None, :]
     result = tl.load(base + place, mask=there, other=0.0).to(tl.float32) - lr * sums
+    if HAS_DRIFT:
+        further = tl.load(drift + place, mask=there, other=0.0).to(tl.float32)
+        result += _drifted(seen // each, lr, log_decay) * further
     if HAS_BIAS:
         result += tl.load(bias + client * outs + n, mask=n < outs, other=0.0).to(tl.float32)[
             None, :
@@ -139,8 +150,8 @@ def _slopes_kernel(
 
 @triton.jit
 def _backward_kernel(
-    base, weights, inputs, taken, each, dx, batch, features, rows, rates, log_decays, size,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    base, drift, weights, inputs, taken, each, dx, batch, features, rows, rates, log_decays, size,
+    HAS_DRIFT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """base - lr (d D') X."""
     client = tl.program_id(0).to(tl.int64)
@@ -164,13 +175,20 @@ def _backward_kernel(
     place = (client * batch + m)[:, None] * features + n[None, :]
     there = (m < batch)[:, None] & (n < features)[None, :]
     result = tl.load(base + place, mask=there, other=0.0).to(tl.float32) - lr * sums
+    if HAS_DRIFT:
+        further = tl.load(drift + place, mask=there, other=0.0).to(tl.float32)
+        result += _drifted(seen // each, lr, log_decay) * further
     tl.store(dx + place, result.to(dx.dtype.element_ty), mask=there)
 
 
 def forward(
-    x: Tensor, base: Tensor, factors: Factors, bias: Tensor | None, *, relu: bool
-) -> Tensor:
-    """base - lr (x X') D + bias for x [C, B, n] and base [C, B, out]; x is put down in X."""
+    x: Tensor, base: Tensor, drift: Tensor | None, factors: Factors, bias: Tensor | None, *,
+    relu: bool,
+) -> Tensor:  # fmt: skip
+    """base - lr (x X') D + bias for x [C, B, n] and base [C, B, out]; x is put down in X.
+
+    `drift` [C, B, out] is what the clients' drift makes of x.
+    """
     clients, batch, features = x.shape
     rows, outs = factors.slopes.shape[1:]
     tall, block = tile(batch), min(tile(rows), 64)
@@ -186,9 +204,10 @@ def forward(
     )  # fmt: skip
     y, wide = torch.empty_like(base), min(tile(outs), 64)
     _forward_kernel[(clients, triton.cdiv(outs, wide))](
-        base, scores, factors.slopes, factors.taken, factors.batch, base if bias is None else bias,
-        y, clients, batch, outs, rows, factors.lr, factors.log_decay, clients // len(factors.lr),
-        PARTS=parts, HAS_BIAS=bias is not None, RELU=relu, BM=tall, BN=wide,
+        base, base if drift is None else drift, scores, factors.slopes, factors.taken,
+        factors.batch, base if bias is None else bias, y, clients, batch, outs, rows, factors.lr,
+        factors.log_decay, clients // len(factors.lr), HAS_DRIFT=drift is not None, PARTS=parts,
+        HAS_BIAS=bias is not None, RELU=relu, BM=tall, BN=wide,
         BK=min(tile(rows), 64), num_warps=4, num_stages=2,
     )  # fmt: skip
     return y
@@ -210,13 +229,16 @@ def slopes_back(dy: Tensor, y: Tensor | None, factors: Factors) -> tuple[Tensor,
     return d, weights, bias
 
 
-def backward(base: Tensor, weights: Tensor, factors: Factors) -> Tensor:
+def backward(
+    base: Tensor, drift: Tensor | None, weights: Tensor, factors: Factors
+) -> Tensor:  # fmt: skip
     """base - lr (d D') X for base [C, B, n]."""
     clients, batch, features = base.shape
     dx, wide = torch.empty_like(base), 128
     _backward_kernel[(clients, triton.cdiv(features, wide))](
-        base, weights, factors.inputs, factors.taken, factors.batch, dx, batch, features,
-        weights.shape[2], factors.lr, factors.log_decay, clients // len(factors.lr),
-        BM=tile(batch), BN=wide, BK=32, num_warps=4, num_stages=5 if batch <= 16 else 3,
+        base, base if drift is None else drift, weights, factors.inputs, factors.taken,
+        factors.batch, dx, batch, features, weights.shape[2], factors.lr, factors.log_decay,
+        clients // len(factors.lr), HAS_DRIFT=drift is not None, BM=tile(batch), BN=wide, BK=32,
+        num_warps=4, num_stages=5 if batch <= 16 else 3,
     )  # fmt: skip
     return dx

@@ -204,7 +204,8 @@ class Factored(torch.autograd.Function):
 
         x, bias = x.contiguous(), None if bias is None else bias.contiguous()
         base = shared_product(x, factors.start.mT)
-        y = factor_kernels.forward(x, base, factors, bias, relu=relu)
+        drift = None if factors.drift is None else torch.bmm(x, factors.drift.mT)
+        y = factor_kernels.forward(x, base, drift, factors, bias, relu=relu)
         ctx.save_for_backward(y if relu else None)
         ctx.factors, ctx.has_bias = factors, bias is not None
         return y
@@ -218,7 +219,8 @@ class Factored(torch.autograd.Function):
         dx = None
         if ctx.needs_input_grad[0]:
             base = shared_product(d, factors.start)
-            dx = factor_kernels.backward(base, weights, factors)
+            drift = None if factors.drift is None else torch.bmm(d, factors.drift)
+            dx = factor_kernels.backward(base, drift, weights, factors)
         return dx, db if ctx.has_bias else None, None, None
 
 

@@ -53,7 +53,7 @@ class Factors(NamedTuple):
     """Each client's matrix as start - lr * slopes' inputs (see engines/factored.py).
 
     Clients stand in G groups of the same size, with a start and a rate each. Each further step
-    takes a row's part down by 2 ** log_decay.
+    takes a row's part down by 2 ** log_decay, and adds -lr * drift.
     """
 
     start: Tensor  # [G, out, features]
@@ -63,6 +63,7 @@ class Factors(NamedTuple):
     batch: int  # rows of inputs and slopes that belong to a step
     lr: Tensor  # [G]
     log_decay: Tensor  # [G]
+    drift: Tensor | None = None  # [C, out, features]
     by_pixel: bool = False  # whether features are those of flattened images, pixel by pixel
 
     def linear(self, x: Tensor, bias: Tensor | None, *, relu: bool) -> Tensor:
@@ -80,6 +81,13 @@ def faded(rows: Tensor, batch: int, steps: Tensor, log_decay: Tensor) -> Tensor:
     return torch.exp2(log_decay.double()[:, None] * later)
 
 
+def drifted(steps: Tensor, lr: Tensor | float, log_decay: Tensor) -> Tensor:  # [C] float64
+    """How often the drift is in the weights after these steps [C]; log_decay is [C]."""
+    fades = log_decay.double()
+    whole = (1 - torch.exp2(fades * steps)) / (1 - torch.exp2(fades)).clamp(min=1e-300)
+    return -lr * torch.where(fades == 0, steps.double(), whole)
+
+
 class _Factored(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, bias: Tensor | None, factors: Factors, relu: bool) -> Tensor:
@@ -89,6 +97,9 @@ class _Factored(torch.autograd.Function):
         )
         weights = (-lr[:, None] * faded(inputs, each, taken, log_decay)).to(x)[:, None]
         y = shared_product(x, factors.start.mT)
+        times = drifted(taken, lr, log_decay).to(x)[:, None, None]
+        if factors.drift is not None:
+            y += torch.bmm(x, factors.drift.mT) * times
         y = torch.baddbmm(y, torch.bmm(x, inputs.mT) * weights, slopes)
         if bias is not None:
             y += bias[:, None]
@@ -97,14 +108,14 @@ class _Factored(torch.autograd.Function):
         # Everyone who still trains has taken as many steps.
         rows = taken[0] * each + torch.arange(x.shape[1], device=x.device)
         inputs.index_copy_(1, rows, x)
-        ctx.save_for_backward(y if relu else None, rows, weights)
+        ctx.save_for_backward(y if relu else None, rows, weights, times)
         ctx.factors, ctx.has_bias = factors, bias is not None
         return y
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (dy,) = gradients
-        y, rows, weights = ctx.saved_tensors
+        y, rows, weights, times = ctx.saved_tensors
         start, inputs, slopes = ctx.factors[:3]
         if y is not None:
             dy = torch.ops.aten.threshold_backward(dy, y, 0)
@@ -113,6 +124,8 @@ class _Factored(torch.autograd.Function):
             # This step's slopes are not there yet, so its own inputs count for nothing.
             past = torch.bmm(dy, slopes.mT) * weights
             dx = torch.baddbmm(shared_product(dy, start), past, inputs)
+            if ctx.factors.drift is not None:
+                dx += torch.bmm(dy, ctx.factors.drift) * times
         slopes.index_copy_(1, rows, dy)
         return (
             dx,

@@ -8,14 +8,16 @@ examples it has seen, d being the slope of the loss at the layer's output and x 
 where the rows of X and D are these examples; and the round's whole update is the one product
 -lr * D' X over all clients, each weighed by its share. That is exact. It holds for descent along
 the plain gradient, also with a pull towards the start (FedProx), under which what a step did fades
-by a factor with every further one, and for uploads that are differences; anything else needs the
-weights themselves. It pays where a client sees few examples and the matrix is large. Of a sweep,
-each experiment has its own start and its own rate.
+by a factor with every further one, and with a drift that is the same in every step (ADMM's dual),
+which each client then has a matrix of. An upload that is more than the difference gets weights that
+are multiplied out at the end. It pays where a client sees few examples and the matrix is large. Of
+a sweep, each experiment has its own start and its own rate.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, cast
 
@@ -29,12 +31,14 @@ from fedlens.layout import Layout
 from fedlens.network import Network
 from fedlens.pieces.combine import WeightedSum
 from fedlens.pieces.upload import difference
-from fedlens.products import Factors, faded, wide_product
-from fedlens.work import Part, Shared, Work
+from fedlens.products import Factors, drifted, faded, wide_product
+from fedlens.work import Given, Part, Shared, Work
 
 WORTH_IT = 2  # how many times smaller the matrix may be than the factors: its copies cost more
 
-INPUTS, SLOPES, TAKEN = ".inputs", ".slopes", ".steps taken"
+INPUTS, SLOPES, TAKEN, DRIFT = ".inputs", ".slopes", ".steps taken", ".drift"
+ROOMS = (INPUTS, SLOPES, TAKEN)
+OF_FACTORS = (*ROOMS, DRIFT)
 
 
 def factorable(network: Network, program: ClientProgram, work: Work) -> tuple[str, ...]:
@@ -53,8 +57,7 @@ def factorable(network: Network, program: ClientProgram, work: Work) -> tuple[st
 
 def _holds(algorithm: Algorithm) -> bool:
     step = algorithm.contraction
-    descends = step is not None and step.drift is None and 0 < step.keep <= 1
-    return descends and algorithm.upload is difference and not algorithm.memory and algorithm.reset
+    return step is not None and 0 < step.keep <= 1 and algorithm.reset
 
 
 def _is_regular(work: Work) -> bool:
@@ -70,10 +73,15 @@ class Factored:
         self, network: Network, program: ClientProgram, names: tuple[str, ...], groups: list[int]
     ) -> None:
         self.network, self.names, self.groups = network, names, groups
-        self.program = replace(
-            program,
-            algorithm=self._amended(program.algorithm),
-            each=tuple(map(self._amended, program.each)),
+        first = program.each[0] if program.each else program.algorithm
+        # Where only the sum of the differences is asked for, no client's own is ever made.
+        self.sums_up = isinstance(first.combine, WeightedSum) and first.upload is difference
+        self.program = FactoredProgram(
+            self._amended(program.algorithm),
+            program.layout,
+            program.augment,
+            tuple(map(self._amended, program.each)),
+            form=self,
         )
         own = [program.each[g] for g in groups] if program.each else [program.algorithm]
         self.contractions = [cast(Contraction, one.contraction) for one in own]
@@ -84,11 +92,12 @@ class Factored:
         self.rates: tuple[Tensor, Tensor] | None = None
 
     def _amended(self, algorithm: Algorithm) -> Algorithm:
-        combine = algorithm.combine
-        if isinstance(combine, WeightedSum):
-            send = SendFactors(self, algorithm.contraction, multiplied=False)
+        step, combine = algorithm.contraction, algorithm.combine
+        if self.sums_up:
+            assert isinstance(combine, WeightedSum)
+            send = SendFactors(self, step)
             return replace(algorithm, upload=send, combine=MultiplyFactors(combine, self))
-        return replace(algorithm, upload=SendFactors(self, algorithm.contraction, multiplied=True))
+        return replace(algorithm, upload=MultiplyOut(self, step, algorithm.upload))
 
     def send(self, shared: Shared, work: Work) -> Shared:
         """What clients get instead: no weights, and room for their factors."""
@@ -96,13 +105,13 @@ class Factored:
         params, buffers, exact = dict(shared.params), dict(shared.buffers), dict(shared.exact)
         for name in self.names:
             weight = params.pop(name)
-            exact.pop(name)
+            if self.sums_up:
+                exact.pop(name)
             whole, (out, features) = len(weight), weight.shape[1:]
             weight = weight if len(self.groups) == whole else weight[self.groups]
             if name not in self.start:
                 self.start[name] = torch.empty_like(weight, dtype=self.network.compute)
-            if (channels := self.channels[name]) is not None:
-                weight = weight.reshape(len(weight), out, channels, -1).transpose(2, 3)
+            weight = self.by_pixel(name, weight)
             self.start[name].view(weight.shape).copy_(weight)
             rows = steps * self.batch
             if (name, whole, rows) not in self.rooms:
@@ -111,21 +120,35 @@ class Factored:
                 taken = torch.zeros(1, dtype=torch.int64, device=weight.device)
                 self.rooms[name, whole, rows] = {
                     name + part: t.expand(whole, *t.shape[1:])
-                    for part, t in zip(OF_FACTORS, (*rooms, taken), strict=True)
+                    for part, t in zip(ROOMS, (*rooms, taken), strict=True)
                 }
             buffers |= self.rooms[name, whole, rows]
         return Shared(params, buffers, exact, shared.told)
 
     def factors(self, name: str, buffers: Tree) -> Factors:
-        inputs, slopes, taken = (buffers[name + part] for part in OF_FACTORS)
+        inputs, slopes, taken = (buffers[name + part] for part in ROOMS)
         if self.rates is None:
             wide = torch.promote_types(slopes.dtype, torch.float32)
             numbers = [(step.lr, step.keep) for step in self.contractions]
             lr, decay = torch.tensor(numbers, dtype=torch.float64).T
             self.rates = lr.to(slopes.device, wide), decay.log2().to(slopes.device, wide)
-        by_pixel = self.channels[name] is not None
-        start = self.start[name]
-        return Factors(start, inputs, slopes, taken, self.batch, *self.rates, by_pixel)
+        return Factors(
+            self.start[name],
+            inputs,
+            slopes,
+            taken,
+            self.batch,
+            *self.rates,
+            drift=buffers.get(name + DRIFT),
+            by_pixel=self.channels[name] is not None,
+        )
+
+    def by_pixel(self, name: str, matrices: Tensor) -> Tensor:
+        """Matrices [..., out, features], or [..., out, pixels, channels] of flattened images."""
+        channels = self.channels[name]
+        if channels is None:
+            return matrices
+        return matrices.reshape(*matrices.shape[:-1], channels, -1).transpose(-1, -2)
 
     def in_order(self, name: str, product: Tensor) -> Tensor:
         """A product of factors [..., out, features] with the features as the layer has them."""
@@ -138,7 +161,7 @@ class Factored:
         self, params: Tree, buffers: Tree, images: Tensor, keys: Tensor, mask: Tensor
     ) -> tuple[Tensor, Tree]:
         factors: dict[str, Any] = {name: self.factors(name, buffers) for name in self.names}
-        own = {name: b for name, b in buffers.items() if not name.endswith(OF_FACTORS)}
+        own = _without_factors(buffers)
         logits, moved = self.network.stacked(params | factors, own, images, keys, mask)
         for name in self.names:
             buffers[name + TAKEN] += 1
@@ -154,37 +177,80 @@ class Factored:
         ]
 
 
-OF_FACTORS = (INPUTS, SLOPES, TAKEN)
+@dataclass(frozen=True)
+class FactoredProgram(ClientProgram):
+    """Clients that have a matrix of their drift, where there is one, but none of their weights."""
+
+    form: Factored | None = None
+
+    def _start(self, shared: Shared, given: Given) -> Local:
+        local, form = super()._start(shared, given), self.form
+        assert form is not None
+        if form.contractions[0].drift is not None:
+            drift = form.contractions[0].drift(local)
+            for name in form.names:
+                mine = form.by_pixel(name, drift[name])
+                local.buffers[name + DRIFT] = mine.to(form.network.compute).flatten(2)
+        return local
 
 
 @dataclass(frozen=True)
 class SendFactors:
-    """upload: the difference of what a client has, and the factors of what it has not.
-
-    They are `multiplied` where every client's own update is asked for, not only their sum.
-    """
+    """upload: the difference of what a client has, and the factors of what it has not."""
 
     form: Factored
-    contraction: Contraction | None
-    multiplied: bool
+    step: Contraction | None  # None of a sweep's algorithms together, which send nothing
 
     def __call__(self, local: Local) -> Upload:
-        plain = {n: b for n, b in local.buffers.items() if not n.endswith(OF_FACTORS)}
-        upload = difference(replace(local, buffers=plain))
+        upload = difference(replace(local, buffers=_without_factors(local.buffers)))
         update = dict(upload.update)
-        assert self.contraction is not None
-        lr, decay = self.contraction.lr, math.log2(self.contraction.keep)
-        log_decay = torch.full_like(local.steps, decay, dtype=torch.float64)
         for name in self.form.names:
-            inputs, slopes = (local.buffers[name + part] for part in (INPUTS, SLOPES))
-            left = -lr * faded(slopes, self.form.batch, local.steps, log_decay)
-            slopes = slopes * left.to(slopes)[:, :, None]
-            if self.multiplied:
-                product = wide_product(slopes.mT, inputs, torch.float32)
-                update[name] = self.form.in_order(name, product).double()
-            else:
-                update |= {name + INPUTS: inputs, name + SLOPES: slopes}
+            slopes = _weighed(self.form, self.step, local, name)
+            update |= {name + INPUTS: local.buffers[name + INPUTS], name + SLOPES: slopes}
         return replace(upload, update=update)
+
+
+@dataclass(frozen=True)
+class MultiplyOut:
+    """upload: another one, of clients whose weights are made of their factors."""
+
+    form: Factored
+    step: Contraction | None
+    inner: Callable[[Local], Upload]
+
+    def __call__(self, local: Local) -> Upload:
+        params, anchor = dict(local.params), dict(local.anchor)
+        assert self.step is not None
+        drift = self.step.drift(local) if self.step.drift else {}
+        for name in self.form.names:
+            slopes = _weighed(self.form, self.step, local, name)
+            dtype = torch.promote_types(slopes.dtype, torch.float32)
+            product = wide_product(slopes.mT, local.buffers[name + INPUTS], dtype)
+            anchor[name] = local.exact[name].to(dtype)
+            params[name] = anchor[name] + self.form.in_order(name, product)
+            if drift:
+                log_decay = torch.full_like(local.steps, _log(self.step), dtype=torch.float64)
+                times = drifted(local.steps, self.step.lr, log_decay).to(dtype)
+                params[name] += drift[name] * times[:, None, None]
+        buffers = _without_factors(local.buffers)
+        return self.inner(replace(local, params=params, anchor=anchor, buffers=buffers))
+
+
+def _without_factors(buffers: Tree) -> Tree:
+    return {name: b for name, b in buffers.items() if not name.endswith(OF_FACTORS)}
+
+
+def _weighed(form: Factored, step: Contraction | None, local: Local, name: str) -> Tensor:
+    """The slopes of a layer, each times what its step did to the weights in the end."""
+    assert step is not None
+    slopes = local.buffers[name + SLOPES]
+    log_decay = torch.full_like(local.steps, _log(step), dtype=torch.float64)
+    weights = -step.lr * faded(slopes, form.batch, local.steps, log_decay)
+    return slopes * weights.to(slopes)[:, :, None]
+
+
+def _log(step: Contraction) -> float:
+    return math.log2(step.keep)
 
 
 @dataclass(frozen=True)
