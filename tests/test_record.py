@@ -4,12 +4,14 @@ A recorded function reads and writes its own memory only. `Replayed` has that in
 graph: it keeps a copy of the inputs, and whatever comes back lies where the first result lay.
 """
 
+from collections import Counter
+
 import pytest
 import torch
 
 from federations import RAGGED, noisy_images, small_cnn
 from fedlens.client import ClientProgram
-from fedlens.engines import Stacked, stacked
+from fedlens.engines import Stacked, graphs, stacked
 from fedlens.network import Network
 from fedlens.rounds import begin, run_round
 from fedlens.trees import copy_tensors, map_tensors, tensors_in
@@ -18,12 +20,12 @@ from papers_under_test import ALGORITHMS
 
 class Replayed:
     def __init__(self):
-        self.seen, self.kept, self.replays = set(), {}, 0
+        self.seen, self.kept, self.replays = Counter(), {}, 0
 
     def __call__(self, key, function, *inputs):
         shapes = (key, tuple((t.shape, t.dtype) for t in tensors_in(inputs)))
-        if shapes not in self.seen:
-            self.seen.add(shapes)
+        self.seen[shapes] += 1
+        if self.seen[shapes] < graphs.WORTH_IT:
             return None
         if shapes not in self.kept:
             mine = map_tensors(inputs, lambda t: t.detach().clone())
@@ -50,7 +52,7 @@ def test_recorded_rounds_are_the_same(name, sizes, monkeypatch):
         if recorder is not None:
             monkeypatch.setattr(stacked.Stacked, "_recorder", lambda *_, r=recorder: r)
         state = begin(network, program, federation, torch.device("cpu"))
-        for _ in range(4):
+        for _ in range(5):  # at first step by step, then as a whole
             state, _ = run_round(program, federation, engine, state, seed=0)
         states.append(state)
     assert recorder.replays

@@ -194,9 +194,9 @@ class ClientProgram:
             losses.append(loss if live == len(index) else F.pad(loss, (0, len(index) - live)))
 
         whole = _concatenate([local, *reversed(finished)]) if finished else local
-        whole.params = {name: p.detach() for name, p in whole.params.items()}
-        whole.step = whole.count = whole.loss = None
-        whole.drift = {}
+        params = {name: p.detach() for name, p in whole.params.items()}
+        # Not in place: what is recorded may own it.
+        whole = replace(whole, params=params, step=None, count=None, loss=None, drift={})
         total = counts.new_zeros(len(index), dtype=dtype)
         if losses:
             total = (torch.stack(losses, 1) * counts[:, : len(losses)]).sum(1)
