@@ -84,3 +84,12 @@ def test_a_network_in_a_hurry_gives_what_it_gives_at_ease():
     hurried, _ = network.hurried(lone, {}, *rest, Hurry())
     assert not torch.equal(plain, hurried)
     torch.testing.assert_close(hurried, plain, rtol=1e-11, atol=1e-12)
+
+
+def test_kernels_in_another_order_of_memory_are_the_same_kernels():
+    network = Network(nn.Sequential(nn.Conv2d(3, 4, 5), nn.ReLU(), nn.Flatten(), nn.Linear(64, 2)))
+    params = {name: p[None] for name, p in network.params.items()}
+    other = network.laid_out_alone(params)
+    assert all(torch.equal(other[name], p) for name, p in params.items())
+    assert other["0.weight"][0].permute(2, 0, 3, 1).is_contiguous()
+    assert other["3.weight"] is params["3.weight"]

@@ -195,9 +195,9 @@ class _Fused(torch.autograd.Function):
         pool: Any,
         hurry: Hurry | None,
     ) -> Tensor:
-        values = None
+        seen: tuple[Tensor, ...] = ()
         if hurry and winograd.suits(x, weight, geometry):
-            y, values = winograd.convolve(x, weight, bias, padding=geometry[1])
+            y, seen = winograd.convolve(x, weight, bias, padding=geometry[1])
         else:
             y = torch.conv2d(x, weight, bias, *geometry)
         ctx.geometry, ctx.pool, ctx.shape = geometry, pool, y.shape
@@ -208,12 +208,12 @@ class _Fused(torch.autograd.Function):
         if pool is not None:
             y, winners = aten.max_pool2d_with_indices(y, *pool)
         y.relu_()
-        ctx.save_for_backward(x, weight, bias, y, winners, values)
+        ctx.save_for_backward(x, weight, bias, y, winners, *seen)
         return y
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        x, weight, bias, y, winners, values = ctx.saved_tensors
+        x, weight, bias, y, winners, *seen = ctx.saved_tensors
         (grad,) = grads
         with_images, with_weight, with_bias, *_ = ctx.needs_input_grad
         grad = aten.threshold_backward(grad, y, 0).contiguous(memory_format=ctx.lies)
@@ -225,9 +225,9 @@ class _Fused(torch.autograd.Function):
             pooled = torch.empty(ctx.shape, **kind)
             grad = aten.max_pool2d_with_indices_backward(grad, pooled, *ctx.pool, winners)
         stride, padding, dilation, groups = ctx.geometry
-        if values is not None:
+        if seen:
             before, slope = winograd.gradients(
-                grad, x, values, weight, padding, first=not with_images
+                grad, x, winograd.Seen(*seen), weight, padding, first=not with_images
             )
         else:
             rest = stride, padding, dilation, False, (0, 0), groups

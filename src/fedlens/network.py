@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
+from fedlens import winograd
 from fedlens.alone import FusedConvolution, Hurry, Linear, fuse
 from fedlens.augment import normalise
 from fedlens.core import Tree, tree_map
@@ -62,6 +63,11 @@ class Network:
         self._hurrying = [
             m for m in self._alone.modules() if isinstance(m, FusedConvolution | Linear)
         ]
+        self._by_rows = {
+            f"{name}.weight"
+            for name, m in self._alone.named_modules()
+            if isinstance(m, FusedConvolution) and m.weight.shape[2] in winograd.POINTS
+        }
         self._resting = resting + [m for m in self._alone.modules() if _is_frozen(m)]
         self._set_mode(training=False)
 
@@ -142,6 +148,12 @@ class Network:
         return {
             name: p.permute(0, 3, 4, 2, 1).contiguous().permute(0, 4, 3, 1, 2) if p.ndim == 5 else p
             for name, p in params.items()
+        }
+
+    def laid_out_alone(self, params: Tree) -> Tree:
+        """The same parameters [G, ...], kernels in memory as `hurried` reads them."""
+        return {
+            name: winograd.laid_out(p) if name in self._by_rows else p for name, p in params.items()
         }
 
     def predict(self, params: Tree, buffers: Tree, images: Tensor) -> Tensor:

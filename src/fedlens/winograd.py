@@ -85,19 +85,32 @@ def suits(x: Tensor, weight: Tensor, geometry: tuple[Any, ...]) -> bool:
     return not moves_weights_too_much and products >= MOVING * (shape.out + shape.channels)
 
 
+def laid_out(kernels: Tensor) -> Tensor:
+    """The same kernels [C, out, channels, k, k'], in memory by rows: k, out, k', channels."""
+    return kernels.permute(0, 3, 1, 4, 2).contiguous().permute(0, 2, 4, 1, 3)
+
+
+class Seen(NamedTuple):
+    """Values at points, which the backward pass needs again; both lie channels last."""
+
+    images: Tensor  # [B, P * channels, tiles, W]
+    kernels: Tensor  # [P * out, channels, 1, k']
+
+
 def convolve(
     x: Tensor, weight: Tensor, bias: Tensor | None, padding: tuple[int, int]
-) -> tuple[Tensor, Tensor]:
-    """The result, and the images' values at points, [B, P * channels, tiles, W]."""
+) -> tuple[Tensor, Seen]:
+    """The result, and what was seen on the way to it."""
     shape = Shape.of(x, weight, padding)
     values = _values(shape.rows, weight.dtype)
-    seen = _beside(values.images @ _image_rows(x, shape), shape.width, shape)
+    images = _beside(values.images @ _image_rows(x, shape), shape.width, shape)
+    seen = Seen(images, _kernels(weight, values))
     biases = None
     if bias is not None:
         biases = bias.new_zeros(len(values.images), shape.out)
         biases[ONE] = bias
         biases = biases.flatten()
-    made = aten.convolution(seen, _kernels(weight, values), biases, *_geometry(shape))
+    made = aten.convolution(*seen, biases, *_geometry(shape))
     rows = values.results @ _apart(made, values)
     rows = rows.view(ROWS, shape.size, shape.tiles, -1).permute(1, 2, 0, 3)
     whole = rows.reshape(shape.size, -1, shape.out_width, shape.out)
@@ -105,16 +118,14 @@ def convolve(
 
 
 def gradients(
-    grad: Tensor, x: Tensor, seen: Tensor, weight: Tensor, padding: tuple[int, int], first: bool
+    grad: Tensor, x: Tensor, seen: Seen, weight: Tensor, padding: tuple[int, int], first: bool
 ) -> tuple[Tensor | None, Tensor]:
     """Of the images, but for a `first` layer, and of the weights."""
     shape = Shape.of(x, weight, padding)
     values = _values(shape.rows, weight.dtype)
     slopes = _beside(values.results.T @ _result_rows(grad, shape), shape.out_width, shape)
     images, kernels, _ = aten.convolution_backward(
-        *(slopes, seen, _kernels(weight, values), None),
-        *_geometry(shape),
-        [not first, True, False],
+        slopes, *seen, None, *_geometry(shape), [not first, True, False]
     )
     dw = values.kernels.T @ kernels.permute(0, 2, 3, 1).reshape(len(values.images), -1)
     dw = dw.view(shape.rows, shape.out, shape.columns, shape.channels).permute(1, 3, 0, 2)

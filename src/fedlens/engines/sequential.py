@@ -19,6 +19,8 @@ class Sequential:
     def map(self, program: ClientProgram, shared: Shared, work: Work) -> Iterator[Part]:
         hurry = Hurry(program.algorithm.rate)
         apply = Hurried(self.network.hurried, hurry) if self.hurried else self.network.one
+        if self.hurried:
+            shared = shared._replace(params=self.network.laid_out_alone(shared.params))
         for client in range(len(work)):
             mine = work.rows(slice(client, client + 1))
             yield from program(apply, self.examples, shared, mine)
