@@ -49,7 +49,11 @@ def records(folder: Path) -> list[dict]:
 def told(folder: Path) -> dict:
     """What its summary says, but for what it took."""
     summary = json.loads((folder / "summary.json").read_text())
-    return {k: v for k, v in summary.items() if k not in ("seconds", "peak_memory_bytes")}
+    return {
+        k: v
+        for k, v in summary.items()
+        if k not in ("seconds", "peak_memory_bytes", "padding_share")
+    }
 
 
 def assert_alone(points: dict[str, fl.Experiment], out: Path, exact: bool) -> None:

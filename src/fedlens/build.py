@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from fedlens.data.places import existing
 from fedlens.engines import Engine, Processes, Sequential, Stacked
 from fedlens.engines.processes import num_cores
 from fedlens.experiment import LOSSES, Experiment, Named
-from fedlens.gpus import gpu_names
+from fedlens.gpus import all_have_bf16, gpu_names, has_bf16
 from fedlens.layers import group_norm
 from fedlens.models import MODELS
 from fedlens.models.freeze import freeze_norms, train_last
@@ -75,7 +75,8 @@ def build(experiment: Experiment, data: Path | None = None, beside: Setup | None
     train, split = _split(experiment, train, dataset.num_classes)
     # From here on it is known how many clients there are, and whether per_round fits them.
     clients = replace(experiment.clients, count=split.num_clients)
-    experiment = replace(experiment, clients=clients)
+    precision = _precision(experiment, device, devices)
+    experiment = replace(experiment, clients=clients, precision=precision)
     held_out = None
     if clients.holdout:
         split, held_out = _hold_out(split, experiment)
@@ -308,6 +309,17 @@ def _algorithm(experiment: Experiment) -> Algorithm:
         made = call(find(ALGORITHMS, named.name, "algorithm"), options=named.options)
         papers.append(_expect(made, Amendment, f"algorithm {named.name!r}"))
     return compose(base, *papers)
+
+
+def _precision(
+    experiment: Experiment, device: torch.device, devices: list[torch.device]
+) -> Literal["fp32", "tf32", "bf16", "fp64"]:
+    """`auto`: bf16 where clients train on a GPU that has it, which costs no accuracy (results/)."""
+    if experiment.precision != "auto":
+        return experiment.precision
+    if devices:
+        return "bf16" if all_have_bf16() else "fp32"
+    return "bf16" if device.type == "cuda" and has_bf16(device) else "fp32"
 
 
 def _devices(experiment: Experiment) -> tuple[torch.device, list[torch.device]]:

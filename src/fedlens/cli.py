@@ -203,7 +203,7 @@ def bench_command(
     ] = None,
     engine: Annotated[str, typer.Option(help="auto, sequential, stacked or processes")] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda ...")] = "auto",
-    precision: Annotated[str, typer.Option(help="fp32, tf32, bf16 or fp64")] = "fp32",
+    precision: Annotated[str, typer.Option(help="auto, fp32, tf32, bf16 or fp64")] = "auto",
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -225,7 +225,7 @@ def bench_command(
         print(json.dumps(found[0] if len(found) == 1 else found))
         return
     first = found[0]
-    print(f"engine {first['engine']}, {first['device']}, {precision}, ", end="")
+    print(f"engine {first['engine']}, {first['device']}, {first['precision']}, ", end="")
     print(f"median of {first['repeats']}; the limit is {first['limit_flops'] / 1e9:,.0f} GFLOP/s")
     print(table(found))
 

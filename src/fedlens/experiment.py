@@ -182,7 +182,7 @@ class Experiment:
     seed: int = 0
     engine: Literal["auto", "sequential", "stacked", "processes"] = "auto"
     device: str = "auto"
-    precision: Literal["fp32", "tf32", "bf16", "fp64"] = "fp32"
+    precision: Literal["auto", "fp32", "tf32", "bf16", "fp64"] = "auto"
     deterministic: bool = False  # the same bytes from a GPU, at some cost in speed
     loss: str = "cross_entropy"
     augment: Augment = Augment()

@@ -62,6 +62,12 @@ def gpu_names() -> tuple[str, ...]:
     return names
 
 
+@functools.cache
+def all_have_bf16() -> bool:
+    """Whether every GPU of this machine multiplies in bfloat16 itself."""
+    return in_a_child(_have_bf16)
+
+
 def check_unused() -> None:
     """See that workers forked from here could use GPUs, as far as that shows."""
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
@@ -72,6 +78,15 @@ def _names() -> tuple[str, ...]:
     if not torch.cuda.is_available():
         return ()
     return tuple(map(torch.cuda.get_device_name, range(torch.cuda.device_count())))
+
+
+def _have_bf16() -> bool:
+    return all(has_bf16(torch.device("cuda", i)) for i in range(torch.cuda.device_count()))
+
+
+def has_bf16(device: torch.device) -> bool:
+    """Whether a GPU, which this process may use, multiplies in bfloat16 itself."""
+    return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def _answer(function: Callable[[], object], pipe: Connection) -> None:

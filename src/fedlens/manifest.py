@@ -39,6 +39,7 @@ def manifest(setup: Setup) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "engine": type(setup.engine).__name__.lower(),
+        "precision": setup.experiment.precision,
         "at_once": getattr(setup.engine, "at_once", 1),
         "seed": setup.experiment.seed,
         "partition": partition_hash(setup),

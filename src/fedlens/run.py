@@ -86,10 +86,16 @@ def resume(
     before = folder.read_json("manifest.json")
     with importable(*map(Path, before["code"])):
         experiment = experiment or Experiment.read(folder.path / "experiment.toml")
-    experiment = replace(experiment, engine=before["engine"])
+    experiment = as_begun(experiment, before)
     setup = build(experiment, Path(data) if data is not None else None)
     (result,) = go_on([reopen(folder, setup, watch)])
     return result
+
+
+def as_begun(experiment: Experiment, manifest: dict[str, Any]) -> Experiment:
+    """With the engine and the precision that a run began with, whatever `auto` means here."""
+    chosen = {key: manifest[key] for key in ("engine", "precision") if key in manifest}
+    return replace(experiment, **chosen)
 
 
 def train(setup: Setup, watch: Watch | None = None) -> Result:

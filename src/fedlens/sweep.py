@@ -27,7 +27,7 @@ from fedlens.engines import Stacked
 from fedlens.experiment import Experiment, Named
 from fedlens.folder import RunFolder, check_free
 from fedlens.rounds import begin
-from fedlens.run import Course, Result, Watch, go_on, reopen, start
+from fedlens.run import Course, Result, Watch, as_begun, go_on, reopen, start
 from fedlens.summary import Record
 from fedlens.tables import apply_override, to_value
 
@@ -227,7 +227,7 @@ def prepare(
             if before.status in ("finished", "diverged"):
                 kept[name] = _result(before)
                 continue
-            described = replace(experiment, engine=before.read_json("manifest.json")["engine"])
+            described = as_begun(experiment, before.read_json("manifest.json"))
         setup = _build(described, data, loaded)
         made.append(Point(name, experiment, _sharing(setup, made), place, overwrite))
     total = sum(experiment.rounds for experiment in points.values())

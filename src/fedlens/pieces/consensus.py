@@ -92,7 +92,8 @@ def change(
 ) -> Upload:
     """z_new - z_old; and for the record ||v - x||^2, whose weighted mean is the primal residual."""
     z = {name: v + dual[name] * per_row(dual_weight, v) for name, v in primal.items()}
-    plain = difference(local)
+    of_buffers = {name: t for name, t in local.exact.items() if name not in primal}
+    plain = difference(replace(local, exact=of_buffers))
     return replace(
         plain,
         update=plain.update | {name: t.double() - z_old[name] for name, t in z.items()},
