@@ -52,10 +52,10 @@ class ClientMemory:
     def put(self, clients: Tensor, keep: Memory) -> ClientMemory:
         if not keep:
             return self
-        listed = clients.tolist()
-        leaves = tensors_in(keep)
+        listed, leaves = clients.tolist(), tensors_in(keep)
+        rows = [t[row] for row in range(len(listed)) for t in leaves]
         # A copy of each row, so that it outlives no other; in one kernel on a GPU.
-        copies = iter(torch._foreach_mul([t[row] for row in range(len(listed)) for t in leaves], 1))
+        copies = iter(torch._foreach_mul(rows, 1) if rows else rows)
         new = {client: map_tensors(keep, lambda _: next(copies)) for client in listed}
         return ClientMemory({**self.rows, **new})
 
