@@ -10,6 +10,9 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 import interpreted_kernels
+from fedlens import fused
+
+SHARED = 232_448  # bytes of shared memory that a program on an H100 can have
 
 
 class Absent:
@@ -31,8 +34,9 @@ def main() -> None:
 
     def compile_it(kernel, grid):
         def launch(*arguments, **settings):
-            kernel.warmup(*arguments, grid=grid, **settings)
-            compiled.add(kernel.fn.__name__)
+            made = kernel.warmup(*arguments, grid=grid, **settings)
+            assert made.metadata.shared <= SHARED, f"{kernel.fn.__name__} needs too much memory"
+            compiled.add(f"{kernel.fn.__module__}.{kernel.fn.__name__}")
 
         return launch
 
@@ -42,7 +46,8 @@ def main() -> None:
     torch.set_default_dtype(torch.bfloat16)
     interpreted_kernels.convolutions()
     interpreted_kernels.the_rest()
-    interpreted_kernels.factors()
+    interpreted_kernels.factors(batch=5, features=70, out=24, steps=3)
+    interpreted_kernels.factors(batch=fused.ROWS, features=600, out=600, steps=2)  # the largest
     interpreted_kernels.small_layers()
     torch.set_default_dtype(torch.float32)
     interpreted_kernels.adding()

@@ -91,3 +91,17 @@ def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
     assert found.keys() == expected.keys()
     for name in expected:
         assert torch.equal(found[name], expected[name]), name
+
+
+def wide(dropout: float) -> nn.Module:
+    """A net with one matrix that is much larger than what a client sees."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3),
+        nn.ReLU(),
+        nn.Dropout(dropout),
+        nn.Flatten(),
+        nn.Linear(144, 256),
+        nn.ReLU(),
+        nn.Linear(256, 5),
+    )

@@ -10,7 +10,7 @@ from fedlens import fused, keys, row_kernels
 from fedlens.augment import normalise
 from fedlens.layers import dropout_word, keyed_dropout
 from fedlens.pieces.objective import cross_entropy
-from fedlens.products import Factors, _Convolve, _Factored, _Linear
+from fedlens.products import Factors, _Convolve, _Factored, _Linear, drifted
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 torch.backends.cuda.matmul.allow_tf32 = True
@@ -24,6 +24,8 @@ CONVOLUTIONS = {  # channels, out, size, padding, stride, relu, pool
     "padded, many channels": (32, 16, 5, (2, 2, 2, 2), (1, 1), True, True),
     "many channels, sides differ": (64, 8, 3, (0, 1, 1, 0), (1, 1), False, False),
     "wider than a tile": (144, 136, 1, (0, 0, 0, 0), (1, 1), True, False),
+    "more padding than kernel": (8, 16, 2, (2, 2, 2, 2), (1, 1), True, False),
+    "more padding than kernel, many channels": (16, 16, 3, (3, 3, 3, 3), (1, 1), False, False),
     "pool without relu, odd size": (8, 16, 2, (0, 0, 0, 0), (1, 1), False, True),
 }
 
@@ -105,8 +107,8 @@ def the_rest() -> None:
     print("dropout, cross-entropy and normalising agree")
 
 
-def factors() -> None:
-    groups, clients, batch, features, out, steps = 2, 4, 5, 70, 24, 3
+def factors(batch: int, features: int, out: int, steps: int) -> None:
+    groups, clients = 2, 4
     start = torch.randn(groups, out, features, device=DEVICE)
     bias = torch.randn(clients, out, device=DEVICE, requires_grad=True)
     lr, decay = (
@@ -122,6 +124,9 @@ def factors() -> None:
         for _ in range(2)
     ]
     drifts = torch.randn(clients, out, features, device=DEVICE)
+    many = torch.arange(steps + 1)
+    times = torch.stack([drifted(many, *rates) for rates in ((0.1, 0.9), (0.2, 1.0))])
+    times = times.to(DEVICE, torch.float32)
     for step in range(steps):
         size = batch - step  # a batch may be a short one
         x = torch.randn(clients, size, features, device=DEVICE, requires_grad=True)
@@ -130,7 +135,7 @@ def factors() -> None:
         for form, room in zip((fused.Factored, _Factored), rooms, strict=True):
             inputs, slopes, taken = room
             drift = drifts if step else None
-            whole = Factors(start, *room, batch, lr, decay.log2(), drift)
+            whole = Factors(start, *room, batch, lr, decay.log2(), drift, times)
             y = form.apply(x, bias, whole, step != 1)
             taken += 1
             results.append((y, *torch.autograd.grad(y, (x, bias), pull), inputs, slopes))
@@ -178,7 +183,8 @@ if __name__ == "__main__":
     torch.manual_seed(0)
     convolutions()
     the_rest()
-    factors()
+    factors(batch=5, features=70, out=24, steps=3)
+    factors(batch=40, features=300, out=70, steps=2)  # several blocks of everything
     small_layers()
     adding()
     print("all agree")

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from federations import noisy_images, small_cnn
+from federations import assert_equal, noisy_images, small_cnn
 from fedlens.algorithm import Algorithm
 from fedlens.alone import FusedConvolution, Hurry, Linear, fuse
 from fedlens.client import ClientProgram
@@ -94,8 +94,11 @@ def plain_cnn() -> nn.Module:
 
 def one_step(module: nn.Module, solve: Sgd) -> dict[str, torch.Tensor]:
     """The parameters after one step of a client in a hurry."""
+    return step_of(Network(module, dtype=torch.float64), solve)
+
+
+def step_of(network: Network, solve: Sgd) -> dict[str, torch.Tensor]:
     federation = noisy_images([8])
-    network = Network(module, dtype=torch.float64)
     algorithm = Algorithm(Uniformly(1), Epochs(1, 8), solve=solve)
     program = ClientProgram(algorithm, network.layout)
     engine = Sequential(network, federation.examples, hurried=True)
@@ -140,8 +143,10 @@ def test_frozen_weights_stay_where_they_are():
     module = plain_cnn()
     for p in module[0].parameters():
         p.requires_grad_(False)
-    frozen = Network(module, dtype=torch.float64).frozen
-    assert set(one_step(module, Sgd(0.1))).isdisjoint(frozen)
+    network = Network(module, dtype=torch.float64)
+    before = {name: t.clone() for name, t in network.frozen.items()}
+    assert before and set(step_of(network, Sgd(0.1))).isdisjoint(before)
+    assert_equal(found=network.frozen, expected=before)
 
 
 def test_a_large_linear_layer_gives_what_a_plain_one_gives():

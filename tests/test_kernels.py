@@ -76,6 +76,9 @@ def test_the_gpu_kernels_agree_with_plain_layers_when_interpreted():
 def test_every_gpu_kernel_compiles(tmp_path):
     compiled = output("compiled_kernels.py", TRITON_CACHE_DIR=str(tmp_path)).split()
     source = Path(kernels.__file__).parent
-    written = [file.read_text() for file in source.glob("*kernels.py")]
-    launched = {name for text in written for name in re.findall(r"(_\w+_kernel)\[", text)}
+    launched = {
+        f"fedlens.{file.stem}.{name}"
+        for file in source.glob("*kernels.py")
+        for name in re.findall(r"(_\w+_kernel)\[", file.read_text())
+    }
     assert launched and launched <= set(compiled)

@@ -5,17 +5,21 @@ graph: it keeps a copy of the inputs, and whatever comes back lies where the fir
 """
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
 
-from federations import RAGGED, noisy_images, small_cnn
+from federations import RAGGED, noisy_images, small_cnn, wide
+from fedlens.algorithm import compose
+from fedlens.algorithms.admm import fedadmm
 from fedlens.client import ClientProgram
 from fedlens.engines import Stacked, graphs, stacked
 from fedlens.network import Network
-from fedlens.rounds import begin, run_round
+from fedlens.pieces import Sgd, Uniformly
+from fedlens.rounds import Turn, begin, run_round, run_rounds
 from fedlens.trees import copy_tensors, map_tensors, tensors_in
-from papers_under_test import ALGORITHMS
+from papers_under_test import ALGORITHMS, PLAIN
 
 
 class Replayed:
@@ -29,11 +33,11 @@ class Replayed:
             return None
         if shapes not in self.kept:
             mine = map_tensors(inputs, lambda t: t.detach().clone())
-            self.kept[shapes] = [mine, function(*mine)]
-        mine, result = self.kept[shapes]
+            self.kept[shapes] = [mine, function(*mine), function]
+        mine, result, recorded = self.kept[shapes]
         with torch.no_grad():
             copy_tensors(inputs, mine)
-        again = function(*mine)
+        again = recorded(*mine)
         with torch.no_grad():
             copy_tensors(again, result)
         self.replays += 1
@@ -46,15 +50,51 @@ def test_recorded_rounds_are_the_same(name, sizes, monkeypatch):
     federation = noisy_images(sizes)
     network = Network(small_cnn("group", dropout=0.3), dtype=torch.float64)
     program = ClientProgram(ALGORITHMS[name], network.layout)
-    states = []
-    for recorder in (None, Replayed()):
+    states, losses = [], [[], []]
+    for number, recorder in enumerate((None, Replayed())):
         engine = Stacked(network, federation.examples)
         if recorder is not None:
             monkeypatch.setattr(stacked.Stacked, "_recorder", lambda *_, r=recorder: r)
         state = begin(network, program, federation, torch.device("cpu"))
         for _ in range(5):  # at first step by step, then as a whole
-            state, _ = run_round(program, federation, engine, state, seed=0)
+            state, outcome = run_round(program, federation, engine, state, seed=0)
+            losses[number].append(outcome.train_loss.clone())
         states.append(state)
     assert recorder.replays
     for one, other in zip(*(tensors_in((s.params, s.buffers)) for s in states), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(losses[0], losses[1], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("key", ["lr", "rho"])
+def test_a_sweep_in_blocks_records_each_block_for_itself(key, monkeypatch):
+    """Factored layers of a block start from models, and step at rates, that others have not."""
+    federation = noisy_images([20] * 8)
+    network = Network(wide(0.2), dtype=torch.float64)
+    numbers = (0.1, 0.2, 0.05, 0.15)
+    if key == "rho":
+        algorithms = [compose(PLAIN, fedadmm(rho=number)) for number in numbers]
+    else:
+        algorithms = [replace(PLAIN, solve=Sgd(number)) for number in numbers]
+    programs = [ClientProgram(replace(a, select=Uniformly(4)), network.layout) for a in algorithms]
+    turns = [
+        Turn(p, federation, begin(network, p, federation, torch.device("cpu")), seed)
+        for seed, p in enumerate(programs)
+    ]
+    together = ClientProgram.together(programs, next(iter(turns[0].state.params.values())))
+    alone = list(turns)
+    for number in range(len(alone)):
+        engine = Stacked(network, federation.examples, factor=False)
+        for _ in range(5):
+            one = alone[number]
+            state, _ = run_round(one.program, federation, engine, one.state, one.seed)
+            alone[number] = replace(one, state=state)
+    recorder = Replayed()
+    monkeypatch.setattr(stacked.Stacked, "_recorder", lambda *_: recorder)
+    engine = Stacked(network, federation.examples, at_once=8)
+    for _ in range(5):
+        after = run_rounds(together, engine, turns)
+        turns = [replace(turn, state=state) for turn, (state, _) in zip(turns, after, strict=True)]
+    assert engine._made[2] and recorder.replays
+    for turn, expected in zip(turns, alone, strict=True):
+        torch.testing.assert_close(turn.state.params, expected.state.params, rtol=1e-10, atol=1e-12)

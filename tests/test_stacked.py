@@ -4,9 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import nn
 
-from federations import RAGGED, noisy_images, small_cnn
+from federations import RAGGED, noisy_images, small_cnn, wide
 from fedlens.algorithm import Algorithm
 from fedlens.client import ClientProgram
 from fedlens.engines import Sequential, Stacked
@@ -73,20 +72,6 @@ def test_padding_is_what_fills_up_shorter_batches_and_nothing_else():
         engine = Stacked(network, federation.examples)
         after(engine, network, program, federation, rounds=1)
         assert engine.padding_share == pytest.approx(share)
-
-
-def wide(dropout: float) -> nn.Module:
-    """A net with one matrix that is much larger than what a client sees."""
-    torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Conv2d(1, 4, 3),
-        nn.ReLU(),
-        nn.Dropout(dropout),
-        nn.Flatten(),
-        nn.Linear(144, 256),
-        nn.ReLU(),
-        nn.Linear(256, 5),
-    )
 
 
 def plain(name: str) -> Algorithm:

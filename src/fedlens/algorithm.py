@@ -83,7 +83,7 @@ class Algorithm:
     def contraction(self) -> Contraction | None:
         """What a local step is, if it is one: penalties pull towards the server's model."""
         inner: Contraction | None = getattr(self.solve, "contraction", None)
-        pulls: list[Any] = [getattr(p, "pull", None) for p in self.objective.penalties]
+        pulls: list[Any] = [getattr(p, "pull_to_server", None) for p in self.objective.penalties]
         if inner is None or None in pulls:
             return None
         return replace(inner, keep=inner.keep - inner.lr * sum(pulls))

@@ -173,7 +173,7 @@ class FusedConvolution(nn.Module):
         padding = (0, 0) if convolution.padding == "valid" else convolution.padding
         self.geometry = convolution.stride, padding, convolution.dilation, convolution.groups
         self.pool = pool and (
-            *map(_pair, (pool.kernel_size, pool.stride, pool.padding, pool.dilation)),
+            *map(pair, (pool.kernel_size, pool.stride, pool.padding, pool.dilation)),
             pool.ceil_mode,
         )
         self.hurry: Hurry | None = None
@@ -243,5 +243,6 @@ class _Fused(torch.autograd.Function):
         return before, None, None, None, None, None
 
 
-def _pair(size: int | tuple[int, int]) -> tuple[int, int]:
-    return (size, size) if isinstance(size, int) else size
+def pair(setting: int | tuple[int, ...]) -> tuple[int, ...]:
+    """A setting of rows and of columns, where one number stands for both."""
+    return (setting, setting) if isinstance(setting, int) else tuple(setting)

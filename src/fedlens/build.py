@@ -314,7 +314,7 @@ def _algorithm(experiment: Experiment) -> Algorithm:
 def _precision(
     experiment: Experiment, device: torch.device, devices: list[torch.device]
 ) -> Literal["fp32", "tf32", "bf16", "fp64"]:
-    """`auto`: bf16 where clients train on a GPU that has it, which costs no accuracy (results/)."""
+    """`auto`: bf16 where clients train on a GPU that has it, else fp32 (see results/)."""
     if experiment.precision != "auto":
         return experiment.precision
     if devices:

@@ -101,26 +101,28 @@ class ClientProgram:
     ) -> list[Part]:
         """What some clients send: a part for each experiment that there are clients of."""
         known, given = examples.labels, Given.of(work)
-        cuts, spans = _cuts(work.plan), work.spans
+        shape, spans = cuts(work.plan), work.spans
         take = partial(self._step, apply, examples)
         if record is None and known.device.type == "cpu":
-            return self._round(known, cuts, spans, take, shared, given)
+            return self._round(known, shape, spans, take, shared, given)
         packed, opened = Packed.of(given, known.device)
 
         def whole(shared: Shared, packed: Packed) -> list[Part]:
-            return self._round(known, cuts, spans, take, shared, opened(packed))
+            return self._round(known, shape, spans, take, shared, opened(packed))
 
         if record is None:
             return whole(shared, packed)
         shapes = tuple(t.shape for t in tensors_in(given))
-        parts = record(("round", cuts, spans, shapes), whole, shared, packed)
+        parts = record(("round", shape, spans, shapes), whole, shared, packed)
         if parts is None:
             width = work.plan.index.shape[2]
-            full = cuts[0], (width,) * len(cuts[1])  # one shape for every step
+            full = shape[0], (width,) * len(shape[1])  # one shape for every step
 
             def one(local: Local, now: Inputs) -> tuple[Local, Tensor]:
                 before = replace(local, step=None, count=None, loss=None)
-                return record("step", partial(_in_place, take), before, now) or take(local, now)
+                done = record("step", partial(_in_place, take), before, now)
+                # The next step writes over the loss; where it leaves the model, that goes on.
+                return take(local, now) if done is None else (done[0], done[1].clone())
 
             return self._round(known, full, spans, one, shared, opened(packed))
         # Sums are added up at once; the rest must outlive the memory of the record.
@@ -319,7 +321,7 @@ Cuts = tuple[tuple[int, ...], tuple[int, ...]]
 """For each step, how many clients still train, and how many examples their batches hold."""
 
 
-def _cuts(plan: Plan) -> Cuts:
+def cuts(plan: Plan) -> Cuts:
     """They hold for clients sorted by their steps, as `Given` has them."""
     lives = (plan.counts > 0).sum(0)
     num_steps = int((lives > 0).sum())

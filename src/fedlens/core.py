@@ -315,7 +315,8 @@ class Contraction:
     """A local step that is w = server + keep * (w - server) - lr * (gradient + drift).
 
     The gradient is that of the loss alone, and the drift the same in all steps of a round. A solver
-    that is one says so by a property of this name: engines can then take many steps at once.
+    that is one says so by a property of this name, a penalty (mu / 2) ||w - server||^2 by one
+    called `pull_to_server`, which is mu: engines can then take many steps at once.
     """
 
     lr: float

@@ -27,14 +27,6 @@ def _fade(k, each, seen, log_decay):
 
 
 @triton.jit
-def _drifted(taken_steps, lr, log_decay):
-    """How often the drift is in the weights."""
-    steps = taken_steps.to(tl.float32)
-    faded = (1 - tl.exp2(log_decay * steps)) / (1 - tl.exp2(log_decay))
-    return -lr * tl.where(log_decay == 0, steps, faded)
-
-
-@triton.jit
 def _scores_kernel(
     x, inputs, taken, each, out, clients, batch, features, rows,
     chunk, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
@@ -69,7 +61,7 @@ def _scores_kernel(
 
 @triton.jit
 def _forward_kernel(
-    base, drift, scores, slopes, taken, each, bias, y, clients, batch, outs, rows, rates,
+    base, drift, times, scores, slopes, taken, each, bias, y, clients, batch, outs, rows, rates,
     log_decays, size, HAS_DRIFT: tl.constexpr, PARTS: tl.constexpr, HAS_BIAS: tl.constexpr,
     RELU: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
@@ -98,19 +90,19 @@ def _forward_kernel(
     result = tl.load(base + place, mask=there, other=0.0).to(tl.float32) - lr * sums
     if HAS_DRIFT:
         further = tl.load(drift + place, mask=there, other=0.0).to(tl.float32)
-        result += _drifted(seen // each, lr, log_decay) * further
+        result += tl.load(times + client // size * (rows // each + 1) + seen // each) * further
     if HAS_BIAS:
         result += tl.load(bias + client * outs + n, mask=n < outs, other=0.0).to(tl.float32)[
             None, :
         ]
     if RELU:
-        result = tl.maximum(result, 0.0)
+        result = tl.maximum(result, 0.0, propagate_nan=tl.PropagateNan.ALL)
     tl.store(y + place, result.to(y.dtype.element_ty), mask=there)
 
 
 @triton.jit
 def _slopes_kernel(
-    dy, y, slopes, taken, each, out, weights, bias, clients, batch, outs, rows,
+    dy, y, slopes, taken, each, out, weights, bias, batch, outs, rows,
     RELU: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """The slopes before ReLU: d D', and by the last program of a client, as they are, put down in
@@ -150,8 +142,8 @@ def _slopes_kernel(
 
 @triton.jit
 def _backward_kernel(
-    base, drift, weights, inputs, taken, each, dx, batch, features, rows, rates, log_decays, size,
-    HAS_DRIFT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    base, drift, times, weights, inputs, taken, each, dx, batch, features, rows, rates,
+    log_decays, size, HAS_DRIFT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """base - lr (d D') X."""
     client = tl.program_id(0).to(tl.int64)
@@ -177,7 +169,7 @@ def _backward_kernel(
     result = tl.load(base + place, mask=there, other=0.0).to(tl.float32) - lr * sums
     if HAS_DRIFT:
         further = tl.load(drift + place, mask=there, other=0.0).to(tl.float32)
-        result += _drifted(seen // each, lr, log_decay) * further
+        result += tl.load(times + client // size * (rows // each + 1) + seen // each) * further
     tl.store(dx + place, result.to(dx.dtype.element_ty), mask=there)
 
 
@@ -204,10 +196,10 @@ def forward(
     )  # fmt: skip
     y, wide = torch.empty_like(base), min(tile(outs), 64)
     _forward_kernel[(clients, triton.cdiv(outs, wide))](
-        base, base if drift is None else drift, scores, factors.slopes, factors.taken,
-        factors.batch, base if bias is None else bias, y, clients, batch, outs, rows, factors.lr,
-        factors.log_decay, clients // len(factors.lr), HAS_DRIFT=drift is not None, PARTS=parts,
-        HAS_BIAS=bias is not None, RELU=relu, BM=tall, BN=wide,
+        base, base if drift is None else drift, _times(factors), scores, factors.slopes,
+        factors.taken, factors.batch, base if bias is None else bias, y, clients, batch, outs, rows,
+        factors.lr, factors.log_decay, clients // len(factors.lr), HAS_DRIFT=drift is not None,
+        PARTS=parts, HAS_BIAS=bias is not None, RELU=relu, BM=tall, BN=wide,
         BK=min(tile(rows), 64), num_warps=4, num_stages=2,
     )  # fmt: skip
     return y
@@ -223,7 +215,7 @@ def slopes_back(dy: Tensor, y: Tensor | None, factors: Factors) -> tuple[Tensor,
     few = batch <= 16
     _slopes_kernel[(clients, triton.cdiv(rows, block) + 1)](
         dy, dy if y is None else y, factors.slopes, factors.taken, factors.batch, d, weights, bias,
-        clients, batch, outs, rows, RELU=y is not None, BM=tile(batch), BN=block,
+        batch, outs, rows, RELU=y is not None, BM=tile(batch), BN=block,
         BK=min(tile(outs), 256 if few else 64), num_warps=8 if few else 4, num_stages=2,
     )  # fmt: skip
     return d, weights, bias
@@ -236,9 +228,14 @@ def backward(
     clients, batch, features = base.shape
     dx, wide = torch.empty_like(base), 128
     _backward_kernel[(clients, triton.cdiv(features, wide))](
-        base, base if drift is None else drift, weights, factors.inputs, factors.taken,
-        factors.batch, dx, batch, features, weights.shape[2], factors.lr, factors.log_decay,
-        clients // len(factors.lr), HAS_DRIFT=drift is not None, BM=tile(batch), BN=wide, BK=32,
+        base, base if drift is None else drift, _times(factors), weights, factors.inputs,
+        factors.taken, factors.batch, dx, batch, features, weights.shape[2], factors.lr,
+        factors.log_decay, clients // len(factors.lr), HAS_DRIFT=drift is not None,
+        BM=tile(batch), BN=wide, BK=32,
         num_warps=4, num_stages=5 if batch <= 16 else 3,
     )  # fmt: skip
     return dx
+
+
+def _times(factors: Factors) -> Tensor:
+    return factors.lr if factors.times is None else factors.times

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 Padding = tuple[int, int, int, int]  # left, right, top, bottom
+ROWS = 128  # of a batch, that the kernels of factored layers hold at once
 
 
 def has_kernels(x: Tensor) -> bool:
@@ -122,7 +123,8 @@ class _Convolve(torch.autograd.Function):
         shifted = gradient_kernels.by_shifts(channels, geometry, padding)
         by_taps = kernels.by_taps(slopes.shape[3])
         # Spread once, with the border that the gradients need.
-        border = around if shifted or (plain and needs_dx and not by_taps) else kernels.NONE
+        wanted = shifted or (plain and needs_dx and not by_taps)
+        border = around if wanted and min(around) >= 0 else kernels.NONE
         if any(border) or kept is not None:
             slopes = kernels.spread(slopes, kept, shape, border, geometry)
         if shifted:

@@ -119,7 +119,7 @@ def _gather_kernel(
     s = tl.arange(0, SPLITS)
     sums = tl.zeros((SPLITS, BLOCK), tl.float32)
     if tl.program_id(0) < blocks:
-        i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
         client, place = i // (depth * outs), i % (depth * outs)
         for first in range(0, splits, SPLITS):
             split = first + s

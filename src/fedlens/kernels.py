@@ -133,7 +133,7 @@ def _finish(
     if HAS_BIAS:
         sums += tl.load(bias + client * outs + n, mask=n < outs, other=0.0).to(tl.float32)[None, :]
     if RELU:
-        sums = tl.maximum(sums, 0.0)
+        sums = tl.maximum(sums, 0.0, propagate_nan=tl.PropagateNan.ALL)
     place = (client * total + m)[:, None] * outs + n[None, :]
     there = (m < total)[:, None] & (n < outs)[None, :]
     tl.store(out + place, sums.to(out.dtype.element_ty), mask=there)
@@ -223,7 +223,7 @@ def _pooled_kernel(
         best += tl.load(bias + client * outs + n, mask=n < outs, other=0.0).to(tl.float32)[None, :]
     if RELU:
         corner = tl.where(best > 0, corner, _DEAD)
-        best = tl.maximum(best, 0.0)
+        best = tl.maximum(best, 0.0, propagate_nan=tl.PropagateNan.ALL)
     place = (client * total + m)[:, None] * outs + n[None, :]
     there = inside[:, None] & (n < outs)[None, :]
     tl.store(winners + place, corner.to(tl.uint8), mask=there)

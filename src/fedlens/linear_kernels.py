@@ -40,7 +40,7 @@ def _forward_kernel(
     if HAS_BIAS:
         sums += tl.load(bias + client * outs + n, mask=n < outs, other=0.0).to(tl.float32)[None, :]
     if RELU:
-        sums = tl.maximum(sums, 0.0)
+        sums = tl.maximum(sums, 0.0, propagate_nan=tl.PropagateNan.ALL)
     place = (client * batch + m)[:, None] * outs + n[None, :]
     there = (m < batch)[:, None] & (n < outs)[None, :]
     tl.store(y + place, sums.to(y.dtype.element_ty), mask=there)

@@ -64,11 +64,12 @@ class Factors(NamedTuple):
     lr: Tensor  # [G]
     log_decay: Tensor  # [G]
     drift: Tensor | None = None  # [C, out, features]
+    times: Tensor | None = None  # [G, T + 1] how often it is in the weights, by steps taken
     by_pixel: bool = False  # whether features are those of flattened images, pixel by pixel
 
     def linear(self, x: Tensor, bias: Tensor | None, *, relu: bool) -> Tensor:
         """As `linear` does; the step's inputs and, going back, its slopes are added."""
-        half = x.dtype is torch.bfloat16 and fused.has_kernels(x)
+        half = x.dtype is torch.bfloat16 and fused.has_kernels(x) and x.shape[1] <= fused.ROWS
         form = fused.Factored if half else _Factored
         y: Tensor = form.apply(x, bias, self, relu)  # type: ignore[no-untyped-call]
         return y
@@ -81,11 +82,10 @@ def faded(rows: Tensor, batch: int, steps: Tensor, log_decay: Tensor) -> Tensor:
     return torch.exp2(log_decay.double()[:, None] * later)
 
 
-def drifted(steps: Tensor, lr: Tensor | float, log_decay: Tensor) -> Tensor:  # [C] float64
-    """How often the drift is in the weights after these steps [C]; log_decay is [C]."""
-    fades = log_decay.double()
-    whole = (1 - torch.exp2(fades * steps)) / (1 - torch.exp2(fades)).clamp(min=1e-300)
-    return -lr * torch.where(fades == 0, steps.double(), whole)
+def drifted(steps: Tensor, lr: float, keep: float) -> Tensor:  # float64
+    """How often the drift is in the weights after so many steps: -lr * (1 + keep + keep^2 ...)."""
+    many = steps.double()
+    return -lr * (many if keep == 1 else (1 - keep**many) / (1 - keep))
 
 
 class _Factored(torch.autograd.Function):
@@ -97,8 +97,10 @@ class _Factored(torch.autograd.Function):
         )
         weights = (-lr[:, None] * faded(inputs, each, taken, log_decay)).to(x)[:, None]
         y = shared_product(x, factors.start.mT)
-        times = drifted(taken, lr, log_decay).to(x)[:, None, None]
-        if factors.drift is not None:
+        times = None
+        if factors.drift is not None and factors.times is not None:
+            each_client = factors.times.repeat_interleave(len(x) // len(factors.lr), 0)
+            times = each_client.gather(1, taken[:, None]).to(x)[:, :, None]
             y += torch.bmm(x, factors.drift.mT) * times
         y = torch.baddbmm(y, torch.bmm(x, inputs.mT) * weights, slopes)
         if bias is not None:
@@ -124,7 +126,7 @@ class _Factored(torch.autograd.Function):
             # This step's slopes are not there yet, so its own inputs count for nothing.
             past = torch.bmm(dy, slopes.mT) * weights
             dx = torch.baddbmm(shared_product(dy, start), past, inputs)
-            if ctx.factors.drift is not None:
+            if times is not None:
                 dx += torch.bmm(dy, ctx.factors.drift) * times
         slopes.index_copy_(1, rows, dy)
         return (

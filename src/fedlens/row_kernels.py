@@ -1,4 +1,7 @@
-"""Triton kernels of what is done number by number, or row by row: normalising, dropout, loss."""
+"""Triton kernels of what is done number by number, or row by row.
+
+Normalising, dropout, the loss, and the steps of solvers.
+"""
 
 from __future__ import annotations
 
@@ -185,6 +188,9 @@ def _order(a: Tensor) -> list[int]:
 def normalise(images: Tensor, scale: Tensor, shift: Tensor, dtype: torch.dtype) -> Tensor:
     """Bytes [N, channels, H, W] times scale plus shift [channels], as images channels last."""
     count, channels, height, width = images.shape
+    if images.numel() >= 2**31:  # the kernel counts in 32 bits
+        halves = images.split(-(-count // 2))
+        return torch.cat([normalise(half, scale, shift, dtype) for half in halves])
     out = torch.empty(count, height, width, channels, dtype=dtype, device=images.device)
     is_last = images.stride(1) == 1 and channels > 1
     if not is_last:

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+from fedlens.alone import pair
 from fedlens.core import Tree
 from fedlens.layers import KeyedDropout
 from fedlens.products import Factors
@@ -91,8 +92,9 @@ class Stacking:
         if not self._flattens(node) or len(node.users) > 1:
             return None
         node = node.args[0]
-        while (node.op == "call_function" and len(node.all_input_nodes) == 1) or isinstance(
-            self._layer(node), (KeyedDropout, *PLAIN)
+        while not self._flattens(node) and (
+            (node.op == "call_function" and len(node.all_input_nodes) == 1)
+            or isinstance(self._layer(node), (KeyedDropout, *PLAIN))
         ):
             (node,) = node.all_input_nodes
         layer = self._layer(node)
@@ -145,11 +147,7 @@ class Stacking:
 def _is_two_by_two(pool: nn.MaxPool2d) -> bool:
     plain = not (pool.ceil_mode or pool.return_indices)
     settings = (pool.kernel_size, pool.stride, pool.padding, pool.dilation)
-    return plain and [_pair(s) for s in settings] == [(2, 2), (2, 2), (0, 0), (1, 1)]
-
-
-def _pair(setting: int | tuple[int, ...]) -> tuple[int, ...]:
-    return (setting, setting) if isinstance(setting, int) else tuple(setting)
+    return plain and [pair(s) for s in settings] == [(2, 2), (2, 2), (0, 0), (1, 1)]
 
 
 def stack(module: nn.Module) -> Stacking | None:

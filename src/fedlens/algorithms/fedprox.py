@@ -26,7 +26,7 @@ class Proximal:
         return self.mu / 2 * squared_distance(local.params, local.anchor)
 
     @property
-    def pull(self) -> float | None:
+    def pull_to_server(self) -> float | None:
         """Its gradient is this times w - w_server; None if it differs from row to row."""
         return None if isinstance(self.mu, Tensor) else self.mu
 

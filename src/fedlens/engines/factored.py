@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar, cast
 
 import torch
@@ -32,6 +33,7 @@ from fedlens.network import Network
 from fedlens.pieces.combine import WeightedSum
 from fedlens.pieces.upload import difference
 from fedlens.products import Factors, drifted, faded, wide_product
+from fedlens.trees import join, map_tensors
 from fedlens.work import Given, Part, Shared, Work
 
 WORTH_IT = 2  # how many times smaller the matrix may be than the factors: its copies cost more
@@ -90,6 +92,7 @@ class Factored:
         self.start: Tree = {}  # [G, ...] w0, in the same memory: a recorded step reads it there
         self.rooms: dict[tuple[str, int, int], Tree] = {}  # zeros, to start from
         self.rates: tuple[Tensor, Tensor] | None = None
+        self.times: Tensor | None = None
 
     def _amended(self, algorithm: Algorithm) -> Algorithm:
         step, combine = algorithm.contraction, algorithm.combine
@@ -132,6 +135,9 @@ class Factored:
             numbers = [(step.lr, step.keep) for step in self.contractions]
             lr, decay = torch.tensor(numbers, dtype=torch.float64).T
             self.rates = lr.to(slopes.device, wide), decay.log2().to(slopes.device, wide)
+            steps = torch.arange(slopes.shape[1] // self.batch + 1)
+            table = torch.stack([drifted(steps, one.lr, one.keep) for one in self.contractions])
+            self.times = table.to(slopes.device, wide)
         return Factors(
             self.start[name],
             inputs,
@@ -140,8 +146,22 @@ class Factored:
             self.batch,
             *self.rates,
             drift=buffers.get(name + DRIFT),
+            times=self.times,
             by_pixel=self.channels[name] is not None,
         )
+
+    def drift(self, local: Local) -> Tree:
+        """What every step adds, for these layers: of a sweep, by each experiment's own numbers."""
+        clients, steps = len(local.steps), self.contractions
+        size, found = clients // len(steps), []
+        for number, step in enumerate(steps):
+            if step.drift is None:
+                return {}
+            rows = slice(number * size, (number + 1) * size)
+            mine = map_tensors(local, partial(_only, rows, clients))
+            found.append({name: step.drift(mine)[name] for name in self.names})
+        together: Tree = join(found)
+        return together
 
     def by_pixel(self, name: str, matrices: Tensor) -> Tensor:
         """Matrices [..., out, features], or [..., out, pixels, channels] of flattened images."""
@@ -186,11 +206,10 @@ class FactoredProgram(ClientProgram):
     def _start(self, shared: Shared, given: Given) -> Local:
         local, form = super()._start(shared, given), self.form
         assert form is not None
-        if form.contractions[0].drift is not None:
-            drift = form.contractions[0].drift(local)
-            for name in form.names:
-                mine = form.by_pixel(name, drift[name])
-                local.buffers[name + DRIFT] = mine.to(form.network.compute).flatten(2)
+        drift = form.drift(local)
+        for name in form.names if drift else ():
+            mine = form.by_pixel(name, drift[name])
+            local.buffers[name + DRIFT] = mine.to(form.network.compute).flatten(2)
         return local
 
 
@@ -229,11 +248,15 @@ class MultiplyOut:
             anchor[name] = local.exact[name].to(dtype)
             params[name] = anchor[name] + self.form.in_order(name, product)
             if drift:
-                log_decay = torch.full_like(local.steps, _log(self.step), dtype=torch.float64)
-                times = drifted(local.steps, self.step.lr, log_decay).to(dtype)
+                times = drifted(local.steps, self.step.lr, self.step.keep).to(dtype)
                 params[name] += drift[name] * times[:, None, None]
         buffers = _without_factors(local.buffers)
         return self.inner(replace(local, params=params, anchor=anchor, buffers=buffers))
+
+
+def _only(rows: slice, clients: int, tensor: Tensor) -> Tensor:
+    """These rows of a tensor that has one for each client."""
+    return tensor[rows] if len(tensor) == clients else tensor
 
 
 def _without_factors(buffers: Tree) -> Tree:
@@ -244,13 +267,15 @@ def _weighed(form: Factored, step: Contraction | None, local: Local, name: str) 
     """The slopes of a layer, each times what its step did to the weights in the end."""
     assert step is not None
     slopes = local.buffers[name + SLOPES]
-    log_decay = torch.full_like(local.steps, _log(step), dtype=torch.float64)
+    log_decay = torch.full_like(local.steps, math.log2(step.keep), dtype=torch.float64)
     weights = -step.lr * faded(slopes, form.batch, local.steps, log_decay)
-    return slopes * weights.to(slopes)[:, :, None]
+    return _times(slopes, weights)
 
 
-def _log(step: Contraction) -> float:
-    return math.log2(step.keep)
+def _times(slopes: Tensor, weights: Tensor) -> Tensor:
+    """Slopes [C, n, out] times weights [C, n], which are not rounded to their dtype before."""
+    wide = torch.promote_types(slopes.dtype, torch.float32)
+    return (slopes * weights.to(wide)[:, :, None]).to(slopes.dtype)
 
 
 @dataclass(frozen=True)
@@ -267,7 +292,7 @@ class MultiplyFactors:
         combined = self.inner(rest, shares, cohort, layout)
         for name in self.form.names:
             x, d = updates[name + INPUTS], updates[name + SLOPES]
-            weighed = (d * shares.to(d)[:, None, None]).flatten(0, 1)
+            weighed = _times(d, shares[:, None].expand(d.shape[:2])).flatten(0, 1)
             product = wide_product(weighed.mT[None], x.flatten(0, 1)[None], torch.float32)
             combined[name] = self.form.in_order(name, product[0]).double()
         return combined

@@ -1,11 +1,12 @@
 """Clients as a batch dimension: many train at once on one device."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import torch
 
-from fedlens.client import ClientProgram, Record
+from fedlens.client import ClientProgram, Record, cuts
 from fedlens.core import Examples
 from fedlens.engines.factored import Factored, factorable
 from fedlens.engines.graphs import Graphs
@@ -13,6 +14,8 @@ from fedlens.network import Network
 from fedlens.work import Part, Shared, Work
 
 AT_ONCE = 64  # clients side by side, until it is known how much memory one takes
+T = TypeVar("T")
+
 SHARE = 0.5  # of a GPU's memory that blocks are made for
 
 
@@ -38,12 +41,13 @@ class Stacked:
     _computed: int = field(default=0, repr=False)
 
     @property
-    def padding_share(self) -> float:
+    def padding_share(self) -> float | None:
         """How much of what was computed so far were no examples, but filled up shorter batches.
 
-        Clients with fewer steps are cut off when they are done, and cost nothing more.
+        Clients with fewer steps are cut off when they are done, and cost nothing more. None: it has
+        computed nothing.
         """
-        return 1 - self._real / self._computed if self._computed else 0.0
+        return 1 - self._real / self._computed if self._computed else None
 
     def map(self, program: ClientProgram, shared: Shared, work: Work) -> Iterator[Part]:
         if self._made is None or self._made[0] is not program:
@@ -66,9 +70,8 @@ class Stacked:
                 continue
             yield from parts
             start += size
-        counts = work.plan.counts
-        self._real += int(counts.sum())
-        self._computed += int((counts > 0).sum()) * work.plan.index.shape[2]
+        self._real += int(work.plan.counts.sum())
+        self._computed += sum(live * width for live, width in zip(*cuts(work.plan), strict=True))
 
     def _block(self, program: ClientProgram, shared: Shared, work: Work) -> list[Part]:
         assert self._made is not None
@@ -86,7 +89,8 @@ class Stacked:
                 factored[key] = Factored(self.network, program, names, groups)
             form = factored[key]
             sent = form.send(shared, work)
-            parts = form.receive(form.program(form.apply, self.examples, sent, work, record))
+            mine = None if record is None else OfForm(key, record)
+            parts = form.receive(form.program(form.apply, self.examples, sent, work, mine))
         else:
             parts = program(self.network.stacked, self.examples, shared, work, record)
         if probes:
@@ -100,6 +104,17 @@ class Stacked:
 
     def close(self) -> None:
         self._made = None
+
+
+@dataclass(frozen=True)
+class OfForm:
+    """Records for one factored form: what is recorded reads where it starts from."""
+
+    form: object
+    record: Record
+
+    def __call__(self, key: object, function: Callable[..., T], *inputs: Any) -> T | None:
+        return self.record((self.form, key), function, *inputs)
 
 
 def _clients_of_each(work: Work) -> int:
