@@ -351,6 +351,8 @@ class Tell(Protocol):
 
 Penalty = Callable[[Local], Tensor]  # -> [C]
 ExampleWeight = Callable[[Batch, Local], Tensor]  # -> [C, B]
+"""One that does not look at the model may say so by `reads_model = False`: clients on a GPU then
+need not have all of it."""
 
 
 def tree_map(fn: Callable[..., Tensor], *trees: Tree) -> Tree:

@@ -6,6 +6,7 @@ p goes down to the clients; q_k never goes up. With q_k = p it is FedAvg.
 """
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -17,6 +18,8 @@ from fedlens.core import Batch, Federation, Gathered, Local, Memory, Tree
 @dataclass(frozen=True)
 class LabelWeight:
     """p(y) / q_k(y). A label that the client does not hold weighs 0: it never occurs there."""
+
+    reads_model: ClassVar[bool] = False
 
     def __call__(self, batch: Batch, local: Local) -> Tensor:  # [C, B]
         p = local.told["labels"]["p"]  # [1, L]

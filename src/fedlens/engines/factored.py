@@ -58,8 +58,10 @@ def factorable(network: Network, program: ClientProgram, work: Work) -> tuple[st
 
 
 def _holds(algorithm: Algorithm) -> bool:
-    step = algorithm.contraction
-    return step is not None and 0 < step.keep <= 1 and algorithm.reset
+    step, weights = algorithm.contraction, algorithm.objective.weights
+    contracts = step is not None and 0 < step.keep <= 1 and algorithm.reset
+    # A weight of examples that looks at the model must find all of it.
+    return contracts and not any(getattr(weight, "reads_model", True) for weight in weights)
 
 
 def _is_regular(work: Work) -> bool:
