@@ -108,70 +108,57 @@ def _cross_entropy_kernel(
 
 
 @triton.jit
-def _add_kernel(to, what, sizes, times, NUM: tl.constexpr, BLOCK: tl.constexpr):
-    """Programs of the first tensor, then of the second, and so on."""
+def _step_kernel(
+    to, slopes, server, drift, sizes, rows, lr, keep, NUM: tl.constexpr, HAS_SERVER: tl.constexpr,
+    HAS_DRIFT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Programs of the first tensor, then of the second, and so on.
+
+    The server's tensors are as long as `rows`, and stand for every client.
+    """
     program = tl.program_id(0)
     for i in tl.static_range(NUM):
         blocks = tl.cdiv(sizes[i], BLOCK)
         if (program >= 0) & (program < blocks):
             place = program.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
             there = place < sizes[i]
+            slope = tl.load(slopes[i] + place, mask=there)
+            if HAS_DRIFT:
+                slope += tl.load(drift[i] + place, mask=there)
             value = tl.load(to[i] + place, mask=there)
-            value += times * tl.load(what[i] + place, mask=there)
-            tl.store(to[i] + place, value, mask=there)
+            if HAS_SERVER:
+                start = tl.load(server[i] + place % rows[i], mask=there)
+                value = start + keep * (value - start)
+            tl.store(to[i] + place, value - lr * slope, mask=there)
         program -= blocks
 
 
 def add(to: list[Tensor], what: list[Tensor], times: float) -> bool:
     """to += times * what, in one kernel, if both are float32 and lie alike from end to end."""
-    pairs = list(zip(to, what, strict=True))
-    if not 1 <= len(pairs) <= MOST or not all(_lie_alike(a, b) for a, b in pairs):
-        return False
-    sizes = tuple(a.numel() for a in to)
-    programs = sum(triton.cdiv(size, 1024) for size in sizes)
-    _add_kernel[(programs,)](tuple(to), tuple(what), sizes, times, NUM=len(pairs), BLOCK=1024)
-    return True
-
-
-@triton.jit
-def _contract_kernel(
-    to, slopes, server, drift, sizes, rows, lr, keep, NUM: tl.constexpr, HAS_DRIFT: tl.constexpr,
-    BLOCK: tl.constexpr,
-):  # fmt: skip
-    """As `_add_kernel`; the server's tensors are as long as `rows`, and stand for every client."""
-    program = tl.program_id(0)
-    for i in tl.static_range(NUM):
-        blocks = tl.cdiv(sizes[i], BLOCK)
-        if (program >= 0) & (program < blocks):
-            place = program.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-            there = place < sizes[i]
-            start = tl.load(server[i] + place % rows[i], mask=there)
-            slope = tl.load(slopes[i] + place, mask=there)
-            if HAS_DRIFT:
-                slope += tl.load(drift[i] + place, mask=there)
-            value = tl.load(to[i] + place, mask=there)
-            tl.store(to[i] + place, start + keep * (value - start) - lr * slope, mask=there)
-        program -= blocks
+    return contract(to, what, [], [], -times, 1.0)
 
 
 def contract(
     to: list[Tensor], slopes: list[Tensor], server: list[Tensor], drift: list[Tensor], lr: float,
     keep: float,
 ) -> bool:  # fmt: skip
-    """server + keep (to - server) - lr (slopes + drift), in one kernel where tensors lie alike."""
-    drifts = drift or slopes
-    every = list(zip(to, slopes, server, drifts, strict=True))
+    """server + keep (to - server) - lr (slopes + drift), in one kernel where tensors lie alike.
+
+    Without a server, `to` is kept as it is.
+    """
+    servers, drifts = server or to, drift or slopes
+    every = list(zip(to, slopes, servers, drifts, strict=True))
     alike = all(
         _lie_alike(a, b) and _lie_alike(a, d) and a.stride()[1:] == s.stride()[1:]
         for a, b, s, d in every
     )
     if not 1 <= len(every) <= MOST or not alike:
         return False
-    sizes, rows = (tuple(t.numel() for t in tensors) for tensors in (to, server))
+    sizes, rows = (tuple(t.numel() for t in tensors) for tensors in (to, servers))
     programs = sum(triton.cdiv(size, 1024) for size in sizes)
-    _contract_kernel[(programs,)](
-        tuple(to), tuple(slopes), tuple(server), tuple(drifts), sizes, rows, lr, keep,
-        NUM=len(every), HAS_DRIFT=bool(drift), BLOCK=1024,
+    _step_kernel[(programs,)](
+        tuple(to), tuple(slopes), tuple(servers), tuple(drifts), sizes, rows, lr, keep,
+        NUM=len(every), HAS_SERVER=bool(server), HAS_DRIFT=bool(drift), BLOCK=1024,
     )  # fmt: skip
     return True
 
