@@ -56,7 +56,7 @@ class Record(Protocol):
 
     It gives what `function` gives for these tensors, or None if it was not seen often enough. The
     result may be overwritten by the next call with the same key; `function` reads no tensor that
-    is not given to it, but the examples.
+    is not given to it, but those that stay in their place for as long as the key is used.
     """
 
     def __call__(self, key: object, function: Callable[..., T], *inputs: Any) -> T | None: ...

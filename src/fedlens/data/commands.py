@@ -12,6 +12,11 @@ from fedlens.arguments import DataFolder, Json, Quiet, watching
 
 data_app = typer.Typer(no_args_is_help=True, help="What data is here, fetching it, verifying it.")
 
+Into = Annotated[
+    Path | None,
+    typer.Option("--data", help="Where to put it. [default: FEDLENS_DATA or cache]"),
+]
+
 
 @data_app.command("list")
 def data_list(data: DataFolder = None, as_json: Json = False) -> None:
@@ -35,10 +40,7 @@ def data_get(
     have: Annotated[
         Path | None, typer.Option("--from", help="Files you already have: a folder or an archive.")
     ] = None,
-    data: Annotated[
-        Path | None,
-        typer.Option("--data", help="Where to put it. [default: FEDLENS_DATA or cache]"),
-    ] = None,
+    data: Into = None,
     quiet: Quiet = False,
 ) -> None:
     """Fetch a data set from its official address, or take files one already has."""
@@ -64,10 +66,7 @@ def data_prepare(
     ],
     images: Annotated[Path, typer.Option(help="The folder of its images, at any depth.")],
     size: Annotated[int, typer.Option(help="Images become size × size.")] = 96,
-    data: Annotated[
-        Path | None,
-        typer.Option("--data", help="Where to put it. [default: FEDLENS_DATA or cache]"),
-    ] = None,
+    data: Into = None,
     quiet: Quiet = False,
 ) -> None:
     """Decode a large data set once; what was stopped goes on where it was."""

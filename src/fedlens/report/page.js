@@ -395,7 +395,6 @@
       document.body.dataset.live = "ended";
     });
   }
-
   if (document.body.dataset.live) live();
   start(document);
 })();
