@@ -6,6 +6,7 @@ Images lie channels last, as in pfl's own benchmarks.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import absent  # noqa: F401  (before pfl, which may lack what it does not need here)
@@ -41,7 +42,12 @@ class Classifier(nn.Module):
 
     @torch.no_grad()
     def metrics(self, x: Tensor, y: Tensor, eval: bool = True) -> dict[str, Weighted]:
-        return {"loss": Weighted(float(self.loss(x, y, eval)) * len(y), len(y))}
+        self.eval() if eval else self.train()
+        logits, num = self(x), len(y)
+        return {
+            "loss": Weighted(float(F.cross_entropy(logits, y)) * num, num),
+            "accuracy": Weighted(float((logits.argmax(1) == y).sum()), num),
+        }
 
 
 class Timed(TrainingProcessCallback):
@@ -55,33 +61,59 @@ class Timed(TrainingProcessCallback):
         return False, Metrics()
 
 
-def main() -> None:
-    work, rounds = arguments()
-    images, labels = data(sys.argv[1])
-    images = images.permute(0, 2, 3, 1).contiguous()
+def federated_averaging(
+    module: Classifier,
+    images: Tensor,  # [N, H, W, channels]
+    labels: Tensor,  # [N]
+    parts: Sequence[slice],  # what each client holds
+    *,
+    sampling: str,
+    rounds: int,
+    cohort: int,
+    batch: int,
+    lr: float,
+    callback: TrainingProcessCallback,
+) -> None:
+    """Train the module by pfl: one local epoch, and the server moves by the clients' plain mean."""
 
     def dataset(client: int) -> Dataset:
-        mine = members(work, client)
+        mine = parts[client]
         return Dataset(raw_data=[images[mine], labels[mine]])
 
-    sampler = get_user_sampler("minimize_reuse", list(range(num_clients(work))))
-    clients = FederatedDataset(dataset, sampler)
-    module = Classifier(model(work))
-    watch = Watch(sys.argv[1])
+    clients = FederatedDataset(dataset, get_user_sampler(sampling, range(len(parts))))
     FederatedAveraging().run(
         algorithm_params=NNAlgorithmParams(
-            central_num_iterations=rounds + 1,
+            central_num_iterations=rounds,
             evaluation_frequency=10**6,
-            train_cohort_size=work.clients,
+            train_cohort_size=cohort,
             val_cohort_size=0,
         ),
         backend=SimulatedBackend(training_data=clients, val_data=clients),
         model=PyTorchModel(module, torch.optim.SGD, torch.optim.SGD(module.parameters(), lr=1.0)),
         model_train_params=NNTrainHyperParams(
-            local_num_epochs=1, local_learning_rate=LR, local_batch_size=work.batch
+            local_num_epochs=1, local_learning_rate=lr, local_batch_size=batch
         ),
-        model_eval_params=NNEvalHyperParams(local_batch_size=work.batch),
-        callbacks=[Timed(watch)],
+        model_eval_params=NNEvalHyperParams(local_batch_size=batch),
+        callbacks=[callback],
+        send_metrics_to_platform=False,  # it prints them after every round
+    )
+
+
+def main() -> None:
+    work, rounds = arguments()
+    images, labels = data(sys.argv[1])
+    watch = Watch(sys.argv[1])
+    federated_averaging(
+        Classifier(model(work)),
+        images.permute(0, 2, 3, 1).contiguous(),
+        labels,
+        [members(work, client) for client in range(num_clients(work))],
+        sampling="minimize_reuse",
+        rounds=rounds + 1,
+        cohort=work.clients,
+        batch=work.batch,
+        lr=LR,
+        callback=Timed(watch),
     )
     if pytorch_ops.distributed.global_rank == 0:
         processes = pytorch_ops.distributed.world_size
