@@ -166,6 +166,14 @@ def adding() -> None:
     assert row_kernels.add(to, what, -0.1)
     torch.testing.assert_close(to, expected)
     assert not row_kernels.add([to[0]], [what[0].contiguous()], 1.0), "they lie otherwise"
+    rows = [torch.randn(3, 5, 7, device=DEVICE).transpose(1, 2), torch.randn(3, 900, device=DEVICE)]
+    slopes, times = [torch.randn_like(t) for t in rows], torch.randn(3, device=DEVICE)
+    expected = [
+        a + times.view(3, *[1] * (a.ndim - 1)) * b for a, b in zip(rows, slopes, strict=True)
+    ]
+    assert row_kernels.add(rows, slopes, times)
+    torch.testing.assert_close(rows, expected)
+    assert not row_kernels.add([rows[0].permute(1, 0, 2)], [slopes[0].permute(1, 0, 2)], times[:1])
     slopes, drift = ([torch.randn_like(t) for t in to] for _ in range(2))
     server = [torch.randn_like(to[0][:1]), torch.randn(1000, device=DEVICE)]
     starts = [server[0], torch.cat([server[1]] * 2)]

@@ -21,11 +21,11 @@ from fedlens import keys
 from fedlens.algorithm import Algorithm, pick, side_by_side
 from fedlens.alone import Hurried
 from fedlens.augment import Augment
-from fedlens.core import Batch, Cohort, Contraction, Examples, Local, Memory, Plan, Tree, tree_map
+from fedlens.core import Batch, Contraction, Examples, Local, Memory, Plan, Tree, tree_map
 from fedlens.layout import Layout
 from fedlens.pieces.solve import contract
-from fedlens.trees import copy_tensors, join, map_tensors, tensors_in
-from fedlens.work import Given, Packed, Part, Shared, Spans, Work, rows_of
+from fedlens.trees import copies, copy_tensors, join, map_tensors, stack, tensors_in, unstack
+from fedlens.work import Given, Packed, Part, Shared, Span, Spans, Work, rows_of
 
 Apply = Callable[[Tree, Tree, Tensor, Tensor, Tensor], tuple[Tensor, Tree]]
 """(params[C], buffers[C], images[C, B], keys[C], mask[C, B]) -> logits[C, B, L], buffers[C]."""
@@ -104,16 +104,17 @@ class ClientProgram:
         shape, spans = cuts(work.plan), work.spans
         take = partial(self._step, apply, examples)
         if record is None and known.device.type == "cpu":
-            return self._round(known, shape, spans, take, shared, given)
+            return lasting(self._round(known, shape, spans, take, shared, given))
         packed, opened = Packed.of(given, known.device)
 
         def whole(shared: Shared, packed: Packed) -> list[Part]:
             return self._round(known, shape, spans, take, shared, opened(packed))
 
         if record is None:
-            return whole(shared, packed)
-        shapes = tuple(t.shape for t in tensors_in(given))
-        parts = record(("round", shape, spans, shapes), whole, shared, packed)
+            return lasting(whole(shared, packed))
+        shapes = tuple(t.shape for t in tensors_in(given._replace(memory=())))
+        key = "round", shape, spans, shapes, work.cohort_sizes
+        parts = record(key, whole, shared, packed)
         if parts is None:
             width = work.plan.index.shape[2]
             full = shape[0], (width,) * len(shape[1])  # one shape for every step
@@ -124,15 +125,8 @@ class ClientProgram:
                 # The next step writes over the loss; where it leaves the model, that goes on.
                 return take(local, now) if done is None else (done[0], done[1].clone())
 
-            return self._round(known, full, spans, one, shared, opened(packed))
-        # Sums are added up at once; the rest must outlive the memory of the record.
-        lasting = (
-            ("keep", "scalars") if self.algorithm.combine.linear else ("keep", "scalars", "update")
-        )
-        return [
-            part._replace(**{n: map_tensors(getattr(part, n), torch.clone) for n in lasting})
-            for part in parts
-        ]
+            return lasting(self._round(known, full, spans, one, shared, opened(packed)))
+        return lasting(parts, recorded=True)
 
     def _round(
         self, known: Tensor, cuts: Cuts, spans: Spans, take: Step, shared: Shared, given: Given
@@ -142,16 +136,8 @@ class ClientProgram:
         if given.back is not None:
             back = given.back
             local, loss = map_tensors(local, lambda t: t if len(t) == 1 else t[back]), loss[back]
-        parts = []
         with torch.no_grad():
-            for group, first, end in spans:
-                rows, some, shares, cohort = slice(first, end), local, given.shares, given.cohort
-                if given.group is not None:
-                    some, cohort = map_tensors(local, itemgetter(rows)), rows_of(cohort, rows)
-                    shares = shares[rows]
-                exact = {name: t[group : group + 1] for name, t in shared.exact.items()}
-                parts.append(self._send(some, loss[rows], shares, cohort, exact, group))
-        return parts
+            return [self._send(span, local, loss, shared.exact, given) for span in spans]
 
     def _steps(
         self, known: Tensor, cuts: Cuts, take: Step, shared: Shared, given: Given
@@ -160,9 +146,10 @@ class ClientProgram:
         local = self._start(shared, given)
         step_of_all = self.algorithm.contraction
         if step_of_all is not None and step_of_all.drift is not None:
-            drift = step_of_all.drift(local)
+            drift = step_of_all.drift
             local.drift = {  # as parameters lie in memory
-                name: torch.empty_like(p).copy_(drift[name]) for name, p in local.params.items()
+                name: torch.empty_like(p).copy_(drift(local, name))
+                for name, p in local.params.items()
             }
         dtype, device = next(iter(local.params.values())).dtype, known.device
         index, counts = given.plan.index, given.plan.counts
@@ -248,7 +235,7 @@ class ClientProgram:
 
     def _start(self, shared: Shared, given: Given) -> Local:
         """Where local training starts: the server's model, and what the client remembers."""
-        clients = len(given.keys)
+        clients, memory = len(given.keys), stack(given.memory)
         anchor, told, group = shared.params, shared.told, given.group
         if group is None:
             params, buffers = (
@@ -259,35 +246,40 @@ class ClientProgram:
             anchor, told, params, buffers = map_tensors(
                 (shared.params, shared.told, shared.params, shared.buffers), lambda t: t[group]
             )
-        for name, own in given.memory.get("norm", {}).items():
+        for name, own in memory.get("norm", {}).items():
             (params if name in params else buffers)[name] = own.clone()
         solver = pick(self.algorithm.solve, group).init(params)
         if not self.algorithm.reset:
-            solver = {
-                name: tree_map(torch.clone, given.memory[f"solver.{name}"]) for name in solver
-            }
-        mine = given.facts, given.memory, solver, given.steps, group
+            solver = {name: tree_map(torch.clone, memory[f"solver.{name}"]) for name in solver}
+        mine = given.facts, memory, solver, given.steps, group
         return Local(params, buffers, anchor, {}, told, *mine)
 
-    def _send(
-        self, local: Local, loss: Tensor, shares: Tensor, cohort: Cohort, exact: Tree, group: int
-    ) -> Part:
+    def _send(self, span: Span, local: Local, loss: Tensor, exact: Tree, given: Given) -> Part:
         """What clients of one experiment send."""
+        (group, first, end), shares, cohort = span, given.shares, given.cohort
+        if given.group is not None:
+            rows = slice(first, end)
+            local, loss, shares = map_tensors((local, loss, shares), itemgetter(rows))
+            cohort = rows_of(cohort, rows)
         algorithm = self.each[group] if self.each else self.algorithm
-        upload = algorithm.upload(replace(local, exact=exact))
+        own = {name: t[group : group + 1] for name, t in exact.items()}
+        upload = algorithm.upload(replace(local, exact=own))
         update, keep = upload.update, upload.keep
         if not algorithm.reset:
             keep = keep | {f"solver.{name}": tree for name, tree in local.solver.items()}
         if algorithm.personal_norm:
             model = local.params | local.buffers
             keep = keep | {"norm": {name: model[name] for name in self.layout.norm_names}}
-        if algorithm.combine.linear:
+        combined = algorithm.combine.linear or len(loss) == given.cohort_sizes[group]
+        if combined:
             update = algorithm.combine(update, shares, cohort, self.layout)
         counters = {
             name: b.amax(0) for name, b in local.buffers.items() if not b.is_floating_point()
         }
         sums = {n: {k: t.sum(0) for k, t in tree.items()} for n, tree in upload.extra.items()}
-        return Part(update, counters, sums, keep, {"loss": loss, **upload.scalars}, group)
+        scalars = {"loss": loss, **upload.scalars}
+        kept = unstack(keep, len(loss))
+        return Part(update, counters, sums, kept, scalars, combined, group)
 
     def memory(self, params: Tree, buffers: Tree, told: Memory) -> Memory:
         """What a client never seen remembers, for everything that clients remember."""
@@ -299,6 +291,23 @@ class ClientProgram:
             model = params | buffers
             memory["norm"] = {name: model[name] for name in self.layout.norm_names}
         return memory
+
+
+def lasting(parts: list[Part], recorded: bool = False) -> list[Part]:
+    """Parts that outlive the tensors they were made in: those of a record, or of all clients."""
+    own = [
+        {
+            "keep": part.keep,
+            "scalars": dict(part.scalars) if recorded else {},
+            "update": part.update if recorded and not part.combined else {},  # sums are added up
+        }
+        for part in parts
+    ]
+    made = copies(own)
+    return [
+        part._replace(**{name: value for name, value in its.items() if value})
+        for part, its in zip(parts, made, strict=True)
+    ]
 
 
 def _rows(local: Local, which: slice) -> Local:

@@ -321,7 +321,7 @@ class Contraction:
 
     lr: float
     keep: float = 1.0
-    drift: Callable[[Local], Tree] | None = None  # -> [C, ...]
+    drift: Callable[[Local, str], Tensor] | None = None  # of the parameter so named -> [C, ...]
 
     @property
     def is_plain(self) -> bool:

@@ -167,8 +167,9 @@ class RunFolder:
                 on_device = {key: t.to(device) for key, t in tree.items()}
                 (server if kind == "server" else told)[inner] = on_device
             if kind == "clients":
+                there = {key: t.to(device) for key, t in tree.items()}
                 for place, client in enumerate(index["clients"]):
-                    rows[client][inner] = {key: t[place].clone() for key, t in tree.items()}
+                    rows[client][inner] = {key: t[place].clone() for key, t in there.items()}
         params, buffers = (
             {key: t.to(device) for key, t in trees.get(name, {}).items()}
             for name in ("params", "buffers")

@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedlens.core import Number
+
 Padding = tuple[int, int, int, int]  # left, right, top, bottom
 ROWS = 128  # of a batch, that the kernels of factored layers hold at once
 
@@ -51,7 +53,7 @@ def is_small(x: Tensor, weight: Tensor) -> bool:
     return linear_kernels.is_small(x, weight)
 
 
-def add(to: list[Tensor], what: list[Tensor], times: float) -> bool:
+def add(to: list[Tensor], what: list[Tensor], times: Number) -> bool:
     """to += times * what, in place, if there is one kernel for that."""
     from fedlens import row_kernels
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -26,7 +27,7 @@ from fedlens.core import (
 )
 from fedlens.engines import Engine
 from fedlens.network import Network
-from fedlens.trees import map_tensors, moved, tensors_in
+from fedlens.trees import moved, stack
 from fedlens.uploads import Uploads
 from fedlens.work import Part, Shared, Work
 
@@ -39,25 +40,16 @@ class ClientMemory:
 
     rows: Mapping[int, Memory] = field(default_factory=dict)
 
-    def take(self, clients: Tensor, first: Memory) -> Memory:  # [C, ...]
-        """These clients' memory, stacked; `first` is that of a client never seen."""
-        found = [self.rows.get(client, first) for client in clients.tolist()]
-        return {
-            name: {
-                key: torch.stack([row[name][key].to(t) for row in found]) for key, t in tree.items()
-            }
-            for name, tree in first.items()
-        }
+    def take(self, clients: Tensor, first: Callable[[], Memory]) -> list[Memory]:
+        """The memory of each of these; `first` gives that of a client never seen."""
+        listed = clients.tolist()
+        new = {} if all(client in self.rows for client in listed) else first()
+        return [self.rows.get(client, new) for client in listed]
 
-    def put(self, clients: Tensor, keep: Memory) -> ClientMemory:
-        if not keep:
+    def put(self, clients: Tensor, keep: Sequence[Memory]) -> ClientMemory:
+        if not any(keep):
             return self
-        listed, leaves = clients.tolist(), tensors_in(keep)
-        rows = [t[row] for row in range(len(listed)) for t in leaves]
-        # A copy of each row, so that it outlives no other; in one kernel on a GPU.
-        copies = iter(torch._foreach_mul(rows, 1) if rows else rows)
-        new = {client: map_tensors(keep, lambda _: next(copies)) for client in listed}
-        return ClientMemory({**self.rows, **new})
+        return ClientMemory({**self.rows, **dict(zip(clients.tolist(), keep, strict=True))})
 
 
 @dataclass(frozen=True)
@@ -121,18 +113,17 @@ def run_rounds(
     `together` is their programs as one, see `ClientProgram.together`.
     """
     states = [turn.state for turn in turns]
-    params, buffers = (
-        _side_by_side([getattr(state, part) for state in states]) for part in ("params", "buffers")
+    params, buffers, told = (
+        stack([getattr(state, part) for state in states]) for part in ("params", "buffers", "told")
     )
     exact = {
         name: t.to(torch.float64, copy=True)  # a copy, since the server moves it in place
         for name, t in (params | buffers).items()
         if t.is_floating_point()
     }
-    told = {name: _side_by_side([state.told[name] for state in states]) for name in states[0].told}
     shared = Shared(params, buffers, exact, told)
     works = [_prepare(turn) for turn in turns]
-    uploads = [Uploads(together.algorithm.combine.linear) for _ in turns]
+    uploads = [Uploads() for _ in turns]
     for part in engine.map(together, shared, Work.together(works)):
         uploads[part.group].add(part)
     return [
@@ -152,7 +143,7 @@ def _prepare(turn: Turn) -> Work:
 
     counts = federation.label_counts(holdings)
     cohort = _cohort(algorithm, federation, state, clients, holdings, plan, counts)
-    first = turn.program.memory(state.params, state.buffers, state.told)
+    first = partial(turn.program.memory, state.params, state.buffers, state.told)
     return Work(
         plan=plan,
         keys=client_keys,
@@ -160,6 +151,7 @@ def _prepare(turn: Turn) -> Work:
         memory=state.clients.take(clients, first),
         shares=algorithm.weigh(cohort).double(),
         cohort=cohort,
+        cohort_sizes=(len(clients),),
     )
 
 
@@ -168,7 +160,7 @@ def _move(turn: Turn, work: Work, uploads: Part, exact: Tree) -> tuple[State, Ou
     algorithm, state = turn.program.algorithm, turn.state
     cohort, device = work.cohort, next(iter(state.params.values())).device
     update = uploads.update
-    if not algorithm.combine.linear:
+    if not uploads.combined:
         # Moved in one go: each single copy of its own would wait for all that is under way.
         shares, there = moved((work.shares, cohort), device)
         update = algorithm.combine(update, shares, there, turn.program.layout)
@@ -204,13 +196,6 @@ def _move(turn: Turn, work: Work, uploads: Part, exact: Tree) -> tuple[State, Ou
         told = told | tell.update(told, gathered)
     kept = state.clients.put(cohort.clients, uploads.keep)
     return State(state.round + 1, params, buffers, server, told, kept), outcome
-
-
-def _side_by_side(trees: Sequence[Tree]) -> Tree:  # [G, ...]
-    """Trees under a leading axis; of one alone that is no copy."""
-    if len(trees) == 1:
-        return {name: t.unsqueeze(0) for name, t in trees[0].items()}
-    return tree_map(lambda *tensors: torch.stack(tensors), *trees)
 
 
 def _bytes(tree: Tree) -> int:

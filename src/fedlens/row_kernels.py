@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fedlens.core import Number
 from fedlens.kernels import tile
 from fedlens.keys import FIRST, GOLDEN, SECOND, signed
 
@@ -109,12 +110,12 @@ def _cross_entropy_kernel(
 
 @triton.jit
 def _step_kernel(
-    to, slopes, server, drift, sizes, rows, lr, keep, NUM: tl.constexpr, HAS_SERVER: tl.constexpr,
-    HAS_DRIFT: tl.constexpr, BLOCK: tl.constexpr,
+    to, slopes, server, drift, times, sizes, rows, keep, NUM: tl.constexpr,
+    HAS_SERVER: tl.constexpr, HAS_DRIFT: tl.constexpr, BY_ROW: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Programs of the first tensor, then of the second, and so on.
 
-    The server's tensors are as long as `rows`, and stand for every client.
+    Rows of a tensor are so long, and the server's tensors, which stand for every one of them.
     """
     program = tl.program_id(0)
     for i in tl.static_range(NUM):
@@ -129,23 +130,39 @@ def _step_kernel(
             if HAS_SERVER:
                 start = tl.load(server[i] + place % rows[i], mask=there)
                 value = start + keep * (value - start)
-            tl.store(to[i] + place, value - lr * slope, mask=there)
+            if BY_ROW:
+                value += tl.load(times + place // rows[i], mask=there) * slope
+            else:
+                value += times * slope
+            tl.store(to[i] + place, value, mask=there)
         program -= blocks
 
 
-def add(to: list[Tensor], what: list[Tensor], times: float) -> bool:
-    """to += times * what, in one kernel, if both are float32 and lie alike from end to end."""
-    return contract(to, what, [], [], -times, 1.0)
+def add(to: list[Tensor], what: list[Tensor], times: Number) -> bool:
+    """to += times * what, in one kernel, if both are float32 and lie alike from end to end.
+
+    Of numbers [C], each row [C, ...] has its own.
+    """
+    if isinstance(times, Tensor):
+        by_row = all(len(t) == times.numel() and t.stride(0) * len(t) == t.numel() for t in to)
+        if times.dtype is not torch.float32 or not by_row:
+            return False
+    return _step(to, what, [], [], times, 1.0)
 
 
 def contract(
     to: list[Tensor], slopes: list[Tensor], server: list[Tensor], drift: list[Tensor], lr: float,
     keep: float,
 ) -> bool:  # fmt: skip
-    """server + keep (to - server) - lr (slopes + drift), in one kernel where tensors lie alike.
+    """server + keep (to - server) - lr (slopes + drift), in one kernel where tensors lie alike."""
+    return _step(to, slopes, server, drift, -lr, keep)
 
-    Without a server, `to` is kept as it is.
-    """
+
+def _step(
+    to: list[Tensor], slopes: list[Tensor], server: list[Tensor], drift: list[Tensor],
+    times: Number, keep: float,
+) -> bool:  # fmt: skip
+    """Without a server, `to` is kept as it is."""
     servers, drifts = server or to, drift or slopes
     every = list(zip(to, slopes, servers, drifts, strict=True))
     alike = all(
@@ -154,11 +171,13 @@ def contract(
     )
     if not 1 <= len(every) <= MOST or not alike:
         return False
-    sizes, rows = (tuple(t.numel() for t in tensors) for tensors in (to, servers))
+    by_row = isinstance(times, Tensor)
+    sizes = tuple(t.numel() for t in to)
+    rows = tuple(t.numel() // len(t) if by_row else t.numel() for t in servers)
     programs = sum(triton.cdiv(size, 1024) for size in sizes)
     _step_kernel[(programs,)](
-        tuple(to), tuple(slopes), tuple(servers), tuple(drifts), sizes, rows, lr, keep,
-        NUM=len(every), HAS_SERVER=bool(server), HAS_DRIFT=bool(drift), BLOCK=1024,
+        tuple(to), tuple(slopes), tuple(servers), tuple(drifts), times, sizes, rows, keep,
+        NUM=len(every), HAS_SERVER=bool(server), HAS_DRIFT=bool(drift), BY_ROW=by_row, BLOCK=1024,
     )  # fmt: skip
     return True
 

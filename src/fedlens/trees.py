@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -43,6 +44,51 @@ def copy_all(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
             by_dtype.setdefault(a.dtype, []).append((a, b))
     for some in by_dtype.values():
         torch._foreach_copy_([b for _, b in some], [a for a, _ in some])
+
+
+def copies(value: Any) -> Any:
+    """`value` with tensors of its own; on a GPU in one kernel for each dtype."""
+    found = tensors_in(value)
+    by_dtype: dict[torch.dtype, list[int]] = {}
+    for place, tensor in enumerate(found):
+        by_dtype.setdefault(tensor.dtype, []).append(place)
+    for places in by_dtype.values():
+        some = torch._foreach_mul([found[place] for place in places], 1)
+        for place, copy in zip(places, some, strict=True):
+            found[place] = copy
+    copied = iter(found)
+    return map_tensors(value, lambda _: next(copied))
+
+
+def stack(values: Sequence[Any]) -> Any:
+    """Dicts that are built alike as one, whose tensors have a row of each.
+
+    That is no copy if there is one alone, or if they are the rows of what was unstacked.
+    """
+    first = values[0]
+    if len(values) == 1:
+        return map_tensors(first, lambda t: t.unsqueeze(0))
+    if isinstance(first, Tensor):
+        whole = first._base
+        return whole if _are_rows(values, whole) else torch.stack(list(values))
+    return {name: stack([value[name] for value in values]) for name in first}
+
+
+def _are_rows(values: Sequence[Tensor], whole: Tensor | None) -> bool:
+    if whole is None or len(whole) != len(values):
+        return False
+    each = whole.stride(0) * whole.itemsize
+    return all(
+        t._base is whole
+        and t.shape == whole.shape[1:]
+        and t.data_ptr() == whole.data_ptr() + n * each
+        for n, t in enumerate(values)
+    )
+
+
+def unstack(value: Any, count: int) -> list[Any]:
+    """The `count` rows of tensors, each as `value` is built: views."""
+    return [map_tensors(value, itemgetter(row)) for row in range(count)]
 
 
 def join(values: Sequence[Any]) -> Any:

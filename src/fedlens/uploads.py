@@ -12,28 +12,28 @@ from fedlens.work import Part
 class Uploads:
     """What the clients of one experiment send, added up in cohort order as it arrives."""
 
-    def __init__(self, linear: bool) -> None:
-        self.linear = linear
+    def __init__(self) -> None:
         self.update: Tree = {}
         self.counters: Tree = {}
         self.extra: Memory = {}
         self.parts: list[Part] = []
 
     def add(self, part: Part) -> None:
-        if self.linear:
+        if part.combined:
             self.update = _added(self.update, part.update)
         for name, tree in part.extra.items():
             self.extra[name] = _added(self.extra.get(name, {}), tree)
         for name, count in part.counters.items():
             self.counters[name] = torch.maximum(self.counters.get(name, count), count)
-        self.parts.append(part._replace(update={} if self.linear else part.update))
+        self.parts.append(part)
 
     def whole(self) -> Part:
         """All parts as one."""
-        update = self.update if self.linear else _join([part.update for part in self.parts])
-        keep = {name: _join([p.keep[name] for p in self.parts]) for name in self.parts[0].keep}
+        combined = self.parts[0].combined
+        update = self.update if combined else _join([part.update for part in self.parts])
+        keep = [memory for part in self.parts for memory in part.keep]
         scalars = _join([dict(part.scalars) for part in self.parts])
-        return Part(update, self.counters, self.extra, keep, scalars)
+        return Part(update, self.counters, self.extra, keep, scalars, combined)
 
 
 def _added(total: Tree, part: Tree) -> Tree:
@@ -48,4 +48,6 @@ def _added(total: Tree, part: Tree) -> Tree:
 
 
 def _join(trees: list[Tree]) -> Tree:
+    if len(trees) == 1:
+        return trees[0]
     return {name: torch.cat([tree[name] for tree in trees]) for name in trees[0]}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -35,17 +35,19 @@ class Work:
     plan: Plan
     keys: Tensor  # [C]
     facts: Facts
-    memory: Memory  # [C, ...]
+    memory: Sequence[Memory]  # of each client
     shares: Tensor  # [C] float64
     cohort: Cohort  # these C clients, as the server sees them
+    cohort_sizes: tuple[int, ...]  # how many clients each experiment has, in other blocks too
     group: Tensor | None = None  # [C] which experiment of a sweep each belongs to
 
     def __len__(self) -> int:
         return len(self.keys)
 
     def rows(self, which: slice | Tensor) -> Work:
-        rows: Work = map_tensors(self, lambda t: t[which])
-        return rows
+        listed = range(len(self))[which] if isinstance(which, slice) else which.tolist()
+        rest: Work = map_tensors(replace(self, memory=()), lambda t: t[which])
+        return replace(rest, memory=[self.memory[row] for row in listed])
 
     @classmethod
     def together(cls, works: Sequence[Work]) -> Work:
@@ -56,9 +58,10 @@ class Work:
             plan=_plans([work.plan for work in works]),
             keys=torch.cat([work.keys for work in works]),
             facts=join([work.facts for work in works]),
-            memory=join([work.memory for work in works]),
+            memory=[memory for work in works for memory in work.memory],
             shares=torch.cat([work.shares for work in works]),
             cohort=join([_counts_by_row(work.cohort) for work in works]),
+            cohort_sizes=tuple(map(len, works)),
             group=torch.arange(len(works)).repeat_interleave(torch.tensor([*map(len, works)])),
         )
 
@@ -74,7 +77,8 @@ class Work:
         return tuple(found)
 
 
-Spans = tuple[tuple[int, int, int], ...]
+Span = tuple[int, int, int]
+Spans = tuple[Span, ...]
 
 
 def rows_of(cohort: Cohort, rows: slice) -> Cohort:
@@ -87,11 +91,12 @@ def rows_of(cohort: Cohort, rows: slice) -> Cohort:
 class Part(NamedTuple):
     """What comes back from some clients of a cohort, in the order they were given."""
 
-    update: Tree  # summed over them if `combine` is linear, else [C, ...]
+    update: Tree  # what `combine` makes of them, if it is linear or they are all; else [C, ...]
     counters: Tree  # integer buffers: the greatest of theirs
     extra: Memory  # summed over them
-    keep: Memory  # [C, ...]
+    keep: Sequence[Memory]  # of each client
     scalars: Mapping[str, Tensor]  # [C] each; `loss` is the mean training loss
+    combined: bool
     group: int = 0  # which experiment of a sweep they belong to
 
 
@@ -110,7 +115,8 @@ class Given(NamedTuple):
     back: Tensor | None  # [C]
     shares: Tensor  # [C] float64
     cohort: Cohort
-    memory: Memory  # [C, ...]
+    cohort_sizes: tuple[int, ...]
+    memory: Sequence[Memory]  # of each client
 
     @classmethod
     def of(cls, work: Work) -> Given:
@@ -119,16 +125,15 @@ class Given(NamedTuple):
             order = steps.argsort(descending=True, stable=True)
             steps, back, mine = steps[order], order.argsort(), work.rows(order)
         plan, facts = mine.plan, mine.facts
-        return cls(
-            plan, mine.keys, facts, steps, mine.group, back, work.shares, work.cohort, mine.memory
-        )
+        after = work.shares, work.cohort, work.cohort_sizes
+        return cls(plan, mine.keys, facts, steps, mine.group, back, *after, mine.memory)
 
 
 class Packed(NamedTuple):
     """`Given` on its way to a device: all numbers in one tensor, which is one copy."""
 
     numbers: Tensor  # int64
-    memory: Memory
+    memory: Sequence[Memory]
 
     @classmethod
     def of(cls, given: Given, device: torch.device) -> tuple[Packed, Callable[[Packed], Given]]:
@@ -137,7 +142,7 @@ class Packed(NamedTuple):
         if given.group is None:  # what is recorded reads tensors alone
             counts: Any = {name: torch.tensor(getattr(cohort, name)) for name in COUNTS}
             cohort = cohort._replace(**counts)
-        shape = given._replace(memory={}, cohort=cohort)
+        shape = given._replace(memory=(), cohort=cohort)
         flat = [t.flatten().view(torch.int64) for t in tensors_in(shape)]  # or float64, bit by bit
         return cls(moved(torch.cat(flat), device), given.memory), partial(_opened, shape)
 

@@ -54,7 +54,7 @@ class SendReading:
         primal = tree_map(lambda v, d: v - d, local.params, u) if self.subtract else local.params
         dual = {name: d + primal[name] - local.anchor[name] for name, d in u.items()}
         z_old = local.anchor if self.average == "sampled" else local.memory["z"]
-        return change(local, primal, dual, z_old, self.dual_weight)
+        return change(local, primal, dual, z_old, float(self.dual_weight))
 
 
 def _gamma(base: Algorithm, gamma: Number | None, name: str) -> Number:

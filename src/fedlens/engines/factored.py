@@ -161,8 +161,8 @@ class Factored:
                 return {}
             rows = slice(number * size, (number + 1) * size)
             mine = map_tensors(local, partial(_only, rows, clients))
-            found.append({name: step.drift(mine)[name] for name in self.names})
-        together: Tree = join(found)
+            found.append({name: step.drift(mine, name) for name in self.names})
+        together: Tree = found[0] if len(found) == 1 else join(found)
         return together
 
     def by_pixel(self, name: str, matrices: Tensor) -> Tensor:
@@ -242,16 +242,15 @@ class MultiplyOut:
     def __call__(self, local: Local) -> Upload:
         params, anchor = dict(local.params), dict(local.anchor)
         assert self.step is not None
-        drift = self.step.drift(local) if self.step.drift else {}
         for name in self.form.names:
             slopes = _weighed(self.form, self.step, local, name)
             dtype = torch.promote_types(slopes.dtype, torch.float32)
             product = wide_product(slopes.mT, local.buffers[name + INPUTS], dtype)
             anchor[name] = local.exact[name].to(dtype)
             params[name] = anchor[name] + self.form.in_order(name, product)
-            if drift:
+            if self.step.drift is not None:
                 times = drifted(local.steps, self.step.lr, self.step.keep).to(dtype)
-                params[name] += drift[name] * times[:, None, None]
+                params[name].addcmul_(self.step.drift(local, name), times[:, None, None])
         buffers = _without_factors(local.buffers)
         return self.inner(replace(local, params=params, anchor=anchor, buffers=buffers))
 

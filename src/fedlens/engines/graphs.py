@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from fedlens.trees import copy_all, map_tensors, tensors_in
+from fedlens.trees import copy_all, map_tensors, stack, tensors_in, unstack
 
 T = TypeVar("T")
 
@@ -33,6 +33,16 @@ class Recorded:
         with torch.no_grad():
             copy_all((t, mine) for (t, v), mine, (old, w) in there if t is not old or v != w)
         self.seen = now
+
+
+def _kept(value: Any) -> Any:
+    """Copies of its tensors; those of a list are rows of one tensor each, which they stack to."""
+    if isinstance(value, list) and value:
+        return unstack(stack(map_tensors(value, lambda t: t.detach().clone())), len(value))
+    if isinstance(value, tuple):
+        parts = [_kept(part) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    return map_tensors(value, lambda t: t.detach().clone())
 
 
 class Graphs:
@@ -58,7 +68,7 @@ class Graphs:
         return result
 
     def _record(self, function: Callable[..., T], inputs: Any) -> Recorded:
-        kept = map_tensors(inputs, lambda t: t.detach().clone())
+        kept = _kept(inputs)
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):  # what a library sets up at its first call is not recorded

@@ -42,6 +42,7 @@ from fedlens.engines.worker import (
 )
 from fedlens.gpus import check_unused, fork
 from fedlens.network import Network
+from fedlens.trees import stack
 from fedlens.work import Part, Shared, Work
 
 __all__ = ["Processes", "largest_yet", "num_cores"]
@@ -133,7 +134,7 @@ class _Crew:
         if any(device.type == "cuda" for device in engine.devices):
             check_unused()
         self.program, self.num_blocks = program, len(engine.devices)
-        remembered = sum(room(t[0]) for t in leaves(work.memory))
+        remembered = sum(map(room, leaves(work.memory[0])))
         integers = [b for b in shared.buffers.values() if not b.is_floating_point()]
         sent = sum(map(room, (*shared.exact.values(), *integers)))
         # What an algorithm sends besides is about as much as it tells or as clients remember.
@@ -175,21 +176,19 @@ class _Crew:
 
     def trained(self, shared: Shared, work: Work) -> Iterator[Part]:
         """What clients send, block by block in cohort order."""
-        self._begin(trees_of(shared), replace(work, memory={}))
+        self._begin(trees_of(shared), replace(work, memory=[{}] * len(work)))
         blocks = [slice(client, client + 1) for client in range(len(work))]
         if self.num_blocks:
             blocks = even_blocks(work.plan.steps.tolist(), self.num_blocks, self.most_clients)
         sizes = work.plan.counts.sum(1).tolist()
 
         def task(rows: slice, number: int, slot: Block) -> Training:
-            mine = {n: {k: t[rows] for k, t in tree.items()} for n, tree in work.memory.items()}
-            return Training(rows, number, slot.write(mine))
+            return Training(rows, number, slot.write(stack(work.memory[rows])))
 
         tasks = [partial(task, rows) for rows in blocks]
         order = longest_first([sum(sizes[rows]) for rows in blocks], len(self.slots))
-        linear = self.program.algorithm.combine.linear
         for answer, slot in self._dealt(tasks, order):
-            yield received(answer, slot, linear)
+            yield received(answer, slot)
 
     def predicted(self, model: Tree, examples: int, batches: Sequence[Which]) -> Iterator[Tensor]:
         self._begin({"model": model})

@@ -26,7 +26,7 @@ from fedlens.engines.sequential import Sequential
 from fedlens.engines.shared_memory import Block, Lay, shared_of, under
 from fedlens.engines.stacked import Stacked
 from fedlens.network import Network
-from fedlens.trees import moved
+from fedlens.trees import copies, moved, stack, unstack
 from fedlens.uploads import Uploads
 from fedlens.work import Part, Work
 
@@ -112,18 +112,19 @@ class Worker:
     def _train(self, task: Training) -> tuple[Any, Lay]:
         slot, whole = self.slots[task.slot], self._begun.work
         assert whole is not None
+        work, shared = whole.rows(task.rows), shared_of(self._trees)
         memory = moved(slot.read(task.memory), self.device)
-        work, shared = replace(whole.rows(task.rows), memory=memory), shared_of(self._trees)
+        work = replace(work, memory=unstack(memory, len(work)))
         parts = self._engine.map(self.program, shared, work)
         part = next(parts) if len(work) == 1 else self._together(parts)
         trees = {"update": part.update, "counters": part.counters}
         trees |= {f"extra.{name}": tree for name, tree in part.extra.items()}
-        trees |= {f"keep.{name}": tree for name, tree in part.keep.items()}
+        trees |= {f"keep.{name}": tree for name, tree in stack(part.keep).items()}
         measured = {name: t.tolist() for name, t in part.scalars.items()}
-        return measured, slot.write(trees, after=task.memory)
+        return (measured, part.combined), slot.write(trees, after=task.memory)
 
     def _together(self, parts: Iterator[Part]) -> Part:
-        uploads = Uploads(self.program.algorithm.combine.linear)
+        uploads = Uploads()
         for part in parts:
             uploads.add(part)
         return uploads.whole()
@@ -175,13 +176,13 @@ def _keep_memory() -> None:
     mallopt(trim_threshold, 2**31 - 1)
 
 
-def received(answer: Answer, slot: Block, linear: bool) -> Part:
+def received(answer: Answer, slot: Block) -> Part:
     """The part that a worker sent: what is added up at once lies in its slot, the rest does not."""
-    trees = slot.read(answer.lay)
+    trees, (measured, combined) = slot.read(answer.lay), answer.result
     update, counters = trees.pop("update"), trees.pop("counters", {})
-    if not linear:
+    if not combined:
         update = tree_map(torch.clone, update)  # it outlives its turn, the slot does not
     sent, kept = under("extra.", trees), under("keep.", trees)
-    keep = {name: tree_map(torch.clone, tree) for name, tree in kept.items()}
-    scalars = {n: torch.tensor(v, dtype=torch.float64) for n, v in answer.result.items()}
-    return Part(update, counters, sent, keep, scalars)
+    scalars = {n: torch.tensor(v, dtype=torch.float64) for n, v in measured.items()}
+    keep = copies(unstack(kept, len(scalars["loss"])))
+    return Part(update, counters, sent, keep, scalars, combined)

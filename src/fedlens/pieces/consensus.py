@@ -22,7 +22,6 @@ from fedlens.core import (
     Tree,
     Upload,
     per_row,
-    squared_distance,
     zeros_at_first,
     zeros_like,
 )
@@ -74,8 +73,8 @@ class TimesDual:
 
     rho: float
 
-    def __call__(self, local: Local) -> Tree:
-        return {name: self.rho * u for name, u in local.memory["dual"].items()}
+    def __call__(self, local: Local, name: str) -> Tensor:
+        return self.rho * local.memory["dual"][name]
 
 
 def send_change(local: Local) -> Upload:
@@ -87,19 +86,23 @@ def send_change(local: Local) -> Upload:
     return change(local, local.params, dual, local.memory["z"])
 
 
-def change(
-    local: Local, primal: Tree, dual: Tree, z_old: Tree, dual_weight: Number = 1.0
-) -> Upload:
+def change(local: Local, primal: Tree, dual: Tree, z_old: Tree, dual_weight: float = 1.0) -> Upload:
     """z_new - z_old; and for the record ||v - x||^2, whose weighted mean is the primal residual."""
-    z = {name: v + dual[name] * per_row(dual_weight, v) for name, v in primal.items()}
+    z = {name: torch.add(v, dual[name], alpha=dual_weight) for name, v in primal.items()}
     of_buffers = {name: t for name, t in local.exact.items() if name not in primal}
     plain = difference(replace(local, exact=of_buffers))
+    apart = [(v - local.anchor[name]).flatten(1) for name, v in primal.items()]
+    squares = [torch.linalg.vector_norm(t, dim=1).square() for t in apart]
     return replace(
         plain,
-        update=plain.update | {name: t.double() - z_old[name] for name, t in z.items()},
+        update=plain.update | {name: _minus(t, z_old[name]) for name, t in z.items()},
         keep={"dual": dual, "z": z},
-        scalars={"primal_residual": squared_distance(primal, local.anchor)},
+        scalars={"primal_residual": torch.stack(squares).sum(0)},
     )
+
+
+def _minus(z: Tensor, z_old: Tensor) -> Tensor:  # float64
+    return z.to(torch.float64, copy=True).sub_(z_old)
 
 
 @dataclass(frozen=True)

@@ -187,10 +187,12 @@ def _is_on(number: Number) -> bool:
 
 def _add(to: list[Tensor], what: list[Tensor], times: Number) -> None:
     """to += times * what, in place."""
+    if has_kernels(to[0]) and fused.add(to, what, times):
+        return
     if isinstance(times, Tensor):
         for a, b in zip(to, what, strict=True):
             a.addcmul_(b, torch.as_tensor(per_row(times, b)))
-    elif not (has_kernels(to[0]) and fused.add(to, what, times)):
+    else:
         torch._foreach_add_(to, what, alpha=times)
 
 
