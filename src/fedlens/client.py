@@ -278,7 +278,8 @@ class ClientProgram:
         }
         sums = {n: {k: t.sum(0) for k, t in tree.items()} for n, tree in upload.extra.items()}
         scalars = {"loss": loss, **upload.scalars}
-        kept = unstack(keep, len(loss))
+        # They lie alike at every client, seen or not: then one kernel copies them all.
+        kept = unstack(map_tensors(keep, Tensor.contiguous), len(loss))
         return Part(update, counters, sums, kept, scalars, combined, group)
 
     def memory(self, params: Tree, buffers: Tree, told: Memory) -> Memory:

@@ -142,10 +142,11 @@ class Holdings:
         offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
         shift = torch.repeat_interleave(self.offsets[clients] - offsets[:-1], sizes)
         names = self.names and tuple(self.names[client] for client in clients.tolist())
-        return Holdings(self.index[shift + torch.arange(len(shift))], offsets, names)
+        places = shift + torch.arange(len(shift))
+        return Holdings(self.index.index_select(0, places), offsets, names)
 
     def label_counts(self, labels: Tensor, num_classes: int) -> Tensor:  # [K, L] int64
-        cell = self.owners * num_classes + labels[self.index]
+        cell = self.owners * num_classes + labels.index_select(0, self.index)
         return torch.bincount(cell, minlength=len(self) * num_classes).view(len(self), num_classes)
 
     def digest(self) -> str:

@@ -69,13 +69,15 @@ def shuffle_segments(offsets: Tensor, keys: Tensor) -> Tensor:
     """
     sizes = offsets.diff()
     owner = torch.repeat_interleave(torch.arange(len(sizes), device=sizes.device), sizes)
-    position = torch.arange(len(owner), device=owner.device) - offsets[owner]
+    start = offsets.index_select(0, owner)
+    position = torch.arange(len(owner), device=owner.device) - start
     # One sort of whole numbers: the segment in the highest bits, a draw, the place in the lowest.
     low = max(int(sizes.max()) - 1, 1).bit_length() if len(sizes) else 1
     high = max(len(sizes) - 1, 1).bit_length()
-    draw = _shift(fold(keys[owner], position) ^ LOWEST, 1 + low + high)  # in the order of int64
+    drawn = fold(keys.index_select(0, owner), position)
+    draw = _shift(drawn ^ LOWEST, 1 + low + high)  # in the order of int64
     packed = (owner << (63 - high)) | (draw << low) | position
-    return (packed.sort().values & ((1 << low) - 1)) + offsets[owner]
+    return (packed.sort().values & ((1 << low) - 1)) + start
 
 
 def _shift(z: Tensor, count: int) -> Tensor:

@@ -30,22 +30,25 @@ class Epochs:
         if epochs > 1:
             passes = holdings.take(torch.arange(clients).repeat_interleave(epochs))
         pass_keys = keys.fold(client_keys[:, None], torch.arange(epochs)).flatten()
-        shuffled = passes.index[keys.shuffle_segments(passes.offsets, pass_keys)]
+        order = keys.shuffle_segments(passes.offsets, pass_keys)
+        shuffled = passes.index.index_select(0, order)
 
-        per_pass = (passes.sizes + size - 1) // size  # batches
-        num_steps = int(per_pass.view(clients, epochs).sum(1).max()) if clients else 0
-        first = per_pass.view(clients, epochs).cumsum(1) - per_pass.view(clients, epochs)
-        start = torch.arange(clients)[:, None] * num_steps + first  # [C, E] row of its first batch
+        per_pass = (holdings.sizes[:, None] + size - 1) // size  # [C, 1] batches
+        num_steps = epochs * int(per_pass.max()) if clients else 0
+        # A pass fills the batches from its first one on, in a row.
+        first = torch.arange(clients)[:, None] * num_steps + torch.arange(epochs) * per_pass
+        shift = first.flatten() * size - passes.offsets[:-1]
+        place = torch.arange(len(shuffled)) + torch.repeat_interleave(shift, passes.sizes)
+        index = shuffled.new_zeros(clients * num_steps * size)
+        index[place] = shuffled
 
-        position = torch.arange(len(shuffled)) - passes.offsets[passes.owners]
-        row = start.flatten()[passes.owners] + position // size
-        index = shuffled.new_zeros(clients * num_steps, size)
-        index[row, position % size] = shuffled
-        counts = torch.bincount(row, minlength=clients * num_steps).view(clients, num_steps)
+        step = torch.arange(num_steps)
+        taken = step % per_pass.clamp(min=1) * size  # [C, T] examples of the same pass before
+        counts = (holdings.sizes[:, None] - taken).clamp(min=0, max=size)
+        done = epochs * per_pass
         if self.uneven:
-            done = self._passes(client_keys) * per_pass.view(clients, epochs)[:, 0]
-            counts = counts * (torch.arange(num_steps) < done[:, None])
-        return Plan(index.view(clients, num_steps, size), counts)
+            done = self._passes(client_keys)[:, None] * per_pass
+        return Plan(index.view(clients, num_steps, size), counts * (step < done))
 
     def _passes(self, client_keys: Tensor) -> Tensor:  # [C]
         """How many passes each client has time for."""
