@@ -88,6 +88,14 @@ def test_different_seeds_and_purposes_give_different_keys():
     assert 0 <= keys.purpose("draw") < 2**63
 
 
+def test_words_can_be_folded_into_the_root_at_once():
+    word = keys.purpose("select")
+    for seed in (0, 1, -5, 2**63 - 1, 2**64 - 1):
+        at_once = keys.root(seed, word, 7)
+        assert at_once.item() == keys.fold(keys.root(seed), word, 7).item()
+        assert at_once.item() == keys.fold(keys.root(seed), word, torch.tensor(7)).item()
+
+
 @pytest.mark.parametrize("bit", [0, 1, 31, 32, 62])
 def test_flipping_any_bit_of_a_word_flips_half_of_the_bits(bit):
     word = torch.arange(4096)

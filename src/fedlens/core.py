@@ -145,6 +145,13 @@ class Holdings:
         places = shift + torch.arange(len(shift))
         return Holdings(self.index.index_select(0, places), offsets, names)
 
+    @classmethod
+    def joined(cls, some: Sequence[Holdings]) -> Holdings:
+        """The holdings of some clients after those of others, without their names."""
+        sizes = torch.cat([one.sizes for one in some])
+        offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+        return cls(torch.cat([one.index for one in some]), offsets)
+
     def label_counts(self, labels: Tensor, num_classes: int) -> Tensor:  # [K, L] int64
         cell = self.owners * num_classes + labels.index_select(0, self.index)
         return torch.bincount(cell, minlength=len(self) * num_classes).view(len(self), num_classes)

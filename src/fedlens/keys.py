@@ -33,9 +33,12 @@ def purpose(name: str) -> int:
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little") >> 1
 
 
-def root(seed: int) -> Tensor:  # [] int64
-    """The key that all others of a run are folded from."""
-    return _mix(torch.tensor(signed(seed ^ GOLDEN)))
+def root(seed: int, *words: int) -> Tensor:  # [] int64
+    """The key that all others of a run are folded from, with these words folded in at once."""
+    key = _mixed(seed ^ GOLDEN)
+    for word in words:
+        key = _mixed(key + word * GOLDEN)
+    return torch.tensor(signed(key))
 
 
 def fold(key: Tensor, *words: int | Tensor) -> Tensor:
@@ -83,6 +86,14 @@ def shuffle_segments(offsets: Tensor, keys: Tensor) -> Tensor:
 def _shift(z: Tensor, count: int) -> Tensor:
     """A logical shift to the right: torch's own copies the sign."""
     return (z >> count).bitwise_and_((1 << (64 - count)) - 1)
+
+
+def _mixed(z: int) -> int:
+    """`_mix` of one number, from 0 to 2^64 - 1: without tensors it takes no time."""
+    z %= 2**64
+    z = (z ^ z >> 30) * FIRST % 2**64
+    z = (z ^ z >> 27) * SECOND % 2**64
+    return z ^ z >> 31
 
 
 def _mix(z: Tensor) -> Tensor:

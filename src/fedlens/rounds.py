@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import torch
@@ -27,7 +28,7 @@ from fedlens.core import (
 )
 from fedlens.engines import Engine
 from fedlens.network import Network
-from fedlens.trees import moved, stack
+from fedlens.trees import converted, copy_tensors, moved, stack
 from fedlens.uploads import Uploads
 from fedlens.work import Part, Shared, Work
 
@@ -116,13 +117,10 @@ def run_rounds(
     params, buffers, told = (
         stack([getattr(state, part) for state in states]) for part in ("params", "buffers", "told")
     )
-    exact = {
-        name: t.to(torch.float64, copy=True)  # a copy, since the server moves it in place
-        for name, t in (params | buffers).items()
-        if t.is_floating_point()
-    }
+    floats = {name: t for name, t in (params | buffers).items() if t.is_floating_point()}
+    exact = converted(floats, torch.float64)  # also if it is that: the server moves it in place
     shared = Shared(params, buffers, exact, told)
-    works = [_prepare(turn) for turn in turns]
+    works = _prepare(turns)
     uploads = [Uploads() for _ in turns]
     for part in engine.map(together, shared, Work.together(works)):
         uploads[part.group].add(part)
@@ -132,15 +130,44 @@ def run_rounds(
     ]
 
 
-def _prepare(turn: Turn) -> Work:
-    """Who takes part in an experiment's round, and what each of them has to do."""
-    algorithm, federation, state = turn.program.algorithm, turn.federation, turn.state
-    root = keys.root(turn.seed)
-    clients = algorithm.select(federation, state.round, keys.fold(root, SELECT, state.round))
-    client_keys = keys.fold(root, CLIENT, state.round, clients, _occurrences(clients))
-    holdings = federation.holdings(state.round, clients)
-    plan = algorithm.draw(holdings, keys.fold(client_keys, DRAW))
+def _prepare(turns: Sequence[Turn]) -> list[Work]:
+    """What each client that takes part in a round has to do, for each experiment."""
+    called = [_called(turn) for turn in turns]
+    draws = [turn.program.algorithm.draw for turn in turns]
+    draw, alike = draws[0], len(turns) > 1 and all(one == draws[0] for one in draws)
+    if alike and getattr(draw, "by_client", False):  # one call for all takes little longer
+        holdings = Holdings.joined([one.holdings for one in called])
+        whole = draw(holdings, keys.fold(torch.cat([one.keys for one in called]), DRAW))
+        ends = list(accumulate(len(one.clients) for one in called))
+        rows = [slice(first, end) for first, end in pairwise([0, *ends])]
+        plans = [Plan(whole.index[some], whole.counts[some]) for some in rows]
+    else:
+        plans = [
+            draw(one.holdings, keys.fold(one.keys, DRAW))
+            for draw, one in zip(draws, called, strict=True)
+        ]
+    return [_work(*each) for each in zip(turns, called, plans, strict=True)]
 
+
+class Called(NamedTuple):
+    """The clients that take part in an experiment's round."""
+
+    clients: Tensor  # [C]
+    keys: Tensor  # [C]
+    holdings: Holdings
+
+
+def _called(turn: Turn) -> Called:
+    federation, round = turn.federation, turn.state.round
+    key = keys.root(turn.seed, SELECT, round)
+    clients = turn.program.algorithm.select(federation, round, key)
+    own = keys.fold(keys.root(turn.seed, CLIENT, round), clients, _occurrences(clients))
+    return Called(clients, own, federation.holdings(round, clients))
+
+
+def _work(turn: Turn, called: Called, plan: Plan) -> Work:
+    algorithm, federation, state = turn.program.algorithm, turn.federation, turn.state
+    clients, client_keys, holdings = called
     counts = federation.label_counts(holdings)
     cohort = _cohort(algorithm, federation, state, clients, holdings, plan, counts)
     first = partial(turn.program.memory, state.params, state.buffers, state.told)
@@ -171,7 +198,8 @@ def _move(turn: Turn, work: Work, uploads: Part, exact: Tree) -> tuple[State, Ou
     memory = {name: tree_map(torch.clone, tree) for name, tree in state.server.items()}
     start = {name: exact[name] for name in state.params}
     new, server = algorithm.advance.update(slope, memory, start, gathered)
-    params = {name: new[name].squeeze(0).to(p.dtype) for name, p in state.params.items()}
+    params = tree_map(torch.empty_like, state.params)
+    copy_tensors({name: new[name].squeeze(0) for name in params}, params)
     buffers = {
         name: (exact[name].squeeze(0) + update[name]).to(b.dtype)
         if b.is_floating_point()

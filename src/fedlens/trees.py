@@ -46,6 +46,13 @@ def copy_all(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
         torch._foreach_copy_([b for _, b in some], [a for a, _ in some])
 
 
+def converted(tree: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """Copies in another dtype; on a GPU in one kernel."""
+    made = {name: torch.empty_like(t, dtype=dtype) for name, t in tree.items()}
+    copy_tensors(tree, made)
+    return made
+
+
 def copies(value: Any) -> Any:
     """`value` with tensors of its own; on a GPU in one kernel for each dtype."""
     found = tensors_in(value)

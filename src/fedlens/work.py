@@ -174,6 +174,9 @@ def _plans(plans: Sequence[Plan]) -> Plan:
     index, counts = [], []
     for plan in plans:
         _, own_steps, own_size = plan.index.shape
-        index.append(F.pad(plan.index, (0, size - own_size, 0, steps - own_steps)))
-        counts.append(F.pad(plan.counts, (0, steps - own_steps)))
+        if (own_steps, own_size) != (steps, size):
+            more = 0, size - own_size, 0, steps - own_steps
+            plan = Plan(F.pad(plan.index, more), F.pad(plan.counts, more[2:]))
+        index.append(plan.index)
+        counts.append(plan.counts)
     return Plan(torch.cat(index), torch.cat(counts))

@@ -162,9 +162,13 @@ def select_key(round):
     return keys.fold(keys.root(0), SELECT, round)
 
 
+def apart(local):
+    return {name: v - local.anchor[name] for name, v in local.params.items()}
+
+
 def frozen(local):
     """What a client sends whose dual stays at zero."""
-    return change(local, local.params, zeros_like(local.params), local.memory["z"])
+    return change(local, local.params, apart(local), zeros_like(local.params), local.memory["z"])
 
 
 def test_with_the_dual_frozen_it_is_fedprox():
@@ -210,9 +214,9 @@ def test_the_result_does_not_depend_on_how_unlike_the_clients_are():
 def with_theta(local):
     """The public FedADMM code: its update message takes theta for the client's last model."""
     u = local.memory["dual"]
-    dual = {name: u[name] + v - local.anchor[name] for name, v in local.params.items()}
+    dual = {name: u[name] + moved for name, moved in apart(local).items()}
     last = {name: local.anchor[name] + u[name] for name in u}
-    return change(local, local.params, dual, last)
+    return change(local, local.params, apart(local), dual, last)
 
 
 def test_the_fault_of_public_fedadmm_makes_every_point_a_fixed_point_and_is_not_ours():

@@ -28,11 +28,10 @@ class Recorded:
 
     def take(self, given: list[Tensor]) -> None:
         """Copy what is not there yet."""
-        now = [(t, t._version) for t in given]
-        there = zip(now, self.inputs, self.seen, strict=True)
+        there = zip(given, self.inputs, self.seen, strict=True)
         with torch.no_grad():
-            copy_all((t, mine) for (t, v), mine, (old, w) in there if t is not old or v != w)
-        self.seen = now
+            copy_all([(t, m) for t, m, (old, v) in there if t is not old or t._version != v])
+        self.seen = [(t, t._version) for t in given]
 
 
 def _kept(value: Any) -> Any:

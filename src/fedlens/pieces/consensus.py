@@ -79,25 +79,28 @@ class TimesDual:
 
 def send_change(local: Local) -> Upload:
     """z_new - z_old, with the dual moved by v - x, if `Consensus` has not done so step by step."""
-    moved = local.solver.get("moved")
-    if moved is None:
-        moved = {name: v - local.anchor[name] for name, v in local.params.items()}
+    apart = {name: v - local.anchor[name] for name, v in local.params.items()}
+    moved = local.solver.get("moved", apart)
     dual = {name: u + moved[name] for name, u in local.memory["dual"].items()}
-    return change(local, local.params, dual, local.memory["z"])
+    return change(local, local.params, apart, dual, local.memory["z"])
 
 
-def change(local: Local, primal: Tree, dual: Tree, z_old: Tree, dual_weight: float = 1.0) -> Upload:
-    """z_new - z_old; and for the record ||v - x||^2, whose weighted mean is the primal residual."""
+def change(
+    local: Local, primal: Tree, apart: Tree, dual: Tree, z_old: Tree, dual_weight: float = 1.0
+) -> Upload:
+    """z_new - z_old; and for the record ||v - x||^2, whose weighted mean is the primal residual.
+
+    `apart` is v - x.
+    """
     z = {name: torch.add(v, dual[name], alpha=dual_weight) for name, v in primal.items()}
     of_buffers = {name: t for name, t in local.exact.items() if name not in primal}
     plain = difference(replace(local, exact=of_buffers))
-    apart = [(v - local.anchor[name]).flatten(1) for name, v in primal.items()]
-    squares = [torch.linalg.vector_norm(t, dim=1).square() for t in apart]
+    norms = [torch.linalg.vector_norm(t.flatten(1), dim=1) for t in apart.values()]
     return replace(
         plain,
         update=plain.update | {name: _minus(t, z_old[name]) for name, t in z.items()},
         keep={"dual": dual, "z": z},
-        scalars={"primal_residual": torch.stack(squares).sum(0)},
+        scalars={"primal_residual": torch.stack(norms).square().sum(0)},
     )
 
 
@@ -119,7 +122,8 @@ class KeepMean:
     def update(
         self, grads: Tree, memory: Memory, params: Tree, gathered: Gathered
     ) -> tuple[Tree, Memory]:
-        return {name: p - grads[name] for name, p in params.items()}, memory
+        moved = torch._foreach_sub(list(params.values()), [grads[name] for name in params])
+        return dict(zip(params, moved, strict=True)), memory
 
 
 @dataclass(frozen=True)
@@ -129,8 +133,9 @@ class DualResidual:
     rho: Number
 
     def __call__(self, before: Tree, after: Tree) -> dict[str, Tensor]:
-        squares = [(after[name] - x).double().square().sum() for name, x in before.items()]
-        return {"dual_residual": self.rho * torch.stack(squares).sum().sqrt()}
+        moved = torch._foreach_sub([after[name] for name in before], list(before.values()))
+        norms = torch.stack(list(torch._foreach_norm(moved)))
+        return {"dual_residual": self.rho * torch.linalg.vector_norm(norms.double())}
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """draw: which of its examples each client sees in a round, batch by batch."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ class Epochs:
     count: int
     batch_size: int
     uneven: float = 0.0
+    by_client: ClassVar[bool] = True  # what one sees does not depend on the others
 
     def __call__(self, holdings: Holdings, client_keys: Tensor) -> Plan:
         clients, epochs = len(holdings), self.count
@@ -66,6 +68,7 @@ class Virtual:
 
     size: int
     batch_size: int
+    by_client: ClassVar[bool] = True
 
     def __call__(self, holdings: Holdings, client_keys: Tensor) -> Plan:
         clients, sizes = len(holdings), holdings.sizes
