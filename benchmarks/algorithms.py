@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--precision", default="bf16" if on_gpu else "fp32")
     parser.add_argument("--only", nargs="*", choices=list(WORKLOADS))
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     device, found = torch.device(arguments.device), []

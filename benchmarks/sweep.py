@@ -52,7 +52,7 @@ def main() -> None:
     parser.add_argument("--points", type=int, default=42)
     parser.add_argument("--at-once", type=int, default=64, help="clients side by side")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--only", nargs="*", choices=list(WORKLOADS))
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()

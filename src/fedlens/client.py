@@ -24,7 +24,7 @@ from fedlens.augment import Augment
 from fedlens.core import Batch, Contraction, Examples, Local, Memory, Plan, Tree, tree_map
 from fedlens.layout import Layout
 from fedlens.pieces.solve import contract
-from fedlens.trees import copies, copy_tensors, join, map_tensors, stack, tensors_in, unstack
+from fedlens.trees import copies, copy_tensors, join, map_tensors, stack, unstack
 from fedlens.work import Given, Packed, Part, Shared, Span, Spans, Work, rows_of
 
 Apply = Callable[[Tree, Tree, Tensor, Tensor, Tensor], tuple[Tensor, Tree]]
@@ -105,14 +105,13 @@ class ClientProgram:
         take = partial(self._step, apply, examples)
         if record is None and known.device.type == "cpu":
             return lasting(self._round(known, shape, spans, take, shared, given))
-        packed, opened = Packed.of(given, known.device)
+        packed, opened, shapes = Packed.of(given, known.device)
 
         def whole(shared: Shared, packed: Packed) -> list[Part]:
             return self._round(known, shape, spans, take, shared, opened(packed))
 
         if record is None:
             return lasting(whole(shared, packed))
-        shapes = tuple(t.shape for t in tensors_in(given._replace(memory=())))
         key = "round", shape, spans, shapes, work.cohort_sizes
         parts = record(key, whole, shared, packed)
         if parts is None:
@@ -296,19 +295,14 @@ class ClientProgram:
 
 def lasting(parts: list[Part], recorded: bool = False) -> list[Part]:
     """Parts that outlive the tensors they were made in: those of a record, or of all clients."""
-    own = [
-        {
-            "keep": part.keep,
-            "scalars": dict(part.scalars) if recorded else {},
-            "update": part.update if recorded and not part.combined else {},  # sums are added up
-        }
-        for part in parts
-    ]
-    made = copies(own)
-    return [
-        part._replace(**{name: value for name, value in its.items() if value})
-        for part, its in zip(parts, made, strict=True)
-    ]
+    own: list[dict[str, Any]] = []
+    for part in parts:
+        own.append({"keep": part.keep} if any(part.keep) else {})
+        if recorded:
+            own[-1]["scalars"] = dict(part.scalars)
+        if recorded and not part.combined:  # else it is added up at once
+            own[-1]["update"] = part.update
+    return [part._replace(**made) for part, made in zip(parts, copies(own), strict=True)]
 
 
 def _rows(local: Local, which: slice) -> Local:

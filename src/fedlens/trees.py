@@ -70,8 +70,11 @@ def copies(value: Any) -> Any:
 def stack(values: Sequence[Any]) -> Any:
     """Dicts that are built alike as one, whose tensors have a row of each.
 
-    That is no copy if there is one alone, or if they are the rows of what was unstacked.
+    That is no copy if there is one alone, or if they are the rows of what was unstacked. Of none
+    there is nothing.
     """
+    if not values:
+        return {}
     first = values[0]
     if len(values) == 1:
         return map_tensors(first, lambda t: t.unsqueeze(0))

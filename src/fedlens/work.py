@@ -116,7 +116,7 @@ class Given(NamedTuple):
     shares: Tensor  # [C] float64
     cohort: Cohort
     cohort_sizes: tuple[int, ...]
-    memory: Sequence[Memory]  # of each client
+    memory: Sequence[Memory]  # of each client; empty if none remembers anything
 
     @classmethod
     def of(cls, work: Work) -> Given:
@@ -126,7 +126,11 @@ class Given(NamedTuple):
             steps, back, mine = steps[order], order.argsort(), work.rows(order)
         plan, facts = mine.plan, mine.facts
         after = work.shares, work.cohort, work.cohort_sizes
-        return cls(plan, mine.keys, facts, steps, mine.group, back, *after, mine.memory)
+        memory = mine.memory if any(mine.memory) else ()
+        return cls(plan, mine.keys, facts, steps, mine.group, back, *after, memory)
+
+
+Shapes = tuple[torch.Size, ...]
 
 
 class Packed(NamedTuple):
@@ -136,15 +140,19 @@ class Packed(NamedTuple):
     memory: Sequence[Memory]
 
     @classmethod
-    def of(cls, given: Given, device: torch.device) -> tuple[Packed, Callable[[Packed], Given]]:
-        """It, and how to open it there: the same for all that are built alike."""
+    def of(
+        cls, given: Given, device: torch.device
+    ) -> tuple[Packed, Callable[[Packed], Given], Shapes]:
+        """It, and how to open it there: the same for all of these shapes."""
         cohort = given.cohort
         if given.group is None:  # what is recorded reads tensors alone
             counts: Any = {name: torch.tensor(getattr(cohort, name)) for name in COUNTS}
             cohort = cohort._replace(**counts)
         shape = given._replace(memory=(), cohort=cohort)
-        flat = [t.flatten().view(torch.int64) for t in tensors_in(shape)]  # or float64, bit by bit
-        return cls(moved(torch.cat(flat), device), given.memory), partial(_opened, shape)
+        all_of_it = tensors_in(shape)
+        flat = [t.flatten().view(torch.int64) for t in all_of_it]  # or float64, bit by bit
+        packed = cls(moved(torch.cat(flat), device), given.memory)
+        return packed, partial(_opened, shape), tuple(t.shape for t in all_of_it)
 
 
 def _opened(shape: Given, packed: Packed) -> Given:

@@ -60,7 +60,8 @@ class Stacked:
             size = -(-left // -(-left // self.at_once))
             size = max(size // each * each, each) if each <= self.at_once else size
             try:
-                parts = self._block(program, shared, work.rows(slice(start, start + size)))
+                some = work if size == len(work) else work.rows(slice(start, start + size))
+                parts = self._block(program, shared, some)
             except torch.OutOfMemoryError:
                 if size == 1:
                     raise
