@@ -11,6 +11,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from command_line import EXPERIMENT, Ended
 
+# A shell that has tests run in the background lets them ignore Ctrl-C, and so all they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 @pytest.fixture
 def here(tmp_path, monkeypatch) -> Iterator[Path]:
