@@ -54,14 +54,16 @@ def converted(tree: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
 
 
 def copies(value: Any) -> Any:
-    """`value` with tensors of its own; on a GPU in one kernel for each dtype."""
+    """`value` with tensors of its own; on a GPU those of floats in one kernel for each dtype."""
     found = tensors_in(value)
     by_dtype: dict[torch.dtype, list[int]] = {}
     for place, tensor in enumerate(found):
         by_dtype.setdefault(tensor.dtype, []).append(place)
-    for places in by_dtype.values():
-        some = torch._foreach_mul([found[place] for place in places], 1)
-        for place, copy in zip(places, some, strict=True):
+    for dtype, places in by_dtype.items():
+        some = [found[place] for place in places]
+        # Times 1 is a copy, and torch makes no other of many tensors at once.
+        made = torch._foreach_mul(some, 1) if dtype.is_floating_point else map(torch.clone, some)
+        for place, copy in zip(places, made, strict=True):
             found[place] = copy
     copied = iter(found)
     return map_tensors(value, lambda _: next(copied))

@@ -1,0 +1,47 @@
+"""Tensors in dicts, records and lists."""
+
+import torch
+
+from fedlens.trees import converted, copies, stack, tensors_in, unstack
+
+
+def some_rows():
+    return [
+        {"a": {"w": torch.randn(3, 2), "on": torch.tensor([True, False])}, "n": torch.tensor(row)}
+        for row in range(4)
+    ]
+
+
+def test_rows_stack_to_one_and_come_apart_again():
+    rows = some_rows()
+    whole = stack(rows)
+    assert whole["a"]["w"].shape == (4, 3, 2)
+    for row, other in zip(rows, unstack(whole, 4), strict=True):
+        for one, two in zip(tensors_in(row), tensors_in(other), strict=True):
+            assert one.dtype == two.dtype and torch.equal(one, two)
+
+
+def test_what_was_taken_apart_is_stacked_without_a_copy_in_its_own_order_only():
+    whole = {"w": torch.randn(4, 3)}
+    rows = unstack(whole, 4)
+    assert stack(rows)["w"] is whole["w"]
+    for other in (rows[::-1], rows[:3], [*rows[:3], rows[0]]):
+        again = stack(other)["w"]
+        assert again.data_ptr() != whole["w"].data_ptr()
+        assert torch.equal(again, torch.stack([row["w"] for row in other]))
+    assert stack([]) == {}
+
+
+def test_copies_are_of_the_same_kind_and_share_nothing():
+    rows = some_rows()
+    for one, other in zip(tensors_in(rows), tensors_in(copies(rows)), strict=True):
+        assert one.dtype == other.dtype and torch.equal(one, other)
+        assert one.data_ptr() != other.data_ptr()
+
+
+def test_converted_tensors_are_new_even_if_they_were_of_that_dtype():
+    given = {"w": torch.randn(2, 3).T, "v": torch.randn(4, dtype=torch.float64)}
+    made = converted(given, torch.float64)
+    for name, tensor in given.items():
+        assert made[name].dtype is torch.float64 and torch.equal(made[name], tensor.double())
+        assert made[name].data_ptr() != tensor.data_ptr()
