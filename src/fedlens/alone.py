@@ -197,7 +197,7 @@ class _Fused(torch.autograd.Function):
     ) -> Tensor:
         seen: tuple[Tensor, ...] = ()
         if hurry and winograd.suits(x, weight, geometry):
-            y, seen = winograd.convolve(x, weight, bias, padding=geometry[1])
+            y, seen = winograd.convolve(x, weight, padding=geometry[1])
         else:
             y = torch.conv2d(x, weight, bias, *geometry)
         ctx.geometry, ctx.pool, ctx.shape = geometry, pool, y.shape
@@ -207,6 +207,8 @@ class _Fused(torch.autograd.Function):
         winners = None
         if pool is not None:
             y, winners = aten.max_pool2d_with_indices(y, *pool)
+        if seen and bias is not None:
+            y.add_(bias[:, None, None])  # after pooling there are fewer pixels
         y.relu_()
         ctx.save_for_backward(x, weight, bias, y, winners, *seen)
         return y

@@ -50,7 +50,10 @@ def keyed_dropout(
     hashes = keys.fold(key, dropout_word(layer, call), counter)
     lanes = _lanes(hashes)[:, :width]
     scale = WHOLE / (WHOLE - num_dropped)
-    keep = (lanes >= num_dropped - 2**15).to(x.dtype).mul_(scale)
+    least = num_dropped - 2**15
+    # In place, which vmap cannot, the answers have 16 bits: a CPU is slow with those of bool.
+    kept = lanes >= least if is_batchedtensor(lanes) else lanes.ge_(least)
+    keep = kept.to(x.dtype).mul_(scale)
     return x * keep.view(rows, width, *[1] * (x.ndim - 2))
 
 

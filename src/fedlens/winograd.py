@@ -4,9 +4,9 @@ Four neighbouring rows of the result of a kernel of k rows come from k + 3 rows 
 is, turned round, a product of two polynomials, which is known from its values at k + 3 points and
 takes one product at each of them in the place of 4 * k. So rows of images and of kernels become
 values at P points, each point is a group of channels in one convolution along the width alone, and
-its results become rows again. A kernel of 5 rows takes 2.5 times fewer products so, one of 3 rows
-half as many. Sums are rounded anew: in float32 the error is two to three times that of the plain
-convolution.
+its results become rows again. A kernel of 5 rows takes 2.5 times fewer products so. One of 3 x 3
+is treated along both sides, see `tiles.py`, and takes 4 times fewer. Sums are rounded anew: in
+float32 the error is two to three times that of the plain convolution.
 
 Images lie channels last, so that rows of them are rows in memory.
 """
@@ -20,20 +20,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fedlens import tiles
+from fedlens.tiles import Values
+
 ROWS = 4  # of the result that are computed together: a tile
-POINTS = {3: "0 1 -1 2 -1/2", 5: "0 1 -1 2 -2 1/2 -1/2"}  # by rows of the kernel; and infinity
-ONE = 1  # where the point 1 stands: what is added there is added to every row
+# By rows of the kernel; infinity comes last. Of those tried these round best.
+POINTS = {3: "0 2/3 -2/3 3/2 -3/2", 5: "0 1 -1 2 -2 1/2 -1/2"}
 MOVING = 90  # products that take as long as moving a number from rows to values and back
 
 aten = torch.ops.aten
-
-
-class Values(NamedTuple):
-    """What makes values at points of rows, and rows of values."""
-
-    images: Tensor  # [P, P] from rows of an image
-    kernels: Tensor  # [P, k] from rows of a kernel
-    results: Tensor  # [ROWS, P] to rows of the result
 
 
 class Shape(NamedTuple):
@@ -71,8 +66,11 @@ class Shape(NamedTuple):
 def suits(x: Tensor, weight: Tensor, geometry: tuple[Any, ...]) -> bool:
     """Whether a convolution can be computed here, and faster so."""
     stride, padding, dilation, groups = geometry
-    plain = stride == (1, 1) and dilation == (1, 1) and groups == 1 and weight.shape[2] in POINTS
-    if not (plain and x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)):
+    plain = stride == (1, 1) and dilation == (1, 1) and groups == 1
+    known = weight.shape[2] == 5 or _is_square(weight)
+    if not (
+        plain and known and x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
+    ):
         return False
     shape = Shape.of(x, weight, padding)
     if shape.out_height < 1 or not x.is_contiguous(memory_format=torch.channels_last):
@@ -86,31 +84,39 @@ def suits(x: Tensor, weight: Tensor, geometry: tuple[Any, ...]) -> bool:
 
 
 def laid_out(kernels: Tensor) -> Tensor:
-    """The same kernels [C, out, channels, k, k'], in memory by rows: k, out, k', channels."""
+    """The same kernels [C, out, channels, k, k'], in memory by rows: k, out, k', channels.
+
+    Those of 3 x 3: k, k', channels, out.
+    """
+    if _is_square(kernels):
+        return kernels.permute(0, 3, 4, 2, 1).contiguous().permute(0, 4, 3, 1, 2)
     return kernels.permute(0, 3, 1, 4, 2).contiguous().permute(0, 2, 4, 1, 3)
 
 
+def _is_square(kernels: Tensor) -> bool:
+    return kernels.shape[-2:] == (3, 3)
+
+
 class Seen(NamedTuple):
-    """Values at points, which the backward pass needs again; both lie channels last."""
+    """Values at points, which the backward pass needs again; both lie channels last.
+
+    Those of 3 x 3 are as `tiles.py` has them.
+    """
 
     images: Tensor  # [B, P * channels, tiles, W]
     kernels: Tensor  # [P * out, channels, 1, k']
 
 
-def convolve(
-    x: Tensor, weight: Tensor, bias: Tensor | None, padding: tuple[int, int]
-) -> tuple[Tensor, Seen]:
-    """The result, and what was seen on the way to it."""
+def convolve(x: Tensor, weight: Tensor, padding: tuple[int, int]) -> tuple[Tensor, Seen]:
+    """The result without a bias, and what was seen on the way to it."""
     shape = Shape.of(x, weight, padding)
     values = _values(shape.rows, weight.dtype)
+    if _is_square(weight):
+        result, *seen_there = tiles.convolve(x, weight, padding, values)
+        return result, Seen(*seen_there)
     images = _beside(values.images @ _image_rows(x, shape), shape.width, shape)
     seen = Seen(images, _kernels(weight, values))
-    biases = None
-    if bias is not None:
-        biases = bias.new_zeros(len(values.images), shape.out)
-        biases[ONE] = bias
-        biases = biases.flatten()
-    made = aten.convolution(*seen, biases, *_geometry(shape))
+    made = aten.convolution(*seen, None, *_geometry(shape))
     rows = values.results @ _apart(made, values)
     rows = rows.view(ROWS, shape.size, shape.tiles, -1).permute(1, 2, 0, 3)
     whole = rows.reshape(shape.size, -1, shape.out_width, shape.out)
@@ -123,6 +129,8 @@ def gradients(
     """Of the images, but for a `first` layer, and of the weights."""
     shape = Shape.of(x, weight, padding)
     values = _values(shape.rows, weight.dtype)
+    if _is_square(weight):
+        return tiles.gradients(grad, x, *seen, padding, values, first)
     slopes = _beside(values.results.T @ _result_rows(grad, shape), shape.out_width, shape)
     images, kernels, _ = aten.convolution_backward(
         slopes, *seen, None, *_geometry(shape), [not first, True, False]
