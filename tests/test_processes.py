@@ -3,6 +3,7 @@
 import os
 import signal
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from fedlens import gpus
 from fedlens import manifest as manifests
 from fedlens.client import ClientProgram
 from fedlens.core import Upload, zeros_at_first
-from fedlens.engines import Processes, processes
+from fedlens.engines import Processes, processes, worker
 from fedlens.engines.engine import predict
 from fedlens.engines.processes import even_blocks, longest_first
 from fedlens.network import Network
@@ -183,6 +184,28 @@ def test_a_worker_for_each_gpu_or_for_the_one_named(monkeypatch):
         assert manifests.manifest(setup)["device"] == called
     with pytest.raises(ValueError, match="device is 'cuda:7', but torch sees 2 GPUs"):
         building.build(replace(experiment, device="cuda:7"))
+
+
+def settings_of_new_memory() -> str:
+    """What the system was told of the memory that a worker would have a large tensor in."""
+    worker.keep_memory()
+    place = torch.ones(2**22).data_ptr() + 2**23  # in the midst of it
+    found = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first, *rest = line.split()
+        if "-" in first:
+            start, end = (int(address, 16) for address in first.split("-"))
+            found = start <= place < end
+        elif found and first == "VmFlags:":
+            return " ".join(rest)
+    raise LookupError(place)
+
+
+@pytest.mark.skipif(
+    not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="a system without large pages"
+)
+def test_workers_ask_for_large_pages():
+    assert "hg" in gpus.in_a_child(settings_of_new_memory)
 
 
 def fail():

@@ -86,7 +86,7 @@ class Worker:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         torch.set_num_threads(1)
         forked_with = largest_yet()
-        _keep_memory()
+        keep_memory()
         on_gpu = self.device.type == "cuda"
         while True:
             try:
@@ -164,7 +164,7 @@ def largest_yet() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def _keep_memory() -> None:
+def keep_memory() -> None:
     """Have this process keep the memory that it frees, and ask for it in large pages.
 
     Else every step asks the system for its larger tensors anew, page by page: an eighth of the
