@@ -8,17 +8,22 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+import safetensors.torch
 import torch
 
 from federations import RAGGED, noisy_images, small_cnn, wide
 from fedlens.algorithm import compose
 from fedlens.algorithms.admm import fedadmm
+from fedlens.algorithms.fedbn import fedbn
 from fedlens.client import ClientProgram
 from fedlens.engines import Stacked, graphs, stacked
+from fedlens.folder import RunFolder
 from fedlens.network import Network
 from fedlens.pieces import Sgd, Uniformly
 from fedlens.rounds import Turn, begin, run_round, run_rounds
 from fedlens.trees import copy_tensors, map_tensors, tensors_in
+from fedlens.uploads import Uploads
+from fedlens.work import Part
 from papers_under_test import ALGORITHMS, PLAIN
 
 
@@ -98,3 +103,55 @@ def test_a_sweep_in_blocks_records_each_block_for_itself(key, monkeypatch):
     assert engine._made[2] and recorder.replays
     for turn, expected in zip(turns, alone, strict=True):
         torch.testing.assert_close(turn.state.params, expected.state.params, rtol=1e-10, atol=1e-12)
+
+
+def test_what_clients_remember_is_found_again_in_whatever_order_a_file_gives_it(
+    tmp_path, monkeypatch
+):
+    federation = noisy_images([16] * 10)
+    network = Network(small_cnn("group"), dtype=torch.float64)
+    algorithm = replace(compose(PLAIN, fedbn()), select=Uniformly(3))
+    program = ClientProgram(algorithm, network.layout)
+    state = begin(network, program, federation, torch.device("cpu"))
+    for _ in range(3):
+        engine = Stacked(network, federation.examples)
+        state, _ = run_round(program, federation, engine, state, seed=0)
+    folder = RunFolder.create(tmp_path / "run")
+    folder.save_state(state)
+    load = safetensors.torch.load
+    monkeypatch.setattr(
+        safetensors.torch, "load", lambda content: dict([*load(content).items()][::-1])
+    )
+    ends = []
+    for recorder in (None, Replayed()):
+        monkeypatch.setattr(stacked.Stacked, "_recorder", lambda *_, r=recorder: r)
+        engine, after = (
+            Stacked(network, federation.examples),
+            folder.load_state(torch.device("cpu")),
+        )
+        for _ in range(11):
+            after, _ = run_round(program, federation, engine, after, seed=0)
+        ends.append(after)
+    rounds = [key for key, _ in recorder.seen if key != "step"]
+    assert len(rounds) == 1, "one record does for all clients, loaded or not"
+    for one, other in zip(*(tensors_in(end.params) for end in ends), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+def test_memory_does_not_grow_with_the_cohort():
+    """Of what was added up nothing is left."""
+    uploads = Uploads()
+    for _ in range(3):
+        part = Part(
+            {"w": torch.ones(2)},
+            {},
+            {"c": {"w": torch.ones(2)}},
+            [{}],
+            {"loss": torch.ones(1)},
+            True,
+        )
+        uploads.add(part)
+    assert not any(part.update or part.extra for part in uploads.parts)
+    whole = uploads.whole()
+    assert whole.update["w"].tolist() == whole.extra["c"]["w"].tolist() == [3, 3]
+    assert len(whole.keep) == len(whole.scalars["loss"]) == 3

@@ -29,6 +29,11 @@ def test_what_was_taken_apart_is_stacked_without_a_copy_in_its_own_order_only():
         again = stack(other)["w"]
         assert again.data_ptr() != whole["w"].data_ptr()
         assert torch.equal(again, torch.stack([row["w"] for row in other]))
+    square = torch.randn(2, 3, 3)
+    turned = [{"w": square[0].T}, {"w": square[1].T}]
+    assert torch.equal(stack(turned)["w"], square.transpose(1, 2)), "they lie otherwise"
+    number = torch.tensor(3.0)
+    assert stack([{"w": number[None]}, {"w": number[None]}])["w"].shape == (2, 1)
     assert stack([]) == {}
 
 

@@ -42,7 +42,8 @@ class Combine(Protocol):
     """How uploads become one update.
 
     A `linear` one may be given the cohort part by part: the sums of the parts add up. Any other
-    needs all uploads at once. `uses_shares`: nothing in it is weighed in another way.
+    needs all uploads at once. `uses_shares`: nothing in it is weighed in another way. All of them
+    are straight tensor code: a GPU may record them, and a cohort's counts are tensors then.
     """
 
     linear: ClassVar[bool]

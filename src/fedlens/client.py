@@ -24,7 +24,7 @@ from fedlens.augment import Augment
 from fedlens.core import Batch, Contraction, Examples, Local, Memory, Plan, Tree, tree_map
 from fedlens.layout import Layout
 from fedlens.pieces.solve import contract
-from fedlens.trees import copies, copy_tensors, join, map_tensors, stack, unstack
+from fedlens.trees import copies, copy_tensors, in_order, join, map_tensors, stack, unstack
 from fedlens.work import Given, Packed, Part, Shared, Span, Spans, Work, rows_of
 
 Apply = Callable[[Tree, Tree, Tensor, Tensor, Tensor], tuple[Tensor, Tree]]
@@ -64,7 +64,7 @@ class Record(Protocol):
 
 @dataclass(frozen=True)
 class ClientProgram:
-    """Local training, upload and, where `combine` is linear, this part's share of the sum.
+    """Local training, upload and, where `combine` is linear or all are here, what it makes of them.
 
     Of a sweep, `algorithm` has numbers [G], and `each` has the algorithms one by one.
     """
@@ -277,8 +277,8 @@ class ClientProgram:
         }
         sums = {n: {k: t.sum(0) for k, t in tree.items()} for n, tree in upload.extra.items()}
         scalars = {"loss": loss, **upload.scalars}
-        # They lie alike at every client, seen or not: then one kernel copies them all.
-        kept = unstack(map_tensors(keep, Tensor.contiguous), len(loss))
+        # All clients' lies alike, in the same order: a record knows tensors by their places.
+        kept = unstack(map_tensors(in_order(keep), Tensor.contiguous), len(loss))
         return Part(update, counters, sums, kept, scalars, combined, group)
 
     def memory(self, params: Tree, buffers: Tree, told: Memory) -> Memory:
@@ -290,7 +290,8 @@ class ClientProgram:
         if algorithm.personal_norm:
             model = params | buffers
             memory["norm"] = {name: model[name] for name in self.layout.norm_names}
-        return memory
+        ordered: Memory = in_order(memory)
+        return ordered
 
 
 def lasting(parts: list[Part], recorded: bool = False) -> list[Part]:

@@ -272,7 +272,7 @@ class Local:
     exact: Tree  # [1, ...] the same and the float buffers in float64, when it is time to upload
     told: Memory  # [1, ...] what the server tells besides the model; [C, ...] in a sweep
     facts: Facts
-    memory: Memory  # [C, ...] what the client kept from its last round
+    memory: Memory  # [C, ...] what the client kept from its last round; it is only read
     solver: Memory  # [C, ...] what `solve` remembers between steps
     steps: Tensor  # [C] how many steps it takes
     group: Tensor | None = None  # [C] which experiment of a sweep it belongs to

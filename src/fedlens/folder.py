@@ -18,6 +18,7 @@ import torch
 from fedlens.core import Memory, Tree
 from fedlens.files import write_atomically
 from fedlens.rounds import ClientMemory, State
+from fedlens.trees import in_order
 
 STATE = "checkpoint/state.json"
 
@@ -174,7 +175,9 @@ class RunFolder:
             {key: t.to(device) for key, t in trees.get(name, {}).items()}
             for name in ("params", "buffers")
         )
-        return State(index["round"], params, buffers, server, told, ClientMemory(rows))
+        # Names come out of the file in any order.
+        clients = {client: in_order(memory) for client, memory in rows.items()}
+        return State(index["round"], params, buffers, server, told, ClientMemory(clients))
 
 
 def _damaged(path: Path, why: object) -> ValueError:

@@ -75,11 +75,13 @@ def shuffle_segments(offsets: Tensor, keys: Tensor) -> Tensor:
     start = offsets.index_select(0, owner)
     position = torch.arange(len(owner), device=owner.device) - start
     # One sort of whole numbers: the segment in the highest bits, a draw, the place in the lowest.
+    # The draw has 32 bits whatever the neighbours are, unless they are too many for that.
     low = max(int(sizes.max()) - 1, 1).bit_length() if len(sizes) else 1
     high = max(len(sizes) - 1, 1).bit_length()
     drawn = fold(keys.index_select(0, owner), position)
-    draw = _shift(drawn ^ LOWEST, 1 + low + high)  # in the order of int64
-    packed = (owner << (63 - high)) | (draw << low) | position
+    width = min(32, 63 - low - high)
+    draw = _shift(drawn ^ LOWEST, 64 - width)  # in the order of int64
+    packed = (owner << (width + low)) | (draw << low) | position
     return (packed.sort().values & ((1 << low) - 1)) + start
 
 

@@ -134,8 +134,8 @@ def _prepare(turns: Sequence[Turn]) -> list[Work]:
     """What each client that takes part in a round has to do, for each experiment."""
     called = [_called(turn) for turn in turns]
     draws = [turn.program.algorithm.draw for turn in turns]
-    draw, alike = draws[0], len(turns) > 1 and all(one == draws[0] for one in draws)
-    if alike and getattr(draw, "by_client", False):  # one call for all takes little longer
+    draw, several = draws[0], len(turns) > 1
+    if several and getattr(draw, "by_client", False) and all(one == draw for one in draws):
         holdings = Holdings.joined([one.holdings for one in called])
         whole = draw(holdings, keys.fold(torch.cat([one.keys for one in called]), DRAW))
         ends = list(accumulate(len(one.clients) for one in called))

@@ -54,7 +54,7 @@ def converted(tree: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
 
 
 def copies(value: Any) -> Any:
-    """`value` with tensors of its own; on a GPU those of floats in one kernel for each dtype."""
+    """`value` with tensors of its own; on a GPU in one kernel for each dtype."""
     found = tensors_in(value)
     by_dtype: dict[torch.dtype, list[int]] = {}
     for place, tensor in enumerate(found):
@@ -62,7 +62,8 @@ def copies(value: Any) -> Any:
     for dtype, places in by_dtype.items():
         some = [found[place] for place in places]
         # Times 1 is a copy, and torch makes no other of many tensors at once.
-        made = torch._foreach_mul(some, 1) if dtype.is_floating_point else map(torch.clone, some)
+        many = dtype is not torch.bool  # which would become whole numbers
+        made = torch._foreach_mul(some, 1) if many else map(torch.clone, some)
         for place, copy in zip(places, made, strict=True):
             found[place] = copy
     copied = iter(found)
@@ -87,15 +88,22 @@ def stack(values: Sequence[Any]) -> Any:
 
 
 def _are_rows(values: Sequence[Tensor], whole: Tensor | None) -> bool:
-    if whole is None or len(whole) != len(values):
+    if whole is None or not whole.ndim or len(whole) != len(values):
         return False
     each = whole.stride(0) * whole.itemsize
     return all(
         t._base is whole
-        and t.shape == whole.shape[1:]
-        and t.data_ptr() == whole.data_ptr() + n * each
-        for n, t in enumerate(values)
+        and (t.shape, t.stride()) == (whole.shape[1:], whole.stride()[1:])
+        and t.data_ptr() == whole.data_ptr() + row * each
+        for row, t in enumerate(values)
     )
+
+
+def in_order(value: Any) -> Any:
+    """The same with the names of its dicts in alphabetical order, one within another."""
+    if not isinstance(value, dict):
+        return value
+    return {name: in_order(value[name]) for name in sorted(value)}
 
 
 def unstack(value: Any, count: int) -> list[Any]:

@@ -25,7 +25,7 @@ class Uploads:
             self.extra[name] = _added(self.extra.get(name, {}), tree)
         for name, count in part.counters.items():
             self.counters[name] = torch.maximum(self.counters.get(name, count), count)
-        self.parts.append(part)
+        self.parts.append(part._replace(extra={}, update={} if part.combined else part.update))
 
     def whole(self) -> Part:
         """All parts as one."""

@@ -59,7 +59,7 @@ class Predicting(NamedTuple):
 class Answer(NamedTuple):
     """What comes back from a task."""
 
-    result: Any  # of `Training`: a part but for its trees, which lie in the slot as `lay` says
+    result: Any  # of `Training`: scalars, and whether combined; trees lie in the slot as `lay` says
     lay: Lay
     busy: float  # seconds
     most_bytes: int  # that the worker has had: of its GPU, else besides what it was forked with
