@@ -138,19 +138,17 @@ def test_what_clients_remember_is_found_again_in_whatever_order_a_file_gives_it(
         torch.testing.assert_close(ends[1].params[name], expected, rtol=1e-12, atol=1e-12)
 
 
-def test_memory_does_not_grow_with_the_cohort():
-    """Of what was added up nothing is left."""
-    uploads = Uploads()
-    for _ in range(3):
-        part = Part(
-            {"w": torch.ones(2)},
-            {},
-            {"c": {"w": torch.ones(2)}},
-            [{}],
-            {"loss": torch.ones(1)},
-            True,
-        )
-        uploads.add(part)
+@pytest.mark.parametrize("lent", [True, False])
+def test_uploads_are_added_up_and_not_kept_part_by_part(lent):
+    """Of parts that lie where others are written to, nothing is left but the sum."""
+    uploads, place = Uploads(), {"w": torch.zeros(2)}
+    for number in range(3):
+        if lent:
+            place["w"].fill_(number)
+        else:
+            place = {"w": torch.full((2,), float(number))}
+        one = {"loss": torch.ones(1)}
+        uploads.add(Part(place, {}, {"c": place}, [{}], one, True, lent))
     assert not any(part.update or part.extra for part in uploads.parts)
     whole = uploads.whole()
     assert whole.update["w"].tolist() == whole.extra["c"]["w"].tolist() == [3, 3]

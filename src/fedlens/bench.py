@@ -224,7 +224,7 @@ class Idle:
         counters = {n: b[0] for n, b in shared.buffers.items() if not b.is_floating_point()}
         loss = torch.zeros(len(work), device=next(iter(shared.params.values())).device)
         update = {name: torch.zeros_like(t[0]) for name, t in shared.exact.items()}
-        yield Part(update, counters, {}, [{}] * len(work), {"loss": loss}, combined=True)
+        yield Part(update, counters, {}, [{}] * len(work), {"loss": loss}, True, lent=False)
 
     def close(self) -> None:
         pass

@@ -21,7 +21,7 @@ from fedlens import keys
 from fedlens.algorithm import Algorithm, pick, side_by_side
 from fedlens.alone import Hurried
 from fedlens.augment import Augment
-from fedlens.core import Batch, Contraction, Examples, Local, Memory, Plan, Tree, tree_map
+from fedlens.core import Batch, Contraction, Examples, Local, Memory, Plan, Tree, Upload, tree_map
 from fedlens.layout import Layout
 from fedlens.pieces.solve import contract
 from fedlens.trees import copies, copy_tensors, in_order, join, map_tensors, stack, unstack
@@ -136,7 +136,9 @@ class ClientProgram:
             back = given.back
             local, loss = map_tensors(local, lambda t: t if len(t) == 1 else t[back]), loss[back]
         with torch.no_grad():
-            return [self._send(span, local, loss, shared.exact, given) for span in spans]
+            uploads = self._uploads(spans, local, shared.exact)
+            sent = zip(spans, uploads, strict=True)
+            return [self._send(span, upload, local, loss, given) for span, upload in sent]
 
     def _steps(
         self, known: Tensor, cuts: Cuts, take: Step, shared: Shared, given: Given
@@ -253,16 +255,25 @@ class ClientProgram:
         mine = given.facts, memory, solver, given.steps, group
         return Local(params, buffers, anchor, {}, told, *mine)
 
-    def _send(self, span: Span, local: Local, loss: Tensor, exact: Tree, given: Given) -> Part:
-        """What clients of one experiment send."""
+    def _uploads(self, spans: Spans, local: Local, exact: Tree) -> list[Upload]:
+        """What clients send, experiment by experiment."""
+        if local.group is None:
+            return [self.algorithm.upload(replace(local, exact=exact))]
+        found = []
+        for group, first, end in spans:
+            mine: Local = map_tensors(local, itemgetter(slice(first, end)))
+            mine.exact = {name: t[group : group + 1] for name, t in exact.items()}
+            found.append((self.each[group] if self.each else self.algorithm).upload(mine))
+        return found
+
+    def _send(self, span: Span, upload: Upload, local: Local, loss: Tensor, given: Given) -> Part:
+        """What comes back from the clients of one experiment."""
         (group, first, end), shares, cohort = span, given.shares, given.cohort
         if given.group is not None:
             rows = slice(first, end)
             local, loss, shares = map_tensors((local, loss, shares), itemgetter(rows))
             cohort = rows_of(cohort, rows)
         algorithm = self.each[group] if self.each else self.algorithm
-        own = {name: t[group : group + 1] for name, t in exact.items()}
-        upload = algorithm.upload(replace(local, exact=own))
         update, keep = upload.update, upload.keep
         if not algorithm.reset:
             keep = keep | {f"solver.{name}": tree for name, tree in local.solver.items()}
@@ -279,7 +290,7 @@ class ClientProgram:
         scalars = {"loss": loss, **upload.scalars}
         # All clients' lies alike, in the same order: a record knows tensors by their places.
         kept = unstack(map_tensors(in_order(keep), Tensor.contiguous), len(loss))
-        return Part(update, counters, sums, kept, scalars, combined, group)
+        return Part(update, counters, sums, kept, scalars, combined, lent=False, group=group)
 
     def memory(self, params: Tree, buffers: Tree, told: Memory) -> Memory:
         """What a client never seen remembers, for everything that clients remember."""
@@ -303,7 +314,9 @@ def lasting(parts: list[Part], recorded: bool = False) -> list[Part]:
             own[-1]["scalars"] = dict(part.scalars)
         if recorded and not part.combined:  # else it is added up at once
             own[-1]["update"] = part.update
-    return [part._replace(**made) for part, made in zip(parts, copies(own), strict=True)]
+    return [
+        part._replace(**made, lent=recorded) for part, made in zip(parts, copies(own), strict=True)
+    ]
 
 
 def _rows(local: Local, which: slice) -> Local:

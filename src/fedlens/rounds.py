@@ -193,8 +193,9 @@ def _move(turn: Turn, work: Work, uploads: Part, exact: Tree) -> tuple[State, Ou
         update = algorithm.combine(update, shares, there, turn.program.layout)
     gathered = Gathered(cohort, uploads.extra)
 
-    torch._foreach_neg_([update[name] for name in state.params])
-    slope = {name: update[name].unsqueeze(0) for name in state.params}
+    # Not in place: the update may lie where the next round's will, and a server may keep its slope.
+    slopes = torch._foreach_neg([update[name].unsqueeze(0) for name in state.params])
+    slope = dict(zip(state.params, slopes, strict=True))
     memory = {name: tree_map(torch.clone, tree) for name, tree in state.server.items()}
     start = {name: exact[name] for name in state.params}
     new, server = algorithm.advance.update(slope, memory, start, gathered)

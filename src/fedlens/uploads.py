@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from fedlens.core import Memory, Tree, tree_map
-from fedlens.trees import copy_tensors
+from fedlens.core import Memory, Tree
+from fedlens.trees import copies
 from fedlens.work import Part
 
 
@@ -20,9 +20,9 @@ class Uploads:
 
     def add(self, part: Part) -> None:
         if part.combined:
-            self.update = _added(self.update, part.update)
+            self.update = _added(self.update, part.update, part.lent)
         for name, tree in part.extra.items():
-            self.extra[name] = _added(self.extra.get(name, {}), tree)
+            self.extra[name] = _added(self.extra.get(name, {}), tree, lent=True)  # servers keep it
         for name, count in part.counters.items():
             self.counters[name] = torch.maximum(self.counters.get(name, count), count)
         self.parts.append(part._replace(extra={}, update={} if part.combined else part.update))
@@ -33,15 +33,14 @@ class Uploads:
         update = self.update if combined else _join([part.update for part in self.parts])
         keep = [memory for part in self.parts for memory in part.keep]
         scalars = _join([dict(part.scalars) for part in self.parts])
-        return Part(update, self.counters, self.extra, keep, scalars, combined)
+        return Part(update, self.counters, self.extra, keep, scalars, combined, lent=False)
 
 
-def _added(total: Tree, part: Tree) -> Tree:
-    """`total` plus `part`, in the place of `total`; a part may lie in memory that is reused."""
+def _added(total: Tree, part: Tree, lent: bool) -> Tree:
+    """`total` plus `part`, in the place of `total`."""
     if not total:
-        total = tree_map(torch.empty_like, part)
-        copy_tensors(part, total)
-        return total
+        first: Tree = copies(part) if lent else part
+        return first
     for name, tensor in total.items():
         tensor += part[name]
     return total

@@ -97,6 +97,7 @@ class Part(NamedTuple):
     keep: Sequence[Memory]  # of each client
     scalars: Mapping[str, Tensor]  # [C] each; `loss` is the mean training loss
     combined: bool
+    lent: bool  # whether `update` lies in memory that other parts are written to
     group: int = 0  # which experiment of a sweep they belong to
 
 

@@ -20,6 +20,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import itemgetter
 from typing import Any, ClassVar, cast
 
 import torch
@@ -34,7 +35,7 @@ from fedlens.pieces.combine import WeightedSum
 from fedlens.pieces.upload import difference
 from fedlens.products import Factors, drifted, faded, wide_product
 from fedlens.trees import join, map_tensors
-from fedlens.work import Given, Part, Shared, Work
+from fedlens.work import Given, Part, Shared, Spans, Work
 
 WORTH_IT = 2  # how many times smaller the matrix may be than the factors: its copies cost more
 
@@ -77,9 +78,11 @@ class Factored:
         self, network: Network, program: ClientProgram, names: tuple[str, ...], groups: list[int]
     ) -> None:
         self.network, self.names, self.groups = network, names, groups
-        first = program.each[0] if program.each else program.algorithm
         # Where only the sum of the differences is asked for, no client's own is ever made.
-        self.sums_up = isinstance(first.combine, WeightedSum) and first.upload is difference
+        self.sums_up = all(
+            isinstance(one.combine, WeightedSum) and one.upload is difference
+            for one in program.each or (program.algorithm,)
+        )
         self.program = FactoredProgram(
             self._amended(program.algorithm),
             program.layout,
@@ -100,8 +103,9 @@ class Factored:
         step, combine = algorithm.contraction, algorithm.combine
         if self.sums_up:
             assert isinstance(combine, WeightedSum)
-            send = SendFactors(self, step)
-            return replace(algorithm, upload=send, combine=MultiplyFactors(combine, self))
+            return replace(
+                algorithm, upload=SendFactors(self), combine=MultiplyFactors(combine, self)
+            )
         return replace(algorithm, upload=MultiplyOut(self, step, algorithm.upload))
 
     def send(self, shared: Shared, work: Work) -> Shared:
@@ -214,19 +218,30 @@ class FactoredProgram(ClientProgram):
             local.buffers[name + DRIFT] = mine.to(form.network.compute).flatten(2)
         return local
 
+    def _uploads(self, spans: Spans, local: Local, exact: Tree) -> list[Upload]:
+        """Of several experiments in one go, where what they send is small and made alike."""
+        assert self.form is not None
+        if local.group is None or not self.form.sums_up:
+            return super()._uploads(spans, local, exact)
+        own = {name: t[local.group] for name, t in exact.items()}
+        whole = SendFactors(self.form)(replace(local, exact=own))
+        return [map_tensors(whole, itemgetter(slice(first, end))) for _, first, end in spans]
+
 
 @dataclass(frozen=True)
 class SendFactors:
     """upload: the difference of what a client has, and the factors of what it has not."""
 
     form: Factored
-    step: Contraction | None  # None of a sweep's algorithms together, which send nothing
 
     def __call__(self, local: Local) -> Upload:
         upload = difference(replace(local, buffers=_without_factors(local.buffers)))
         update = dict(upload.update)
+        assert self.form.rates is not None
+        each = len(local.steps) // len(self.form.contractions)
+        lr, log_decay = (t[:, None].expand(-1, each).flatten() for t in self.form.rates)
         for name in self.form.names:
-            slopes = _weighed(self.form, self.step, local, name)
+            slopes = _weighed(self.form, lr, log_decay, local, name)
             update |= {name + INPUTS: local.buffers[name + INPUTS], name + SLOPES: slopes}
         return replace(upload, update=update)
 
@@ -242,8 +257,12 @@ class MultiplyOut:
     def __call__(self, local: Local) -> Upload:
         params, anchor = dict(local.params), dict(local.anchor)
         assert self.step is not None
+        lr, log_decay = (
+            torch.full_like(local.steps, number, dtype=torch.float64)
+            for number in (self.step.lr, math.log2(self.step.keep))
+        )
         for name in self.form.names:
-            slopes = _weighed(self.form, self.step, local, name)
+            slopes = _weighed(self.form, lr, log_decay, local, name)
             dtype = torch.promote_types(slopes.dtype, torch.float32)
             product = wide_product(slopes.mT, local.buffers[name + INPUTS], dtype)
             anchor[name] = local.exact[name].to(dtype)
@@ -264,13 +283,11 @@ def _without_factors(buffers: Tree) -> Tree:
     return {name: b for name, b in buffers.items() if not name.endswith(OF_FACTORS)}
 
 
-def _weighed(form: Factored, step: Contraction | None, local: Local, name: str) -> Tensor:
+def _weighed(form: Factored, lr: Tensor, log_decay: Tensor, local: Local, name: str) -> Tensor:
     """The slopes of a layer, each times what its step did to the weights in the end."""
-    assert step is not None
     slopes = local.buffers[name + SLOPES]
-    log_decay = torch.full_like(local.steps, math.log2(step.keep), dtype=torch.float64)
-    weights = -step.lr * faded(slopes, form.batch, local.steps, log_decay)
-    return _times(slopes, weights)
+    left = faded(slopes, form.batch, local.steps, log_decay)
+    return _times(slopes, -lr[:, None] * left)
 
 
 def _times(slopes: Tensor, weights: Tensor) -> Tensor:

@@ -69,7 +69,8 @@ class Stacked:
                 self._made = program, self._recorder(), {}
                 torch.cuda.empty_cache()
                 continue
-            yield from parts
+            # If they are all, the next round is the first to write there.
+            yield from parts if size < len(work) else (p._replace(lent=False) for p in parts)
             start += size
         self._real += int(work.plan.counts.sum())
         self._computed += sum(live * width for live, width in zip(*cuts(work.plan), strict=True))

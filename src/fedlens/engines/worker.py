@@ -195,4 +195,4 @@ def received(answer: Answer, slot: Block) -> Part:
     sent, kept = under("extra.", trees), under("keep.", trees)
     scalars = {n: torch.tensor(v, dtype=torch.float64) for n, v in measured.items()}
     keep = copies(unstack(kept, len(scalars["loss"])))
-    return Part(update, counters, sent, keep, scalars, combined)
+    return Part(update, counters, sent, keep, scalars, combined, lent=True)
