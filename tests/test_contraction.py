@@ -7,13 +7,15 @@ from typing import Any
 import pytest
 import torch
 
-from federations import CPU, RAGGED, noisy_images, small_cnn
+from federations import CPU, RAGGED, noisy_images, small_cnn, wide
+from fedlens.algorithm import compose
+from fedlens.algorithms.admm import fedadmm
 from fedlens.client import ClientProgram
 from fedlens.engines import Sequential, Stacked
 from fedlens.network import Network
-from fedlens.pieces import Sgd
+from fedlens.pieces import Sgd, Uniformly
 from fedlens.rounds import begin, run_round
-from papers_under_test import ALGORITHMS
+from papers_under_test import ALGORITHMS, PLAIN
 
 
 @dataclass(frozen=True)
@@ -56,3 +58,21 @@ def test_momentum_and_several_dual_steps_are_no_contractions():
     assert Sgd(0.1, momentum=0.9).contraction is None
     assert Sgd(torch.tensor([0.1, 0.2])).contraction is None
     assert ALGORITHMS["ceadmm"].contraction is None
+
+
+def test_clients_may_take_more_steps_than_those_of_rounds_before():
+    federation = noisy_images([10] * 6 + [80] * 2)
+    network = Network(wide(0.2), dtype=torch.float64)
+    algorithm = replace(compose(PLAIN, fedadmm(rho=0.1)), select=Uniformly(2))
+    program = ClientProgram(algorithm, network.layout)
+    states, steps = [], []
+    for factor in (True, False):
+        engine = Stacked(network, federation.examples, factor=factor)
+        state = begin(network, program, federation, CPU)
+        for _ in range(8):
+            state, outcome = run_round(program, federation, engine, state, seed=0)
+            steps.append(outcome.batches)
+        assert bool(engine._made[2]) is factor
+        states.append(state)
+    assert max(steps) > steps[0], "a later round has more of them"
+    torch.testing.assert_close(states[0].params, states[1].params, rtol=1e-10, atol=1e-12)

@@ -97,7 +97,7 @@ class Factored:
         self.start: Tree = {}  # [G, ...] w0, in the same memory: a recorded step reads it there
         self.rooms: dict[tuple[str, int, int], Tree] = {}  # zeros, to start from
         self.rates: tuple[Tensor, Tensor] | None = None
-        self.times: Tensor | None = None
+        self.times: dict[int, Tensor] = {}  # by the steps that there is room for
 
     def _amended(self, algorithm: Algorithm) -> Algorithm:
         step, combine = algorithm.contraction, algorithm.combine
@@ -136,14 +136,16 @@ class Factored:
 
     def factors(self, name: str, buffers: Tree) -> Factors:
         inputs, slopes, taken = (buffers[name + part] for part in ROOMS)
+        device, wide = slopes.device, torch.promote_types(slopes.dtype, torch.float32)
         if self.rates is None:
-            wide = torch.promote_types(slopes.dtype, torch.float32)
             numbers = [(step.lr, step.keep) for step in self.contractions]
             lr, decay = torch.tensor(numbers, dtype=torch.float64).T
-            self.rates = lr.to(slopes.device, wide), decay.log2().to(slopes.device, wide)
-            steps = torch.arange(slopes.shape[1] // self.batch + 1)
+            self.rates = lr.to(device, wide), decay.log2().to(device, wide)
+        most = slopes.shape[1] // self.batch
+        if most not in self.times:
+            steps = torch.arange(most + 1)
             table = torch.stack([drifted(steps, one.lr, one.keep) for one in self.contractions])
-            self.times = table.to(slopes.device, wide)
+            self.times[most] = table.to(device, wide)
         return Factors(
             self.start[name],
             inputs,
@@ -152,7 +154,7 @@ class Factored:
             self.batch,
             *self.rates,
             drift=buffers.get(name + DRIFT),
-            times=self.times,
+            times=self.times[most],
             by_pixel=self.channels[name] is not None,
         )
 
