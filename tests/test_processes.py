@@ -17,7 +17,7 @@ from fedlens import gpus
 from fedlens import manifest as manifests
 from fedlens.client import ClientProgram
 from fedlens.core import Upload, zeros_at_first
-from fedlens.engines import Processes, processes, worker
+from fedlens.engines import Processes, Sequential, processes, worker
 from fedlens.engines.engine import predict
 from fedlens.engines.processes import even_blocks, longest_first
 from fedlens.network import Network
@@ -216,3 +216,21 @@ def test_a_child_gives_an_answer_or_its_error():
     assert gpus.in_a_child(os.getpid) != os.getpid()
     with pytest.raises(RuntimeError, match="in its own words"):
         gpus.in_a_child(fail)
+
+
+def test_models_that_lie_in_another_order_in_memory_are_summed_all_the_same():
+    federation = noisy_images(RAGGED)
+    module = small_cnn("group").to(memory_format=torch.channels_last)
+    network = Network(module, dtype=torch.float64)
+    program = ClientProgram(BASE, network.layout)
+    ends = []
+    for engine in (
+        Sequential(network, federation.examples),
+        Processes(network, federation.examples),
+    ):
+        state = begin(network, program, federation, CPU)
+        for _ in range(2):
+            state, _ = run_round(program, federation, engine, state, seed=0)
+        engine.close()
+        ends.append(state.params)
+    torch.testing.assert_close(*ends, rtol=1e-10, atol=1e-12)
