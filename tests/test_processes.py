@@ -218,7 +218,7 @@ def test_a_child_gives_an_answer_or_its_error():
         gpus.in_a_child(fail)
 
 
-def test_models_that_lie_in_another_order_in_memory_are_summed_all_the_same():
+def test_models_may_lie_in_another_order_in_memory():
     federation = noisy_images(RAGGED)
     module = small_cnn("group").to(memory_format=torch.channels_last)
     network = Network(module, dtype=torch.float64)

@@ -46,13 +46,6 @@ def copy_all(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
         torch._foreach_copy_([b for _, b in some], [a for a, _ in some])
 
 
-def add_times(total: Tensor, what: Tensor, times: float) -> None:
-    """total += times * what. If that has fewer bits, no copy of all of it is made."""
-    total, what, many = total.view(-1), what.view(-1), 2**16  # which stay in a core's own memory
-    for first in range(0, len(total), many):
-        total[first : first + many].add_(what[first : first + many], alpha=times)
-
-
 def converted(tree: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
     """Copies in another dtype; on a GPU in one kernel."""
     made = {name: torch.empty_like(t, dtype=dtype) for name, t in tree.items()}

@@ -39,11 +39,10 @@ from fedlens.engines.worker import (
     Worker,
     largest_yet,
     received,
-    sums_models,
 )
 from fedlens.gpus import check_unused, fork
 from fedlens.network import Network
-from fedlens.trees import add_times, stack
+from fedlens.trees import stack
 from fedlens.work import Part, Shared, Work
 
 __all__ = ["Processes", "largest_yet", "num_cores"]
@@ -188,24 +187,8 @@ class _Crew:
 
         tasks = [partial(task, rows) for rows in blocks]
         order = longest_first([sum(sizes[rows]) for rows in blocks], len(self.slots))
-        parts = (received(answer, slot) for answer, slot in self._dealt(tasks, order))
-        if self.num_blocks or not sums_models(self.program):
-            yield from parts
-            return
-        yield from self._from_models(parts, shared.exact, work.shares.tolist())
-
-    def _from_models(
-        self, parts: Iterator[Part], exact: Tree, shares: list[float]
-    ) -> Iterator[Part]:
-        """Parts of which the last has all there is to sum: sum share * (model - server's)."""
-        sums = {name: t.new_zeros(t.shape[1:]) for name, t in exact.items()}
-        for number, (share, part) in enumerate(zip(shares, parts, strict=True), 1):
-            for name, total in sums.items():
-                add_times(total, part.update[name], share)
-            is_last = number == len(shares)
-            for name, total in sums.items() if is_last else ():
-                total.sub_(exact[name][0], alpha=sum(shares))
-            yield part._replace(update=sums if is_last else {}, lent=False)
+        for answer, slot in self._dealt(tasks, order):
+            yield received(answer, slot)
 
     def predicted(self, model: Tree, examples: int, batches: Sequence[Which]) -> Iterator[Tensor]:
         self._begin({"model": model})

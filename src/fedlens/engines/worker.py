@@ -15,21 +15,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from multiprocessing.connection import Connection
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedlens.client import ClientProgram
-from fedlens.core import Cohort, Examples, Local, Memory, Tree, Upload, tree_map
+from fedlens.core import Examples, Memory, tree_map
 from fedlens.engines.engine import Which
 from fedlens.engines.sequential import Sequential
 from fedlens.engines.shared_memory import Block, Lay, shared_of, under
 from fedlens.engines.stacked import Stacked
-from fedlens.layout import Layout
 from fedlens.network import Network
-from fedlens.pieces.combine import WeightedSum
-from fedlens.pieces.upload import difference
 from fedlens.trees import copies, moved, stack, unstack
 from fedlens.uploads import Uploads
 from fedlens.work import Part, Work
@@ -115,21 +112,13 @@ class Worker:
             except ConnectionError:  # the other end was killed: there is nobody to tell
                 os._exit(0)
 
-    @cached_property
-    def _sending(self) -> ClientProgram:
-        """The program, but that clients send their model if the sum of models is enough."""
-        if self.stacks or not sums_models(self.program):
-            return self.program
-        algorithm = replace(self.program.algorithm, upload=whole_model, combine=Alone())
-        return replace(self.program, algorithm=algorithm)
-
     def _train(self, task: Training) -> tuple[Any, Lay]:
         slot, whole = self.slots[task.slot], self._begun.work
         assert whole is not None
         work, shared = whole.rows(task.rows), shared_of(self._trees)
         memory = moved(slot.read(task.memory), self.device)
         work = replace(work, memory=unstack(memory, len(work)))
-        parts = self._engine.map(self._sending, shared, work)
+        parts = self._engine.map(self.program, shared, work)
         part = next(parts) if len(work) == 1 else self._together(parts)
         trees = {"update": part.update, "counters": part.counters}
         trees |= {f"extra.{name}": tree for name, tree in part.extra.items()}
@@ -167,32 +156,6 @@ class Worker:
         there = examples.to(self.device, self._images.get(name))
         self._images[name] = there.images
         return there
-
-
-def sums_models(program: ClientProgram) -> bool:
-    """Whether the sum of clients' differences can be had from the sum of their models.
-
-    That is half the bytes, and a client need not look at the server's model again.
-    """
-    algorithm = program.algorithm
-    return algorithm.upload is difference and algorithm.combine == WeightedSum()
-
-
-def whole_model(local: Local) -> Upload:
-    """upload: parameters and float buffers as they are."""
-    model = local.params | local.buffers
-    return Upload({name: model[name] for name in local.exact})
-
-
-@dataclass(frozen=True)
-class Alone:
-    """combine: what the one client that there is has sent."""
-
-    linear: ClassVar[bool] = True
-    uses_shares: ClassVar[bool] = True
-
-    def __call__(self, updates: Tree, shares: Tensor, cohort: Cohort, layout: Layout) -> Tree:
-        return {name: u[0] for name, u in updates.items()}
 
 
 def largest_yet() -> int:
