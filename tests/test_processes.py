@@ -18,6 +18,7 @@ from fedlens import manifest as manifests
 from fedlens.client import ClientProgram
 from fedlens.core import Upload, zeros_at_first
 from fedlens.engines import Processes, Sequential, processes, worker
+from fedlens.engines.costs import Costs
 from fedlens.engines.engine import predict
 from fedlens.engines.processes import even_blocks, longest_first
 from fedlens.network import Network
@@ -61,6 +62,23 @@ def test_every_task_is_handed_out_once_and_none_before_its_turn_could_come(sizes
 def test_the_longest_tasks_are_handed_out_first():
     assert longest_first([3, 9, 1, 5], num_slots=4) == [1, 3, 0, 2]
     assert longest_first([3, 9, 1, 5, 8], num_slots=4) == [1, 0, 3, 2, 4]
+
+
+def test_what_clients_take_is_learnt_from_what_others_took():
+    costs = Costs()
+    steps, examples = torch.tensor([10, 2, 5]), torch.tensor([10, 64, 40])
+    assert costs.of(steps, examples) == [10, 64, 40], "nothing is known yet"
+    for number in range(20):
+        costs.learn(number % 5, 3 * number, 0.5 * (number % 5) + 0.01 * 3 * number)
+    assert costs.of(steps, examples) == pytest.approx([5.1, 1.64, 2.9])
+
+
+def test_clients_that_are_all_alike_cost_the_same():
+    costs = Costs()
+    for seconds in (1.0, 1.1) * 8:
+        costs.learn(5, 50, seconds)
+    one, other = costs.of(torch.tensor([5, 5]), torch.tensor([50, 50]))
+    assert one == other == pytest.approx(1.05)
 
 
 def test_few_slots_and_many_clients_change_nothing(monkeypatch):

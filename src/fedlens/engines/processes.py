@@ -29,6 +29,7 @@ from torch import Tensor
 
 from fedlens.client import ClientProgram
 from fedlens.core import Examples, Memory, Tree
+from fedlens.engines.costs import Costs
 from fedlens.engines.engine import Which, predict
 from fedlens.engines.shared_memory import Block, leaves, room, trees_of
 from fedlens.engines.worker import (
@@ -153,6 +154,7 @@ class _Crew:
         self.slots = [Block(slot_bytes) for _ in range(num_slots)]
         self.most_bytes: dict[Any, int] = {}  # by worker
         self.busy_seconds = 0.0
+        self.costs = Costs()
         self.pipes: list[Connection] = []
         self.processes = []
         context = multiprocessing.get_context("fork")
@@ -180,14 +182,16 @@ class _Crew:
         blocks = [slice(client, client + 1) for client in range(len(work))]
         if self.num_blocks:
             blocks = even_blocks(work.plan.steps.tolist(), self.num_blocks, self.most_clients)
-        sizes = work.plan.counts.sum(1).tolist()
+        steps, examples = work.plan.steps, work.plan.counts.sum(1)
+        costs = self.costs.of(steps, examples)
 
         def task(rows: slice, number: int, slot: Block) -> Training:
             return Training(rows, number, slot.write(stack(work.memory[rows])))
 
         tasks = [partial(task, rows) for rows in blocks]
-        order = longest_first([sum(sizes[rows]) for rows in blocks], len(self.slots))
-        for answer, slot in self._dealt(tasks, order):
+        order = longest_first([sum(costs[rows]) for rows in blocks], len(self.slots))
+        for rows, (answer, slot) in zip(blocks, self._dealt(tasks, order), strict=True):
+            self.costs.learn(float(steps[rows].sum()), float(examples[rows].sum()), answer.busy)
             yield received(answer, slot)
 
     def predicted(self, model: Tree, examples: int, batches: Sequence[Which]) -> Iterator[Tensor]:
