@@ -17,7 +17,7 @@ from fedlens import keys
 from fedlens.algorithm import Algorithm, Amendment, compose
 from fedlens.algorithms import ALGORITHMS
 from fedlens.client import ClientProgram
-from fedlens.core import Dataset, Examples, Federation, Fixed, Holdings, Split
+from fedlens.core import Dataset, Examples, Federation, Fixed, Holdings, Split, offsets_of
 from fedlens.data import DATASETS, Source
 from fedlens.data.partitions import Altered, dealt
 from fedlens.data.places import existing
@@ -204,8 +204,7 @@ def _hold_out(split: Split, experiment: Experiment) -> tuple[Split, Holdings]:
 
     def holdings(mask: torch.Tensor) -> Holdings:
         sizes = torch.bincount(everyone.owners[mask], minlength=len(everyone))
-        offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
-        return Holdings(index[mask], offsets, everyone.names)
+        return Holdings(index[mask], offsets_of(sizes), everyone.names)
 
     return Fixed(holdings(~tested)), holdings(tested)
 

@@ -120,7 +120,7 @@ class Holdings:
         """The holdings of clients whose examples are listed one by one."""
         sizes = torch.tensor([len(m) for m in members], dtype=torch.int64)
         index = torch.cat(list(members)) if members else torch.empty(0, dtype=torch.int64)
-        return cls(index.to(torch.int64), torch.cat([sizes.new_zeros(1), sizes.cumsum(0)]))
+        return cls(index.to(torch.int64), offsets_of(sizes))
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -139,7 +139,7 @@ class Holdings:
     def take(self, clients: Tensor) -> Holdings:
         """What these clients hold, in this order; a client may stand in it twice."""
         sizes = self.sizes[clients]
-        offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+        offsets = offsets_of(sizes)
         shift = torch.repeat_interleave(self.offsets[clients] - offsets[:-1], sizes)
         names = self.names and tuple(self.names[client] for client in clients.tolist())
         places = shift + torch.arange(len(shift))
@@ -149,8 +149,7 @@ class Holdings:
     def joined(cls, some: Sequence[Holdings]) -> Holdings:
         """The holdings of some clients after those of others, without their names."""
         sizes = torch.cat([one.sizes for one in some])
-        offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
-        return cls(torch.cat([one.index for one in some]), offsets)
+        return cls(torch.cat([one.index for one in some]), offsets_of(sizes))
 
     def label_counts(self, labels: Tensor, num_classes: int) -> Tensor:  # [K, L] int64
         cell = self.owners * num_classes + labels.index_select(0, self.index)
@@ -160,6 +159,11 @@ class Holdings:
         """A fingerprint: equal for equal partitions, on every machine."""
         content = [t.numpy().astype("<i8").tobytes() for t in (self.offsets, self.index)]
         return hashlib.sha256(b"".join(content)).hexdigest()[:16]
+
+
+def offsets_of(sizes: Tensor) -> Tensor:  # [K + 1]
+    """Where the part of each client starts, and the last one ends."""
+    return torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
 
 
 @runtime_checkable

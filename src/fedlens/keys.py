@@ -91,7 +91,7 @@ def _shift(z: Tensor, count: int) -> Tensor:
 
 
 def _mixed(z: int) -> int:
-    """`_mix` of one number, from 0 to 2^64 - 1: without tensors it takes no time."""
+    """`_mix` of the lowest 64 bits of one number, in 0..2^64 - 1: much faster than of a tensor."""
     z %= 2**64
     z = (z ^ z >> 30) * FIRST % 2**64
     z = (z ^ z >> 27) * SECOND % 2**64

@@ -143,8 +143,8 @@ def _prepare(turns: Sequence[Turn]) -> list[Work]:
         plans = [Plan(whole.index[some], whole.counts[some]) for some in rows]
     else:
         plans = [
-            draw(one.holdings, keys.fold(one.keys, DRAW))
-            for draw, one in zip(draws, called, strict=True)
+            its(one.holdings, keys.fold(one.keys, DRAW))
+            for its, one in zip(draws, called, strict=True)
         ]
     return [_work(*each) for each in zip(turns, called, plans, strict=True)]
 

@@ -4,7 +4,8 @@ Workers are forked once, so they have the model, the program and the examples wi
 From then on only small messages cross the pipes: models and uploads lie in shared memory.
 
 On a CPU each client is trained by one thread, and uploads are added up in cohort order, so the
-result is the same to the last bit for any number of workers. With `devices` each worker stacks a
+result is the same to the last bit for any number of workers. What clients cost is learnt as they
+train, and those that take longest are handed out first. With `devices` each worker stacks a
 block of clients on its own: it has the examples there, and the server works on the CPU. Such a
 worker can only be forked by a process that has not used a GPU itself.
 """
