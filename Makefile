@@ -24,9 +24,9 @@ test-large: install
 
 # On a GPU, by any Python that has torch and triton: PYTHON chooses it, nothing is installed.
 test-gpu:
-	PYTHONPATH=src:tests $(PYTHON) tests/interpreted_kernels.py
-	PYTHONPATH=src:tests CUBLAS_WORKSPACE_CONFIG=:4096:8 $(PYTHON) tests/gpu/engines_agree.py
-	PYTHONPATH=src:tests CUBLAS_WORKSPACE_CONFIG=:4096:8 $(PYTHON) tests/gpu/several.py
+	PYTHONPATH=src:. $(PYTHON) tests/network/interpreted_kernels.py
+	PYTHONPATH=src:. CUBLAS_WORKSPACE_CONFIG=:4096:8 $(PYTHON) tests/gpu/engines_agree.py
+	PYTHONPATH=src:. CUBLAS_WORKSPACE_CONFIG=:4096:8 $(PYTHON) tests/gpu/several.py
 
 lint: install
 	$(BIN)/ruff format --check .

@@ -21,9 +21,9 @@ import torch
 
 import fedlens as fl
 from fedlens.build import build
-from fedlens.evaluate import asked, evaluate
-from fedlens.metrics import metrics
 from fedlens.rounds import begin, run_round
+from fedlens.runs.evaluate import asked, evaluate
+from fedlens.runs.metrics import metrics
 
 
 class Workload(NamedTuple):

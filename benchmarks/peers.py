@@ -62,7 +62,7 @@ def environment(peer: Peer, cache: Path) -> Path:
 
 def measure(peer: Peer, python: Path, workload: str, rounds: int) -> dict[str, Any]:
     """One process, or one group of them: what it printed last."""
-    paths = os.pathsep.join([str(ROOT / "src"), str(HERE / "peers")])
+    paths = os.pathsep.join([str(ROOT / "src"), str(HERE / "simulators")])
     settings = {"PYTHONPATH": paths, "RAY_DEDUP_LOGS": "0", "FLWR_TELEMETRY_ENABLED": "0"}
     if peer.threads:
         settings["OMP_NUM_THREADS"] = str(peer.threads)
@@ -70,7 +70,7 @@ def measure(peer: Peer, python: Path, workload: str, rounds: int) -> dict[str, A
     if peer.processes > 1:
         command += ["-m", "torch.distributed.run", "--standalone"]
         command += [f"--nproc-per-node={peer.processes}"]
-    command += [str(HERE / "peers" / peer.script), workload, str(rounds)]
+    command += [str(HERE / "simulators" / peer.script), workload, str(rounds)]
     unset = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
     inherited = {name: value for name, value in os.environ.items() if name not in unset}
     done = subprocess.run(command, env=inherited | settings, capture_output=True, text=True)

@@ -23,14 +23,14 @@ from collections.abc import Callable
 import torch
 
 from fedlens.algorithm import Algorithm
-from fedlens.bench import Idle, Workload, examples
 from fedlens.client import ClientProgram
 from fedlens.core import Federation, Fixed, Holdings
 from fedlens.engines import Engine, Sequential
 from fedlens.models import MODELS
-from fedlens.network import Network
+from fedlens.network.network import Network
 from fedlens.pieces import Epochs, Sgd, Uniformly
 from fedlens.rounds import begin, run_round
+from fedlens.runs.bench import Idle, Workload, examples
 
 POOL = Workload("lenet5", (1, 28, 28), clients=100, steps=5, batch=10)
 HELD = POOL.steps * POOL.batch

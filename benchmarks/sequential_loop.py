@@ -26,7 +26,7 @@ from fedlens.client import ClientProgram
 from fedlens.core import Examples, Federation, Fixed, Holdings
 from fedlens.engines import Sequential
 from fedlens.models import MODELS
-from fedlens.network import Network
+from fedlens.network.network import Network
 from fedlens.pieces import Epochs, Sgd, Uniformly
 from fedlens.rounds import begin, run_round
 

@@ -18,11 +18,11 @@ from dataclasses import replace
 
 import torch
 
-from fedlens.bench import WORKLOADS, experiment, time_of
 from fedlens.client import ClientProgram
-from fedlens.rounds import Turn, begin, run_rounds
-from fedlens.settings import torch_settings
-from fedlens.sweep import Point, grid, prepare
+from fedlens.rounds import RoundInput, begin, run_rounds
+from fedlens.runs.bench import WORKLOADS, experiment, time_of
+from fedlens.runs.settings import torch_settings
+from fedlens.runs.sweep import Point, grid, prepare
 
 
 def rounds(points: list[Point], at_once: int) -> Callable[[], None]:
@@ -31,11 +31,11 @@ def rounds(points: list[Point], at_once: int) -> Callable[[], None]:
     engine = type(setups[0].engine)(setups[0].network, setups[0].federation.examples)
     engine.at_once = at_once
     turns = [
-        Turn(s.program, s.federation, begin(s.network, s.program, s.federation, s.device), i)
+        RoundInput(s.program, s.federation, begin(s.network, s.program, s.federation, s.device), i)
         for i, s in enumerate(setups)
     ]
     like = next(iter(turns[0].state.params.values()))
-    together = ClientProgram.together([s.program for s in setups], like)
+    together = ClientProgram.joint([s.program for s in setups], like)
 
     def one_round() -> None:
         nonlocal turns

@@ -6,7 +6,7 @@ Run it with `make demo`: real images, no download, about a minute on two cores.
 from pathlib import Path
 
 import fedlens as fl
-from fedlens import progress
+from fedlens.cli import progress
 from fedlens.report import read_all, report, rows, table
 
 FOLDER = Path("runs/demo")

@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from command_line import EXPERIMENT, Ended
+from tests.command_line import EXPERIMENT, Ended
 
 # A shell that has tests run in the background lets them ignore Ctrl-C, and so all they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -32,7 +30,7 @@ def here(tmp_path, monkeypatch) -> Iterator[Path]:
 @pytest.fixture
 def fedlens(monkeypatch, capsys) -> Callable[..., Ended]:
     """The command, in this process."""
-    from fedlens import cli
+    from fedlens.cli import main as cli
 
     def command(*words: object) -> Ended:
         capsys.readouterr()

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from fedlens.client import ClientProgram
 from fedlens.core import Examples, Federation, Fixed, Holdings
 from fedlens.engines import Engine, Processes, Sequential, Stacked
-from fedlens.network import Network
+from fedlens.network.network import Network
 from fedlens.rounds import State, begin, run_round
 
 CPU = torch.device("cpu")

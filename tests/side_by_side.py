@@ -5,12 +5,12 @@ from typing import Any
 
 import torch
 
-from federations import CPU, ENGINES, RAGGED, noisy_images, small_cnn
 from fedlens.algorithm import Algorithm
 from fedlens.client import ClientProgram
 from fedlens.core import Federation, Fixed, Holdings, Number
-from fedlens.network import Network
-from fedlens.rounds import State, Turn, begin, run_rounds
+from fedlens.network.network import Network
+from fedlens.rounds import RoundInput, State, begin, run_rounds
+from tests.federations import CPU, ENGINES, RAGGED, noisy_images, small_cnn
 
 SIZES = [RAGGED, [20, 40, 25, 35, 10, 50, 30, 30, 45, 15]]  # by seed
 
@@ -32,7 +32,7 @@ def net(norm: str) -> Network:
     return Network(small_cnn(norm, dropout=0.2), dtype=torch.float64)
 
 
-def points(algorithm: Algorithm, norm: str, device: torch.device = CPU) -> list[Turn]:
+def points(algorithm: Algorithm, norm: str, device: torch.device = CPU) -> list[RoundInput]:
     """Two seeds and other numbers: they differ in clients, initial models, draws and numbers."""
     images = noisy_images(RAGGED)
     examples = images.examples.to(device)
@@ -45,17 +45,17 @@ def points(algorithm: Algorithm, norm: str, device: torch.device = CPU) -> list[
         program = ClientProgram(chosen, network.layout)
         state = begin(network, program, federation, device)
         moved = {name: p * (1 + seed / 10) for name, p in state.params.items()}
-        turns.append(Turn(program, federation, replace(state, params=moved), seed))
+        turns.append(RoundInput(program, federation, replace(state, params=moved), seed))
     return turns
 
 
 def train(
-    engine: str, norm: str, turns: list[Turn], rounds: int = 2
+    engine: str, norm: str, turns: list[RoundInput], rounds: int = 2
 ) -> tuple[list[State], list[dict]]:
     """The states after some rounds, and what was recorded in them."""
     made = ENGINES[engine](net(norm), turns[0].federation.examples)
     like = next(iter(turns[0].state.params.values()))
-    together = ClientProgram.together([turn.program for turn in turns], like)
+    together = ClientProgram.joint([turn.program for turn in turns], like)
     records: list[dict] = [{} for _ in turns]
     for number in range(rounds):
         after = run_rounds(together, made, turns)

@@ -141,7 +141,7 @@ def command_line():
         warnings.simplefilter("ignore", DeprecationWarning)
         import typer
 
-        from fedlens import cli
+        from fedlens.cli import main as cli
 
         return typer.main.get_command(cli.app)
 

@@ -6,16 +6,16 @@ result = fl.run(fl.Experiment(dataset="fashion-mnist-mini", model="lenet5", roun
 print(result.final["test_accuracy"])
 """
 
-__version__ = "0.1.0"
-
 from fedlens.algorithm import Algorithm, Amendment, compose, paper
 from fedlens.augment import Augment
 from fedlens.core import Dataset, Examples, Federation, Holdings
 from fedlens.experiment import Clients, Evaluate, Experiment, LocalTraining, Named, Server
 from fedlens.report.compare import Comparison, compare
-from fedlens.run import Result, resume, run
-from fedlens.sweep import grid, sweep
-from fedlens.track import tracking
+from fedlens.runs.active import Result
+from fedlens.runs.run import resume, run
+from fedlens.runs.sweep import grid, sweep
+from fedlens.runs.track import tracking
+from fedlens.version import __version__
 
 __all__ = [
     "Algorithm",
@@ -33,6 +33,7 @@ __all__ = [
     "Named",
     "Result",
     "Server",
+    "__version__",
     "compare",
     "compose",
     "grid",

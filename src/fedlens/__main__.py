@@ -1,5 +1,5 @@
 """`python -m fedlens` is the command line."""
 
-from fedlens.cli import main
+from fedlens.cli.main import main
 
 main()

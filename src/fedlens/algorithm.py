@@ -26,7 +26,7 @@ from fedlens.core import (
     Tree,
     Upload,
 )
-from fedlens.layout import Layout
+from fedlens.network.layout import Layout
 from fedlens.pieces import (
     ByExamples,
     Epochs,

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fedlens import keys
-from fedlens.fused import has_kernels
 
 
 @dataclass(frozen=True)
@@ -90,37 +87,6 @@ class Augment:
         return sampled.to(images.dtype).view(images.shape)
 
 
-def normalise(
-    images: Tensor,
-    mean: Sequence[float] | None,
-    std: Sequence[float] | None,
-    dtype: torch.dtype,
-) -> Tensor:
-    """Bytes as (x / 255 - mean) / std, channel by channel, in `dtype`; floats as they are.
-
-    `images` is [..., channels, H, W]. Without a mean it is 0, without a std it is 1.
-    """
-    if images.is_floating_point():
-        return images.to(dtype)
-    channels = images.shape[-3]
-    mean = tuple(mean) if mean is not None else (0.0,) * channels
-    std = tuple(std) if std is not None else (1.0,) * channels
-    if not len(mean) == len(std) == channels:
-        raise ValueError(
-            f"images of {channels} channels but {len(mean)} means and {len(std)} stds: "
-            "give one for each channel"
-        )
-    wide = torch.promote_types(dtype, torch.float32)
-    scale, shift = _line(mean, std, images.device, wide)
-    if has_kernels(images) and images.dtype is torch.uint8:
-        from fedlens import row_kernels
-
-        rows = images.flatten(0, -4)
-        done = row_kernels.normalise(rows, scale.flatten(), shift.flatten(), dtype)
-        return done.view(*images.shape[:-3], *done.shape[1:])
-    return images.to(wide).mul_(scale).add_(shift).to(dtype)
-
-
 def _gather(images: Tensor, pad: int, pixel: Tensor) -> Tensor:
     """The pixels [C, B, H, W] of padded images, given by their place in the padded image."""
     num_clients, size, channels, height, width = images.shape
@@ -132,12 +98,3 @@ def _gather(images: Tensor, pad: int, pixel: Tensor) -> Tensor:
         return out.view(num_clients, size, height, width, channels).movedim(-1, 2)
     padded = F.pad(flat, (pad, pad, pad, pad)).flatten(2)
     return padded.gather(2, index[:, None, :].expand(-1, channels, -1)).view(images.shape)
-
-
-@lru_cache(maxsize=32)
-def _line(
-    mean: tuple[float, ...], std: tuple[float, ...], device: torch.device, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """Scale and shift, [channels, 1, 1] each: kept, since making them waits for the device."""
-    m, s = (torch.tensor(v, dtype=torch.float64).view(-1, 1, 1) for v in (mean, std))
-    return (1 / (255 * s)).to(device, dtype), (-m / s).to(device, dtype)

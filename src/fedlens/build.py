@@ -22,14 +22,14 @@ from fedlens.data import DATASETS, Source
 from fedlens.data.partitions import Altered, dealt
 from fedlens.data.places import existing
 from fedlens.engines import Engine, Processes, Sequential, Stacked
+from fedlens.engines.gpus import all_have_bf16, gpu_names, has_bf16
 from fedlens.engines.processes import num_cores
 from fedlens.experiment import LOSSES, Experiment, Named
-from fedlens.gpus import all_have_bf16, gpu_names, has_bf16
-from fedlens.layers import group_norm
 from fedlens.models import MODELS
 from fedlens.models.freeze import freeze_norms, train_last
 from fedlens.models.weights import Loaded, load_weights
-from fedlens.network import Network
+from fedlens.network.layers import group_norm
+from fedlens.network.network import Network
 from fedlens.options import call, find
 from fedlens.pieces import Epochs, Objective, Sgd, Uniformly
 

@@ -19,10 +19,10 @@ from torch import Tensor
 
 from fedlens import keys
 from fedlens.algorithm import Algorithm, pick, side_by_side
-from fedlens.alone import Hurried
 from fedlens.augment import Augment
 from fedlens.core import Batch, Contraction, Examples, Local, Memory, Plan, Tree, Upload, tree_map
-from fedlens.layout import Layout
+from fedlens.network.layout import Layout
+from fedlens.network.single.layers import Hurried
 from fedlens.pieces.solve import contract
 from fedlens.trees import copies, copy_tensors, in_order, join, map_tensors, stack, unstack
 from fedlens.work import Given, Packed, Part, Shared, Span, Spans, Work, rows_of
@@ -75,7 +75,7 @@ class ClientProgram:
     each: tuple[Algorithm, ...] = ()
 
     @classmethod
-    def together(cls, programs: Sequence[ClientProgram], like: Tensor) -> ClientProgram:
+    def joint(cls, programs: Sequence[ClientProgram], like: Tensor) -> ClientProgram:
         """One program for the clients of several experiments, that differ in numbers alone.
 
         Only what clients compute step by step is done side by side; each has its own algorithm

@@ -27,7 +27,7 @@ from fedlens.core import (
     tree_map,
 )
 from fedlens.engines import Engine
-from fedlens.network import Network
+from fedlens.network.network import Network
 from fedlens.trees import converted, copy_tensors, moved, stack
 from fedlens.uploads import Uploads
 from fedlens.work import Part, Shared, Work
@@ -89,7 +89,7 @@ def begin(
 
 
 @dataclass(frozen=True)
-class Turn:
+class RoundInput:
     """An experiment's part in a round: where it stands, and who and what it is run with."""
 
     program: ClientProgram
@@ -102,16 +102,16 @@ def run_round(
     program: ClientProgram, federation: Federation, engine: Engine, state: State, seed: int
 ) -> tuple[State, Outcome]:
     """One round. The state that comes in stays as it was."""
-    (after,) = run_rounds(program, engine, [Turn(program, federation, state, seed)])
+    (after,) = run_rounds(program, engine, [RoundInput(program, federation, state, seed)])
     return after
 
 
 def run_rounds(
-    together: ClientProgram, engine: Engine, turns: Sequence[Turn]
+    together: ClientProgram, engine: Engine, turns: Sequence[RoundInput]
 ) -> list[tuple[State, Outcome]]:
     """A round of each of G experiments, whose clients the engine trains as one cohort.
 
-    `together` is their programs as one, see `ClientProgram.together`.
+    `together` is their programs as one, see `ClientProgram.joint`.
     """
     states = [turn.state for turn in turns]
     params, buffers, told = (
@@ -122,7 +122,7 @@ def run_rounds(
     shared = Shared(params, buffers, exact, told)
     works = _prepare(turns)
     uploads = [Uploads() for _ in turns]
-    for part in engine.map(together, shared, Work.together(works)):
+    for part in engine.map(together, shared, Work.joint(works)):
         uploads[part.group].add(part)
     return [
         _move(turn, works[g], uploads[g].whole(), {n: t[g : g + 1] for n, t in exact.items()})
@@ -130,7 +130,7 @@ def run_rounds(
     ]
 
 
-def _prepare(turns: Sequence[Turn]) -> list[Work]:
+def _prepare(turns: Sequence[RoundInput]) -> list[Work]:
     """What each client that takes part in a round has to do, for each experiment."""
     called = [_called(turn) for turn in turns]
     draws = [turn.program.algorithm.draw for turn in turns]
@@ -157,7 +157,7 @@ class Called(NamedTuple):
     holdings: Holdings
 
 
-def _called(turn: Turn) -> Called:
+def _called(turn: RoundInput) -> Called:
     federation, round = turn.federation, turn.state.round
     key = keys.root(turn.seed, SELECT, round)
     clients = turn.program.algorithm.select(federation, round, key)
@@ -165,7 +165,7 @@ def _called(turn: Turn) -> Called:
     return Called(clients, own, federation.holdings(round, clients))
 
 
-def _work(turn: Turn, called: Called, plan: Plan) -> Work:
+def _work(turn: RoundInput, called: Called, plan: Plan) -> Work:
     algorithm, federation, state = turn.program.algorithm, turn.federation, turn.state
     clients, client_keys, holdings = called
     counts = federation.label_counts(holdings)
@@ -182,7 +182,7 @@ def _work(turn: Turn, called: Called, plan: Plan) -> Work:
     )
 
 
-def _move(turn: Turn, work: Work, uploads: Part, exact: Tree) -> tuple[State, Outcome]:
+def _move(turn: RoundInput, work: Work, uploads: Part, exact: Tree) -> tuple[State, Outcome]:
     """The server's half of an experiment's round; `exact` is its model [1, ...] in float64."""
     algorithm, state = turn.program.algorithm, turn.state
     cohort, device = work.cohort, next(iter(state.params.values())).device

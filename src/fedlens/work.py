@@ -50,7 +50,7 @@ class Work:
         return replace(rest, memory=[self.memory[row] for row in listed])
 
     @classmethod
-    def together(cls, works: Sequence[Work]) -> Work:
+    def joint(cls, works: Sequence[Work]) -> Work:
         """The work of several experiments, the clients of one after those of another."""
         if len(works) == 1:
             return works[0]

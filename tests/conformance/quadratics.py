@@ -14,14 +14,14 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from federations import CPU
 from fedlens.algorithm import Algorithm
 from fedlens.client import ClientProgram
 from fedlens.core import Examples, Federation, Fixed, Holdings
 from fedlens.engines import Sequential, Stacked
-from fedlens.network import Network
+from fedlens.network.network import Network
 from fedlens.pieces import Epochs, Objective, Sgd, Uniformly
 from fedlens.rounds import Outcome, State, begin, run_round
+from tests.federations import CPU
 
 DOUBLE = torch.float64
 

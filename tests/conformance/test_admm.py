@@ -5,7 +5,18 @@ from dataclasses import replace
 
 import pytest
 import torch
-from quadratics import (
+
+from fedlens import keys
+from fedlens.algorithm import Algorithm, compose
+from fedlens.algorithms import admm, ceadmm, fedadmm, fedavgm, fedprox
+from fedlens.client import ClientProgram
+from fedlens.core import zeros_like
+from fedlens.engines import Sequential
+from fedlens.network.network import Network
+from fedlens.pieces import Epochs, Sgd, Uniformly, double_softmax
+from fedlens.pieces.consensus import change
+from fedlens.rounds import SELECT, ClientMemory, begin, run_round
+from tests.conformance.quadratics import (
     DOUBLE,
     Point,
     Quadratics,
@@ -18,18 +29,7 @@ from quadratics import (
     rounds_of,
     some,
 )
-
-from federations import CPU, assert_equal, noisy_images, small_cnn, train
-from fedlens import keys
-from fedlens.algorithm import Algorithm, compose
-from fedlens.algorithms import admm, ceadmm, fedadmm, fedavgm, fedprox
-from fedlens.client import ClientProgram
-from fedlens.core import zeros_like
-from fedlens.engines import Sequential
-from fedlens.network import Network
-from fedlens.pieces import Epochs, Sgd, Uniformly, double_softmax
-from fedlens.pieces.consensus import change
-from fedlens.rounds import SELECT, ClientMemory, begin, run_round
+from tests.federations import CPU, assert_equal, noisy_images, small_cnn, train
 
 SOLVED = 60  # epochs that solve a quadratic of curvature 0.5 + rho or more at lr 0.4
 

@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from quadratics import Quadratics, close, end, plain, some
 
-from federations import CPU, assert_equal, noisy_images, small_cnn, train
 from fedlens.algorithm import Algorithm, compose
 from fedlens.algorithms import (
     ALGORITHMS,
@@ -34,10 +32,12 @@ from fedlens.algorithms import (
 )
 from fedlens.client import ClientProgram
 from fedlens.engines import Sequential
-from fedlens.folder import RunFolder
-from fedlens.network import Network
+from fedlens.network.network import Network
 from fedlens.pieces import Epochs, Sgd, Uniformly
 from fedlens.rounds import begin, run_round
+from fedlens.runs.folder import RunFolder
+from tests.conformance.quadratics import Quadratics, close, end, plain, some
+from tests.federations import CPU, assert_equal, noisy_images, small_cnn, train
 
 ROOT = Path(__file__).parents[2]
 BASE = Algorithm(select=Uniformly(5), draw=Epochs(2, batch_size=8), solve=Sgd(0.1))

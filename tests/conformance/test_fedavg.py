@@ -5,16 +5,26 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from quadratics import DOUBLE, Quadratics, close, end, follow, local_steps, path, plain, some
 from torch import nn
 
-from federations import RAGGED, assert_equal, noisy_images, small_cnn, train
 from fedlens import keys
 from fedlens.algorithm import Algorithm, compose
 from fedlens.algorithms import fedavg, lambda_sum
 from fedlens.core import Examples, Fixed, Holdings
 from fedlens.pieces import Epochs, Sgd, Uniformly
 from fedlens.rounds import CLIENT, DRAW, SELECT
+from tests.conformance.quadratics import (
+    DOUBLE,
+    Quadratics,
+    close,
+    end,
+    follow,
+    local_steps,
+    path,
+    plain,
+    some,
+)
+from tests.federations import RAGGED, assert_equal, noisy_images, small_cnn, train
 
 BASE = Algorithm(select=Uniformly(4), draw=Epochs(2, batch_size=8), solve=Sgd(0.1, momentum=0.5))
 

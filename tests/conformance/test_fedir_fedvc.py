@@ -5,14 +5,14 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from quadratics import DOUBLE, close
 
-from federations import RAGGED, assert_equal, noisy_images, small_cnn, train
 from fedlens import keys
 from fedlens.algorithm import Algorithm, compose
 from fedlens.algorithms import fedir, fedvc
 from fedlens.core import Batch, Facts, Federation, Fixed, Holdings, Local
 from fedlens.pieces import BySize, Epochs, Equally, Objective, Sgd, Uniformly, Virtual
+from tests.conformance.quadratics import DOUBLE, close
+from tests.federations import RAGGED, assert_equal, noisy_images, small_cnn, train
 
 BASE = Algorithm(select=Uniformly(4), draw=Epochs(2, batch_size=8), solve=Sgd(0.1, momentum=0.5))
 

@@ -4,15 +4,24 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from quadratics import DOUBLE, Quadratics, close, end, follow, plain, rounds_of, some
 
-from federations import RAGGED, assert_equal, noisy_images, small_cnn, train
 from fedlens import keys
 from fedlens.algorithm import Algorithm, compose
 from fedlens.algorithms import fedprox
 from fedlens.algorithms.fedprox import Proximal
 from fedlens.core import Local, squared_distance
 from fedlens.pieces import BySize, Epochs, Sgd, Uniformly
+from tests.conformance.quadratics import (
+    DOUBLE,
+    Quadratics,
+    close,
+    end,
+    follow,
+    plain,
+    rounds_of,
+    some,
+)
+from tests.federations import RAGGED, assert_equal, noisy_images, small_cnn, train
 
 BASE = Algorithm(select=Uniformly(4), draw=Epochs(2, batch_size=8), solve=Sgd(0.1, momentum=0.5))
 

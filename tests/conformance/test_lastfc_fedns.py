@@ -7,16 +7,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from quadratics import DOUBLE, close, rounds_of
 from torch import nn
 
-from federations import RAGGED, assert_equal, noisy_images, small_cnn, train
 from fedlens.algorithm import Algorithm, compose
 from fedlens.algorithms import fedns, lastfc
 from fedlens.algorithms.fedns import NodeByNode
 from fedlens.core import Cohort, Fixed, Holdings
-from fedlens.layout import Layout
+from fedlens.network.layout import Layout
 from fedlens.pieces import Epochs, Sgd, Uniformly, WeightedSum
+from tests.conformance.quadratics import DOUBLE, close, rounds_of
+from tests.federations import RAGGED, assert_equal, noisy_images, small_cnn, train
 
 BASE = Algorithm(select=Uniformly(5), draw=Epochs(2, batch_size=8), solve=Sgd(0.1, momentum=0.5))
 ONE = replace(BASE, select=Uniformly(1))

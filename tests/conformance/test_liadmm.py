@@ -4,14 +4,25 @@ from dataclasses import replace
 
 import pytest
 import torch
-from quadratics import DOUBLE, Quadratics, close, end, error, far, follow, path, plain, some
 
-from federations import assert_equal, noisy_images, small_cnn, train
 from fedlens import keys
 from fedlens.algorithm import Algorithm, compose
 from fedlens.algorithms import celiadmm, fedvc, liadmm
 from fedlens.pieces import Epochs, Sgd, Uniformly
 from fedlens.rounds import SELECT
+from tests.conformance.quadratics import (
+    DOUBLE,
+    Quadratics,
+    close,
+    end,
+    error,
+    far,
+    follow,
+    path,
+    plain,
+    some,
+)
+from tests.federations import assert_equal, noisy_images, small_cnn, train
 
 
 def equations(problem, gamma, rounds, signs=(1, -1, 1)):

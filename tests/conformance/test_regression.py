@@ -4,14 +4,14 @@ import pytest
 import torch
 from torch import nn
 
-from federations import CPU, noisy_images
 from fedlens.algorithm import Algorithm, compose
 from fedlens.algorithms.liadmm import liadmm
 from fedlens.client import ClientProgram
 from fedlens.engines import Sequential
-from fedlens.network import Network
+from fedlens.network.network import Network
 from fedlens.pieces import Epochs, Objective, Uniformly, cross_entropy, squared_error
 from fedlens.rounds import begin, run_round
+from tests.federations import CPU, noisy_images
 
 SIZES = [4, 9, 14, 20]
 

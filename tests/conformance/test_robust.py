@@ -5,11 +5,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from quadratics import DOUBLE, Quadratics, close, end, local_steps, plain, some
 
 from fedlens.algorithm import compose
 from fedlens.algorithms import krum, median, trimmed_mean
 from fedlens.core import Cohort
+from tests.conformance.quadratics import DOUBLE, Quadratics, close, end, local_steps, plain, some
 
 COHORTS = st.integers(3, 12)
 

@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from quadratics import (
+
+from fedlens.algorithm import Algorithm, compose
+from fedlens.algorithms import fedbn, feddyn, fednova, fedprox, qfedavg, scaffold
+from fedlens.algorithms.fednova import BySteps
+from fedlens.algorithms.scaffold import TellControl
+from fedlens.core import Cohort
+from fedlens.pieces import Epochs, Equally, Sgd, Uniformly
+from tests.conformance.quadratics import (
     DOUBLE,
     Quadratics,
     close,
@@ -19,14 +26,7 @@ from quadratics import (
     rounds_of,
     some,
 )
-
-from federations import RAGGED, assert_equal, noisy_images, small_cnn, train
-from fedlens.algorithm import Algorithm, compose
-from fedlens.algorithms import fedbn, feddyn, fednova, fedprox, qfedavg, scaffold
-from fedlens.algorithms.fednova import BySteps
-from fedlens.algorithms.scaffold import TellControl
-from fedlens.core import Cohort
-from fedlens.pieces import Epochs, Equally, Sgd, Uniformly
+from tests.federations import RAGGED, assert_equal, noisy_images, small_cnn, train
 
 
 def scaffold_in_numpy(problem, lr, steps, rounds, own=None, server=None, divisor=None):

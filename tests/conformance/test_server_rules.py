@@ -5,13 +5,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 import torch
-from quadratics import DOUBLE, close, end, follow, local_steps, path, plain, some
 
-from federations import assert_equal, train
 from fedlens.algorithm import Algorithm, compose
 from fedlens.algorithms import fedadagrad, fedadam, fedavgm, fedyogi
 from fedlens.core import Upload
 from fedlens.pieces import Epochs, Sgd, Uniformly
+from tests.conformance.quadratics import DOUBLE, close, end, follow, local_steps, path, plain, some
+from tests.federations import assert_equal, train
 
 BASE = Algorithm(select=Uniformly(4), draw=Epochs(2, batch_size=8), solve=Sgd(0.1, momentum=0.5))
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from naturalists import make
 
 from fedlens.core import Examples
 from fedlens.data.curation import drawn, frequent, listing
 from fedlens.data.partitions import PARTITIONS
+from tests.data.naturalists import make
 
 
 @pytest.fixture(scope="module")

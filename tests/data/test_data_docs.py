@@ -2,7 +2,7 @@
 
 from fedlens.data import DATASETS
 from fedlens.data.prepared import PREPARED
-from test_docs import DATA, documented_options, options_in_code
+from tests.test_docs import DATA, documented_options, options_in_code
 
 
 def test_the_options_of_sets_put_in_place_and_prepared_are_documented():

@@ -7,14 +7,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from published_files import write_cifar100, write_idx_set
 
+from fedlens.cli.data import data_check
 from fedlens.data import DATASETS, Source, catalogue
 from fedlens.data.catalogue import CIFAR100, FASHION_MNIST, PUBLISHED, Download, Form, Published
-from fedlens.data.commands import data_check
 from fedlens.data.download import Unreachable
 from fedlens.data.fetch import check, get, get_from, here, listing, mended
 from fedlens.data.places import cache
+from tests.data.published_files import write_cifar100, write_idx_set
 
 IMAGES = "train-images-idx3-ubyte.gz"
 

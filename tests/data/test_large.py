@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from naturalists import make
 
 from fedlens.data.curation import listing
 from fedlens.data.store import CHUNK
+from tests.data.naturalists import make
 
 NAME = "inaturalist-user-120k"
 SIZE = 96

@@ -7,12 +7,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-from published_files import pixels
 
 from fedlens.data import DATASETS, Source, mini
 from fedlens.data.arrays import held_out, mean_and_std
 from fedlens.data.partitions import PARTITIONS
 from fedlens.options import resolve
+from tests.data.published_files import pixels
 
 
 def write_image(path: Path, value: int = 0, side: int = 4, mode: str = "RGB") -> None:

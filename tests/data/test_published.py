@@ -10,7 +10,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from published_files import (
+
+from fedlens.data import DATASETS, Source, cifar, idx
+from fedlens.data.catalogue import CIFAR100, CIFAR100_COARSE, FASHION_MNIST, MNIST, PUBLISHED
+from fedlens.data.fetch import check, listing
+from fedlens.data.places import Damaged, cache, roots
+from tests.data.published_files import (
     idx_bytes,
     labels,
     pixels,
@@ -19,11 +24,6 @@ from published_files import (
     write_cifar100,
     write_idx_set,
 )
-
-from fedlens.data import DATASETS, Source, cifar, idx
-from fedlens.data.catalogue import CIFAR100, CIFAR100_COARSE, FASHION_MNIST, MNIST, PUBLISHED
-from fedlens.data.fetch import check, listing
-from fedlens.data.places import Damaged, cache, roots
 
 REAL = os.environ.get("FEDLENS_DATA")  # read before the tests hide it
 

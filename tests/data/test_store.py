@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from naturalists import make
 
 import fedlens as fl
 from fedlens.build import build
 from fedlens.data import DATASETS, Source, store
 from fedlens.data.curation import Listing, listing
 from fedlens.data.pictures import read
+from tests.data.naturalists import make
 
 NAME = "inaturalist-user-120k"
 

@@ -1,7 +1,7 @@
 """On a GPU: `stacked`, with its recorded steps, agrees with `sequential` for every algorithm, and
 three experiments in one round agree with each alone.
 
-    PYTHONPATH=src:tests python tests/gpu/engines_agree.py
+    PYTHONPATH=src:. python tests/gpu/engines_agree.py
 
 Plain Python, since a bare GPU machine has no test runner: float64, four rounds, so that steps are
 recorded and replayed. It prints a line for each algorithm and ends with status 1 if one differs.
@@ -11,16 +11,16 @@ import sys
 
 import torch
 
-import side_by_side
-from federations import RAGGED, noisy_images, small_cnn
 from fedlens.algorithm import Algorithm
 from fedlens.client import ClientProgram
 from fedlens.core import Federation
 from fedlens.engines import Sequential, Stacked
-from fedlens.network import Network
+from fedlens.network.network import Network
 from fedlens.rounds import State, begin, run_round
-from papers_under_test import ALGORITHMS
-from side_by_side import points
+from tests import side_by_side
+from tests.federations import RAGGED, noisy_images, small_cnn
+from tests.papers_under_test import ALGORITHMS
+from tests.side_by_side import points
 
 GPU = torch.device("cuda")
 ROUNDS = 4

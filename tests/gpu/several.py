@@ -1,6 +1,6 @@
 """On a GPU: workers with devices of their own agree with `stacked`, and what their way costs.
 
-    PYTHONPATH=src:tests python tests/gpu/several.py
+    PYTHONPATH=src:. python tests/gpu/several.py
 
 Plain Python, since a bare GPU machine has no test runner. One GPU is enough: where there is no
 other, two workers share it. First float64, four rounds of algorithms of every kind; then a whole
@@ -19,19 +19,19 @@ from dataclasses import replace
 import torch
 
 import fedlens as fl
-from federations import CPU, RAGGED, noisy_images, small_cnn
-from fedlens import bench
 from fedlens.build import Setup, build
 from fedlens.client import ClientProgram
 from fedlens.core import Federation
 from fedlens.engines import Processes, Stacked
-from fedlens.evaluate import asked, evaluate
-from fedlens.gpus import gpu_names
-from fedlens.metrics import metrics
-from fedlens.network import Network
+from fedlens.engines.gpus import gpu_names
+from fedlens.network.network import Network
 from fedlens.rounds import State, begin, run_round
-from fedlens.settings import torch_settings
-from papers_under_test import ALGORITHMS
+from fedlens.runs import bench
+from fedlens.runs.evaluate import asked, evaluate
+from fedlens.runs.metrics import metrics
+from fedlens.runs.settings import torch_settings
+from tests.federations import CPU, RAGGED, noisy_images, small_cnn
+from tests.papers_under_test import ALGORITHMS
 
 KINDS = ["fedavg", "fedprox", "fedir", "scaffold", "fedadmm", "fedbn", "median", "fedns"]
 KINDS += ["momentum kept between rounds"]

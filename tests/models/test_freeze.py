@@ -5,13 +5,13 @@ import torch
 from torch import nn
 
 import fedlens as fl
-from federations import ENGINES, train
 from fedlens.build import build
 from fedlens.core import Examples, Federation, Fixed, Holdings
 from fedlens.models import MODELS
 from fedlens.models.freeze import freeze_norms, train_last
-from fedlens.network import Network
+from fedlens.network.network import Network
 from fedlens.pieces import Epochs, Sgd
+from tests.federations import ENGINES, train
 
 BATCH = 8
 ONE_STEP = fl.Algorithm(draw=Epochs(1, BATCH), solve=Sgd(0.05))

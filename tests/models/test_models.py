@@ -6,8 +6,8 @@ from torch import nn
 from torch.func import functional_call, stack_module_state, vmap
 
 from fedlens import options
-from fedlens.layers import prepare
 from fedlens.models import MODELS
+from fedlens.network.layers import prepare
 
 SIZES = [
     ("hsu-cnn", (3, 32, 32), {}, 797_962),

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from fedlens.models import MODELS
-from fedlens.models.pool import AdaptivePool
+from fedlens.network.pool import AdaptivePool
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from run_folders import make_run, write_run
+
+from tests.report.run_folders import make_run, write_run
 
 
 @pytest.fixture

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from browser import CHROMIUM, Page, browser
-from run_folders import make_run
 
 from fedlens.report import report
 from fedlens.report.live import serving
+from tests.report.browser import CHROMIUM, Page, browser
+from tests.report.run_folders import make_run
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="pages are tried in chromium: none here")
 

@@ -12,7 +12,7 @@ import pytest
 import fedlens as fl
 from fedlens.report.compare import compare
 from fedlens.report.pairs import Pair, pairs, ranks, tasks
-from fedlens.report.records import read_all
+from fedlens.runs.records import read_all
 
 Make = Callable[..., Path]
 
@@ -193,7 +193,7 @@ def test_real_runs_are_paired_by_their_seeds(tmp_path):
 
 
 def fedlens(*words: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "fedlens.cli", *map(str, words)]
+    command = [sys.executable, "-m", "fedlens", *map(str, words)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from fedlens.report import read_all
 from fedlens.report.groups import curve, group, mean_and_std, names_by_difference
-from fedlens.report.records import part
 from fedlens.report.runs import headline, run_blocks
+from fedlens.runs.records import part
 
 Make = Callable[..., Path]
 

@@ -93,7 +93,7 @@ def test_a_port_that_is_taken_is_named(run_folder: Make) -> None:
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_the_command_serves_until_it_is_stopped(run_folder: Make, sent: signal.Signals) -> None:
-    command = [sys.executable, "-m", "fedlens.cli", "watch", str(run_folder("a", rounds=2))]
+    command = [sys.executable, "-m", "fedlens", "watch", str(run_folder("a", rounds=2))]
     process = subprocess.Popen(
         [*command, "--port", "0"], stdout=subprocess.PIPE, text=True, env=dict(os.environ)
     )

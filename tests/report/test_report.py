@@ -17,8 +17,8 @@ from PIL import Image
 
 from fedlens.report import read, read_all, report, rows
 from fedlens.report.look import COLOURS, HEIGHT, name_ends, sheet
-from fedlens.report.records import settings
 from fedlens.report.runs import differences, headline
+from fedlens.runs.records import settings
 
 Make = Callable[..., Path]
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from fedlens.algorithm import Algorithm, at_least, paper
 from fedlens.algorithms.lastfc import by_class, last_layer
 from fedlens.core import Cohort, Number, Tree
-from fedlens.layout import Layout
+from fedlens.network.layout import Layout
 
 TOLERANCE = 1e-6  # relative: else float noise drops clients that all have the same variance
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedlens.algorithm import Algorithm, cohort_size, paper
 from fedlens.core import Cohort, Tree
-from fedlens.layout import Layout
+from fedlens.network.layout import Layout
 
 
 @dataclass(frozen=True)

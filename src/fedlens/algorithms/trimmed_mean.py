@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedlens.algorithm import Algorithm, paper
 from fedlens.core import Cohort, Tree
-from fedlens.layout import Layout
+from fedlens.network.layout import Layout
 
 
 @dataclass(frozen=True)

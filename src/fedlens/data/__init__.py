@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fedlens.core import Dataset
+from fedlens.data.csv_files import csv
 from fedlens.data.folders import folder, tiny_imagenet
 from fedlens.data.handwriting import femnist, omniglot
-from fedlens.data.manifest import csv
 from fedlens.data.mini import fashion_mnist_mini
 from fedlens.data.numpy_files import npz
 from fedlens.data.places import Source

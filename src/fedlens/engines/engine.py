@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fedlens.client import ClientProgram
 from fedlens.core import Examples, Tree
-from fedlens.network import Network
+from fedlens.network.network import Network
 from fedlens.work import Part, Shared, Work
 
 Which = slice | Tensor

@@ -29,11 +29,12 @@ from torch import Tensor, nn
 from fedlens.algorithm import Algorithm
 from fedlens.client import ClientProgram
 from fedlens.core import Cohort, Contraction, Local, Tree, Upload
-from fedlens.layout import Layout
-from fedlens.network import Network
+from fedlens.network.factors import Factors
+from fedlens.network.layout import Layout
+from fedlens.network.network import Network
+from fedlens.network.stacked.products import drifted, faded, wide_product
 from fedlens.pieces.combine import WeightedSum
 from fedlens.pieces.upload import difference
-from fedlens.products import Factors, drifted, faded, wide_product
 from fedlens.trees import join, map_tensors
 from fedlens.work import Given, Part, Shared, Spans, Work
 

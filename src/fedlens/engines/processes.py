@@ -32,6 +32,7 @@ from fedlens.client import ClientProgram
 from fedlens.core import Examples, Memory, Tree
 from fedlens.engines.costs import Costs
 from fedlens.engines.engine import Which, predict
+from fedlens.engines.gpus import check_unused, fork
 from fedlens.engines.shared_memory import Block, leaves, room, trees_of
 from fedlens.engines.worker import (
     Answer,
@@ -42,8 +43,7 @@ from fedlens.engines.worker import (
     largest_yet,
     received,
 )
-from fedlens.gpus import check_unused, fork
-from fedlens.network import Network
+from fedlens.network.network import Network
 from fedlens.trees import stack
 from fedlens.work import Part, Shared, Work
 

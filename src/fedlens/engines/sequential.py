@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from fedlens.alone import Hurried, Hurry
 from fedlens.client import ClientProgram
 from fedlens.core import Examples
-from fedlens.network import Network
+from fedlens.network.network import Network
+from fedlens.network.single.layers import Hurried, Hurry
 from fedlens.work import Part, Shared, Work
 
 

@@ -10,7 +10,7 @@ from fedlens.client import ClientProgram, Record, cuts
 from fedlens.core import Examples
 from fedlens.engines.factored import Factored, factorable
 from fedlens.engines.graphs import Graphs
-from fedlens.network import Network
+from fedlens.network.network import Network
 from fedlens.work import Part, Shared, Work
 
 AT_ONCE = 64  # clients side by side, until it is known how much memory one takes

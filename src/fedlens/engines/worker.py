@@ -26,7 +26,7 @@ from fedlens.engines.engine import Which
 from fedlens.engines.sequential import Sequential
 from fedlens.engines.shared_memory import Block, Lay, shared_of, under
 from fedlens.engines.stacked import Stacked
-from fedlens.network import Network
+from fedlens.network.network import Network
 from fedlens.trees import copies, moved, stack, unstack
 from fedlens.uploads import Uploads
 from fedlens.work import Part, Work

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from torch import nn
 
 from fedlens.models.geometry import num_features
-from fedlens.models.pool import AdaptivePool
+from fedlens.network.pool import AdaptivePool
 
 
 def alexnet(shape: tuple[int, int, int], num_classes: int) -> nn.Module:

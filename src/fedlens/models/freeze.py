@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from fedlens.layout import Layout
+from fedlens.network.layout import Layout
 
 
 def train_last(module: nn.Module, count: int) -> None:

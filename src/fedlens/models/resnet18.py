@@ -14,7 +14,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from fedlens.layers import group_norm
+from fedlens.network.layers import group_norm
 
 
 def resnet18(

@@ -15,7 +15,7 @@ from typing import Literal
 from torch import nn
 
 from fedlens.models.geometry import num_features
-from fedlens.models.pool import AdaptivePool
+from fedlens.network.pool import AdaptivePool
 
 CHANNELS = ((64,), (128,), (256, 256), (512, 512), (512, 512))  # a max-pool after each group
 

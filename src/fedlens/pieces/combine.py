@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fedlens.core import Cohort, Tree
-from fedlens.layout import Layout
+from fedlens.network.layout import Layout
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedlens import fused
 from fedlens.core import (
     Contraction,
     Local,
@@ -18,7 +17,8 @@ from fedlens.core import (
     tree_map,
     zeros_like,
 )
-from fedlens.fused import has_kernels
+from fedlens.network.kernels import ops as fused
+from fedlens.network.kernels.ops import has_kernels
 
 
 @dataclass(frozen=True)

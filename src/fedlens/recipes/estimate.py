@@ -14,7 +14,7 @@ from fedlens import keys
 from fedlens.build import Setup, build
 from fedlens.core import Examples, Federation, Fixed, Holdings, Split
 from fedlens.experiment import Experiment
-from fedlens.run import train
+from fedlens.runs.active import train
 
 BATCHES = (1, 4)  # of each client, in the two rounds that are timed
 TESTED = 1000  # examples, in an evaluation that is timed

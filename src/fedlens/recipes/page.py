@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from fedlens.experiment import Experiment, Named
 from fedlens.recipes.recipe import Measured, Recipe, Results
 from fedlens.report.blocks import NONE, Curves, Line, Table, Text
 from fedlens.report.pairs import points, said_p
-from fedlens.report.records import Run
 from fedlens.report.student import Estimate, estimate
-
-if TYPE_CHECKING:
-    from fedlens.recipes.reproduce import Reproduction
+from fedlens.runs.records import Run
 
 SAID = {
     "smoke": "This is a smoke test: a few rounds on the embedded images, to see that everything "
@@ -26,10 +22,9 @@ SAID = {
 }
 
 
-def opening(planned: Reproduction, results: Results) -> Text:
+def opening(recipe: Recipe, results: Results) -> Text:
     """What was run, so that nobody takes a small run for the paper's."""
-    recipe = planned.recipe
-    said = [SAID[planned.scale.name]]
+    said = [SAID[results.scale.name]]
     if recipe.stand_in:
         said.append(recipe.stand_in)
     runs = [run for cell in results.runs.values() for run in cell]

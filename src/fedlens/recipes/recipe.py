@@ -16,7 +16,7 @@ from fedlens.options import did_you_mean
 
 if TYPE_CHECKING:
     from fedlens.report.blocks import Block
-    from fedlens.report.records import Run
+    from fedlens.runs.records import Run
 
 T = TypeVar("T")
 ScaleName = Literal["smoke", "small", "paper"]

@@ -13,16 +13,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import fedlens
 from fedlens.experiment import Experiment
-from fedlens.folder import RunFolder
 from fedlens.options import did_you_mean
 from fedlens.recipes import RECIPES
+from fedlens.recipes.page import experiments, opening
 from fedlens.recipes.recipe import FROM_CELL, Recipe, Results, Scale, ScaleName
-from fedlens.run import Watch
-from fedlens.summary import Record
-from fedlens.sweep import sweep
+from fedlens.report.page import render_page
+from fedlens.runs.active import Watch
+from fedlens.runs.folder import RunFolder
+from fedlens.runs.records import read
+from fedlens.runs.summary import Record
+from fedlens.runs.sweep import sweep
 from fedlens.tables import apply_override
+from fedlens.version import __version__
 
 if TYPE_CHECKING:
     from fedlens.report.blocks import Block
@@ -152,7 +155,7 @@ def reproduce(
 def run_cells(planned: Reproduction, watch: Watch | None = None) -> None:
     """Run what is left of the cells, side by side where a sweep can, or go on with them.
 
-    `watch` is called as by `fedlens.sweep.sweep`, as if all cells were one sweep.
+    `watch` is called as by `fedlens.runs.sweep.sweep`, as if all cells were one sweep.
     """
     for place, experiment in planned.left.items():
         if status(place) is None:
@@ -174,17 +177,13 @@ def run_cells(planned: Reproduction, watch: Watch | None = None) -> None:
 
 def show(planned: Reproduction) -> Reproduced:
     """Draw the page of a reproduction whose cells are done."""
-    from fedlens.recipes.page import experiments, opening
-    from fedlens.report.page import render_page
-    from fedlens.report.records import read
-
     recipe = planned.recipe
     runs = {
         cell: [read(place_of(planned.out, cell, seed, recipe)) for seed in recipe.seeds]
         for cell in recipe.cells
     }
     results = Results(planned.scale, runs)
-    blocks = [opening(planned, results), *recipe.blocks(results)]
+    blocks = [opening(recipe, results), *recipe.blocks(results)]
     if recipe.cells:
         blocks.append(experiments(recipe))
     page = render_page(f"{planned.name}: {recipe.title}", recipe.about, blocks, planned.out)
@@ -241,7 +240,7 @@ def _take_over(place: Path, experiment: Experiment) -> None:
 
 def _is_ours(place: Path) -> bool:
     """Whether a run was made by the Fedlens that is running now."""
-    return bool(RunFolder(place).read_json("manifest.json")["fedlens"] == fedlens.__version__)
+    return bool(RunFolder(place).read_json("manifest.json")["fedlens"] == __version__)
 
 
 def _link(source: str, dest: str) -> None:

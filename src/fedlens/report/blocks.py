@@ -11,9 +11,11 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Self, TypeGuard
+from typing import Any, Literal, Self
 
 import numpy as np
+
+from fedlens.runs.records import is_number
 
 Values = Sequence[float | None]
 Cell = str | float | None
@@ -309,11 +311,6 @@ class Text(Block):
 
     def words(self) -> str:
         return " ".join(self.paragraphs)
-
-
-def is_number(value: Any) -> TypeGuard[float]:
-    """Whether it is a finite number; a truth value is none."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def said(value: Cell, percent: bool = False) -> str:

@@ -8,14 +8,14 @@ from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
 
-from fedlens.budgets import rounds_to
 from fedlens.report.blocks import NONE, Bars, Block, Cell, Curves, Line, Series, Table, Text, said
 from fedlens.report.groups import Group, mean_and_std
 from fedlens.report.page import Drawing, render_page
 from fedlens.report.pairs import SURE, Pair, Task, by_seed, pairs, points, ranks, said_p, tasks
-from fedlens.report.records import SPOKEN, Run, number, part, read_all
 from fedlens.report.runs import common_folder, curve_blocks, details
 from fedlens.report.student import estimate
+from fedlens.runs.budgets import rounds_to
+from fedlens.runs.records import SPOKEN, Run, number, part, read_all
 
 EASY = 0.9  # of the best final accuracy: the target where none is given
 

@@ -31,7 +31,6 @@ from fedlens.report.blocks import (
     Series,
     Strip,
     Values,
-    is_number,
     median,
     said,
 )
@@ -61,6 +60,7 @@ from fedlens.report.look import (
     write,
 )
 from fedlens.report.mosaic import mosaic
+from fedlens.runs.records import is_number
 
 Drawn = Curves | Bars | Heat | Contours | Strip | Samples
 """The blocks that are pictures."""

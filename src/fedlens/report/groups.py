@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 
-from fedlens.report.blocks import NONE, Line, Style, is_number, said
-from fedlens.report.records import Run, settings
+from fedlens.report.blocks import NONE, Line, Style, said
+from fedlens.runs.records import Run, is_number, settings
 
 SEEDS = ("seed", "clients.seed")
 

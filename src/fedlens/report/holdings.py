@@ -11,7 +11,7 @@ import torch
 from fedlens.data.statistics import emd, emd_per_client
 from fedlens.report.blocks import Bars, Block, Curves, Heat, Line, Series, Strip, said
 from fedlens.report.groups import Group
-from fedlens.report.records import Run
+from fedlens.runs.records import Run
 
 Array = np.ndarray[Any, Any]
 

@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 
 from fedlens.report.blocks import Block, Curves
 from fedlens.report.page import distinct, html
-from fedlens.report.records import read_all
 from fedlens.report.runs import headline, run_blocks, title_of
+from fedlens.runs.records import read_all
 
 WRITTEN = ("rounds.jsonl", "summary.json", "evaluation.json")
 LOOK_SECONDS = 0.5  # between two looks at what the runs wrote

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from fedlens.files import write_atomically
-from fedlens.report.blocks import Block, Curves, Line, Table, Text, is_number, said
+from fedlens.report.blocks import Block, Curves, Line, Table, Text, said
+from fedlens.runs.records import is_number
 
 STATES = ("finished", "diverged", "interrupted", "running", "failed")
 Drawing = Callable[[int, int], None]

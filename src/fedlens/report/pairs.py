@@ -9,8 +9,8 @@ from typing import Any
 
 from fedlens.report.blocks import NONE
 from fedlens.report.groups import SEEDS, Group, names_by_difference, seed_of, written
-from fedlens.report.records import Run, settings
 from fedlens.report.student import Estimate, estimate, holm
+from fedlens.runs.records import Run, settings
 
 SURE = 0.05  # the p-value below which a difference is called one
 

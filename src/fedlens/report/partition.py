@@ -17,13 +17,13 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator, StrMethodFormatter
 
-from fedlens.budgets import round_numbers
 from fedlens.data.partitions import PARTITIONS
 from fedlens.data.statistics import emd
 from fedlens.experiment import Named
 from fedlens.files import write_atomically
 from fedlens.options import find, options_of
 from fedlens.report.holdings import MANY, UNLIKE, by_main_class
+from fedlens.runs.budgets import round_numbers
 
 Array = np.ndarray[Any, Any]
 

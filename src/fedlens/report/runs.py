@@ -14,7 +14,8 @@ from fedlens.report.blocks import NONE, Bars, Block, Curves, Line, Series, Style
 from fedlens.report.groups import Group, best_round, curve, group, mean_and_std, written
 from fedlens.report.holdings import class_blocks, client_blocks, partition_blocks
 from fedlens.report.page import Drawing, render_page
-from fedlens.report.records import SPOKEN, Run, decimal, number, part, read_all, rows, settings
+from fedlens.report.tables import decimal, rows
+from fedlens.runs.records import SPOKEN, Run, number, part, read_all, settings
 
 NAMED = 5
 """How many runs the headline names before it sums up the rest."""

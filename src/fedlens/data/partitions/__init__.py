@@ -9,34 +9,16 @@ split that is dealt anew in every round; `noisy-labels` and `shifted` change wha
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from fedlens.core import Examples, Holdings, Split
 from fedlens.data.partitions.altered import Altered, noisy_labels, shifted
-from fedlens.data.partitions.by_class import classes, shards
-from fedlens.data.partitions.by_column import natural, s2
-from fedlens.data.partitions.by_dirichlet import dirichlet, dirichlet_per_class
-from fedlens.data.partitions.by_file import published
-from fedlens.data.partitions.by_round import fresh
-from fedlens.data.partitions.by_size import iid, power_law, proportions, quantity_dirichlet
-from fedlens.options import call, find, resolve
+from fedlens.data.partitions.plain import PLAIN, dealt_by
 
 PARTITIONS: dict[str, Callable[..., Holdings | Split | Altered]] = {
-    "iid": iid,
-    "proportions": proportions,
-    "quantity-dirichlet": quantity_dirichlet,
-    "power-law": power_law,
-    "shards": shards,
-    "classes": classes,
-    "dirichlet": dirichlet,
-    "dirichlet-per-class": dirichlet_per_class,
-    "natural": natural,
-    "s2": s2,
-    "published": published,
-    "fresh": fresh,
+    **PLAIN,
     "noisy-labels": noisy_labels,
     "shifted": shifted,
 }
@@ -51,12 +33,7 @@ def dealt(
     rng: np.random.Generator,
 ) -> Any:
     """What a partition by name makes of examples; one of the user's own may give anything."""
-    function = find(PARTITIONS, name, "partition")
-    options = resolve(function, given, f"partition {name!r}")
-    if examples.rows is not None and not function.__module__.startswith("fedlens."):
-        # People look at `images`, and expect those of the examples.
-        examples = replace(examples, images=examples.read(slice(None)), rows=None)
-    return call(function, examples, num_classes, num_clients, rng, options=options)
+    return dealt_by(PARTITIONS, name, given, examples, num_classes, num_clients, rng)
 
 
 def finds_clients(name: Any, options: Mapping[str, Any]) -> bool:

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedlens.core import Examples, Holdings
+from fedlens.data.partitions.plain import PLAIN, dealt_by
 
 CHUNK = 1024  # images changed at a time, so that memory stays small
 
@@ -107,13 +108,11 @@ def _inner(
     of: str | Mapping[str, Any],
 ) -> Holdings:
     """The holdings that the partition `of` gives: a name, or a table with a name."""
-    from fedlens.data.partitions import dealt
-
     table = {"name": of} if isinstance(of, str) else dict(of)
     name = table.pop("name", None)
     if not isinstance(name, str):
         raise ValueError(f"of is {of!r}: give the name of a partition, or a table with a name")
-    made = dealt(name, table, examples, num_classes, num_clients, rng)
+    made = dealt_by(PLAIN, name, table, examples, num_classes, num_clients, rng)
     if not isinstance(made, Holdings):
         raise ValueError(
             f"of is {name!r}, whose clients do not simply keep what the data set has: "

@@ -11,7 +11,7 @@ from fedlens.augment import Augment
 from fedlens.data.statistics import emd_per_client
 from fedlens.experiment import Clients, Evaluate, Experiment, LocalTraining, Named
 from fedlens.recipes.recipe import Scale
-from fedlens.report.records import Run
+from fedlens.runs.records import Run
 
 ALPHAS = {
     "cifar10": (100.0, 10.0, 1.0, 0.5, 0.2, 0.1, 0.05, 0.0),

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from fedlens.budgets import at_rounds
 from fedlens.recipes.hsu2020 import table3, table4
 from fedlens.recipes.hsu2020.setting import goal, population, rounds, stand_in
 from fedlens.recipes.recipe import Measured, Recipe, Results, Scale
 from fedlens.report.blocks import Bars, Block, Series
+from fedlens.runs.budgets import at_rounds
 
 MIDDLE = 1  # of the three numbers of rounds at which the tables report: 2.5k
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from fedlens.augment import Augment
-from fedlens.budgets import at_batches, at_rounds
 from fedlens.data import Source
 from fedlens.data.places import roots
 from fedlens.experiment import Clients, Evaluate, Experiment, LocalTraining, Named
 from fedlens.recipes.recipe import Measured, Results, Scale
 from fedlens.report.blocks import NONE, Table
+from fedlens.runs.budgets import at_batches, at_rounds
 
 Which = Literal["geo", "user", "landmarks"]
 NAMES: dict[Which, str] = {

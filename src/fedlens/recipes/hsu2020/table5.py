@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from fedlens.budgets import rounds_to
 from fedlens.recipes.hsu2020 import pretraining
 from fedlens.recipes.hsu2020.setting import BASES, goal, population, stand_in
 from fedlens.recipes.recipe import Recipe, Results, Scale
 from fedlens.report.blocks import NONE, Block, Table, Text
+from fedlens.runs.budgets import rounds_to
 
 SHARES = (10, 50, 90)
 PUBLISHED = {

@@ -1,0 +1,68 @@
+"""`fedlens doctor`: what this machine has, and what is missing."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+from fedlens.cli.arguments import DataFolder, Json
+from fedlens.version import __version__
+
+NEEDED = ("torch", "numpy", "safetensors", "pillow", "matplotlib", "jinja2", "typer", "rich")
+
+
+def doctor_command(data: DataFolder = None, as_json: Json = False) -> None:
+    """Say what this machine has, and what is missing."""
+    found = findings(data)
+    if as_json:
+        print(json.dumps(found))
+        return
+    for name, value in found.items():
+        shown = value if isinstance(value, dict) else {"": value}
+        for key, part in shown.items():
+            print(
+                f"{' '.join(filter(None, (name, key))):<28} {'missing' if part is None else part}"
+            )
+
+
+def findings(data: Path | None = None) -> dict[str, Any]:
+    """By name; None stands for something that is missing."""
+    import torch
+
+    from fedlens.build import automatic_engine
+    from fedlens.data import Source
+    from fedlens.data.fetch import listing
+    from fedlens.data.places import roots
+    from fedlens.engines.processes import num_cores
+
+    on_gpu = torch.cuda.is_available()
+    device = torch.device("cuda" if on_gpu else "cpu")
+    return {
+        "fedlens": __version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "package": {name: _version(name) for name in NEEDED},
+        "cores": num_cores(),
+        "memory": _memory(),
+        "gpu": torch.cuda.get_device_name() if on_gpu else None,
+        "engine": automatic_engine(device, cohort=10),
+        "data looked for in": ", ".join(map(str, roots(Source(data)))),
+        "data": {row.name: row.where for row in listing(Source(data))},
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _memory() -> str | None:
+    if not hasattr(os, "sysconf") or "SC_PHYS_PAGES" not in os.sysconf_names:
+        return None
+    return f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 2**30:.1f} GiB"

@@ -1,0 +1,31 @@
+"""`fedlens list`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import typer
+
+
+def list_command(
+    kind: Annotated[
+        Literal["algorithms", "models", "partitions", "datasets", "recipes"] | None,
+        typer.Argument(help="algorithms, models, partitions, datasets or recipes"),
+    ] = None,
+) -> None:
+    """Print the names there are to choose from, one a line; or what can be listed."""
+    from fedlens.algorithms import ALGORITHMS
+    from fedlens.data import DATASETS
+    from fedlens.data.partitions import PARTITIONS
+    from fedlens.models import MODELS
+    from fedlens.recipes import RECIPES
+
+    tables: dict[str, dict[str, Any]] = {
+        "algorithms": ALGORITHMS,
+        "models": MODELS,
+        "partitions": PARTITIONS,
+        "datasets": DATASETS,
+        "recipes": RECIPES,
+    }
+    for name in tables if kind is None else tables[kind]:
+        print(name)

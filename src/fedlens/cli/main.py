@@ -1,0 +1,112 @@
+"""The `fedlens` command: its verbs, and one clear line for whatever goes wrong."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import click
+import typer
+
+from fedlens.cli.bench import bench_command
+from fedlens.cli.compare import compare_command
+from fedlens.cli.data import data_app
+from fedlens.cli.doctor import doctor_command
+from fedlens.cli.list import list_command
+from fedlens.cli.partition import partition_command
+from fedlens.cli.report import report_command, watch_command
+from fedlens.cli.reproduce import reproduce_command
+from fedlens.cli.run import resume_command, run_command
+from fedlens.cli.sweep import sweep_command
+from fedlens.options import importable
+from fedlens.version import __version__
+
+VERBS: dict[str, Callable[..., None]] = {
+    "run": run_command,
+    "resume": resume_command,
+    "sweep": sweep_command,
+    "report": report_command,
+    "compare": compare_command,
+    "watch": watch_command,
+    "reproduce": reproduce_command,
+    "partition": partition_command,
+    "list": list_command,
+    "bench": bench_command,
+    "doctor": doctor_command,
+}
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+for verb, command in VERBS.items():
+    app.command(verb)(command)
+app.add_typer(data_app, name="data")
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"fedlens {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def fedlens_command(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Federated learning for vision. Every command takes --help, and --debug for tracebacks."""
+
+
+def main() -> None:
+    """One clear line for a mistake, never a traceback (--debug shows it)."""
+    debug = "--debug" in sys.argv
+    arguments = [word for word in sys.argv[1:] if word != "--debug"]
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        with importable(Path.cwd()):
+            # Typer gives back the status of an exit, and 130 after Ctrl-C.
+            status = app(arguments, standalone_mode=False, prog_name="fedlens") or 0
+    except (KeyboardInterrupt, click.exceptions.Abort):
+        status = 130
+    except click.ClickException as error:
+        status = _complain(error.format_message(), 2, debug)
+    except ValueError as error:
+        status = _complain(str(error), 2, debug)
+    except (OSError, MemoryError) as error:  # the machine's: a full disk, a lost connection
+        status = _complain(str(error) or "there is not enough memory", 1, debug)
+    except Exception as error:
+        status = _complain(_internal(error), 1, debug)
+    raise SystemExit(status)
+
+
+def _interrupt(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def _complain(message: str, status: int, debug: bool) -> int:
+    if debug:
+        traceback.print_exc()
+    if message:  # the help that a command without arguments shows comes without one
+        print(f"fedlens: {message}", file=sys.stderr)
+    return status
+
+
+def _internal(error: Exception) -> str:
+    """What is said of a mistake of ours; the traceback is kept for whoever mends it."""
+    said = f"internal error, {type(error).__name__}: {error}".splitlines()[0].rstrip(": ")
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="fedlens-error-", suffix=".txt", delete=False
+        ) as file:
+            file.write(f"fedlens {__version__}\n{' '.join(sys.argv)}\n\n{traceback.format_exc()}")
+    except OSError:
+        return f"{said}: this is a mistake in Fedlens; please report it with what --debug shows"
+    return f"{said}: this is a mistake in Fedlens; please report it with {file.name}"

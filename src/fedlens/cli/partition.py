@@ -1,0 +1,55 @@
+"""`fedlens partition`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedlens.cli.arguments import DataFolder, ExperimentFile, Json, Overrides
+
+
+def partition_command(
+    experiment: ExperimentFile,
+    overrides: Overrides = None,
+    seed: Annotated[int | None, typer.Option(help="Which draw of the split.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The picture. [default: NAME-split.png]")] = None,
+    data: DataFolder = None,
+    as_json: Json = False,
+) -> None:
+    """Show who holds what, before any training."""
+    from fedlens.build import partition
+    from fedlens.data import statistics
+    from fedlens.experiment import Experiment
+
+    if out is not None and out.suffix != ".png":
+        raise ValueError(f"--out {out}: the picture is a PNG file, let its name end in .png")
+    chosen = [] if seed is None else [f"clients.seed={seed}"]
+    described = Experiment.read(experiment, [*(overrides or []), *chosen])
+    dataset, train, holdings = partition(described, data)
+    if as_json:
+        print(json.dumps(statistics.summary(holdings, train.labels, dataset.num_classes)))
+    else:
+        for line in statistics.describe(holdings, train.labels, dataset.num_classes):
+            print(line)
+    if out is not None or not as_json:
+        from fedlens.report.partition import draw, title_of
+
+        counts = holdings.label_counts(train.labels, dataset.num_classes).numpy()
+        named = described.clients.partition
+        title = title_of(dataset.name, named)
+        path = out or Path(f"{experiment.stem}-split.png")
+        draw(counts, dataset.classes, title, path, holdings.names)
+        said_to = sys.stderr if as_json else sys.stdout
+        print(f"picture: {path}", file=said_to)
+        places = [named.options.get(key, key) for key in ("lat", "lon")]
+        cells = named.name == "s2" or named.options.get("column") == "cell"
+        if cells and all(name in train.columns for name in places):
+            from fedlens.report import map
+
+            lat, lon = (train.columns[name].astype(float) for name in places)
+            path = path.with_name(f"{path.stem}-map{path.suffix}")
+            print(f"map: {map.draw(lat, lon, holdings, title, path)}", file=said_to)

@@ -1,0 +1,149 @@
+"""What a person sees while something takes its time: how far it is, and how long is left."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from fedlens.runs.active import Watch
+from fedlens.runs.summary import Record
+
+PLAIN_SECONDS = 2.0  # between two lines where there is no terminal
+
+
+@contextmanager
+def rounds(title: str, total: int, done: int = 0) -> Iterator[Watch]:
+    """A watch over a run: a bar on a terminal, else a line every few seconds; both on stderr."""
+    if sys.stderr.isatty():
+        with _bar(title, total, done, "round {task.completed}/{task.total}") as advance:
+            evaluated = ""
+
+            def say(record: Record) -> None:
+                nonlocal evaluated
+                if "twin" in record:
+                    advance(done, _twin(record))
+                    return
+                evaluated = _evaluated(record, evaluated)
+                advance(_at(record), _trained(record) + evaluated)
+
+            yield say
+    else:
+        yield _lines(title, total, done)
+
+
+def all_of(*watches: Watch | None) -> Watch:
+    """One watch that tells several."""
+
+    def tell(record: Record) -> None:
+        for watch in watches:
+            if watch is not None:
+                watch(record)
+
+    return tell
+
+
+@contextmanager
+def transfer(title: str) -> Iterator[Any]:
+    """A watch over a download: called with the bytes done and the bytes in all."""
+    if sys.stderr.isatty():
+        with _bar(title, None, 0, "{task.percentage:>3.0f}%") as advance:
+            yield lambda done, total: advance(done, f"{done / 1e6:.1f} MB", total)
+    else:
+        said = [time.monotonic()]
+
+        def say(done: int, total: int | None) -> None:
+            if time.monotonic() - said[0] >= PLAIN_SECONDS or done == total:
+                said[0] = time.monotonic()
+                of = f" of {total / 1e6:.1f}" if total else ""
+                print(f"{title}: {done / 1e6:.1f}{of} MB", file=sys.stderr, flush=True)
+
+        yield say
+
+
+@contextmanager
+def figures() -> Iterator[Any]:
+    """A watch over the figures of a page, on a terminal: called with those drawn, and with all."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    with _bar("figures", None, 0, "{task.completed}/{task.total}") as advance:
+        yield lambda done, total: advance(done, "", total)
+
+
+def _lines(title: str, total: int, done: int) -> Watch:
+    started = said = time.monotonic()
+    evaluated = ""
+
+    def say(record: Record) -> None:
+        nonlocal started, said, evaluated
+        now = time.monotonic()
+        if "twin" in record:
+            if now - said >= PLAIN_SECONDS or record["twin"] in (1, record["of"]):
+                said = now
+                print(f"{title}: {_twin(record)}", file=sys.stderr, flush=True)
+            started = now  # the rounds begin when the twin is done
+            return
+        evaluated, at = _evaluated(record, evaluated), _at(record)
+        if now - said < PLAIN_SECONDS and at not in (done + 1, total):
+            return
+        said = now
+        left = (now - started) / (at - done) * (total - at)
+        hope = f"  about {span(left)} left" if at < total else ""
+        line = f"{title}: round {at}/{total}  {_trained(record)}{evaluated}{hope}"
+        print(line, file=sys.stderr, flush=True)
+
+    return say
+
+
+@contextmanager
+def _bar(title: str, total: int | None, done: int, counter: str) -> Iterator[Any]:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn(counter),
+        TextColumn("{task.fields[measures]}"),
+        TimeRemainingColumn(compact=True),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task(title, total=total, completed=done, measures="")
+
+        def advance(completed: int, measures: str, of: int | None = total) -> None:
+            progress.update(task, completed=completed, measures=measures, total=of)
+
+        yield advance
+
+
+def _twin(record: Record) -> str:
+    passes = f"{record['twin']}/{record['of']}"
+    return f"training its centralised twin, pass {passes}  {_trained(record)}"
+
+
+def _at(record: Record) -> int:
+    """How many rounds are done, those of a sweep's other points included."""
+    return int(record["done"] if "done" in record else record["round"])
+
+
+def _trained(record: Record) -> str:
+    point = f"{record['point']}  " if "point" in record else ""
+    return f"{point}train loss {record['train_loss']:.3f}"
+
+
+def _evaluated(record: Record, before: str) -> str:
+    """The last evaluation: this record's, else that of the run before."""
+    parts = [part for part in ("test", "validation") if f"{part}_accuracy" in record]
+    if not parts:
+        return "" if "point" in record else before
+    return "".join(f"  {part} accuracy {100 * record[f'{part}_accuracy']:.1f}%" for part in parts)
+
+
+def span(seconds: float) -> str:
+    """A time as people say it."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

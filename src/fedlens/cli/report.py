@@ -1,0 +1,42 @@
+"""The verbs of the command line that show what runs came to."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Runs = Annotated[list[Path], typer.Argument(help="Run folders.")]
+
+
+def report_command(
+    runs: Runs,
+    out: Annotated[Path | None, typer.Option(help="Where the page goes.")] = None,
+) -> None:
+    """Draw what runs came to: figures, and one HTML page that needs nothing else."""
+    from fedlens.cli import progress
+    from fedlens.report import read_all, report, rows, table
+
+    with progress.figures() as watch:
+        page = report(runs, out, watch)
+    print(table(*rows(read_all(runs))))
+    print(f"report: {page}")
+
+
+def watch_command(
+    runs: Runs,
+    port: Annotated[int, typer.Option(help="Where to listen; 0 is any port.")] = 8377,
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+) -> None:
+    """Serve the page about runs while they go on; Ctrl-C ends it."""
+    from fedlens.report.live import serving
+
+    with serving(runs, host, port) as address:
+        print(f"watching: {address} (Ctrl-C ends)", flush=True)
+        try:
+            while True:
+                time.sleep(3600)
+        except KeyboardInterrupt:
+            print("watched", flush=True)

@@ -1,0 +1,125 @@
+"""`fedlens reproduce`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedlens.cli.arguments import DataFolder, Json, Quiet
+from fedlens.recipes.recipe import ScaleName
+
+if TYPE_CHECKING:
+    from fedlens.recipes.reproduce import Reproduced, Reproduction
+    from fedlens.runs.active import Watch
+
+
+def reproduce_command(
+    recipe: Annotated[str, typer.Argument(help="PAPER/ITEM, as `fedlens list recipes` has them.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="key=value for every run: precision=tf32 ...")
+    ] = None,
+    scale: Annotated[
+        ScaleName, typer.Option(help="smoke: seconds; small: minutes; paper: its own settings.")
+    ] = "small",
+    seeds: Annotated[
+        int | None, typer.Option(help="So many of each run, in place of the recipe's number.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The folder. [default: reproductions/PAPER/ITEM-SCALE]")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option(help="Run again what is there already.")] = False,
+    only_plan: Annotated[
+        bool, typer.Option("--plan", help="Say what would be run and how long; train nothing.")
+    ] = False,
+    data: DataFolder = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Run a table or figure of a paper, and show ours beside theirs; what is done is kept."""
+    from fedlens.recipes.reproduce import plan, run_cells, show
+
+    planned = plan(
+        recipe,
+        scale,
+        out,
+        data=data,
+        seeds=seeds,
+        overrides=overrides or (),
+        overwrite=overwrite and not only_plan,
+    )
+    left = planned.left
+    if only_plan or (scale == "paper" and left and not quiet):
+        _say_how_long(planned)
+    if only_plan:
+        return
+    try:
+        if left:
+            with _progress(planned, quiet) as watch:
+                run_cells(planned, watch)
+        done = show(planned)
+    except KeyboardInterrupt:
+        print(
+            "\nfedlens: stopped; the same command goes on where this one was",
+            file=sys.stderr,
+        )
+        raise
+    if as_json:
+        print(json.dumps(_summary(planned, done)))
+        return
+    from fedlens.report.blocks import Table, said
+    from fedlens.report.tables import table
+
+    for block in done.blocks:
+        if isinstance(block, Table) and block.published:
+            print(f"{block.title}\n")
+            print(table(block.header, [[said(cell) for cell in row] for row in block.rows]) + "\n")
+    print(f"runs: {planned.out / 'runs'}")
+    print(f"page: {done.page}")
+
+
+def _say_how_long(planned: Reproduction) -> None:
+    """The time that the cells still to be run will take here, cell by cell."""
+    from fedlens.cli.progress import span
+    from fedlens.recipes.estimate import Timing
+
+    timing, total = Timing(planned.scale.data), 0.0
+    print(f"{planned.name}: timing a little of each kind of run ...", file=sys.stderr, flush=True)
+    for cell, places in planned.by_cell(planned.left).items():
+        seconds = [timing.seconds(planned.cells[place]) for place in places]
+        total += sum(seconds)
+        times = f"{len(places)} × " if len(places) > 1 else ""
+        print(f"{cell}: about {times}{span(seconds[0])}", file=sys.stderr, flush=True)
+    count = len(planned.left)
+    print(
+        f"{planned.name}: {count} run{'' if count == 1 else 's'} of {len(planned.cells)} to do, "
+        f"about {span(total)} one after another on this machine",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def _progress(planned: Reproduction, quiet: bool) -> AbstractContextManager[Watch | None]:
+    from fedlens.cli import progress
+
+    if quiet:
+        return nullcontext()
+    return progress.rounds(planned.name, planned.rounds, planned.rounds_done)
+
+
+def _summary(planned: Reproduction, done: Reproduced) -> dict[str, Any]:
+    runs = [
+        {"cell": cell, "folder": str(run.folder), "status": run.status, **run.summary["final"]}
+        for cell, of_cell in done.results.runs.items()
+        for run in of_cell
+    ]
+    return {
+        "recipe": planned.name,
+        "scale": planned.scale.name,
+        "page": str(done.page),
+        "runs": runs,
+    }

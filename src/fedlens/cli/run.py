@@ -1,0 +1,136 @@
+"""`fedlens run`, `fedlens resume`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedlens.cli.arguments import (
+    DataFolder,
+    ExperimentFile,
+    Json,
+    Overrides,
+    Quiet,
+    Seed,
+    Track,
+    watching,
+)
+
+if TYPE_CHECKING:
+    from fedlens.runs.active import Result
+
+EXIT = {"finished": 0, "diverged": 3}
+
+
+def run_command(
+    experiment: ExperimentFile,
+    overrides: Overrides = None,
+    seed: Seed = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda ...")] = None,
+    out: Annotated[Path | None, typer.Option(help="The run folder. [default: runs/NAME]")] = None,
+    overwrite: Annotated[bool, typer.Option(help="Replace a run that is there.")] = False,
+    data: DataFolder = None,
+    track: Track = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Run one experiment."""
+    from fedlens.cli import progress
+    from fedlens.experiment import Experiment
+    from fedlens.runs.run import run
+    from fedlens.runs.track import tracking
+
+    given = list(overrides or [])
+    if seed is not None:
+        given.append(f"seed={seed}")
+    if device is not None:
+        given.append(f"device={json.dumps(device)}")
+    described = Experiment.read(experiment, given)
+    folder = out or _free(Path("runs") / experiment.stem)
+    if folder.exists() and not overwrite:
+        raise ValueError(f"{folder} exists: choose another --out, or add --overwrite")
+    with (
+        _telling(folder),
+        tracking(track or (), folder, described.plain()) as send,
+        watching(quiet, progress.rounds, folder.name, described.rounds) as watch,
+    ):
+        both = progress.all_of(watch, send)
+        result = run(described, folder, overwrite=overwrite, data=data, watch=both)
+    _finish(result, as_json)
+
+
+def resume_command(
+    folder: Annotated[
+        Path, typer.Argument(metavar="RUN", help="The folder of a run that stopped.")
+    ],
+    data: DataFolder = None,
+    track: Track = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Go on where a run stopped, to the same result."""
+    from fedlens.cli import progress
+    from fedlens.runs.folder import RunFolder
+    from fedlens.runs.run import resume
+    from fedlens.runs.track import tracking
+    from fedlens.tables import read_tables
+
+    tables = read_tables(folder / "experiment.toml")
+    total = tables.get("rounds", 0)
+    done = RunFolder(folder).last_saved or 0
+    with (
+        _telling(folder),
+        tracking(track or (), folder, tables) as send,
+        watching(quiet, progress.rounds, folder.name, total, done) as watch,
+    ):
+        result = resume(folder, data=data, watch=progress.all_of(watch, send))
+    _finish(result, as_json)
+
+
+def _finish(result: Result, as_json: bool) -> None:
+    from fedlens.report import read_all, report, rows, table
+
+    assert result.folder is not None
+    report([result.folder])
+    if as_json:
+        print((result.folder / "summary.json").read_text(), end="")
+    else:
+        print(table(*rows(read_all([result.folder]))))
+        print(f"run:    {result.folder}")
+        print(f"report: {result.folder / 'report.html'}")
+    if result.summary["collapsed"]:
+        print(
+            f"fedlens: after {len(result.records)} rounds the model gives every image the same "
+            "class: train longer or, if it did better before, with a smaller local.lr",
+            file=sys.stderr,
+        )
+    if result.status == "diverged":
+        last = result.records[-1]["round"]
+        print(f"fedlens: the run diverged in round {last}: try a smaller local.lr", file=sys.stderr)
+    raise SystemExit(EXIT[result.status])
+
+
+def _free(wanted: Path) -> Path:
+    """`wanted`, or the first of wanted-2, wanted-3, ... that does not exist."""
+    free, number = wanted, 1
+    while free.exists():
+        number += 1
+        free = wanted.with_name(f"{wanted.name}-{number}")
+    return free
+
+
+@contextmanager
+def _telling(folder: Path) -> Iterator[None]:
+    """Say how to go on, should the run be interrupted."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if (folder / "checkpoint").exists():
+            print(f"\nfedlens: stopped; go on with: fedlens resume {folder}", file=sys.stderr)
+        raise

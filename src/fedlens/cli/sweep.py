@@ -1,0 +1,78 @@
+"""`fedlens sweep`."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedlens.cli.arguments import DataFolder, ExperimentFile, Json, Quiet
+
+if TYPE_CHECKING:
+    from fedlens.runs.active import Result
+
+ALL_DIVERGED = 3
+
+
+def sweep_command(
+    experiment: ExperimentFile,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="key=value for every point: rounds=50 ...")
+    ] = None,
+    axes: Annotated[
+        list[str] | None,
+        typer.Option("--grid", help="key=value,value: local.lr=0.01,0.1. May be given again."),
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(help="Repeat each with so many seeds.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The folder of the run folders. [default: runs/NAME-sweep]")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option(help="Replace runs that are there.")] = False,
+    data: DataFolder = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Run every combination of values; the same command again goes on where it stopped."""
+    from fedlens.cli import progress
+    from fedlens.experiment import Experiment
+    from fedlens.runs.sweep import combinations, prepare
+    from fedlens.tables import parse_axis
+
+    given = list(overrides or [])
+    first_seed = Experiment.read(experiment, given).seed
+    changes = combinations(dict(map(parse_axis, axes or [])), seeds, first_seed)
+    points = {name: Experiment.read(experiment, given + own) for name, own in changes.items()}
+    folder = out or Path("runs") / f"{experiment.stem}-sweep"
+    sweep = prepare(points, folder, overwrite=overwrite, data=data)
+    if not quiet:
+        print(f"{folder.name}: {sweep.describe()}", file=sys.stderr, flush=True)
+    watching = progress.rounds(folder.name, sweep.total, sweep.done)
+    try:
+        with nullcontext() if quiet else watching as watch:
+            results = sweep.run(watch)
+    except KeyboardInterrupt:
+        print("\nfedlens: stopped; the same command goes on from here", file=sys.stderr)
+        raise
+    _finish(results, folder, as_json)
+
+
+def _finish(results: dict[str, Result], folder: Path, as_json: bool) -> None:
+    from fedlens.report import read_all, report, rows, table
+    from fedlens.runs.folder import to_json
+
+    runs = [folder / name for name in results]
+    page = report(runs, folder)
+    if as_json:
+        print(to_json({name: result.summary for name, result in results.items()}))
+    else:
+        print(table(*rows(read_all(runs))))
+        print(f"runs:   {folder}")
+        print(f"report: {page}")
+    diverged = [name for name, result in results.items() if result.status == "diverged"]
+    if diverged:
+        count = f"{len(diverged)} of {len(results)} points"
+        print(f"fedlens: {count} diverged: {' '.join(diverged)}", file=sys.stderr)
+    raise SystemExit(ALL_DIVERGED if len(diverged) == len(results) else 0)

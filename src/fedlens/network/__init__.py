@@ -1,0 +1,1 @@
+"""A module as a function of parameters, buffers, images and keys, and what makes it fast."""

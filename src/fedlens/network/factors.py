@@ -1,0 +1,24 @@
+"""The weights of a linear layer as a product of factors (see engines/factored.py)."""
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class Factors(NamedTuple):
+    """Each client's matrix as start - lr * slopes' inputs (see engines/factored.py).
+
+    Clients stand in G groups of the same size, with a start and a rate each. Each further step
+    takes a row's part down by 2 ** log_decay, and adds -lr * drift.
+    """
+
+    start: Tensor  # [G, out, features]
+    inputs: Tensor  # [C, T * B, features] of the steps so far; zeros where none was taken yet
+    slopes: Tensor  # [C, T * B, out]
+    taken: Tensor  # [C] steps
+    batch: int  # rows of inputs and slopes that belong to a step
+    lr: Tensor  # [G]
+    log_decay: Tensor  # [G]
+    drift: Tensor | None = None  # [C, out, features]
+    times: Tensor | None = None  # [G, T + 1] how often it is in the weights, by steps taken
+    by_pixel: bool = False  # whether features are those of flattened images, pixel by pixel

@@ -1,0 +1,1 @@
+"""Layers that save work where one client trains at a time, on a CPU."""

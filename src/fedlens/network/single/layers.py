@@ -1,0 +1,250 @@
+"""Layers that save work where one client trains at a time: names and results stay the same.
+
+Convolution, max-pooling and ReLU become one layer. ReLU and max-pooling can change places: the
+greatest of a window, cut off at 0, is the greatest of what was cut off, and the gradient goes to
+the same pixel. So pooling comes first, ReLU has only its part of the pixels to do, and of the
+convolution's own result nothing is kept.
+
+In a hurry a convolution is computed with fewer products, see `winograd.py`. And where a step is
+-lr * gradient and nothing else, a layer takes it as soon as it knows its own gradient, while its
+weights are at hand; a linear layer does so by one product, and never writes its gradient down.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+from fedlens.core import Tree
+from fedlens.network.single import winograd
+
+aten = torch.ops.aten
+
+
+def fuse(module: nn.Module, nodes: Sequence[fx.Node]) -> nn.Module:
+    """A copy of `module`, whose forward pass is `nodes`, with such layers in it.
+
+    Without any it is the module itself.
+    """
+    once = _called_once(nodes, dict(module.named_modules()))
+    chains = list(_chains(nodes, once))
+    linear = [name for name, layer in once.items() if type(layer) is nn.Linear]
+    if not (chains or linear):
+        return module
+    module = copy.deepcopy(module)
+    for name in linear:
+        module.set_submodule(name, Linear(module.get_submodule(name)))
+    for chain in chains:
+        first, *others = chain.names
+        convolution = module.get_submodule(first)
+        assert isinstance(convolution, nn.Conv2d)
+        module.set_submodule(first, FusedConvolution(convolution, chain.pool))
+        for name in others:
+            module.set_submodule(name, nn.Identity())
+    return module
+
+
+class _Chain(NamedTuple):
+    names: list[str]  # of the layers, the convolution first
+    pool: nn.MaxPool2d | None
+
+
+def _called_once(nodes: Sequence[fx.Node], layers: dict[str, nn.Module]) -> dict[str, nn.Module]:
+    """The layers that stand at one place only, and have no hooks of the user's own."""
+    calls = Counter(str(node.target) for node in nodes if node.op == "call_module")
+    found = {name: layers[name] for name, count in calls.items() if count == 1}
+    return {n: m for n, m in found.items() if not (m._forward_hooks or m._forward_pre_hooks)}
+
+
+def _chains(nodes: Sequence[fx.Node], once: dict[str, nn.Module]) -> Iterator[_Chain]:
+    """Convolutions with a ReLU behind them, and a max-pooling before or after that."""
+    for node in nodes:
+        if not _is_plain(once.get(str(node.target))):
+            continue
+        names, found = [str(node.target)], dict[type, nn.Module]()
+        while len(node.users) == 1:
+            (node,) = node.users
+            behind = once.get(str(node.target))
+            if type(behind) not in (nn.ReLU, nn.MaxPool2d) or type(behind) in found:
+                break
+            assert behind is not None
+            found[type(behind)] = behind
+            names.append(str(node.target))
+        pool = found.get(nn.MaxPool2d)
+        if nn.ReLU in found and not getattr(pool, "return_indices", False):
+            assert pool is None or isinstance(pool, nn.MaxPool2d)
+            yield _Chain(names, pool)
+
+
+def _is_plain(layer: nn.Module | None) -> bool:
+    return type(layer) is nn.Conv2d and layer.padding_mode == "zeros" and layer.padding != "same"
+
+
+@dataclass(frozen=True)
+class Hurry:
+    """How a layer saves work at the price of rounding differently."""
+
+    rate: float | None = None  # of the step that a layer takes by itself, if it does
+
+
+@dataclass(frozen=True)
+class Hurried:
+    """A model as a function whose layers are in a hurry."""
+
+    apply: Callable[[Tree, Tree, Tensor, Tensor, Tensor, Hurry], tuple[Tensor, Tree]]
+    hurry: Hurry
+
+    def __call__(
+        self, params: Tree, buffers: Tree, images: Tensor, keys: Tensor, mask: Tensor
+    ) -> tuple[Tensor, Tree]:
+        return self.apply(params, buffers, images, keys, mask, self.hurry)
+
+
+class Linear(nn.Module):
+    """A linear layer."""
+
+    def __init__(self, linear: nn.Module) -> None:
+        super().__init__()
+        assert isinstance(linear, nn.Linear)
+        self.weight, self.bias = linear.weight, linear.bias
+        self.hurry: Hurry | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        rate = self.hurry.rate if self.hurry else None
+        if rate is None or x.ndim != 2:
+            return F.linear(x, self.weight, self.bias)
+        apply: Any = _Linear.apply
+        y: Tensor = apply(x, self.weight, self.bias, rate)
+        return y
+
+
+class _Linear(torch.autograd.Function):
+    """A linear layer that takes its step in the backward pass, and has no gradients to give."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, rate: float) -> Tensor:
+        ctx.save_for_backward(x, weight, bias)
+        ctx.rate = rate
+        return _times(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        x, weight, bias = ctx.saved_tensors
+        (grad,) = grads
+        with_images, with_weight, with_bias, _ = ctx.needs_input_grad
+        before = _times(grad, weight.T, None) if with_images else None
+        if with_weight:
+            weight.addmm_(grad.T, x, alpha=-ctx.rate)
+        if with_bias:
+            bias.add_(grad.sum(0), alpha=-ctx.rate)
+        return before, None, None, None
+
+
+def _times(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """A linear layer; of a large one, by oneDNN, which does not copy all weights for a few rows."""
+    is_large = weight.numel() >= 2**18 and x.dtype is torch.float32 and x.device.type == "cpu"
+    if not (is_large and _has_onednn()):
+        return F.linear(x, weight, bias)
+    y: Tensor = torch.ops.mkldnn._linear_pointwise(x.contiguous(), weight, bias, "none", [], "")
+    return y
+
+
+@cache
+def _has_onednn() -> bool:
+    """Whether oneDNN's products are there, and in the form that is faster than others."""
+    quick = torch.backends.cpu.get_cpu_capability() == "AVX512"
+    return quick and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+class FusedConvolution(nn.Module):
+    """A convolution, the max-pooling behind it if there is one, and ReLU."""
+
+    def __init__(self, convolution: nn.Conv2d, pool: nn.MaxPool2d | None) -> None:
+        super().__init__()
+        self.weight, self.bias = convolution.weight, convolution.bias
+        padding = (0, 0) if convolution.padding == "valid" else convolution.padding
+        self.geometry = convolution.stride, padding, convolution.dilation, convolution.groups
+        self.pool = pool and (
+            *map(pair, (pool.kernel_size, pool.stride, pool.padding, pool.dilation)),
+            pool.ceil_mode,
+        )
+        self.hurry: Hurry | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        apply: Any = _Fused.apply
+        y: Tensor = apply(x, self.weight, self.bias, self.geometry, self.pool, self.hurry)
+        return y
+
+
+class _Fused(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        geometry: Any,
+        pool: Any,
+        hurry: Hurry | None,
+    ) -> Tensor:
+        seen: tuple[Tensor, ...] = ()
+        if hurry and winograd.suits(x, weight, geometry):
+            y, seen = winograd.convolve(x, weight, padding=geometry[1])
+        else:
+            y = torch.conv2d(x, weight, bias, *geometry)
+        ctx.geometry, ctx.pool, ctx.shape = geometry, pool, y.shape
+        ctx.rate = hurry.rate if hurry else None
+        last = y.is_contiguous(memory_format=torch.channels_last)
+        ctx.lies = torch.channels_last if last else torch.contiguous_format
+        winners = None
+        if pool is not None:
+            y, winners = aten.max_pool2d_with_indices(y, *pool)
+        if seen and bias is not None:
+            y.add_(bias[:, None, None])  # after pooling there are fewer pixels
+        y.relu_()
+        ctx.save_for_backward(x, weight, bias, y, winners, *seen)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        x, weight, bias, y, winners, *seen = ctx.saved_tensors
+        (grad,) = grads
+        with_images, with_weight, with_bias, *_ = ctx.needs_input_grad
+        grad = aten.threshold_backward(grad, y, 0).contiguous(memory_format=ctx.lies)
+        # Pooling hands every gradient on to one pixel: before it, there are fewer to add up.
+        biases = grad.sum((0, 2, 3)) if with_bias else None
+        if winners is not None:
+            # Of what was pooled only the shape is asked for.
+            kind = {"dtype": grad.dtype, "device": grad.device, "memory_format": ctx.lies}
+            pooled = torch.empty(ctx.shape, **kind)
+            grad = aten.max_pool2d_with_indices_backward(grad, pooled, *ctx.pool, winners)
+        stride, padding, dilation, groups = ctx.geometry
+        if seen:
+            before, slope = winograd.gradients(
+                grad, x, winograd.Seen(*seen), weight, padding, first=not with_images
+            )
+        else:
+            rest = stride, padding, dilation, False, (0, 0), groups
+            before, slope, _ = aten.convolution_backward(
+                grad, x, weight, None, *rest, [with_images, with_weight, False]
+            )
+        if ctx.rate is None:
+            return before, slope, biases, None, None, None
+        if with_weight:
+            weight.add_(slope, alpha=-ctx.rate)
+        if with_bias:
+            bias.add_(biases, alpha=-ctx.rate)
+        return before, None, None, None, None, None
+
+
+def pair(setting: int | tuple[int, ...]) -> tuple[int, ...]:
+    """A setting of rows and of columns, where one number stands for both."""
+    return (setting, setting) if isinstance(setting, int) else tuple(setting)

@@ -1,0 +1,234 @@
+"""Convolutions and linear layers of many clients at once, each with its own weights.
+
+cuDNN runs a grouped convolution group by group, so that the time goes with the clients. Here it
+is one batched product of the patches of the images with the kernels. On a GPU in bfloat16 the
+patches are never written down (`fused.py`); elsewhere they are, which is the reference. The
+gradient of the images is the same kind of product, with the kernels turned around. Weights may be
+kept in a wider dtype than the images: they are multiplied in the images', and their gradients come
+in their own dtype and memory layout, so that the solver runs over both from end to end.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedlens.network.factors import Factors
+from fedlens.network.kernels import ops as fused
+from fedlens.network.kernels.ops import apart, shared_product
+from fedlens.network.kernels.sizes import Padding
+
+
+def convolve(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    padding: Padding,
+    stride: tuple[int, int] = (1, 1),
+    *,
+    relu: bool = False,
+    pool: bool = False,
+) -> Tensor:
+    """Images [C * B, channels, H, W] under each client's kernels [C, out, channels, h, w].
+
+    With `relu` and `pool` (2 x 2, the maximum) these follow.
+    """
+    if x.dtype is torch.bfloat16 and fused.has_kernels(x):
+        return fused.convolve(x, weight, bias, padding, stride, relu=relu, pool=pool)
+    y: Tensor = _Convolve.apply(x, weight, bias, padding, stride)  # type: ignore[no-untyped-call]
+    y = F.relu(y) if relu else y
+    return F.max_pool2d(y, 2) if pool else y
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, relu: bool = False) -> Tensor:
+    """Rows [C, B, features] under each client's matrix [C, out, features]."""
+    if x.dtype is torch.bfloat16 and fused.has_kernels(x) and fused.is_small(x, weight):
+        return fused.linear(x, weight, bias, relu=relu)
+    y: Tensor = _Linear.apply(x, weight, bias, relu)  # type: ignore[no-untyped-call]
+    return y
+
+
+def factored_linear(x: Tensor, factors: Factors, bias: Tensor | None, *, relu: bool) -> Tensor:
+    """As `linear` does; the step's inputs and, going back, its gradients are added to factors."""
+    half = x.dtype is torch.bfloat16 and fused.has_kernels(x) and x.shape[1] <= fused.ROWS
+    form = fused.Factored if half else _Factored
+    y: Tensor = form.apply(x, bias, factors, relu)  # type: ignore[no-untyped-call]
+    return y
+
+
+def faded(rows: Tensor, batch: int, steps: Tensor, log_decay: Tensor) -> Tensor:  # [C, T * B]
+    """What is left of each of rows [C, T * B, ...] after these steps [C]; log_decay is [C]."""
+    step = torch.arange(rows.shape[1], device=rows.device) // batch
+    later = (steps[:, None] - 1 - step).clamp(min=0)
+    return torch.exp2(log_decay.double()[:, None] * later)
+
+
+def drifted(steps: Tensor, lr: float, keep: float) -> Tensor:  # float64
+    """How often the drift is in the weights after so many steps: -lr * (1 + keep + keep^2 ...)."""
+    many = steps.double()
+    return -lr * (many if keep == 1 else (1 - keep**many) / (1 - keep))
+
+
+class _Factored(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias: Tensor | None, factors: Factors, relu: bool) -> Tensor:
+        inputs, slopes, taken, each = factors[1:5]
+        lr, log_decay = (
+            rate.repeat_interleave(len(x) // len(rate)) for rate in (factors.lr, factors.log_decay)
+        )
+        weights = (-lr[:, None] * faded(inputs, each, taken, log_decay)).to(x)[:, None]
+        y = shared_product(x, factors.start.mT)
+        times = None
+        if factors.drift is not None and factors.times is not None:
+            each_client = factors.times.repeat_interleave(len(x) // len(factors.lr), 0)
+            times = each_client.gather(1, taken[:, None]).to(x)[:, :, None]
+            y += torch.bmm(x, factors.drift.mT) * times
+        y = torch.baddbmm(y, torch.bmm(x, inputs.mT) * weights, slopes)
+        if bias is not None:
+            y += bias[:, None]
+        if relu:
+            y.relu_()
+        # Everyone who still trains has taken as many steps.
+        rows = taken[0] * each + torch.arange(x.shape[1], device=x.device)
+        inputs.index_copy_(1, rows, x)
+        ctx.save_for_backward(y if relu else None, rows, weights, times)
+        ctx.factors, ctx.has_bias = factors, bias is not None
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (dy,) = gradients
+        y, rows, weights, times = ctx.saved_tensors
+        start, inputs, slopes = ctx.factors[:3]
+        if y is not None:
+            dy = torch.ops.aten.threshold_backward(dy, y, 0)
+        dx = None
+        if ctx.needs_input_grad[0]:
+            # This step's slopes are not there yet, so its own inputs count for nothing.
+            past = torch.bmm(dy, slopes.mT) * weights
+            dx = torch.baddbmm(shared_product(dy, start), past, inputs)
+            if times is not None:
+                dx += torch.bmm(dy, ctx.factors.drift) * times
+        slopes.index_copy_(1, rows, dy)
+        return (
+            dx,
+            dy.sum(1, dtype=torch.promote_types(dy.dtype, torch.float32)) if ctx.has_bias else None,
+            None,
+            None,
+        )
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
+        cast = weight.to(x.dtype)
+        if bias is None:
+            y = torch.bmm(x, cast.mT)
+        else:
+            y = torch.baddbmm(bias.to(x.dtype)[:, None], x, cast.mT)
+        if relu:
+            y.relu_()
+        ctx.save_for_backward(x, cast, y if relu else None)
+        ctx.dtype, ctx.has_bias = weight.dtype, bias is not None
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (dy,) = gradients
+        x, weight, y = ctx.saved_tensors
+        if y is not None:
+            dy = torch.ops.aten.threshold_backward(dy, y, 0)
+        dx = torch.bmm(dy, weight) if ctx.needs_input_grad[0] else None
+        db = dy.sum(1, dtype=ctx.dtype) if ctx.has_bias else None
+        return dx, wide_product(dy.mT, x, ctx.dtype), db, None
+
+
+def wide_product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    """A batched product that comes in a wider dtype; on a GPU without a detour."""
+    if a.dtype is dtype or a.dtype is torch.float64:
+        return torch.bmm(a, b)
+    return torch.bmm(a, b, out_dtype=dtype) if a.is_cuda else torch.bmm(a, b).to(dtype)
+
+
+class _Convolve(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        padding: Padding,
+        stride: tuple[int, int],
+    ) -> Tensor:
+        kernel = weight.to(x.dtype).permute(0, 3, 4, 2, 1).flatten(1, 3)  # [C, h*w*channels, out]
+        ctx.save_for_backward(x, weight)
+        ctx.padding, ctx.stride, ctx.has_bias = padding, stride, bias is not None
+        bias = None if bias is None else bias.to(x.dtype)
+        return _product(x, kernel, bias, weight.shape[3:], padding, stride)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (dy,) = gradients
+        x, weight = ctx.saved_tensors
+        clients, out, channels, height, width = weight.shape
+        rows = dy.permute(0, 2, 3, 1).reshape(clients, -1, out)
+        patches = _patches(_padded(x, ctx.padding), clients, weight.shape[3:], ctx.stride)
+        dw = torch.bmm(patches.mT, rows).to(weight.dtype)
+        dw = dw.view(clients, height, width, channels, out).permute(0, 4, 3, 1, 2)
+        db = rows.sum(1, dtype=weight.dtype) if ctx.has_bias else None
+        dx = None
+        if ctx.needs_input_grad[0]:
+            left, right, top, bottom = ctx.padding
+            around = width - 1 - left, width - 1 - right, height - 1 - top, height - 1 - bottom
+            if ctx.stride != (1, 1):
+                _, _, tall, wide = x.shape
+                dense = tall + top + bottom - height + 1, wide + left + right - width + 1
+                dy = apart(dy.permute(0, 2, 3, 1), dense, ctx.stride).permute(0, 3, 1, 2)
+            turned = weight.to(x.dtype).flip(3, 4).permute(0, 3, 4, 1, 2).flatten(1, 3)
+            dx = _product(dy, turned, None, weight.shape[3:], around, (1, 1))
+        return dx, dw, db, None, None
+
+
+def _product(
+    x: Tensor,
+    kernel: Tensor,
+    bias: Tensor | None,
+    size: torch.Size,
+    padding: Padding,
+    stride: tuple[int, int],
+) -> Tensor:
+    """The patches of `x` times kernels [C, h * w * channels, out], as images that lie so."""
+    images = _padded(x, padding)
+    count, tall, wide, _ = images.shape
+    rows, columns = (tall - size[0]) // stride[0] + 1, (wide - size[1]) // stride[1] + 1
+    patches = _patches(images, len(kernel), size, stride)
+    y = (
+        torch.bmm(patches, kernel)
+        if bias is None
+        else torch.baddbmm(bias[:, None], patches, kernel)
+    )
+    return y.view(count, rows, columns, -1).permute(0, 3, 1, 2)
+
+
+def _padded(x: Tensor, padding: Padding) -> Tensor:  # [N, H, W, channels]
+    images = x.permute(0, 2, 3, 1)
+    return (F.pad(images, (0, 0, *padding)) if any(padding) else images).contiguous()
+
+
+def _patches(
+    images: Tensor, clients: int, size: torch.Size, stride: tuple[int, int] = (1, 1)
+) -> Tensor:
+    """What a kernel sees at each place: [C, B * H' * W', h * w * channels]."""
+    count, tall, wide, channels = images.shape
+    height, width = size
+    down, right = stride
+    # A row of a patch is one run in memory: w pixels of all channels.
+    shape = ((tall - height) // down + 1, (wide - width) // right + 1, height, width * channels)
+    row = wide * channels
+    strides = (tall * row, down * row, right * channels, row, 1)
+    return images.as_strided((count, *shape), strides).reshape(
+        clients, -1, height * width * channels
+    )

@@ -1,0 +1,83 @@
+"""Runs as rows of a table, and tables as plain text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fedlens.report.blocks import NONE, said
+from fedlens.runs.budgets import rounds_to
+from fedlens.runs.records import Run, part
+
+HEADER = [
+    "run",
+    "algorithm",
+    "rounds",
+    "final accuracy",
+    "best accuracy (round)",
+    "final loss",
+    "macro F1",
+    "MB up",
+    "MB down",
+    "seconds",
+    "status",
+]
+MORE = ["relative accuracy", "rounds to 90%", "worst tenth of clients"]
+"""Columns that stand before MB up, each only if a run has it."""
+
+
+def rows(runs: Sequence[Run]) -> tuple[list[str], list[list[str]]]:
+    """The table of a report as plain text: its header, and one row a run."""
+    more = [_more(run) for run in runs]
+    told = [i for i in range(len(MORE)) if any(cells[i] != NONE for cells in more)]
+    place = HEADER.index("MB up")
+    body = [_row(run, part(runs)) for run in runs]
+    for row, cells in zip(body, more, strict=True):
+        row[place:place] = [cells[i] for i in told]
+    return [*HEADER[:place], *(MORE[i] for i in told), *HEADER[place:]], body
+
+
+def table(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    """Columns as wide as their words: for people and for pipes."""
+    widths = [max(len(row[i]) for row in (header, *body)) for i in range(len(header))]
+    lines = (header, ["-" * width for width in widths], *body)
+    return "\n".join(
+        "  ".join(word.ljust(width) for word, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    )
+
+
+def decimal(value: float | None, digits: int = 3) -> str:
+    """A number at a readable length: losses that ran away are written in powers of ten."""
+    if value is None:
+        return NONE
+    return f"{value:.{digits}f}" if abs(value) < 1e6 else f"{value:.1e}"
+
+
+def _row(run: Run, judged: str) -> list[str]:
+    best = run.best(f"{judged}_accuracy")
+    planned = run.experiment.get("rounds")
+    short = isinstance(planned, int) and run.num_rounds < planned
+    up, down = (run.total(column) for column in ("bytes_up", "bytes_down"))
+    return [
+        run.name,
+        run.algorithm,
+        f"{run.num_rounds} of {planned}" if short else str(run.num_rounds),
+        said(run.final(f"{judged}_accuracy"), True),
+        f"{said(best[0], True)} ({best[1]})" if best else NONE,
+        decimal(run.final(f"{judged}_loss")),
+        decimal(run.final(f"{judged}_f1")),
+        decimal(None if up is None else up / 1e6, 1),
+        decimal(None if down is None else down / 1e6, 1),
+        decimal(run.total("seconds"), 1),
+        run.status,
+    ]
+
+
+def _more(run: Run) -> list[str]:
+    relative = run.final("relative_accuracy")
+    reached = rounds_to(run.rounds, 0.9, "relative_accuracy")
+    return [
+        said(relative, True),
+        NONE if relative is None else "never" if reached is None else str(reached),
+        said(run.final("client_accuracy_worst_decile"), True),
+    ]

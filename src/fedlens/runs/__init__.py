@@ -1,0 +1,1 @@
+"""A run: rounds, evaluation, record, checkpoint, and the folder that all of it is kept in."""

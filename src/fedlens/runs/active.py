@@ -1,0 +1,255 @@
+"""Runs in progress: the loop over rounds, with evaluation, record and checkpoint."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedlens.build import Setup
+from fedlens.client import ClientProgram
+from fedlens.core import Tree
+from fedlens.engines import Engine
+from fedlens.rounds import RoundInput, State, begin, run_rounds
+from fedlens.runs.evaluate import Twin, evaluate_run
+from fedlens.runs.folder import RunFolder, to_json
+from fedlens.runs.records import is_number
+from fedlens.runs.settings import torch_settings
+from fedlens.runs.summary import Record, summary
+
+Watch = Callable[[Record], None]
+
+CHECKPOINT_SECONDS = 10.0  # at the most this much work is done twice after a sudden death
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run came to."""
+
+    status: str  # finished or diverged
+    records: list[Record]
+    summary: dict[str, Any]
+    model: Tree  # parameters and buffers, as module.load_state_dict takes them
+    folder: Path | None
+
+    @property
+    def final(self) -> dict[str, float]:
+        """The last evaluation, by name: test_accuracy, test_loss, ..."""
+        final: dict[str, float] = self.summary["final"]
+        return final
+
+
+class ActiveRun:
+    """A run in progress: its state, its records so far, and the folder that they are written to."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        state: State,
+        folder: RunFolder | None = None,
+        records: list[Record] | None = None,
+        watch: Watch | None = None,
+        twin: Twin | None = None,
+    ) -> None:
+        self.setup, self.state, self.folder = setup, state, folder
+        self.newest_state = state  # after the rounds that have started, which may not have ended
+        self.records, self.watch, self.twin = records or [], watch, twin
+        diverged = not math.isfinite(float(_sum_of_model(state))) or _has_diverged(self.records)
+        self.status = "diverged" if diverged else "running"
+        self.start_time = self.save_time = self.record_time = time.perf_counter()
+        self.num_earlier_records = len(self.records)
+        self.earlier_summary = folder.summary(len(self.records)) if folder else {}
+        spent = sum(r["seconds"] + r.get("evaluation_seconds", 0.0) for r in self.records)
+        earlier = self.earlier_summary
+        self.earlier_seconds = earlier["seconds"]["total"] if earlier else spent
+
+    @property
+    def is_over(self) -> bool:
+        return self.status != "running" or self.state.round >= self.setup.experiment.rounds
+
+    @property
+    def has_rounds_to_start(self) -> bool:
+        return not self.is_over and self.newest_state.round < self.setup.experiment.rounds
+
+    @property
+    def num_batches(self) -> int:
+        """Of the client that took the most in each round, added up."""
+        return int(self.records[-1]["batches_total"]) if self.records else 0
+
+    @property
+    def round_input(self) -> RoundInput:
+        setup = self.setup
+        return RoundInput(setup.program, setup.federation, self.newest_state, setup.experiment.seed)
+
+    def record_round(self, state: State, record: Record, is_finite: bool) -> None:
+        """The end of a round: evaluate if it is time to, write the record, save at times."""
+        experiment, trained = self.setup.experiment, time.perf_counter()
+        if not is_finite or _has_diverged([record]):
+            self.status = "diverged"
+        elif state.round % experiment.evaluate.every == 0 or state.round == experiment.rounds:
+            measured, details = evaluate_run(self.setup, state, self.twin)
+            record |= measured
+            if self.folder is not None and state.round == experiment.rounds:
+                self.folder.write("evaluation.json", to_json(details.plain()) + "\n")
+            record["evaluation_seconds"] = time.perf_counter() - trained
+        if self.folder is not None:
+            self.folder.append(record)
+        self.records.append(record)
+        self.state = state
+        if self.watch is not None:
+            self.watch(record)
+        if self.folder is not None and time.perf_counter() - self.save_time > CHECKPOINT_SECONDS:
+            self.folder.save_state(state)
+            self.save_time = time.perf_counter()
+        self.record_time = time.perf_counter()
+
+    def finish(self) -> None:
+        status = "finished" if self.status == "running" else self.status
+        if self.folder is not None:
+            self.folder.save_state(self.state)
+            self.folder.save_model(self.model)
+        self.write_summary(status)
+
+    def stop(self, error: BaseException) -> None:
+        """Keep the last whole round: a state is a value, whatever was in progress."""
+        if self.folder is not None:
+            self.folder.save_state(self.state)
+            del self.records[self.state.round :]
+        self.write_summary("interrupted" if isinstance(error, KeyboardInterrupt) else "failed")
+
+    def write_summary(self, status: str) -> None:
+        self.status, self.summary = status, self.earlier_summary
+        is_new = len(self.records) > self.num_earlier_records
+        if is_new or status != self.earlier_summary.get("status"):
+            elapsed = self.earlier_seconds + time.perf_counter() - self.start_time
+            self.summary = summary(self.setup, status, self.records, elapsed, self.twin)
+        if self.folder is not None:
+            self.folder.write_json("summary.json", self.summary)
+
+    @property
+    def model(self) -> Tree:
+        return self.state.params | self.state.buffers | self.setup.network.frozen
+
+    @property
+    def result(self) -> Result:
+        folder = self.folder.path if self.folder else None
+        return Result(self.status, self.records, self.summary, self.model, folder)
+
+
+def train(setup: Setup, watch: Watch | None = None) -> Result:
+    """Run what is set up, without a folder and without a twin."""
+    state = begin(setup.network, setup.program, setup.federation, setup.device)
+    (result,) = run_to_end([ActiveRun(setup, state, watch=watch)])
+    return result
+
+
+def run_to_end(runs: Sequence[ActiveRun]) -> list[Result]:
+    """Train runs until all are over, on the engine of the first.
+
+    If there are several, their clients train as one cohort: `sweep.py` says which can.
+    """
+    unfinished, setup = list(runs), runs[0].setup
+    started: deque[StartedRound] = deque()
+    joined: list[ActiveRun] = []  # the runs that `program` is of
+    program: ClientProgram | None = None
+    try:
+        for run in runs:
+            run.write_summary(run.status)
+        with torch_settings(setup.experiment, setup.device):
+            while unfinished:
+                training = [run for run in unfinished if run.has_rounds_to_start]
+                if training:
+                    if program is None or training != joined:
+                        joined, program = training, _joint_program(training)
+                    started.append(StartedRound(program, setup.engine, training))
+                while started and (len(started) > rounds_ahead(setup) or not training):
+                    started.popleft().finish()
+                for run in [run for run in unfinished if run.is_over]:
+                    run.finish()
+                    unfinished.remove(run)
+    except BaseException as error:
+        for run in unfinished:
+            run.stop(error)
+        raise
+    finally:
+        setup.engine.close()
+    return [run.result for run in runs]
+
+
+def rounds_ahead(setup: Setup) -> int:
+    """How many rounds start before the last is read: a GPU computes meanwhile."""
+    return 1 if setup.device.type == "cuda" else 0
+
+
+def _joint_program(runs: Sequence[ActiveRun]) -> ClientProgram:
+    like = next(iter(runs[0].state.params.values()))
+    return ClientProgram.joint([run.setup.program for run in runs], like)
+
+
+class StartedRound:
+    """A round of several runs that has started; on a GPU it may not have been computed yet."""
+
+    def __init__(self, program: ClientProgram, engine: Engine, runs: Sequence[ActiveRun]) -> None:
+        self.start_time, self.runs = time.perf_counter(), list(runs)
+        self.results = run_rounds(program, engine, [run.round_input for run in runs])
+        numbers = []
+        for run, (state, outcome) in zip(runs, self.results, strict=True):
+            run.newest_state = state
+            numbers += [outcome.train_loss, *outcome.scalars.values(), _sum_of_model(state)]
+        self.numbers = HostCopy(torch.stack([number.double() for number in numbers]))
+
+    def finish(self) -> None:
+        """Record it in the runs that have not ended since it started."""
+        numbers = iter(self.numbers.values())
+        since = max(self.start_time, *(run.record_time for run in self.runs))
+        seconds = time.perf_counter() - since
+        for run, (state, outcome) in zip(self.runs, self.results, strict=True):
+            record: Record = {
+                "round": state.round,
+                "train_loss": next(numbers),
+                "batches": outcome.batches,
+                "batches_total": run.num_batches + outcome.batches,
+                "examples": outcome.examples,
+                "bytes_up": outcome.bytes_up,
+                "bytes_down": outcome.bytes_down,
+                **{name: next(numbers) for name in outcome.scalars},
+                "seconds": seconds / len(self.runs),
+            }
+            is_finite = math.isfinite(next(numbers))
+            if run.status == "running":
+                run.record_round(state, record, is_finite)
+
+
+class HostCopy:
+    """Numbers on their way from the device, so that reading them waits for nothing else."""
+
+    def __init__(self, numbers: torch.Tensor) -> None:
+        self.numbers, self.event = numbers, None
+        if numbers.is_cuda:
+            self.numbers = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+            self.numbers.copy_(numbers, non_blocking=True)
+            self.event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self.event.record()
+
+    def values(self) -> list[float]:
+        if self.event is not None:
+            self.event.synchronize()
+        values: list[float] = self.numbers.tolist()
+        return values
+
+
+def _has_diverged(records: list[Record]) -> bool:
+    """Whether the last training loss is not a number (None, once it was written)."""
+    return bool(records) and not is_number(records[-1]["train_loss"])
+
+
+def _sum_of_model(state: State) -> torch.Tensor:  # []
+    """A number that is finite if all of the model is."""
+    sums = [p.sum() for p in (*state.params.values(), *state.buffers.values())]
+    return torch.stack([s.double() for s in sums]).sum()

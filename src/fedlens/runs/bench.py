@@ -1,0 +1,303 @@
+"""How fast rounds are on this machine, and how near they come to what it can do.
+
+The workloads are those that other simulators are measured on. Images are noise around a picture
+for each class, so that one can see that a model learns. A round is all of it: choosing clients,
+drawing plans, training, weighing, combining and advancing; evaluation is apart.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedlens.build import Setup, build
+from fedlens.client import ClientProgram
+from fedlens.core import Dataset, Examples
+from fedlens.engines import Processes
+from fedlens.engines.gpus import in_a_child
+from fedlens.experiment import Clients, Experiment, LocalTraining, Named
+from fedlens.models import MODELS
+from fedlens.network.normalise import normalise
+from fedlens.options import did_you_mean
+from fedlens.rounds import begin, run_round
+from fedlens.runs.evaluate import asked, evaluate
+from fedlens.runs.settings import torch_settings
+from fedlens.runs.summary import peak_memory
+from fedlens.work import Part, Shared, Work
+
+POPULATION = 2  # times the clients of a round
+CLASSES = 10
+TESTED = 1000  # images that an evaluation is timed on
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Clients a round, each of which takes `steps` steps on batches of `batch` images."""
+
+    model: str
+    shape: tuple[int, int, int]
+    clients: int
+    steps: int
+    batch: int
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def samples(self) -> int:
+        """Images that a round trains on."""
+        return self.clients * self.steps * self.batch
+
+
+WORKLOADS = {
+    "pfl-cnn": Workload("pfl-cnn", (3, 32, 32), 50, 5, 10),
+    "hsu-cnn": Workload("hsu-cnn", (3, 32, 32), 10, 8, 64, {"padding": "same"}),
+    "mcmahan-cnn": Workload("mcmahan-cnn", (1, 28, 28), 10, 60, 10),
+    "pfl-cnn-1000": Workload("pfl-cnn", (3, 32, 32), 1000, 5, 10),
+    "hsu-cnn-100": Workload("hsu-cnn", (3, 32, 32), 100, 8, 64, {"padding": "same"}),
+    "resnet18": Workload("resnet18", (3, 32, 32), 10, 8, 32, {"stem": "cifar", "norm": "group"}),
+    "mobilenetv2": Workload("mobilenetv2", (3, 32, 32), 10, 8, 32, {"norm": "group"}),
+}
+
+
+COMMON = ["pfl-cnn", "hsu-cnn", "mcmahan-cnn"]  # those that every simulator is measured on
+
+
+def named(name: str) -> Workload:
+    if name not in WORKLOADS:
+        raise ValueError(f"unknown workload {name!r}: {did_you_mean(name, WORKLOADS)}")
+    return WORKLOADS[name]
+
+
+def examples(work: Workload) -> Examples:
+    """As many images as all clients hold: half a picture of their class, half noise."""
+    rng = torch.Generator().manual_seed(0)
+    channels, height, width = work.shape
+
+    def noise(count: int) -> Tensor:  # channels last, as published data sets are kept
+        shape = (count, height, width, channels)
+        return torch.randint(128, shape, generator=rng, dtype=torch.uint8).permute(0, 3, 1, 2)
+
+    pictures = noise(CLASSES)
+    labels = torch.randint(CLASSES, (POPULATION * work.samples,), generator=rng)
+    return Examples(noise(len(labels)).add_(pictures[labels]), labels)
+
+
+def experiment(work: Workload, engine: str, device: str, precision: str) -> Experiment:
+    """The workload as an experiment."""
+    train, channels = examples(work), work.shape[0]
+    test = train.take(torch.arange(min(TESTED, len(train))))
+    classes = tuple(map(str, range(CLASSES)))
+    level = (0.5,) * channels
+    return Experiment(
+        dataset=Dataset("noise", train, test, classes, level, level),
+        model=Named(work.model, work.options),
+        rounds=1,
+        engine=engine,  # type: ignore[arg-type]
+        device=device,
+        precision=precision,  # type: ignore[arg-type]
+        clients=Clients(
+            count=POPULATION * work.clients, per_round=work.clients, partition=Named("iid")
+        ),
+        local=LocalTraining(batch_size=work.batch, lr=0.01),
+    )
+
+
+def bench(
+    name: str,
+    *,
+    engine: str = "auto",
+    device: str = "auto",
+    precision: str = "auto",
+    repeats: int = 3,
+    seconds: float = 2.0,
+    watch: Callable[[str], None] | None = None,
+) -> dict[str, Any]:
+    """Measure a workload: the median of `repeats`, each of about `seconds`, after a warm-up."""
+    work = named(name)
+
+    def say(stage: str) -> None:
+        if watch is not None:
+            watch(f"{name}: {stage}")
+
+    setup = build(experiment(work, engine, device, precision))
+    try:
+        with torch_settings(setup.experiment, setup.device):
+            say("measuring the machine's limit")
+            limit = _limit(setup)
+            count_them = partial(_operations, work)
+            # Where a process has differentiated, it can fork no workers for the next workload.
+            forks = isinstance(setup.engine, Processes)
+            operations = in_a_child(count_them) if forks else count_them()
+            say("warming up")
+            one_round = rounds(setup)
+            if setup.devices[0].type == "cuda":  # shapes are recorded when they come again
+                time_of(one_round, 5, setup.device)
+            once = max(time_of(one_round, 3, setup.device), 1e-4)
+            count = max(int(seconds / once), 1)
+            times, busy = [], _busy(setup)
+            for repeat in range(repeats):
+                say(f"repeat {repeat + 1} of {repeats}: {count} rounds")
+                times.append(time_of(one_round, count, setup.device))
+            taken = statistics.median(times)
+            busy = (_busy(setup) - busy) / (sum(times) * count * _workers(setup))
+            say("measuring where the time goes")
+            parts = _parts(setup, work, taken)
+    finally:
+        setup.engine.close()
+    return {
+        "workload": f"{name} {work.clients} x {work.steps} x {work.batch}",
+        "engine": type(setup.engine).__name__.lower(),
+        "device": ", ".join(map(str, setup.devices)),
+        "precision": setup.experiment.precision,
+        "repeats": repeats,
+        "seconds_per_round": taken,
+        "spread": max(times) - min(times),
+        "steps_per_second": work.clients * work.steps / taken,
+        "samples_per_second": work.samples / taken,
+        "limit_share": operations * work.clients * work.steps / taken / limit,
+        "limit_flops": limit,
+        "waiting_share": 1 - busy if busy else None,
+        "padding_share": getattr(setup.engine, "padding_share", None),
+        **parts,
+        "peak_memory_bytes": peak_memory(setup),
+    }
+
+
+def _parts(setup: Setup, work: Workload, taken: float) -> dict[str, float]:
+    """Where the seconds of a round go; and those of an evaluation of 10,000 images, apart."""
+    device, network = setup.device, setup.network
+    server = time_of(rounds(replace(setup, engine=Idle())), 3, device)
+    workers = min(_workers(setup), work.clients)
+    side_by_side = min(getattr(setup.engine, "at_once", 1), work.clients)
+    if setup.devices != (device,):
+        side_by_side = -(-work.clients // workers)
+    batches = work.steps * -(-work.clients // side_by_side) / workers
+    gather = batches * _where_trained(setup, partial(_gather, setup, side_by_side * work.batch))
+    test = setup.parts["test"]
+    state = begin(network, setup.program, setup.federation, device)
+    judge = partial(
+        evaluate, asked(setup), state, test, CLASSES, setup.program.algorithm.objective.loss
+    )
+    time_of(judge, 1, device)
+    return {
+        "server_seconds": server,
+        "gather_seconds": gather,
+        "train_seconds": taken - server - gather,
+        "evaluate_seconds": time_of(judge, 2, device) / len(test) * 10_000,
+    }
+
+
+def _gather(setup: Setup, count: int, device: torch.device) -> float:
+    """Seconds in which so many images are read and normalised."""
+    network, index = setup.network, torch.arange(count, device=device)
+    images = setup.federation.examples.images[:count].to(device)
+    made = partial(normalise, mean=network.mean, std=network.std, dtype=network.compute)
+    return time_of(lambda: made(images[index]), 20, device)
+
+
+def _where_trained(setup: Setup, measure: Callable[[torch.device], float]) -> float:
+    """What is measured on the device of clients; if only workers may use it, in a child."""
+    device = setup.devices[0]
+    return measure(device) if device == setup.device else in_a_child(partial(measure, device))
+
+
+def _workers(setup: Setup) -> int:
+    return getattr(setup.engine, "workers", 1)
+
+
+def _busy(setup: Setup) -> float:
+    """Seconds that workers have been at work so far, added up over them."""
+    return getattr(setup.engine, "busy_seconds", 0.0)
+
+
+class Idle:
+    """An engine whose clients send nothing: what is left of a round is the server's own work."""
+
+    def map(self, program: ClientProgram, shared: Shared, work: Work) -> Iterator[Part]:
+        counters = {n: b[0] for n, b in shared.buffers.items() if not b.is_floating_point()}
+        loss = torch.zeros(len(work), device=next(iter(shared.params.values())).device)
+        update = {name: torch.zeros_like(t[0]) for name, t in shared.exact.items()}
+        yield Part(update, counters, {}, [{}] * len(work), {"loss": loss}, True, lent=False)
+
+    def close(self) -> None:
+        pass
+
+
+def rounds(setup: Setup) -> Callable[[], None]:
+    """A function that runs one round after another."""
+    state = begin(setup.network, setup.program, setup.federation, setup.device)
+
+    def one_round() -> None:
+        nonlocal state
+        state, _ = run_round(setup.program, setup.federation, setup.engine, state, seed=0)
+
+    return one_round
+
+
+def table(found: Sequence[dict[str, Any]]) -> str:
+    """One line a workload, for people."""
+    words = "workload, s a round, steps/s, samples/s, of limit, waiting, server, gather, train"
+    lines = [(*words.split(", "), "evaluate 10,000", "peak memory")]
+    for row in found:
+        seconds = ("server", "gather", "train", "evaluate")
+        lines.append(
+            (
+                row["workload"],
+                f"{row['seconds_per_round']:.4g}",
+                f"{row['steps_per_second']:,.0f}",
+                f"{row['samples_per_second']:,.0f}",
+                f"{row['limit_share']:.0%}",
+                "-" if row["waiting_share"] is None else f"{row['waiting_share']:.0%}",
+                *(f"{row[f'{part}_seconds']:.3g} s" for part in seconds),
+                f"{row['peak_memory_bytes'] / 2**20:,.0f} MiB",
+            )
+        )
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    padded = [[w.ljust(n) for w, n in zip(line, widths, strict=True)] for line in lines]
+    return "\n".join("  ".join(line).rstrip() for line in padded)
+
+
+def time_of(work: Callable[[], object], count: int, device: torch.device) -> float:
+    """Seconds of one, in a row of `count`."""
+    _wait(device)
+    start = time.perf_counter()
+    for _ in range(count):
+        work()
+    _wait(device)
+    return (time.perf_counter() - start) / count
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _limit(setup: Setup) -> float:
+    """Operations a second of a large matrix product, by all cores or the whole of all GPUs."""
+    count = len(setup.devices) if setup.devices[0].type == "cuda" else 1
+    return count * _where_trained(setup, partial(_products, setup.network.compute))
+
+
+def _products(dtype: torch.dtype, device: torch.device) -> float:
+    size = 8192 if device.type == "cuda" else 2048
+    a, b = torch.rand(2, size, size, device=device, dtype=dtype)
+    time_of(lambda: a @ b, 1, device)
+    return 2 * size**3 / min(time_of(lambda: a @ b, 1, device) for _ in range(4))
+
+
+def _operations(work: Workload) -> int:
+    """What one step must compute: the products of its convolutions and linear layers, both ways."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    module = MODELS[work.model](work.shape, CLASSES, **work.options)
+    images, labels = torch.rand(work.batch, *work.shape), torch.zeros(work.batch, dtype=torch.long)
+    with FlopCounterMode(display=False) as counter:
+        F.cross_entropy(module(images), labels).backward()  # type: ignore[no-untyped-call]
+    return int(counter.get_total_flops())

@@ -1,0 +1,85 @@
+"""What a run came to: its summary."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fedlens.build import Setup
+from fedlens.data import statistics
+from fedlens.engines.processes import largest_yet
+from fedlens.runs.budgets import at_round_numbers, rounds_to
+from fedlens.runs.evaluate import Twin, judged
+from fedlens.runs.records import is_number
+
+Record = dict[str, Any]
+"""One line of rounds.jsonl: what a round did and, if it was evaluated, how good the model is."""
+
+NO_MEASURES = {"round", "seconds", "evaluation_seconds", "train_loss", "examples"}
+NO_MEASURES |= {"batches", "batches_total", "bytes_up", "bytes_down"}
+SHARES = (80, 90, 95, 99)  # percent of the twin's accuracy, for which rounds are counted
+
+
+def summary(
+    setup: Setup,
+    status: str,
+    records: list[Record],
+    elapsed: float,
+    twin: Twin | None,
+) -> dict[str, Any]:
+    evaluated = [record for record in records if any("_accuracy" in key for key in record)]
+    measures = [key for key in (evaluated[-1] if evaluated else {}) if key not in NO_MEASURES]
+    best: dict[str, Any] = {}
+    for key in (key for key in measures if not key.endswith("_classes_predicted")):
+        better = min if key.endswith(("loss", "std")) else max
+        sound = [record for record in evaluated if is_number(record.get(key))]
+        if sound:
+            record = better(sound, key=lambda r: r[key])
+            best[key] = {"value": record[key], "round": record["round"]}
+    training, evaluation = (
+        sum(record.get(key, 0.0) for record in records) for key in ("seconds", "evaluation_seconds")
+    )
+    padding = getattr(setup.engine, "padding_share", None)
+    against: dict[str, Any] = {}
+    if twin is not None:
+        reached = {str(s): rounds_to(records, s / 100, "relative_accuracy") for s in SHARES}
+        against = {"twin": twin._asdict(), "rounds_to": reached}
+    at_budgets = {}
+    if setup.experiment.evaluate.on:
+        at_budgets = at_round_numbers(records, f"{judged(setup.experiment)}_accuracy")
+    return {
+        "status": status,
+        "rounds": len(records),
+        "collapsed": bool(evaluated) and _is_constant(evaluated[-1]),
+        "final": {key: evaluated[-1][key] for key in measures}
+        | ({"train_loss": records[-1]["train_loss"]} if records else {}),
+        "best": best,
+        **at_budgets,
+        **against,
+        "emd": statistics.emd(label_counts(setup)),
+        "seconds": {"training": training, "evaluation": evaluation, "total": elapsed},
+        **{
+            key: sum(record[key] for record in records)
+            for key in ("batches", "examples", "bytes_up", "bytes_down")
+        },
+        "peak_memory_bytes": peak_memory(setup),
+        **({} if padding is None else {"padding_share": padding}),
+    }
+
+
+def _is_constant(record: Record) -> bool:
+    """Whether the model gave one and the same class to everything it was evaluated on."""
+    return any(record.get(f"{part}_classes_predicted") == 1 for part in ("test", "validation"))
+
+
+def label_counts(setup: Setup) -> torch.Tensor:
+    return setup.federation.label_counts(setup.federation.everyone(0))
+
+
+def peak_memory(setup: Setup) -> int:
+    """The most that was in use: of the GPUs, else by this process and by its workers besides."""
+    if setup.device.type == "cuda":
+        return torch.cuda.max_memory_allocated(setup.device)
+    by_workers = getattr(setup.engine, "worker_bytes", 0)
+    return by_workers if setup.devices[0].type == "cuda" else largest_yet() + by_workers

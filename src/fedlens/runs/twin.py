@@ -1,0 +1,209 @@
+"""The centralised twin of a run: what its model is worth when one client holds everything.
+
+The twin has the run's model, initial weights, seed, loss, augmentation and local settings, and
+the examples of all clients together, as they see them. It is plain SGD, whatever the algorithm:
+one optimiser whose momentum is never reset, normalisation layers that nobody keeps apart.
+
+Its budget is the run's. The clients of all rounds together are planned to process so many
+examples (rounds x cohort x what a client processes in a round, on average over all clients); the
+twin makes as many passes over its examples as that comes to, rounded, and one at the least.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import inspect
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedlens import keys
+from fedlens.build import Setup, build
+from fedlens.core import Examples, Fixed, Holdings
+from fedlens.data.partitions import Altered, dealt
+from fedlens.data.places import cache
+from fedlens.experiment import Clients, Experiment, Named, Server
+from fedlens.files import write_atomically
+from fedlens.runs.active import Watch, train
+from fedlens.runs.evaluate import Twin, judged
+from fedlens.runs.folder import to_json
+from fedlens.runs.summary import Record
+from fedlens.version import __version__
+
+AT_ONCE = 64  # clients whose plans are drawn together
+CHUNK = 1024  # images read together
+GIVEN_BY_CONTENT = ("dataset", "clients", "engine", "device", "weights", "weights_sha256")
+
+
+def twin(experiment: Experiment, data: str | Path | None = None) -> Experiment:
+    """The twin's own experiment, which can be run like any other: a round is one pass."""
+    folder = Path(data) if data is not None else None
+    return _described(build(replace(experiment, engine="sequential"), folder))
+
+
+def accuracy(
+    experiment: Experiment, data: str | Path | None = None, watch: Watch | None = None
+) -> float:
+    """The accuracy of an experiment's twin, which is trained unless it was before."""
+    folder = Path(data) if data is not None else None
+    return trained(build(replace(experiment, engine="sequential"), folder), watch).accuracy
+
+
+def trained(setup: Setup, watch: Watch | None = None) -> Twin:
+    """The twin of a run that is set up, from the cache if it is there.
+
+    While it is trained, `watch` is told of each pass: `twin` is its number, `of` how many there
+    will be, and `train_loss` the loss.
+    """
+    described = _described(setup)
+    central = build(replace(described, dataset=setup.dataset), beside=setup)
+    file = cache() / "twins" / f"{_key(central)}.json"
+    measure = f"{judged(described)}_accuracy"
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):  # else it is made anew
+        return Twin(float(json.loads(file.read_bytes())["records"][-1][measure]), cached=True)
+
+    def say(record: Record) -> None:
+        if watch is not None:
+            passes = {"twin": record["round"], "of": described.rounds}
+            watch(passes | {"train_loss": record["train_loss"]})
+
+    result = train(central, say)
+    if result.status != "finished":
+        raise ValueError(
+            f"the centralised twin {result.status} in pass {len(result.records)} of "
+            f"{described.rounds}: try a smaller local.lr, or set evaluate.twin = false"
+        )
+    content = {"experiment": described.plain(), "records": result.records}
+    with contextlib.suppress(OSError):  # where nothing can be kept, it is trained every time
+        write_atomically(file, to_json(content, indent=1).encode())
+    return Twin(result.final[measure], cached=False)
+
+
+def together(
+    examples: Examples,
+    num_classes: int,
+    num_clients: int,
+    rng: np.random.Generator,
+    *,
+    of: str | dict[str, Any],
+    count: int | None = None,
+) -> Altered:
+    """One client with all that `count` clients of the partition `of` hold, as they see it.
+
+    Where they hold other examples in every round, it has all there are.
+    """
+    named = Named.of(of, "of")
+    held = dealt(named.name, named.options, examples, num_classes, count, rng)
+    if isinstance(held, Altered):
+        examples, held = held.examples, held.held
+    held = held.everyone if isinstance(held, Fixed) else held
+    index = _distinct(held) if isinstance(held, Holdings) else torch.arange(len(examples))
+    return Altered(examples, Holdings.of([index]))
+
+
+def _described(setup: Setup) -> Experiment:
+    experiment, clients = setup.experiment, setup.experiment.clients
+    of = {"name": clients.partition.name, **clients.partition.options}
+    of = {name: value for name, value in of.items() if value is not None}
+    passes = max(round(_num_processed(setup) / max(_num_held(setup), 1)), 1)
+    return replace(
+        experiment,
+        rounds=passes,
+        engine="processes" if setup.devices != (setup.device,) else "auto",
+        norm="shared" if experiment.norm == "local" else experiment.norm,
+        clients=Clients(
+            count=1,
+            partition=Named("fedlens.runs.twin:together", {"of": of, "count": clients.count}),
+            seed=clients.seed,
+            holdout=clients.holdout,
+        ),
+        local=replace(experiment.local, epochs=1, reset=False),
+        server=Server(),
+        evaluate=replace(experiment.evaluate, every=passes, twin=False),
+        algorithm=(),
+    )
+
+
+def _distinct(held: Holdings) -> Tensor:
+    """The examples that anyone holds, each once."""
+    return torch.from_numpy(np.unique(held.index.numpy()))
+
+
+def _num_held(setup: Setup) -> int:
+    """How many examples the twin has."""
+    if isinstance(setup.federation.split, Fixed):
+        return len(_distinct(setup.federation.everyone(0)))
+    return len(setup.federation.examples)
+
+
+def _num_processed(setup: Setup) -> float:
+    """How many examples the clients of all rounds are planned to process."""
+    experiment, federation = setup.experiment, setup.federation
+    root = keys.fold(keys.root(experiment.seed), keys.purpose("twin"))
+    total = 0
+    for clients in torch.split(torch.arange(federation.num_clients), AT_ONCE):
+        holdings = federation.holdings(0, clients)
+        total += int(setup.program.algorithm.draw(holdings, keys.fold(root, clients)).counts.sum())
+    cohort = experiment.clients.cohort
+    return experiment.rounds * cohort * total / max(federation.num_clients, 1)
+
+
+def _key(setup: Setup) -> str:
+    """A hash of everything that the twin's accuracy depends on."""
+    plain = setup.experiment.plain()
+    settings = {name: value for name, value in plain.items() if name not in GIVEN_BY_CONTENT}
+    dataset, network = setup.dataset, setup.network
+    said = {
+        "settings": settings,
+        "model": repr(network.module),
+        "normalised": [dataset.mean, dataset.std, dataset.num_classes],
+        "device": setup.devices[0].type,
+        "versions": [__version__, torch.__version__],
+    }
+    digest = hashlib.sha256(to_json(said).encode())
+    for code in _code(setup):
+        digest.update(code)
+    for tree in (network.params, network.buffers, network.frozen):
+        for name, tensor in tree.items():
+            digest.update(name.encode())
+            digest.update(_bytes(tensor))
+    held = setup.federation.everyone(0).index
+    for part in _contents(setup.federation.examples, held):
+        digest.update(part)
+    for examples in setup.parts.values():
+        for part in _contents(examples, torch.arange(len(examples))):
+            digest.update(part)
+    return digest.hexdigest()[:32]
+
+
+def _contents(examples: Examples, index: Tensor) -> Iterator[bytes]:
+    device = examples.labels.device
+    yield f"{tuple(examples.images.shape[1:])} {examples.images.dtype}".encode()
+    for some in torch.split(index, CHUNK):
+        yield _bytes(examples.read(some.to(device)))
+        yield _bytes(examples.labels[some.to(device)])
+
+
+def _code(setup: Setup) -> Iterator[bytes]:
+    """The code of the model and the loss, which may be the user's own and change."""
+    made_of: set[type | Callable[..., Any]] = {type(m) for m in setup.network.module.modules()}
+    made_of.add(setup.program.algorithm.objective.loss)
+    files = set()
+    for part in made_of:
+        with contextlib.suppress(TypeError, OSError):  # typed into a console: it has no file
+            files.add(inspect.getfile(part))
+    for file in sorted(files):
+        with contextlib.suppress(OSError):
+            yield Path(file).read_bytes()
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().tobytes()

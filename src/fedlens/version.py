@@ -1,0 +1,3 @@
+"""The version of Fedlens, which a run writes down."""
+
+__version__ = "0.1.0"

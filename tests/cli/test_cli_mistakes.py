@@ -1,0 +1,214 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.command_line import EXPERIMENT, everything
+from tests.data.published_files import write_idx_set
+
+pytestmark = [
+    pytest.mark.usefixtures("here"),
+    # typer 0.20 asks click for names that click is about to drop.
+    pytest.mark.filterwarnings("ignore:'click.utils:DeprecationWarning"),
+]
+
+
+def truncated() -> str:
+    """A data set of which one file was cut short, in `data`."""
+    write_idx_set(Path("data/fashion-mnist"), zipped=False)
+    path = Path("data/fashion-mnist/train-images-idx3-ubyte")
+    path.write_bytes(path.read_bytes()[:-100])
+    return path.name
+
+
+def spoilt_npz() -> str:
+    labels = np.zeros(4, np.int64)
+    images = np.zeros((4, 5, 5), np.uint8)
+    np.savez("spoilt.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
+    path = Path("spoilt.npz")
+    path.write_bytes(path.read_bytes()[:300])
+    return path.name
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["a.toml", "local.lrr=1"], "unknown key 'local.lrr': did you mean 'lr'?"),
+        (["a.toml", "local.lr=fast"], "local.lr is 'fast': expected a number"),
+        (["a.toml", "rounds=0"], "rounds is 0: choose 1 or more"),
+        (["a.toml", "nonsense"], "'nonsense' is not an override: write key=value"),
+        (["missing.toml"], "cannot read the experiment missing.toml: No such file or directory"),
+        (["."], "cannot read the experiment .: Is a directory"),
+        (["broken.toml"], "broken.toml is not valid TOML: "),
+        (["a.toml", "dataset=fashion-mnist"], "fashion-mnist is not in "),
+        (["a.toml", "dataset={name='npz', path='no.npz'}"], "no.npz cannot be read (No such"),
+        (["a.toml", "dataset=fashion-mnist", "--data", "data"], "is damaged (15580 bytes, shorter"),
+        (["a.toml", "dataset={name='npz', path='spoilt.npz'}"], "spoilt.npz cannot be read as"),
+        (["a.toml", "clients.count=6001"], "6001 clients but 6000 examples: choose no more"),
+        (["a.toml", "clients.per_round=31"], "per_round is 31: there are 30 clients: choose 1"),
+        (["a.toml", "--seed", "x"], "Invalid value for '--seed': 'x' is not a valid integer"),
+        (["a.toml", "--seed", "-1"], "seed is -1: choose 0 or more"),
+        (["a.toml", "--device", "tpu"], "device is 'tpu': choose auto, cpu or cuda"),
+        (["a.toml", "--sed", "3"], "No such option: --sed"),
+        (["a.toml", "model=mine:net"], "model 'mine:net' cannot be imported (No module named"),
+        (["a.toml", "algorithm=['fedavgm', 'lambda-sum', {name='fedavg', over='population'}]"],
+         "lambda-sum and fedavg both refill `weigh`: leave one out"),
+        (["a.toml", "--out", "a.toml"], "a.toml exists: choose another --out, or add --overwrite"),
+        (["a.toml", "--out", "a.toml", "--overwrite"], "a.toml is not a run, so it is not over"),
+        (["a.toml", "--out", "a.toml/run"], "cannot be written (File exists): choose another"),
+        ([], "Missing argument 'EXPERIMENT'"),
+    ],
+)  # fmt: skip
+def test_a_mistake_gets_one_line_and_status_2_and_nothing_is_written(fedlens, words, message):
+    truncated()
+    spoilt_npz()
+    Path("broken.toml").write_text("rounds = = 3")
+    before = everything()
+    status, out, err = fedlens("run", *words)
+    assert (status, out) == (2, "")
+    assert err.startswith("fedlens: ")
+    assert err.count("\n") == 1
+    assert message in err
+    assert everything() == before
+
+
+def test_a_mistake_costs_no_earlier_run(fedlens):
+    assert fedlens("run", "a.toml", "--out", "run").status == 0
+    before = everything()
+    for wrong in ("clients.count=6001", "norm=local", "dataset=mnist", "local.lrr=3"):
+        assert fedlens("run", "a.toml", wrong, "--out", "run", "--overwrite").status == 2
+    assert everything() == before
+    status, _, err = fedlens("run", "a.toml", "--out", "run")
+    assert status == 2
+    assert err == "fedlens: run exists: choose another --out, or add --overwrite\n"
+    assert everything() == before
+
+    Path("run/stale.txt").write_text("an old one's")
+    assert fedlens("run", "a.toml", "--out", "run", "--overwrite", "--seed", "5").status == 0
+    assert not Path("run/stale.txt").exists()
+    assert json.loads(Path("run/manifest.json").read_text())["seed"] == 5
+
+
+def test_a_folder_that_is_no_run_is_never_overwritten(fedlens):
+    Path("project").mkdir()
+    Path("project/experiment.toml").write_text(EXPERIMENT)
+    Path("project/notes.txt").write_text("dear diary")
+    before = everything()
+    for folder in (".", "project"):
+        status, _, err = fedlens("run", "a.toml", "--out", folder, "--overwrite")
+        assert (status, err.count("\n")) == (2, 1)
+        assert "is not a run, so it is not overwritten: choose another" in err
+    assert everything() == before
+
+
+def test_a_run_that_fails_ends_with_1(fedlens):
+    Path("bad_model.py").write_text(
+        "from torch import nn\n"
+        "class Net(nn.Sequential):\n"
+        "    def __init__(self, shape, outputs):\n"
+        "        super().__init__(nn.Flatten(), nn.Linear(784, outputs))\n"
+        "    calls = 0\n"
+        "    def forward(self, x):\n"
+        "        Net.calls += self.training\n"
+        "        if Net.calls > 3: raise RuntimeError('it broke')\n"
+        "        return super().forward(x)\n"
+    )
+    status, out, err = fedlens("run", "a.toml", "model=bad_model:Net", "--out", "run")
+    assert (status, out) == (1, "")
+    assert err == "fedlens: failed: RuntimeError: it broke\n"
+    assert json.loads(Path("run/summary.json").read_text())["status"] == "failed"
+    _, _, err = fedlens("run", "a.toml", "model=bad_model:Net", "--out", "b", "--debug")
+    assert "Traceback (most recent call last)" in err
+
+
+MINE = """
+import torch
+from torch import nn
+import fedlens as fl
+
+def no_net(shape, outputs):
+    raise RuntimeError("no net today\\nor tomorrow")
+
+class Pair(nn.Module):
+    def __init__(self, shape, outputs):
+        super().__init__()
+        self.layer = nn.Linear(784, outputs)
+
+    def forward(self, x):
+        return self.layer(x.flatten(1)), x
+
+class Misspelt(Pair):
+    def forward(self, x):
+        return self.lair(x)
+
+@fl.paper
+def forgetful(base):
+    base.solve
+
+def arrays(source):
+    images, labels = torch.zeros(4, 1, 28, 28), torch.tensor([0, 1, 0, 1])
+    train = fl.Examples(images.numpy(), labels)
+    return fl.Dataset("mine", train, train, ("a", "b"))
+
+def one_hot(source):
+    images, labels = torch.zeros(4, 1, 28, 28), torch.eye(2, dtype=torch.int64).repeat(2, 1)
+    train = fl.Examples(images, labels)
+    return fl.Dataset("mine", train, train, ("a", "b"))
+"""
+
+
+@pytest.mark.parametrize("engine", ["sequential", "stacked"])
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [
+        ("model=mine:no_net", "mine:no_net failed (RuntimeError: no net today): mend it"),
+        ("model=mine:Pair", "the model gives a tuple: let it return its outputs alone, a tensor"),
+        ("model=mine:Misspelt", "(1, 28, 28): 'Misspelt' object has no attribute 'lair'"),
+        ("algorithm=mine:forgetful", "forgetful gave NoneType: let it return an Algorithm, as"),
+        ("dataset=mine:arrays", "images are a ndarray: give a tensor, as torch.as_tensor(images)"),
+        ("dataset=mine:one_hot", "labels are torch.int64 of shape (4, 2): give one whole number"),
+    ],
+)
+def test_a_mistake_in_ones_own_code_gets_one_line_and_status_2(fedlens, own, message, engine):
+    Path("mine.py").write_text(MINE)
+    status, out, err = fedlens("run", "a.toml", own, f"engine={engine}", "--out", "run")
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert message in err
+    assert not Path("run").exists()
+
+
+def test_what_does_not_exist_is_refused_in_one_line(fedlens):
+    mistakes = {
+        ("run", "a.toml", "--data", "nowhere"): "nowhere is no folder of data sets: name one, or",
+        ("data", "list", "--data", "nowhere"): "nowhere is no folder of data sets: name one, or",
+        ("partition", "a.toml", "--out", "p.xyz"): "--out p.xyz: the picture is a PNG file, let",
+        ("list", "algoritms"): "'algoritms' is not one of",
+        ("lst",): "No such command 'lst'",
+        ("report", "nowhere"): "nowhere is not a run folder: there is no such folder",
+        ("partition", "nowhere.toml"): "cannot read the experiment nowhere.toml",
+        ("data", "get", "mnst"): "'mnst' is not a published set: did you mean 'mnist'?",
+        ("data", "get", "fashion-mnist-mini"): "is inside the package: there is nothing to fetch",
+        ("data", "check", "mnist"): "mnist is not in ",
+    }
+    before = everything()
+    for words, message in mistakes.items():
+        status, out, err = fedlens(*words)
+        assert (status, out, err.count("\n")) == (2, "", 1), words
+        assert err.startswith("fedlens: ")
+        assert message in err
+    assert everything() == before
+
+
+def test_the_command_itself_runs_and_shows_a_traceback_only_when_asked():
+    command = [sys.executable, "-c", "from fedlens.cli.main import main; main()"]
+    words = ["run", "a.toml", "local.lr=-1"]
+    asked = subprocess.run(
+        [*command, *words, "--debug"], capture_output=True, text=True, check=False
+    )
+    assert (asked.returncode, asked.stdout) == (2, "")
+    assert "Traceback (most recent call last)" in asked.stderr
+    assert asked.stderr.splitlines()[-1] == "fedlens: local.lr is -1.0: choose 0 or more"
+    assert set(everything()) == {"a.toml"}

@@ -1,0 +1,132 @@
+"""`fedlens sweep`, as people call it."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+# typer 0.20 asks click for names that click is about to drop.
+pytestmark = pytest.mark.filterwarnings("ignore:'click.utils:DeprecationWarning")
+
+EXPERIMENT = """
+dataset = "fashion-mnist-mini"
+model = "linear"
+rounds = 2
+engine = "stacked"
+
+[clients]
+count = 60
+per_round = 3
+
+[local]
+lr = 0.05
+"""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    handler = signal.getsignal(signal.SIGTERM)
+    monkeypatch.delenv("FEDLENS_DATA", raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.chdir(tmp_path)
+    Path("a.toml").write_text(EXPERIMENT)
+    yield
+    signal.signal(signal.SIGTERM, handler)
+
+
+@pytest.fixture
+def sweep(monkeypatch, capsys):
+    """The command, in this process."""
+    from fedlens.cli import main as cli
+
+    def command(*words):
+        monkeypatch.setattr(sys, "argv", ["fedlens", "sweep", *words])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return ended.value.code, *capsys.readouterr()
+
+    return command
+
+
+def records(folder):
+    lines = (folder / "rounds.jsonl").read_text().splitlines()
+    return [{k: v for k, v in json.loads(line).items() if "seconds" not in k} for line in lines]
+
+
+def test_a_sweep_from_the_command_line(sweep):
+    grid = ("--grid", "local.lr=0.01,0.1", "--grid", "local.momentum=0.0,0.9", "--seeds", "2")
+    status, out, err = sweep("a.toml", "rounds=1", *grid, "--out", "s")
+    assert status == 0
+    folders = sorted(path.name for path in Path("s").iterdir() if path.is_dir())
+    assert len(folders) == 8 + 1 and "figures" in folders  # and the picture of them all
+    assert Path("s/report.html").exists()
+    assert "lr=0.1,momentum=0.9,seed=1" in folders
+    assert "s: 8 points in one stack, up to 8 side by side on cpu\n" in err
+    assert "s: round 8/8  lr=0.1,momentum=0.9,seed=1  train loss" in err
+    assert out.count("finished") == 8
+    chosen = Path("s/lr=0.1,momentum=0.9,seed=1/experiment.toml").read_text()
+    assert "lr = 0.1" in chosen and "seed = 1" in chosen
+
+    status, out, err = sweep("a.toml", "rounds=1", *grid, "--out", "s", "--json")
+    assert status == 0
+    assert [summary["status"] for summary in json.loads(out).values()] == ["finished"] * 8
+    assert err == "s: all 8 points are done\n"
+
+
+def test_values_may_be_words_and_the_folder_has_a_name_of_its_own(sweep):
+    status, _, err = sweep("a.toml", "--grid", "algorithm=fedavg,fedir", "--quiet")
+    assert (status, err) == (0, "")
+    folders = {path.name for path in Path("runs/a-sweep").iterdir()}
+    assert folders == {"algorithm=fedavg", "algorithm=fedir", "report.html", "figures"}
+
+
+def test_divergence_is_said_and_counts_if_nothing_else_is_left(sweep):
+    bad = "local.weight_decay=1e30"
+    status, _, err = sweep("a.toml", "--grid", f"{bad},0", "--out", "s", "-q")
+    assert status == 0
+    assert err == "fedlens: 1 of 2 points diverged: weight_decay=1e+30\n"
+    status, out, _ = sweep("a.toml", "--grid", bad, "--out", "s", "-q", "--json")
+    assert status == 3
+    assert json.loads(out)["weight_decay=1e+30"]["status"] == "diverged"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "a sweep needs values to go through: give a grid, or a number of seeds"),
+        (["--grid", "local.lr"], "'local.lr' is not an axis of a grid: write key=value,value"),
+        (["--grid", "local.lr=fast,slow"], "local.lr is 'fast': expected a number"),
+        (["--seeds", "2", "--out", "a.toml"], "a.toml is a file: choose a folder for the sweep"),
+    ],
+)
+def test_a_mistake_is_one_line_and_nothing_is_written(sweep, words, message):
+    status, out, err = sweep("a.toml", "-q", *words)
+    assert status == 2
+    assert err.count("\n") == 1 and message in err
+    assert out == "" and [path.name for path in Path().iterdir()] == ["a.toml"]
+
+
+def test_a_sweep_that_was_killed_goes_on_with_the_same_command(sweep):
+    words = ["a.toml", "rounds=40", "--seeds", "3", "--out", "killed"]
+    program = [sys.executable, "-m", "fedlens", "sweep", *words]
+    under_way = Path("killed/seed=2/rounds.jsonl")
+    with Path("err").open("w") as err:
+        process = subprocess.Popen(program, stdout=err, stderr=err)
+        end = time.monotonic() + 60
+        while not under_way.exists() and time.monotonic() < end:
+            time.sleep(0.01)
+        process.kill()
+    assert process.wait(60) == -signal.SIGKILL, Path("err").read_text()
+    for name in ("killed", "whole"):  # both in processes of one thread
+        again = [*program[:-1], name, "-q"]
+        subprocess.run(again, check=True, capture_output=True)
+    for seed in range(3):
+        found, expected = (Path(name) / f"seed={seed}" for name in ("killed", "whole"))
+        assert len(records(found)) == 40
+        assert records(found) == records(expected)
+        models = [(folder / "model.safetensors").read_bytes() for folder in (found, expected)]
+        assert models[0] == models[1]

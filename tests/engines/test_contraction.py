@@ -1,0 +1,78 @@
+"""Steps that are contractions are taken as such: the result is that of the solver and the penalty
+themselves."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+
+from fedlens.algorithm import compose
+from fedlens.algorithms.admm import fedadmm
+from fedlens.client import ClientProgram
+from fedlens.engines import Sequential, Stacked
+from fedlens.network.network import Network
+from fedlens.pieces import Sgd, Uniformly
+from fedlens.rounds import begin, run_round
+from tests.federations import CPU, RAGGED, noisy_images, small_cnn, wide
+from tests.papers_under_test import ALGORITHMS, PLAIN
+
+
+@dataclass(frozen=True)
+class Silent:
+    """A solver that does not say what its steps are."""
+
+    inner: Any
+
+    def init(self, params):
+        return self.inner.init(params)
+
+    def update(self, *arguments):
+        return self.inner.update(*arguments)
+
+
+@pytest.mark.parametrize("name", ["fedprox", "admm", "fedadmm"])
+@pytest.mark.parametrize("engine", [Sequential, Stacked])
+def test_a_contraction_is_what_its_solver_does_step_by_step(name, engine):
+    algorithm = ALGORITHMS[name]
+    inner = getattr(algorithm.solve, "inner", None)
+    plain = Sgd(0.05) if inner is None else replace(algorithm.solve, inner=Sgd(0.05))
+    algorithm = replace(algorithm, solve=plain)
+    assert algorithm.contraction is not None and not algorithm.contraction.is_plain
+    federation = noisy_images(RAGGED)
+    network = Network(small_cnn("group"), dtype=torch.float64)
+    states = []
+    for solve in (plain, Silent(plain)):
+        program = ClientProgram(replace(algorithm, solve=solve), network.layout)
+        state = begin(network, program, federation, CPU)
+        made = engine(network, federation.examples)
+        for _ in range(3):
+            state, _ = run_round(program, federation, made, state, seed=0)
+        states.append(state)
+    torch.testing.assert_close(states[0].params, states[1].params, rtol=1e-10, atol=1e-12)
+    for client, memory in states[0].clients.rows.items():
+        torch.testing.assert_close(memory, states[1].clients.rows[client], rtol=1e-10, atol=1e-12)
+
+
+def test_momentum_and_several_dual_steps_are_no_contractions():
+    assert Sgd(0.1, momentum=0.9).contraction is None
+    assert Sgd(torch.tensor([0.1, 0.2])).contraction is None
+    assert ALGORITHMS["ceadmm"].contraction is None
+
+
+def test_clients_may_take_more_steps_than_those_of_rounds_before():
+    federation = noisy_images([10] * 6 + [80] * 2)
+    network = Network(wide(0.2), dtype=torch.float64)
+    algorithm = replace(compose(PLAIN, fedadmm(rho=0.1)), select=Uniformly(2))
+    program = ClientProgram(algorithm, network.layout)
+    states, steps = [], []
+    for factor in (True, False):
+        engine = Stacked(network, federation.examples, factor=factor)
+        state = begin(network, program, federation, CPU)
+        for _ in range(8):
+            state, outcome = run_round(program, federation, engine, state, seed=0)
+            steps.append(outcome.batches)
+        assert bool(engine._made[2]) is factor
+        states.append(state)
+    assert max(steps) > steps[0], "a later round has more of them"
+    torch.testing.assert_close(states[0].params, states[1].params, rtol=1e-10, atol=1e-12)

@@ -1,0 +1,163 @@
+"""Every algorithm, every engine: the same numbers."""
+
+import copy
+import functools
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+
+from fedlens.algorithm import Algorithm, compose
+from fedlens.algorithms import ALGORITHMS as PAPERS
+from fedlens.algorithms.fedavgm import fedavgm
+from fedlens.augment import Augment
+from fedlens.client import ClientProgram
+from fedlens.engines import Sequential
+from fedlens.network.network import Network
+from fedlens.pieces import Epochs, Sgd, Uniformly
+from fedlens.rounds import State, begin, run_round
+from tests.federations import (
+    CPU,
+    ENGINES,
+    RAGGED,
+    accuracy,
+    assert_equal,
+    noisy_images,
+    small_cnn,
+    train,
+)
+from tests.papers_under_test import ALGORITHMS, BASE
+
+MODELS = {
+    "group norm": lambda: small_cnn("group"),
+    "batch norm and dropout": lambda: small_cnn("batch", dropout=0.3),
+}
+OTHERS = ["stacked", "stacked, two at a time", "processes"]
+# Plain, with a pull, with what the server tells, what clients remember, all uploads at once:
+ON_DEVICES = ["fedavg", "fedprox", "fedir", "scaffold", "fedadmm", "fedbn", "median", "fedns"]
+
+
+@functools.cache
+def reference(algorithm: str, model: str) -> State:
+    return train(ALGORITHMS[algorithm], "sequential", module=MODELS[model]())
+
+
+@pytest.mark.parametrize("engine", OTHERS)
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_engines_agree(algorithm, model, engine):
+    agree(train(ALGORITHMS[algorithm], engine, module=MODELS[model]()), reference(algorithm, model))
+
+
+@pytest.mark.parametrize("engine", ["two devices", "more devices than clients"])
+@pytest.mark.parametrize("algorithm", ON_DEVICES)
+def test_workers_with_devices_of_their_own_agree(algorithm, engine):
+    model = "batch norm and dropout"
+    found = train(ALGORITHMS[algorithm], f"processes, {engine}", module=MODELS[model]())
+    agree(found, reference(algorithm, model))
+
+
+def agree(found: State, expected: State) -> None:
+    for part in ("params", "buffers"):
+        for name, value in getattr(expected, part).items():
+            torch.testing.assert_close(getattr(found, part)[name], value, rtol=1e-9, atol=1e-11)
+    for kind, tree in expected.told.items():
+        for name, value in tree.items():
+            torch.testing.assert_close(found.told[kind][name], value, rtol=1e-9, atol=1e-11)
+    assert expected.clients.rows.keys() == found.clients.rows.keys()
+    for client, row in expected.clients.rows.items():
+        for kind, tree in row.items():
+            for name, value in tree.items():
+                kept = found.clients.rows[client][kind][name]
+                torch.testing.assert_close(kept, value, rtol=1e-9, atol=1e-11)
+
+
+def test_every_paper_is_under_test():
+    tested = {name.split(",")[0].split(" ")[0] for name in ALGORITHMS}
+    assert set(PAPERS) <= tested
+
+
+@pytest.mark.parametrize("engine", OTHERS)
+def test_engines_agree_with_augmentation(engine):
+    augment = Augment(crop=1, flip=True)
+    expected = train(BASE, "sequential", augment=augment)
+    found = train(BASE, engine, augment=augment)
+    for name, value in expected.params.items():
+        torch.testing.assert_close(found.params[name], value, rtol=1e-9, atol=1e-11)
+
+
+def test_the_number_of_workers_does_not_change_a_bit():
+    two = train(BASE, "processes", module=small_cnn("batch"), dtype=torch.float32)
+    three = train(BASE, "processes, three workers", module=small_cnn("batch"), dtype=torch.float32)
+    assert_equal(found=three.params, expected=two.params)
+    assert_equal(found=three.buffers, expected=two.buffers)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_round_leaves_the_state_it_was_given_as_it_was(dtype):
+    federation = noisy_images(RAGGED)
+    network = Network(small_cnn("batch"), dtype=dtype)
+    program = ClientProgram(compose(BASE, fedavgm(0.9)), network.layout)
+    engine = Sequential(network, federation.examples)
+    state, _ = run_round(
+        program, federation, engine, begin(network, program, federation, CPU), seed=0
+    )
+    before = copy.deepcopy((state.params, state.buffers, state.server["velocity"]))
+    run_round(program, federation, engine, state, seed=0)
+    for found, expected in zip(
+        (state.params, state.buffers, state.server["velocity"]), before, strict=True
+    ):
+        assert_equal(found=found, expected=expected)
+
+
+def test_an_error_in_a_worker_is_shown():
+    @dataclass(frozen=True)
+    class Broken:
+        def __call__(self, local):
+            raise ArithmeticError("the client's own words")
+
+    broken = Algorithm(BASE.select, BASE.draw, BASE.objective.plus(Broken()), BASE.solve)
+    with pytest.raises(RuntimeError, match="the client's own words"):
+        train(broken, "processes")
+
+
+def test_all_engines_learn():
+    federation, module = noisy_images(RAGGED), small_cnn()
+    for engine in ENGINES:
+        state = train(BASE, engine, rounds=8, federation=federation)
+        assert accuracy(module, state, federation) > 0.9, engine
+
+
+class Own(nn.Module):
+    """A module as people write them: in-place layers, a branch on training, sums, odd shapes."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(1, 4, 3)
+        self.act = nn.LeakyReLU(0.1, inplace=True)
+        self.relu = nn.ReLU(inplace=True)
+        self.drop = nn.Dropout(0.5)
+        self.rows = nn.Flatten(2)
+        self.mix = nn.Linear(36, 5)
+        self.norm = nn.LayerNorm(5)
+        self.flat = nn.Flatten()
+        self.head = nn.Linear(20, 4)
+
+    def forward(self, x):
+        x = self.relu(1.0 + self.act(self.conv(x)))
+        if self.training:
+            x = self.drop(x)
+        return self.head(self.flat(self.norm(self.mix(self.rows(x)))))
+
+
+@pytest.mark.parametrize("engine", OTHERS)
+def test_engines_agree_on_a_module_as_people_write_them(engine):
+    torch.manual_seed(0)
+    module = Own()
+    equal = noisy_images([8] * 8)  # as many clients as examples in a batch
+    algorithm = Algorithm(Uniformly(8), Epochs(1, 8), solve=Sgd(0.1))
+    expected = train(algorithm, "sequential", federation=equal, module=module)
+    found = train(algorithm, engine, federation=equal, module=module)
+    for name, value in expected.params.items():
+        torch.testing.assert_close(found.params[name], value, rtol=1e-9, atol=1e-11)

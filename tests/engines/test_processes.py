@@ -1,0 +1,253 @@
+"""Workers: how clients are dealt to them, and what becomes of them."""
+
+import os
+import signal
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fedlens as fl
+from fedlens import build as building
+from fedlens.client import ClientProgram
+from fedlens.core import Upload, zeros_at_first
+from fedlens.engines import Processes, Sequential, gpus, processes, worker
+from fedlens.engines.costs import Costs
+from fedlens.engines.engine import predict
+from fedlens.engines.processes import even_blocks, longest_first
+from fedlens.network.network import Network
+from fedlens.pieces import Uniformly
+from fedlens.pieces.upload import difference
+from fedlens.rounds import begin, run_round
+from fedlens.runs import manifest as manifests
+from tests.federations import CPU, RAGGED, assert_equal, noisy_images, small_cnn, train
+from tests.papers_under_test import BASE
+from tests.toys import toy
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=40), st.integers(1, 6), st.integers(1, 50))
+def test_blocks_are_the_whole_cohort_in_its_order(steps, number, most):
+    blocks = even_blocks(steps, number, most)
+    clients = [client for block in blocks for client in range(len(steps))[block]]
+    assert clients == list(range(len(steps)))
+    assert all(0 < block.stop - block.start <= most for block in blocks)
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=40), st.integers(1, 6))
+def test_no_block_takes_longer_than_its_part_and_the_longest_client(steps, number):
+    costs = [s + 1 for s in steps]
+    blocks = even_blocks(steps, number, len(steps))
+    assert len(blocks) <= number
+    longest = max(sum(costs[block]) for block in blocks)
+    assert longest <= sum(costs) / number + max(costs)
+
+
+def test_equal_clients_are_dealt_evenly():
+    assert even_blocks([5] * 8, 4, 8) == [slice(0, 2), slice(2, 4), slice(4, 6), slice(6, 8)]
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=40), st.integers(2, 12))
+def test_every_task_is_handed_out_once_and_none_before_its_turn_could_come(sizes, num_slots):
+    order = longest_first(sizes, num_slots)
+    assert sorted(order) == list(range(len(sizes)))
+    for dealt in range(len(order)):  # those that hold a slot until the first that is missing comes
+        missing = min(set(range(len(sizes))) - set(order[:dealt]))
+        assert sum(task > missing for task in order[:dealt]) < num_slots
+
+
+def test_the_longest_tasks_are_handed_out_first():
+    assert longest_first([3, 9, 1, 5], num_slots=4) == [1, 3, 0, 2]
+    assert longest_first([3, 9, 1, 5, 8], num_slots=4) == [1, 0, 3, 2, 4]
+
+
+def test_what_clients_take_is_learnt_from_what_others_took():
+    costs = Costs()
+    steps, examples = torch.tensor([10, 2, 5]), torch.tensor([10, 64, 40])
+    assert costs.of(steps, examples) == [10, 64, 40], "nothing is known yet"
+    for number in range(20):
+        costs.learn(number % 5, 3 * number, 0.5 * (number % 5) + 0.01 * 3 * number)
+    assert costs.of(steps, examples) == pytest.approx([5.1, 1.64, 2.9])
+
+
+def test_clients_that_are_all_alike_cost_the_same():
+    costs = Costs()
+    for seconds in (1.0, 1.1) * 8:
+        costs.learn(5, 50, seconds)
+    one, other = costs.of(torch.tensor([5, 5]), torch.tensor([50, 50]))
+    assert one == other == pytest.approx(1.05)
+
+
+def test_few_slots_and_many_clients_change_nothing(monkeypatch):
+    everyone = replace(BASE, select=Uniformly(10))
+    expected = train(everyone, "processes")
+    monkeypatch.setattr(processes, "UPLOADS", 1)  # two slots a worker
+    assert_equal(found=train(everyone, "processes").params, expected=expected.params)
+    found = train(everyone, "processes, two devices").params
+    for name, value in expected.params.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-9, atol=1e-11)
+
+
+@dataclass(frozen=True)
+class KeepsWhatItHad:
+    """upload: a client whose memory never changes, which it hands back as it got it."""
+
+    def __call__(self, local) -> Upload:
+        return replace(difference(local), keep=dict(local.memory))
+
+
+def test_a_client_may_keep_just_what_it_had():
+    keeping = replace(BASE, memory={"mine": zeros_at_first}, upload=KeepsWhatItHad())
+    expected = train(keeping, "sequential").clients.rows
+    for engine in ("processes", "processes, two devices"):
+        found = train(keeping, engine).clients.rows
+        assert found.keys() == expected.keys()
+        for client, row in expected.items():
+            assert_equal(found=found[client]["mine"], expected=row["mine"])
+
+
+def crew(algorithm, **options):
+    federation = noisy_images(RAGGED)
+    network = Network(small_cnn(), dtype=torch.float64)
+    program = ClientProgram(algorithm, network.layout)
+    engine = Processes(network, federation.examples, **options)
+    return engine, program, federation, begin(network, program, federation, CPU)
+
+
+@pytest.mark.parametrize("options", [{"workers": 2}, {"devices": [CPU] * 2}])
+def test_a_worker_that_dies_is_told_of_and_the_next_round_has_a_new_one(options):
+    engine, program, federation, state = crew(BASE, **options)
+    try:
+        expected, _ = run_round(program, federation, engine, state, seed=0)
+        os.kill(engine._crew.processes[0].pid, signal.SIGKILL)
+        with pytest.raises(RuntimeError, match="a worker process was killed"):
+            run_round(program, federation, engine, state, seed=0)
+        found, _ = run_round(program, federation, engine, state, seed=0)
+        assert_equal(found=found.params, expected=expected.params)
+    finally:
+        engine.close()
+
+
+def test_workers_with_devices_predict_what_this_process_would():
+    engine, program, federation, state = crew(BASE, devices=[CPU] * 2)
+    examples, model = federation.examples, state.params | state.buffers
+    batches = [slice(0, 7), torch.tensor([5, 3, 250]), slice(290, 300)]
+    try:
+        run_round(program, federation, engine, state, seed=0)
+        before = engine.busy_seconds
+        found = list(engine.predict(model, examples, batches))
+        assert engine.busy_seconds > before
+    finally:
+        engine.close()
+    expected = list(predict(engine.network, model, examples, batches))
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_without_devices_this_process_predicts_and_so_it_does_without_workers():
+    for options in ({"workers": 2}, {"devices": [CPU] * 2}):
+        engine, _, federation, state = crew(BASE, **options)
+        model = state.params | state.buffers
+        (found,) = engine.predict(model, federation.examples, [slice(0, 5)])
+        assert engine.busy_seconds == 0
+        assert len(found) == 5
+
+
+def test_a_run_whose_workers_have_devices_comes_to_the_same(monkeypatch, tmp_path):
+    """Evaluation, held-out examples and the centralised twin included."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    experiment = fl.Experiment(
+        dataset=toy(),
+        model="linear",
+        rounds=3,
+        engine="stacked",
+        device="cpu",
+        precision="fp64",
+        clients=fl.Clients(count=4, holdout=0.3),
+        evaluate=fl.Evaluate(every=1, on=("test", "train"), twin=True),
+    )
+    expected = fl.run(experiment)
+    monkeypatch.setattr(building, "_devices", lambda _: (CPU, [CPU] * 2))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another"))
+    found = fl.run(replace(experiment, engine="processes"), tmp_path / "run")
+    for mine, theirs in zip(found.records, expected.records, strict=True):
+        for name in theirs.keys() - {"seconds", "evaluation_seconds"}:
+            assert mine[name] == pytest.approx(theirs[name], rel=1e-9), name
+    assert found.summary["final"].keys() == expected.summary["final"].keys()
+
+
+def test_a_process_that_has_used_a_gpu_says_so(monkeypatch):
+    """There are GPUs, but a child sees none."""
+    monkeypatch.setattr(gpus, "_names", lambda: ())
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(ValueError, match="this process has used a GPU already"):
+        gpus.gpu_names.__wrapped__()
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    engine, program, federation, state = crew(BASE, devices=[torch.device("cuda", 0)])
+    with pytest.raises(ValueError, match="this process has used a GPU already"):
+        run_round(program, federation, engine, state, seed=0)
+
+
+def test_a_worker_for_each_gpu_or_for_the_one_named(monkeypatch):
+    monkeypatch.setattr(building, "gpu_names", lambda: ("one", "two"))
+    monkeypatch.setattr(manifests, "gpu_names", building.gpu_names)
+    names = {"cuda": "one, two", "auto": "one, two", "cuda:1": "two", "cpu": "cpu"}
+    for device, called in names.items():
+        experiment = fl.Experiment(toy(), "linear", 1, engine="processes", device=device)
+        setup = building.build(experiment)
+        assert setup.device == CPU
+        assert manifests.manifest(setup)["device"] == called
+    with pytest.raises(ValueError, match="device is 'cuda:7', but torch sees 2 GPUs"):
+        building.build(replace(experiment, device="cuda:7"))
+
+
+def settings_of_new_memory() -> str:
+    """What the system was told of the memory that a worker would have a large tensor in."""
+    worker.keep_memory()
+    place = torch.ones(2**22).data_ptr() + 2**23  # in the midst of it
+    found = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first, *rest = line.split()
+        if "-" in first:
+            start, end = (int(address, 16) for address in first.split("-"))
+            found = start <= place < end
+        elif found and first == "VmFlags:":
+            return " ".join(rest)
+    raise LookupError(place)
+
+
+@pytest.mark.skipif(
+    not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="a system without large pages"
+)
+def test_workers_ask_for_large_pages():
+    assert "hg" in gpus.in_a_child(settings_of_new_memory)
+
+
+def fail():
+    raise ArithmeticError("in its own words")
+
+
+def test_a_child_gives_an_answer_or_its_error():
+    assert gpus.in_a_child(os.getpid) != os.getpid()
+    with pytest.raises(RuntimeError, match="in its own words"):
+        gpus.in_a_child(fail)
+
+
+def test_models_may_lie_in_another_order_in_memory():
+    federation = noisy_images(RAGGED)
+    module = small_cnn("group").to(memory_format=torch.channels_last)
+    network = Network(module, dtype=torch.float64)
+    program = ClientProgram(BASE, network.layout)
+    ends = []
+    for engine in (
+        Sequential(network, federation.examples),
+        Processes(network, federation.examples),
+    ):
+        state = begin(network, program, federation, CPU)
+        for _ in range(2):
+            state, _ = run_round(program, federation, engine, state, seed=0)
+        engine.close()
+        ends.append(state.params)
+    torch.testing.assert_close(*ends, rtol=1e-10, atol=1e-12)

@@ -1,0 +1,140 @@
+"""Blocks of clients, and factored layers: what `stacked` does to save memory and time."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fedlens.algorithm import Algorithm
+from fedlens.client import ClientProgram
+from fedlens.engines import Sequential, Stacked
+from fedlens.network.network import Network
+from fedlens.pieces import Epochs, Sgd, Uniformly
+from fedlens.rounds import RoundInput, begin, run_round, run_rounds
+from tests.federations import RAGGED, noisy_images, small_cnn, wide
+from tests.papers_under_test import ALGORITHMS
+
+CPU = torch.device("cpu")
+
+
+def after(engine, network, program, federation, rounds=3, seed=0):
+    state = begin(network, program, federation, CPU)
+    for _ in range(rounds):
+        state, _ = run_round(program, federation, engine, state, seed=seed)
+    return state
+
+
+def assert_same(one, other):
+    for name, value in (one.params | one.buffers).items():
+        found = (other.params | other.buffers)[name]
+        torch.testing.assert_close(found, value, rtol=1e-12, atol=1e-12)
+
+
+class Cramped(Stacked):
+    """There is room for `room` clients at once and no more."""
+
+    room = 3
+
+    def _block(self, program, shared, work):
+        if len(work) > self.room:
+            raise torch.OutOfMemoryError("no room")
+        return super()._block(program, shared, work)
+
+
+def test_too_large_blocks_are_halved_and_the_result_is_the_same():
+    federation = noisy_images(RAGGED)
+    network = Network(small_cnn("group"), dtype=torch.float64)
+    program = ClientProgram(ALGORITHMS["fedavg"], network.layout)
+    cramped = Cramped(network, federation.examples)
+    expected = after(Sequential(network, federation.examples), network, program, federation)
+    assert_same(expected, after(cramped, network, program, federation))
+    assert cramped.at_once <= 3
+
+
+def test_memory_that_does_not_do_for_one_client_is_an_error():
+    federation = noisy_images(RAGGED)
+    network = Network(small_cnn("group"), dtype=torch.float64)
+    program = ClientProgram(ALGORITHMS["fedavg"], network.layout)
+    cramped = Cramped(network, federation.examples)
+    cramped.room = 0
+    with pytest.raises(torch.OutOfMemoryError):
+        after(cramped, network, program, federation)
+
+
+def test_padding_is_what_fills_up_shorter_batches_and_nothing_else():
+    network = Network(small_cnn("group"), dtype=torch.float64)
+    program = ClientProgram(
+        replace(ALGORITHMS["fedavg"], select=Uniformly(2), draw=Epochs(1, batch_size=10)),
+        network.layout,
+    )
+    for sizes, share in (([20, 20], 0.0), ([40, 20], 0.0), ([15, 20], 1 - 35 / 40)):
+        federation = noisy_images(sizes)
+        engine = Stacked(network, federation.examples)
+        after(engine, network, program, federation, rounds=1)
+        assert engine.padding_share == pytest.approx(share)
+
+
+def plain(name: str) -> Algorithm:
+    """An algorithm whose clients descend without momentum."""
+    algorithm, step = ALGORITHMS[name], Sgd(0.1)
+    solve = replace(algorithm.solve, inner=step) if "admm" in name else step
+    return replace(algorithm, solve=solve)
+
+
+@pytest.mark.parametrize(
+    "name", ["fedavg", "fedir", "fedprox", "fedns", "median", "lastfc", "admm", "fedadmm"]
+)
+@pytest.mark.parametrize("sizes", [[20] * 8, RAGGED], ids=["equal", "ragged"])
+def test_factored_layers_give_what_the_weights_themselves_give(name, sizes):
+    federation = noisy_images(sizes)
+    network = Network(wide(0.2), dtype=torch.float64)
+    program = ClientProgram(plain(name), network.layout)
+    made = [
+        Stacked(network, federation.examples, factor=factor, at_once=3) for factor in (False, True)
+    ]
+    explicit, factored = (after(engine, network, program, federation) for engine in made)
+    assert made[1]._made[2], "nothing was factored"
+    assert_same(explicit, factored)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedprox", "median"])
+@pytest.mark.parametrize("at_once", [64, 8], ids=["one block", "blocks of one and two"])
+def test_factored_layers_of_a_sweep_give_what_each_experiment_gives_alone(name, at_once):
+    federation = noisy_images([20] * 8)
+    network = Network(wide(0.2), dtype=torch.float64)
+    base = replace(ALGORITHMS[name], select=Uniformly(4))
+    programs = [
+        ClientProgram(replace(base, solve=Sgd(lr)), network.layout) for lr in (0.1, 0.2, 0.05)
+    ]
+    turns = [
+        RoundInput(program, federation, begin(network, program, federation, CPU), seed)
+        for seed, program in enumerate(programs)
+    ]
+    together = ClientProgram.joint(programs, next(iter(turns[0].state.params.values())))
+    engine = Stacked(network, federation.examples, at_once=at_once)
+    for _ in range(3):
+        after_round = run_rounds(together, engine, turns)
+        turns = [replace(t, state=state) for t, (state, _) in zip(turns, after_round, strict=True)]
+    assert engine._made[2], "nothing was factored"
+    for seed, (turn, program) in enumerate(zip(turns, programs, strict=True)):
+        alone = Stacked(network, federation.examples, factor=False)
+        assert_same(after(alone, network, program, federation, seed=seed), turn.state)
+
+
+@pytest.mark.parametrize("name", ["fedadmm", "scaffold", "feddyn"])
+def test_layers_are_not_factored_where_it_would_not_hold(name):
+    federation = noisy_images([20] * 8)
+    network = Network(wide(0.0), dtype=torch.float64)
+    program = ClientProgram(ALGORITHMS[name], network.layout)
+    engine = Stacked(network, federation.examples)
+    after(engine, network, program, federation, rounds=1)
+    assert not engine._made[2]
+
+
+def test_a_small_matrix_is_not_factored():
+    federation = noisy_images([70] * 8)
+    network = Network(small_cnn("group"), dtype=torch.float64)
+    program = ClientProgram(ALGORITHMS["fedavg"], network.layout)
+    engine = Stacked(network, federation.examples)
+    after(engine, network, program, federation, rounds=1)
+    assert not engine._made[2]

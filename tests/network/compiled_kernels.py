@@ -1,0 +1,58 @@
+"""Every Triton kernel compiles for a GPU, without one: what interpretation does not notice.
+
+The layers of `interpreted_kernels` are called in bfloat16, and each kernel is compiled for an H100
+(compute capability 9.0) in the place of being launched. What they compute is nothing.
+"""
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from fedlens.network.kernels import ops as fused
+from tests.network import interpreted_kernels
+
+SHARED = 232_448  # bytes of shared memory that a program on an H100 can have
+
+
+class Absent:
+    """What Triton asks a driver for, of a GPU that is not there."""
+
+    def get_current_target(self):
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self):
+        return 0
+
+    def get_current_stream(self, device):
+        return 0
+
+
+def main() -> None:
+    driver.set_active(Absent())
+    compiled = set()
+
+    def compile_it(kernel, grid):
+        def launch(*arguments, **settings):
+            made = kernel.warmup(*arguments, grid=grid, **settings)
+            assert made.metadata.shared <= SHARED, f"{kernel.fn.__name__} needs too much memory"
+            compiled.add(f"{kernel.fn.__module__}.{kernel.fn.__name__}")
+
+        return launch
+
+    JITFunction.__getitem__ = compile_it
+    interpreted_kernels.agree = lambda *_: None
+    interpreted_kernels.torch.testing.assert_close = lambda *_, **__: None
+    torch.set_default_dtype(torch.bfloat16)
+    interpreted_kernels.convolutions()
+    interpreted_kernels.the_rest()
+    interpreted_kernels.factors(batch=5, features=70, out=24, steps=3)
+    interpreted_kernels.factors(batch=fused.ROWS, features=600, out=600, steps=2)  # the largest
+    interpreted_kernels.small_layers()
+    torch.set_default_dtype(torch.float32)
+    interpreted_kernels.adding()
+    print(*sorted(compiled))
+
+
+if __name__ == "__main__":
+    main()

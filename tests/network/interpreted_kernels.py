@@ -1,0 +1,201 @@
+"""Triton kernels beside plain PyTorch, on the CPU by interpretation: run with TRITON_INTERPRET=1.
+
+On a GPU the same runs as it is, compiled: `python tests/network/interpreted_kernels.py`.
+"""
+
+import torch
+import torch.nn.functional as F
+
+from fedlens import keys
+from fedlens.network.factors import Factors
+from fedlens.network.kernels import elementwise as row_kernels
+from fedlens.network.kernels import ops as fused
+from fedlens.network.layers import dropout_word, keyed_dropout
+from fedlens.network.normalise import normalise
+from fedlens.network.stacked.products import _Convolve, _Factored, _Linear, drifted
+from fedlens.pieces.objective import cross_entropy
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+torch.backends.cuda.matmul.allow_tf32 = True
+LOOSE = 1e-4 if DEVICE == "cpu" else 2e-2  # a GPU multiplies in tf32 here
+
+CONVOLUTIONS = {  # channels, out, size, padding, stride, relu, pool
+    "first layer": (3, 8, 5, (2, 2, 2, 2), (1, 1), True, True),
+    "valid": (16, 8, 3, (0, 0, 0, 0), (1, 1), True, False),
+    "odd, no activation": (4, 20, 4, (1, 2, 1, 2), (1, 1), False, False),
+    "stride": (16, 32, 3, (1, 1, 1, 1), (2, 2), True, False),
+    "padded, many channels": (32, 16, 5, (2, 2, 2, 2), (1, 1), True, True),
+    "many channels, sides differ": (64, 8, 3, (0, 1, 1, 0), (1, 1), False, False),
+    "wider than a tile": (144, 136, 1, (0, 0, 0, 0), (1, 1), True, False),
+    "more padding than kernel": (8, 16, 2, (2, 2, 2, 2), (1, 1), True, False),
+    "more padding than kernel, many channels": (16, 16, 3, (3, 3, 3, 3), (1, 1), False, False),
+    "pool without relu, odd size": (8, 16, 2, (0, 0, 0, 0), (1, 1), False, True),
+}
+
+
+def agree(what: str, found: torch.Tensor, expected: torch.Tensor, tolerance: float = LOOSE) -> None:
+    worst = (found - expected).norm() / expected.norm().clamp(min=1e-12)
+    assert worst < tolerance, f"{what}: off by {worst:.1e}"
+
+
+def whole(*shape: int) -> torch.Tensor:
+    """Small whole numbers: products and sums of them are exact, also in tf32."""
+    return torch.randint(-3, 4, shape, device=DEVICE).float()
+
+
+def convolutions() -> None:
+    clients, batch = 2, 3
+    for name, (channels, out, size, padding, stride, relu, pool) in CONVOLUTIONS.items():
+        x = whole(clients * batch, channels, 10, 9)
+        x = x.contiguous(memory_format=torch.channels_last).requires_grad_()
+        weight = whole(clients, out, channels, size, size).requires_grad_()
+        bias = whole(clients, out).requires_grad_()
+        found = fused.convolve(x, weight, bias, padding, stride, relu=relu, pool=pool)
+        expected = _Convolve.apply(x, weight, bias, padding, stride)
+        expected = F.relu(expected) if relu else expected
+        expected = F.max_pool2d(expected, 2) if pool else expected
+        agree(name, found, expected, 1e-5)
+        pull = whole(*expected.shape)
+        gradients = (torch.autograd.grad(y, (x, weight, bias), pull) for y in (found, expected))
+        for what, one, other in zip(("dx", "dw", "db"), *gradients, strict=True):
+            agree(f"{name}, {what}", one, other, 1e-5)
+        print(f"{name} agrees")
+
+
+def the_rest() -> None:
+    client_keys = keys.fold(keys.root(3), torch.arange(2)).to(DEVICE)
+    images = torch.randn(2, 3, 5, 4, 6, device=DEVICE)
+    last = images.flatten(0, 1).contiguous(memory_format=torch.channels_last)
+    for channels in (False, True):
+        expected = torch.stack(
+            [
+                keyed_dropout(x, k, 0.3, 1, call=2, channels=channels)
+                for x, k in zip(images, client_keys, strict=True)
+            ]
+        )
+        word, dropped = dropout_word(1, 2), round(0.3 * 2**16)
+        found = fused.dropout(last, client_keys, word, dropped, whole_channels=channels)
+        torch.testing.assert_close(found.view_as(images), expected)
+    for width in (60, 61):
+        rows = torch.randn(2, 3, width, device=DEVICE)
+        expected = torch.stack(
+            [keyed_dropout(x, k, 0.3, 1, call=2) for x, k in zip(rows, client_keys, strict=True)]
+        )
+        found = fused.dropout(rows, client_keys, word, dropped, whole_channels=False)
+        torch.testing.assert_close(found, expected)
+
+    logits = torch.randn(2, 7, 10, device=DEVICE, requires_grad=True)
+    labels, weight = torch.randint(10, (2, 7), device=DEVICE), torch.rand(2, 7, device=DEVICE)
+    weight[:, 5:] = 0
+    found = fused.cross_entropy(logits, labels, weight)
+    expected = (weight * cross_entropy(logits, labels)).sum(1) / weight.sum(1)
+    torch.testing.assert_close(found, expected)
+    pull = torch.randn_like(expected)
+    for one, other in zip(
+        torch.autograd.grad(found, logits, pull),
+        torch.autograd.grad(expected, logits, pull),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other)
+
+    pixels = torch.randint(256, (4, 3, 5, 6), dtype=torch.uint8)
+    mean, std = (0.1, 0.2, 0.3), (0.4, 0.5, 0.6)
+    expected = normalise(pixels, mean, std, torch.float32).to(DEVICE)
+    scale = 1 / (255 * torch.tensor(std, device=DEVICE))
+    shift = -torch.tensor(mean, device=DEVICE) / torch.tensor(std, device=DEVICE)
+    for layout in (torch.contiguous_format, torch.channels_last):
+        moved = pixels.to(DEVICE).contiguous(memory_format=layout)
+        found = row_kernels.normalise(moved, scale, shift, torch.float32)
+        torch.testing.assert_close(found, expected)
+    print("dropout, cross-entropy and normalising agree")
+
+
+def factors(batch: int, features: int, out: int, steps: int) -> None:
+    groups, clients = 2, 4
+    start = torch.randn(groups, out, features, device=DEVICE)
+    bias = torch.randn(clients, out, device=DEVICE, requires_grad=True)
+    lr, decay = (
+        torch.tensor(rates, device=DEVICE, dtype=torch.float32)
+        for rates in ([0.1, 0.2], [0.9, 1.0])
+    )
+    rooms = [
+        (
+            torch.zeros(clients, steps * batch, features, device=DEVICE),
+            torch.zeros(clients, steps * batch, out, device=DEVICE),
+            torch.zeros(clients, dtype=torch.int64, device=DEVICE),
+        )
+        for _ in range(2)
+    ]
+    drifts = torch.randn(clients, out, features, device=DEVICE)
+    many = torch.arange(steps + 1)
+    times = torch.stack([drifted(many, *rates) for rates in ((0.1, 0.9), (0.2, 1.0))])
+    times = times.to(DEVICE, torch.float32)
+    for step in range(steps):
+        size = batch - step  # a batch may be a short one
+        x = torch.randn(clients, size, features, device=DEVICE, requires_grad=True)
+        pull = torch.randn(clients, size, out, device=DEVICE)
+        results = []
+        for form, room in zip((fused.Factored, _Factored), rooms, strict=True):
+            inputs, slopes, taken = room
+            drift = drifts if step else None
+            whole = Factors(start, *room, batch, lr, decay.log2(), drift, times)
+            y = form.apply(x, bias, whole, step != 1)
+            taken += 1
+            results.append((y, *torch.autograd.grad(y, (x, bias), pull), inputs, slopes))
+        for what, one, other in zip(("y", "dx", "db", "X", "D"), *results, strict=True):
+            agree(f"factors, {what} of step {step}", one, other)
+    print("factors agree")
+
+
+def small_layers() -> None:
+    for batch, features, out, relu in ((5, 70, 24, True), (64, 130, 72, False)):
+        x = torch.randn(3, batch, features, device=DEVICE, requires_grad=True)
+        weight = torch.randn(3, out, features, device=DEVICE, requires_grad=True)
+        bias = torch.randn(3, out, device=DEVICE, requires_grad=True)
+        found = fused.linear(x, weight, bias, relu=relu)
+        expected = _Linear.apply(x, weight, bias, relu)
+        agree("small layer", found, expected)
+        pull = torch.randn_like(expected)
+        both = (torch.autograd.grad(y, (x, weight, bias), pull) for y in (found, expected))
+        for what, one, other in zip(("dx", "dw", "db"), *both, strict=True):
+            agree(f"small layer, {what}", one, other)
+    print("small layers agree")
+
+
+def adding() -> None:
+    to = [torch.randn(3, 5, 7, device=DEVICE).permute(0, 2, 1), torch.randn(2000, device=DEVICE)]
+    what = [torch.randn_like(t) for t in to]
+    expected = [a - 0.1 * b for a, b in zip(to, what, strict=True)]
+    assert row_kernels.add(to, what, -0.1)
+    torch.testing.assert_close(to, expected)
+    assert not row_kernels.add([to[0]], [what[0].contiguous()], 1.0), "they lie otherwise"
+    rows = [torch.randn(3, 5, 7, device=DEVICE).transpose(1, 2), torch.randn(3, 900, device=DEVICE)]
+    slopes, times = [torch.randn_like(t) for t in rows], torch.randn(3, device=DEVICE)
+    expected = [
+        a + times.view(3, *[1] * (a.ndim - 1)) * b for a, b in zip(rows, slopes, strict=True)
+    ]
+    assert row_kernels.add(rows, slopes, times)
+    torch.testing.assert_close(rows, expected)
+    assert not row_kernels.add([rows[0].permute(1, 0, 2)], [slopes[0].permute(1, 0, 2)], times[:1])
+    slopes, drift = ([torch.randn_like(t) for t in to] for _ in range(2))
+    server = [torch.randn_like(to[0][:1]), torch.randn(1000, device=DEVICE)]
+    starts = [server[0], torch.cat([server[1]] * 2)]
+    for drifts in ([], drift):
+        expected = [
+            s + 0.9 * (w - s) - 0.1 * (g + d)
+            for w, g, s, d in zip(to, slopes, starts, drifts or [0, 0], strict=True)
+        ]
+        assert row_kernels.contract(to, slopes, server, drifts, 0.1, 0.9)
+        torch.testing.assert_close(to, expected)
+    print("adding agrees")
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    convolutions()
+    the_rest()
+    factors(batch=5, features=70, out=24, steps=3)
+    factors(batch=40, features=300, out=70, steps=2)  # several blocks of everything
+    small_layers()
+    adding()
+    print("all agree")

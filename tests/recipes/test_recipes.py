@@ -1,0 +1,233 @@
+"""Recipes: each runs, goes on where it stopped, and says what is missing."""
+
+import json
+import re
+import signal
+import sys
+from html import unescape
+from pathlib import Path
+
+import pytest
+
+from fedlens.experiment import Experiment
+from fedlens.recipes import RECIPES
+from fedlens.recipes.estimate import Timing
+from fedlens.recipes.recipe import Measured, Scale
+from fedlens.recipes.reproduce import plan, reproduce, run_cells, show, status
+from fedlens.report.blocks import Table
+
+ITEMS = {
+    "fedavg-cifar10": "headline figure12 figure13 figure14 figure16 figure17 figure18 "
+    "architectures fedprox samples",
+    "hsu2020": "table1 table2 table3 table4 table5 figure2 figure3 figure4 figure5 figure6 figure7 "
+    "figure8 figure9 figure10",
+    "fedns": "table1 table2 table3 figure1 figure2 figure3",
+    "ghaemi": "centralised fedavg fedprox liadmm fedadmm why-liadmm-fails samples",
+}
+
+
+# typer 0.20 asks click for names that click is about to drop.
+in_process = pytest.mark.filterwarnings("ignore:'click.utils:DeprecationWarning")
+
+
+class Stopped(Exception):
+    pass
+
+
+@pytest.fixture(autouse=True)
+def nothing_of_whoever_runs_the_tests(tmp_path, monkeypatch):
+    monkeypatch.delenv("FEDLENS_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def test_every_item_of_every_paper_is_there():
+    wanted = [f"{paper}/{item}" for paper, items in ITEMS.items() for item in items.split()]
+    assert list(RECIPES) == wanted
+
+
+def test_every_recipe_is_documented():
+    page = (Path(__file__).parents[2] / "docs" / "reproduce.md").read_text()
+    assert re.findall(r"^\| `(\S+/\S+)`", page, re.MULTILINE) == list(RECIPES)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """One place for all items, so that what they have in common is run once."""
+    return tmp_path_factory.mktemp("reproductions")
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_makes_its_page_from_the_embedded_images(name, root):
+    done = reproduce(name, "smoke", root / name)
+    page = unescape(done.page.read_text())
+    for block in done.blocks:
+        assert block.title in page
+    assert "None of its numbers can be compared" in page or not done.results.runs
+    assert "the place of" in page
+    assert len(done.blocks) > 1
+    for runs in done.results.runs.values():
+        assert all(run.status in ("finished", "diverged") for run in runs)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_describes_the_papers_own_experiments(name, monkeypatch):
+    monkeypatch.setattr(Scale, "has", lambda *_: True)
+    recipe = RECIPES[name](Scale("paper"))
+    for experiment in list(recipe.cells.values())[:20]:
+        assert Experiment.of(experiment.plain()) == experiment
+        assert experiment.dataset.name != "fashion-mnist-mini"
+
+
+def test_what_is_done_is_kept_and_an_interrupted_reproduction_goes_on(tmp_path):
+    def records(out):
+        return [
+            [[json.loads(line)[key] for key in ("train_loss", "test_loss")] for line in lines]
+            for file in sorted(out.glob("runs/*/rounds.jsonl"))
+            if (lines := file.read_text().splitlines())
+        ]
+
+    seen = []
+
+    def stop(record):
+        seen.append(record["done"])
+        if len(seen) == 3:
+            raise Stopped
+
+    name = "ghaemi/fedadmm"
+    with pytest.raises(Stopped):
+        reproduce(name, "smoke", tmp_path / "out", watch=stop)
+    left = plan(name, "smoke", tmp_path / "out")
+    assert left.rounds_done == 3
+    assert len(left.left) == len(left.cells) - 1
+    reproduce(name, "smoke", tmp_path / "out", watch=lambda record: seen.append(record["done"]))
+    assert seen == list(range(1, left.rounds + 1))
+    reproduce(name, "smoke", tmp_path / "elsewhere" / "out")
+    assert records(tmp_path / "out") == records(tmp_path / "elsewhere" / "out")
+
+
+def test_a_run_that_two_items_have_in_common_is_made_once(tmp_path):
+    reproduce("fedavg-cifar10/headline", "smoke", tmp_path / "headline")
+    watched = []
+    reproduce("fedavg-cifar10/figure12", "smoke", tmp_path / "figure12", watch=watched.append)
+    assert not watched
+    first, again = (
+        tmp_path / item / "runs" / run / "manifest.json"
+        for item, run in (("headline", "lambda-rule-1000-outputs"), ("figure12", "lambda-rule"))
+    )
+    assert first.read_text() == again.read_text()
+
+
+def test_a_folder_of_other_experiments_is_left_alone_unless_told(tmp_path):
+    name = "fedavg-cifar10/figure12"
+    reproduce(name, "smoke", tmp_path / "out")
+    with pytest.raises(ValueError, match="another experiment: choose another --out"):
+        plan(name, "smoke", tmp_path / "out", overrides=["local.lr=0.2"])
+    planned = plan(name, "smoke", tmp_path / "out", overrides=["local.lr=0.2"], overwrite=True)
+    assert len(planned.left) == 2
+    run_cells(planned)
+    assert all(status(place) == "finished" for place in planned.cells)
+    assert show(planned).page.exists()
+
+
+def test_seeds_are_as_many_as_asked_for(tmp_path):
+    done = reproduce("fedavg-cifar10/figure12", "smoke", tmp_path / "out", seeds=2)
+    assert {len(runs) for runs in done.results.runs.values()} == {2}
+    found = done.results.final("FedAvg")
+    assert found.seeds == 2
+    assert found.std > 0
+    tables = [block for block in done.blocks if isinstance(block, Table)]
+    assert any("±" in str(cell) for table in tables for row in table.rows for cell in row)
+
+
+def test_missing_data_is_told_with_the_remedy():
+    with pytest.raises(ValueError, match="fedlens data get cifar10"):
+        plan("fedavg-cifar10/headline", "paper")
+
+
+def test_small_takes_the_embedded_images_where_the_others_are_not_and_says_so():
+    planned = plan("ghaemi/fedavg", "small")
+    assert {cell.dataset.name for cell in planned.cells.values()} == {"fashion-mnist-mini"}
+    assert "which is not on this machine" in planned.recipe.stand_in
+
+
+def test_mistakes_are_told():
+    for call, words in {
+        ("ghaemi/fedavgg", "smoke"): "did you mean 'ghaemi/fedavg'",
+        ("ghaemi/fedavg", "tiny"): "scale is 'tiny'",
+    }.items():
+        with pytest.raises(ValueError, match=words):
+            plan(*call)
+    with pytest.raises(ValueError, match="seeds is 0"):
+        plan("ghaemi/fedavg", "smoke", seeds=0)
+
+
+@pytest.fixture
+def fedlens(monkeypatch, capsys, tmp_path):
+    """The command, in this process: its status, standard output and standard error."""
+    from fedlens.cli import main as cli
+
+    monkeypatch.chdir(tmp_path)
+    handler = signal.getsignal(signal.SIGTERM)
+
+    def command(*words):
+        monkeypatch.setattr(sys, "argv", ["fedlens", *words])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        out, err = capsys.readouterr()
+        return ended.value.code, out, err
+
+    yield command
+    signal.signal(signal.SIGTERM, handler)
+
+
+@in_process
+def test_the_command_lists_recipes_one_a_line(fedlens):
+    assert fedlens("list", "recipes") == (0, "".join(f"{name}\n" for name in RECIPES), "")
+
+
+@in_process
+def test_the_command_shows_ours_beside_theirs(fedlens, tmp_path):
+    status, out, err = fedlens("reproduce", "fedavg-cifar10/figure12", "--scale", "smoke")
+    folder = Path("reproductions/fedavg-cifar10/figure12-smoke")
+    assert status == 0
+    assert "71.51" in out
+    assert out.endswith(f"page: {folder / 'report.html'}\n")
+    assert "round 4/4" in err
+    status, out, err = fedlens(
+        "reproduce", "fedavg-cifar10/figure12", "--scale", "smoke", "--json", "--quiet"
+    )
+    assert (status, err) == (0, "")
+    told = json.loads(out)
+    assert told["page"] == str(folder / "report.html")
+    assert [run["cell"] for run in told["runs"]] == ["λ rule", "FedAvg"]
+
+
+@in_process
+def test_the_command_can_only_plan(fedlens):
+    status, out, err = fedlens("reproduce", "ghaemi/fedadmm", "--scale", "smoke", "--plan")
+    assert (status, out) == (0, "")
+    assert "5 runs of 5 to do, about" in err
+    assert not Path("reproductions").exists()
+
+
+@in_process
+def test_the_command_says_in_a_line_what_data_are_missing(fedlens):
+    status, out, err = fedlens("reproduce", "hsu2020/table3", "--scale", "paper")
+    assert (status, out) == (2, "")
+    assert err.startswith("fedlens: femnist is not in")
+    assert err.count("\n") == 1
+    assert not Path("reproductions").exists()
+
+
+def test_an_estimate_grows_with_the_rounds():
+    cell = next(iter(plan("ghaemi/fedavg", "smoke").cells.values()))
+    timing = Timing()
+    once = timing.seconds(cell)
+    assert 0 < once < 60
+    assert timing.seconds(Experiment.of(cell.plain() | {"rounds": 20})) == pytest.approx(10 * once)
+
+
+def test_numbers_that_are_none_do_not_count():
+    assert Measured.of([None, float("nan")]) is None
+    assert Measured.of([1.0]) == Measured(1.0, None, 1)
+    assert Measured.of([1.0, None, 3.0]) == Measured(2.0, 2**0.5, 2)

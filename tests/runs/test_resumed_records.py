@@ -1,0 +1,27 @@
+"""What algorithms measure of themselves, in runs that were stopped and resumed."""
+
+import json
+
+import pytest
+
+import fedlens as fl
+from tests.runs.test_resume import forgetful
+
+
+def test_what_an_algorithm_records_is_the_same_after_a_resume_too(tmp_path):
+    experiment = forgetful(algorithm="fedadmm")
+
+    def stop(record: dict) -> None:
+        if record["round"] == 2:
+            raise KeyboardInterrupt
+
+    fl.run(experiment, tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        fl.run(experiment, tmp_path / "stopped", watch=stop)
+    fl.resume(tmp_path / "stopped", experiment=experiment)
+    whole, stopped = (
+        [json.loads(line) for line in (tmp_path / name / "rounds.jsonl").read_text().splitlines()]
+        for name in ("whole", "stopped")
+    )
+    residuals = [[record["primal_residual"] for record in run] for run in (whole, stopped)]
+    assert residuals[0] == residuals[1]

@@ -1,0 +1,81 @@
+"""What a summary says of time and memory."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import fedlens as fl
+
+EXPERIMENT = fl.Experiment(
+    dataset="fashion-mnist-mini",
+    model="linear",
+    rounds=2,
+    engine="sequential",
+    clients=fl.Clients(count=30, per_round=2),
+)
+
+
+def test_a_resumed_run_remembers_how_long_its_earlier_parts_took(tmp_path):
+    run = tmp_path / "run"
+    spent = fl.run(EXPERIMENT, run).summary["seconds"]
+    after = fl.resume(run, experiment=replace(EXPERIMENT, rounds=4)).summary["seconds"]
+    written = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
+    assert after["evaluation"] == pytest.approx(sum(r["evaluation_seconds"] for r in written))
+    last = sum(r["seconds"] + r["evaluation_seconds"] for r in written[2:])
+    assert after["total"] >= spent["total"] + last
+    (run / "summary.json").unlink()  # a killed run's is of its start: then the records count
+    again = fl.resume(run, experiment=replace(EXPERIMENT, rounds=4)).summary["seconds"]
+    assert again["training"] == after["training"]
+    assert again["total"] >= again["training"] + again["evaluation"]
+
+
+GREEDY = """
+import fedlens.build, fedlens.engines.processes as processes, torch
+from dataclasses import replace
+from fedlens.runs.active import train
+from fedlens.runs.summary import peak_memory
+from tests.runs.test_summary import EXPERIMENT
+
+class Greedy(torch.nn.Module):  # it takes 200 MB in training, and gives them back
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(784, 10)
+
+    def forward(self, images):
+        if self.training:
+            torch.ones(50_000_000).sum()
+        return self.layer(images.flatten(1))
+
+fedlens.build._try_training = lambda *_: None  # which would take them in this process, too
+processes.num_cores = lambda: 2
+setup = fedlens.build.build(replace(EXPERIMENT, model=Greedy(), engine="processes", rounds=1))
+before = processes.largest_yet()
+train(setup)
+own, theirs = processes.largest_yet() - before, setup.engine.worker_bytes
+print(own, theirs, peak_memory(setup) - processes.largest_yet())
+"""
+
+
+def test_the_peak_of_memory_counts_the_workers():
+    """Two workers take 200 MB each, which the process that forked them never had.
+
+    It is a process of its own: one that has had much memory has it to give to its workers.
+    """
+    path = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-c", GREEDY],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    own, theirs, counted = map(int, done.stdout.split())
+    assert own < 100e6
+    assert 350e6 < theirs < 600e6
+    assert counted == theirs

@@ -1,0 +1,303 @@
+"""A sweep: each point as it would be alone, whatever stands beside it and whenever it stops."""
+
+import json
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+import fedlens as fl
+from fedlens.runs.sweep import combinations, prepare
+from tests.toys import toy
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """What is compared byte for byte is computed alike."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+DATASET = toy(96, 6)
+
+
+def base(**changes: object) -> fl.Experiment:
+    described = {
+        "dataset": DATASET,
+        "model": "linear",
+        "rounds": 3,
+        "engine": "stacked",
+        "clients": fl.Clients(12, 4, fl.Named("dirichlet", {"alpha": 1.0}), holdout=0.1),
+        "local": fl.LocalTraining(batch_size=4, lr=0.1),
+    }
+    return fl.Experiment(**described | changes)
+
+
+def records(folder: Path) -> list[dict]:
+    """What a run recorded, but for how long it took."""
+    lines = (folder / "rounds.jsonl").read_text().splitlines()
+    return [{k: v for k, v in json.loads(line).items() if "seconds" not in k} for line in lines]
+
+
+def told(folder: Path) -> dict:
+    """What its summary says, but for what it took."""
+    summary = json.loads((folder / "summary.json").read_text())
+    return {
+        k: v
+        for k, v in summary.items()
+        if k not in ("seconds", "peak_memory_bytes", "padding_share")
+    }
+
+
+def assert_alone(points: dict[str, fl.Experiment], out: Path, exact: bool) -> None:
+    """Every folder is what a run of the point by itself writes."""
+    tolerance = {} if exact else {"rel": 1e-9}
+    for name, experiment in points.items():
+        alone = out.parent / f"{out.name} alone" / name
+        fl.run(experiment, alone)
+        for line, expected in zip(records(out / name), records(alone), strict=True):
+            assert line == (expected if exact else pytest.approx(expected, **tolerance))
+        assert told(out / name)["status"] == told(alone)["status"]
+        for file in ("experiment.toml", "partition.json"):
+            assert (out / name / file).read_bytes() == (alone / file).read_bytes()
+        found, wanted = (load_file(folder / "model.safetensors") for folder in (out / name, alone))
+        for key, tensor in wanted.items():
+            if exact:
+                assert torch.equal(found[key], tensor), key
+            else:
+                torch.testing.assert_close(found[key], tensor, rtol=1e-9, atol=1e-12)
+        if exact:
+            assert told(out / name) == told(alone)
+
+
+def test_seeds_side_by_side_have_the_bytes_of_runs_alone(tmp_path):
+    points = fl.grid(base(), {}, seeds=3)
+    assert [len(stack) for stack in prepare(points).stacks] == [3]
+    fl.sweep(points, tmp_path / "seeds")
+    assert list(points) == ["seed=0", "seed=1", "seed=2"]
+    assert_alone(points, tmp_path / "seeds", exact=True)
+
+
+AXES = {
+    "fedprox": {"local.lr": [0.02, 0.1], "algorithm.fedprox.mu": [0.0, 0.5]},
+    "fedavgm": {"algorithm.fedavgm.momentum": [0.0, 0.9], "server.lr": [0.5, 1.0]},
+    "scaffold": {"local.lr": [0.02, 0.1]},
+    "fedadmm": {"algorithm.fedadmm.rho": [0.1, 1.0], "local.momentum": [0.0, 0.5]},
+    "median": {"local.weight_decay": [0.0, 0.1], "clients.partition.alpha": [0.1, 10.0]},
+}
+
+
+@pytest.mark.parametrize("algorithm", AXES)
+def test_numbers_side_by_side_give_what_runs_alone_give(tmp_path, algorithm):
+    points = fl.grid(base(algorithm=algorithm, precision="fp64"), AXES[algorithm], seeds=2)
+    assert len(prepare(points).stacks) == 1
+    fl.sweep(points, tmp_path / "sweep")
+    assert_alone(points, tmp_path / "sweep", exact=False)
+
+
+@pytest.fixture(params=[0, 1], ids=["step by step", "a round ahead"])
+def ahead(request, monkeypatch) -> None:
+    """As on a CPU, and as on a GPU: the next round begins before the last is looked at."""
+    monkeypatch.setattr(
+        sys.modules["fedlens.runs.active"], "rounds_ahead", lambda _setup: request.param
+    )
+
+
+@pytest.mark.usefixtures("ahead")
+def test_points_of_other_lengths_and_algorithms_stand_side_by_side(tmp_path):
+    """What only the server does may differ at will; a shorter point is over earlier."""
+    points = {
+        "shortest": base(rounds=1),
+        "long": base(rounds=5, evaluate=fl.Evaluate(every=2)),
+        "short": base(rounds=2),
+        "other": base(algorithm="fedadam", seed=3),
+        "fewer": base(clients=fl.Clients(12, 2), local=fl.LocalTraining(batch_size=8, lr=0.1)),
+    }
+    assert [len(stack) for stack in prepare(points).stacks] == [5]
+    fl.sweep(points, tmp_path / "sweep")
+    assert_alone(points, tmp_path / "sweep", exact=True)
+
+
+def own_net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(36, 5), nn.ReLU(), nn.Linear(5, 3))
+
+
+def test_what_cannot_be_stacked_runs_one_after_another(tmp_path):
+    points = {
+        "linear": base(),
+        "net": base(model=own_net()),
+        "epochs": base(local=fl.LocalTraining(batch_size=4, lr=0.1, epochs=2)),
+        "validated": base(evaluate=fl.Evaluate(on=("validation",))),
+        "kept": base(local=fl.LocalTraining(lr=0.1, momentum=0.9, reset=False)),
+    }
+    stacks = prepare(points).stacks
+    assert [[point.name for point in stack] for stack in stacks] == [
+        ["linear", "epochs"],
+        ["net"],
+        ["validated"],
+        ["kept"],
+    ]
+    fl.sweep(points, tmp_path / "sweep")
+    assert_alone(points, tmp_path / "sweep", exact=True)
+
+
+def test_a_stack_is_as_large_as_the_engine_is_wide(tmp_path):
+    clients = fl.Clients(12, 10)
+    points = fl.grid(base(clients=clients), {}, seeds=10)
+    made = prepare(points)
+    assert [len(stack) for stack in made.stacks] == [5, 5]
+    assert made.describe() == "10 points in 2 stacks, up to 5 side by side on cpu"
+    alone = prepare(fl.grid(base(engine="sequential"), {}, seeds=2))
+    assert [len(stack) for stack in alone.stacks] == [1, 1]
+    assert alone.describe() == "2 points one after another: engine sequential is busy with one"
+
+
+LOST = 1e30  # a weight decay that ends in infinity
+
+
+@pytest.mark.usefixtures("ahead")
+def test_a_point_that_diverges_stops_alone(tmp_path):
+    points = fl.grid(base(), {"local.weight_decay": [0.0, LOST, 0.1]})
+    results = fl.sweep(points, tmp_path / "sweep")
+    assert [result.status for result in results.values()] == ["finished", "diverged", "finished"]
+    assert [len(result.records) for result in results.values()] == [3, 1, 3]
+    sound = {name: e for name, e in points.items() if results[name].status == "finished"}
+    name = f"weight_decay={LOST}"
+    alone = fl.run(points[name], tmp_path / "alone").folder
+    assert told(tmp_path / "sweep" / name) == told(alone)
+    for name, experiment in sound.items():
+        expected = fl.run(experiment)
+        for key, value in expected.final.items():
+            assert results[name].final[key] == pytest.approx(value, rel=1e-4)
+
+
+class Stop(Exception):
+    pass
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, Stop])
+@pytest.mark.parametrize("engine", ["stacked", "sequential"])
+def test_a_sweep_that_was_stopped_goes_on_to_the_same_bytes(tmp_path, engine, error):
+    points = fl.grid(base(engine=engine, algorithm="fedavgm"), {}, seeds=3)
+    seen = []
+
+    def stop(record):
+        seen.append((record["point"], record["round"], record["done"]))
+        if len(seen) == 5:
+            raise error
+
+    with pytest.raises(error):
+        fl.sweep(points, tmp_path / "sweep", watch=stop)
+    begun = [name for name in points if (tmp_path / "sweep" / name).exists()]
+    assert len(begun) == (3 if engine == "stacked" else 2)
+    word = "interrupted" if error is KeyboardInterrupt else "failed"
+    assert told(tmp_path / "sweep" / "seed=1")["status"] == word
+
+    going_on = prepare(points, tmp_path / "sweep")
+    assert (going_on.done, going_on.total) == (5, 9)
+    rest = []
+    results = going_on.run(lambda record: rest.append(record["done"]))
+    assert rest == [6, 7, 8, 9]
+    assert [result.status for result in results.values()] == ["finished"] * 3
+    assert_alone(points, tmp_path / "sweep", exact=True)
+
+
+def test_what_is_finished_is_kept(tmp_path):
+    points = fl.grid(base(), {"local.weight_decay": [0.0, LOST]})
+    first = fl.sweep(points, tmp_path)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    more = fl.grid(base(), {"local.weight_decay": [0.0, LOST, 0.1]})
+    made = prepare(more, tmp_path)
+    assert made.describe() == "2 of 3 points are done; 1 point"
+    results = made.run()
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert list(results) == list(more)
+    for name, result in first.items():
+        assert results[name].status == result.status
+        assert results[name].summary["final"].keys() == result.summary["final"].keys()
+        assert [r["round"] for r in results[name].records] == [r["round"] for r in result.records]
+        for key, tensor in result.model.items():
+            torch.testing.assert_close(
+                results[name].model[key], tensor, rtol=0, atol=0, equal_nan=True
+            )
+    assert prepare(more, tmp_path).describe() == "all 3 points are done"
+
+
+def test_a_folder_that_died_before_its_first_round_is_gone_on_with(tmp_path):
+    points = fl.grid(base(), {}, seeds=2)
+    fl.sweep(points, tmp_path / "sweep")
+    for name in points:
+        for file in ("summary.json", "rounds.jsonl", "model.safetensors"):
+            (tmp_path / "sweep" / name / file).unlink()
+        shutil.rmtree(tmp_path / "sweep" / name / "checkpoint")
+    fl.sweep(points, tmp_path / "sweep")
+    assert_alone(points, tmp_path / "sweep", exact=True)
+
+
+def test_another_experiment_in_the_folder_is_refused_or_replaced(tmp_path):
+    points = fl.grid(base(), {}, seeds=1)
+    fl.sweep(points, tmp_path)
+    others = {name: replace(e, rounds=2) for name, e in points.items()}
+    with pytest.raises(ValueError, match="seed=0 holds another experiment: choose another folder"):
+        fl.sweep(others, tmp_path)
+    fl.sweep(others, tmp_path, overwrite=True)
+    assert len(records(tmp_path / "seed=0")) == 2
+    with pytest.raises(ValueError, match="is a run: choose another folder"):
+        fl.sweep(points, tmp_path / "seed=0")
+    (tmp_path / "seed=1").mkdir()
+    with pytest.raises(ValueError, match="seed=1 is not a run: choose another folder"):
+        fl.sweep(fl.grid(base(rounds=2), {}, seeds=2), tmp_path)
+
+
+def test_a_mistake_in_any_point_is_found_before_the_first_is_run(tmp_path):
+    partition = fl.Named("classes", {"per_client": 9})
+    points = {"a": base(), "b": base(clients=fl.Clients(12, 4, partition))}
+    with pytest.raises(ValueError, match="per_client"):
+        fl.sweep(points, tmp_path / "sweep")
+    assert not (tmp_path / "sweep").exists()
+
+
+def test_points_are_called_by_what_differs():
+    axes = {"local.lr": [0.1, 1], "server.lr": [1.0], "model": ["linear", {"name": "a b"}]}
+    assert list(combinations(axes, None, 0)) == [
+        "local.lr=0.1,server.lr=1.0,model=linear",
+        "local.lr=0.1,server.lr=1.0,model=name-a-b",
+        "local.lr=1,server.lr=1.0,model=linear",
+        "local.lr=1,server.lr=1.0,model=name-a-b",
+    ]
+    made = combinations({"algorithm.fedprox.mu": [0.1]}, 2, 5)
+    assert made == {
+        "mu=0.1,seed=5": ["algorithm.fedprox.mu=0.1", "seed=5"],
+        "mu=0.1,seed=6": ["algorithm.fedprox.mu=0.1", "seed=6"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("axes", "seeds", "message"),
+    [
+        ({}, None, "a sweep needs values to go through: give a grid, or a number of seeds"),
+        ({"local.lr": [0.1, 0.1]}, None, "two points of the sweep are called lr=0.1"),
+        ({"local.lr": [0.1]}, 0, "seeds is 0: choose 1 or more"),
+        ({"seed": [1, 2]}, 2, "seeds is 2: choose 1 or more, and no axis called seed"),
+        ({"local.lr": []}, None, "local.lr has no values: give at least one"),
+        ({"local.lrr": [1]}, None, "unknown key 'local.lrr': did you mean 'lr'?"),
+    ],
+)
+def test_a_grid_that_makes_no_sense_is_refused(axes, seeds, message):
+    with pytest.raises(ValueError, match=message.replace("?", r"\?")):
+        fl.grid(base(), axes, seeds)
+
+
+def test_a_grid_keeps_what_was_given_from_python():
+    points = fl.grid(base(model=own_net()), {"local.lr": [0.1, 0.2]})
+    assert all(point.dataset is DATASET for point in points.values())
+    named = fl.grid(base(model=own_net()), {"model": ["linear"]})["model=linear"]
+    assert named.model == fl.Named("linear")
