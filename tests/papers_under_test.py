@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from fedlens.algorithm import Algorithm, compose
 from fedlens.algorithms.admm import admm, ceadmm, fedadmm
+from fedlens.algorithms.clip import clip
 from fedlens.algorithms.fedavg import fedavg
 from fedlens.algorithms.fedavgm import fedavgm
 from fedlens.algorithms.fedbn import fedbn
@@ -20,6 +21,7 @@ from fedlens.algorithms.lastfc import lastfc
 from fedlens.algorithms.liadmm import celiadmm, liadmm
 from fedlens.algorithms.median import median
 from fedlens.algorithms.qfedavg import qfedavg
+from fedlens.algorithms.quantize import quantize
 from fedlens.algorithms.scaffold import scaffold
 from fedlens.algorithms.trimmed_mean import trimmed_mean
 from fedlens.pieces import Epochs, Sgd, Uniformly
@@ -47,10 +49,10 @@ ALGORITHMS = {
     "fedvc x fedir x fedavgm": compose(BASE, fedvc(size=16), fedir(), fedavgm(0.9)),
     "lastfc": compose(BASE, lastfc()),
     "fedns": compose(BASE, fedns()),
-    "liadmm": compose(BASE, liadmm(gamma=0.1)),
+    "liadmm": compose(PLAIN, liadmm(gamma=0.1)),
     "liadmm, trained": compose(BASE, liadmm(gamma=0.1, local="training", dual="epoch")),
-    "liadmm, sampled": compose(BASE, liadmm(gamma=0.1, average="sampled", dual_weight=0.5)),
-    "celiadmm": compose(BASE, celiadmm(gamma=0.1, k0=3)),
+    "liadmm, sampled": compose(PLAIN, liadmm(gamma=0.1, average="sampled", dual_weight=0.5)),
+    "celiadmm": compose(PLAIN, celiadmm(gamma=0.1, k0=3)),
     "admm": compose(BASE, admm(rho=0.1)),
     "ceadmm": compose(BASE, ceadmm(rho=0.1, k0=2)),
     "fedadmm": compose(BASE, fedadmm(rho=0.1)),
@@ -66,5 +68,12 @@ ALGORITHMS = {
     "krum": compose(BASE, krum(byzantine=1, keep=2)),
     "qfedavg": compose(BASE, qfedavg(q=1.0)),
     "fedbn": compose(BASE, fedbn()),
+    "clip": compose(BASE, clip(norm=0.5)),
+    "quantize": compose(BASE, quantize(bits=8)),
+    "clip, quantize without momentum": compose(PLAIN, clip(norm=0.5), quantize(bits=6)),
+    "clip, quantize x scaffold": compose(PLAIN, scaffold(), clip(norm=0.5), quantize(bits=8)),
+    "clip, quantize x fedadmm": compose(PLAIN, fedadmm(rho=0.1), clip(norm=2.0), quantize(bits=8)),
+    "clip, quantize x median": compose(BASE, median(), clip(norm=0.5), quantize(bits=8)),
+    "clip, quantize x fedns": compose(BASE, fedns(), clip(norm=0.5), quantize(bits=8)),
     "momentum kept between rounds": replace(BASE, reset=False),
 }

@@ -4,29 +4,15 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import Any, ClassVar, Protocol, TypeVar, cast, get_type_hints
+from functools import cached_property
+from typing import Any, TypeVar, cast, get_type_hints
 
 import torch
 from torch import Tensor
 
-from fedlens.core import (
-    Advance,
-    Cohort,
-    Contraction,
-    Federation,
-    Holdings,
-    Local,
-    Memory,
-    Number,
-    Plan,
-    Solve,
-    Tell,
-    Tree,
-    Upload,
-)
-from fedlens.network.layout import Layout
+from fedlens.core import Memory, Number, Tree, is_on
 from fedlens.pieces import (
     ByExamples,
     Epochs,
@@ -36,37 +22,38 @@ from fedlens.pieces import (
     WeightedSum,
     difference,
 )
-
-
-class Combine(Protocol):
-    """How uploads become one update.
-
-    A `linear` one may be given the cohort part by part: the sums of the parts add up. Any other
-    needs all uploads at once. `uses_shares`: nothing in it is weighed in another way. All of them
-    are straight tensor code: a GPU may record them, and a cohort's counts are tensors then.
-    """
-
-    linear: ClassVar[bool]
-    uses_shares: ClassVar[bool]
-
-    def __call__(self, updates: Tree, shares: Tensor, cohort: Cohort, layout: Layout) -> Tree: ...
+from fedlens.slots import (
+    Advance,
+    ChannelStep,
+    Combine,
+    Draw,
+    ExampleWeight,
+    LocalStep,
+    Penalty,
+    Select,
+    Solve,
+    Tell,
+    Uploading,
+    Weigh,
+)
 
 
 @dataclass(frozen=True)
 class Algorithm:
     """FedAvg, unless a slot says otherwise. Slots stand in the order a round runs them."""
 
-    select: Callable[[Federation, int, Tensor], Tensor] = Uniformly(10)  # who takes part
-    draw: Callable[[Holdings, Tensor], Plan] = Epochs(1, batch_size=32)  # what each one sees
+    select: Select = Uniformly(10)  # who takes part
+    draw: Draw = Epochs(1, batch_size=32)  # what each one sees
     objective: Objective = field(default_factory=Objective)  # what it minimises
     solve: Solve = field(default_factory=lambda: Sgd(0.1))  # how it minimises that
-    upload: Callable[[Local], Upload] = difference  # what it sends, what it keeps
-    weigh: Callable[[Cohort], Tensor] = ByExamples()  # each upload's final share
+    upload: Uploading = difference  # what it sends, what it keeps
+    channel: tuple[ChannelStep, ...] = ()  # what happens to it on the way
+    weigh: Weigh = ByExamples()  # each upload's final share
     combine: Combine = WeightedSum()  # how uploads become one update
     advance: Advance = field(default_factory=lambda: Sgd(1.0))  # how the server moves
 
     tell: tuple[Tell, ...] = ()  # what the server tells besides the model
-    reset: bool = True  # whether a client's solver starts afresh in every round
+    reset: bool = True  # whether local momentum starts afresh in every round
     personal_norm: bool = False  # whether a client keeps its own normalisation layers
     measures: tuple[Callable[[Tree, Tree], dict[str, Tensor]], ...] = ()
     """What the server measures of its own step, from the model before and after, for the record."""
@@ -75,20 +62,38 @@ class Algorithm:
     """What clients remember, by name, with its value at a client never seen: a function of the
     server's model and of what the server tells."""
 
-    @property
-    def rate(self) -> float | None:
-        """The lr, if a local step is w - lr * gradient of the loss and nothing else."""
-        return None if self.objective.penalties else getattr(self.solve, "rate", None)
-
-    @property
-    def contraction(self) -> Contraction | None:
-        """What a local step is, if it is one: penalties pull towards the server's model."""
-        inner: Contraction | None = getattr(self.solve, "contraction", None)
-        pulls: list[Any] = [getattr(p, "pull_to_server", None) for p in self.objective.penalties]
-        if inner is None or None in pulls:
+    @cached_property
+    def local_step(self) -> LocalStep | None:
+        """What one local step does, penalties included, if that can be said so."""
+        step, pulls = self.solve.step, [p.pull for p in self.objective.penalties]
+        if step is None:
             return None
-        return replace(inner, keep=inner.keep - inner.lr * sum(pulls))
+        for pull in pulls:
+            if pull is None:
+                return None
+            step = replace(step, pull=step.pull + pull)
+        return step
 
+    @property
+    def carries(self) -> frozenset[str]:
+        """The parts of a solver's memory that go on to the client's next round."""
+        return frozenset() if self.reset else self.solve.carries
+
+    @property
+    def sums_parts(self) -> bool:
+        """Whether parts of a cohort may be combined by themselves, and added up."""
+        return self.combine.linear and all(step.linear for step in self.channel)
+
+
+PROTOCOLS: dict[str, type] = {
+    "select": Select,
+    "draw": Draw,
+    "solve": Solve,
+    "weigh": Weigh,
+    "combine": Combine,
+    "advance": Advance,
+}
+"""What the filling of a slot derives from."""
 
 EXCLUSIVE = ("select", "draw", "solve", "upload", "weigh", "combine", "advance")
 
@@ -137,9 +142,10 @@ def compose(base: Algorithm, *amendments: Amendment) -> Algorithm:
                     f"{refilled[slot]} and {amendment.name} both refill `{slot}`: leave one out"
                 )
             refilled[slot] = amendment.name
+        _check_fillings(amended, amendment.name)
         base = amended
     remembers = bool(base.memory) or base.personal_norm or not base.reset
-    if remembers and getattr(base.select, "replacement", False):
+    if remembers and base.select.replacement:
         raise ValueError(
             f"{refilled.get('select', 'select')} may draw a client twice in a round, and what it "
             "remembers can be kept only once: draw without replacement"
@@ -150,10 +156,23 @@ def compose(base: Algorithm, *amendments: Amendment) -> Algorithm:
             f"{ignoring} has weights of its own, not those that {refilled['weigh']} sets: "
             "leave one out"
         )
-    within = getattr(base.weigh, "within", None)
-    if within is not None:  # shares that depend on how clients step, whoever says so
-        base = replace(base, weigh=within(base))
-    return base
+    # Shares may depend on how clients step, whoever says so.
+    return replace(base, weigh=base.weigh.for_step(base.local_step))
+
+
+def _check_fillings(algorithm: Algorithm, name: str) -> None:
+    """Refuse a filling that lacks what its protocol declares."""
+    found = [(slot, getattr(algorithm, slot), kind) for slot, kind in PROTOCOLS.items()]
+    found += [("channel", step, ChannelStep) for step in algorithm.channel]
+    found += [("tell", tell, Tell) for tell in algorithm.tell]
+    found += [("penalty", penalty, Penalty) for penalty in algorithm.objective.penalties]
+    found += [("weight", weight, ExampleWeight) for weight in algorithm.objective.weights]
+    for slot, filling, kind in found:
+        if not isinstance(filling, kind):
+            raise ValueError(
+                f"{name}: its {slot} is {filling!r}: give an object of a class that derives from "
+                f"fedlens.slots.{kind.__name__}"
+            )
 
 
 def same(a: Any, b: Any) -> bool:
@@ -170,7 +189,8 @@ def alike(a: Any, b: Any, is_number: bool = False) -> bool:
     if is_number and all(isinstance(value, (int, float)) for value in (a, b)):
         return True
     if is_dataclass(a) and type(a) is type(b):
-        numbers = _numbers(type(a))
+        kind: Any = type(a)
+        numbers = _numbers(kind)
         return all(
             alike(getattr(a, f.name), getattr(b, f.name), f.name in numbers) for f in fields(a)
         )
@@ -179,7 +199,8 @@ def alike(a: Any, b: Any, is_number: bool = False) -> bool:
     return same(a, b)
 
 
-def _numbers(kind: type) -> set[str]:
+@functools.cache
+def _numbers(kind: Any) -> set[str]:
     """The fields of a filling that may be a tensor [G]."""
     try:
         hints = get_type_hints(kind)
@@ -225,24 +246,58 @@ def pick(filling: T, group: Tensor | None) -> T:
     return filling
 
 
-def cohort_size(algorithm: Algorithm) -> int:
-    """How many clients take part in a round."""
-    count = getattr(algorithm.select, "count", None)
-    if not isinstance(count, int):
-        raise ValueError(f"{algorithm.select} does not say how many clients it selects")
-    return count
+def numbers_of(fillings: Sequence[Any]) -> list[list[float]]:  # P of G
+    """The numbers of G fillings that are `alike`, those that do anything, in a fixed order.
+
+    A number that is 0.0 in all of them switches its term off: it is no input but structure.
+    """
+    first: Any = fillings[0]
+    found: list[list[float]] = []
+    column: Sequence[Any]
+    if isinstance(first, tuple):
+        for column in zip(*fillings, strict=True):
+            found += numbers_of(column)
+    elif is_dataclass(first) and not isinstance(first, type):
+        numbers = _numbers(type(first))
+        for f in fields(first):
+            column = [getattr(one, f.name) for one in fillings]
+            if f.name in numbers:
+                found += [list(column)] if any(column) else []
+            else:
+                found += numbers_of(column)
+    return found
+
+
+def with_numbers(filling: T, numbers: Iterator[Tensor]) -> T:
+    """`filling` with these in the place of its numbers, in the order of `numbers_of`.
+
+    A number of a sweep is a tensor [G] in it already, if it differs between the experiments.
+    """
+    if isinstance(filling, tuple):
+        return cast(T, tuple(with_numbers(part, numbers) for part in filling))
+    if not is_dataclass(filling) or isinstance(filling, type):
+        return filling
+    known, changed = _numbers(type(filling)), {}
+    for f in fields(filling):
+        value = getattr(filling, f.name)
+        if f.name not in known:
+            changed[f.name] = with_numbers(value, numbers)
+        elif is_on(value):
+            changed[f.name] = next(numbers)
+    return cast(T, replace(cast(Any, filling), **changed))
 
 
 def check_pull(base: Algorithm, pull: Number, what: str) -> None:
     """SGD on (pull / 2) ||w||^2 alone diverges from lr * pull = 2 (1 + momentum) on."""
-    lr, momentum = (getattr(base.solve, name, None) for name in ("lr", "momentum"))
-    plain = (int, float)
-    if isinstance(pull, plain) and isinstance(lr, plain) and isinstance(momentum, plain):
-        most = 2 * (1 + momentum) / lr if lr else torch.inf
-        if pull >= most:
-            raise ValueError(
-                f"{what} {pull:g} diverges with local.lr {lr:g}: choose it below {most:g}"
-            )
+    step = base.local_step
+    numbers = (pull,) if step is None else (pull, step.lr, step.momentum, step.pull)
+    if step is None or any(isinstance(number, Tensor) for number in numbers):
+        return
+    most = 2 * (1 + step.momentum) / step.lr - step.pull if step.lr else torch.inf
+    if pull >= most:
+        raise ValueError(
+            f"{what} {pull:g} diverges with local.lr {step.lr:g}: choose it below {most:g}"
+        )
 
 
 def at_least(number: Number, low: float, what: str) -> None:

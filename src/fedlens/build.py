@@ -21,7 +21,7 @@ from fedlens.core import Dataset, Examples, Federation, Fixed, Holdings, Split, 
 from fedlens.data import DATASETS, Source
 from fedlens.data.partitions import Altered, dealt
 from fedlens.data.places import existing
-from fedlens.engines import Engine, Processes, Sequential, Stacked
+from fedlens.engines import ENGINES, Engine
 from fedlens.engines.gpus import all_have_bf16, gpu_names, has_bf16
 from fedlens.engines.processes import num_cores
 from fedlens.experiment import LOSSES, Experiment, Named
@@ -59,7 +59,7 @@ class Setup:
     @property
     def devices(self) -> tuple[torch.device, ...]:
         """Where clients train: where the server is, unless workers have devices of their own."""
-        return getattr(self.engine, "devices", ()) or (self.device,)
+        return self.engine.worker_devices or (self.device,)
 
 
 def build(experiment: Experiment, data: Path | None = None, beside: Setup | None = None) -> Setup:
@@ -83,9 +83,7 @@ def build(experiment: Experiment, data: Path | None = None, beside: Setup | None
 
     network, weights = _network(experiment, dataset)
     algorithm = _algorithm(experiment)
-    check = getattr(algorithm.combine, "check", None)
-    if check is not None:  # whether the model has what `combine` needs
-        check(network.layout)
+    algorithm.combine.check(network.layout)
     program = ClientProgram(algorithm, network.layout, experiment.augment)
     if beside is None:
         parts = {"train": train, "test": dataset.test, "validation": validation}
@@ -278,7 +276,7 @@ def _try_training(network: Network, images: torch.Tensor) -> None:
     )
     try:
         with torch.no_grad():
-            network.one(params, buffers, images[None], key, torch.ones(1, len(images)))
+            network.single(params, buffers, images[None], key, torch.ones(1, len(images)))
     except ValueError:
         raise
     except Exception as error:
@@ -361,9 +359,7 @@ def _engine(
     name: str = experiment.engine
     if name == "auto":
         name = automatic_engine(device, experiment.clients.cohort)
-    if name == "processes":
-        return Processes(network, train, devices=devices, others=others)
-    return Stacked(network, train) if name == "stacked" else Sequential(network, train)
+    return ENGINES[name](network, train, devices, others)
 
 
 def automatic_engine(device: torch.device, cohort: int) -> str:

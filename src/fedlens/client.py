@@ -7,35 +7,45 @@ many examples each batch holds, is known from the plan.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from operator import itemgetter
-from typing import Any, NamedTuple, Protocol, TypeVar, cast
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fedlens import keys
-from fedlens.algorithm import Algorithm, pick, side_by_side
+from fedlens.algorithm import Algorithm, numbers_of, pick, side_by_side, with_numbers
 from fedlens.augment import Augment
-from fedlens.core import Batch, Contraction, Examples, Local, Memory, Plan, Tree, Upload, tree_map
+from fedlens.core import (
+    Batch,
+    Examples,
+    FactoredWeights,
+    Local,
+    Memory,
+    Plan,
+    Tree,
+    Upload,
+    tree_map,
+)
 from fedlens.network.layout import Layout
-from fedlens.network.single.layers import Hurried
-from fedlens.pieces.solve import contract
-from fedlens.trees import copies, copy_tensors, in_order, join, map_tensors, stack, unstack
-from fedlens.work import Given, Packed, Part, Shared, Span, Spans, Work, rows_of
-
-Apply = Callable[[Tree, Tree, Tensor, Tensor, Tensor], tuple[Tensor, Tree]]
-"""(params[C], buffers[C], images[C, B], keys[C], mask[C, B]) -> logits[C, B, L], buffers[C]."""
-
-Step = Callable[[Local, "Inputs"], tuple[Local, Tensor]]
+from fedlens.network.model import Model
+from fedlens.pieces.solve import take_contracting_step
+from fedlens.slots import LocalStep
+from fedlens.trees import in_order, join, map_tensors, stack, unstack
+from fedlens.work import ClientInputs, Part, Shared, Span, Spans
 
 DROPOUT, AUGMENT = keys.purpose("dropout"), keys.purpose("augment")
+CHANNEL = keys.purpose("channel")
+
+_A_NUMBER = torch.zeros(())  # stands for any in `ClientProgram.structure`
 
 
-class Inputs(NamedTuple):
+class StepInput(NamedTuple):
     """What one step of C clients takes from their plan."""
 
     chosen: Tensor  # [C, B] positions in Examples
@@ -44,22 +54,37 @@ class Inputs(NamedTuple):
     counts: Tensor  # [C]
     dropout_keys: Tensor  # [C]
     augment_keys: Tensor  # [C]
-    ones: Tensor  # [C] the slopes of everyone's loss
+    ones: Tensor  # [C] the gradient of the sum of all clients' losses by each
     step: Tensor  # []
 
 
-T = TypeVar("T")
+TakeStep = Callable[[Algorithm, Local, StepInput], tuple[Local, Tensor]]
+"""One step of every client, by an algorithm with their own numbers; the loss is [C]."""
 
 
-class Record(Protocol):
-    """How an engine makes fast what comes again and again in the same shape.
+class WeightForm(Protocol):
+    """Some weights of clients in another form than a tensor each: see engines/factored.py."""
 
-    It gives what `function` gives for these tensors, or None if it was not seen often enough. The
-    result may be overwritten by the next call with the same key; `function` reads no tensor that
-    is not given to it, but those that stay in their place for as long as the key is used.
-    """
+    @property
+    def sums_uploads(self) -> bool:
+        """Whether no client's own update of these weights is made, but only their sum."""
+        ...
 
-    def __call__(self, key: object, function: Callable[..., T], *inputs: Any) -> T | None: ...
+    def start(self, local: Local, inputs: ClientInputs, step: LocalStep) -> FactoredWeights:
+        """What clients have in place of these weights when they start."""
+        ...
+
+    def weights(self, local: Local) -> dict[str, Any]:
+        """What the model takes in their place in this step, by name."""
+        ...
+
+    def count_step(self, local: Local) -> None:
+        """Called between the forward and the backward pass of a step."""
+        ...
+
+    def multiplied_out(self, local: Local, step: LocalStep) -> Local:
+        """Clients with these weights as tensors, after their last step."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -73,6 +98,7 @@ class ClientProgram:
     layout: Layout
     augment: Augment | None = None
     each: tuple[Algorithm, ...] = ()
+    form: WeightForm | None = None
 
     @classmethod
     def joint(cls, programs: Sequence[ClientProgram], like: Tensor) -> ClientProgram:
@@ -91,153 +117,170 @@ class ClientProgram:
         )
         return replace(first, algorithm=algorithm, each=each)
 
-    def __call__(
+    @property
+    def algorithms(self) -> tuple[Algorithm, ...]:
+        """Those of each experiment."""
+        return self.each or (self.algorithm,)
+
+    @cached_property
+    def numbers(self) -> list[list[float]]:  # P of G
+        """The numbers of each experiment's local steps, which a recorded round takes as input."""
+        return numbers_of([(one.objective, one.solve) for one in self.algorithms])
+
+    @cached_property
+    def structure(self) -> list[Any]:
+        """All that is recorded of it, but for `numbers`: what clients do, and what is combined."""
+        found: list[Any] = [self.layout, self.augment, self.form]
+        for one in self.algorithms:
+            rules = with_numbers((one.objective, one.solve), itertools.repeat(_A_NUMBER))
+            found += [rules, one.upload, one.channel, one.combine, one.carries, one.memory]
+            found += [one.personal_norm, one.discloses]
+        return found
+
+    def run(
         self,
-        apply: Apply,
+        model: Model,
         examples: Examples,
+        cuts: Cuts,
+        spans: Spans,
         shared: Shared,
-        work: Work,
-        record: Record | None = None,
+        inputs: ClientInputs,
+        take_step: TakeStep | None = None,
     ) -> list[Part]:
-        """What some clients send: a part for each experiment that there are clients of."""
-        known, given = examples.labels, Given.of(work)
-        shape, spans = cuts(work.plan), work.spans
-        take = partial(self._step, apply, examples)
-        if record is None and known.device.type == "cpu":
-            return lasting(self._round(known, shape, spans, take, shared, given))
-        packed, opened, shapes = Packed.of(given, known.device)
+        """All steps of all clients, and what they send: a part for each experiment.
 
-        def whole(shared: Shared, packed: Packed) -> list[Part]:
-            return self._round(known, shape, spans, take, shared, opened(packed))
-
-        if record is None:
-            return lasting(whole(shared, packed))
-        key = "round", shape, spans, shapes, work.cohort_sizes
-        parts = record(key, whole, shared, packed)
-        if parts is None:
-            width = work.plan.index.shape[2]
-            full = shape[0], (width,) * len(shape[1])  # one shape for every step
-
-            def one(local: Local, now: Inputs) -> tuple[Local, Tensor]:
-                before = replace(local, step=None, count=None, loss=None)
-                done = record("step", partial(_in_place, take), before, now)
-                # The next step writes over the loss; where it leaves the model, that goes on.
-                return take(local, now) if done is None else (done[0], done[1].clone())
-
-            return lasting(self._round(known, full, spans, one, shared, opened(packed)))
-        return lasting(parts, recorded=True)
-
-    def _round(
-        self, known: Tensor, cuts: Cuts, spans: Spans, take: Step, shared: Shared, given: Given
-    ) -> list[Part]:
-        """All steps of all clients, and what they send."""
-        local, loss = self._steps(known, cuts, take, shared._replace(exact={}), given)
-        if given.back is not None:
-            back = given.back
-            local, loss = map_tensors(local, lambda t: t if len(t) == 1 else t[back]), loss[back]
+        `take_step` is how an engine takes a step, if not simply by `self.take_step`.
+        """
+        take_step = take_step or partial(self.take_step, model, examples)
+        start = shared._replace(exact={})
+        local, loss = self._train(examples.labels, cuts, take_step, start, inputs)
+        client_keys = inputs.keys
+        if inputs.to_cohort is not None:
+            order = inputs.to_cohort
+            local, loss, client_keys = map_tensors(
+                (local, loss, client_keys), lambda t: t[order] if t.ndim and len(t) > 1 else t
+            )
         with torch.no_grad():
             uploads = self._uploads(spans, local, shared.exact)
-            sent = zip(spans, uploads, strict=True)
-            return [self._send(span, upload, local, loss, given) for span, upload in sent]
+            return [
+                self._send(span, upload, local, loss, inputs, client_keys)
+                for span, upload in zip(spans, uploads, strict=True)
+            ]
 
-    def _steps(
-        self, known: Tensor, cuts: Cuts, take: Step, shared: Shared, given: Given
+    def _train(
+        self,
+        known_labels: Tensor,
+        cuts: Cuts,
+        take_step: TakeStep,
+        shared: Shared,
+        inputs: ClientInputs,
     ) -> tuple[Local, Tensor]:
-        """Where clients are after their steps, and their mean loss."""
-        local = self._start(shared, given)
-        step_of_all = self.algorithm.contraction
-        if step_of_all is not None and step_of_all.drift is not None:
-            drift = step_of_all.drift
-            local.drift = {  # as parameters lie in memory
-                name: torch.empty_like(p).copy_(drift(local, name))
-                for name, p in local.params.items()
-            }
-        dtype, device = next(iter(local.params.values())).dtype, known.device
-        index, counts = given.plan.index, given.plan.counts
-        labels = known[index]
+        """Where clients are after their steps, and their mean loss [C]."""
+        local = self._start(shared, inputs)
+        algorithm = self.algorithm_of(local)
+        if algorithm.local_step is not None and algorithm.local_step.contracts:
+            local.drift = _drift(algorithm, local)
+        dtype, device = next(iter(local.params.values())).dtype, known_labels.device
+        index, counts = inputs.plan.index, inputs.plan.counts
+        labels = known_labels[index]
         mask = (torch.arange(index.shape[2], device=device) < counts[:, :, None]).to(dtype)
         steps = torch.arange(index.shape[1], device=device)
-        dropout_keys = keys.fold(given.keys[:, None], DROPOUT, steps)  # [C, T]
+        dropout_keys = keys.fold(inputs.keys[:, None], DROPOUT, steps)  # [C, T]
         augment_keys = dropout_keys
         if self.augment is not None:
-            augment_keys = keys.fold(given.keys[:, None], AUGMENT, steps)
+            augment_keys = keys.fold(inputs.keys[:, None], AUGMENT, steps)
         ones = torch.ones(len(index), dtype=dtype, device=device)
         losses: list[Tensor] = []
         finished: list[Local] = []
 
-        for step, (live, width) in enumerate(zip(*cuts, strict=True)):
-            if live < len(local.steps):
-                finished.append(_rows(local, slice(live, None)))
-                local = _rows(local, slice(live))
-            rows = (slice(live), step)
-            now = Inputs(
+        for step, (training, width) in enumerate(zip(*cuts, strict=True)):
+            if training < len(local.steps):
+                finished.append(_rows(local, slice(training, None)))
+                local = _rows(local, slice(training))
+                algorithm = self.algorithm_of(local)
+            rows = (slice(training), step)
+            now = StepInput(
                 chosen=index[rows][:, :width],
                 labels=labels[rows][:, :width],
                 mask=mask[rows][:, :width],
                 counts=counts[rows],
                 dropout_keys=dropout_keys[rows],
                 augment_keys=augment_keys[rows],
-                ones=ones[:live],
+                ones=ones[:training],
                 step=steps[step],
             )
-            local, loss = take(local, now)
-            losses.append(loss if live == len(index) else F.pad(loss, (0, len(index) - live)))
+            local, loss = take_step(algorithm, local, now)
+            missing = len(index) - training
+            losses.append(F.pad(loss, (0, missing)) if missing else loss)
 
         whole = _concatenate([local, *reversed(finished)]) if finished else local
         params = {name: p.detach() for name, p in whole.params.items()}
-        # Not in place: what is recorded may own it.
+        # Not in place: a recorder may own it.
         whole = replace(whole, params=params, step=None, count=None, loss=None, drift={})
         total = counts.new_zeros(len(index), dtype=dtype)
         if losses:
             total = (torch.stack(losses, 1) * counts[:, : len(losses)]).sum(1)
         return whole, total / counts.sum(1).clamp(min=1)
 
-    def _step(
-        self, apply: Apply, examples: Examples, local: Local, now: Inputs
+    def algorithm_of(self, local: Local) -> Algorithm:
+        """The algorithm with the numbers of these clients: of each its experiment's own."""
+        if not local.numbers:
+            return pick(self.algorithm, local.group)
+        rules = self.algorithm.objective, self.algorithm.solve
+        objective, solve = with_numbers(rules, iter(local.numbers))
+        return replace(self.algorithm, objective=objective, solve=solve)
+
+    def take_step(
+        self, model: Model, examples: Examples, algorithm: Algorithm, local: Local, now: StepInput
     ) -> tuple[Local, Tensor]:
         """One step of every client; the loss is [C]."""
-        algorithm = pick(self.algorithm, local.group)
         images = examples.read(now.chosen.flatten())
         images = images.view(*now.chosen.shape, *images.shape[1:])
         if self.augment is not None:
             images = self.augment(images, now.augment_keys)
         batch = Batch(images, now.labels, now.mask)
-        params = local.params
-        for p in params.values():
+        for p in local.params.values():
             p.requires_grad_()
-        logits, local.buffers = apply(
-            params, local.buffers, batch.images, now.dropout_keys, batch.mask
+        weights: dict[str, Any] = local.params
+        if self.form is not None:
+            weights = weights | self.form.weights(local)
+        logits, local.buffers = model(
+            weights, local.buffers, batch.images, now.dropout_keys, batch.mask
         )
-        objective, step = algorithm.objective, algorithm.contraction
-        contracts = step is not None and not step.is_plain
+        if self.form is not None:
+            self.form.count_step(local)
+        objective, step = algorithm.objective, algorithm.local_step
+        contracts = step is not None and step.contracts and not step.is_plain
         if contracts:  # the step itself does what penalties do
             objective = replace(objective, penalties=())
-        loss, plain = objective(logits, batch, local)
-        local.step, local.count, local.loss = now.step, now.counts, plain
-        # Layers in a hurry have no gradients left to give: they have taken their step.
-        hurried = isinstance(apply, Hurried) and apply.hurry.rate is not None
-        slopes = torch.autograd.grad(
+        loss, plain_loss = objective(logits, batch, local)
+        local.step, local.count, local.loss = now.step, now.counts, plain_loss
+        found = torch.autograd.grad(
             loss,
-            list(params.values()),
+            list(local.params.values()),
             now.ones.to(loss),
             allow_unused=True,
-            materialize_grads=not hurried,
+            # Layers that have taken their step have no gradients left to give.
+            materialize_grads=not model.takes_steps,
         )
-        grads = {name: g for name, g in zip(params, slopes, strict=True) if g is not None}
-        if grads:
-            others = after = {name: params[name] for name in grads}
+        grads = {name: g for name, g in zip(local.params, found, strict=True) if g is not None}
+        params = {name: local.params[name] for name in grads}
+        if params:
             with torch.no_grad():
                 if contracts:
-                    contract(others, grads, local, cast(Contraction, step))
+                    assert step is not None
+                    take_contracting_step(params, grads, local, step)
                 else:
-                    after, local.solver = algorithm.solve.update(grads, local.solver, others, local)
-            local.params = {name: after.get(name, p) for name, p in params.items()}
-        return local, plain
+                    params, local.solver = algorithm.solve.update(
+                        grads, local.solver, params, local
+                    )
+            local.params = {name: params.get(name, p) for name, p in local.params.items()}
+        return local, plain_loss
 
-    def _start(self, shared: Shared, given: Given) -> Local:
+    def _start(self, shared: Shared, inputs: ClientInputs) -> Local:
         """Where local training starts: the server's model, and what the client remembers."""
-        clients, memory = len(given.keys), stack(given.memory)
-        anchor, told, group = shared.params, shared.told, given.group
+        clients, memory = len(inputs.keys), stack(inputs.memory)
+        anchor, told, group = shared.params, shared.told, inputs.group
         if group is None:
             params, buffers = (
                 {name: t.expand(clients, *t.shape[1:]).clone() for name, t in tree.items()}
@@ -249,55 +292,113 @@ class ClientProgram:
             )
         for name, own in memory.get("norm", {}).items():
             (params if name in params else buffers)[name] = own.clone()
-        solver = pick(self.algorithm.solve, group).init(params)
-        if not self.algorithm.reset:
-            solver = {name: tree_map(torch.clone, memory[f"solver.{name}"]) for name in solver}
-        mine = given.facts, memory, solver, given.steps, group
-        return Local(params, buffers, anchor, {}, told, *mine)
+        local = Local(
+            params=params,
+            buffers=buffers,
+            anchor=anchor,
+            exact={},
+            told=told,
+            facts=inputs.facts,
+            memory=memory,
+            solver={},
+            steps=inputs.steps,
+            group=group,
+            numbers=_numbers(inputs, params),
+        )
+        algorithm = self.algorithm_of(local)
+        if self.form is not None and algorithm.local_step is not None:
+            local.factored = self.form.start(local, inputs, algorithm.local_step)
+        local.solver = algorithm.solve.init(params)
+        for name in self.algorithm.carries & local.solver.keys():
+            local.solver[name] = tree_map(torch.clone, memory[f"solver.{name}"])
+        return local
 
     def _uploads(self, spans: Spans, local: Local, exact: Tree) -> list[Upload]:
         """What clients send, experiment by experiment."""
-        if local.group is None:
-            return [self.algorithm.upload(replace(local, exact=exact))]
+        group = local.group
+        if group is None:
+            return [self._upload(0, replace(local, exact=exact))]
+        if self.form is not None and self.form.sums_uploads:  # what they send is small, and alike
+            own = {name: t[group] for name, t in exact.items()}
+            whole = self._upload(0, replace(local, exact=own))
+            return [map_tensors(whole, itemgetter(slice(first, end))) for _, first, end in spans]
         found = []
-        for group, first, end in spans:
-            mine: Local = map_tensors(local, itemgetter(slice(first, end)))
-            mine.exact = {name: t[group : group + 1] for name, t in exact.items()}
-            found.append((self.each[group] if self.each else self.algorithm).upload(mine))
+        for number, first, end in spans:
+            mine: Local = map_tensors(local, partial(_own_rows, slice(first, end)))
+            mine.exact = {name: t[number : number + 1] for name, t in exact.items()}
+            found.append(self._upload(number, mine))
         return found
 
-    def _send(self, span: Span, upload: Upload, local: Local, loss: Tensor, given: Given) -> Part:
+    def _upload(self, number: int, local: Local) -> Upload:
+        """What the clients of one experiment send."""
+        own = self.algorithms[number]
+        algorithm = self.algorithm_of(local) if local.numbers else own
+        local = replace(local, lr=algorithm.solve.learning_rate)
+        if (
+            self.form is not None
+            and not self.form.sums_uploads
+            and algorithm.local_step is not None
+        ):
+            local = self.form.multiplied_out(local, algorithm.local_step)
+        return own.upload(local)
+
+    def _send(
+        self,
+        span: Span,
+        upload: Upload,
+        local: Local,
+        loss: Tensor,
+        inputs: ClientInputs,
+        client_keys: Tensor,
+    ) -> Part:
         """What comes back from the clients of one experiment."""
-        (group, first, end), shares, cohort = span, given.shares, given.cohort
-        if given.group is not None:
-            rows = slice(first, end)
-            local, loss, shares = map_tensors((local, loss, shares), itemgetter(rows))
-            cohort = rows_of(cohort, rows)
-        algorithm = self.each[group] if self.each else self.algorithm
-        update, keep = upload.update, upload.keep
-        if not algorithm.reset:
-            keep = keep | {f"solver.{name}": tree for name, tree in local.solver.items()}
+        number, rows = span[0], slice(*span[1:])
+        algorithm = self.algorithms[number]
+        shares, cohort = inputs.shares[rows], inputs.cohort_of(rows)
+        if "label_counts" not in algorithm.discloses:
+            cohort = cohort._replace(label_shares=None)
+        model, solver, loss, client_keys = map_tensors(
+            (local.params | local.buffers, local.solver, loss, client_keys), itemgetter(rows)
+        )
+        sent, keep = upload.update, dict(upload.keep)
+        channel_scalars: dict[str, Tensor] = {}
+        for place, step in enumerate(algorithm.channel):
+            encoded = step.encode(sent, keys.fold(client_keys, CHANNEL, place), self.layout)
+            sent = encoded.update
+            channel_scalars |= encoded.scalars
+        for name in upload.tracks if algorithm.channel else ():
+            keep[name] = {
+                key: t + (sent[key] - upload.update[key]).to(t) for key, t in keep[name].items()
+            }
+        keep |= {f"solver.{name}": solver[name] for name in algorithm.carries & solver.keys()}
         if algorithm.personal_norm:
-            model = local.params | local.buffers
-            keep = keep | {"norm": {name: model[name] for name in self.layout.norm_names}}
-        combined = algorithm.combine.linear or len(loss) == given.cohort_sizes[group]
+            keep["norm"] = {name: model[name] for name in self.layout.norm_names}
+        combined = algorithm.sums_parts or len(loss) == inputs.cohort_sizes[number]
         if combined:
-            update = algorithm.combine(update, shares, cohort, self.layout)
-        counters = {
-            name: b.amax(0) for name, b in local.buffers.items() if not b.is_floating_point()
-        }
+            sent = algorithm.combine(sent, shares, cohort, self.layout)
+        counters = {name: t.amax(0) for name, t in model.items() if not t.is_floating_point()}
         sums = {n: {k: t.sum(0) for k, t in tree.items()} for n, tree in upload.extra.items()}
-        scalars = {"loss": loss, **upload.scalars}
-        # All clients' lies alike, in the same order: a record knows tensors by their places.
+        # All clients' lies alike, in the same order: a recorder knows tensors by their positions.
         kept = unstack(map_tensors(in_order(keep), Tensor.contiguous), len(loss))
-        return Part(update, counters, sums, kept, scalars, combined, lent=False, group=group)
+        return Part(
+            update=sent,
+            counters=counters,
+            extra=sums,
+            keep=kept,
+            scalars={"loss": loss, **upload.scalars},
+            combined=combined,
+            borrowed=False,
+            group=number,
+            channel_scalars=channel_scalars,
+        )
 
     def memory(self, params: Tree, buffers: Tree, told: Memory) -> Memory:
         """What a client never seen remembers, for everything that clients remember."""
         algorithm = self.algorithm
         memory = {name: first(params, told) for name, first in algorithm.memory.items()}
         if not algorithm.reset:
-            memory |= {f"solver.{name}": t for name, t in algorithm.solve.init(params).items()}
+            solver = algorithm.solve.init(params)
+            memory |= {f"solver.{name}": solver[name] for name in algorithm.carries & solver.keys()}
         if algorithm.personal_norm:
             model = params | buffers
             memory["norm"] = {name: model[name] for name in self.layout.norm_names}
@@ -305,52 +406,56 @@ class ClientProgram:
         return ordered
 
 
-def lasting(parts: list[Part], recorded: bool = False) -> list[Part]:
-    """Parts that outlive the tensors they were made in: those of a record, or of all clients."""
-    own: list[dict[str, Any]] = []
-    for part in parts:
-        own.append({"keep": part.keep} if any(part.keep) else {})
-        if recorded:
-            own[-1]["scalars"] = dict(part.scalars)
-        if recorded and not part.combined:  # else it is added up at once
-            own[-1]["update"] = part.update
-    return [
-        part._replace(**made, lent=recorded) for part, made in zip(parts, copies(own), strict=True)
-    ]
+Cuts = tuple[tuple[int, ...], tuple[int, ...]]
+"""For each step, how many clients still train, and how many examples their batches hold."""
+
+
+def cuts(plan: Plan) -> Cuts:
+    """They hold for clients sorted by their steps, as `ClientInputs` has them."""
+    training = (plan.counts > 0).sum(0)
+    num_steps = int((training > 0).sum())
+    widths = plan.counts.amax(0) if len(plan.counts) else training
+    return tuple(training[:num_steps].tolist()), tuple(widths[:num_steps].tolist())
+
+
+def _drift(algorithm: Algorithm, local: Local) -> Tree:
+    """What every step of the round adds to the gradient, if anything."""
+    assert algorithm.local_step is not None
+    drift = algorithm.local_step.drift
+    if drift is None:
+        return {}
+    # As parameters lie in memory, which they may do in an engine's own way.
+    return {name: torch.empty_like(p).copy_(drift(local, name)) for name, p in local.params.items()}
+
+
+def _numbers(inputs: ClientInputs, params: Tree) -> tuple[Tensor, ...]:
+    """The numbers of the local steps where they are an input: [], or for each client, [C]."""
+    if inputs.numbers is None:
+        return ()
+    numbers = inputs.numbers.to(next(iter(params.values())).dtype)
+    if inputs.group is None:
+        return tuple(number[0] for number in numbers)
+    return tuple(number[inputs.group] for number in numbers)
 
 
 def _rows(local: Local, which: slice) -> Local:
     """Some clients of `local`; what all share, with a leading axis of 1, stays as it is."""
     clients = len(local.steps)
     local = replace(local, step=None, count=None, loss=None)
-    rows: Local = map_tensors(local, lambda t: t[which].clone() if len(t) == clients else t)
+    rows: Local = map_tensors(
+        local, lambda t: t[which].clone() if t.ndim and len(t) == clients else t
+    )
     return rows
+
+
+def _own_rows(rows: slice, tensor: Tensor) -> Tensor:
+    return tensor[rows] if tensor.ndim else tensor
 
 
 def _concatenate(parts: list[Local]) -> Local:
     first = parts[0]
-    names = ["params", "buffers", "facts", "memory", "solver", "steps"]
+    names = ["params", "buffers", "facts", "memory", "solver", "steps", "factored"]
     if first.group is not None:
         names += ["anchor", "told", "group"]
+        names += ["numbers"] if first.numbers else []
     return replace(first, **{name: join([getattr(part, name) for part in parts]) for name in names})
-
-
-Cuts = tuple[tuple[int, ...], tuple[int, ...]]
-"""For each step, how many clients still train, and how many examples their batches hold."""
-
-
-def cuts(plan: Plan) -> Cuts:
-    """They hold for clients sorted by their steps, as `Given` has them."""
-    lives = (plan.counts > 0).sum(0)
-    num_steps = int((lives > 0).sum())
-    widths = plan.counts.amax(0) if len(plan.counts) else lives
-    return tuple(lives[:num_steps].tolist()), tuple(widths[:num_steps].tolist())
-
-
-def _in_place(step: Step, local: Local, now: Inputs) -> tuple[Local, Tensor]:
-    """A step that leaves its result where it found what it started from."""
-    moved, loss = step(replace(local), now)
-    with torch.no_grad():
-        for part in ("params", "buffers", "solver"):
-            copy_tensors(getattr(moved, part), getattr(local, part))
-    return local, loss

@@ -20,7 +20,8 @@ Tree = dict[str, Tensor]
 """Named tensors: a model's parameters, an update, a momentum."""
 
 Number = float | Tensor
-"""A number that a slot uses. A tensor [G] holds one value for each experiment of a sweep."""
+"""A number that a slot uses. A tensor holds one value for each experiment of a sweep, [G], or for
+each of its clients, [C]; or one for all, [], where it may change from round to round."""
 
 
 @dataclass(frozen=True)
@@ -177,9 +178,13 @@ class Split(Protocol):
         """What each client of the cohort holds in this round."""
         ...
 
+    def sizes(self, round: int) -> Tensor:  # [K]
+        """How many examples each client holds in this round."""
+        return self.holdings(round, torch.arange(self.num_clients)).sizes
+
 
 @dataclass(frozen=True)
-class Fixed:
+class Fixed(Split):
     """A split that does not depend on the round."""
 
     everyone: Holdings
@@ -190,6 +195,9 @@ class Fixed:
 
     def holdings(self, round: int, cohort: Tensor) -> Holdings:
         return self.everyone.take(cohort)
+
+    def sizes(self, round: int) -> Tensor:  # [K]
+        return self.everyone.sizes
 
 
 @dataclass(frozen=True)
@@ -206,6 +214,9 @@ class Federation:
 
     def holdings(self, round: int, cohort: Tensor) -> Holdings:
         return self.split.holdings(round, cohort)
+
+    def sizes(self, round: int) -> Tensor:  # [K]
+        return self.split.sizes(round)
 
     def everyone(self, round: int) -> Holdings:
         """What all clients hold in this round."""
@@ -243,8 +254,7 @@ class Cohort(NamedTuple):
     size_shares: Tensor  # [C] n_k / n over the cohort
     label_shares: Tensor | None  # [C, L] n_k^c / n^c over the cohort, if the algorithm discloses it
     num_clients: int  # in the whole federation
-    num_examples: int  # in the whole federation
-    num_examples_seen: int  # held by the clients that have taken part so far, these included
+    num_examples: int  # held by all those that `weigh.over` names
 
 
 class Facts(NamedTuple):
@@ -260,6 +270,24 @@ class Batch(NamedTuple):
     images: Tensor  # [C, B, channels, H, W]
     labels: Tensor  # [C, B]
     mask: Tensor  # [C, B] 1 for an example, 0 for padding
+
+
+class LayerFactors(NamedTuple):
+    """What C clients have in place of the weights of a linear layer (see engines/factored.py)."""
+
+    inputs: Tensor  # [C, T * B, features] of the steps so far; zeros where none was taken yet
+    grads: Tensor  # [C, T * B, out] of the loss by the layer's outputs
+    taken: Tensor  # [C] int64: steps
+    drift: Tensor | None  # [C, out, features]
+
+
+class FactoredWeights(NamedTuple):
+    """The factors of all such layers, and the numbers of their steps."""
+
+    layers: dict[str, LayerFactors]  # by the name of the weight
+    lr: Tensor  # [G]
+    log_decay: Tensor  # [G] log2 of LocalStep.decay
+    drift_times: Tensor  # [G, T + 1] how often the drift is in the weights, by steps taken
 
 
 Memory = dict[str, Tree]
@@ -283,7 +311,10 @@ class Local:
     step: Tensor | None = None  # [] the step it is at, counted from 0
     count: Tensor | None = None  # [C] examples in this step's batch
     loss: Tensor | None = None  # [C] their mean loss, without penalties
-    drift: Tree = field(default_factory=dict)  # [C, ...] see Contraction
+    drift: Tree = field(default_factory=dict)  # [C, ...] see LocalStep
+    numbers: tuple[Tensor, ...] = ()  # [] or [C] each: the numbers of `objective` and `solve`
+    lr: Number | None = None  # of its steps, if it has one, when it is time to upload
+    factored: FactoredWeights | None = None  # of the layers whose weights are not in `params`
 
     def ends(self, passes: int) -> Tensor:
         """[C] Whether this step ends one of the equal passes that a client's steps fall into."""
@@ -299,6 +330,9 @@ class Upload:
     keep: Memory = field(default_factory=dict)  # [C, ...] remembered until its next round
     extra: Memory = field(default_factory=dict)  # [C, ...] sent besides: the server gets the sums
     scalars: Mapping[str, Tensor] = field(default_factory=dict)  # [C] each, for the record
+    tracks: tuple[str, ...] = ()
+    """The parts of `keep` that say what the server has of this client, so that they must follow
+    what is really sent, should a channel change it."""
 
 
 class Gathered(NamedTuple):
@@ -308,63 +342,9 @@ class Gathered(NamedTuple):
     extra: Memory  # summed over the cohort
 
 
-class Solve(Protocol):
-    """How a client moves along a gradient.
-
-    Every tree has a leading axis of clients. `update` may write in place, and returns the
-    parameters and the memory to go on with.
-    """
-
-    def init(self, params: Tree) -> Memory: ...
-
-    def update(
-        self, grads: Tree, memory: Memory, params: Tree, local: Local
-    ) -> tuple[Tree, Memory]: ...
-
-
-@dataclass(frozen=True)
-class Contraction:
-    """A local step that is w = server + keep * (w - server) - lr * (gradient + drift).
-
-    The gradient is that of the loss alone, and the drift the same in all steps of a round. A solver
-    that is one says so by a property of this name, a penalty (mu / 2) ||w - server||^2 by one
-    called `pull_to_server`, which is mu: engines can then take many steps at once.
-    """
-
-    lr: float
-    keep: float = 1.0
-    drift: Callable[[Local, str], Tensor] | None = None  # of the parameter so named -> [C, ...]
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether it is gradient descent and nothing else."""
-        return self.keep == 1 and self.drift is None
-
-
-class Advance(Protocol):
-    """How the server moves: the same kind of pair, with a leading axis of experiments."""
-
-    def init(self, params: Tree) -> Memory: ...
-
-    def update(
-        self, grads: Tree, memory: Memory, params: Tree, gathered: Gathered
-    ) -> tuple[Tree, Memory]: ...
-
-
-class Tell(Protocol):
-    """Something that the server tells its clients besides the model, by name."""
-
-    def init(self, params: Tree, federation: Federation) -> Memory: ...
-
-    def update(self, told: Memory, gathered: Gathered) -> Memory:
-        """What it tells from now on, of what it told so far; it makes new tensors."""
-        ...
-
-
-Penalty = Callable[[Local], Tensor]  # -> [C]
-ExampleWeight = Callable[[Batch, Local], Tensor]  # -> [C, B]
-"""One that does not look at the model may say so by `reads_model = False`: clients on a GPU then
-need not have all of it."""
+def is_on(number: Number) -> bool:
+    """Whether a number does anything: 0.0 switches its term off."""
+    return isinstance(number, Tensor) or number != 0
 
 
 def tree_map(fn: Callable[..., Tensor], *trees: Tree) -> Tree:

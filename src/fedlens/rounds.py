@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedlens import keys
 from fedlens.algorithm import Algorithm
-from fedlens.client import ClientProgram
+from fedlens.client import CHANNEL, ClientProgram
 from fedlens.core import (
     Cohort,
     Facts,
@@ -28,6 +28,7 @@ from fedlens.core import (
 )
 from fedlens.engines import Engine
 from fedlens.network.network import Network
+from fedlens.slots import ChannelStep
 from fedlens.trees import converted, copy_tensors, moved, stack
 from fedlens.uploads import Uploads
 from fedlens.work import Part, Shared, Work
@@ -40,6 +41,7 @@ class ClientMemory:
     """What clients remember, by client. One that was never seen costs nothing."""
 
     rows: Mapping[int, Memory] = field(default_factory=dict)
+    num_examples: int = 0  # held by these clients together, each when it was first seen
 
     def take(self, clients: Tensor, first: Callable[[], Memory]) -> list[Memory]:
         """The memory of each of these; `first` gives that of a client never seen."""
@@ -47,10 +49,17 @@ class ClientMemory:
         new = {} if all(client in self.rows for client in listed) else first()
         return [self.rows.get(client, new) for client in listed]
 
-    def put(self, clients: Tensor, keep: Sequence[Memory]) -> ClientMemory:
+    def put(self, clients: Tensor, keep: Sequence[Memory], sizes: Tensor) -> ClientMemory:
         if not any(keep):
             return self
-        return ClientMemory({**self.rows, **dict(zip(clients.tolist(), keep, strict=True))})
+        rows = {**self.rows, **dict(zip(clients.tolist(), keep, strict=True))}
+        return ClientMemory(rows, self.num_examples_with(clients, sizes))
+
+    def num_examples_with(self, clients: Tensor, sizes: Tensor) -> int:
+        """How many examples are held by the clients seen so far and by these."""
+        seen = dict(zip(clients.tolist(), sizes.tolist(), strict=True))
+        new: int = sum(size for client, size in seen.items() if client not in self.rows)
+        return self.num_examples + new
 
 
 @dataclass(frozen=True)
@@ -107,49 +116,49 @@ def run_round(
 
 
 def run_rounds(
-    together: ClientProgram, engine: Engine, turns: Sequence[RoundInput]
+    program: ClientProgram, engine: Engine, experiments: Sequence[RoundInput]
 ) -> list[tuple[State, Outcome]]:
     """A round of each of G experiments, whose clients the engine trains as one cohort.
 
-    `together` is their programs as one, see `ClientProgram.joint`.
+    `program` is their programs as one, see `ClientProgram.joint`.
     """
-    states = [turn.state for turn in turns]
+    states = [one.state for one in experiments]
     params, buffers, told = (
         stack([getattr(state, part) for state in states]) for part in ("params", "buffers", "told")
     )
     floats = {name: t for name, t in (params | buffers).items() if t.is_floating_point()}
     exact = converted(floats, torch.float64)  # also if it is that: the server moves it in place
     shared = Shared(params, buffers, exact, told)
-    works = _prepare(turns)
-    uploads = [Uploads() for _ in turns]
-    for part in engine.map(together, shared, Work.joint(works)):
+    works = _prepare(experiments)
+    uploads = [Uploads() for _ in experiments]
+    for part in engine.map(program, shared, Work.joint(works)):
         uploads[part.group].add(part)
     return [
-        _move(turn, works[g], uploads[g].whole(), {n: t[g : g + 1] for n, t in exact.items()})
-        for g, turn in enumerate(turns)
+        _move(one, works[g], uploads[g].whole(), {n: t[g : g + 1] for n, t in exact.items()})
+        for g, one in enumerate(experiments)
     ]
 
 
-def _prepare(turns: Sequence[RoundInput]) -> list[Work]:
+def _prepare(experiments: Sequence[RoundInput]) -> list[Work]:
     """What each client that takes part in a round has to do, for each experiment."""
-    called = [_called(turn) for turn in turns]
-    draws = [turn.program.algorithm.draw for turn in turns]
-    draw, several = draws[0], len(turns) > 1
-    if several and getattr(draw, "by_client", False) and all(one == draw for one in draws):
-        holdings = Holdings.joined([one.holdings for one in called])
-        whole = draw(holdings, keys.fold(torch.cat([one.keys for one in called]), DRAW))
-        ends = list(accumulate(len(one.clients) for one in called))
+    selected = [_select(one) for one in experiments]
+    draws = [one.program.algorithm.draw for one in experiments]
+    draw, several = draws[0], len(experiments) > 1
+    if several and draw.by_client and all(one == draw for one in draws):
+        holdings = Holdings.joined([one.holdings for one in selected])
+        whole = draw(holdings, keys.fold(torch.cat([one.keys for one in selected]), DRAW))
+        ends = list(accumulate(len(one.clients) for one in selected))
         rows = [slice(first, end) for first, end in pairwise([0, *ends])]
         plans = [Plan(whole.index[some], whole.counts[some]) for some in rows]
     else:
         plans = [
             its(one.holdings, keys.fold(one.keys, DRAW))
-            for its, one in zip(draws, called, strict=True)
+            for its, one in zip(draws, selected, strict=True)
         ]
-    return [_work(*each) for each in zip(turns, called, plans, strict=True)]
+    return [_work(*each) for each in zip(experiments, selected, plans, strict=True)]
 
 
-class Called(NamedTuple):
+class Selected(NamedTuple):
     """The clients that take part in an experiment's round."""
 
     clients: Tensor  # [C]
@@ -157,20 +166,21 @@ class Called(NamedTuple):
     holdings: Holdings
 
 
-def _called(turn: RoundInput) -> Called:
-    federation, round = turn.federation, turn.state.round
-    key = keys.root(turn.seed, SELECT, round)
-    clients = turn.program.algorithm.select(federation, round, key)
-    own = keys.fold(keys.root(turn.seed, CLIENT, round), clients, _occurrences(clients))
-    return Called(clients, own, federation.holdings(round, clients))
+def _select(experiment: RoundInput) -> Selected:
+    federation, round = experiment.federation, experiment.state.round
+    key = keys.root(experiment.seed, SELECT, round)
+    clients = experiment.program.algorithm.select(federation, round, key)
+    own = keys.fold(keys.root(experiment.seed, CLIENT, round), clients, _occurrences(clients))
+    return Selected(clients, own, federation.holdings(round, clients))
 
 
-def _work(turn: RoundInput, called: Called, plan: Plan) -> Work:
-    algorithm, federation, state = turn.program.algorithm, turn.federation, turn.state
-    clients, client_keys, holdings = called
+def _work(experiment: RoundInput, selected: Selected, plan: Plan) -> Work:
+    algorithm, federation = experiment.program.algorithm, experiment.federation
+    state = experiment.state
+    clients, client_keys, holdings = selected
     counts = federation.label_counts(holdings)
     cohort = _cohort(algorithm, federation, state, clients, holdings, plan, counts)
-    first = partial(turn.program.memory, state.params, state.buffers, state.told)
+    first = partial(experiment.program.memory, state.params, state.buffers, state.told)
     return Work(
         plan=plan,
         keys=client_keys,
@@ -182,23 +192,26 @@ def _work(turn: RoundInput, called: Called, plan: Plan) -> Work:
     )
 
 
-def _move(turn: RoundInput, work: Work, uploads: Part, exact: Tree) -> tuple[State, Outcome]:
+def _move(experiment: RoundInput, work: Work, uploads: Part, exact: Tree) -> tuple[State, Outcome]:
     """The server's half of an experiment's round; `exact` is its model [1, ...] in float64."""
-    algorithm, state = turn.program.algorithm, turn.state
+    algorithm, state = experiment.program.algorithm, experiment.state
     cohort, device = work.cohort, next(iter(state.params.values())).device
     update = uploads.update
     if not uploads.combined:
         # Moved in one go: each single copy of its own would wait for all that is under way.
         shares, there = moved((work.shares, cohort), device)
-        update = algorithm.combine(update, shares, there, turn.program.layout)
+        update = algorithm.combine(update, shares, there, experiment.program.layout)
+    key = keys.root(experiment.seed, CHANNEL, state.round)
+    for number, step in reversed(list(enumerate(algorithm.channel))):
+        update = step.decode(update, keys.fold(key, number), cohort)
     gathered = Gathered(cohort, uploads.extra)
 
-    # Not in place: the update may lie where the next round's will, and a server may keep its slope.
-    slopes = torch._foreach_neg([update[name].unsqueeze(0) for name in state.params])
-    slope = dict(zip(state.params, slopes, strict=True))
+    # Not in place: the update may lie where the next round's will, and a server may keep its grads.
+    negative = torch._foreach_neg([update[name].unsqueeze(0) for name in state.params])
+    grads = dict(zip(state.params, negative, strict=True))
     memory = {name: tree_map(torch.clone, tree) for name, tree in state.server.items()}
     start = {name: exact[name] for name in state.params}
-    new, server = algorithm.advance.update(slope, memory, start, gathered)
+    new, server = algorithm.advance.update(grads, memory, start, gathered)
     params = tree_map(torch.empty_like, state.params)
     copy_tensors({name: new[name].squeeze(0) for name in params}, params)
     buffers = {
@@ -207,31 +220,43 @@ def _move(turn: RoundInput, work: Work, uploads: Part, exact: Tree) -> tuple[Sta
         else torch.maximum(b, uploads.counters[name])
         for name, b in state.buffers.items()
     }
-    model = _bytes(state.params | state.buffers)
+    model = state.params | state.buffers
     by_size = moved(cohort.size_shares, device)
     means = {name: (t.double() * by_size).sum() for name, t in uploads.scalars.items()}
+    means |= {name: t.double().mean() for name, t in uploads.channel_scalars.items()}
     for measure in algorithm.measures:
         means |= measure(state.params, params)
     outcome = Outcome(
         train_loss=means.pop("loss"),
         batches=int(work.plan.steps.max()) if len(work) else 0,
         examples=int(work.plan.counts.sum()),
-        bytes_up=(model + sum(map(_bytes, uploads.extra.values()))) * len(work),
-        bytes_down=(model + sum(map(_bytes, state.told.values()))) * len(work),
+        bytes_up=(_sent(model, algorithm.channel) + _extra(uploads.extra)) * len(work),
+        bytes_down=(_sent(model) + _extra(state.told)) * len(work),
         scalars=means,
     )
     told = state.told
     for tell in algorithm.tell:
         told = told | tell.update(told, gathered)
-    kept = state.clients.put(cohort.clients, uploads.keep)
+    kept = state.clients.put(cohort.clients, uploads.keep, cohort.sizes)
     return State(state.round + 1, params, buffers, server, told, kept), outcome
 
 
-def _bytes(tree: Tree) -> int:
-    """What a tree weighs on the wire; float64 is the server's own affair, clients send float32."""
-    return sum(
-        t.numel() * min(t.element_size(), 4 if t.is_floating_point() else 8) for t in tree.values()
-    )
+def _sent(tree: Tree, channel: Sequence[ChannelStep] = ()) -> int:
+    """The bytes of a tree on its way; float64 is the server's own affair, clients send float32."""
+    total = 0
+    for tensor in tree.values():
+        if not tensor.is_floating_point():
+            total += tensor.nbytes
+            continue
+        bits = 8 * tensor.numel() * min(tensor.element_size(), 4)
+        for step in channel:
+            bits = step.num_bits(tensor.numel(), bits)
+        total += -(-bits // 8)
+    return total
+
+
+def _extra(memory: Memory) -> int:
+    return sum(map(_sent, memory.values()))
 
 
 def _cohort(
@@ -243,7 +268,6 @@ def _cohort(
     plan: Plan,
     counts: Tensor,
 ) -> Cohort:
-    everyone = federation.everyone(state.round)
     sizes = holdings.sizes.double()
     size_shares = sizes / sizes.sum().clamp(min=1)
     label_shares = None
@@ -251,7 +275,11 @@ def _cohort(
         totals = counts.sum(0)
         shares = counts.double() / totals.clamp(min=1)
         label_shares = torch.where(totals > 0, shares, size_shares[:, None])
-    seen = torch.tensor(list({*state.clients.rows, *clients.tolist()}))
+    total = int(holdings.sizes.sum())
+    if algorithm.weigh.over == "seen":
+        total = state.clients.num_examples_with(clients, holdings.sizes)
+    elif algorithm.weigh.over == "population":
+        total = int(federation.sizes(state.round).sum())
     return Cohort(
         clients=clients,
         sizes=holdings.sizes,
@@ -259,8 +287,7 @@ def _cohort(
         size_shares=size_shares,
         label_shares=label_shares,
         num_clients=federation.num_clients,
-        num_examples=int(everyone.offsets[-1]),
-        num_examples_seen=int(everyone.sizes[seen].sum()),
+        num_examples=total,
     )
 
 

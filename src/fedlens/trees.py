@@ -120,7 +120,8 @@ def join(values: Sequence[Any]) -> Any:
         return {name: join([value[name] for value in values]) for name in first}
     if first is None:
         return None
-    return type(first)(*map(join, zip(*values, strict=True)))
+    columns = map(join, zip(*values, strict=True))
+    return type(first)(*columns) if hasattr(first, "_fields") else type(first)(columns)
 
 
 def moved(value: Any, device: torch.device) -> Any:

@@ -20,9 +20,11 @@ class Uploads:
 
     def add(self, part: Part) -> None:
         if part.combined:
-            self.update = _added(self.update, part.update, part.lent)
+            self.update = _added(self.update, part.update, part.borrowed)
         for name, tree in part.extra.items():
-            self.extra[name] = _added(self.extra.get(name, {}), tree, lent=True)  # servers keep it
+            self.extra[name] = _added(
+                self.extra.get(name, {}), tree, borrowed=True
+            )  # servers keep it
         for name, count in part.counters.items():
             self.counters[name] = torch.maximum(self.counters.get(name, count), count)
         self.parts.append(part._replace(extra={}, update={} if part.combined else part.update))
@@ -33,13 +35,23 @@ class Uploads:
         update = self.update if combined else _join([part.update for part in self.parts])
         keep = [memory for part in self.parts for memory in part.keep]
         scalars = _join([dict(part.scalars) for part in self.parts])
-        return Part(update, self.counters, self.extra, keep, scalars, combined, lent=False)
+        channel = _join([dict(part.channel_scalars) for part in self.parts])
+        return Part(
+            update,
+            self.counters,
+            self.extra,
+            keep,
+            scalars,
+            combined,
+            borrowed=False,
+            channel_scalars=channel,
+        )
 
 
-def _added(total: Tree, part: Tree, lent: bool) -> Tree:
+def _added(total: Tree, part: Tree, borrowed: bool) -> Tree:
     """`total` plus `part`, in the place of `total`."""
     if not total:
-        first: Tree = copies(part) if lent else part
+        first: Tree = copies(part) if borrowed else part
         return first
     for name, tensor in total.items():
         tensor += part[name]

@@ -16,7 +16,7 @@ from torch import Tensor
 from fedlens.core import Cohort, Facts, Memory, Plan, Tree
 from fedlens.trees import join, map_tensors, moved, tensors_in
 
-COUNTS = ("num_clients", "num_examples", "num_examples_seen")  # of a Cohort
+COUNTS = ("num_clients", "num_examples")  # of a Cohort
 
 
 class Shared(NamedTuple):
@@ -55,12 +55,12 @@ class Work:
         if len(works) == 1:
             return works[0]
         return cls(
-            plan=_plans([work.plan for work in works]),
+            plan=_joint_plan([work.plan for work in works]),
             keys=torch.cat([work.keys for work in works]),
             facts=join([work.facts for work in works]),
             memory=[memory for work in works for memory in work.memory],
             shares=torch.cat([work.shares for work in works]),
-            cohort=join([_counts_by_row(work.cohort) for work in works]),
+            cohort=_joint_cohort([work.cohort for work in works]),
             cohort_sizes=tuple(map(len, works)),
             group=torch.arange(len(works)).repeat_interleave(torch.tensor([*map(len, works)])),
         )
@@ -81,13 +81,6 @@ Span = tuple[int, int, int]
 Spans = tuple[Span, ...]
 
 
-def rows_of(cohort: Cohort, rows: slice) -> Cohort:
-    """The clients of one experiment, of a cohort joined from those of several."""
-    mine: Cohort = map_tensors(cohort, itemgetter(rows))
-    counts: Any = {name: getattr(mine, name)[0] for name in COUNTS}
-    return mine._replace(**counts)
-
-
 class Part(NamedTuple):
     """What comes back from some clients of a cohort, in the order they were given."""
 
@@ -97,15 +90,16 @@ class Part(NamedTuple):
     keep: Sequence[Memory]  # of each client
     scalars: Mapping[str, Tensor]  # [C] each; `loss` is the mean training loss
     combined: bool
-    lent: bool  # whether `update` lies in memory that other parts are written to
+    borrowed: bool  # whether `update` lies in memory that other parts are written to
     group: int = 0  # which experiment of a sweep they belong to
+    channel_scalars: Mapping[str, Tensor] = {}  # [C] each, of which plain means are recorded
 
 
-class Given(NamedTuple):
+class ClientInputs(NamedTuple):
     """`Work` as clients train on it, where the model is: those with more steps come first.
 
     So those that are done are cut off the end. `shares` and `cohort` are for when all are done, in
-    the order of the cohort, which `back` brings the others to; None: they are in it.
+    the order of the cohort; `to_cohort` brings the others to it (None: they are in it already).
     """
 
     plan: Plan
@@ -113,71 +107,98 @@ class Given(NamedTuple):
     facts: Facts
     steps: Tensor  # [C]
     group: Tensor | None  # [C]
-    back: Tensor | None  # [C]
+    to_cohort: Tensor | None  # [C]
     shares: Tensor  # [C] float64
     cohort: Cohort
     cohort_sizes: tuple[int, ...]
     memory: Sequence[Memory]  # of each client; empty if none remembers anything
+    numbers: Tensor | None = None  # [P, G] float64: see `algorithm.numbers_of`
 
     @classmethod
-    def of(cls, work: Work) -> Given:
-        steps, back, mine = work.plan.steps, None, work
+    def of(cls, work: Work, numbers: Sequence[Sequence[float]] | None = None) -> ClientInputs:
+        steps, to_cohort, mine = work.plan.steps, None, work
         if not bool((steps[1:] <= steps[:-1]).all()):
             order = steps.argsort(descending=True, stable=True)
-            steps, back, mine = steps[order], order.argsort(), work.rows(order)
-        plan, facts = mine.plan, mine.facts
-        after = work.shares, work.cohort, work.cohort_sizes
-        memory = mine.memory if any(mine.memory) else ()
-        return cls(plan, mine.keys, facts, steps, mine.group, back, *after, memory)
+            steps, to_cohort, mine = steps[order], order.argsort(), work.rows(order)
+        return cls(
+            plan=mine.plan,
+            keys=mine.keys,
+            facts=mine.facts,
+            steps=steps,
+            group=mine.group,
+            to_cohort=to_cohort,
+            shares=work.shares,
+            cohort=work.cohort,
+            cohort_sizes=work.cohort_sizes,
+            memory=mine.memory if any(mine.memory) else (),
+            numbers=None if numbers is None else torch.tensor(numbers, dtype=torch.float64),
+        )
+
+    def cohort_of(self, rows: slice) -> Cohort:
+        """The clients of one experiment, which are these rows of the cohort."""
+        if self.group is None:
+            return self.cohort
+        mine: Cohort = map_tensors(self.cohort, itemgetter(rows))
+        counts: Any = {name: getattr(mine, name)[0] for name in COUNTS}
+        return mine._replace(**counts)
 
 
 Shapes = tuple[torch.Size, ...]
 
 
-class Packed(NamedTuple):
-    """`Given` on its way to a device: all numbers in one tensor, which is one copy."""
+class PackedInputs(NamedTuple):
+    """`ClientInputs` on their way to a device: all numbers in one tensor, which is one copy."""
 
     numbers: Tensor  # int64
     memory: Sequence[Memory]
 
     @classmethod
     def of(
-        cls, given: Given, device: torch.device
-    ) -> tuple[Packed, Callable[[Packed], Given], Shapes]:
-        """It, and how to open it there: the same for all of these shapes."""
-        cohort = given.cohort
-        if given.group is None:  # what is recorded reads tensors alone
+        cls, inputs: ClientInputs, device: torch.device
+    ) -> tuple[PackedInputs, Callable[[PackedInputs], ClientInputs], Shapes]:
+        """They, and how to unpack them there: the same for all of these shapes."""
+        cohort = inputs.cohort
+        if inputs.group is None:  # what is recorded reads tensors alone
             counts: Any = {name: torch.tensor(getattr(cohort, name)) for name in COUNTS}
             cohort = cohort._replace(**counts)
-        shape = given._replace(memory=(), cohort=cohort)
-        all_of_it = tensors_in(shape)
-        flat = [t.flatten().view(torch.int64) for t in all_of_it]  # or float64, bit by bit
-        packed = cls(moved(torch.cat(flat), device), given.memory)
-        return packed, partial(_opened, shape), tuple(t.shape for t in all_of_it)
+        like = inputs._replace(memory=(), cohort=cohort)
+        tensors = tensors_in(like)
+        flat = [t.flatten().view(torch.int64) for t in tensors]  # or float64, bit by bit
+        packed = cls(moved(torch.cat(flat), device), inputs.memory)
+        return packed, partial(_unpacked, like), tuple(t.shape for t in tensors)
 
 
-def _opened(shape: Given, packed: Packed) -> Given:
+def _unpacked(like: ClientInputs, packed: PackedInputs) -> ClientInputs:
     start = 0
 
-    def place(tensor: Tensor) -> Tensor:
+    def view(tensor: Tensor) -> Tensor:
         nonlocal start
         start += tensor.numel()
         part = packed.numbers[start - tensor.numel() : start]
         return part.view(tensor.dtype).view(tensor.shape)
 
-    given: Given = map_tensors(shape, place)
-    return given._replace(memory=packed.memory)
+    inputs: ClientInputs = map_tensors(like, view)
+    return inputs._replace(memory=packed.memory)
 
 
-def _counts_by_row(cohort: Cohort) -> Cohort:
-    """With a row for each client in place of counts: rows of several experiments can be joined."""
-    rows: dict[str, Any] = {
-        name: torch.full((len(cohort.clients),), getattr(cohort, name)) for name in COUNTS
-    }
-    return cohort._replace(**rows)
+def _joint_cohort(cohorts: Sequence[Cohort]) -> Cohort:
+    """With a row for each client in place of counts: rows of several experiments can be joined.
+
+    Label shares that an experiment does not disclose are NaN.
+    """
+    disclosed = [cohort.label_shares for cohort in cohorts if cohort.label_shares is not None]
+    rows = []
+    for cohort in cohorts:
+        size = len(cohort.clients)
+        own: dict[str, Any] = {name: torch.full((size,), getattr(cohort, name)) for name in COUNTS}
+        if disclosed and cohort.label_shares is None:
+            own["label_shares"] = disclosed[0].new_full((size, disclosed[0].shape[1]), torch.nan)
+        rows.append(cohort._replace(**own))
+    joint: Cohort = join(rows)
+    return joint
 
 
-def _plans(plans: Sequence[Plan]) -> Plan:
+def _joint_plan(plans: Sequence[Plan]) -> Plan:
     """Plans one after another, padded to the longest and the widest."""
     steps, size = (max(plan.index.shape[axis] for plan in plans) for axis in (1, 2))
     index, counts = [], []

@@ -14,12 +14,13 @@ from fedlens.engines import Sequential, Stacked
 from fedlens.network.network import Network
 from fedlens.pieces import Sgd, Uniformly
 from fedlens.rounds import begin, run_round
+from fedlens.slots import LocalStep, Solve
 from tests.federations import CPU, RAGGED, noisy_images, small_cnn, wide
 from tests.papers_under_test import ALGORITHMS, PLAIN
 
 
 @dataclass(frozen=True)
-class Silent:
+class Silent(Solve):
     """A solver that does not say what its steps are."""
 
     inner: Any
@@ -38,7 +39,7 @@ def test_a_contraction_is_what_its_solver_does_step_by_step(name, engine):
     inner = getattr(algorithm.solve, "inner", None)
     plain = Sgd(0.05) if inner is None else replace(algorithm.solve, inner=Sgd(0.05))
     algorithm = replace(algorithm, solve=plain)
-    assert algorithm.contraction is not None and not algorithm.contraction.is_plain
+    assert algorithm.local_step is not None and not algorithm.local_step.is_plain
     federation = noisy_images(RAGGED)
     network = Network(small_cnn("group"), dtype=torch.float64)
     states = []
@@ -54,10 +55,15 @@ def test_a_contraction_is_what_its_solver_does_step_by_step(name, engine):
         torch.testing.assert_close(memory, states[1].clients.rows[client], rtol=1e-10, atol=1e-12)
 
 
+def contracts(step: LocalStep | None) -> bool:
+    return step is not None and step.contracts
+
+
 def test_momentum_and_several_dual_steps_are_no_contractions():
-    assert Sgd(0.1, momentum=0.9).contraction is None
-    assert Sgd(torch.tensor([0.1, 0.2])).contraction is None
-    assert ALGORITHMS["ceadmm"].contraction is None
+    assert not contracts(Sgd(0.1, momentum=0.9).step)
+    assert not contracts(Sgd(0.1, weight_decay=0.1).step)
+    assert contracts(Sgd(torch.tensor([0.1, 0.2])).step)
+    assert not contracts(ALGORITHMS["ceadmm"].local_step)
 
 
 def test_clients_may_take_more_steps_than_those_of_rounds_before():
@@ -72,7 +78,7 @@ def test_clients_may_take_more_steps_than_those_of_rounds_before():
         for _ in range(8):
             state, outcome = run_round(program, federation, engine, state, seed=0)
             steps.append(outcome.batches)
-        assert bool(engine._made[2]) is factor
+        assert bool(engine._prepared.forms) is factor
         states.append(state)
     assert max(steps) > steps[0], "a later round has more of them"
     torch.testing.assert_close(states[0].params, states[1].params, rtol=1e-10, atol=1e-12)

@@ -14,15 +14,15 @@ import fedlens as fl
 from fedlens import build as building
 from fedlens.client import ClientProgram
 from fedlens.core import Upload, zeros_at_first
-from fedlens.engines import Processes, Sequential, gpus, processes, worker
+from fedlens.engines import Processes, Sequential, gpus, pool, worker
 from fedlens.engines.costs import Costs
-from fedlens.engines.engine import predict
 from fedlens.engines.processes import even_blocks, longest_first
 from fedlens.network.network import Network
 from fedlens.pieces import Uniformly
 from fedlens.pieces.upload import difference
 from fedlens.rounds import begin, run_round
 from fedlens.runs import manifest as manifests
+from fedlens.slots import Tell
 from tests.federations import CPU, RAGGED, assert_equal, noisy_images, small_cnn, train
 from tests.papers_under_test import BASE
 from tests.toys import toy
@@ -83,7 +83,7 @@ def test_clients_that_are_all_alike_cost_the_same():
 def test_few_slots_and_many_clients_change_nothing(monkeypatch):
     everyone = replace(BASE, select=Uniformly(10))
     expected = train(everyone, "processes")
-    monkeypatch.setattr(processes, "UPLOADS", 1)  # two slots a worker
+    monkeypatch.setattr(pool, "UPLOADS", 1)  # two slots a worker
     assert_equal(found=train(everyone, "processes").params, expected=expected.params)
     found = train(everyone, "processes, two devices").params
     for name, value in expected.params.items():
@@ -108,7 +108,55 @@ def test_a_client_may_keep_just_what_it_had():
             assert_equal(found=found[client]["mine"], expected=row["mine"])
 
 
-def crew(algorithm, **options):
+@dataclass(frozen=True)
+class SendsMuch:
+    """upload: three models besides the update, of which no memory and no tell gives a hint."""
+
+    def __call__(self, local) -> Upload:
+        extra = {f"copy {n}": {k: p + n for k, p in local.params.items()} for n in range(3)}
+        return replace(difference(local), extra=extra)
+
+
+@dataclass(frozen=True)
+class TellSums(Tell):
+    def init(self, params, federation):
+        return {"sums": {name: torch.zeros_like(p) for name, p in params.items()}}
+
+    def update(self, told, gathered):
+        return {"sums": gathered.extra["copy 2"]}
+
+
+def wide_net() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(
+        torch.nn.Flatten(), torch.nn.Linear(64, 300), torch.nn.Linear(300, 4)
+    )
+
+
+@pytest.mark.parametrize("options", [{"workers": 2}, {"devices": [CPU] * 2}])
+def test_what_is_sent_besides_may_be_larger_than_anyone_could_know(options):
+    federation, network = noisy_images(RAGGED), Network(wide_net(), dtype=torch.float64)
+    program = ClientProgram(replace(BASE, upload=SendsMuch(), tell=(TellSums(),)), network.layout)
+    engine = Processes(network, federation.examples, **options)
+    ends, slots = [], []
+    try:
+        for one in (Sequential(network, federation.examples), engine):
+            state = begin(network, program, federation, CPU)
+            for _ in range(3):
+                state, _ = run_round(program, federation, one, state, seed=0)
+                if one is engine:
+                    slots.append(engine._pool.sizes.slot_bytes)
+            ends.append(state)
+        assert slots[0] < slots[1] == slots[2], "memory grew once, to what was measured"
+        assert not engine._pool.slot_is_too_small
+    finally:
+        engine.close()
+    for part in ("params", "told"):
+        expected, found = (getattr(state, part) for state in ends)
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
+
+
+def forked(algorithm, **options):
     federation = noisy_images(RAGGED)
     network = Network(small_cnn(), dtype=torch.float64)
     program = ClientProgram(algorithm, network.layout)
@@ -118,11 +166,11 @@ def crew(algorithm, **options):
 
 @pytest.mark.parametrize("options", [{"workers": 2}, {"devices": [CPU] * 2}])
 def test_a_worker_that_dies_is_told_of_and_the_next_round_has_a_new_one(options):
-    engine, program, federation, state = crew(BASE, **options)
+    engine, program, federation, state = forked(BASE, **options)
     try:
         expected, _ = run_round(program, federation, engine, state, seed=0)
-        os.kill(engine._crew.processes[0].pid, signal.SIGKILL)
-        with pytest.raises(RuntimeError, match="a worker process was killed"):
+        os.kill(engine._pool._processes[0].pid, signal.SIGKILL)
+        with pytest.raises(ChildProcessError, match="a worker process was killed"):
             run_round(program, federation, engine, state, seed=0)
         found, _ = run_round(program, federation, engine, state, seed=0)
         assert_equal(found=found.params, expected=expected.params)
@@ -131,7 +179,7 @@ def test_a_worker_that_dies_is_told_of_and_the_next_round_has_a_new_one(options)
 
 
 def test_workers_with_devices_predict_what_this_process_would():
-    engine, program, federation, state = crew(BASE, devices=[CPU] * 2)
+    engine, program, federation, state = forked(BASE, devices=[CPU] * 2)
     examples, model = federation.examples, state.params | state.buffers
     batches = [slice(0, 7), torch.tensor([5, 3, 250]), slice(290, 300)]
     try:
@@ -141,14 +189,14 @@ def test_workers_with_devices_predict_what_this_process_would():
         assert engine.busy_seconds > before
     finally:
         engine.close()
-    expected = list(predict(engine.network, model, examples, batches))
+    expected = list(Sequential(engine.network, examples).predict(model, examples, batches))
     for mine, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(mine, theirs)
 
 
 def test_without_devices_this_process_predicts_and_so_it_does_without_workers():
     for options in ({"workers": 2}, {"devices": [CPU] * 2}):
-        engine, _, federation, state = crew(BASE, **options)
+        engine, _, federation, state = forked(BASE, **options)
         model = state.params | state.buffers
         (found,) = engine.predict(model, federation.examples, [slice(0, 5)])
         assert engine.busy_seconds == 0
@@ -185,7 +233,7 @@ def test_a_process_that_has_used_a_gpu_says_so(monkeypatch):
     with pytest.raises(ValueError, match="this process has used a GPU already"):
         gpus.gpu_names.__wrapped__()
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    engine, program, federation, state = crew(BASE, devices=[torch.device("cuda", 0)])
+    engine, program, federation, state = forked(BASE, devices=[torch.device("cuda", 0)])
     with pytest.raises(ValueError, match="this process has used a GPU already"):
         run_round(program, federation, engine, state, seed=0)
 

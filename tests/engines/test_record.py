@@ -1,78 +1,56 @@
-"""What an engine records and replays: the contract of `client.Record`, without a GPU.
+"""Recorded rounds and steps without a GPU: `EagerCapture` does to memory what a CUDA graph does."""
 
-A recorded function reads and writes its own memory only. `Replayed` has that in common with a CUDA
-graph: it keeps a copy of the inputs, and whatever comes back lies where the first result lay.
-"""
-
-from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import safetensors.torch
 import torch
 
-from fedlens.algorithm import compose
+from fedlens.algorithm import Algorithm, compose
 from fedlens.algorithms.admm import fedadmm
 from fedlens.algorithms.fedbn import fedbn
 from fedlens.client import ClientProgram
-from fedlens.engines import Stacked, graphs, stacked
+from fedlens.engines import Stacked
+from fedlens.engines.graphs import Captures, EagerCapture
 from fedlens.network.network import Network
 from fedlens.pieces import Sgd, Uniformly
 from fedlens.rounds import RoundInput, begin, run_round, run_rounds
 from fedlens.runs.folder import RunFolder
-from fedlens.trees import copy_tensors, map_tensors, tensors_in
+from fedlens.trees import tensors_in
 from fedlens.uploads import Uploads
 from fedlens.work import Part
-from tests.federations import RAGGED, noisy_images, small_cnn, wide
+from tests.federations import CPU, RAGGED, noisy_images, small_cnn, wide
 from tests.papers_under_test import ALGORITHMS, PLAIN
 
 
-class Replayed:
-    def __init__(self):
-        self.seen, self.kept, self.replays = Counter(), {}, 0
-
-    def __call__(self, key, function, *inputs):
-        shapes = (key, tuple((t.shape, t.dtype) for t in tensors_in(inputs)))
-        self.seen[shapes] += 1
-        if self.seen[shapes] < graphs.WORTH_IT:
-            return None
-        if shapes not in self.kept:
-            mine = map_tensors(inputs, lambda t: t.detach().clone())
-            self.kept[shapes] = [mine, function(*mine), function]
-        mine, result, recorded = self.kept[shapes]
-        with torch.no_grad():
-            copy_tensors(inputs, mine)
-        again = recorded(*mine)
-        with torch.no_grad():
-            copy_tensors(again, result)
-        self.replays += 1
-        return result
+def always(recorder: Captures | None) -> Callable[[], Captures] | None:
+    return None if recorder is None else lambda: recorder
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 @pytest.mark.parametrize("sizes", [[30] * 10, RAGGED], ids=["equal", "ragged"])
-def test_recorded_rounds_are_the_same(name, sizes, monkeypatch):
+def test_recorded_rounds_are_the_same(name, sizes):
     federation = noisy_images(sizes)
     network = Network(small_cnn("group", dropout=0.3), dtype=torch.float64)
     program = ClientProgram(ALGORITHMS[name], network.layout)
     states, losses = [], [[], []]
-    for number, recorder in enumerate((None, Replayed())):
-        engine = Stacked(network, federation.examples)
-        if recorder is not None:
-            monkeypatch.setattr(stacked.Stacked, "_recorder", lambda *_, r=recorder: r)
+    for number, recorder in enumerate((None, Captures(EagerCapture))):
+        engine = Stacked(network, federation.examples, make_recorder=always(recorder))
         state = begin(network, program, federation, torch.device("cpu"))
         for _ in range(5):  # at first step by step, then as a whole
             state, outcome = run_round(program, federation, engine, state, seed=0)
             losses[number].append(outcome.train_loss.clone())
         states.append(state)
-    assert recorder.replays
+    assert recorder.num_plays
     for one, other in zip(*(tensors_in((s.params, s.buffers)) for s in states), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(losses[0], losses[1], rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("key", ["lr", "rho"])
-def test_a_sweep_in_blocks_records_each_block_for_itself(key, monkeypatch):
+def test_a_sweep_in_blocks_records_each_block_for_itself(key):
     """Factored layers of a block start from models, and step at rates, that others have not."""
     federation = noisy_images([20] * 8)
     network = Network(wide(0.2), dtype=torch.float64)
@@ -94,13 +72,12 @@ def test_a_sweep_in_blocks_records_each_block_for_itself(key, monkeypatch):
             one = alone[number]
             state, _ = run_round(one.program, federation, engine, one.state, one.seed)
             alone[number] = replace(one, state=state)
-    recorder = Replayed()
-    monkeypatch.setattr(stacked.Stacked, "_recorder", lambda *_: recorder)
-    engine = Stacked(network, federation.examples, at_once=8)
+    recorder = Captures(EagerCapture)
+    engine = Stacked(network, federation.examples, at_once=8, make_recorder=always(recorder))
     for _ in range(5):
         after = run_rounds(together, engine, turns)
         turns = [replace(turn, state=state) for turn, (state, _) in zip(turns, after, strict=True)]
-    assert engine._made[2] and recorder.replays
+    assert engine._prepared.forms and recorder.num_plays
     for turn, expected in zip(turns, alone, strict=True):
         torch.testing.assert_close(turn.state.params, expected.state.params, rtol=1e-10, atol=1e-12)
 
@@ -123,33 +100,94 @@ def test_what_clients_remember_is_found_again_in_whatever_order_a_file_gives_it(
         safetensors.torch, "load", lambda content: dict([*load(content).items()][::-1])
     )
     ends = []
-    for recorder in (None, Replayed()):
-        monkeypatch.setattr(stacked.Stacked, "_recorder", lambda *_, r=recorder: r)
-        engine, after = (
-            Stacked(network, federation.examples),
-            folder.load_state(torch.device("cpu")),
-        )
+    for recorder in (None, Captures(EagerCapture)):
+        engine = Stacked(network, federation.examples, make_recorder=always(recorder))
+        after = folder.load_state(torch.device("cpu"))
         for _ in range(11):
             after, _ = run_round(program, federation, engine, after, seed=0)
         ends.append(after)
-    rounds = [key for key, _ in recorder.seen if key != "step"]
+    rounds = [key for key, _ in recorder._seen if key != "step"]
     assert len(rounds) == 1, "one record does for all clients, loaded or not"
     for name, expected in ends[0].params.items():
         torch.testing.assert_close(ends[1].params[name], expected, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("lent", [True, False])
-def test_uploads_are_added_up_and_not_kept_part_by_part(lent):
+@pytest.mark.parametrize("borrowed", [True, False])
+def test_uploads_are_added_up_and_not_kept_part_by_part(borrowed):
     """Of parts that lie where others are written to, nothing is left but the sum."""
     uploads, place = Uploads(), {"w": torch.zeros(2)}
     for number in range(3):
-        if lent:
+        if borrowed:
             place["w"].fill_(number)
         else:
             place = {"w": torch.full((2,), float(number))}
         one = {"loss": torch.ones(1)}
-        uploads.add(Part(place, {}, {"c": place}, [{}], one, True, lent))
+        uploads.add(Part(place, {}, {"c": place}, [{}], one, True, borrowed))
     assert not any(part.update or part.extra for part in uploads.parts)
     whole = uploads.whole()
     assert whole.update["w"].tolist() == whole.extra["c"]["w"].tolist() == [3, 3]
     assert len(whole.keep) == len(whole.scalars["loss"]) == 3
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedprox", "scaffold", "fedadmm without momentum"])
+@pytest.mark.parametrize("module", [lambda: small_cnn("group"), lambda: wide(0.2)])
+def test_numbers_of_local_steps_may_change_from_round_to_round(name, module):
+    """A recorded round takes them as an input: nothing is recorded again for another lr."""
+    federation = noisy_images([20] * 8)
+    network = Network(module(), dtype=torch.float64)
+    ends = []
+    for recorder in (None, Captures(EagerCapture)):
+        engine = Stacked(network, federation.examples, make_recorder=always(recorder))
+        program = ClientProgram(ALGORITHMS[name], network.layout)
+        state = begin(network, program, federation, CPU)
+        for number in range(7):
+            changed = with_lr(ALGORITHMS[name], 0.1 * 0.8**number)
+            program = ClientProgram(changed, network.layout)
+            state, _ = run_round(program, federation, engine, state, seed=0)
+        ends.append(state)
+    assert recorder is not None
+    rounds = [key for key, _ in recorder._captured if "round" in str(key)]
+    assert len(rounds) == 1, "one capture serves all learning rates"
+    torch.testing.assert_close(ends[1].params, ends[0].params, rtol=1e-10, atol=1e-12)
+
+
+def with_lr(filling: Any, lr: float) -> Any:
+    """An algorithm whose clients step at another rate."""
+    if isinstance(filling, Algorithm):
+        return replace(filling, solve=with_lr(filling.solve, lr))
+    if isinstance(filling, Sgd):
+        return replace(filling, lr=lr)
+    return replace(filling, inner=with_lr(filling.inner, lr))
+
+
+FITTING = ["fedavg", "fedavg over the population", "lambda-sum", "fedavgm", "lastfc", "fedns"]
+FITTING += ["fedadam", "fednova", "median", "trimmed-mean", "krum", "clip", "quantize"]
+
+
+@pytest.mark.parametrize("recorder", [None, Captures(EagerCapture)], ids=["plain", "recorded"])
+def test_algorithms_of_different_kinds_train_side_by_side(recorder):
+    """Those that disclose label counts with those that do not, linear ones with medians."""
+    federation = noisy_images(RAGGED)
+    network = Network(small_cnn("batch", dropout=0.2), dtype=torch.float64)
+    programs = [ClientProgram(ALGORITHMS[name], network.layout) for name in FITTING]
+    inputs = [
+        RoundInput(p, federation, begin(network, p, federation, CPU), seed)
+        for seed, p in enumerate(programs)
+    ]
+    joint = ClientProgram.joint(programs, next(iter(inputs[0].state.params.values())))
+    engine = Stacked(network, federation.examples, at_once=128, make_recorder=always(recorder))
+    together = inputs
+    for _ in range(5):
+        after = run_rounds(joint, engine, together)
+        together = [
+            replace(one, state=state) for one, (state, _) in zip(together, after, strict=True)
+        ]
+    for name, one, found in zip(FITTING, inputs, together, strict=True):
+        alone = Stacked(network, federation.examples)
+        state = one.state
+        for _ in range(5):
+            state, _ = run_round(one.program, federation, alone, state, one.seed)
+        expected = state.params | state.buffers
+        for key, value in (found.state.params | found.state.buffers).items():
+            message = f"{name}: {key}"
+            torch.testing.assert_close(value, expected[key], rtol=1e-9, atol=1e-11, msg=message)

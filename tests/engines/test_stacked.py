@@ -35,10 +35,10 @@ class Cramped(Stacked):
 
     room = 3
 
-    def _block(self, program, shared, work):
+    def _train_block(self, prepared, shared, work):
         if len(work) > self.room:
             raise torch.OutOfMemoryError("no room")
-        return super()._block(program, shared, work)
+        return super()._train_block(prepared, shared, work)
 
 
 def test_too_large_blocks_are_halved_and_the_result_is_the_same():
@@ -93,7 +93,7 @@ def test_factored_layers_give_what_the_weights_themselves_give(name, sizes):
         Stacked(network, federation.examples, factor=factor, at_once=3) for factor in (False, True)
     ]
     explicit, factored = (after(engine, network, program, federation) for engine in made)
-    assert made[1]._made[2], "nothing was factored"
+    assert made[1]._prepared.forms, "nothing was factored"
     assert_same(explicit, factored)
 
 
@@ -115,7 +115,7 @@ def test_factored_layers_of_a_sweep_give_what_each_experiment_gives_alone(name, 
     for _ in range(3):
         after_round = run_rounds(together, engine, turns)
         turns = [replace(t, state=state) for t, (state, _) in zip(turns, after_round, strict=True)]
-    assert engine._made[2], "nothing was factored"
+    assert engine._prepared.forms, "nothing was factored"
     for seed, (turn, program) in enumerate(zip(turns, programs, strict=True)):
         alone = Stacked(network, federation.examples, factor=False)
         assert_same(after(alone, network, program, federation, seed=seed), turn.state)
@@ -128,7 +128,7 @@ def test_layers_are_not_factored_where_it_would_not_hold(name):
     program = ClientProgram(ALGORITHMS[name], network.layout)
     engine = Stacked(network, federation.examples)
     after(engine, network, program, federation, rounds=1)
-    assert not engine._made[2]
+    assert not engine._prepared.forms
 
 
 def test_a_small_matrix_is_not_factored():
@@ -137,4 +137,4 @@ def test_a_small_matrix_is_not_factored():
     program = ClientProgram(ALGORITHMS["fedavg"], network.layout)
     engine = Stacked(network, federation.examples)
     after(engine, network, program, federation, rounds=1)
-    assert not engine._made[2]
+    assert not engine._prepared.forms

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from fedlens.algorithm import Amendment
 from fedlens.algorithms.admm import admm, ceadmm, fedadmm
+from fedlens.algorithms.clip import clip
 from fedlens.algorithms.fedavg import fedavg
 from fedlens.algorithms.fedavgm import fedavgm
 from fedlens.algorithms.fedbn import fedbn
@@ -20,6 +21,7 @@ from fedlens.algorithms.lastfc import lastfc
 from fedlens.algorithms.liadmm import celiadmm, liadmm
 from fedlens.algorithms.median import median
 from fedlens.algorithms.qfedavg import qfedavg
+from fedlens.algorithms.quantize import quantize
 from fedlens.algorithms.scaffold import scaffold
 from fedlens.algorithms.trimmed_mean import trimmed_mean
 
@@ -48,4 +50,6 @@ ALGORITHMS: dict[str, Callable[..., Amendment]] = {
     "krum": krum,
     "qfedavg": qfedavg,
     "fedbn": fedbn,
+    "clip": clip,
+    "quantize": quantize,
 }

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Literal
 
 from fedlens.algorithm import Algorithm, at_least, check_pull, paper
-from fedlens.core import Number, Solve
+from fedlens.core import Number
 from fedlens.pieces import ByExamples, Epochs, Sgd, WeightedSum
 from fedlens.pieces.consensus import (
     COLD,
@@ -25,6 +25,7 @@ from fedlens.pieces.consensus import (
     TellStart,
     send_change,
 )
+from fedlens.slots import Solve
 
 
 def consensus(

@@ -25,10 +25,11 @@ from fedlens.core import (
     zeros_like,
 )
 from fedlens.pieces import Equally, Sgd, difference
+from fedlens.slots import Advance, Penalty
 
 
 @dataclass(frozen=True)
-class Dynamic:
+class Dynamic(Penalty):
     """- <h_k, w> + (alpha / 2) ||w - x||^2"""
 
     alpha: Number
@@ -53,7 +54,7 @@ class KeepGradient:
 
 
 @dataclass(frozen=True)
-class Corrective:
+class Corrective(Advance):
     alpha: Number
 
     def init(self, params: Tree) -> Memory:

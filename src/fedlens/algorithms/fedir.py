@@ -13,10 +13,11 @@ from torch import Tensor
 
 from fedlens.algorithm import Algorithm, paper
 from fedlens.core import Batch, Federation, Gathered, Local, Memory, Tree
+from fedlens.slots import ExampleWeight, Tell
 
 
 @dataclass(frozen=True)
-class LabelWeight:
+class LabelWeight(ExampleWeight):
     """p(y) / q_k(y). A label that the client does not hold weighs 0: it never occurs there."""
 
     reads_model: ClassVar[bool] = False
@@ -30,7 +31,7 @@ class LabelWeight:
 
 
 @dataclass(frozen=True)
-class TellLabels:
+class TellLabels(Tell):
     """p: as given, else the share of each label in all that clients hold at the start."""
 
     p: tuple[float, ...] | None

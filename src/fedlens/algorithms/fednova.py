@@ -13,26 +13,22 @@ import torch
 from torch import Tensor
 
 from fedlens.algorithm import Algorithm, below_one, paper
-from fedlens.algorithms.fedprox import Proximal
 from fedlens.core import Cohort, Number
-from fedlens.pieces import Sgd
+from fedlens.slots import LocalStep, Weigh
 
 
 @dataclass(frozen=True)
-class BySteps:
+class BySteps(Weigh):
     momentum: Number = 0.0
     pull: Number = 0.0  # lr mu: how much of its way back to the server's model a step goes
 
-    def within(self, algorithm: Algorithm) -> "BySteps":
-        """The same for clients that step as `algorithm` has them step."""
-        solve = algorithm.solve
-        if not isinstance(solve, Sgd):
+    def for_step(self, step: LocalStep | None) -> "BySteps":
+        if step is None or step.drift is not None:
             raise ValueError("fednova knows the steps of SGD alone: leave the other local rule out")
-        below_one(solve.momentum, "fednova: local.momentum")
-        terms = [p.mu for p in algorithm.objective.penalties if isinstance(p, Proximal)]
-        pull = solve.lr * sum(terms)
+        below_one(step.momentum, "fednova: local.momentum")
+        pull = step.lr * step.pull
         below_one(pull, "fednova: local.lr times fedprox's mu")
-        return BySteps(solve.momentum, pull)
+        return BySteps(step.momentum, pull)
 
     def __call__(self, cohort: Cohort) -> Tensor:  # [C] float64
         weight, share = self.reach(cohort.steps), cohort.size_shares

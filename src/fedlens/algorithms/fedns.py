@@ -21,12 +21,13 @@ from fedlens.algorithm import Algorithm, at_least, paper
 from fedlens.algorithms.lastfc import by_class, last_layer
 from fedlens.core import Cohort, Number, Tree
 from fedlens.network.layout import Layout
+from fedlens.slots import Combine
 
 TOLERANCE = 1e-6  # relative: else float noise drops clients that all have the same variance
 
 
 @dataclass(frozen=True)
-class NodeByNode:
+class NodeByNode(Combine):
     sigmas: Number = 2.0
     bias: Literal["tied", "included"] = "tied"
     norm: Literal["tied", "fedavg"] = "tied"

@@ -11,13 +11,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedlens.algorithm import Algorithm, at_least, check_pull, cohort_size, paper
+from fedlens.algorithm import Algorithm, at_least, check_pull, paper
 from fedlens.core import Local, Number, Tree, Upload, squared_distance
 from fedlens.pieces import BySize, Epochs, Equally, Probed, difference
+from fedlens.slots import Penalty
 
 
 @dataclass(frozen=True)
-class Proximal:
+class Proximal(Penalty):
     """(mu / 2) ||w - w_server||^2, over the trainable parameters."""
 
     mu: Number
@@ -26,9 +27,8 @@ class Proximal:
         return self.mu / 2 * squared_distance(local.params, local.anchor)
 
     @property
-    def pull_to_server(self) -> float | None:
-        """Its gradient is this times w - w_server; None if it differs from row to row."""
-        return None if isinstance(self.mu, Tensor) else self.mu
+    def pull(self) -> Number | None:
+        return self.mu
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def fedprox(
     check_pull(base, mu, "fedprox: mu")
     amended = replace(base, objective=base.objective.plus(Proximal(mu)))
     if sampling == "by-size":
-        amended = replace(amended, select=BySize(cohort_size(base)), weigh=Equally())
+        amended = replace(amended, select=BySize(base.select.cohort_size), weigh=Equally())
     if not (uneven or inexactness):
         return amended
     if not isinstance(base.draw, Epochs):

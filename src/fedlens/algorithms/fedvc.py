@@ -9,7 +9,7 @@ replacement in the choice of clients, it is FedAvg.
 from dataclasses import replace
 from typing import Literal
 
-from fedlens.algorithm import Algorithm, cohort_size, paper
+from fedlens.algorithm import Algorithm, paper
 from fedlens.pieces import ByExamples, BySize, Epochs, Equally, Virtual
 
 
@@ -39,7 +39,7 @@ def fedvc(
         )
     return replace(
         base,
-        select=BySize(cohort_size(base), replacement),
+        select=BySize(base.select.cohort_size, replacement),
         draw=Virtual(size, batch),
         weigh=Equally() if weigh == "equally" else ByExamples(),
     )

@@ -11,13 +11,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedlens.algorithm import Algorithm, cohort_size, paper
+from fedlens.algorithm import Algorithm, paper
 from fedlens.core import Cohort, Tree
 from fedlens.network.layout import Layout
+from fedlens.slots import Combine
 
 
 @dataclass(frozen=True)
-class Krum:
+class Krum(Combine):
     byzantine: int
     keep: int
     linear: ClassVar[bool] = False
@@ -41,7 +42,7 @@ def krum(base: Algorithm, byzantine: int = 1, keep: int = 1) -> Algorithm:
         byzantine: f, how many clients of a round may be hostile.
         keep: how many of the best are averaged; 1 is Krum, more is Multi-Krum.
     """
-    clients = cohort_size(base)
+    clients = base.select.cohort_size
     if byzantine < 0 or clients <= 2 * byzantine + 2:
         raise ValueError(
             f"krum: {byzantine} hostile clients among {clients} are too many: "

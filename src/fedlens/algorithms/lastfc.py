@@ -16,6 +16,7 @@ from fedlens.algorithm import Algorithm, paper
 from fedlens.core import Cohort, Tree
 from fedlens.network.layout import Layout
 from fedlens.pieces import WeightedSum
+from fedlens.slots import Combine
 
 
 def last_layer(layout: Layout, named: str | None) -> str:
@@ -41,7 +42,7 @@ def by_class(update: Tensor, cohort: Cohort) -> Tensor:
 
 
 @dataclass(frozen=True)
-class LastLayerByClass:
+class LastLayerByClass(Combine):
     layer: str | None = None
     linear: ClassVar[bool] = True
     uses_shares: ClassVar[bool] = False  # the last layer does not

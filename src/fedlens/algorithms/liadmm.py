@@ -15,17 +15,26 @@ from typing import Literal
 
 from fedlens.algorithm import Algorithm, at_least, paper, same
 from fedlens.algorithms.admm import consensus
-from fedlens.core import Local, Memory, Number, Solve, Tree, Upload, per_row, tree_map
+from fedlens.core import Local, Memory, Number, Tree, Upload, is_on, per_row, tree_map
 from fedlens.pieces import ByExamples, Epochs, GradientDescent, Sgd
 from fedlens.pieces.consensus import Consensus, change
+from fedlens.slots import Solve
 
 
 @dataclass(frozen=True)
-class DualApplied:
+class DualApplied(Solve):
     """`inner`, with u subtracted from the parameters after every pass, or every step."""
 
     inner: Solve
     passes: int | None  # None: every step
+
+    @property
+    def learning_rate(self) -> Number | None:
+        return self.inner.learning_rate
+
+    @property
+    def carries(self) -> frozenset[str]:
+        return self.inner.carries
 
     def init(self, params: Tree) -> Memory:
         return self.inner.init(params)
@@ -68,6 +77,14 @@ def _gamma(base: Algorithm, gamma: Number | None, name: str) -> Number:
     return gamma
 
 
+def _refuse_ignored(base: Algorithm, name: str) -> None:
+    """Its one step is along the whole gradient: what SGD would do besides is not done."""
+    if isinstance(base.solve, Sgd):
+        for key in ("momentum", "weight_decay"):
+            if is_on(getattr(base.solve, key)):
+                raise ValueError(f"{name} takes plain gradient steps: set local.{key} = 0")
+
+
 def _passes(base: Algorithm, count: int, name: str) -> Algorithm:
     if not isinstance(base.draw, Epochs) or base.draw.uneven:
         raise ValueError(f"{name} needs whole passes: leave fedvc and uneven work out")
@@ -96,6 +113,7 @@ def liadmm(
     """
     step = _gamma(base, gamma, "liadmm")
     if local == "gradient":
+        _refuse_ignored(base, "liadmm")
         if dual != "once":
             raise ValueError(f'liadmm: dual is {dual!r}: it needs local = "training"')
         solve: Solve = Consensus(GradientDescent(step), 1 / step)
@@ -125,6 +143,7 @@ def celiadmm(
         lipschitz: r_i, which makes steps 1 / (r_i + 1 / gamma) long; 0 makes them gamma.
     """
     step = _gamma(base, gamma, "celiadmm")
+    _refuse_ignored(base, "celiadmm")
     at_least(lipschitz, 0, "celiadmm: lipschitz")
     solve = Consensus(GradientDescent(1 / (lipschitz + 1 / step), k0), 1 / step, k0)
     return consensus(_passes(base, k0, "celiadmm"), solve, 1 / step)

@@ -11,10 +11,11 @@ from torch import Tensor
 from fedlens.algorithm import Algorithm, paper
 from fedlens.core import Cohort, Tree
 from fedlens.network.layout import Layout
+from fedlens.slots import Combine
 
 
 @dataclass(frozen=True)
-class Median:
+class Median(Combine):
     linear: ClassVar[bool] = False
     uses_shares: ClassVar[bool] = False
 

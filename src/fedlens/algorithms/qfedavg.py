@@ -13,6 +13,7 @@ import torch
 from fedlens.algorithm import Algorithm, at_least, paper
 from fedlens.core import Gathered, Local, Memory, Number, Tree, Upload, per_row
 from fedlens.pieces import Constant, Epochs, Probed, Sgd, WeightedSum, difference
+from fedlens.slots import Advance
 
 
 @dataclass(frozen=True)
@@ -20,24 +21,24 @@ class SendFair:
     """F^q d_k (as an update, downwards), and h_k besides."""
 
     q: Number
-    lr: Number
 
     def __call__(self, local: Local) -> Upload:
+        assert local.lr is not None
         loss = local.solver["probed"]["loss"].double().clamp(min=1e-10)  # 0 has no power q - 1
         plain = difference(local)
         weight = loss**self.q
         squares = [plain.update[name].flatten(1).square().sum(1) for name in local.params]
-        norm = torch.stack(squares).sum(0) / self.lr**2
-        h = self.q * loss ** (self.q - 1) * norm + weight / self.lr
+        norm = torch.stack(squares).sum(0) / local.lr**2
+        h = self.q * loss ** (self.q - 1) * norm + weight / local.lr
         update = {
-            name: plain.update[name] * per_row(weight / self.lr, plain.update[name])
+            name: plain.update[name] * per_row(weight / local.lr, plain.update[name])
             for name in local.params
         }
         return replace(plain, update=plain.update | update, extra={"fair": {"h": h}})
 
 
 @dataclass(frozen=True)
-class Fairly:
+class Fairly(Advance):
     lr: Number
 
     def init(self, params: Tree) -> Memory:
@@ -67,7 +68,7 @@ def qfedavg(base: Algorithm, q: Number = 1.0) -> Algorithm:
         base,
         draw=replace(base.draw, count=passes),
         solve=Probed(base.solve, passes),
-        upload=SendFair(q, base.solve.lr),
+        upload=SendFair(q),
         weigh=Constant(1.0),
         combine=WeightedSum(buffers="examples"),
         advance=Fairly(base.advance.lr),

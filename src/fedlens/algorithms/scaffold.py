@@ -14,7 +14,6 @@ from fedlens.core import (
     Gathered,
     Local,
     Memory,
-    Number,
     Tree,
     Upload,
     per_row,
@@ -22,6 +21,7 @@ from fedlens.core import (
     zeros_like,
 )
 from fedlens.pieces import Corrected, Equally, Sgd, difference
+from fedlens.slots import Tell
 
 
 @dataclass(frozen=True)
@@ -35,19 +35,18 @@ class Drift:
 
 @dataclass(frozen=True)
 class SendControl:
-    lr: Number
-
     def __call__(self, local: Local) -> Upload:
+        assert local.lr is not None
         change = {}
         for name, y in local.params.items():
-            step = per_row(local.steps.clamp(min=1).to(y) * self.lr, y)
+            step = per_row(local.steps.clamp(min=1).to(y) * local.lr, y)
             change[name] = (local.anchor[name] - y) / step - local.told["control"][name]
         own = {name: local.memory["control"][name] + d for name, d in change.items()}
         return replace(difference(local), keep={"control": own}, extra={"control": change})
 
 
 @dataclass(frozen=True)
-class TellControl:
+class TellControl(Tell):
     def init(self, params: Tree, federation: Federation) -> Memory:
         return {"control": zeros_like(params)}
 
@@ -66,7 +65,7 @@ def scaffold(base: Algorithm) -> Algorithm:
     return replace(
         base,
         solve=Corrected(base.solve, Drift()),
-        upload=SendControl(base.solve.lr),
+        upload=SendControl(),
         weigh=Equally(),
         tell=(*base.tell, TellControl()),
         memory={**base.memory, "control": zeros_at_first},

@@ -1,8 +1,25 @@
 """An engine maps the client program over a cohort. It knows nothing of any algorithm."""
 
+from collections.abc import Callable, Sequence
+
+import torch
+
+from fedlens.core import Examples
 from fedlens.engines.engine import Engine
 from fedlens.engines.processes import Processes
 from fedlens.engines.sequential import Sequential
 from fedlens.engines.stacked import Stacked
+from fedlens.network.network import Network
 
-__all__ = ["Engine", "Processes", "Sequential", "Stacked"]
+Build = Callable[[Network, Examples, Sequence[torch.device], Sequence[Examples]], Engine]
+"""(network, examples, devices of workers, other examples that are evaluated) -> an engine."""
+
+ENGINES: dict[str, Build] = {
+    "sequential": lambda network, examples, *_: Sequential(network, examples),
+    "stacked": lambda network, examples, *_: Stacked(network, examples),
+    "processes": lambda network, examples, devices, others: Processes(
+        network, examples, devices=devices, others=others
+    ),
+}
+
+__all__ = ["ENGINES", "Engine", "Processes", "Sequential", "Stacked"]

@@ -1,8 +1,11 @@
 """What an engine is."""
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from typing import ClassVar, Protocol
+
+import torch
 from torch import Tensor
 
 from fedlens.client import ClientProgram
@@ -13,27 +16,58 @@ from fedlens.work import Part, Shared, Work
 Which = slice | Tensor
 """Some of the examples, by their positions."""
 
-Predict = Callable[[Tree, Examples, Sequence[Which]], Iterator[Tensor]]
-"""(model, examples, batches) -> the logits [B, L] of one batch after another."""
-
 
 class Engine(Protocol):
     """How to run the client program over a cohort.
 
     An engine has the model and the examples from the start, on its own device. `map` gives the
-    parts of the cohort back in cohort order, as they are done, so memory follows the part.
+    parts of the cohort back in cohort order, as they are done, so memory follows the part. What an
+    engine does not say of itself has the default that stands here.
     """
+
+    name: ClassVar[str]  # as an experiment chooses it
+    stacks_points: ClassVar[bool] = False  # whether clients of several experiments train together
+    network: Network
 
     def map(self, program: ClientProgram, shared: Shared, work: Work) -> Iterator[Part]: ...
 
+    def predict(
+        self, model: Tree, examples: Examples, batches: Sequence[Which]
+    ) -> Iterator[Tensor]:
+        """The logits [B, L] of one batch of examples after another."""
+        for which in batches:
+            yield self.network.predict(model, {}, examples.read(which))
+
     def close(self) -> None:
         """Give back what the engine holds. It can be used again afterwards."""
-        ...
+        return
 
+    @property
+    def worker_devices(self) -> tuple[torch.device, ...]:
+        """Where workers train, if that is not where the server is."""
+        return ()
 
-def predict(
-    network: Network, model: Tree, examples: Examples, batches: Sequence[Which]
-) -> Iterator[Tensor]:
-    """The logits [B, L] of one batch of examples after another, in this process."""
-    for which in batches:
-        yield network.predict(model, {}, examples.read(which))
+    @property
+    def clients_at_once(self) -> int:
+        """How many clients one process trains side by side."""
+        return 1
+
+    @property
+    def num_workers(self) -> int:
+        """How many processes train."""
+        return 1
+
+    @property
+    def busy_seconds(self) -> float:
+        """What workers, all together, have been at work since they were started."""
+        return 0.0
+
+    @property
+    def worker_bytes(self) -> int:
+        """The most memory that all workers together have had, besides this process's."""
+        return 0
+
+    @property
+    def padding_share(self) -> float | None:
+        """How much of what was computed was padding; None: it has computed nothing, or none."""
+        return None

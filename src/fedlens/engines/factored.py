@@ -1,53 +1,58 @@
 """Linear layers whose clients never get weights of their own.
 
-With gradient descent from a common start w0, a client's weights are w0 - lr * sum of d x' over the
-examples it has seen, d being the slope of the loss at the layer's output and x its input. So
+With gradient descent from a common start w0, a client's weights after t steps are
 
-    w x = w0 x - lr * D' (X x),
+    w_t = w0 - lr * sum over its examples so far of decay^(later steps) * d x' - drift terms,
 
-where the rows of X and D are these examples; and the round's whole update is the one product
--lr * D' X over all clients, each weighed by its share. That is exact. It holds for descent along
-the plain gradient, also with a pull towards the start (FedProx), under which what a step did fades
-by a factor with every further one, and with a drift that is the same in every step (ADMM's dual),
+where x is the layer's input for an example and d the gradient of the loss by the layer's output.
+So with the rows of X and D being these examples, and F the diagonal of the decays,
+
+    w_t x = w0 x - lr * D' F (X x),
+
+and the round's whole update is the one product -lr * D' F X over all clients, each weighed by its
+share. That is exact. It holds for every `LocalStep` that contracts: plain descent (decay = 1),
+FedProx's pull (decay = 1 - lr * mu), and a drift that is the same in every step (ADMM's dual),
 which each client then has a matrix of. An upload that is more than the difference gets weights that
 are multiplied out at the end. It pays where a client sees few examples and the matrix is large. Of
-a sweep, each experiment has its own start and its own rate.
+a sweep, each experiment has its own start and its own numbers.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
-from operator import itemgetter
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from fedlens.algorithm import Algorithm
 from fedlens.client import ClientProgram
-from fedlens.core import Cohort, Contraction, Local, Tree, Upload
+from fedlens.core import (
+    Cohort,
+    FactoredWeights,
+    LayerFactors,
+    Local,
+    Number,
+    Tree,
+    Upload,
+)
 from fedlens.network.factors import Factors
 from fedlens.network.layout import Layout
 from fedlens.network.network import Network
-from fedlens.network.stacked.products import drifted, faded, wide_product
+from fedlens.network.stacked.products import faded, wide_product
 from fedlens.pieces.combine import WeightedSum
 from fedlens.pieces.upload import difference
-from fedlens.trees import join, map_tensors
-from fedlens.work import Given, Part, Shared, Spans, Work
+from fedlens.slots import Combine, LocalStep
+from fedlens.work import ClientInputs, Shared, Work
 
 WORTH_IT = 2  # how many times smaller the matrix may be than the factors: its copies cost more
 
-INPUTS, SLOPES, TAKEN, DRIFT = ".inputs", ".slopes", ".steps taken", ".drift"
-ROOMS = (INPUTS, SLOPES, TAKEN)
-OF_FACTORS = (*ROOMS, DRIFT)
+INPUTS, GRADS = ".inputs", ".grads"  # names of factors in an upload: the weight's, and one of these
 
 
 def factorable(network: Network, program: ClientProgram, work: Work) -> tuple[str, ...]:
     """The weights that are better not given to clients, by name; none if that does not hold."""
-    if not all(map(_holds, program.each or (program.algorithm,))) or not _is_regular(work):
+    if not all(map(_holds, program.algorithms)) or not _is_regular(work):
         return ()
     _, steps, batch = work.plan.index.shape
     names = []
@@ -60,10 +65,13 @@ def factorable(network: Network, program: ClientProgram, work: Work) -> tuple[st
 
 
 def _holds(algorithm: Algorithm) -> bool:
-    step, weights = algorithm.contraction, algorithm.objective.weights
-    contracts = step is not None and 0 < step.keep <= 1 and algorithm.reset
+    step, weights = algorithm.local_step, algorithm.objective.weights
+    if step is None or not step.contracts or not algorithm.reset:
+        return False
+    decay = step.decay
+    assert not isinstance(decay, Tensor), "each algorithm of a sweep has its own numbers"
     # A weight of examples that looks at the model must find all of it.
-    return contracts and not any(getattr(weight, "reads_model", True) for weight in weights)
+    return 0 < decay <= 1 and not any(weight.reads_model for weight in weights)
 
 
 def _is_regular(work: Work) -> bool:
@@ -72,105 +80,119 @@ def _is_regular(work: Work) -> bool:
     return work.group is None or (len(counts) == 1 and bool((steps == steps[0]).all()))
 
 
-class Factored:
-    """A program as it is for clients without these weights."""
+class FactoredForm:
+    """How clients hold the weights of some linear layers: as factors (`client.WeightForm`)."""
 
     def __init__(
         self, network: Network, program: ClientProgram, names: tuple[str, ...], groups: list[int]
     ) -> None:
         self.network, self.names, self.groups = network, names, groups
         # Where only the sum of the differences is asked for, no client's own is ever made.
-        self.sums_up = all(
-            isinstance(one.combine, WeightedSum) and one.upload is difference
-            for one in program.each or (program.algorithm,)
+        self.sums_uploads = all(
+            isinstance(one.combine, WeightedSum) and one.upload is difference and not one.channel
+            for one in program.algorithms
         )
-        self.program = FactoredProgram(
-            self._amended(program.algorithm),
-            program.layout,
-            program.augment,
-            tuple(map(self._amended, program.each)),
-            form=self,
-        )
-        own = [program.each[g] for g in groups] if program.each else [program.algorithm]
-        self.contractions = [cast(Contraction, one.contraction) for one in own]
         self.channels = {n: network.flattened_channels(n.removesuffix(".weight")) for n in names}
         self.batch = 0
-        self.start: Tree = {}  # [G, ...] w0, in the same memory: a recorded step reads it there
-        self.rooms: dict[tuple[str, int, int], Tree] = {}  # zeros, to start from
-        self.rates: tuple[Tensor, Tensor] | None = None
-        self.times: dict[int, Tensor] = {}  # by the steps that there is room for
+        self.server: Tree = {}  # [G, ...] w0, in the same memory: a recorded step reads it there
+
+    def program(self, program: ClientProgram) -> ClientProgram:
+        """The same program for clients whose weights are in this form."""
+        each = tuple(map(self._amended, program.each))
+        return replace(program, algorithm=self._amended(program.algorithm), each=each, form=self)
 
     def _amended(self, algorithm: Algorithm) -> Algorithm:
-        step, combine = algorithm.contraction, algorithm.combine
-        if self.sums_up:
-            assert isinstance(combine, WeightedSum)
-            return replace(
-                algorithm, upload=SendFactors(self), combine=MultiplyFactors(combine, self)
-            )
-        return replace(algorithm, upload=MultiplyOut(self, step, algorithm.upload))
+        combine = algorithm.combine
+        if not self.sums_uploads:
+            return algorithm
+        assert isinstance(combine, WeightedSum)
+        return replace(algorithm, upload=SendFactors(self), combine=MultiplyFactors(combine, self))
 
     def send(self, shared: Shared, work: Work) -> Shared:
-        """What clients get instead: no weights, and room for their factors."""
-        _, steps, self.batch = work.plan.index.shape
-        params, buffers, exact = dict(shared.params), dict(shared.buffers), dict(shared.exact)
+        """What clients get instead of the whole model: all but these weights."""
+        self.batch = work.plan.index.shape[2]
+        params, exact = dict(shared.params), dict(shared.exact)
         for name in self.names:
             weight = params.pop(name)
-            if self.sums_up:
+            if self.sums_uploads:
                 exact.pop(name)
-            whole, (out, features) = len(weight), weight.shape[1:]
-            weight = weight if len(self.groups) == whole else weight[self.groups]
-            if name not in self.start:
-                self.start[name] = torch.empty_like(weight, dtype=self.network.compute)
+            weight = weight if len(self.groups) == len(weight) else weight[self.groups]
+            if name not in self.server:
+                self.server[name] = torch.empty_like(weight, dtype=self.network.compute)
             weight = self.by_pixel(name, weight)
-            self.start[name].view(weight.shape).copy_(weight)
-            rows = steps * self.batch
-            if (name, whole, rows) not in self.rooms:
-                room = self.start[name].new_zeros
-                rooms = room(1, rows, features), room(1, rows, out)
-                taken = torch.zeros(1, dtype=torch.int64, device=weight.device)
-                self.rooms[name, whole, rows] = {
-                    name + part: t.expand(whole, *t.shape[1:])
-                    for part, t in zip(ROOMS, (*rooms, taken), strict=True)
-                }
-            buffers |= self.rooms[name, whole, rows]
-        return Shared(params, buffers, exact, shared.told)
+            self.server[name].view(weight.shape).copy_(weight)
+        return shared._replace(params=params, exact=exact)
 
-    def factors(self, name: str, buffers: Tree) -> Factors:
-        inputs, slopes, taken = (buffers[name + part] for part in ROOMS)
-        device, wide = slopes.device, torch.promote_types(slopes.dtype, torch.float32)
-        if self.rates is None:
-            numbers = [(step.lr, step.keep) for step in self.contractions]
-            lr, decay = torch.tensor(numbers, dtype=torch.float64).T
-            self.rates = lr.to(device, wide), decay.log2().to(device, wide)
-        most = slopes.shape[1] // self.batch
-        if most not in self.times:
-            steps = torch.arange(most + 1)
-            table = torch.stack([drifted(steps, one.lr, one.keep) for one in self.contractions])
-            self.times[most] = table.to(device, wide)
-        return Factors(
-            self.start[name],
-            inputs,
-            slopes,
-            taken,
-            self.batch,
-            *self.rates,
-            drift=buffers.get(name + DRIFT),
-            times=self.times[most],
-            by_pixel=self.channels[name] is not None,
-        )
+    def start(self, local: Local, inputs: ClientInputs, step: LocalStep) -> FactoredWeights:
+        clients, (_, steps, batch) = len(local.steps), inputs.plan.index.shape
+        lr, decay = (_by_client(number, local) for number in (step.lr, step.decay))  # [C] float64
+        layers = {}
+        for name in self.names:
+            server = self.server[name]
+            _, out, features = server.shape
+            drift = None
+            if step.drift is not None:
+                own = self.by_pixel(name, step.drift(local, name))
+                drift = own.to(self.network.compute).flatten(2)
+            layers[name] = LayerFactors(
+                inputs=server.new_zeros(clients, steps * batch, features),
+                grads=server.new_zeros(clients, steps * batch, out),
+                taken=torch.zeros(clients, dtype=torch.int64, device=server.device),
+                drift=drift,
+            )
+        times = _drift_times(torch.arange(steps + 1, device=lr.device), lr, decay)
+        return FactoredWeights(layers, lr, decay.log2(), times)
 
-    def drift(self, local: Local) -> Tree:
-        """What every step adds, for these layers: of a sweep, by each experiment's own numbers."""
-        clients, steps = len(local.steps), self.contractions
-        size, found = clients // len(steps), []
-        for number, step in enumerate(steps):
-            if step.drift is None:
-                return {}
-            rows = slice(number * size, (number + 1) * size)
-            mine = map_tensors(local, partial(_only, rows, clients))
-            found.append({name: step.drift(mine, name) for name in self.names})
-        together: Tree = found[0] if len(found) == 1 else join(found)
-        return together
+    def weights(self, local: Local) -> dict[str, Any]:
+        assert local.factored is not None
+        layers, *numbers = local.factored
+        wide = torch.promote_types(self.network.compute, torch.float32)
+        lr, log_decay, drift_times = (t.to(wide) for t in numbers)
+        return {
+            name: Factors(
+                self.server[name],
+                layer.inputs,
+                layer.grads,
+                layer.taken,
+                self.batch,
+                lr,
+                log_decay,
+                drift=layer.drift,
+                times=drift_times,
+                by_pixel=self.channels[name] is not None,
+            )
+            for name, layer in layers.items()
+        }
+
+    def count_step(self, local: Local) -> None:
+        assert local.factored is not None
+        for layer in local.factored.layers.values():
+            layer.taken.add_(1)
+
+    def multiplied_out(self, local: Local, step: LocalStep) -> Local:
+        """Clients with the weights that their factors come to."""
+        assert local.factored is not None
+        params, anchor = dict(local.params), dict(local.anchor)
+        _, lr, log_decay, drift_times = local.factored
+        for name in self.names:
+            inputs, grads = self.factors(local, name, lr, log_decay)
+            dtype = torch.promote_types(grads.dtype, torch.float32)
+            product = wide_product(grads.mT, inputs, dtype)
+            anchor[name] = local.exact[name].to(dtype)
+            params[name] = anchor[name] + self.in_order(name, product)
+            if step.drift is not None:
+                times = drift_times.gather(1, local.steps[:, None]).to(dtype)
+                params[name].addcmul_(step.drift(local, name), times[:, :, None])
+        return replace(local, params=params, anchor=anchor, factored=None)
+
+    def factors(
+        self, local: Local, name: str, lr: Tensor, log_decay: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """X, and D with each row times what its step did to the weights in the end."""
+        assert local.factored is not None
+        inputs, grads, _, _ = local.factored.layers[name]
+        left = faded(grads, self.batch, local.steps, log_decay)
+        return inputs, _times(grads, -lr[:, None] * left)
 
     def by_pixel(self, name: str, matrices: Tensor) -> Tensor:
         """Matrices [..., out, features], or [..., out, pixels, channels] of flattened images."""
@@ -186,133 +208,57 @@ class Factored:
             return product
         return product.reshape(*product.shape[:-1], -1, channels).transpose(-1, -2).flatten(-2)
 
-    def apply(
-        self, params: Tree, buffers: Tree, images: Tensor, keys: Tensor, mask: Tensor
-    ) -> tuple[Tensor, Tree]:
-        factors: dict[str, Any] = {name: self.factors(name, buffers) for name in self.names}
-        own = _without_factors(buffers)
-        logits, moved = self.network.stacked(params | factors, own, images, keys, mask)
-        for name in self.names:
-            buffers[name + TAKEN] += 1
-        return logits, buffers | moved
 
-    def receive(self, parts: list[Part]) -> list[Part]:
-        """Without what this form alone counts."""
-        return [
-            part._replace(
-                counters={n: c for n, c in part.counters.items() if not n.endswith(OF_FACTORS)}
-            )
-            for part in parts
-        ]
+def _by_client(number: Number, local: Local) -> Tensor:  # [C] float64
+    like = local.steps
+    return torch.as_tensor(number, dtype=torch.float64, device=like.device).expand(len(like))
 
 
-@dataclass(frozen=True)
-class FactoredProgram(ClientProgram):
-    """Clients that have a matrix of their drift, where there is one, but none of their weights."""
-
-    form: Factored | None = None
-
-    def _start(self, shared: Shared, given: Given) -> Local:
-        local, form = super()._start(shared, given), self.form
-        assert form is not None
-        drift = form.drift(local)
-        for name in form.names if drift else ():
-            mine = form.by_pixel(name, drift[name])
-            local.buffers[name + DRIFT] = mine.to(form.network.compute).flatten(2)
-        return local
-
-    def _uploads(self, spans: Spans, local: Local, exact: Tree) -> list[Upload]:
-        """Of several experiments in one go, where what they send is small and made alike."""
-        assert self.form is not None
-        if local.group is None or not self.form.sums_up:
-            return super()._uploads(spans, local, exact)
-        own = {name: t[local.group] for name, t in exact.items()}
-        whole = SendFactors(self.form)(replace(local, exact=own))
-        return [map_tensors(whole, itemgetter(slice(first, end))) for _, first, end in spans]
+def _drift_times(steps: Tensor, lr: Tensor, decay: Tensor) -> Tensor:  # [C, T + 1] float64
+    """How often the drift is in the weights after steps: -lr * (1 + decay + decay^2 ...)."""
+    many, lr, decay = steps.double()[None], lr[:, None], decay[:, None]
+    series = (1 - decay**many) / torch.where(decay == 1, 1, 1 - decay)
+    return -lr * torch.where(decay == 1, many, series)
 
 
 @dataclass(frozen=True)
 class SendFactors:
     """upload: the difference of what a client has, and the factors of what it has not."""
 
-    form: Factored
+    form: FactoredForm
 
     def __call__(self, local: Local) -> Upload:
-        upload = difference(replace(local, buffers=_without_factors(local.buffers)))
+        assert local.factored is not None
+        upload, form = difference(local), self.form
         update = dict(upload.update)
-        assert self.form.rates is not None
-        each = len(local.steps) // len(self.form.contractions)
-        lr, log_decay = (t[:, None].expand(-1, each).flatten() for t in self.form.rates)
-        for name in self.form.names:
-            slopes = _weighed(self.form, lr, log_decay, local, name)
-            update |= {name + INPUTS: local.buffers[name + INPUTS], name + SLOPES: slopes}
+        wide = torch.promote_types(form.network.compute, torch.float32)
+        lr, log_decay = local.factored.lr.to(wide), local.factored.log_decay.to(wide)
+        for name in form.names:
+            inputs, grads = form.factors(local, name, lr, log_decay)
+            update |= {name + INPUTS: inputs, name + GRADS: grads}
         return replace(upload, update=update)
 
 
-@dataclass(frozen=True)
-class MultiplyOut:
-    """upload: another one, of clients whose weights are made of their factors."""
-
-    form: Factored
-    step: Contraction | None
-    inner: Callable[[Local], Upload]
-
-    def __call__(self, local: Local) -> Upload:
-        params, anchor = dict(local.params), dict(local.anchor)
-        assert self.step is not None
-        lr, log_decay = (
-            torch.full_like(local.steps, number, dtype=torch.float64)
-            for number in (self.step.lr, math.log2(self.step.keep))
-        )
-        for name in self.form.names:
-            slopes = _weighed(self.form, lr, log_decay, local, name)
-            dtype = torch.promote_types(slopes.dtype, torch.float32)
-            product = wide_product(slopes.mT, local.buffers[name + INPUTS], dtype)
-            anchor[name] = local.exact[name].to(dtype)
-            params[name] = anchor[name] + self.form.in_order(name, product)
-            if self.step.drift is not None:
-                times = drifted(local.steps, self.step.lr, self.step.keep).to(dtype)
-                params[name].addcmul_(self.step.drift(local, name), times[:, None, None])
-        buffers = _without_factors(local.buffers)
-        return self.inner(replace(local, params=params, anchor=anchor, buffers=buffers))
-
-
-def _only(rows: slice, clients: int, tensor: Tensor) -> Tensor:
-    """These rows of a tensor that has one for each client."""
-    return tensor[rows] if len(tensor) == clients else tensor
-
-
-def _without_factors(buffers: Tree) -> Tree:
-    return {name: b for name, b in buffers.items() if not name.endswith(OF_FACTORS)}
-
-
-def _weighed(form: Factored, lr: Tensor, log_decay: Tensor, local: Local, name: str) -> Tensor:
-    """The slopes of a layer, each times what its step did to the weights in the end."""
-    slopes = local.buffers[name + SLOPES]
-    left = faded(slopes, form.batch, local.steps, log_decay)
-    return _times(slopes, -lr[:, None] * left)
-
-
-def _times(slopes: Tensor, weights: Tensor) -> Tensor:
-    """Slopes [C, n, out] times weights [C, n], which are not rounded to their dtype before."""
-    wide = torch.promote_types(slopes.dtype, torch.float32)
-    return (slopes * weights.to(wide)[:, :, None]).to(slopes.dtype)
+def _times(grads: Tensor, weights: Tensor) -> Tensor:
+    """Gradients [C, n, out] times weights [C, n], which are not rounded to their dtype before."""
+    wide = torch.promote_types(grads.dtype, torch.float32)
+    return (grads * weights.to(wide)[:, :, None]).to(grads.dtype)
 
 
 @dataclass(frozen=True)
-class MultiplyFactors:
+class MultiplyFactors(Combine):
     """combine: the weighted sum, and the product of the factors, which is one."""
 
     inner: WeightedSum
-    form: Factored
+    form: FactoredForm
     linear: ClassVar[bool] = True
-    uses_shares: ClassVar[bool] = True
 
     def __call__(self, updates: Tree, shares: Tensor, cohort: Cohort, layout: Layout) -> Tree:
-        rest = {name: u for name, u in updates.items() if not name.endswith(OF_FACTORS)}
+        factors = {name + part for name in self.form.names for part in (INPUTS, GRADS)}
+        rest = {name: u for name, u in updates.items() if name not in factors}
         combined = self.inner(rest, shares, cohort, layout)
         for name in self.form.names:
-            x, d = updates[name + INPUTS], updates[name + SLOPES]
+            x, d = updates[name + INPUTS], updates[name + GRADS]
             weighed = _times(d, shares[:, None].expand(d.shape[:2])).flatten(0, 1)
             product = wide_product(weighed.mT[None], x.flatten(0, 1)[None], torch.float32)
             combined[name] = self.form.in_order(name, product[0]).double()

@@ -1,81 +1,119 @@
-"""CUDA graphs: what comes often in one shape is recorded once, then replayed by one launch."""
+"""Recorders: what comes often in one shape is captured once, then played again.
+
+On a GPU a capture is a CUDA graph, which one launch plays. An eager capture computes the function
+anew on the captured memory: it is as slow as no capture, and reads and writes what a graph would.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from fedlens.trees import copy_all, map_tensors, stack, tensors_in, unstack
+from fedlens.trees import copy_all, copy_tensors, map_tensors, stack, tensors_in, unstack
 
 T = TypeVar("T")
 
-WORTH_IT = 3  # how often a shape must come before it is recorded
+WORTH_IT = 3  # how often a shape must come before it is captured
+
+
+class Capture(Protocol):
+    """A function that was captured on tensors of its own."""
+
+    result: Any  # where every play leaves what the function gives
+
+    def play(self) -> None: ...
+
+
+class CudaGraph:
+    """A CUDA graph of `function(*inputs)`; those of one `pool` share their working memory."""
+
+    def __init__(self, function: Callable[..., Any], inputs: Any, pool: Any) -> None:
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):  # what a library sets up at its first call is not captured
+            function(*map_tensors(inputs, torch.clone))
+        torch.cuda.current_stream().wait_stream(side)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph, pool=pool):
+            self.result = function(*inputs)
+
+    def play(self) -> None:
+        self.graph.replay()
+
+
+class EagerCapture:
+    """What a CUDA graph does to memory, computed anew with every play: for a machine without."""
+
+    def __init__(self, function: Callable[..., Any], inputs: Any, pool: Any) -> None:
+        self.function, self.inputs = function, inputs
+        self.result = function(*map_tensors(inputs, torch.clone))
+
+    def play(self) -> None:
+        again = self.function(*self.inputs)
+        with torch.no_grad():
+            copy_tensors(again, self.result)
 
 
 @dataclass
-class Recorded:
-    """A recorded function, and the memory it reads and writes."""
+class Captured:
+    """A capture, and the memory that its inputs are copied to."""
 
-    graph: torch.cuda.CUDAGraph
+    capture: Capture
     inputs: list[Tensor]
-    result: Any
-    seen: list[tuple[Tensor, int]]  # what was copied to the inputs last, with its version
+    copied: list[tuple[Tensor, int]]  # what was copied to the inputs last, with its version
 
-    def take(self, given: list[Tensor]) -> None:
+    def copy(self, given: list[Tensor]) -> None:
         """Copy what is not there yet."""
-        there = zip(given, self.inputs, self.seen, strict=True)
+        there = zip(given, self.inputs, self.copied, strict=True)
         with torch.no_grad():
             copy_all([(t, m) for t, m, (old, v) in there if t is not old or t._version != v])
-        self.seen = [(t, t._version) for t in given]
+        self.copied = [(t, t._version) for t in given]
 
 
-def _kept(value: Any) -> Any:
-    """Copies of its tensors; those of a list are rows of one tensor each, which they stack to."""
-    if isinstance(value, list) and value:
-        return unstack(stack(map_tensors(value, lambda t: t.detach().clone())), len(value))
-    if isinstance(value, tuple):
-        parts = [_kept(part) for part in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
-    return map_tensors(value, lambda t: t.detach().clone())
+@dataclass
+class Captures:
+    """A recorder (`recording.Recorder`) for one program."""
 
-
-class Graphs:
-    """Records what `stacked` computes on a GPU; it is used for one program only."""
-
-    def __init__(self) -> None:
-        self._seen: Counter[object] = Counter()
-        self._recorded: dict[object, Recorded] = {}
-        self._pool: Any = None
+    make: Callable[..., Capture] = CudaGraph
+    num_plays: int = 0
+    _seen: Counter[object] = field(default_factory=Counter)
+    _captured: dict[object, Captured] = field(default_factory=dict)
+    _pool: Any = None
 
     def __call__(self, key: object, function: Callable[..., T], *inputs: Any) -> T | None:
         given = tensors_in(inputs)
         shapes = (key, tuple((t.shape, t.dtype) for t in given))
-        recorded = self._recorded.get(shapes)
-        if recorded is None:
+        captured = self._captured.get(shapes)
+        if captured is None:
             self._seen[shapes] += 1
             if self._seen[shapes] < WORTH_IT:
                 return None
-            recorded = self._recorded[shapes] = self._record(function, inputs)
-        recorded.take(given)
-        recorded.graph.replay()
-        result: T = recorded.result
+            captured = self._captured[shapes] = self._capture(function, inputs)
+        captured.copy(given)
+        captured.capture.play()
+        self.num_plays += 1
+        result: T = captured.capture.result
         return result
 
-    def _record(self, function: Callable[..., T], inputs: Any) -> Recorded:
-        kept = _kept(inputs)
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):  # what a library sets up at its first call is not recorded
-            function(*map_tensors(kept, torch.clone))
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            result = function(*kept)
-        self._pool = graph.pool()
-        mine = tensors_in(kept)
-        return Recorded(graph, mine, result, [(t, t._version) for t in mine])
+    def _capture(self, function: Callable[..., Any], inputs: Any) -> Captured:
+        own = _copied(inputs)
+        capture = self.make(function, own, self._pool)
+        if isinstance(capture, CudaGraph):
+            self._pool = capture.graph.pool()
+        tensors = tensors_in(own)
+        return Captured(capture, tensors, [(t, t._version) for t in tensors])
+
+
+def _copied(value: Any) -> Any:
+    """Copies of its tensors; those of a list are rows of one tensor each, which they stack to."""
+    if isinstance(value, list) and value:
+        return unstack(stack(map_tensors(value, lambda t: t.detach().clone())), len(value))
+    if isinstance(value, tuple):
+        parts = [_copied(part) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    return map_tensors(value, lambda t: t.detach().clone())

@@ -12,60 +12,41 @@ worker can only be forked by a process that has not used a GPU itself.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import pickle
 import sys
 from bisect import bisect
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import accumulate, pairwise
-from multiprocessing.connection import Connection, wait
-from typing import Any, TypeVar
+from typing import ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
 from fedlens.client import ClientProgram
-from fedlens.core import Examples, Memory, Tree
-from fedlens.engines.costs import Costs
-from fedlens.engines.engine import Which, predict
-from fedlens.engines.gpus import check_unused, fork
-from fedlens.engines.shared_memory import Block, leaves, room, trees_of
-from fedlens.engines.worker import (
-    Answer,
-    Begin,
-    Predicting,
-    Training,
-    Worker,
-    largest_yet,
-    received,
-)
+from fedlens.core import Examples, Tree
+from fedlens.engines.engine import Engine, Which
+from fedlens.engines.pool import Pool, Sizes
+from fedlens.engines.shared_memory import SharedBuffer
+from fedlens.engines.worker import Predicting, Training, Worker, received
 from fedlens.network.network import Network
 from fedlens.trees import stack
 from fedlens.work import Part, Shared, Work
 
-__all__ = ["Processes", "largest_yet", "num_cores"]
-
-UPLOADS = 512 * 2**20  # bytes of uploads that may wait to be added up
-
 T = TypeVar("T")
-
-Task = Callable[[int, Block], Training | Predicting]
-"""What a worker is to do, once it is known which slot it has."""
 
 
 def num_cores() -> int:
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
-class Processes:
+class Processes(Engine):
     """`workers` processes of one thread, or one for each of the `devices`.
 
     `others` are examples that no client trains on: with devices, workers can predict these, too.
     """
+
+    name: ClassVar[str] = "processes"
 
     def __init__(
         self,
@@ -79,185 +60,111 @@ class Processes:
             raise ValueError('engine "processes" needs Linux: choose engine = "sequential"')
         self.network, self.known = network, (examples, *others)
         self.devices = tuple(devices)
-        self.workers = len(devices) or workers or num_cores()
-        self.worker_bytes = 0  # what all workers together had: see Answer.most_bytes
-        self._crew: _Crew | None = None
+        self._num_workers = len(devices) or workers or num_cores()
+        self._most_bytes = 0  # of earlier pools
+        self._pool: Pool | None = None
+
+    @property
+    def worker_devices(self) -> tuple[torch.device, ...]:
+        return self.devices
+
+    @property
+    def num_workers(self) -> int:
+        return self._num_workers
+
+    @property
+    def busy_seconds(self) -> float:
+        return self._pool.busy_seconds if self._pool is not None else 0.0
+
+    @property
+    def worker_bytes(self) -> int:
+        now = self._pool.most_bytes if self._pool is not None else 0
+        return max(self._most_bytes, now)
 
     def map(self, program: ClientProgram, shared: Shared, work: Work) -> Iterator[Part]:
-        if self._crew is None or self._crew.program is not program:
+        pool = self._pool
+        if pool is None or pool.program is not program or pool.slot_is_too_small:
+            sizes = Sizes.of(program, shared, work, self.num_workers, len(self.devices))
+            if pool is not None and pool.program is program:
+                sizes = sizes.grown(pool.most_answered)  # what clients sent did not fit
             self.close()
-            self._crew = _Crew(self, program, shared, work)
-        yield from self._watched(self._crew.trained(shared, work))
+            pool = self._pool = self._forked(program, sizes)
+        yield from self._watched(self._trained(pool, shared, work))
 
     def predict(
         self, model: Tree, examples: Examples, batches: Sequence[Which]
     ) -> Iterator[Tensor]:
-        """The logits [B, L] of one batch of examples after another.
-
-        Workers give them if they are there and have other devices than this process.
-        """
+        """Workers predict if they are there and have other devices than this process."""
         number = next((n for n, known in enumerate(self.known) if known is examples), None)
-        if not self.devices or self._crew is None or number is None:
-            yield from predict(self.network, model, examples, batches)
+        if not self.devices or self._pool is None or number is None:
+            yield from super().predict(model, examples, batches)
             return
-        yield from self._watched(self._crew.predicted(model, number, batches))
+        yield from self._watched(self._predicted(self._pool, model, number, batches))
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._most_bytes = self.worker_bytes
+            self._pool.terminate()
+            self._pool = None
+
+    def _forked(self, program: ClientProgram, sizes: Sizes) -> Pool:
+        def worker(device: torch.device, model: SharedBuffer, slots: list[SharedBuffer]) -> Worker:
+            return Worker(
+                network=self.network,
+                known=self.known,
+                device=device,
+                stacks=bool(self.devices),
+                program=program,
+                model=model,
+                slots=slots,
+            )
+
+        devices = self.devices or [torch.device("cpu")] * self.num_workers
+        return Pool(program, sizes, [partial(worker, device) for device in devices], devices)
+
+    def _trained(self, pool: Pool, shared: Shared, work: Work) -> Iterator[Part]:
+        """What clients send, block by block in cohort order."""
+        pool.begin_training(shared, work)
+        blocks = [slice(client, client + 1) for client in range(len(work))]
+        if self.devices:
+            most = pool.sizes.clients_a_slot
+            blocks = even_blocks(work.plan.steps.tolist(), len(self.devices), most)
+        steps, examples = work.plan.steps, work.plan.counts.sum(1)
+        costs = pool.costs.of(steps, examples)
+
+        def task(rows: slice, number: int, slot: SharedBuffer) -> Training:
+            written = slot.write(stack(work.memory[rows]))
+            return Training(rows, number, written.positions, written.rest)
+
+        tasks = [partial(task, rows) for rows in blocks]
+        order = longest_first([sum(costs[rows]) for rows in blocks], len(pool.slots))
+        for rows, (answer, slot) in zip(blocks, pool.answers(tasks, order), strict=True):
+            pool.costs.learn(float(steps[rows].sum()), float(examples[rows].sum()), answer.busy)
+            yield received(answer, slot)
+
+    def _predicted(
+        self, pool: Pool, model: Tree, number: int, batches: Sequence[Which]
+    ) -> Iterator[Tensor]:
+        pool.begin_predicting(model)
+
+        def task(which: Which, slot: int, _: SharedBuffer) -> Predicting:
+            return Predicting(number, which)
+
+        tasks = [partial(task, which) for which in batches]
+        for answer, _ in pool.answers(tasks, list(range(len(tasks)))):
+            yield answer.result
 
     def _watched(self, results: Iterator[T]) -> Iterator[T]:
-        assert self._crew is not None
         threads = torch.get_num_threads()
         torch.set_num_threads(1)  # the cores are the workers': more threads here wait for theirs
         try:
             yield from results
-            self.worker_bytes = max(self.worker_bytes, sum(self._crew.most_bytes.values()))
         except BaseException:
             # Workers may be in the middle of something: the next map starts with new ones.
             self.close()
             raise
         finally:
             torch.set_num_threads(threads)
-
-    @property
-    def busy_seconds(self) -> float:
-        """What the workers, all together, have been at work since they were started."""
-        return self._crew.busy_seconds if self._crew is not None else 0.0
-
-    def close(self) -> None:
-        if self._crew is not None:
-            self._crew.dismiss()
-            self._crew = None
-
-
-class _Crew:
-    """Workers that know one program, and the memory they share with this process."""
-
-    def __init__(
-        self, engine: Processes, program: ClientProgram, shared: Shared, work: Work
-    ) -> None:
-        if any(device.type == "cuda" for device in engine.devices):
-            check_unused()
-        self.program, self.num_blocks = program, len(engine.devices)
-        remembered = sum(map(room, leaves(work.memory[0])))
-        integers = [b for b in shared.buffers.values() if not b.is_floating_point()]
-        sent = sum(map(room, (*shared.exact.values(), *integers)))
-        # What an algorithm sends besides is about as much as it tells or as clients remember.
-        once = 2 * (remembered + sum(map(room, leaves(shared.told)))) + 4096
-        each = 2 * remembered + 64  # what goes in stays there until what comes out is written
-        if program.algorithm.combine.linear:
-            once += sent
-        else:
-            each += sent
-        self.most_clients = 1
-        if self.num_blocks:
-            self.most_clients = max(min(len(work), UPLOADS // each), 1)
-        slot_bytes = once + self.most_clients * each
-        num_slots = max(2 * engine.workers, min(len(work), UPLOADS // slot_bytes))
-        self.model = Block(sum(map(room, leaves(trees_of(shared)))))
-        self.slots = [Block(slot_bytes) for _ in range(num_slots)]
-        self.most_bytes: dict[Any, int] = {}  # by worker
-        self.busy_seconds = 0.0
-        self.costs = Costs()
-        self.pipes: list[Connection] = []
-        self.processes = []
-        context = multiprocessing.get_context("fork")
-        for device in engine.devices or [torch.device("cpu")] * engine.workers:
-            ours, theirs = context.Pipe()
-            self.pipes.append(ours)
-            worker = Worker(
-                network=engine.network,
-                known=engine.known,
-                device=device,
-                stacks=bool(engine.devices),
-                program=program,
-                model=self.model,
-                slots=self.slots,
-            )
-            target, arguments = _serve, (worker, theirs, list(self.pipes))
-            process = context.Process(target=target, args=arguments, daemon=True)
-            fork(process)
-            theirs.close()
-            self.processes.append(process)
-
-    def trained(self, shared: Shared, work: Work) -> Iterator[Part]:
-        """What clients send, block by block in cohort order."""
-        self._begin(trees_of(shared), replace(work, memory=[{}] * len(work)))
-        blocks = [slice(client, client + 1) for client in range(len(work))]
-        if self.num_blocks:
-            blocks = even_blocks(work.plan.steps.tolist(), self.num_blocks, self.most_clients)
-        steps, examples = work.plan.steps, work.plan.counts.sum(1)
-        costs = self.costs.of(steps, examples)
-
-        def task(rows: slice, number: int, slot: Block) -> Training:
-            return Training(rows, number, slot.write(stack(work.memory[rows])))
-
-        tasks = [partial(task, rows) for rows in blocks]
-        order = longest_first([sum(costs[rows]) for rows in blocks], len(self.slots))
-        for rows, (answer, slot) in zip(blocks, self._dealt(tasks, order), strict=True):
-            self.costs.learn(float(steps[rows].sum()), float(examples[rows].sum()), answer.busy)
-            yield received(answer, slot)
-
-    def predicted(self, model: Tree, examples: int, batches: Sequence[Which]) -> Iterator[Tensor]:
-        self._begin({"model": model})
-
-        def task(which: Which, number: int, slot: Block) -> Predicting:
-            return Predicting(examples, which)
-
-        tasks = [partial(task, which) for which in batches]
-        for answer, _ in self._dealt(tasks, list(range(len(tasks)))):
-            yield answer.result
-
-    def _begin(self, trees: Memory, work: Work | None = None) -> None:
-        message = pickle.dumps(Begin(self.model.write(trees), work))
-        for pipe in self.pipes:
-            _send(pipe, message)
-
-    def _dealt(self, tasks: Sequence[Task], order: list[int]) -> Iterator[tuple[Answer, Block]]:
-        """The answers to tasks, in their order; they are handed out in another one.
-
-        A worker has its next task before it is done with one, so that it need not wait for this
-        process; but the last tasks are for those that are done first. A slot is used again as
-        soon as the next answer is asked for.
-        """
-        free = list(range(len(self.slots)))
-        given: dict[Any, deque[tuple[int, int]]] = {pipe: deque() for pipe in self.pipes}
-        done: dict[int, tuple[Answer, int]] = {}
-        turn = 0
-        while turn < len(tasks):
-            while order and free:
-                pipe = min(given, key=lambda one: len(given[one]))
-                if len(given[pipe]) >= (2 if len(order) > len(self.pipes) else 1):
-                    break
-                number, slot = order.pop(0), free.pop()
-                _send(pipe, pickle.dumps(tasks[number](slot, self.slots[slot])))
-                given[pipe].append((number, slot))
-            timeout = None
-            if turn in done:
-                # One at a time: while it is added up, a worker may have become idle.
-                answer, slot = done.pop(turn)
-                yield answer, self.slots[slot]
-                free.append(slot)
-                turn, timeout = turn + 1, 0
-            for ready in wait([pipe for pipe, has in given.items() if has], timeout):
-                number, slot = given[ready].popleft()
-                done[number] = self._receive(ready), slot
-
-    def _receive(self, pipe: Any) -> Answer:
-        try:
-            answer: Answer = pickle.loads(pipe.recv_bytes())
-        except (EOFError, ConnectionError):
-            raise _died() from None
-        if answer.error:
-            raise RuntimeError(f"a worker process failed:\n{answer.error}")
-        self.most_bytes[pipe] = answer.most_bytes
-        self.busy_seconds += answer.busy
-        return answer
-
-    def dismiss(self) -> None:
-        for process in self.processes:
-            process.terminate()
-        for process in self.processes:
-            process.join()
-        for pipe in self.pipes:
-            pipe.close()
 
 
 def even_blocks(steps: Sequence[int], number: int, most: int) -> list[slice]:
@@ -290,23 +197,3 @@ def longest_first(sizes: Sequence[float], num_slots: int) -> list[int]:
         numbers = range(first, min(first + some, len(sizes)))
         order += sorted(numbers, key=sizes.__getitem__, reverse=True)
     return order
-
-
-def _send(pipe: Connection, message: bytes) -> None:
-    try:
-        pipe.send_bytes(message)
-    except ConnectionError:
-        raise _died() from None
-
-
-def _serve(worker: Worker, pipe: Connection, others: Sequence[Connection]) -> None:
-    for other in others:
-        other.close()  # else no worker would notice that this process is gone
-    worker.serve(pipe)
-
-
-def _died() -> RuntimeError:
-    return RuntimeError(
-        "a worker process was killed, perhaps for want of memory: "
-        'choose engine = "sequential", or a smaller local.batch_size'
-    )

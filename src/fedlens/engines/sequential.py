@@ -1,29 +1,41 @@
 """One client after another: the reference that every other engine must agree with."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
 
 from fedlens.client import ClientProgram
 from fedlens.core import Examples
+from fedlens.engines.engine import Engine
+from fedlens.engines.recording import run_program
+from fedlens.network.model import Model
 from fedlens.network.network import Network
-from fedlens.network.single.layers import Hurried, Hurry
 from fedlens.work import Part, Shared, Work
 
 
 @dataclass
-class Sequential:
+class Sequential(Engine):
     network: Network
     examples: Examples
-    hurried: bool = False  # layers save work, and round differently
+    fast: bool = False  # layers save work, and round differently
+    name: ClassVar[str] = "sequential"
 
     def map(self, program: ClientProgram, shared: Shared, work: Work) -> Iterator[Part]:
-        hurry = Hurry(program.algorithm.rate)
-        apply = Hurried(self.network.hurried, hurry) if self.hurried else self.network.one
-        if self.hurried:
-            shared = shared._replace(params=self.network.laid_out_alone(shared.params))
+        model = self.network.single
+        if self.fast:
+            model = self._fast_model(program)
+            shared = shared._replace(params=self.network.lay_out_single(shared.params))
         for client in range(len(work)):
             mine = work.rows(slice(client, client + 1))
-            yield from program(apply, self.examples, shared, mine)
+            yield from run_program(program, model, self.examples, shared, mine)
 
-    def close(self) -> None:
-        pass
+    def _fast_model(self, program: ClientProgram) -> Model:
+        """Under plain gradient descent, layers take their steps themselves."""
+        step = program.algorithm.local_step
+        if step is None or not step.is_plain or isinstance(step.lr, Tensor):
+            return self.network.fast(None)
+        return self.network.fast(step.lr)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,32 +11,43 @@ from torch import Tensor
 from fedlens.core import Memory
 from fedlens.work import Shared
 
-Lay = list[tuple[str, str, torch.dtype, tuple[int, ...], int]]
-"""Where each tensor lies in a block: tree, name, dtype, shape, first byte."""
+Positions = list[tuple[str, str, torch.dtype, tuple[int, ...], int]]
+"""Where each tensor lies in a buffer: tree, name, dtype, shape, first byte."""
 
 
-class Block:
+class Written(NamedTuple):
+    """Trees that were written to a buffer, and those that there was no room for."""
+
+    positions: Positions
+    rest: Memory
+    num_bytes: int  # that all of them take, and what lies before them
+
+
+class SharedBuffer:
     """A piece of such memory. What is never written takes no room."""
 
     def __init__(self, size: int) -> None:
         self.memory = torch.frombuffer(mmap.mmap(-1, max(size, 4096)), dtype=torch.uint8)
 
-    def write(self, trees: Memory, after: Lay | None = None) -> Lay:
-        """Put trees into it, behind those that `after` tells of."""
-        lay: Lay = []
-        first = sum(map(room, leaves(self.read(after or []))))
+    def write(self, trees: Memory, after: Positions | None = None) -> Written:
+        """Put trees into it, behind those that `after` tells of, as far as there is room."""
+        positions: Positions = []
+        rest: Memory = {}
+        first = sum(map(num_bytes, leaves(self.read(after or []))))
         for name, tree in trees.items():
             for key, tensor in tree.items():
-                if first + room(tensor) > len(self.memory):
-                    raise RuntimeError("an upload is larger than the memory set aside for it")
-                lay.append((name, key, tensor.dtype, tuple(tensor.shape), first))
-                self._view(tensor.dtype, tensor.shape, first).copy_(tensor)
-                first += room(tensor)
-        return lay
+                end = first + num_bytes(tensor)
+                if end <= len(self.memory):
+                    positions.append((name, key, tensor.dtype, tuple(tensor.shape), first))
+                    self._view(tensor.dtype, tensor.shape, first).copy_(tensor)
+                else:
+                    rest.setdefault(name, {})[key] = tensor
+                first = end
+        return Written(positions, rest, first)
 
-    def read(self, lay: Lay) -> Memory:
-        trees: Memory = {name: {} for name, *_ in lay}
-        for name, key, dtype, shape, first in lay:
+    def read(self, positions: Positions) -> Memory:
+        trees: Memory = {name: {} for name, *_ in positions}
+        for name, key, dtype, shape, first in positions:
             trees[name][key] = self._view(dtype, shape, first)
         return trees
 
@@ -59,8 +71,8 @@ def under(prefix: str, trees: Memory) -> Memory:
     return {name.removeprefix(prefix): tree for name, tree in found.items()}
 
 
-def room(tensor: Tensor) -> int:
-    """The bytes a tensor takes in a block, rounded up so that the next one is aligned."""
+def num_bytes(tensor: Tensor) -> int:
+    """The bytes a tensor takes in a buffer, rounded up so that the next one is aligned."""
     return -(-tensor.nbytes // 64) * 64
 
 

@@ -1,26 +1,38 @@
 """Clients as a batch dimension: many train at once on one device."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 
-from fedlens.client import ClientProgram, Record, cuts
+from fedlens.client import ClientProgram, cuts
 from fedlens.core import Examples
-from fedlens.engines.factored import Factored, factorable
-from fedlens.engines.graphs import Graphs
+from fedlens.engines.engine import Engine
+from fedlens.engines.factored import FactoredForm, factorable
+from fedlens.engines.graphs import Captures
+from fedlens.engines.recording import Recorder, run_program
 from fedlens.network.network import Network
 from fedlens.work import Part, Shared, Work
 
 AT_ONCE = 64  # clients side by side, until it is known how much memory one takes
-T = TypeVar("T")
-
 SHARE = 0.5  # of a GPU's memory that blocks are made for
+T = TypeVar("T")
 
 
 @dataclass
-class Stacked:
+class Prepared:
+    """What is made for one program: its recorder, and the forms that its weights take."""
+
+    program: ClientProgram
+    recorder: Recorder | None
+    forms: dict[object, FactoredForm] = field(default_factory=dict)
+
+
+@dataclass
+class Stacked(Engine):
     """`at_once` clients together; memory follows that number, not the cohort.
 
     On a GPU local training is recorded as CUDA graphs: small clients are many small kernels, and
@@ -33,12 +45,17 @@ class Stacked:
     examples: Examples
     at_once: int = AT_ONCE
     factor: bool = True
-    _made: tuple[ClientProgram, Record | None, dict[object, Factored]] | None = field(
-        default=None, repr=False
-    )
-    _probed: bool = field(default=False, repr=False)
-    _real: int = field(default=0, repr=False)
-    _computed: int = field(default=0, repr=False)
+    make_recorder: Callable[[], Recorder] | None = None  # None: of CUDA graphs, on a GPU
+    name: ClassVar[str] = "stacked"
+    stacks_points: ClassVar[bool] = True
+    _prepared: Prepared | None = field(default=None, repr=False)
+    _has_probed: bool = field(default=False, repr=False)
+    _num_real: int = field(default=0, repr=False)
+    _num_computed: int = field(default=0, repr=False)
+
+    @property
+    def clients_at_once(self) -> int:
+        return self.at_once
 
     @property
     def padding_share(self) -> float | None:
@@ -47,12 +64,13 @@ class Stacked:
         Clients with fewer steps are cut off when they are done, and cost nothing more. None: it has
         computed nothing.
         """
-        return 1 - self._real / self._computed if self._computed else None
+        return 1 - self._num_real / self._num_computed if self._num_computed else None
 
     def map(self, program: ClientProgram, shared: Shared, work: Work) -> Iterator[Part]:
-        if self._made is None or self._made[0] is not program:
-            self._made = program, self._recorder(), {}
-        shared = shared._replace(params=self.network.laid_out(shared.params))
+        if self._prepared is None or self._prepared.program.structure != program.structure:
+            self._prepared = Prepared(program, self._recorder())
+        self._prepared.program = program  # its numbers are an input of what is recorded
+        shared = shared._replace(params=self.network.lay_out_stacked(shared.params))
         start, each = 0, _clients_of_each(work)
         while start < len(work):
             # Blocks of about the same size have the same shapes; experiments stay whole.
@@ -60,63 +78,63 @@ class Stacked:
             size = -(-left // -(-left // self.at_once))
             size = max(size // each * each, each) if each <= self.at_once else size
             try:
-                some = work if size == len(work) else work.rows(slice(start, start + size))
-                parts = self._block(program, shared, some)
+                block = work if size == len(work) else work.rows(slice(start, start + size))
+                parts = self._train_block(self._prepared, shared, block)
             except torch.OutOfMemoryError:
                 if size == 1:
                     raise
                 self.at_once = size // 2
-                self._made = program, self._recorder(), {}
+                self._prepared = Prepared(program, self._recorder())
                 torch.cuda.empty_cache()
                 continue
             # If they are all, the next round is the first to write there.
-            yield from parts if size < len(work) else (p._replace(lent=False) for p in parts)
+            yield from parts if size < len(work) else (p._replace(borrowed=False) for p in parts)
             start += size
-        self._real += int(work.plan.counts.sum())
-        self._computed += sum(live * width for live, width in zip(*cuts(work.plan), strict=True))
+        self._num_real += int(work.plan.counts.sum())
+        self._num_computed += sum(
+            training * width for training, width in zip(*cuts(work.plan), strict=True)
+        )
 
-    def _block(self, program: ClientProgram, shared: Shared, work: Work) -> list[Part]:
-        assert self._made is not None
-        _, record, factored = self._made
+    def _train_block(self, prepared: Prepared, shared: Shared, work: Work) -> list[Part]:
         device = self.examples.labels.device
-        probes = device.type == "cuda" and not self._probed
+        probes = device.type == "cuda" and not self._has_probed
         if probes:
             torch.cuda.reset_peak_memory_stats(device)
             before = torch.cuda.memory_allocated(device)
+        program, recorder = prepared.program, prepared.recorder
         names = factorable(self.network, program, work) if self.factor else ()
         if names:
-            groups = [group for group, _, _ in work.spans]
-            key = names, tuple(groups)
-            if key not in factored:
-                factored[key] = Factored(self.network, program, names, groups)
-            form = factored[key]
-            sent = form.send(shared, work)
-            mine = None if record is None else OfForm(key, record)
-            parts = form.receive(form.program(form.apply, self.examples, sent, work, mine))
-        else:
-            parts = program(self.network.stacked, self.examples, shared, work, record)
+            key = names, tuple(group for group, _, _ in work.spans)
+            if key not in prepared.forms:
+                prepared.forms[key] = FactoredForm(self.network, program, names, list(key[1]))
+            form = prepared.forms[key]
+            program, shared = form.program(program), form.send(shared, work)
+            recorder = None if recorder is None else OfForm(key, recorder)
+        parts = run_program(program, self.network.stacked, self.examples, shared, work, recorder)
         if probes:
             each = max((torch.cuda.max_memory_allocated(device) - before) // len(work), 1)
             whole = torch.cuda.get_device_properties(device).total_memory
-            self.at_once, self._probed = max(int(SHARE * whole / each), 1), True
+            self.at_once, self._has_probed = max(int(SHARE * whole / each), 1), True
         return parts
 
-    def _recorder(self) -> Record | None:
-        return Graphs() if self.examples.labels.is_cuda else None
+    def _recorder(self) -> Recorder | None:
+        if self.make_recorder is not None:
+            return self.make_recorder()
+        return Captures() if self.examples.labels.is_cuda else None
 
     def close(self) -> None:
-        self._made = None
+        self._prepared = None
 
 
 @dataclass(frozen=True)
 class OfForm:
-    """Records for one factored form: what is recorded reads where it starts from."""
+    """A recorder for one factored form: what is recorded reads where that starts from."""
 
     form: object
-    record: Record
+    recorder: Recorder
 
     def __call__(self, key: object, function: Callable[..., T], *inputs: Any) -> T | None:
-        return self.record((self.form, key), function, *inputs)
+        return self.recorder((self.form, key), function, *inputs)
 
 
 def _clients_of_each(work: Work) -> int:

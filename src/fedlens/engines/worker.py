@@ -24,7 +24,7 @@ from fedlens.client import ClientProgram
 from fedlens.core import Examples, Memory, tree_map
 from fedlens.engines.engine import Which
 from fedlens.engines.sequential import Sequential
-from fedlens.engines.shared_memory import Block, Lay, shared_of, under
+from fedlens.engines.shared_memory import Positions, SharedBuffer, shared_of, under
 from fedlens.engines.stacked import Stacked
 from fedlens.network.network import Network
 from fedlens.trees import copies, moved, stack, unstack
@@ -34,10 +34,15 @@ from fedlens.work import Part, Work
 HEAP = 2**28  # bytes of memory that are asked for in large pages
 
 
+NOWHERE: Positions = []
+NOTHING: Memory = {}
+
+
 class Begin(NamedTuple):
     """What the tasks that follow have in common. It is not answered."""
 
-    model: Lay
+    model: Positions
+    rest: Memory  # of the model, what its memory had no room for
     work: Work | None = None  # of the whole cohort, without memory
 
 
@@ -46,7 +51,8 @@ class Training(NamedTuple):
 
     rows: slice
     slot: int  # where what clients remember is, and what they send goes
-    memory: Lay
+    memory: Positions
+    rest: Memory  # what they remember that did not fit
 
 
 class Predicting(NamedTuple):
@@ -59,10 +65,12 @@ class Predicting(NamedTuple):
 class Answer(NamedTuple):
     """What comes back from a task."""
 
-    result: Any  # of `Training`: scalars, and whether combined; trees lie in the slot as `lay` says
-    lay: Lay
-    busy: float  # seconds
-    most_bytes: int  # that the worker has had: of its GPU, else besides what it was forked with
+    result: Any  # of `Training`: scalars, and whether combined
+    trees: Positions = NOWHERE  # where, in the slot, trees lie
+    rest: Memory = NOTHING  # those that it had no room for
+    num_bytes: int = 0  # that all trees take
+    busy: float = 0.0  # seconds
+    most_bytes: int = 0  # that the worker has had: of its GPU, else besides what it was forked with
     error: str = ""
 
 
@@ -75,10 +83,10 @@ class Worker:
     device: torch.device
     stacks: bool  # whether clients train side by side
     program: ClientProgram
-    model: Block
-    slots: Sequence[Block]
+    model: SharedBuffer
+    slots: Sequence[SharedBuffer]
     _images: dict[int, Tensor] = field(default_factory=dict)
-    _begun: Begin = Begin([])
+    _begun: Begin = Begin([], {})
     _moved: Memory | None = None
 
     def serve(self, pipe: Connection) -> None:
@@ -100,31 +108,33 @@ class Worker:
             try:
                 if on_gpu:
                     torch.cuda.set_device(self.device)
-                training = isinstance(task, Training)
-                result, lay = self._train(task) if training else self._predict(task)
+                done = self._train(task) if isinstance(task, Training) else self._predict(task)
                 busy = time.perf_counter() - begun
                 most = torch.cuda.max_memory_allocated() if on_gpu else largest_yet() - forked_with
-                answer = Answer(result, lay, busy, most)
+                answer = done._replace(busy=busy, most_bytes=most)
             except Exception:
-                answer = Answer(None, [], 0.0, 0, traceback.format_exc())
+                answer = Answer(None, error=traceback.format_exc())
             try:
                 pipe.send_bytes(pickle.dumps(answer))
             except ConnectionError:  # the other end was killed: there is nobody to tell
                 os._exit(0)
 
-    def _train(self, task: Training) -> tuple[Any, Lay]:
+    def _train(self, task: Training) -> Answer:
         slot, whole = self.slots[task.slot], self._begun.work
         assert whole is not None
         work, shared = whole.rows(task.rows), shared_of(self._trees)
-        memory = moved(slot.read(task.memory), self.device)
+        memory = moved(_merged(slot.read(task.memory), task.rest), self.device)
         work = replace(work, memory=unstack(memory, len(work)))
         parts = self._engine.map(self.program, shared, work)
         part = next(parts) if len(work) == 1 else self._together(parts)
         trees = {"update": part.update, "counters": part.counters}
         trees |= {f"extra.{name}": tree for name, tree in part.extra.items()}
         trees |= {f"keep.{name}": tree for name, tree in stack(part.keep).items()}
-        measured = {name: t.tolist() for name, t in part.scalars.items()}
-        return (measured, part.combined), slot.write(trees, after=task.memory)
+        scalars = [
+            {name: t.tolist() for name, t in kind.items()}
+            for kind in (part.scalars, part.channel_scalars)
+        ]
+        return Answer((*scalars, part.combined), *slot.write(trees, after=task.memory))
 
     def _together(self, parts: Iterator[Part]) -> Part:
         uploads = Uploads()
@@ -132,22 +142,23 @@ class Worker:
             uploads.add(part)
         return uploads.whole()
 
-    def _predict(self, task: Predicting) -> tuple[Any, Lay]:
+    def _predict(self, task: Predicting) -> Answer:
         images = self._here(self.known[task.examples]).read(moved(task.which, self.device))
-        return self.network.predict(self._trees["model"], {}, images).cpu(), []
+        return Answer(self.network.predict(self._trees["model"], {}, images).cpu())
 
     @cached_property
     def _engine(self) -> Sequential | Stacked:
         examples = self._here(self.known[0])
         if self.stacks:
             return Stacked(self.network, examples)
-        return Sequential(self.network, examples, hurried=True)
+        return Sequential(self.network, examples, fast=True)
 
     @property
     def _trees(self) -> Memory:
         """What lies in the model's block, where this worker trains."""
         if self._moved is None:
-            self._moved = moved(self.model.read(self._begun.model), self.device)
+            trees = _merged(self.model.read(self._begun.model), self._begun.rest)
+            self._moved = moved(trees, self.device)
         return self._moved
 
     def _here(self, examples: Examples) -> Examples:
@@ -186,13 +197,28 @@ def keep_memory() -> None:
         library.free(ctypes.c_void_p(first))
 
 
-def received(answer: Answer, slot: Block) -> Part:
+def _merged(one: Memory, other: Memory) -> Memory:
+    return {name: {**one.get(name, {}), **other.get(name, {})} for name in {**one, **other}}
+
+
+def received(answer: Answer, slot: SharedBuffer) -> Part:
     """The part that a worker sent: what is added up at once lies in its slot, the rest does not."""
-    trees, (measured, combined) = slot.read(answer.lay), answer.result
+    trees, (*listed, combined) = _merged(slot.read(answer.trees), answer.rest), answer.result
     update, counters = trees.pop("update"), trees.pop("counters", {})
     if not combined:
         update = tree_map(torch.clone, update)  # it outlives its turn, the slot does not
     sent, kept = under("extra.", trees), under("keep.", trees)
-    scalars = {n: torch.tensor(v, dtype=torch.float64) for n, v in measured.items()}
+    scalars, channel = (
+        {n: torch.tensor(v, dtype=torch.float64) for n, v in kind.items()} for kind in listed
+    )
     keep = copies(unstack(kept, len(scalars["loss"])))
-    return Part(update, counters, sent, keep, scalars, combined, lent=True)
+    return Part(
+        update,
+        counters,
+        sent,
+        keep,
+        scalars,
+        combined,
+        borrowed=True,
+        channel_scalars=channel,
+    )

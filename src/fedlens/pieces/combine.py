@@ -8,10 +8,11 @@ from torch import Tensor
 
 from fedlens.core import Cohort, Tree
 from fedlens.network.layout import Layout
+from fedlens.slots import Combine
 
 
 @dataclass(frozen=True)
-class WeightedSum:
+class WeightedSum(Combine):
     """The sum of share times update. It may write over the updates.
 
     Where shares are not those of a mean, buffers can go by n_k / n all the same.

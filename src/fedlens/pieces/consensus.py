@@ -12,13 +12,11 @@ import torch
 from torch import Tensor
 
 from fedlens.core import (
-    Contraction,
     Federation,
     Gathered,
     Local,
     Memory,
     Number,
-    Solve,
     Tree,
     Upload,
     per_row,
@@ -26,10 +24,11 @@ from fedlens.core import (
     zeros_like,
 )
 from fedlens.pieces.upload import difference
+from fedlens.slots import Advance, LocalStep, Solve, Tell
 
 
 @dataclass(frozen=True)
-class Consensus:
+class Consensus(Solve):
     """`inner`, on f(v) + (rho / 2) ||v - x + u||^2; u moves by v - x after each k0-th of steps."""
 
     inner: Solve
@@ -37,12 +36,19 @@ class Consensus:
     k0: int = 1
 
     @property
-    def contraction(self) -> Contraction | None:
-        inner: Contraction | None = getattr(self.inner, "contraction", None)
-        if inner is None or self.k0 > 1 or isinstance(self.rho, Tensor):
+    def step(self) -> LocalStep | None:
+        inner = self.inner.step
+        if inner is None or self.k0 > 1:
             return None
-        keep = inner.keep - inner.lr * self.rho
-        return replace(inner, keep=keep, drift=TimesDual(self.rho))
+        return replace(inner, pull=inner.pull + self.rho, drift=TimesDual(self.rho))
+
+    @property
+    def learning_rate(self) -> Number | None:
+        return self.inner.learning_rate
+
+    @property
+    def carries(self) -> frozenset[str]:
+        return self.inner.carries
 
     def init(self, params: Tree) -> Memory:
         memory = self.inner.init(params)
@@ -71,10 +77,11 @@ class Consensus:
 class TimesDual:
     """rho u: what the dual adds to every gradient."""
 
-    rho: float
+    rho: Number
 
     def __call__(self, local: Local, name: str) -> Tensor:
-        return self.rho * local.memory["dual"][name]
+        dual = local.memory["dual"][name]
+        return per_row(self.rho, dual) * dual
 
 
 def send_change(local: Local) -> Upload:
@@ -101,6 +108,7 @@ def change(
         update=plain.update | {name: _minus(t, z_old[name]) for name, t in z.items()},
         keep={"dual": dual, "z": z},
         scalars={"primal_residual": torch.stack(norms).square().sum(0)},
+        tracks=("z",),
     )
 
 
@@ -109,7 +117,7 @@ def _minus(z: Tensor, z_old: Tensor) -> Tensor:  # float64
 
 
 @dataclass(frozen=True)
-class KeepMean:
+class KeepMean(Advance):
     """The server's model moves by just the change of the mean of all z_i, and so stays that mean.
 
     A server that moves more or less (by a learning rate, by momentum) ends where the duals do not
@@ -139,7 +147,7 @@ class DualResidual:
 
 
 @dataclass(frozen=True)
-class TellStart:
+class TellStart(Tell):
     """Where the server's model started, which is the z_i of clients never seen."""
 
     def init(self, params: Tree, federation: Federation) -> Memory:

@@ -8,10 +8,11 @@ from torch import Tensor
 
 from fedlens import keys
 from fedlens.core import Holdings, Plan
+from fedlens.slots import Draw
 
 
 @dataclass(frozen=True)
-class Epochs:
+class Epochs(Draw):
     """Every example `count` times, reshuffled each time; the last batch may be a short one.
 
     A share `uneven` of the clients has less time: each of these stops after a random number of
@@ -63,7 +64,7 @@ class Epochs:
 
 
 @dataclass(frozen=True)
-class Virtual:
+class Virtual(Draw):
     """`size` examples of each client, in full batches: with repeats only if it has fewer."""
 
     size: int

@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedlens.core import Batch, ExampleWeight, Local, Penalty
+from fedlens.core import Batch, Local
 from fedlens.network.kernels import ops as fused
 from fedlens.network.kernels.ops import has_kernels
+from fedlens.slots import ExampleWeight, Penalty
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(logits [C, B, L], labels [C, B]) -> the loss of each example [C, B]."""

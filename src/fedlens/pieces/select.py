@@ -7,13 +7,18 @@ from torch import Tensor
 
 from fedlens import keys
 from fedlens.core import Federation
+from fedlens.slots import Select
 
 
 @dataclass(frozen=True)
-class Uniformly:
+class Uniformly(Select):
     """`count` clients, uniformly, without replacement."""
 
     count: int
+
+    @property
+    def cohort_size(self) -> int:
+        return self.count
 
     def __call__(self, federation: Federation, round: int, key: Tensor) -> Tensor:  # [C]
         draws = keys.uniform(keys.fold(key, torch.arange(federation.num_clients)))
@@ -21,7 +26,7 @@ class Uniformly:
 
 
 @dataclass(frozen=True)
-class BySize:
+class BySize(Select):
     """`count` clients, each drawn with a probability proportional to the examples it holds.
 
     With replacement a client may be drawn twice in a round. Without, the clients with the
@@ -32,8 +37,12 @@ class BySize:
     count: int
     replacement: bool = True
 
+    @property
+    def cohort_size(self) -> int:
+        return self.count
+
     def __call__(self, federation: Federation, round: int, key: Tensor) -> Tensor:  # [C]
-        sizes = federation.everyone(round).sizes.double()
+        sizes = federation.sizes(round).double()
         if self.replacement:
             edges = sizes.cumsum(0)
             draws = keys.uniform(keys.fold(key, torch.arange(self.count))) * edges[-1]

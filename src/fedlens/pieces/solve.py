@@ -6,23 +6,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedlens.core import (
-    Contraction,
-    Local,
-    Memory,
-    Number,
-    Solve,
-    Tree,
-    per_row,
-    tree_map,
-    zeros_like,
-)
+from fedlens.core import Local, Memory, Number, Tree, is_on, per_row, tree_map, zeros_like
+from fedlens.network import ops
 from fedlens.network.kernels import ops as fused
 from fedlens.network.kernels.ops import has_kernels
+from fedlens.slots import LocalStep, Solve
 
 
 @dataclass(frozen=True)
-class Sgd:
+class Sgd(Solve):
     """Gradient descent with heavy-ball momentum and L2 weight decay, as torch.optim.SGD's.
 
     d = g + weight_decay * w;  v = momentum * v + d;  w = w - lr * v
@@ -35,23 +27,26 @@ class Sgd:
     nesterov: bool = False
 
     @property
-    def rate(self) -> float | None:
-        """The lr, if a step is w - lr * gradient and nothing else."""
-        plain = not (_is_on(self.momentum) or _is_on(self.weight_decay))
-        return self.lr if plain and not isinstance(self.lr, Tensor) else None
+    def step(self) -> LocalStep | None:
+        plain = LocalStep(self.lr, self.momentum, self.weight_decay)
+        return None if self.nesterov and is_on(self.momentum) else plain
 
     @property
-    def contraction(self) -> Contraction | None:
-        return None if self.rate is None else Contraction(self.rate)
+    def learning_rate(self) -> Number | None:
+        return self.lr
+
+    @property
+    def carries(self) -> frozenset[str]:
+        return frozenset({"velocity"})
 
     def init(self, params: Tree) -> Memory:
-        return {"velocity": zeros_like(params)} if _is_on(self.momentum) else {}
+        return {"velocity": zeros_like(params)} if is_on(self.momentum) else {}
 
     def update(
         self, grads: Tree, memory: Memory, params: Tree, context: object = None
     ) -> tuple[Tree, Memory]:
         w, d = list(params.values()), [grads[name] for name in params]
-        if _is_on(self.weight_decay):
+        if is_on(self.weight_decay):
             _add(d, w, self.weight_decay)
         if memory:
             v = [memory["velocity"][name] for name in params]
@@ -66,7 +61,7 @@ class Sgd:
 
 
 @dataclass(frozen=True)
-class GradientDescent:
+class GradientDescent(Solve):
     """One step along the whole gradient at the end of each pass over a client's examples.
 
     The batches of a pass are added up, so that a client need not fit into memory at once.
@@ -74,6 +69,10 @@ class GradientDescent:
 
     lr: Number
     passes: int = 1
+
+    @property
+    def learning_rate(self) -> Number | None:
+        return self.lr
 
     def init(self, params: Tree) -> Memory:
         return {"gradient": zeros_like(params)}
@@ -92,11 +91,19 @@ class GradientDescent:
 
 
 @dataclass(frozen=True)
-class Corrected:
+class Corrected(Solve):
     """`inner`, on gradients to which a correction is added."""
 
     inner: Solve
     correction: Callable[[Local], Tree]
+
+    @property
+    def learning_rate(self) -> Number | None:
+        return self.inner.learning_rate
+
+    @property
+    def carries(self) -> frozenset[str]:
+        return self.inner.carries
 
     def init(self, params: Tree) -> Memory:
         return self.inner.init(params)
@@ -110,7 +117,7 @@ class Corrected:
 
 
 @dataclass(frozen=True)
-class Probed:
+class Probed(Solve):
     """`inner`, between passes on which the model stands still and is measured.
 
     Of the `passes` a client makes over its examples, `inner` moves on all but the first (whose
@@ -120,6 +127,14 @@ class Probed:
     inner: Solve
     passes: int
     after: bool = False
+
+    @property
+    def learning_rate(self) -> Number | None:
+        return self.inner.learning_rate
+
+    @property
+    def carries(self) -> frozenset[str]:
+        return self.inner.carries
 
     def init(self, params: Tree) -> Memory:
         row = next(iter(params.values()))
@@ -150,16 +165,11 @@ class Probed:
 OF_PROBES = {"before", "after", "probed"}
 
 
-def contract(params: Tree, grads: Tree, local: Local, step: Contraction) -> None:
-    """Take a step of a contraction, in place."""
+def take_contracting_step(params: Tree, grads: Tree, local: Local, step: LocalStep) -> None:
+    """w = server + decay * (w - server) - lr * (grad + drift), in place."""
     w, g, server = ([tree[name] for name in params] for tree in (params, grads, local.anchor))
     drift = [local.drift[name] for name in params] if step.drift else []
-    if has_kernels(w[0]) and fused.contract(w, g, server, drift, step.lr, step.keep):
-        return
-    for p, slope, s in zip(w, g, server, strict=True):
-        p.mul_(step.keep).add_(s, alpha=1 - step.keep).add_(slope, alpha=-step.lr)
-    for p, d in zip(w, drift, strict=bool(drift)):
-        p.add_(d, alpha=-step.lr)
+    ops.local_step_(w, g, server, drift, step.lr, step.decay)
 
 
 def _copies(memory: Memory) -> Memory:
@@ -179,10 +189,6 @@ def _share(local: Local) -> Tensor:  # [C] float64
 def _row(numbers: Tensor, like: Tensor) -> Tensor:
     """Numbers [C], shaped to multiply `like` [C, ...] row by row."""
     return numbers.to(like.dtype).view(-1, *[1] * (like.ndim - 1))
-
-
-def _is_on(number: Number) -> bool:
-    return isinstance(number, Tensor) or number != 0
 
 
 def _add(to: list[Tensor], what: list[Tensor], times: Number) -> None:

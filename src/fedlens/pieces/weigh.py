@@ -1,29 +1,28 @@
 """weigh: each upload's final share. Shares need not sum to one; nothing normalises them later."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from fedlens.core import Cohort, Number
+from fedlens.slots import Over, Weigh
 
 
 @dataclass(frozen=True)
-class ByExamples:
+class ByExamples(Weigh):
     """n_k / n, where n counts the examples of the cohort, of the clients seen so far, or of all."""
 
-    over: Literal["cohort", "seen", "population"] = "cohort"
+    over: Over = "cohort"
 
     def __call__(self, cohort: Cohort) -> Tensor:  # [C] float64
         if self.over == "cohort":
             return cohort.size_shares
-        total = cohort.num_examples_seen if self.over == "seen" else cohort.num_examples
-        return cohort.sizes.double() / max(total, 1)
+        return cohort.sizes.double() / max(cohort.num_examples, 1)
 
 
 @dataclass(frozen=True)
-class Equally:
+class Equally(Weigh):
     """One over the number of clients in the cohort."""
 
     def __call__(self, cohort: Cohort) -> Tensor:  # [C] float64
@@ -31,7 +30,7 @@ class Equally:
 
 
 @dataclass(frozen=True)
-class Constant:
+class Constant(Weigh):
     """The same share for every client, whatever it holds."""
 
     share: Number

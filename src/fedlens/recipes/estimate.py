@@ -21,7 +21,7 @@ TESTED = 1000  # examples, in an evaluation that is timed
 
 
 @dataclass(frozen=True)
-class Shortened:
+class Shortened(Split):
     """A split of which every client holds the first few examples."""
 
     whole: Split

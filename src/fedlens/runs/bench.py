@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -21,14 +21,15 @@ from torch import Tensor
 from fedlens.build import Setup, build
 from fedlens.client import ClientProgram
 from fedlens.core import Dataset, Examples
-from fedlens.engines import Processes
+from fedlens.engines import Engine, Processes
 from fedlens.engines.gpus import in_a_child
 from fedlens.experiment import Clients, Experiment, LocalTraining, Named
 from fedlens.models import MODELS
+from fedlens.network.network import Network
 from fedlens.network.normalise import normalise
 from fedlens.options import did_you_mean
 from fedlens.rounds import begin, run_round
-from fedlens.runs.evaluate import asked, evaluate
+from fedlens.runs.evaluate import evaluate
 from fedlens.runs.settings import torch_settings
 from fedlens.runs.summary import peak_memory
 from fedlens.work import Part, Shared, Work
@@ -164,7 +165,7 @@ def bench(
         "limit_share": operations * work.clients * work.steps / taken / limit,
         "limit_flops": limit,
         "waiting_share": 1 - busy if busy else None,
-        "padding_share": getattr(setup.engine, "padding_share", None),
+        "padding_share": setup.engine.padding_share,
         **parts,
         "peak_memory_bytes": peak_memory(setup),
     }
@@ -173,9 +174,9 @@ def bench(
 def _parts(setup: Setup, work: Workload, taken: float) -> dict[str, float]:
     """Where the seconds of a round go; and those of an evaluation of 10,000 images, apart."""
     device, network = setup.device, setup.network
-    server = time_of(rounds(replace(setup, engine=Idle())), 3, device)
+    server = time_of(rounds(replace(setup, engine=Idle(setup.network))), 3, device)
     workers = min(_workers(setup), work.clients)
-    side_by_side = min(getattr(setup.engine, "at_once", 1), work.clients)
+    side_by_side = min(setup.engine.clients_at_once, work.clients)
     if setup.devices != (device,):
         side_by_side = -(-work.clients // workers)
     batches = work.steps * -(-work.clients // side_by_side) / workers
@@ -183,7 +184,7 @@ def _parts(setup: Setup, work: Workload, taken: float) -> dict[str, float]:
     test = setup.parts["test"]
     state = begin(network, setup.program, setup.federation, device)
     judge = partial(
-        evaluate, asked(setup), state, test, CLASSES, setup.program.algorithm.objective.loss
+        evaluate, setup.engine.predict, state, test, CLASSES, setup.program.algorithm.objective.loss
     )
     time_of(judge, 1, device)
     return {
@@ -209,25 +210,26 @@ def _where_trained(setup: Setup, measure: Callable[[torch.device], float]) -> fl
 
 
 def _workers(setup: Setup) -> int:
-    return getattr(setup.engine, "workers", 1)
+    return setup.engine.num_workers
 
 
 def _busy(setup: Setup) -> float:
     """Seconds that workers have been at work so far, added up over them."""
-    return getattr(setup.engine, "busy_seconds", 0.0)
+    return setup.engine.busy_seconds
 
 
-class Idle:
+@dataclass
+class Idle(Engine):
     """An engine whose clients send nothing: what is left of a round is the server's own work."""
+
+    network: Network
+    name: ClassVar[str] = "idle"
 
     def map(self, program: ClientProgram, shared: Shared, work: Work) -> Iterator[Part]:
         counters = {n: b[0] for n, b in shared.buffers.items() if not b.is_floating_point()}
         loss = torch.zeros(len(work), device=next(iter(shared.params.values())).device)
         update = {name: torch.zeros_like(t[0]) for name, t in shared.exact.items()}
-        yield Part(update, counters, {}, [{}] * len(work), {"loss": loss}, True, lent=False)
-
-    def close(self) -> None:
-        pass
+        yield Part(update, counters, {}, [{}] * len(work), {"loss": loss}, True, borrowed=False)
 
 
 def rounds(setup: Setup) -> Callable[[], None]:

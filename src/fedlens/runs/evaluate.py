@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -12,10 +11,13 @@ from torch import Tensor
 
 from fedlens.build import Setup
 from fedlens.core import Examples, Holdings, Tree
-from fedlens.engines.engine import Predict, predict
+from fedlens.engines.engine import Which
 from fedlens.experiment import Experiment
 from fedlens.rounds import State
 from fedlens.runs.metrics import Tally, accuracy_by_client, metrics, spread
+
+Predict = Callable[[Tree, Examples, Sequence[Which]], Iterator[Tensor]]
+"""(model, examples, batches) -> the logits [B, L] of one batch after another."""
 
 BATCH = 1000  # images at the most; a GPU takes more of them, since launching is what costs there
 PIXELS = 2**21  # and so many of them together, as activations grow with them
@@ -51,7 +53,7 @@ def evaluate_run(setup: Setup, state: State, twin: Twin | None) -> tuple[dict[st
     """All that the experiment asks of its model, by name, and what is behind it."""
     found: dict[str, float] = {}
     part, confusion, by_client = judged(setup.experiment) if setup.parts else None, None, None
-    loss, predict = setup.program.algorithm.objective.loss, asked(setup)
+    loss, predict = setup.program.algorithm.objective.loss, setup.engine.predict
     for name, examples in setup.parts.items():
         tally = evaluate(predict, state, examples, setup.dataset.num_classes, loss)
         measured = metrics(tally)
@@ -68,11 +70,6 @@ def evaluate_run(setup: Setup, state: State, twin: Twin | None) -> tuple[dict[st
         by_client = evaluate_clients(predict, state, examples, setup.held_out)
         found |= {f"client_accuracy_{key}": value for key, value in spread(by_client).items()}
     return found, Details(part, confusion, by_client)
-
-
-def asked(setup: Setup) -> Predict:
-    """Who is asked what a model predicts: workers that have GPUs, else this process."""
-    return getattr(setup.engine, "predict", partial(predict, setup.network))
 
 
 def evaluate(

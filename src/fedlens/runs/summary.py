@@ -8,7 +8,7 @@ import torch
 
 from fedlens.build import Setup
 from fedlens.data import statistics
-from fedlens.engines.processes import largest_yet
+from fedlens.engines.worker import largest_yet
 from fedlens.runs.budgets import at_round_numbers, rounds_to
 from fedlens.runs.evaluate import Twin, judged
 from fedlens.runs.records import is_number
@@ -40,7 +40,7 @@ def summary(
     training, evaluation = (
         sum(record.get(key, 0.0) for record in records) for key in ("seconds", "evaluation_seconds")
     )
-    padding = getattr(setup.engine, "padding_share", None)
+    padding = setup.engine.padding_share
     against: dict[str, Any] = {}
     if twin is not None:
         reached = {str(s): rounds_to(records, s / 100, "relative_accuracy") for s in SHARES}
@@ -81,5 +81,5 @@ def peak_memory(setup: Setup) -> int:
     """The most that was in use: of the GPUs, else by this process and by its workers besides."""
     if setup.device.type == "cuda":
         return torch.cuda.max_memory_allocated(setup.device)
-    by_workers = getattr(setup.engine, "worker_bytes", 0)
+    by_workers = setup.engine.worker_bytes
     return by_workers if setup.devices[0].type == "cuda" else largest_yet() + by_workers

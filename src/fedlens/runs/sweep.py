@@ -312,7 +312,7 @@ def _stacks(points: Sequence[Point]) -> list[list[Point]]:
     stacks = []
     for group in alike_points:
         cohort = max(point.setup.experiment.clients.cohort for point in group)
-        most = max(getattr(group[0].setup.engine, "at_once", 1) // cohort, 1)
+        most = max(group[0].setup.engine.clients_at_once // cohort, 1)
         count = -(-len(group) // most)
         stacks += [
             group[len(group) * i // count : len(group) * (i + 1) // count] for i in range(count)
@@ -330,8 +330,7 @@ def _fits(one: Setup, two: Setup) -> bool:
         and one.federation.examples is two.federation.examples
         and all(getattr(one.experiment, key) == getattr(two.experiment, key) for key in keys)
         and alike((a.objective, a.solve), (b.objective, b.solve))
-        and (a.reset, a.personal_norm, a.combine.linear)
-        == (b.reset, b.personal_norm, b.combine.linear)
+        and (a.carries, a.personal_norm) == (b.carries, b.personal_norm)
         and _same_tree(one.network.frozen, two.network.frozen)
         and _kept_by(one) == _kept_by(two)
     )

@@ -32,11 +32,23 @@ class Fresh:
 
     def holdings(self, round: int, cohort: Tensor) -> Holdings:
         key = keys.fold(self.key, round, cohort)[:, None]  # [C, 1]
-        label = torch.arange(len(self.available))
-        spread = self.high - self.low + 1
-        count = self.low + keys.below(keys.fold(key, _COUNT, label), spread)  # [C, L]
-        drawn = _distinct(keys.fold(key, _DRAW, label), self.available, count)
+        drawn = _distinct(keys.fold(key, _DRAW, self._labels), self.available, self._counts(key))
         return Holdings.of([self.order[cards].sort().values for cards in drawn])
+
+    def sizes(self, round: int) -> Tensor:  # [K]
+        if self.low == self.high:
+            return torch.full((self.num_clients,), self.low * len(self.available))
+        key = keys.fold(self.key, round, torch.arange(self.num_clients))[:, None]
+        return self._counts(key).sum(1)
+
+    def _counts(self, key: Tensor) -> Tensor:  # [C, 1] -> [C, L]
+        """How many examples of each label a client draws."""
+        spread = self.high - self.low + 1
+        return self.low + keys.below(keys.fold(key, _COUNT, self._labels), spread)
+
+    @property
+    def _labels(self) -> Tensor:
+        return torch.arange(len(self.available))
 
 
 def fresh(

@@ -1,0 +1,40 @@
+"""Norm clipping (McMahan et al., ICLR 2018, arXiv:1710.06963): a bound on what one client can do.
+
+A client sends d / max(1, ||d|| / norm) in place of its update d, the norm being that of all
+parameters together; buffers are left as they are. With a norm that no update reaches it is FedAvg,
+byte for byte. The record has `clipped_share`, the share of the clients whose update was longer.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fedlens.algorithm import Algorithm, at_least, paper
+from fedlens.core import Number, Tree, per_row
+from fedlens.network.layout import Layout
+from fedlens.slots import ChannelStep, Encoded
+
+
+@dataclass(frozen=True)
+class Clip(ChannelStep):
+    norm: Number
+
+    def encode(self, update: Tree, client_keys: Tensor, layout: Layout) -> Encoded:
+        params = {n: u for n, u in update.items() if layout.entries[n].role != "buffer"}
+        squares = [u.flatten(1).square().sum(1) for u in params.values()]
+        ratio = torch.stack(squares).sum(0).sqrt() / self.norm  # [C]
+        factor = 1 / ratio.clamp(min=1)
+        clipped = {name: u * per_row(factor, u) for name, u in params.items()}
+        return Encoded(update | clipped, {"clipped_share": (ratio > 1).double()})
+
+
+@paper
+def clip(base: Algorithm, norm: Number = 1.0) -> Algorithm:
+    """Shorten each client's update to a norm, if it is longer.
+
+    Args:
+        norm: the longest an update may be.
+    """
+    at_least(norm, 1e-12, "clip: norm")
+    return replace(base, channel=(*base.channel, Clip(norm)))

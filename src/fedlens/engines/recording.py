@@ -1,0 +1,114 @@
+"""How an engine runs the client program: plainly, or recorded and played again.
+
+Small clients are many small kernels on a GPU, and without recording the time goes into launching
+them. What comes in one shape again and again is recorded: a whole round once its shape has come
+often enough, and before that a step, whose shape comes sooner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from fedlens.algorithm import Algorithm
+from fedlens.client import ClientProgram, StepInput, cuts
+from fedlens.core import Examples, Local
+from fedlens.network.model import Model
+from fedlens.trees import copies, copy_tensors
+from fedlens.work import ClientInputs, PackedInputs, Part, Shared, Work
+
+T = TypeVar("T")
+
+
+class Recorder(Protocol):
+    """How an engine makes fast what comes again and again in the same shape.
+
+    It gives what `function` gives for these tensors, or None if it was not seen often enough. The
+    result may be overwritten by the next call with the same key; `function` reads no tensor that
+    is not given to it, but those that stay in their place for as long as the key is used.
+    """
+
+    def __call__(self, key: object, function: Callable[..., T], *inputs: Any) -> T | None: ...
+
+
+def run_program(
+    program: ClientProgram,
+    model: Model,
+    examples: Examples,
+    shared: Shared,
+    work: Work,
+    recorder: Recorder | None = None,
+) -> list[Part]:
+    """What some clients send: a part for each experiment that there are clients of."""
+    device, spans = examples.labels.device, work.spans
+    if recorder is None and device.type == "cpu":
+        inputs = ClientInputs.of(work)
+        return _own_memory(
+            program.run(model, examples, cuts(work.plan), spans, shared, inputs), recorded=False
+        )
+    numbers = None if recorder is None else program.numbers
+    packed, unpack, shapes = PackedInputs.of(ClientInputs.of(work, numbers), device)
+    shape = cuts(work.plan)
+
+    def whole_round(shared: Shared, packed: PackedInputs) -> list[Part]:
+        return program.run(model, examples, shape, spans, shared, unpack(packed))
+
+    if recorder is None:
+        return _own_memory(whole_round(shared, packed), recorded=False)
+    key = "round", shape, spans, shapes, work.cohort_sizes
+    parts = recorder(key, whole_round, shared, packed)
+    if parts is not None:
+        return _own_memory(parts, recorded=True)
+    widest = shape[0], (work.plan.index.shape[2],) * len(shape[1])  # one shape for every step
+    take_step = partial(_recorded_step, recorder, program, model, examples)
+    parts = program.run(model, examples, widest, spans, shared, unpack(packed), take_step)
+    return _own_memory(parts, recorded=False)
+
+
+def _recorded_step(
+    recorder: Recorder,
+    program: ClientProgram,
+    model: Model,
+    examples: Examples,
+    algorithm: Algorithm,
+    local: Local,
+    now: StepInput,
+) -> tuple[Local, Tensor]:
+    """`ClientProgram.take_step`, recorded by itself."""
+
+    def in_place(local: Local, now: StepInput) -> tuple[Local, Tensor]:
+        """A step that leaves its result where it found what it started from."""
+        own = program.algorithm_of(local)
+        moved, loss = program.take_step(model, examples, own, replace(local), now)
+        with torch.no_grad():
+            for part in ("params", "buffers", "solver"):
+                copy_tensors(getattr(moved, part), getattr(local, part))
+        return local, loss
+
+    before = replace(local, step=None, count=None, loss=None)
+    done = recorder("step", in_place, before, now)
+    if done is None:
+        return program.take_step(model, examples, algorithm, local, now)
+    # The next step writes over the loss; where it leaves the model, that goes on.
+    return done[0], done[1].clone()
+
+
+def _own_memory(parts: list[Part], recorded: bool) -> list[Part]:
+    """Parts that outlive the tensors they were made in: those of a recorder, or of all clients."""
+    own: list[dict[str, Any]] = []
+    for part in parts:
+        own.append({"keep": part.keep} if any(part.keep) else {})
+        if recorded:
+            own[-1]["scalars"] = dict(part.scalars)
+            own[-1]["channel_scalars"] = dict(part.channel_scalars)
+        if recorded and not part.combined:  # else it is added up at once
+            own[-1]["update"] = part.update
+    return [
+        part._replace(**made, borrowed=recorded)
+        for part, made in zip(parts, copies(own), strict=True)
+    ]

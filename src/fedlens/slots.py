@@ -1,0 +1,227 @@
+"""What fills the slots of an algorithm: a protocol for each kind, with all that it may declare.
+
+A filling is a frozen dataclass that derives from its protocol. What it does not declare has the
+default that stands here. Shapes are those of `core.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
+
+from torch import Tensor
+
+from fedlens.core import (
+    Batch,
+    Cohort,
+    Federation,
+    Gathered,
+    Holdings,
+    Local,
+    Memory,
+    Number,
+    Plan,
+    Tree,
+    Upload,
+    is_on,
+)
+from fedlens.network.layout import Layout
+
+
+@runtime_checkable
+class Select(Protocol):
+    """Which clients take part in a round."""
+
+    replacement: bool = False  # whether a client may be drawn twice in a round
+
+    @property
+    def cohort_size(self) -> int:
+        """How many clients take part."""
+        ...
+
+    def __call__(self, federation: Federation, round: int, key: Tensor) -> Tensor: ...  # [C]
+
+
+@runtime_checkable
+class Draw(Protocol):
+    """Which of its examples each client sees in a round, step by step."""
+
+    by_client: ClassVar[bool] = False  # whether what one sees does not depend on the others
+
+    def __call__(self, holdings: Holdings, client_keys: Tensor) -> Plan: ...
+
+
+@runtime_checkable
+class ExampleWeight(Protocol):
+    """How much each example counts in the loss of its client."""
+
+    reads_model: ClassVar[bool] = True  # if not, an engine need not have all of it at hand
+
+    def __call__(self, batch: Batch, local: Local) -> Tensor: ...  # [C, B]
+
+
+@runtime_checkable
+class Penalty(Protocol):
+    """A term that is added to the loss of a client."""
+
+    @property
+    def pull(self) -> Number | None:
+        """mu, if it is (mu / 2) ||w - server||^2 and nothing else."""
+        return None
+
+    def __call__(self, local: Local) -> Tensor: ...  # [C]
+
+
+@dataclass(frozen=True)
+class LocalStep:
+    """What one local step does to the parameters w of a client:
+
+        d = grad + weight_decay * w + pull * (w - server) + drift
+        v = momentum * v + d
+        w = w - lr * v
+
+    where grad is the gradient of the loss alone, and drift is the same in all steps of a round. A
+    number that is 0.0 switches its term off for good; any other may change from round to round.
+    """
+
+    lr: Number
+    momentum: Number = 0.0
+    weight_decay: Number = 0.0
+    pull: Number = 0.0
+    drift: Callable[[Local, str], Tensor] | None = None  # of the parameter so named, [C, ...]
+
+    @property
+    def is_plain(self) -> bool:
+        """w = w - lr * grad, and nothing else."""
+        return self.contracts and not is_on(self.pull) and self.drift is None
+
+    @property
+    def contracts(self) -> bool:
+        """w = server + decay * (w - server) - lr * (grad + drift): no momentum, no weight decay."""
+        return not (is_on(self.momentum) or is_on(self.weight_decay))
+
+    @cached_property
+    def decay(self) -> Number:
+        """What a step leaves of the distance to the server's model, if it `contracts`."""
+        return 1.0 - self.lr * self.pull
+
+
+@runtime_checkable
+class Solve(Protocol):
+    """How a client moves along a gradient.
+
+    Every tree has a leading axis of clients. `update` may write in place, and returns the
+    parameters and the memory to go on with.
+    """
+
+    @property
+    def step(self) -> LocalStep | None:
+        """What a step does, if that can be said so."""
+        return None
+
+    @property
+    def learning_rate(self) -> Number | None:
+        """The learning rate of its steps, if it has one."""
+        return None
+
+    @property
+    def carries(self) -> frozenset[str]:
+        """The parts of its memory that, with local.reset = false, go on to the next round."""
+        return frozenset()
+
+    def init(self, params: Tree) -> Memory: ...
+
+    def update(
+        self, grads: Tree, memory: Memory, params: Tree, local: Local
+    ) -> tuple[Tree, Memory]: ...
+
+
+class Encoded(NamedTuple):
+    """What a channel step makes of the updates of C clients."""
+
+    update: Tree  # [C, ...] as the server will read it; new tensors
+    scalars: Mapping[str, Tensor] = {}  # [C] each: its mean over the clients goes into the record
+
+
+@runtime_checkable
+class ChannelStep(Protocol):
+    """A step on the way from clients to server, in two halves.
+
+    `encode` is the client's half, on what it uploads; `decode` the server's, on what was combined.
+    The client halves of a channel run in order, the server halves in reverse.
+    """
+
+    linear: ClassVar[bool] = True  # whether uploads may be summed before they reach `decode`
+
+    def encode(self, update: Tree, client_keys: Tensor, layout: Layout) -> Encoded: ...
+
+    def decode(self, combined: Tree, key: Tensor, cohort: Cohort) -> Tree:
+        return combined
+
+    def num_bits(self, numbers: int, bits: int) -> int:
+        """How many bits a tensor of so many numbers takes, if it took `bits` before this step."""
+        return bits
+
+
+Over = Literal["cohort", "seen", "population"]
+"""The clients of a round; those that have taken part so far, these included; all there are."""
+
+
+@runtime_checkable
+class Weigh(Protocol):
+    """Each upload's final share."""
+
+    over: Over = "cohort"  # whose examples `Cohort.num_examples` counts
+
+    def __call__(self, cohort: Cohort) -> Tensor: ...  # [C] float64
+
+    def for_step(self, step: LocalStep | None) -> Weigh:
+        """The same for clients that step so; None: nobody can say how."""
+        return self
+
+
+@runtime_checkable
+class Combine(Protocol):
+    """How uploads become one update.
+
+    A `linear` one may be given the cohort part by part: the sums of the parts add up. Any other
+    needs all uploads at once. `uses_shares`: nothing in it is weighed in another way. All of them
+    are straight tensor code: a GPU may record them, and a cohort's counts are tensors then.
+    """
+
+    linear: ClassVar[bool] = False
+    uses_shares: ClassVar[bool] = True
+
+    def check(self, layout: Layout) -> None:
+        """Refuse a model that lacks what is needed, by a ValueError."""
+        return
+
+    def __call__(self, updates: Tree, shares: Tensor, cohort: Cohort, layout: Layout) -> Tree: ...
+
+
+@runtime_checkable
+class Advance(Protocol):
+    """How the server moves: a pair as `Solve`, with a leading axis of experiments."""
+
+    def init(self, params: Tree) -> Memory: ...
+
+    def update(
+        self, grads: Tree, memory: Memory, params: Tree, gathered: Gathered
+    ) -> tuple[Tree, Memory]: ...
+
+
+@runtime_checkable
+class Tell(Protocol):
+    """Something that the server tells its clients besides the model, by name."""
+
+    def init(self, params: Tree, federation: Federation) -> Memory: ...
+
+    def update(self, told: Memory, gathered: Gathered) -> Memory:
+        """What it tells from now on, of what it told so far; it makes new tensors."""
+        ...
+
+
+Uploading = Callable[[Local], Upload]
+"""What a client sends, and what it keeps: any function of the client after its last step."""

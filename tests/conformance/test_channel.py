@@ -1,0 +1,231 @@
+"""Steps between upload and combine: clip and quantize, alone and with whatever else there is."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+import fedlens as fl
+from fedlens import keys
+from fedlens.algorithm import Algorithm, compose
+from fedlens.algorithms.admm import fedadmm
+from fedlens.algorithms.clip import Clip, clip
+from fedlens.algorithms.median import median
+from fedlens.algorithms.quantize import Quantize, quantize
+from fedlens.client import ClientProgram
+from fedlens.core import Cohort, Tree
+from fedlens.engines import Sequential
+from fedlens.network.layout import Layout
+from fedlens.network.network import Network
+from fedlens.pieces import Uniformly
+from fedlens.rounds import Outcome, State, begin, run_round
+from fedlens.slots import ChannelStep, Encoded
+from tests.federations import CPU, RAGGED, assert_equal, noisy_images, small_cnn, train
+from tests.papers_under_test import ALGORITHMS, BASE, PLAIN
+
+LAYOUT = Layout.of(torch.nn.Linear(2, 1, bias=False))
+
+
+def keys_of(clients: int) -> Tensor:
+    return keys.fold(keys.root(0), torch.arange(clients))
+
+
+def rounds(algorithm: Algorithm, number: int = 1, norm: str = "group") -> tuple[State, Outcome]:
+    federation, network = noisy_images(RAGGED), Network(small_cnn(norm), dtype=torch.float64)
+    program = ClientProgram(algorithm, network.layout)
+    engine = Sequential(network, federation.examples)
+    state = begin(network, program, federation, CPU)
+    for _ in range(number):
+        state, outcome = run_round(program, federation, engine, state, seed=0)
+    return state, outcome
+
+
+def test_two_updates_are_clipped_as_worked_out_by_hand():
+    update = {"weight": torch.tensor([[[3.0, 4.0]], [[0.0, 0.5]]], dtype=torch.float64)}
+    sent, scalars = Clip(1.0).encode(update, keys_of(2), LAYOUT)
+    expected = torch.tensor([[[0.6, 0.8]], [[0.0, 0.5]]], dtype=torch.float64)
+    torch.testing.assert_close(sent["weight"], expected)
+    assert scalars["clipped_share"].tolist() == [1, 0]
+
+
+def test_a_norm_that_nobody_reaches_is_fedavg_byte_for_byte():
+    plain, _ = rounds(BASE, 2, "batch")
+    loose, outcome = rounds(compose(BASE, clip(norm=1e6)), 2, "batch")
+    assert_equal(found=loose.params | loose.buffers, expected=plain.params | plain.buffers)
+    assert float(outcome.scalars["clipped_share"]) == 0
+
+
+def test_no_update_is_longer_than_the_norm_and_buffers_are_left_as_they_are():
+    one = replace(BASE, select=Uniformly(1))
+    start = Network(small_cnn("batch"), dtype=torch.float64).params
+    plain, _ = rounds(one, norm="batch")
+    short, outcome = rounds(compose(one, clip(norm=0.01)), norm="batch")
+    moved = [(short.params[name] - start[name]).square().sum() for name in start]
+    assert float(torch.stack(moved).sum().sqrt()) == pytest.approx(0.01)
+    assert_equal(found=short.buffers, expected=plain.buffers)
+    assert float(outcome.scalars["clipped_share"]) == 1
+
+
+@dataclass(frozen=True)
+class ClipsClientZero(ChannelStep):
+    """Says that it clipped client 0 and nobody else."""
+
+    def encode(self, update: Tree, client_keys: Tensor, layout: Layout) -> Encoded:
+        own = keys.fold(keys.root(0, keys.purpose("client"), 0), torch.zeros(1), torch.zeros(1))
+        zero = keys.fold(own, keys.purpose("channel"), 0)
+        return Encoded(update, {"clipped_share": (client_keys == zero).double()})
+
+
+def test_the_share_that_is_clipped_counts_clients_not_examples():
+    federation, network = noisy_images([10, 10, 100]), Network(small_cnn(), dtype=torch.float64)
+    algorithm = replace(PLAIN, select=Uniformly(3), channel=(ClipsClientZero(),))
+    program = ClientProgram(algorithm, network.layout)
+    engine = Sequential(network, federation.examples)
+    state = begin(network, program, federation, CPU)
+    _, outcome = run_round(program, federation, engine, state, seed=0)
+    assert float(outcome.scalars["clipped_share"]) == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8, 16])
+def test_rounding_is_right_in_expectation_and_never_off_by_more_than_a_level(bits):
+    values = torch.linspace(-1, 1, 101, dtype=torch.float64) ** 3
+    clients = 4000
+    update = {"w": values.expand(clients, -1)}
+    sent = Quantize(bits).encode(update, keys_of(clients), LAYOUT).update["w"]
+    level = 1 / (2 ** (bits - 1) - 1)
+    assert float((sent - values).abs().max()) < level * (1 + 1e-6)
+    # The mean of n draws that are off by at most a level: five standard errors.
+    assert float((sent.mean(0) - values).abs().max()) < 5 * level / 2 / clients**0.5
+    assert len(sent.unique()) <= 2**bits - 1
+
+
+def test_what_a_client_draws_depends_on_its_key_alone():
+    torch.manual_seed(0)
+    update = {"a": torch.randn(5, 3, 4, dtype=torch.float64), "b": torch.randn(5, 7).double()}
+    together = Quantize(4).encode(update, keys_of(5), LAYOUT).update
+    for row in (0, 3):
+        alone = {name: u[row : row + 1] for name, u in update.items()}
+        again = Quantize(4).encode(alone, keys_of(5)[row : row + 1], LAYOUT).update
+        assert_equal(found=again, expected={name: u[row : row + 1] for name, u in together.items()})
+    a, b = ({"w": torch.full((1, 64), 0.3, dtype=torch.float64)} for _ in range(2))
+    one = Quantize(2).encode(a, keys_of(2)[:1], LAYOUT).update["w"]
+    other = Quantize(2).encode(b, keys_of(2)[1:], LAYOUT).update["w"]
+    assert torch.equal(one, other) is (one.unique().numel() == 1), "the largest entry is exact"
+
+
+def test_nothing_stays_nothing():
+    update = {"w": torch.zeros(2, 5, dtype=torch.float64)}
+    assert not Quantize(8).encode(update, keys_of(2), LAYOUT).update["w"].any()
+
+
+def test_bytes_are_those_that_are_really_sent():
+    model = Network(small_cnn(), dtype=torch.float64).params
+    entries, tensors = sum(p.numel() for p in model.values()), len(model)
+    _, plain = rounds(BASE)
+    _, clipped = rounds(compose(BASE, clip(norm=1.0)))
+    _, small = rounds(compose(BASE, quantize(bits=8)))
+    _, both = rounds(compose(BASE, clip(norm=1.0), quantize(bits=4)))
+    assert plain.bytes_up == clipped.bytes_up == 5 * 4 * entries
+    assert small.bytes_up == 5 * (entries + 4 * tensors)
+    four = sum(-(-(4 * p.numel() + 32) // 8) for p in model.values())
+    assert both.bytes_up == 5 * four
+    assert plain.bytes_down == small.bytes_down == 5 * 4 * entries
+
+
+def test_the_mean_of_what_admm_clients_keep_is_the_server_model_whatever_the_channel_does():
+    """The server holds the mean of what clients last sent, as it read it: they must know that."""
+    everyone = replace(PLAIN, select=Uniformly(10))
+    for channel in ((), (quantize(bits=4),), (clip(norm=0.05), quantize(bits=3))):
+        algorithm = compose(everyone, fedadmm(rho=0.1), *channel)
+        state, _ = rounds(algorithm, 3)
+        sizes = torch.tensor(RAGGED, dtype=torch.float64)
+        for name, value in state.params.items():
+            z = torch.stack([state.clients.rows[k]["z"][name] for k in range(10)])
+            mean = torch.tensordot(sizes / sizes.sum(), z, dims=1)
+            torch.testing.assert_close(value, mean, rtol=1e-9, atol=1e-11)
+
+
+@dataclass(frozen=True)
+class Scaled(ChannelStep):
+    """Clients send so much more, and the server takes it back."""
+
+    factor: float
+    linear: ClassVar[bool] = True
+
+    def encode(self, update: Tree, client_keys: Tensor, layout: Layout) -> Encoded:
+        return Encoded({name: u * self.factor for name, u in update.items()})
+
+    def decode(self, combined: Tree, key: Tensor, cohort: Cohort) -> Tree:
+        return {name: u / self.factor for name, u in combined.items()}
+
+
+@dataclass(frozen=True)
+class Shifted(Scaled):
+    """The same by a sum, which is undone after the mean."""
+
+    linear: ClassVar[bool] = False
+
+    def encode(self, update: Tree, client_keys: Tensor, layout: Layout) -> Encoded:
+        return Encoded({name: u + self.factor for name, u in update.items()})
+
+    def decode(self, combined: Tree, key: Tensor, cohort: Cohort) -> Tree:
+        return {name: u - self.factor for name, u in combined.items()}
+
+
+@pytest.mark.parametrize("engine", ["sequential", "stacked, two at a time", "processes"])
+@pytest.mark.parametrize("base", [BASE, compose(BASE, median())], ids=["mean", "median"])
+def test_server_halves_undo_client_halves_in_reverse_order(base, engine):
+    expected = train(base, "sequential")
+    there_and_back = replace(base, channel=(Shifted(0.5), Scaled(4.0)))
+    assert not there_and_back.sums_parts
+    found = train(there_and_back, engine)
+    for name, value in expected.params.items():
+        torch.testing.assert_close(found.params[name], value, rtol=1e-9, atol=1e-11)
+    swapped = train(replace(base, channel=(Scaled(4.0), Shifted(0.5))), engine)
+    torch.testing.assert_close(swapped.params, expected.params, rtol=1e-9, atol=1e-11)
+
+
+def test_a_linear_channel_leaves_a_linear_combine_linear():
+    assert compose(BASE, clip(), quantize()).sums_parts
+    assert not compose(BASE, median(), clip()).sums_parts
+
+
+@pytest.mark.parametrize("name", [n for n in ALGORITHMS if not ALGORITHMS[n].channel])
+def test_every_algorithm_takes_a_channel_that_does_nothing(name):
+    """Clipping to a norm that nobody reaches changes no byte of any algorithm."""
+    plain, _ = rounds(ALGORITHMS[name], 2)
+    through, _ = rounds(compose(ALGORITHMS[name], clip(norm=1e9)), 2)
+    assert_equal(found=through.params, expected=plain.params)
+
+
+def test_mistakes_are_refused():
+    wrong: Mapping[str, Any] = {"norm is 0": clip(norm=0.0), "norm is -1": clip(norm=-1.0)}
+    for message, step in wrong.items():
+        with pytest.raises(ValueError, match=message):
+            compose(BASE, step)
+    for bits in (0, 1, 17):
+        with pytest.raises(ValueError, match=f"bits is {bits}: choose 2 to 16"):
+            compose(BASE, quantize(bits=bits))
+
+
+def test_an_experiment_names_channel_steps_like_algorithms():
+    experiment = fl.Experiment.of(
+        {
+            "dataset": "fashion-mnist-mini",
+            "model": "linear",
+            "rounds": 2,
+            "clients": {"count": 5},
+            "algorithm": [
+                "scaffold",
+                {"name": "clip", "norm": 1.0},
+                {"name": "quantize", "bits": 8},
+            ],
+        }
+    )
+    result = fl.run(experiment)
+    assert all(0 <= record["clipped_share"] <= 1 for record in result.records)
+    numbers = 7850
+    assert result.records[0]["bytes_up"] == 5 * (numbers + 2 * 4 + 4 * numbers)  # and the control
