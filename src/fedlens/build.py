@@ -278,7 +278,7 @@ def _try_training(network: Network, images: torch.Tensor) -> None:
     )
     try:
         with torch.no_grad():
-            network.one(params, buffers, images[None], key, torch.ones(1, len(images)))
+            network.single(params, buffers, images[None], key, torch.ones(1, len(images)))
     except ValueError:
         raise
     except Exception as error:

@@ -22,13 +22,10 @@ from fedlens.algorithm import Algorithm, pick, side_by_side
 from fedlens.augment import Augment
 from fedlens.core import Batch, Contraction, Examples, Local, Memory, Plan, Tree, Upload, tree_map
 from fedlens.network.layout import Layout
-from fedlens.network.single.layers import Hurried
+from fedlens.network.model import Model
 from fedlens.pieces.solve import contract
 from fedlens.trees import copies, copy_tensors, in_order, join, map_tensors, stack, unstack
 from fedlens.work import Given, Packed, Part, Shared, Span, Spans, Work, rows_of
-
-Apply = Callable[[Tree, Tree, Tensor, Tensor, Tensor], tuple[Tensor, Tree]]
-"""(params[C], buffers[C], images[C, B], keys[C], mask[C, B]) -> logits[C, B, L], buffers[C]."""
 
 Step = Callable[[Local, "Inputs"], tuple[Local, Tensor]]
 
@@ -93,7 +90,7 @@ class ClientProgram:
 
     def __call__(
         self,
-        apply: Apply,
+        model: Model,
         examples: Examples,
         shared: Shared,
         work: Work,
@@ -102,7 +99,7 @@ class ClientProgram:
         """What some clients send: a part for each experiment that there are clients of."""
         known, given = examples.labels, Given.of(work)
         shape, spans = cuts(work.plan), work.spans
-        take = partial(self._step, apply, examples)
+        take = partial(self._step, model, examples)
         if record is None and known.device.type == "cpu":
             return lasting(self._round(known, shape, spans, take, shared, given))
         packed, opened, shapes = Packed.of(given, known.device)
@@ -193,7 +190,7 @@ class ClientProgram:
         return whole, total / counts.sum(1).clamp(min=1)
 
     def _step(
-        self, apply: Apply, examples: Examples, local: Local, now: Inputs
+        self, model: Model, examples: Examples, local: Local, now: Inputs
     ) -> tuple[Local, Tensor]:
         """One step of every client; the loss is [C]."""
         algorithm = pick(self.algorithm, local.group)
@@ -205,7 +202,7 @@ class ClientProgram:
         params = local.params
         for p in params.values():
             p.requires_grad_()
-        logits, local.buffers = apply(
+        logits, local.buffers = model(
             params, local.buffers, batch.images, now.dropout_keys, batch.mask
         )
         objective, step = algorithm.objective, algorithm.contraction
@@ -214,14 +211,13 @@ class ClientProgram:
             objective = replace(objective, penalties=())
         loss, plain = objective(logits, batch, local)
         local.step, local.count, local.loss = now.step, now.counts, plain
-        # Layers in a hurry have no gradients left to give: they have taken their step.
-        hurried = isinstance(apply, Hurried) and apply.hurry.rate is not None
+        # Layers that have taken their step have no gradients left to give.
         slopes = torch.autograd.grad(
             loss,
             list(params.values()),
             now.ones.to(loss),
             allow_unused=True,
-            materialize_grads=not hurried,
+            materialize_grads=not model.takes_steps,
         )
         grads = {name: g for name, g in zip(params, slopes, strict=True) if g is not None}
         if grads:

@@ -73,7 +73,9 @@ def _is_regular(work: Work) -> bool:
 
 
 class Factored:
-    """A program as it is for clients without these weights."""
+    """A program as it is for clients without these weights, and their model."""
+
+    takes_steps: ClassVar[bool] = False
 
     def __init__(
         self, network: Network, program: ClientProgram, names: tuple[str, ...], groups: list[int]
@@ -186,7 +188,7 @@ class Factored:
             return product
         return product.reshape(*product.shape[:-1], -1, channels).transpose(-1, -2).flatten(-2)
 
-    def apply(
+    def __call__(
         self, params: Tree, buffers: Tree, images: Tensor, keys: Tensor, mask: Tensor
     ) -> tuple[Tensor, Tree]:
         factors: dict[str, Any] = {name: self.factors(name, buffers) for name in self.names}

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from fedlens.client import ClientProgram
 from fedlens.core import Examples
 from fedlens.network.network import Network
-from fedlens.network.single.layers import Hurried, Hurry
 from fedlens.work import Part, Shared, Work
 
 
@@ -14,16 +13,15 @@ from fedlens.work import Part, Shared, Work
 class Sequential:
     network: Network
     examples: Examples
-    hurried: bool = False  # layers save work, and round differently
+    fast: bool = False  # layers save work, and round differently
 
     def map(self, program: ClientProgram, shared: Shared, work: Work) -> Iterator[Part]:
-        hurry = Hurry(program.algorithm.rate)
-        apply = Hurried(self.network.hurried, hurry) if self.hurried else self.network.one
-        if self.hurried:
-            shared = shared._replace(params=self.network.laid_out_alone(shared.params))
+        model = self.network.fast(program.algorithm.rate) if self.fast else self.network.single
+        if self.fast:
+            shared = shared._replace(params=self.network.lay_out_single(shared.params))
         for client in range(len(work)):
             mine = work.rows(slice(client, client + 1))
-            yield from program(apply, self.examples, shared, mine)
+            yield from program(model, self.examples, shared, mine)
 
     def close(self) -> None:
         pass

@@ -52,7 +52,7 @@ class Stacked:
     def map(self, program: ClientProgram, shared: Shared, work: Work) -> Iterator[Part]:
         if self._made is None or self._made[0] is not program:
             self._made = program, self._recorder(), {}
-        shared = shared._replace(params=self.network.laid_out(shared.params))
+        shared = shared._replace(params=self.network.lay_out_stacked(shared.params))
         start, each = 0, _clients_of_each(work)
         while start < len(work):
             # Blocks of about the same size have the same shapes; experiments stay whole.
@@ -92,7 +92,7 @@ class Stacked:
             form = factored[key]
             sent = form.send(shared, work)
             mine = None if record is None else OfForm(key, record)
-            parts = form.receive(form.program(form.apply, self.examples, sent, work, mine))
+            parts = form.receive(form.program(form, self.examples, sent, work, mine))
         else:
             parts = program(self.network.stacked, self.examples, shared, work, record)
         if probes:

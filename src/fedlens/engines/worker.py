@@ -141,7 +141,7 @@ class Worker:
         examples = self._here(self.known[0])
         if self.stacks:
             return Stacked(self.network, examples)
-        return Sequential(self.network, examples, hurried=True)
+        return Sequential(self.network, examples, fast=True)
 
     @property
     def _trees(self) -> Memory:
