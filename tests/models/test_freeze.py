@@ -153,7 +153,7 @@ def test_frozen_statistics_are_used_in_training_and_never_move():
     images = ragged(side=8).examples.images
     keys, mask = torch.zeros(1, dtype=torch.int64), torch.ones(1, len(images))
     params = {name: p[None] for name, p in network.params.items()}
-    logits, _ = network.one(params, {}, images[None], keys, mask)
+    logits, _ = network.single(params, {}, images[None], keys, mask)
     torch.testing.assert_close(logits[0], module.double().eval()(images))
     torch.testing.assert_close(logits[0], network.predict(network.params, {}, images))
     assert bool((network.frozen["1.running_mean"] == 0.25).all())

@@ -11,8 +11,8 @@ from fedlens.algorithm import Algorithm
 from fedlens.client import ClientProgram
 from fedlens.engines import Sequential
 from fedlens.network.network import Network
-from fedlens.network.single.layers import FusedConvolution, Hurry, Linear, fuse
-from fedlens.network.stacked.reader import stack
+from fedlens.network.single.layers import FastPath, FusedConvolution, Linear, fuse
+from fedlens.network.stacked.reader import read_module
 from fedlens.pieces import Epochs, Sgd, Uniformly
 from fedlens.rounds import begin, run_round
 from tests.federations import assert_equal, noisy_images, small_cnn
@@ -29,7 +29,7 @@ CHAINS = {
 
 
 def fused(module: nn.Module) -> nn.Module:
-    read = stack(module)
+    read = read_module(module)
     assert read is not None
     return fuse(module, read.nodes)
 
@@ -83,7 +83,7 @@ def test_a_result_that_is_read_twice_is_kept():
 
 def test_a_network_runs_fused_layers_beside_the_module_it_was_given():
     network = Network(nn.Sequential(*CHAINS["relu, pool"], nn.Flatten(), nn.Linear(180, 2)))
-    assert num_fused(network._alone) == 1 and num_fused(network.module) == 0
+    assert num_fused(network._functional.module) == 1 and num_fused(network.module) == 0
 
 
 def plain_cnn() -> nn.Module:
@@ -93,7 +93,7 @@ def plain_cnn() -> nn.Module:
 
 
 def one_step(module: nn.Module, solve: Sgd) -> dict[str, torch.Tensor]:
-    """The parameters after one step of a client in a hurry."""
+    """The parameters after one step of a client on the fast path."""
     return step_of(Network(module, dtype=torch.float64), solve)
 
 
@@ -101,7 +101,7 @@ def step_of(network: Network, solve: Sgd) -> dict[str, torch.Tensor]:
     federation = noisy_images([8])
     algorithm = Algorithm(Uniformly(1), Epochs(1, 8), solve=solve)
     program = ClientProgram(algorithm, network.layout)
-    engine = Sequential(network, federation.examples, hurried=True)
+    engine = Sequential(network, federation.examples, fast=True)
     state = begin(network, program, federation, torch.device("cpu"))
     state, _ = run_round(program, federation, engine, state, seed=0)
     return dict(state.params)
@@ -115,7 +115,7 @@ def test_layers_that_take_their_step_themselves_end_where_gradients_lead(make):
         torch.testing.assert_close(value, expected[name], rtol=1e-12, atol=1e-14)
 
 
-def given_once(module: nn.Module, hurry: Hurry | None) -> tuple[list[Any], dict[str, torch.Tensor]]:
+def given_once(module: nn.Module, lr: float | None) -> tuple[list[Any], dict[str, torch.Tensor]]:
     """The gradients of a network's parameters after one batch, and the parameters themselves."""
     network = Network(module, dtype=torch.float64)
     params = {name: p[None].requires_grad_() for name, p in network.params.items()}
@@ -124,19 +124,27 @@ def given_once(module: nn.Module, hurry: Hurry | None) -> tuple[list[Any], dict[
         torch.zeros(1, dtype=torch.int64),
         torch.ones(1, 2),
     )
-    logits, _ = network.hurried(params, {}, images, keys, mask, hurry)
+    logits, _ = network.fast(lr)(params, {}, images, keys, mask)
     grads = torch.autograd.grad(logits.square().sum(), list(params.values()), allow_unused=True)
     return list(grads), params
 
 
-def test_only_layers_with_a_rate_keep_their_gradients_to_themselves():
-    grads, params = given_once(plain_cnn(), Hurry())
+def test_only_layers_with_an_lr_keep_their_gradients_to_themselves():
+    grads, params = given_once(plain_cnn(), None)
     start = Network(plain_cnn(), dtype=torch.float64).params
     assert all(g is not None for g in grads)
     assert all(torch.equal(params[name][0], value) for name, value in start.items())
-    grads, params = given_once(plain_cnn(), Hurry(rate=0.1))
+    grads, params = given_once(plain_cnn(), 0.1)
     assert all(g is None for g in grads)
     assert not any(torch.equal(params[name][0], value) for name, value in start.items())
+
+
+def test_a_model_says_whether_its_layers_take_their_own_steps():
+    network = Network(plain_cnn())
+    assert network.fast(0.1).takes_steps and not network.fast(None).takes_steps
+    assert not network.single.takes_steps and not network.stacked.takes_steps
+    # Weights that are cast before they are multiplied are not where a layer could step.
+    assert not Network(plain_cnn(), compute=torch.bfloat16).fast(0.1).takes_steps
 
 
 def test_frozen_weights_stay_where_they_are():
@@ -156,7 +164,7 @@ def test_a_large_linear_layer_gives_what_a_plain_one_gives():
     expected = module(x)
     slope = torch.autograd.grad(expected.square().sum(), x)
     layer = Linear(module)
-    layer.hurry = Hurry(rate=0.0)
+    layer.fast = FastPath(lr=0.0)
     found = layer(x)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     again = torch.autograd.grad(found.square().sum(), x)

@@ -7,7 +7,6 @@ from torch import Tensor, nn
 
 from fedlens.network.network import Network
 from fedlens.network.single import winograd
-from fedlens.network.single.layers import Hurry
 
 SHAPES = {  # size, channels, height and width, out, kernel, padding
     "rows fill the tiles": (2, 3, (10, 7), 4, (3, 3), (0, 0)),
@@ -74,7 +73,7 @@ def test_only_where_many_products_are_spared(shape, geometry, suits):
     assert not winograd.suits(x.contiguous(), weight, geometry)
 
 
-def test_a_network_in_a_hurry_gives_what_it_gives_at_ease():
+def test_the_fast_path_of_a_network_gives_what_the_plain_module_gives():
     module = nn.Sequential(
         nn.Conv2d(32, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()
     )
@@ -82,16 +81,16 @@ def test_a_network_in_a_hurry_gives_what_it_gives_at_ease():
     images = torch.rand(1, 8, 32, 8, 8, dtype=torch.float64)
     lone = {name: p[None] for name, p in network.params.items()}
     rest = images, torch.zeros(1, dtype=torch.int64), torch.ones(1, 8)
-    plain, _ = network.one(lone, {}, *rest)
-    hurried, _ = network.hurried(lone, {}, *rest, Hurry())
-    assert not torch.equal(plain, hurried)
-    torch.testing.assert_close(hurried, plain, rtol=1e-11, atol=1e-12)
+    plain, _ = network.single(lone, {}, *rest)
+    fast, _ = network.fast(None)(lone, {}, *rest)
+    assert not torch.equal(plain, fast)
+    torch.testing.assert_close(fast, plain, rtol=1e-11, atol=1e-12)
 
 
 def test_kernels_in_another_order_of_memory_are_the_same_kernels():
     network = Network(nn.Sequential(nn.Conv2d(3, 4, 5), nn.ReLU(), nn.Flatten(), nn.Linear(64, 2)))
     params = {name: p[None] for name, p in network.params.items()}
-    other = network.laid_out_alone(params)
+    other = network.lay_out_single(params)
     assert all(torch.equal(other[name], p) for name, p in params.items())
     assert other["0.weight"][0].permute(2, 0, 3, 1).is_contiguous()
     assert other["3.weight"] is params["3.weight"]

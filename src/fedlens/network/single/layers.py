@@ -5,16 +5,17 @@ greatest of a window, cut off at 0, is the greatest of what was cut off, and the
 the same pixel. So pooling comes first, ReLU has only its part of the pixels to do, and of the
 convolution's own result nothing is kept.
 
-In a hurry a convolution is computed with fewer products, see `winograd.py`. And where a step is
--lr * gradient and nothing else, a layer takes it as soon as it knows its own gradient, while its
-weights are at hand; a linear layer does so by one product, and never writes its gradient down.
+On the fast path a convolution is computed with fewer products, see `winograd.py`. And where a step
+is w -= lr * grad and nothing else, a layer takes it in the backward pass, as soon as it knows its
+own gradient; a linear layer does so by one product, and never stores its gradient.
 """
 
 from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
@@ -23,7 +24,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from fedlens.core import Tree
 from fedlens.network.single import winograd
 
 aten = torch.ops.aten
@@ -89,40 +89,27 @@ def _is_plain(layer: nn.Module | None) -> bool:
 
 
 @dataclass(frozen=True)
-class Hurry:
+class FastPath:
     """How a layer saves work at the price of rounding differently."""
 
-    rate: float | None = None  # of the step that a layer takes by itself, if it does
-
-
-@dataclass(frozen=True)
-class Hurried:
-    """A model as a function whose layers are in a hurry."""
-
-    apply: Callable[[Tree, Tree, Tensor, Tensor, Tensor, Hurry], tuple[Tensor, Tree]]
-    hurry: Hurry
-
-    def __call__(
-        self, params: Tree, buffers: Tree, images: Tensor, keys: Tensor, mask: Tensor
-    ) -> tuple[Tensor, Tree]:
-        return self.apply(params, buffers, images, keys, mask, self.hurry)
+    lr: float | None = None  # of the step that a layer takes by itself, if it does
 
 
 class Linear(nn.Module):
-    """A linear layer."""
+    """A linear layer, which can take its step in the backward pass."""
 
     def __init__(self, linear: nn.Module) -> None:
         super().__init__()
         assert isinstance(linear, nn.Linear)
         self.weight, self.bias = linear.weight, linear.bias
-        self.hurry: Hurry | None = None
+        self.fast: FastPath | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        rate = self.hurry.rate if self.hurry else None
-        if rate is None or x.ndim != 2:
+        lr = self.fast.lr if self.fast else None
+        if lr is None or x.ndim != 2:
             return F.linear(x, self.weight, self.bias)
         apply: Any = _Linear.apply
-        y: Tensor = apply(x, self.weight, self.bias, rate)
+        y: Tensor = apply(x, self.weight, self.bias, lr)
         return y
 
 
@@ -130,9 +117,9 @@ class _Linear(torch.autograd.Function):
     """A linear layer that takes its step in the backward pass, and has no gradients to give."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, rate: float) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, lr: float) -> Tensor:
         ctx.save_for_backward(x, weight, bias)
-        ctx.rate = rate
+        ctx.lr = lr
         return _times(x, weight, bias)
 
     @staticmethod
@@ -142,9 +129,9 @@ class _Linear(torch.autograd.Function):
         with_images, with_weight, with_bias, _ = ctx.needs_input_grad
         before = _times(grad, weight.T, None) if with_images else None
         if with_weight:
-            weight.addmm_(grad.T, x, alpha=-ctx.rate)
+            weight.addmm_(grad.T, x, alpha=-ctx.lr)
         if with_bias:
-            bias.add_(grad.sum(0), alpha=-ctx.rate)
+            bias.add_(grad.sum(0), alpha=-ctx.lr)
         return before, None, None, None
 
 
@@ -176,11 +163,11 @@ class FusedConvolution(nn.Module):
             *map(pair, (pool.kernel_size, pool.stride, pool.padding, pool.dilation)),
             pool.ceil_mode,
         )
-        self.hurry: Hurry | None = None
+        self.fast: FastPath | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         apply: Any = _Fused.apply
-        y: Tensor = apply(x, self.weight, self.bias, self.geometry, self.pool, self.hurry)
+        y: Tensor = apply(x, self.weight, self.bias, self.geometry, self.pool, self.fast)
         return y
 
 
@@ -193,15 +180,15 @@ class _Fused(torch.autograd.Function):
         bias: Tensor | None,
         geometry: Any,
         pool: Any,
-        hurry: Hurry | None,
+        fast: FastPath | None,
     ) -> Tensor:
         seen: tuple[Tensor, ...] = ()
-        if hurry and winograd.suits(x, weight, geometry):
+        if fast and winograd.suits(x, weight, geometry):
             y, seen = winograd.convolve(x, weight, padding=geometry[1])
         else:
             y = torch.conv2d(x, weight, bias, *geometry)
         ctx.geometry, ctx.pool, ctx.shape = geometry, pool, y.shape
-        ctx.rate = hurry.rate if hurry else None
+        ctx.lr = fast.lr if fast else None
         last = y.is_contiguous(memory_format=torch.channels_last)
         ctx.lies = torch.channels_last if last else torch.contiguous_format
         winners = None
@@ -236,13 +223,33 @@ class _Fused(torch.autograd.Function):
             before, slope, _ = aten.convolution_backward(
                 grad, x, weight, None, *rest, [with_images, with_weight, False]
             )
-        if ctx.rate is None:
+        if ctx.lr is None:
             return before, slope, biases, None, None, None
         if with_weight:
-            weight.add_(slope, alpha=-ctx.rate)
+            weight.add_(slope, alpha=-ctx.lr)
         if with_bias:
-            bias.add_(biases, alpha=-ctx.rate)
+            bias.add_(biases, alpha=-ctx.lr)
         return before, None, None, None, None, None
+
+
+FastLayer = FusedConvolution | Linear
+
+
+def fast_layers(module: nn.Module) -> tuple[FastLayer, ...]:
+    """The layers of a fused module that have a fast path."""
+    return tuple(m for m in module.modules() if isinstance(m, FusedConvolution | Linear))
+
+
+@contextmanager
+def on_fast_path(layers: Sequence[FastLayer], path: FastPath | None) -> Iterator[None]:
+    """Within it, these layers take this path."""
+    for layer in layers:
+        layer.fast = path
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.fast = None
 
 
 def pair(setting: int | tuple[int, ...]) -> tuple[int, ...]:

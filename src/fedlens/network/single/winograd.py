@@ -83,7 +83,7 @@ def suits(x: Tensor, weight: Tensor, geometry: tuple[Any, ...]) -> bool:
     return not moves_weights_too_much and products >= MOVING * (shape.out + shape.channels)
 
 
-def laid_out(kernels: Tensor) -> Tensor:
+def lay_out(kernels: Tensor) -> Tensor:
     """The same kernels [C, out, channels, k, k'], in memory by rows: k, out, k', channels.
 
     Those of 3 x 3: k, k', channels, out.

@@ -2,8 +2,8 @@
 
 Convolutions and linear layers become batched products, one matrix a client, together with the ReLU
 and the pooling that follow them. Images of all clients lie one after another, so that pooling and
-the like run on them as on one large batch. A module whose forward pass cannot be read (`stack`
-then gives None) is mapped over the clients by vmap as a whole.
+the like run on them as on one large batch. A module whose forward pass cannot be read
+(`read_module` then gives None) is mapped over the clients by vmap as a whole.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from fedlens.network.stacked.layers import (
 PLAIN_FUNCTIONS = (operator.add, operator.iadd, torch.add, torch.relu, F.relu, F.relu6)
 
 
-class Stacking:
+class StackedModule:
     """A module's forward pass, read once, over parameters with a leading client axis."""
 
     def __init__(self, module: nn.Module, graph: fx.Graph) -> None:
@@ -158,7 +158,7 @@ def _is_two_by_two(pool: nn.MaxPool2d) -> bool:
     return plain and [pair(s) for s in settings] == [(2, 2), (2, 2), (0, 0), (1, 1)]
 
 
-def stack(module: nn.Module) -> Stacking | None:
+def read_module(module: nn.Module) -> StackedModule | None:
     """The module as a stack of layers, or None if its forward pass is more than that."""
     if len(list(module.named_parameters(remove_duplicate=False))) > len(list(module.parameters())):
         return None  # layers that share weights have them under one name only
@@ -167,7 +167,7 @@ def stack(module: nn.Module) -> Stacking | None:
     except Exception:  # whatever a user's forward pass does when it is read symbolically
         return None
     readable = all(_is_readable(node) for node in graph.nodes)
-    return Stacking(module, graph) if readable else None
+    return StackedModule(module, graph) if readable else None
 
 
 class _Reader(fx.Tracer):

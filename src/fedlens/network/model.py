@@ -1,0 +1,63 @@
+"""What a model is to those who train it, and the numbers that all forms of a model compute in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from fedlens.core import Tree
+from fedlens.network.normalise import normalise
+
+
+class Model(Protocol):
+    """A model of C clients in training, as a function of their parameters and buffers."""
+
+    @property
+    def takes_steps(self) -> bool:
+        """Whether its layers take their own step in the backward pass and give no gradients."""
+        ...
+
+    def __call__(
+        self, params: Tree, buffers: Tree, images: Tensor, keys: Tensor, mask: Tensor
+    ) -> tuple[Tensor, Tree]:
+        """(params[C], buffers[C], images[C, B], keys[C], mask[C, B]) -> logits[C, B, L], buffers"""
+        ...
+
+
+@dataclass(frozen=True)
+class Numerics:
+    """How images are normalised, and in which dtypes tensors are kept and multiplied."""
+
+    mean: Sequence[float] | None
+    std: Sequence[float] | None
+    dtype: torch.dtype  # what parameters are kept in
+    compute: torch.dtype  # what they are multiplied in
+    uncast: frozenset[str]  # tensors of layers with running statistics: they stay in `dtype`
+
+    def normalise(self, images: Tensor) -> Tensor:
+        return normalise(images, self.mean, self.std, self.compute)
+
+    def cast(self, tensors: Tree) -> Tree:
+        """The tensors in the dtype to multiply in."""
+        if self.compute is self.dtype:
+            return tensors
+        return {n: t if n in self.uncast else t.to(self.compute) for n, t in tensors.items()}
+
+
+@dataclass(frozen=True)
+class Constants:
+    """The frozen tensors of a model, copied once to each device and cast there."""
+
+    tensors: Tree
+    numerics: Numerics
+    _copies: dict[torch.device, Tree] = field(default_factory=dict, repr=False, compare=False)
+
+    def on(self, device: torch.device) -> Tree:
+        if device not in self._copies:
+            there = {name: t.to(device) for name, t in self.tensors.items()}
+            self._copies[device] = self.numerics.cast(there)
+        return self._copies[device]

@@ -1,0 +1,45 @@
+"""A model of one client at a time: the plain module, or its fast path."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedlens.core import Tree
+from fedlens.network.functional import FunctionalModule
+from fedlens.network.single.layers import FastLayer, FastPath, on_fast_path
+
+
+@dataclass(frozen=True)
+class SingleModel:
+    """One client (C = 1), whose batch holds no padding."""
+
+    module: FunctionalModule
+    layers: tuple[FastLayer, ...] = ()  # those of it that have a fast path
+    fast: FastPath | None = None  # which they take, if any
+
+    @property
+    def takes_steps(self) -> bool:
+        return self.fast is not None and self.fast.lr is not None
+
+    def __call__(
+        self, params: Tree, buffers: Tree, images: Tensor, keys: Tensor, mask: Tensor
+    ) -> tuple[Tensor, Tree]:
+        tensors = {name: t.squeeze(0) for name, t in (params | buffers).items()}
+        # Of one example alone PyTorch's BatchNorm makes an error, the masked one does not.
+        padding = mask.squeeze(0) if mask.shape[1] == 1 else mask.new_empty(0)
+        inputs = channels_last(self.module.numerics.normalise(images.squeeze(0)))
+        with on_fast_path(self.layers, self.fast):
+            logits = self.module(tensors, inputs, keys.squeeze(0), padding, training=True)
+        return logits.unsqueeze(0), buffers
+
+
+def channels_last(images: Tensor) -> Tensor:
+    """The same images in the layout that convolutions on a CPU are fastest in."""
+    _, channels, height, width = images.shape
+    if channels > 1:
+        return images.contiguous(memory_format=torch.channels_last)
+    # With one channel both layouts are the same bytes: the strides tell torch which is meant.
+    return images.contiguous().as_strided(images.shape, (height * width, 1, width, 1))

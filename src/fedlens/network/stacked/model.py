@@ -1,0 +1,52 @@
+"""A model of C clients at once: layer by layer if its module can be read so, else by vmap."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+from torch.func import vmap
+
+from fedlens.core import Tree
+from fedlens.network.functional import FunctionalModule, TrainingMode
+from fedlens.network.model import Constants, Numerics
+from fedlens.network.stacked.reader import StackedModule
+
+
+@dataclass(frozen=True)
+class LayeredModel:
+    """C clients, layer by layer."""
+
+    module: StackedModule
+    mode: TrainingMode
+    numerics: Numerics
+    constants: Constants
+    takes_steps: ClassVar[bool] = False
+
+    def __call__(
+        self, params: Tree, buffers: Tree, images: Tensor, keys: Tensor, mask: Tensor
+    ) -> tuple[Tensor, Tree]:
+        self.mode.set(training=True)
+        frozen = self.constants.on(images.device)
+        same = {name: t.expand(len(keys), *t.shape) for name, t in frozen.items()}
+        inputs = self.numerics.normalise(images)
+        return self.module(params | buffers | same, self.numerics.cast, inputs, keys, mask), buffers
+
+
+@dataclass(frozen=True)
+class MappedModel:
+    """C clients, by a map of the whole module over them."""
+
+    module: FunctionalModule
+    takes_steps: ClassVar[bool] = False
+
+    def __call__(
+        self, params: Tree, buffers: Tree, images: Tensor, keys: Tensor, mask: Tensor
+    ) -> tuple[Tensor, Tree]:
+        def each(p: Tree, b: Tree, x: Tensor, k: Tensor, m: Tensor) -> tuple[Tensor, Tree]:
+            return self.module(p | b, x, k, m, training=True), b
+
+        inputs = self.module.numerics.normalise(images)
+        logits, moved = vmap(each)(params, buffers, inputs, keys, mask)
+        return logits, moved
