@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +20,7 @@ from fedlens.models import MODELS
 from fedlens.models.weights import is_address
 from fedlens.options import check, did_you_mean, find, importable, resolve
 from fedlens.pieces import cross_entropy, double_softmax, squared_error
+from fedlens.run_files import own_code
 from fedlens.tables import apply_override, read_tables, to_toml
 
 LOSSES: dict[str, Callable[..., Any]] = {
@@ -264,7 +264,7 @@ class Experiment:
         weights = content.get("weights")
         if isinstance(weights, str) and not is_address(weights):
             content["weights"] = str((path.parent / Path(weights).expanduser()).resolve())
-        with importable(path.parent, *_own_code(path.parent)):
+        with importable(path.parent, *own_code(path.parent)):
             return cls.of(content)
 
     def plain(self) -> dict[str, Any]:
@@ -282,14 +282,6 @@ def _anchor(table: Any, folder: Path) -> None:
         if isinstance(table.get("path"), str):
             table["path"] = str((folder / Path(table["path"]).expanduser()).resolve())
         _anchor(table.get("of"), folder)
-
-
-def _own_code(folder: Path) -> list[Path]:
-    """Where the user's functions of a run lie, if `folder` is a run's."""
-    try:
-        return [Path(place) for place in json.loads((folder / "manifest.json").read_text())["code"]]
-    except (OSError, ValueError, KeyError, TypeError):
-        return []
 
 
 def _plain(value: Any) -> Any:

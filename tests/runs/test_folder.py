@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedlens.rounds import ClientMemory, State
-from fedlens.runs.folder import STATE, RunFolder, check_free, to_json
+from fedlens.run_files import STATE
+from fedlens.runs.folder import RunFolder, check_free, to_json
 
 CPU = torch.device("cpu")
 

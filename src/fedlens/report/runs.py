@@ -15,6 +15,7 @@ from fedlens.report.groups import Group, best_round, curve, group, mean_and_std,
 from fedlens.report.holdings import class_blocks, client_blocks, partition_blocks
 from fedlens.report.page import Drawing, render_page
 from fedlens.report.tables import decimal, rows
+from fedlens.run_files import EXPERIMENT, MANIFEST, experiment_text
 from fedlens.runs.records import SPOKEN, Run, number, part, read_all, settings
 
 NAMED = 5
@@ -289,11 +290,11 @@ def details(runs: Sequence[Run]) -> Iterator[Text]:
         paragraphs=[" · ".join(_facts(runs[0]))] if len(runs) == 1 else (),
     )
     for run in runs:
-        experiment = (run.folder / "experiment.toml").read_text("utf-8").strip()
+        experiment = experiment_text(run.folder).strip()
         manifest = json.dumps(run.manifest, indent=2, ensure_ascii=False)
         if len(runs) == 1:
-            yield Text(title="experiment.toml", code=experiment, folded=True)
-            yield Text(title="manifest.json", code=manifest, folded=True)
+            yield Text(title=EXPERIMENT, code=experiment, folded=True)
+            yield Text(title=MANIFEST, code=manifest, folded=True)
         else:
             about = [" · ".join(_facts(run))]
             both = f"{experiment}\n\n{manifest}"

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
-import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeGuard
+
+from fedlens import run_files
+from fedlens.run_files import EVALUATION, EXPERIMENT, MANIFEST, PARTITION, ROUNDS, read_json
 
 SPOKEN = {"test": "test", "validation": "validation", "train": "training"}
 """The parts of the data as they are called in a sentence."""
@@ -81,31 +82,22 @@ class Run:
 
 
 def read(folder: Path) -> Run:
-    """The run that `folder` holds. A last line that a killed run left torn is passed over."""
+    """The run that `folder` holds."""
     folder = Path(folder)
-    needed = ("experiment.toml", "manifest.json", "rounds.jsonl")
-    missing = [name for name in needed if not (folder / name).is_file()]
-    if missing:
-        raise ValueError(f"{folder} is not a run folder: {_remedy(folder, missing)}")
-    try:
-        experiment = tomllib.loads((folder / "experiment.toml").read_text("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(
-            f"{folder / 'experiment.toml'} cannot be read: {error}; run the experiment again"
-        ) from None
-    rounds = _rounds(folder / "rounds.jsonl")
-    summary = _json(folder / "summary.json") or {}
+    run_files.check_run(folder, [EXPERIMENT, MANIFEST, ROUNDS])
+    experiment, rounds = run_files.read_experiment(folder), run_files.read_records(folder)
+    summary = run_files.read_summary(folder)
     if summary.get("rounds") not in (None, len(rounds)):  # killed: what it was when it started
         summary = {key: summary[key] for key in ("status", "emd", "twin") if key in summary}
     return Run(
         name=_printable(folder.resolve().name),
         folder=folder,
         experiment=experiment,
-        manifest=_json(folder / "manifest.json") or {},
+        manifest=run_files.read_manifest(folder),
         rounds=rounds,
         summary=summary,
-        partition=_json(folder / "partition.json"),
-        evaluation=_json(folder / "evaluation.json") or {},
+        partition=read_json(folder / PARTITION),
+        evaluation=read_json(folder / EVALUATION) or {},
     )
 
 
@@ -165,51 +157,9 @@ def settings(experiment: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def _rounds(path: Path) -> list[dict[str, Any]]:
-    lines = path.read_text("utf-8", errors="replace").splitlines()
-    rounds: dict[int, dict[str, Any]] = {}
-    for place, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-            if not isinstance(row, dict) or type(row.get("round")) is not int:
-                raise ValueError("it has no round number")
-        except ValueError as error:
-            if place == len(lines):
-                break
-            raise ValueError(
-                f"{path}, line {place} cannot be read: {error}; delete the line or run again"
-            ) from None
-        rounds[row["round"]] = row
-    return [rounds[round] for round in sorted(rounds)]
-
-
-def _json(path: Path) -> dict[str, Any] | None:
-    if not path.is_file():
-        return None
-    try:
-        content = json.loads(path.read_text("utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} cannot be read: {error}; run the experiment again") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} holds no JSON object: run the experiment again")
-    return content
-
-
 def _table(holder: Mapping[str, Any], key: str) -> dict[str, Any]:
     inner = holder.get(key)
     return inner if isinstance(inner, dict) else {}
-
-
-def _remedy(folder: Path, missing: Sequence[str]) -> str:
-    if not folder.is_dir():
-        return "there is no such folder; name one that `fedlens run` wrote"
-    inside = sorted(path.parent.name for path in folder.glob("*/experiment.toml"))
-    if inside:
-        more = ", ..." if len(inside) > 3 else ""
-        return f"the runs are inside it; name them one by one ({', '.join(inside[:3])}{more})"
-    return f"it has no {' and no '.join(missing)}; name one that `fedlens run` wrote"
 
 
 def _printable(text: str) -> str:
