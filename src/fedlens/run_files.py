@@ -110,7 +110,7 @@ def read_state_index(folder: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     index = _parsed(path)
-    if not isinstance(index, dict) or not {"round", "file", "sha256", "clients"} <= index.keys():
+    if not isinstance(index, dict) or not {"round", "file", "sha256", "state"} <= index.keys():
         raise damaged(path, "it is incomplete")
     return index
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from fedlens.core import Memory, Tree
+from fedlens.core import Tree
 from fedlens.files import write_atomically
-from fedlens.rounds import ClientMemory, State
+from fedlens.rounds import State
 from fedlens.run_files import (
     CHECKPOINT,
     MODEL,
@@ -28,7 +28,7 @@ from fedlens.run_files import (
     read_state_index,
     read_summary,
 )
-from fedlens.trees import in_order
+from fedlens.runs.checkpoint import describe, from_bytes, restore, to_bytes
 
 
 @dataclass(frozen=True)
@@ -87,27 +87,19 @@ class RunFolder:
         return model
 
     def save_model(self, model: Tree) -> None:
-        write_atomically(self.path / MODEL, _packed(model))
+        write_atomically(self.path / MODEL, to_bytes(model))
 
     def save_state(self, state: State) -> None:
         """The checkpoint: tensors first, then the small file that makes them count."""
         folder = self.path / CHECKPOINT
         folder.mkdir(exist_ok=True)
         name = f"state-{state.round:06d}.safetensors"
-        clients = sorted(state.clients.rows)
-        trees: Memory = {"params": state.params, "buffers": state.buffers}
-        trees |= {f"server.{key}": tree for key, tree in state.server.items()}
-        trees |= {f"told.{key}": tree for key, tree in state.told.items()}
-        if clients:
-            rows = [state.clients.rows[client] for client in clients]
-            for memory, tree in rows[0].items():
-                trees[f"clients.{memory}"] = {
-                    key: torch.stack([row[memory][key] for row in rows]) for key in tree
-                }
-        content = _packed(_flat(trees))
+        tensors: Tree = {}
+        described = describe(state, tensors)
+        content = to_bytes(tensors)
         write_atomically(folder / name, content)
         digest = hashlib.sha256(content).hexdigest()
-        index = {"round": state.round, "file": name, "sha256": digest, "clients": clients}
+        index = {"round": state.round, "file": name, "sha256": digest, "state": described}
         write_atomically(self.path / STATE, to_json(index).encode())
         for old in folder.glob("state-*.safetensors"):
             if old.name != name:
@@ -120,8 +112,6 @@ class RunFolder:
         return None if index is None else index["round"]
 
     def load_state(self, device: torch.device) -> State:
-        from safetensors.torch import load
-
         index = read_state_index(self.path)
         assert index is not None, "there is no checkpoint: ask for last_saved first"
         path = self.path / CHECKPOINT / index["file"]
@@ -131,26 +121,10 @@ class RunFolder:
             raise damaged(path, error.strerror) from error
         if hashlib.sha256(content).hexdigest() != index["sha256"]:
             raise damaged(path, "its checksum is wrong")
-        trees = _nested(load(content))
-        rows: dict[int, Memory] = {client: {} for client in index["clients"]}
-        server: Memory = {}
-        told: Memory = {}
-        for name, tree in trees.items():
-            kind, _, inner = name.partition(".")
-            if kind in ("server", "told"):
-                on_device = {key: t.to(device) for key, t in tree.items()}
-                (server if kind == "server" else told)[inner] = on_device
-            if kind == "clients":
-                there = {key: t.to(device) for key, t in tree.items()}
-                for place, client in enumerate(index["clients"]):
-                    rows[client][inner] = {key: t[place].clone() for key, t in there.items()}
-        params, buffers = (
-            {key: t.to(device) for key, t in trees.get(name, {}).items()}
-            for name in ("params", "buffers")
-        )
-        # Names come out of the file in any order.
-        clients = {client: in_order(memory) for client, memory in rows.items()}
-        return State(index["round"], params, buffers, server, told, ClientMemory(clients))
+        try:
+            return restore(State, index["state"], from_bytes(content, device))
+        except (LookupError, TypeError) as error:
+            raise damaged(path, "it is of another version of Fedlens") from error
 
 
 def check_free(path: Path, overwrite: bool) -> None:
@@ -181,22 +155,3 @@ def to_json(content: Any, indent: int | None = None) -> str:
 
 def readable_json(content: Mapping[str, Any]) -> str:
     return to_json(content, indent=2) + "\n"
-
-
-def _packed(tensors: Tree) -> bytes:
-    from safetensors.torch import save
-
-    packed: bytes = save({name: t.detach().cpu().contiguous() for name, t in tensors.items()})
-    return packed
-
-
-def _flat(trees: Memory) -> Tree:
-    return {f"{tree}/{name}": t for tree, named in trees.items() for name, t in named.items()}
-
-
-def _nested(tensors: Tree) -> Memory:
-    trees: Memory = {}
-    for path, tensor in tensors.items():
-        tree, _, name = path.partition("/")
-        trees.setdefault(tree, {})[name] = tensor
-    return trees

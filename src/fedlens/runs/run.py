@@ -100,12 +100,7 @@ def reopen(folder: RunFolder, setup: Setup, watch: Watch | None = None) -> Activ
         saved = folder.load_state(setup.device)
         if _shapes(saved) != _shapes(state):
             raise ValueError(f"{path} was run with another model: put the old one back")
-        # In the order of the model, not of the file: sums over all parameters go by it.
-        params, buffers = (
-            {name: getattr(saved, part)[name] for name in getattr(state, part)}
-            for part in ("params", "buffers")
-        )
-        state = replace(saved, params=params, buffers=buffers)
+        state = saved
     return ActiveRun(setup, state, folder, folder.cut_records(state.round), watch, twin)
 
 
