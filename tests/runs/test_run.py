@@ -12,7 +12,7 @@ import fedlens as fl
 from fedlens.build import build, partition
 from fedlens.network.network import Network
 from fedlens.rounds import ClientMemory
-from fedlens.runs.evaluate import asked, evaluate_clients
+from fedlens.runs.evaluate import evaluate_clients, predictor
 from fedlens.runs.folder import RunFolder
 from fedlens.runs.metrics import spread
 
@@ -243,7 +243,7 @@ def test_clients_are_tested_with_the_normalisation_layers_they_keep(tmp_path):
     setup = build(experiment)
     examples = setup.federation.examples
     altered = replace(state, clients=ClientMemory(rows))
-    found = spread(evaluate_clients(asked(setup), altered, examples, setup.held_out))
+    found = spread(evaluate_clients(predictor(setup), altered, examples, setup.held_out))
 
     def mean_accuracy(own: dict[int, dict[str, torch.Tensor]]) -> float:
         accuracies = []

@@ -28,7 +28,7 @@ from fedlens.models import MODELS
 from fedlens.network.normalise import normalise
 from fedlens.options import did_you_mean
 from fedlens.rounds import begin, run_round
-from fedlens.runs.evaluate import asked, evaluate
+from fedlens.runs.evaluate import evaluate, predictor
 from fedlens.runs.settings import torch_settings
 from fedlens.runs.summary import peak_memory
 from fedlens.work import Part, Shared, Work
@@ -183,7 +183,7 @@ def _parts(setup: Setup, work: Workload, taken: float) -> dict[str, float]:
     test = setup.parts["test"]
     state = begin(network, setup.program, setup.federation, device)
     judge = partial(
-        evaluate, asked(setup), state, test, CLASSES, setup.program.algorithm.objective.loss
+        evaluate, predictor(setup), state, test, CLASSES, setup.program.algorithm.objective.loss
     )
     time_of(judge, 1, device)
     return {

@@ -11,6 +11,8 @@ from typing import Any, TypeGuard
 
 from fedlens import run_files
 from fedlens.run_files import EVALUATION, EXPERIMENT, MANIFEST, PARTITION, ROUNDS, read_json
+from fedlens.runs import measures
+from fedlens.runs.measures import PARTS, measure_name
 
 SPOKEN = {"test": "test", "validation": "validation", "train": "training"}
 """The parts of the data as they are called in a sentence."""
@@ -60,14 +62,13 @@ class Run:
         return number(values[-1]) if values else None
 
     def best(self, metric: str) -> tuple[float, int] | None:
-        """The best value and its round: the lowest loss, the highest of anything else."""
-        best = _table(_table(self.summary, "best"), metric)
-        value, at = number(best.get("value")), best.get("round")
+        """The best value and its round, the first of equals."""
+        told = _table(_table(self.summary, "best"), metric)
+        value, at = number(told.get("value")), told.get("round")
         if value is not None and isinstance(at, int):
             return value, at
-        points = [(v, r) for r, v in zip(*self.curve(metric), strict=True) if math.isfinite(v)]
-        sign = -1 if metric.endswith("loss") else 1
-        return max(points, key=lambda point: (sign * point[0], -point[1]), default=None)
+        points = zip(*self.curve(metric), strict=True)
+        return measures.best(metric, [(y, x) for x, y in points if math.isfinite(y)])
 
     def total(self, column: str) -> float | None:
         """What all rounds took together: seconds, bytes_up or bytes_down."""
@@ -128,13 +129,13 @@ def number(value: Any) -> float | None:
     return float(value) if is_number(value) else None
 
 
-def part(runs: Sequence[Run]) -> str:
-    """The examples that the runs are judged on: test, else validation, else train."""
-    for name in ("test", "validation"):
-        metrics = (f"{name}_accuracy", f"{name}_loss")
-        if any(run.has(m) or run.final(m) is not None for run in runs for m in metrics):
-            return name
-    return "train"
+def primary_part(runs: Sequence[Run]) -> str:
+    """The part by which runs are compared: test, else validation, else train."""
+    for part in PARTS[:-1]:
+        names = [measure_name(part, measure) for measure in ("accuracy", "loss")]
+        if any(run.has(m) or run.final(m) is not None for run in runs for m in names):
+            return part
+    return PARTS[-1]
 
 
 def settings(experiment: Mapping[str, Any]) -> dict[str, Any]:
