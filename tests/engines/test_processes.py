@@ -122,7 +122,7 @@ def test_a_worker_that_dies_is_told_of_and_the_next_round_has_a_new_one(options)
     try:
         expected, _ = run_round(program, federation, engine, state, seed=0)
         os.kill(engine._crew.processes[0].pid, signal.SIGKILL)
-        with pytest.raises(RuntimeError, match="a worker process was killed"):
+        with pytest.raises(ChildProcessError, match="a worker process was killed"):
             run_round(program, federation, engine, state, seed=0)
         found, _ = run_round(program, federation, engine, state, seed=0)
         assert_equal(found=found.params, expected=expected.params)

@@ -246,7 +246,7 @@ class _Crew:
         except (EOFError, ConnectionError):
             raise _died() from None
         if answer.error:
-            raise RuntimeError(f"a worker process failed:\n{answer.error}")
+            raise RuntimeError(f"a worker process failed: {answer.error}")
         self.most_bytes[pipe] = answer.most_bytes
         self.busy_seconds += answer.busy
         return answer
@@ -305,8 +305,8 @@ def _serve(worker: Worker, pipe: Connection, others: Sequence[Connection]) -> No
     worker.serve(pipe)
 
 
-def _died() -> RuntimeError:
-    return RuntimeError(
+def _died() -> ChildProcessError:
+    return ChildProcessError(
         "a worker process was killed, perhaps for want of memory: "
         'choose engine = "sequential", or a smaller local.batch_size'
     )

@@ -63,7 +63,7 @@ class Answer(NamedTuple):
     lay: Lay
     busy: float  # seconds
     most_bytes: int  # that the worker has had: of its GPU, else besides what it was forked with
-    error: str = ""
+    error: str = ""  # in one line, and after it with its traceback
 
 
 @dataclass
@@ -105,8 +105,9 @@ class Worker:
                 busy = time.perf_counter() - begun
                 most = torch.cuda.max_memory_allocated() if on_gpu else largest_yet() - forked_with
                 answer = Answer(result, lay, busy, most)
-            except Exception:
-                answer = Answer(None, [], 0.0, 0, traceback.format_exc())
+            except Exception as error:
+                told = f"{type(error).__name__}: {error}".splitlines()[0]
+                answer = Answer(None, [], 0.0, 0, f"{told}\n{traceback.format_exc()}")
             try:
                 pipe.send_bytes(pickle.dumps(answer))
             except ConnectionError:  # the other end was killed: there is nobody to tell
