@@ -22,7 +22,7 @@ import torch
 import fedlens as fl
 from fedlens.build import build
 from fedlens.rounds import begin, run_round
-from fedlens.runs.evaluate import asked, evaluate
+from fedlens.runs.evaluate import evaluate, predictor
 from fedlens.runs.metrics import metrics
 
 
@@ -71,7 +71,7 @@ def measure(name: str, repeats: int, device: str) -> dict[str, Any]:
             start = _now(setup.device)
             state, _ = run_round(setup.program, setup.federation, setup.engine, state, seed=0)
             trained = _now(setup.device)
-            metrics(evaluate(asked(setup), state, setup.parts["test"], 10, loss))
+            metrics(evaluate(predictor(setup), state, setup.parts["test"], 10, loss))
             rounds.append(trained - start)
             evaluations.append(_now(setup.device) - trained)
     finally:

@@ -2,6 +2,7 @@
 
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,13 +15,16 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch) -> Iterator[Path]:
+def here(tmp_path, tmp_path_factory, monkeypatch) -> Iterator[Path]:
     """An empty place with one experiment, and nothing of whoever runs the tests."""
     handler = signal.getsignal(signal.SIGTERM)
     for name in ("FEDLENS_DATA", "FEDLENS_MIRROR", "http_proxy", "HTTP_PROXY", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("COLUMNS", "80")
+    elsewhere = str(tmp_path_factory.mktemp("tmp"))  # where tracebacks of internal errors go
+    monkeypatch.setenv("TMPDIR", elsewhere)
+    monkeypatch.setattr(tempfile, "tempdir", elsewhere)
     monkeypatch.chdir(tmp_path)
     Path("a.toml").write_text(EXPERIMENT)
     yield tmp_path

@@ -1,8 +1,9 @@
 import json
 import math
 import tomllib
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from torch import nn
 import fedlens as fl
 from fedlens.build import build, partition
 
-BASE = {"dataset": "fashion-mnist-mini", "model": "linear", "rounds": 3}
+BASE: dict[str, Any] = {"dataset": "fashion-mnist-mini", "model": "linear", "rounds": 3}
 DESIGNED = {
     *("dataset", "model", "rounds", "seed", "engine", "device", "precision", "loss", "augment"),
     *("outputs", "clients.count", "clients.per_round", "clients.partition", "clients.seed"),
@@ -23,7 +24,7 @@ DESIGNED = {
 }
 
 
-def described(*overrides: str, path: Path, **content: object) -> fl.Experiment:
+def described(*overrides: str, path: Path, **content: Any) -> fl.Experiment:
     file = path / "described.json"
     file.write_text(json.dumps(BASE | content))
     return fl.Experiment.read(file, overrides)
@@ -352,7 +353,7 @@ def test_records_may_be_given_as_tables_from_python():
 
 
 def test_the_split_follows_the_clients_seed_alone_where_there_is_one():
-    def split(**changes: object) -> np.ndarray:
+    def split(**changes: Any) -> np.ndarray:
         clients = fl.Clients(count=4, seed=changes.pop("clients_seed", None))
         experiment = fl.Experiment(**BASE, clients=clients, **changes)
         return partition(experiment)[2].index.numpy()
@@ -361,3 +362,31 @@ def test_the_split_follows_the_clients_seed_alone_where_there_is_one():
     assert (split(seed=1, clients_seed=7) == split(seed=2, clients_seed=7)).all()
     assert (split(seed=1, clients_seed=7) != split(seed=1, clients_seed=8)).any()
     assert (split(seed=5) == split(seed=0, clients_seed=5)).all()
+
+
+def test_names_and_tables_may_be_given_as_people_write_them():
+    """Type checkers are content with this, too: mypy reads it with `make lint`."""
+    experiment = fl.Experiment(
+        dataset="fashion-mnist-mini",
+        model={"name": "hsu-cnn", "padding": "same"},
+        rounds=3,
+        clients={"count": 5, "partition": {"name": "dirichlet", "alpha": 1}},
+        evaluate=fl.Evaluate(on="train"),
+        algorithm="fedprox",
+    )
+    count: int | None = experiment.clients.count
+    partition: fl.Named = experiment.clients.partition
+    algorithms: tuple[fl.Named, ...] = experiment.algorithm
+    assert (count, partition.options["alpha"], algorithms[0].name) == (5, 1.0, "fedprox")
+    assert experiment.evaluate.on == ("train",)
+    listed = replace(experiment, algorithm=["fedprox", {"name": "fedavgm"}], clients={"count": 2})
+    assert [named.name for named in listed.algorithm] == ["fedprox", "fedavgm"]
+
+
+@pytest.mark.parametrize("missing", BASE)
+def test_what_has_no_default_must_be_given(missing):
+    given = {key: value for key, value in BASE.items() if key != missing}
+    with pytest.raises(TypeError, match=f"missing 1 required positional argument: '{missing}'"):
+        fl.Experiment(**given)
+    with pytest.raises(ValueError, match=f"the experiment needs '{missing}': set {missing} = "):
+        fl.Experiment.of(given)

@@ -1,4 +1,5 @@
 import sys
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import pytest
@@ -6,7 +7,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedlens.options import call, check, did_you_mean, find, importable, options_of, resolve
+from fedlens.options import (
+    Given,
+    Named,
+    call,
+    check,
+    did_you_mean,
+    find,
+    importable,
+    options_of,
+    resolve,
+)
+
+
+@dataclass(frozen=True)
+class Point:
+    x: float = 0.0
 
 
 def paint(
@@ -85,6 +101,13 @@ def test_a_function_without_options_says_so():
         ([], Literal["a"]),
         ("x", float | Tensor),
         ({}, list[int]),
+        (3, Named),
+        ({"options": 1}, Named),
+        ({}, Named | Point),
+        (3, Point),
+        ("a", tuple[Named, ...]),
+        (["a", 3], tuple[Named, ...]),
+        (3, Given[str, Named]),
     ],
 )
 def test_a_value_of_another_kind_is_refused(value, kind):
@@ -101,12 +124,34 @@ def test_a_value_of_another_kind_is_refused(value, kind):
         (Literal["low", "high"] | list[float], "expected 'low' or 'high' or a list"),
         (bool, "expected true or false"),
         (dict, "expected a table"),
+        (tuple[Named, ...], "expected a list of tables ([[here]])"),
     ],
 )
 def test_what_was_expected_is_said_in_words_that_a_file_can_hold(kind, words):
     with pytest.raises(ValueError) as refused:
         check("x", kind, "here")
     assert str(refused.value) == f"here is 'x': {words}"
+
+
+def test_a_table_may_stand_for_a_record_and_a_name_for_what_is_named():
+    assert check({"x": 1}, Point, "here") == Point(1.0)
+    assert check(["a", {"name": "b", "c": 2}], tuple[Named, ...], "here") == (
+        Named("a"),
+        Named("b", {"c": 2}),
+    )
+    assert check("a", Named | Point, "here") == Named("a")
+    assert check(Point(), Named | Point, "here") == Point()
+    with pytest.raises(ValueError, match=r"unknown key 'here.z': choose one of x"):
+        check({"z": 1}, Point, "here")
+    with pytest.raises(ValueError, match=r"here.x is 'far': expected a number"):
+        check({"x": "far"}, Point, "here")
+
+
+def test_where_a_list_is_read_one_may_be_given():
+    kind = Given[str | list[str], tuple[str, ...]]
+    assert check("a", kind, "here") == check(["a"], kind, "here") == ("a",)
+    with pytest.raises(ValueError, match=r"here is 3: expected a list"):
+        check(3, kind, "here")
 
 
 @given(st.integers(-(2**53), 2**53) | st.floats(allow_nan=False))

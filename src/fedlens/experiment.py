@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from torch import nn
 
@@ -19,8 +18,19 @@ from fedlens.data import DATASETS, OWN_CLIENTS
 from fedlens.data.partitions import PARTITIONS, finds_clients
 from fedlens.models import MODELS
 from fedlens.models.weights import is_address
-from fedlens.options import check, did_you_mean, find, importable, resolve
+from fedlens.options import (
+    Given,
+    check,
+    default,
+    find,
+    importable,
+    refuse_unknown,
+    required,
+    resolve,
+)
+from fedlens.options import Named as Named  # as others import it from here
 from fedlens.pieces import cross_entropy, double_softmax, squared_error
+from fedlens.run_files import own_code
 from fedlens.tables import apply_override, read_tables, to_toml
 
 LOSSES: dict[str, Callable[..., Any]] = {
@@ -31,56 +41,23 @@ LOSSES: dict[str, Callable[..., Any]] = {
 NUM_CLIENTS = 10  # where nobody says how many
 
 
-@dataclass(frozen=True)
-class Named:
-    """Something chosen by name, with its options; in a file, a name or a table."""
+Table = Mapping[str, Any]
+Name = str | Table | Named
+"""How something is chosen: by a name, by a table with a name and options, or by both as `Named`."""
 
-    name: str
-    options: Mapping[str, Any] = field(default_factory=dict)
+R = TypeVar("R")
+OrTable = Given[R | Table, R]
+"""A record, or a table of its fields."""
 
-    @classmethod
-    def of(cls, value: Any, where: str) -> Named:
-        if isinstance(value, Named):
-            return value
-        if isinstance(value, str):
-            return cls(value)
-        if isinstance(value, Mapping) and isinstance(value.get("name"), str):
-            return cls(value["name"], {k: v for k, v in value.items() if k != "name"})
-        raise ValueError(f"{where} is {value!r}: give a name, or a table with a name")
+Part = Literal["test", "validation", "train"]
 
 
 def _settle(self: Any, prefix: str) -> None:
     """Check every field of a description against its type, taking tables for records."""
     hints = typing.get_type_hints(type(self))
     for f in fields(self):
-        value = _convert(getattr(self, f.name), hints[f.name], prefix + f.name)
+        value = check(getattr(self, f.name), hints[f.name], prefix + f.name)
         object.__setattr__(self, f.name, value)
-
-
-def _convert(value: Any, kind: Any, where: str) -> Any:
-    if typing.get_origin(kind) is tuple and isinstance(value, (str, Mapping, Named)):
-        value = (value,)  # one stands for a list of one
-    choices = typing.get_args(kind) if typing.get_origin(kind) is not Literal else ()
-    if kind is Named or (Named in choices and Ellipsis not in choices):
-        if isinstance(value, tuple(c for c in choices if isinstance(c, type) and c is not Named)):
-            return value
-        return Named.of(value, where)
-    if Named in choices:
-        if not isinstance(value, (list, tuple)):
-            raise ValueError(f"{where} is {value!r}: expected a list of tables ([[{where}]])")
-        return tuple(Named.of(one, where) for one in value)
-    if is_dataclass(kind) and isinstance(value, Mapping):
-        hints = typing.get_type_hints(kind)
-        _refuse_unknown(value, hints, f"{where}.")
-        parts = {k: _convert(part, hints[k], f"{where}.{k}") for k, part in value.items()}
-        return typing.cast(Any, kind)(**parts)
-    return check(value, kind, where)
-
-
-def _refuse_unknown(content: Mapping[str, Any], known: Mapping[str, Any], prefix: str) -> None:
-    for key in content:
-        if key not in known:
-            raise ValueError(f"unknown key {prefix + key!r}: {did_you_mean(key, known)}")
 
 
 def _demand(fits: bool, key: str, value: Any, remedy: str) -> None:
@@ -92,7 +69,9 @@ def _demand(fits: bool, key: str, value: Any, remedy: str) -> None:
 class Clients:
     count: int | None = None  # without it 10, or as many as the partition finds in the data
     per_round: int | float = 1.0  # a number of clients, or a share of them
-    partition: Named = Named("auto")  # the data set's own clients if it has any, else iid
+    partition: Given[Name, Named] = default(
+        Named("auto")
+    )  # the data set's own clients if it has any, else iid
     seed: int | None = None  # of the split alone; without it, the experiment's
     holdout: float = 0.0  # the share of its examples on which a client is tested, not trained
 
@@ -156,7 +135,7 @@ class Server:
 @dataclass(frozen=True)
 class Evaluate:
     every: int = 1  # rounds
-    on: tuple[Literal["test", "validation", "train"], ...] = ("test",)
+    on: Given[Part | Sequence[Part], tuple[Part, ...]] = default(("test",))
     validation: float = 0.1  # the share of train set apart, if `on` has validation
     twin: bool = False  # also train a centralised twin, and say how near to it the run came
 
@@ -176,26 +155,26 @@ class Experiment:
     From Python, `dataset` may also be a `Dataset` and `model` a `torch.nn.Module`.
     """
 
-    dataset: Named | Dataset
-    model: Named | nn.Module
-    rounds: int
+    dataset: Given[Name | Dataset, Named | Dataset] = required()
+    model: Given[Name | nn.Module, Named | nn.Module] = required()
+    rounds: int = required()
     seed: int = 0
     engine: Literal["auto", "sequential", "stacked", "processes"] = "auto"
     device: str = "auto"
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp64"] = "auto"
     deterministic: bool = False  # the same bytes from a GPU, at some cost in speed
     loss: str = "cross_entropy"
-    augment: Augment = Augment()
+    augment: OrTable[Augment] = default(Augment())
     outputs: int | None = None  # of the model's head; without it, the number of classes
     norm: Literal["shared", "local", "group", "frozen"] = "shared"  # what becomes of BatchNorm
     weights: str | None = None  # the file, or address of one, that the model starts from
     weights_sha256: str | None = None
     train_last: int | None = None  # so many layers; without it, all
-    clients: Clients = Clients()
-    local: LocalTraining = LocalTraining()
-    server: Server = Server()
-    evaluate: Evaluate = Evaluate()
-    algorithm: tuple[Named, ...] = ()
+    clients: OrTable[Clients] = default(Clients())
+    local: OrTable[LocalTraining] = default(LocalTraining())
+    server: OrTable[Server] = default(Server())
+    evaluate: OrTable[Evaluate] = default(Evaluate())
+    algorithm: Given[Name | Sequence[Name], tuple[Named, ...]] = default(())
 
     def __post_init__(self) -> None:
         if self.algorithm in ((), []):
@@ -241,7 +220,7 @@ class Experiment:
     def of(cls, content: Mapping[str, Any]) -> Experiment:
         """From plain tables, as a file holds them."""
         known = {f.name: f for f in fields(cls)}
-        _refuse_unknown(content, known, "")
+        refuse_unknown(content, known, "")
         needed = [n for n, f in known.items() if f.default is MISSING and n not in content]
         if needed:
             raise ValueError(f"the experiment needs {needed[0]!r}: set {needed[0]} = ...")
@@ -264,7 +243,7 @@ class Experiment:
         weights = content.get("weights")
         if isinstance(weights, str) and not is_address(weights):
             content["weights"] = str((path.parent / Path(weights).expanduser()).resolve())
-        with importable(path.parent, *_own_code(path.parent)):
+        with importable(path.parent, *own_code(path.parent)):
             return cls.of(content)
 
     def plain(self) -> dict[str, Any]:
@@ -282,14 +261,6 @@ def _anchor(table: Any, folder: Path) -> None:
         if isinstance(table.get("path"), str):
             table["path"] = str((folder / Path(table["path"]).expanduser()).resolve())
         _anchor(table.get("of"), folder)
-
-
-def _own_code(folder: Path) -> list[Path]:
-    """Where the user's functions of a run lie, if `folder` is a run's."""
-    try:
-        return [Path(place) for place in json.loads((folder / "manifest.json").read_text())["code"]]
-    except (OSError, ValueError, KeyError, TypeError):
-        return []
 
 
 def _plain(value: Any) -> Any:

@@ -14,9 +14,55 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
-from typing import Any, Literal, Union
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, Union
+
+G = TypeVar("G")
+V = TypeVar("V")
+
+
+@dataclass(frozen=True)
+class Named:
+    """Something chosen by name, with its options; in a file, a name or a table."""
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, value: Any, where: str) -> Named:
+        if isinstance(value, Named):
+            return value
+        if isinstance(value, str):
+            return cls(value)
+        if isinstance(value, Mapping) and isinstance(value.get("name"), str):
+            return cls(value["name"], {k: v for k, v in value.items() if k != "name"})
+        raise ValueError(f"{where} is {value!r}: give a name, or a table with a name")
+
+
+class Given(Generic[G, V]):
+    """The type of a dataclass field that is given as a G and read as a V.
+
+    It says so to type checkers, which know it from descriptors; there is none when a program
+    runs. Then `check` makes the V, which the dataclass puts in the field.
+    """
+
+    if TYPE_CHECKING:
+
+        def __get__(self, instance: object, owner: type) -> V: ...
+        def __set__(self, instance: object, value: G) -> None: ...
+
+
+def default(value: object) -> Any:
+    """The default of a `Given` field: a V."""
+    return value
+
+
+def required() -> Any:
+    """A `Given` field without a default. Type checkers take it for one that has: else they would
+    not see that it is given as something else."""
+    return field()
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -110,45 +156,116 @@ def call(function: Callable[..., Any], *handed: Any, options: Mapping[str, Any])
 
 def check(value: Any, kind: Any, where: str) -> Any:
     """`value` as a `kind`, or a ValueError that says what was expected."""
-    if kind is Any or kind is inspect.Parameter.empty:
+    form = typing.get_origin(kind) or kind
+    otherwise = _record if is_dataclass(form) else _instance
+    return KINDS.get(form, otherwise)(value, kind, where)
+
+
+def refuse_unknown(content: Mapping[str, Any], known: Iterable[str], prefix: str) -> None:
+    for key in content:
+        if key not in known:
+            raise ValueError(f"unknown key {prefix + key!r}: {did_you_mean(key, known)}")
+
+
+def _anything(value: Any, kind: Any, where: str) -> Any:
+    return value
+
+
+def _literal(value: Any, kind: Any, where: str) -> Any:
+    choices = typing.get_args(kind)
+    if value in choices and type(value) in {type(choice) for choice in choices}:
         return value
-    origin, inner = typing.get_origin(kind), typing.get_args(kind)
-    if origin is Literal:
-        if value in inner and type(value) in {type(choice) for choice in inner}:
-            return value
-        raise ValueError(f"{where} is {value!r}: {did_you_mean(str(value), map(str, inner))}")
-    if origin in (Union, types.UnionType):
-        if value is None and type(None) in inner:
-            return None
-        for choice in inner:
-            try:
-                return check(value, choice, where)
-            except ValueError:
-                continue
-        raise ValueError(f"{where} is {value!r}: expected {_say(kind)}")
-    if origin in (tuple, list) and isinstance(value, (list, tuple)):
-        if origin is tuple and inner[-1:] != (Ellipsis,):
-            if len(value) != len(inner):
-                raise ValueError(f"{where} is {value!r}: expected {len(inner)} values")
-            return tuple(check(v, k, where) for v, k in zip(value, inner, strict=True))
-        return origin(check(v, inner[0], where) for v in value)
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    wanted = origin or kind
+    raise ValueError(f"{where} is {value!r}: {did_you_mean(str(value), map(str, choices))}")
+
+
+def _union(value: Any, kind: Any, where: str) -> Any:
+    choices = typing.get_args(kind)
+    if value is None and type(None) in choices:
+        return None
+    if Named in choices:  # the others cannot be written down
+        others = tuple(choice for choice in choices if choice is not Named)
+        return value if isinstance(value, others) else Named.of(value, where)
+    for choice in choices:
+        with suppress(ValueError):
+            return check(value, choice, where)
+    raise _unexpected(value, kind, where)
+
+
+def _sequence(value: Any, kind: Any, where: str) -> Any:
+    form, inner = typing.get_origin(kind), typing.get_args(kind)
+    if form is None or not isinstance(value, (list, tuple)):
+        return _instance(value, kind, where)
+    if form is tuple and inner[-1] is not Ellipsis:
+        if len(value) != len(inner):
+            raise ValueError(f"{where} is {value!r}: expected {len(inner)} values")
+        return tuple(check(v, k, where) for v, k in zip(value, inner, strict=True))
+    return form(check(v, inner[0], where) for v in value)
+
+
+def _number(value: Any, kind: Any, where: str) -> Any:
+    """A whole number is a number, too; a truth value is neither."""
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    return float(value) if whole else _instance(value, kind, where)
+
+
+def _instance(value: Any, kind: Any, where: str) -> Any:
+    wanted = typing.get_origin(kind) or kind
     fits = isinstance(wanted, type) and isinstance(value, wanted)
     if fits and (wanted is bool or not isinstance(value, bool)):
         return value
-    raise ValueError(f"{where} is {value!r}: expected {_say(kind)}")
+    raise _unexpected(value, kind, where)
 
 
-def _say(kind: Any) -> str:
+def _record(value: Any, kind: Any, where: str) -> Any:
+    """A dataclass, or a table of its fields."""
+    if not isinstance(value, Mapping):
+        return _instance(value, kind, where)
+    hints = typing.get_type_hints(kind)
+    refuse_unknown(value, hints, f"{where}.")
+    return kind(**{k: check(part, hints[k], f"{where}.{k}") for k, part in value.items()})
+
+
+def _named(value: Any, kind: Any, where: str) -> Named:
+    return Named.of(value, where)
+
+
+def _given(value: Any, kind: Any, where: str) -> Any:
+    _, settled = typing.get_args(kind)
+    if typing.get_origin(settled) is tuple and isinstance(value, (str, Mapping, Named)):
+        value = (value,)  # one stands for a list of one
+    return check(value, settled, where)
+
+
+KINDS: dict[Any, Callable[[Any, Any, str], Any]] = {
+    Any: _anything,
+    inspect.Parameter.empty: _anything,
+    Literal: _literal,
+    Union: _union,
+    types.UnionType: _union,
+    tuple: _sequence,
+    list: _sequence,
+    float: _number,
+    Named: _named,
+    Given: _given,
+}
+"""How a value is checked, by the form of the type that it should have."""
+
+
+def _unexpected(value: Any, kind: Any, where: str) -> ValueError:
+    tables = typing.get_args(kind)[:1] == (Named,)
+    expected = f"a list of tables ([[{where}]])" if tables else _in_words(kind)
+    return ValueError(f"{where} is {value!r}: expected {expected}")
+
+
+def _in_words(kind: Any) -> str:
+    """A type as somebody calls it who writes an experiment file."""
     words = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
     words |= {dict: "a table", list: "a list", tuple: "a list"}
     inner = typing.get_args(kind)
     if typing.get_origin(kind) in (Union, types.UnionType):
         # Nobody writes a tensor, or nothing, into a file.
         written = [choice for choice in inner if typing.get_origin(choice) or choice in words]
-        return " or ".join(_say(choice) for choice in written)
+        return " or ".join(_in_words(choice) for choice in written)
     if typing.get_origin(kind) is Literal:
         return " or ".join(repr(choice) for choice in inner)
     return words.get(typing.get_origin(kind) or kind, str(getattr(kind, "__name__", kind)))

@@ -9,12 +9,17 @@ from pathlib import Path
 from typing import Any
 
 
-def read_tables(path: Path) -> dict[str, Any]:
+def read_text(path: Path) -> str:
+    """The text of an experiment file."""
     try:
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not text"
         raise ValueError(f"cannot read the experiment {path}: {reason}") from error
+
+
+def read_tables(path: Path) -> dict[str, Any]:
+    text = read_text(path)
     try:
         tables: dict[str, Any]
         tables = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)

@@ -104,26 +104,6 @@ def test_a_folder_that_is_no_run_is_never_overwritten(fedlens):
     assert everything() == before
 
 
-def test_a_run_that_fails_ends_with_1(fedlens):
-    Path("bad_model.py").write_text(
-        "from torch import nn\n"
-        "class Net(nn.Sequential):\n"
-        "    def __init__(self, shape, outputs):\n"
-        "        super().__init__(nn.Flatten(), nn.Linear(784, outputs))\n"
-        "    calls = 0\n"
-        "    def forward(self, x):\n"
-        "        Net.calls += self.training\n"
-        "        if Net.calls > 3: raise RuntimeError('it broke')\n"
-        "        return super().forward(x)\n"
-    )
-    status, out, err = fedlens("run", "a.toml", "model=bad_model:Net", "--out", "run")
-    assert (status, out) == (1, "")
-    assert err == "fedlens: failed: RuntimeError: it broke\n"
-    assert json.loads(Path("run/summary.json").read_text())["status"] == "failed"
-    _, _, err = fedlens("run", "a.toml", "model=bad_model:Net", "--out", "b", "--debug")
-    assert "Traceback (most recent call last)" in err
-
-
 MINE = """
 import torch
 from torch import nn

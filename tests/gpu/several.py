@@ -27,7 +27,7 @@ from fedlens.engines.gpus import gpu_names
 from fedlens.network.network import Network
 from fedlens.rounds import State, begin, run_round
 from fedlens.runs import bench
-from fedlens.runs.evaluate import asked, evaluate
+from fedlens.runs.evaluate import evaluate, predictor
 from fedlens.runs.metrics import metrics
 from fedlens.runs.settings import torch_settings
 from tests.federations import CPU, RAGGED, noisy_images, small_cnn
@@ -104,7 +104,7 @@ def timed(setup: Setup) -> tuple[float, float]:
                 )
                 outcome.train_loss.item()
                 trained = time.perf_counter()
-                metrics(evaluate(asked(setup), state, test, bench.CLASSES, loss))
+                metrics(evaluate(predictor(setup), state, test, bench.CLASSES, loss))
                 rounds.append(trained - start)
                 evaluations.append((time.perf_counter() - trained) / len(test) * 10_000)
     finally:

@@ -13,8 +13,9 @@ from fedlens.experiment import Experiment
 from fedlens.recipes import RECIPES
 from fedlens.recipes.estimate import Timing
 from fedlens.recipes.recipe import Measured, Scale
-from fedlens.recipes.reproduce import plan, reproduce, run_cells, show, status
+from fedlens.recipes.reproduce import plan, reproduce, run_cells, show
 from fedlens.report.blocks import Table
+from fedlens.run_files import read_status
 
 ITEMS = {
     "fedavg-cifar10": "headline figure12 figure13 figure14 figure16 figure17 figure18 "
@@ -125,7 +126,7 @@ def test_a_folder_of_other_experiments_is_left_alone_unless_told(tmp_path):
     planned = plan(name, "smoke", tmp_path / "out", overrides=["local.lr=0.2"], overwrite=True)
     assert len(planned.left) == 2
     run_cells(planned)
-    assert all(status(place) == "finished" for place in planned.cells)
+    assert all(read_status(place) == "finished" for place in planned.cells)
     assert show(planned).page.exists()
 
 

@@ -9,7 +9,7 @@ import pytest
 from fedlens.report import read_all
 from fedlens.report.groups import curve, group, mean_and_std, names_by_difference
 from fedlens.report.runs import headline, run_blocks
-from fedlens.runs.records import part
+from fedlens.runs.records import primary_part
 
 Make = Callable[..., Path]
 
@@ -64,7 +64,7 @@ def test_a_report_of_repeats_speaks_of_means(run_folder: Make) -> None:
     titles = [block.title for block in blocks]
     assert titles[0] == "Results" and "Each run" in titles
     assert "bands ± one standard deviation" in blocks[1].caption
-    assert part(runs) == "test"
+    assert primary_part(runs) == "test"
 
 
 def test_a_mean_of_one_has_no_deviation() -> None:

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedlens.rounds import ClientMemory, State
-from fedlens.runs.folder import STATE, RunFolder, check_free, to_json
+from fedlens.run_files import STATE
+from fedlens.runs.folder import RunFolder, check_free, to_json
 
 CPU = torch.device("cpu")
 
@@ -62,6 +64,35 @@ def test_a_state_is_read_as_it_was_saved(folder, clients):
     folder.save_state(saved)
     assert folder.last_saved == 3
     assert_same(folder.load_state(CPU), saved)
+
+
+def test_a_state_whose_parts_share_memory_is_read_as_it_was_saved(folder):
+    """An algorithm may tell clients where the server started: before a round, that is its model."""
+    plain = state()
+    tied = replace(
+        plain, told={"start": plain.params, "rows": {"a": plain.params["fc.weight"][1:]}}
+    )
+    folder.save_state(tied)
+    assert_same(folder.load_state(CPU), tied)
+
+
+def test_names_come_back_in_their_order_and_clients_have_memory_of_their_own(folder):
+    """Sums over all parameters go by it."""
+    params = {name: torch.rand(2) for name in ("z", "a", "m")}
+    folder.save_state(replace(state(), params=params))
+    loaded = folder.load_state(CPU)
+    assert list(loaded.params) == ["z", "a", "m"]
+    one, two = (memory["solver.velocity"]["fc.bias"] for memory in loaded.clients.rows.values())
+    assert one.untyped_storage().data_ptr() != two.untyped_storage().data_ptr()
+
+
+def test_a_state_of_another_version_is_refused_in_words(folder):
+    folder.save_state(state())
+    index = json.loads((folder.path / STATE).read_text())
+    for changed in ({"more": 1}, {"params": {"fc.weight": "unknown"}}):
+        folder.write(STATE, json.dumps(index | {"state": index["state"] | changed}))
+        with pytest.raises(ValueError, match=r"is damaged \(it is of another version of Fedlens\)"):
+            folder.load_state(CPU)
 
 
 def test_only_the_newest_state_is_kept(folder):

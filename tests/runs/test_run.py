@@ -12,7 +12,7 @@ import fedlens as fl
 from fedlens.build import build, partition
 from fedlens.network.network import Network
 from fedlens.rounds import ClientMemory
-from fedlens.runs.evaluate import asked, evaluate_clients
+from fedlens.runs.evaluate import evaluate_clients, predictor
 from fedlens.runs.folder import RunFolder
 from fedlens.runs.metrics import spread
 
@@ -222,7 +222,7 @@ def test_a_module_with_batch_normalisation_is_trained_as_asked_and_left_as_it_wa
 def test_the_last_evaluation_is_kept_in_detail(tmp_path):
     clients = fl.Clients(count=4, holdout=0.4)
     final = fl.run(described(clients=clients, rounds=2), tmp_path / "run").final
-    details = RunFolder(tmp_path / "run").read_json("evaluation.json")
+    details = json.loads((tmp_path / "run" / "evaluation.json").read_text())
     confusion = torch.tensor(details["confusion"])
     assert details["part"] == "test"
     assert confusion.diagonal().sum() / confusion.sum() == pytest.approx(final["test_accuracy"])
@@ -243,7 +243,7 @@ def test_clients_are_tested_with_the_normalisation_layers_they_keep(tmp_path):
     setup = build(experiment)
     examples = setup.federation.examples
     altered = replace(state, clients=ClientMemory(rows))
-    found = spread(evaluate_clients(asked(setup), altered, examples, setup.held_out))
+    found = spread(evaluate_clients(predictor(setup), altered, examples, setup.held_out))
 
     def mean_accuracy(own: dict[int, dict[str, torch.Tensor]]) -> float:
         accuracies = []

@@ -1,5 +1,8 @@
 """What an experiment asks of torch as a whole."""
 
+import os
+
+import pytest
 import torch
 
 import fedlens as fl
@@ -11,8 +14,7 @@ def described(**changes: object) -> fl.Experiment:
     return fl.Experiment(dataset=toy(), model="linear", rounds=1, clients=clients, **changes)
 
 
-def test_what_a_run_asks_of_torch_is_put_back(monkeypatch):
-    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+def test_what_a_run_asks_of_torch_is_put_back():
     seen = []
 
     def look(_record: object) -> None:
@@ -23,3 +25,21 @@ def test_what_a_run_asks_of_torch_is_put_back(monkeypatch):
     look(None)
     fl.run(described(), watch=look)
     assert seen == [("high", True), ("highest", False), ("highest", False)]
+
+
+@pytest.mark.parametrize("before", [None, ":16:8"])
+def test_what_a_deterministic_run_asks_of_cublas_is_put_back(monkeypatch, before):
+    if before is None:
+        monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    else:
+        monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", before)
+    seen = []
+
+    def look(_record: object) -> None:
+        seen.append(os.environ.get("CUBLAS_WORKSPACE_CONFIG"))
+
+    for deterministic in (False, True, False):
+        fl.run(described(deterministic=deterministic), watch=look)
+    assert seen == [before, before or ":4096:8", before]
+    look(None)
+    assert seen[-1] == before

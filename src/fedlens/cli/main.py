@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import click
+import torch
 import typer
 
 from fedlens.cli.bench import bench_command
@@ -80,10 +81,11 @@ def main() -> None:
         status = _complain(error.format_message(), 2, debug)
     except ValueError as error:
         status = _complain(str(error), 2, debug)
-    except (OSError, MemoryError) as error:  # the machine's: a full disk, a lost connection
-        status = _complain(str(error) or "there is not enough memory", 1, debug)
+    except (OSError, MemoryError, torch.OutOfMemoryError) as error:
+        # The machine's: a full disk, a lost connection, a worker that was killed.
+        status = _complain(_first_line(error) or "there is not enough memory", 1, debug)
     except Exception as error:
-        status = _complain(_internal(error), 1, debug)
+        status = _complain(_internal_error(error), 1, debug)
     raise SystemExit(status)
 
 
@@ -99,14 +101,19 @@ def _complain(message: str, status: int, debug: bool) -> int:
     return status
 
 
-def _internal(error: Exception) -> str:
-    """What is said of a mistake of ours; the traceback is kept for whoever mends it."""
-    said = f"internal error, {type(error).__name__}: {error}".splitlines()[0].rstrip(": ")
+def _internal_error(error: Exception) -> str:
+    """The line for an error that nobody foresaw; its traceback goes to a file, to be reported."""
+    what = f"internal error, {type(error).__name__}: {_first_line(error)}".rstrip(": ")
+    whose = "unless code of your own raised it, this is a mistake in Fedlens; please report it with"
     try:
         with tempfile.NamedTemporaryFile(
             "w", prefix="fedlens-error-", suffix=".txt", delete=False
         ) as file:
             file.write(f"fedlens {__version__}\n{' '.join(sys.argv)}\n\n{traceback.format_exc()}")
     except OSError:
-        return f"{said}: this is a mistake in Fedlens; please report it with what --debug shows"
-    return f"{said}: this is a mistake in Fedlens; please report it with {file.name}"
+        return f"{what}: {whose} what --debug shows"
+    return f"{what}: {whose} {file.name}"
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), "")

@@ -76,12 +76,12 @@ def resume_command(
 ) -> None:
     """Go on where a run stopped, to the same result."""
     from fedlens.cli import progress
+    from fedlens.run_files import read_experiment
     from fedlens.runs.folder import RunFolder
     from fedlens.runs.run import resume
     from fedlens.runs.track import tracking
-    from fedlens.tables import read_tables
 
-    tables = read_tables(folder / "experiment.toml")
+    tables = read_experiment(folder)
     total = tables.get("rounds", 0)
     done = RunFolder(folder).last_saved or 0
     with (
@@ -95,11 +95,12 @@ def resume_command(
 
 def _finish(result: Result, as_json: bool) -> None:
     from fedlens.report import read_all, report, rows, table
+    from fedlens.run_files import SUMMARY
 
     assert result.folder is not None
     report([result.folder])
     if as_json:
-        print((result.folder / "summary.json").read_text(), end="")
+        print((result.folder / SUMMARY).read_text(), end="")
     else:
         print(table(*rows(read_all([result.folder]))))
         print(f"run:    {result.folder}")
@@ -128,9 +129,11 @@ def _free(wanted: Path) -> Path:
 @contextmanager
 def _telling(folder: Path) -> Iterator[None]:
     """Say how to go on, should the run be interrupted."""
+    from fedlens.run_files import CHECKPOINT
+
     try:
         yield
     except KeyboardInterrupt:
-        if (folder / "checkpoint").exists():
+        if (folder / CHECKPOINT).exists():
             print(f"\nfedlens: stopped; go on with: fedlens resume {folder}", file=sys.stderr)
         raise

@@ -36,7 +36,7 @@ def in_a_child(function: Callable[[], T]) -> T:
     try:
         error, result = pickle.loads(ours.recv_bytes())
     except EOFError:
-        raise RuntimeError("a process was killed, perhaps for want of memory") from None
+        raise ChildProcessError("a process was killed, perhaps for want of memory") from None
     finally:
         child.join()
         ours.close()

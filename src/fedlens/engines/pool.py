@@ -157,7 +157,7 @@ class Pool:
         except (EOFError, ConnectionError):
             raise _killed() from None
         if answer.error:
-            raise RuntimeError(f"a worker process failed:\n{answer.error}")
+            raise RuntimeError(f"a worker process failed: {answer.error}")
         self._bytes[pipe] = answer.most_bytes
         self.most_answered = max(self.most_answered, answer.num_bytes)
         self.busy_seconds += answer.busy

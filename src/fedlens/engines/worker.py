@@ -71,7 +71,7 @@ class Answer(NamedTuple):
     num_bytes: int = 0  # that all trees take
     busy: float = 0.0  # seconds
     most_bytes: int = 0  # that the worker has had: of its GPU, else besides what it was forked with
-    error: str = ""
+    error: str = ""  # in one line, and after it with its traceback
 
 
 @dataclass
@@ -112,8 +112,9 @@ class Worker:
                 busy = time.perf_counter() - begun
                 most = torch.cuda.max_memory_allocated() if on_gpu else largest_yet() - forked_with
                 answer = done._replace(busy=busy, most_bytes=most)
-            except Exception:
-                answer = Answer(None, error=traceback.format_exc())
+            except Exception as error:
+                line = f"{type(error).__name__}: {error}".splitlines()[0]
+                answer = Answer(None, error=f"{line}\n{traceback.format_exc()}")
             try:
                 pipe.send_bytes(pickle.dumps(answer))
             except ConnectionError:  # the other end was killed: there is nobody to tell

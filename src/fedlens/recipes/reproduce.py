@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import shutil
@@ -19,6 +18,7 @@ from fedlens.recipes import RECIPES
 from fedlens.recipes.page import experiments, opening
 from fedlens.recipes.recipe import FROM_CELL, Recipe, Results, Scale, ScaleName
 from fedlens.report.page import render_page
+from fedlens.run_files import MODEL, OVER, experiment_text, is_run, read_manifest, read_status
 from fedlens.runs.active import Watch
 from fedlens.runs.folder import RunFolder
 from fedlens.runs.records import read
@@ -30,8 +30,6 @@ from fedlens.version import __version__
 if TYPE_CHECKING:
     from fedlens.report.blocks import Block
 
-DONE = ("finished", "diverged")
-MODEL = "model.safetensors"
 AT_ONCE = 64  # runs that are made ready together: each holds a model in memory
 Cells = Mapping[Path, Experiment]
 """Experiments by the folders that their runs are to have."""
@@ -50,7 +48,7 @@ class Reproduction:
     @property
     def left(self) -> Cells:
         """The cells that are not done yet."""
-        return {place: cell for place, cell in self.cells.items() if status(place) not in DONE}
+        return {place: cell for place, cell in self.cells.items() if read_status(place) not in OVER}
 
     @property
     def stages(self) -> Iterator[Cells]:
@@ -133,7 +131,7 @@ def plan(
             )
     if overwrite:
         for place in cells:
-            if (place / "experiment.toml").is_file():
+            if is_run(place):
                 shutil.rmtree(place)
     return Reproduction(name, at, recipe, folder, cells)
 
@@ -158,7 +156,7 @@ def run_cells(planned: Reproduction, watch: Watch | None = None) -> None:
     `watch` is called as by `fedlens.runs.sweep.sweep`, as if all cells were one sweep.
     """
     for place, experiment in planned.left.items():
-        if status(place) is None:
+        if read_status(place) is None:
             _take_over(place, experiment)
     for stage in planned.stages:
         elsewhere = planned.rounds_done - sum(_rounds_done(*cell) for cell in stage.items())
@@ -197,20 +195,10 @@ def place_of(out: Path, cell: str, seed: int, recipe: Recipe) -> Path:
     return out / "runs" / (f"{name}-seed{seed}" if len(recipe.seeds) > 1 else name)
 
 
-def status(place: Path) -> str | None:
-    """How a run stands, None if there is none."""
-    if not (place / "manifest.json").is_file():
-        return None
-    with contextlib.suppress(OSError, ValueError):
-        return str(json.loads((place / "summary.json").read_bytes())["status"])
-    return "interrupted"
-
-
 def _rounds_done(place: Path, cell: Experiment) -> int:
-    known = status(place)
-    if known is None:
-        return 0
-    return cell.rounds if known in DONE else RunFolder(place).last_saved or 0
+    if read_status(place) in OVER:
+        return cell.rounds
+    return RunFolder(place).last_saved or 0
 
 
 def _overridden(experiment: Experiment, overrides: Sequence[str]) -> Experiment:
@@ -221,15 +209,13 @@ def _overridden(experiment: Experiment, overrides: Sequence[str]) -> Experiment:
 
 
 def _is_of(place: Path, experiment: Experiment) -> bool:
-    with contextlib.suppress(OSError):
-        return (place / "experiment.toml").read_text("utf-8") == experiment.toml()
-    return False
+    return is_run(place) and experiment_text(place) == experiment.toml()
 
 
 def _take_over(place: Path, experiment: Experiment) -> None:
     """If another item beside this one has run the same, make it this one's too."""
     for other in sorted(place.parents[2].glob("*/runs/*")):
-        if not (_is_of(other, experiment) and status(other) in DONE and _is_ours(other)):
+        if not (_is_of(other, experiment) and _is_ours(other)):
             continue
         place.parent.mkdir(parents=True, exist_ok=True)
         made = Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=place.parent))
@@ -239,8 +225,10 @@ def _take_over(place: Path, experiment: Experiment) -> None:
 
 
 def _is_ours(place: Path) -> bool:
-    """Whether a run was made by the Fedlens that is running now."""
-    return bool(RunFolder(place).read_json("manifest.json")["fedlens"] == __version__)
+    """Whether a run was finished by the Fedlens that is running now."""
+    with contextlib.suppress(ValueError):  # a file of it is damaged
+        return read_status(place) in OVER and read_manifest(place).get("fedlens") == __version__
+    return False
 
 
 def _link(source: str, dest: str) -> None:

@@ -15,7 +15,7 @@ from fedlens.report.pairs import SURE, Pair, Task, by_seed, pairs, points, ranks
 from fedlens.report.runs import common_folder, curve_blocks, details
 from fedlens.report.student import estimate
 from fedlens.runs.budgets import rounds_to
-from fedlens.runs.records import SPOKEN, Run, number, part, read_all
+from fedlens.runs.records import SPOKEN, Run, number, primary_part, read_all
 
 EASY = 0.9  # of the best final accuracy: the target where none is given
 
@@ -46,8 +46,8 @@ def compare(
     runs = read_all([Path(folder) for folder in folders])
     finished = [run for run in runs if run.status == "finished"]
     left_out = [run for run in runs if run.status != "finished"]
-    judged = part(finished)
-    metric, measure = f"{judged}_accuracy", f"{SPOKEN[judged]} accuracy"
+    part = primary_part(finished)
+    metric, measure = f"{part}_accuracy", f"{SPOKEN[part]} accuracy"
     finished = [run for run in finished if run.final(metric) is not None]
     if not finished:
         raise ValueError("no run finished with an accuracy: name runs that did")
@@ -63,7 +63,7 @@ def compare(
         _in_words(verdicts, left_out),
         _results(found, metric, measure),
         *_differences(paired, measure),
-        *_pictures(found, judged, metric, measure),
+        *_pictures(found, part, metric, measure),
         *_to_target(found, metric, measure, target),
         *_ranks(found, metric, measure),
         *details(runs),
@@ -151,10 +151,10 @@ def _without_empty(table: Table, name: str) -> Table:
     return replace(table, header=[h for h in table.header if h != name], rows=rows, strong=strong)
 
 
-def _pictures(found: Sequence[Task], judged: str, metric: str, measure: str) -> Iterator[Block]:
+def _pictures(found: Sequence[Task], part: str, metric: str, measure: str) -> Iterator[Block]:
     for task in found:
         of = f": {task.name}" if task.name else ""
-        for block in curve_blocks(task.variants, judged):
+        for block in curve_blocks(task.variants, part):
             yield block.retitled(f"{block.title}{of}")
         lines = [line for line in _difference_lines(task, metric) if line.x]
         if lines:

@@ -10,6 +10,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from fedlens.report.blocks import NONE, Line, Style, said
+from fedlens.runs import measures
 from fedlens.runs.records import Run, is_number, settings
 
 SEEDS = ("seed", "clients.seed")
@@ -120,12 +121,12 @@ def mean_and_std(values: Sequence[float], percent: bool = False) -> str:
 def best_round(one: Group, metric: str) -> tuple[float, float] | None:
     """Where the curve of a group is best, as x and y."""
     if len(one.runs) == 1:
-        best = one.runs[0].best(metric)
-        return None if best is None else (best[1], best[0])
+        single = one.runs[0].best(metric)
+        return None if single is None else (single[1], single[0])
     line = curve(one, metric)
-    points = [(x, y) for x, y in zip(line.x, line.y, strict=True) if is_number(y)]
-    sign = -1 if metric.endswith("loss") else 1
-    return max(points, key=lambda point: sign * point[1], default=None)
+    points = [(y, round) for round, y in zip(line.x, line.y, strict=True) if is_number(y)]
+    best = measures.best(metric, points)
+    return None if best is None else (best[1], best[0])
 
 
 def _without_seeds(run: Run) -> dict[str, Any]:

@@ -14,9 +14,10 @@ from urllib.parse import urlsplit
 from fedlens.report.blocks import Block, Curves
 from fedlens.report.page import distinct, html
 from fedlens.report.runs import headline, run_blocks, title_of
+from fedlens.run_files import EVALUATION, ROUNDS, SUMMARY
 from fedlens.runs.records import read_all
 
-WRITTEN = ("rounds.jsonl", "summary.json", "evaluation.json")
+WRITTEN = (ROUNDS, SUMMARY, EVALUATION)
 LOOK_SECONDS = 0.5  # between two looks at what the runs wrote
 BEAT_SECONDS = 15.0  # after which a silent connection is tried
 

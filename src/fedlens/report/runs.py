@@ -15,7 +15,8 @@ from fedlens.report.groups import Group, best_round, curve, group, mean_and_std,
 from fedlens.report.holdings import class_blocks, client_blocks, partition_blocks
 from fedlens.report.page import Drawing, render_page
 from fedlens.report.tables import decimal, rows
-from fedlens.runs.records import SPOKEN, Run, number, part, read_all, settings
+from fedlens.run_files import EXPERIMENT, MANIFEST, experiment_text
+from fedlens.runs.records import SPOKEN, Run, number, primary_part, read_all, settings
 
 NAMED = 5
 """How many runs the headline names before it sums up the rest."""
@@ -39,11 +40,11 @@ def title_of(runs: Sequence[Run]) -> str:
 
 def run_blocks(runs: Sequence[Run]) -> list[Block]:
     """All that there is to say about runs, repeats taken together."""
-    groups, judged = group(runs), part(runs)
+    groups, part = group(runs), primary_part(runs)
     repeated = any(len(one.runs) > 1 for one in groups)
-    blocks: list[Block] = [_results_of_groups(groups, judged)] if repeated else [_results(runs)]
-    blocks += curve_blocks(groups, judged)
-    blocks += [*_bars(groups, judged), *_cost(groups, judged)]
+    blocks: list[Block] = [_results_of_groups(groups, part)] if repeated else [_results(runs)]
+    blocks += curve_blocks(groups, part)
+    blocks += [*_bars(groups, part), *_cost(groups, part)]
     blocks += [*client_blocks(groups), *class_blocks(groups), *partition_blocks(groups)]
     if repeated:
         blocks.append(_results(runs, title="Each run", dots=False))
@@ -54,8 +55,8 @@ def run_blocks(runs: Sequence[Run]) -> list[Block]:
 
 def headline(runs: Sequence[Run]) -> str:
     """What came out, in a sentence or two: the best first."""
-    judged, groups = part(runs), group(runs)
-    metric = f"{judged}_accuracy"
+    part, groups = primary_part(runs), group(runs)
+    metric = f"{part}_accuracy"
     scored = [(fmean(values), one) for one in groups if (values := one.finals(metric))]
     scored.sort(key=lambda pair: -pair[0])
     silent = [one for one in groups if not one.finals(metric)]
@@ -64,7 +65,7 @@ def headline(runs: Sequence[Run]) -> str:
         shown = scored if len(scored) <= NAMED + 1 else scored[:NAMED]
         (_, first), others = shown[0], shown[1:]
         reached = mean_and_std(first.finals(metric), percent=True)
-        words = [f"{first.name} reached {reached} {SPOKEN[judged]} accuracy {_end(first)}"]
+        words = [f"{first.name} reached {reached} {SPOKEN[part]} accuracy {_end(first)}"]
         for _, one in others:
             same = "" if _end(one) == _end(first) else f" {_end(one)}"
             words.append(f"{one.name} {mean_and_std(one.finals(metric), percent=True)}{same}")
@@ -83,9 +84,9 @@ def headline(runs: Sequence[Run]) -> str:
     return ". ".join(sentences) + "."
 
 
-def curve_blocks(groups: Sequence[Group], judged: str) -> Iterator[Block]:
+def curve_blocks(groups: Sequence[Group], part: str) -> Iterator[Block]:
     """How accuracy, relative accuracy and loss went, round by round, where they were recorded."""
-    yield from _curves(groups, "accuracy", judged)
+    yield from _curves(groups, "accuracy", part)
     metric = "relative_accuracy"
     if any(run.has(metric) for one in groups for run in one.runs):
         yield Curves(
@@ -97,17 +98,17 @@ def curve_blocks(groups: Sequence[Group], judged: str) -> Iterator[Block]:
             percent=True,
             levels=[("the twin", 1.0)],
         )
-    yield from _curves(groups, "loss", judged)
+    yield from _curves(groups, "loss", part)
 
 
-def _curves(groups: Sequence[Group], measure: str, judged: str) -> Iterator[Curves]:
+def _curves(groups: Sequence[Group], measure: str, part: str) -> Iterator[Curves]:
     def recorded(name: str) -> bool:
         return any(run.has(f"{name}_{measure}") for one in groups for run in one.runs)
 
     parts = [name for name in STYLES if recorded(name)]
     if not parts:
         return
-    main = judged if judged in parts else parts[0]
+    main = part if part in parts else parts[0]
     percent = measure == "accuracy"
     styles: dict[Style, str] = {"solid": SPOKEN[main]}
     lines = [_told(one, f"{main}_{measure}", percent) for one in groups]
@@ -143,8 +144,8 @@ def _told(one: Group, metric: str, percent: bool) -> Line:
     return Line(line.name, line.x, line.y, line.low, line.high, note=", ".join(words), ring=best)
 
 
-def _bars(groups: Sequence[Group], judged: str) -> Iterator[Bars]:
-    metric = f"{judged}_accuracy"
+def _bars(groups: Sequence[Group], part: str) -> Iterator[Bars]:
+    metric = f"{part}_accuracy"
     finals = [(one, values) for one in groups if (values := one.finals(metric))]
     if len(groups) < 2 or not finals:
         return
@@ -152,26 +153,26 @@ def _bars(groups: Sequence[Group], judged: str) -> Iterator[Bars]:
     errors = [stdev(values) if len(values) > 1 else None for _, values in finals]
     around = " Whiskers are ± one standard deviation over seeds." if repeated else ""
     yield Bars(
-        title=f"Final {SPOKEN[judged]} accuracy",
+        title=f"Final {SPOKEN[part]} accuracy",
         name="final_accuracy",
-        caption=f"Accuracy on the {SPOKEN[judged]} examples at the end of each run.{around}",
+        caption=f"Accuracy on the {SPOKEN[part]} examples at the end of each run.{around}",
         groups=[one.name for one, _ in finals],
         series=[
             Series(
                 "accuracy", [fmean(values) for _, values in finals], errors if repeated else None
             )
         ],
-        y_label=f"final {SPOKEN[judged]} accuracy",
+        y_label=f"final {SPOKEN[part]} accuracy",
         percent=True,
         dots=True,
     )
 
 
-def _cost(groups: Sequence[Group], judged: str) -> Iterator[Curves]:
+def _cost(groups: Sequence[Group], part: str) -> Iterator[Curves]:
     """What accuracy cost: bytes on the way, and seconds of training; only to compare."""
     if len(groups) < 2:
         return
-    metric = f"{judged}_accuracy"
+    metric = f"{part}_accuracy"
     for name, columns, unit, what in (
         ("accuracy_by_bytes", ("bytes_up", "bytes_down"), 1e6, "megabytes"),
         ("accuracy_by_seconds", ("seconds",), 1.0, "seconds"),
@@ -184,11 +185,11 @@ def _cost(groups: Sequence[Group], judged: str) -> Iterator[Curves]:
             yield Curves(
                 title=f"Accuracy by {what}",
                 name=name,
-                caption=f"{SPOKEN[judged].capitalize()} accuracy against the {what} {spent}, added "
+                caption=f"{SPOKEN[part].capitalize()} accuracy against the {what} {spent}, added "
                 "up over rounds; of repeats, the first run.",
                 lines=lines,
                 x_label=what,
-                y_label=f"{SPOKEN[judged]} accuracy",
+                y_label=f"{SPOKEN[part]} accuracy",
                 percent=True,
             )
 
@@ -216,21 +217,21 @@ def _results(runs: Sequence[Run], title: str = "Results", dots: bool = True) -> 
     )
     return Table(
         title=title,
-        caption=f"Accuracy, loss and F1 on the {SPOKEN[part(runs)]} examples. A megabyte (MB) is a "
-        f"million bytes, over all clients and rounds.{relative}",
+        caption=f"Accuracy, loss and F1 on the {SPOKEN[primary_part(runs)]} examples. A megabyte "
+        f"(MB) is a million bytes, over all clients and rounds.{relative}",
         header=header,
         rows=body,
         dots=dots,
     )
 
 
-def _results_of_groups(groups: Sequence[Group], judged: str) -> Table:
+def _results_of_groups(groups: Sequence[Group], part: str) -> Table:
     measures = {
-        "final accuracy": (f"{judged}_accuracy", True),
-        "final loss": (f"{judged}_loss", False),
+        "final accuracy": (f"{part}_accuracy", True),
+        "final loss": (f"{part}_loss", False),
     }
     measures |= {
-        "macro F1": (f"{judged}_f1", False),
+        "macro F1": (f"{part}_f1", False),
         "relative accuracy": ("relative_accuracy", True),
     }
     kept = {
@@ -254,7 +255,7 @@ def _results_of_groups(groups: Sequence[Group], judged: str) -> Table:
         body.append([one.name, one.runs[0].algorithm, seeds, *told, status])
     return Table(
         title="Results",
-        caption=f"Means ± one standard deviation over seeds, on the {SPOKEN[judged]} examples. A "
+        caption=f"Means ± one standard deviation over seeds, on the {SPOKEN[part]} examples. A "
         "megabyte (MB) is a million bytes, over all clients and rounds of one run.",
         header=["experiment", "algorithm", "seeds", *kept, *costs, "status"],
         rows=body,
@@ -289,11 +290,11 @@ def details(runs: Sequence[Run]) -> Iterator[Text]:
         paragraphs=[" · ".join(_facts(runs[0]))] if len(runs) == 1 else (),
     )
     for run in runs:
-        experiment = (run.folder / "experiment.toml").read_text("utf-8").strip()
+        experiment = experiment_text(run.folder).strip()
         manifest = json.dumps(run.manifest, indent=2, ensure_ascii=False)
         if len(runs) == 1:
-            yield Text(title="experiment.toml", code=experiment, folded=True)
-            yield Text(title="manifest.json", code=manifest, folded=True)
+            yield Text(title=EXPERIMENT, code=experiment, folded=True)
+            yield Text(title=MANIFEST, code=manifest, folded=True)
         else:
             about = [" · ".join(_facts(run))]
             both = f"{experiment}\n\n{manifest}"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from fedlens.report.blocks import NONE, said
 from fedlens.runs.budgets import rounds_to
-from fedlens.runs.records import Run, part
+from fedlens.runs.records import Run, primary_part
 
 HEADER = [
     "run",
@@ -30,7 +30,7 @@ def rows(runs: Sequence[Run]) -> tuple[list[str], list[list[str]]]:
     more = [_more(run) for run in runs]
     told = [i for i in range(len(MORE)) if any(cells[i] != NONE for cells in more)]
     place = HEADER.index("MB up")
-    body = [_row(run, part(runs)) for run in runs]
+    body = [_row(run, primary_part(runs)) for run in runs]
     for row, cells in zip(body, more, strict=True):
         row[place:place] = [cells[i] for i in told]
     return [*HEADER[:place], *(MORE[i] for i in told), *HEADER[place:]], body
@@ -53,8 +53,8 @@ def decimal(value: float | None, digits: int = 3) -> str:
     return f"{value:.{digits}f}" if abs(value) < 1e6 else f"{value:.1e}"
 
 
-def _row(run: Run, judged: str) -> list[str]:
-    best = run.best(f"{judged}_accuracy")
+def _row(run: Run, part: str) -> list[str]:
+    best = run.best(f"{part}_accuracy")
     planned = run.experiment.get("rounds")
     short = isinstance(planned, int) and run.num_rounds < planned
     up, down = (run.total(column) for column in ("bytes_up", "bytes_down"))
@@ -62,10 +62,10 @@ def _row(run: Run, judged: str) -> list[str]:
         run.name,
         run.algorithm,
         f"{run.num_rounds} of {planned}" if short else str(run.num_rounds),
-        said(run.final(f"{judged}_accuracy"), True),
+        said(run.final(f"{part}_accuracy"), True),
         f"{said(best[0], True)} ({best[1]})" if best else NONE,
-        decimal(run.final(f"{judged}_loss")),
-        decimal(run.final(f"{judged}_f1")),
+        decimal(run.final(f"{part}_loss")),
+        decimal(run.final(f"{part}_f1")),
         decimal(None if up is None else up / 1e6, 1),
         decimal(None if down is None else down / 1e6, 1),
         decimal(run.total("seconds"), 1),

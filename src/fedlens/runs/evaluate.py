@@ -14,6 +14,7 @@ from fedlens.core import Examples, Holdings, Tree
 from fedlens.engines.engine import Which
 from fedlens.experiment import Experiment
 from fedlens.rounds import State
+from fedlens.runs.measures import PARTS, measure_name
 from fedlens.runs.metrics import Tally, accuracy_by_client, metrics, spread
 
 Predict = Callable[[Tree, Examples, Sequence[Which]], Iterator[Tensor]]
@@ -34,7 +35,7 @@ class Twin(NamedTuple):
 class Details(NamedTuple):
     """An evaluation in detail."""
 
-    part: str | None  # by which the run is judged
+    part: str | None  # the primary part
     confusion: Tensor | None  # [L, L + 1] true label, prediction; the last column is "no label"
     client_accuracy: Tensor | None  # [K] on what each client held out
 
@@ -44,32 +45,31 @@ class Details(NamedTuple):
         return {k: v.tolist() if isinstance(v, Tensor) else v for k, v in found.items()}
 
 
-def judged(experiment: Experiment) -> str:
+def primary_part(experiment: Experiment) -> str:
     """The part by which a run is compared with others: test, else validation, else train."""
-    return next(part for part in ("test", "validation", "train") if part in experiment.evaluate.on)
+    return next(part for part in PARTS if part in experiment.evaluate.on)
 
 
 def evaluate_run(setup: Setup, state: State, twin: Twin | None) -> tuple[dict[str, float], Details]:
-    """All that the experiment asks of its model, by name, and what is behind it."""
+    """All that the experiment asks of its model, by the names in `measures`, and the details."""
     found: dict[str, float] = {}
-    part, confusion, by_client = judged(setup.experiment) if setup.parts else None, None, None
+    primary = primary_part(setup.experiment) if setup.parts else None
+    confusion, by_client = None, None
     loss, predict = setup.program.algorithm.objective.loss, setup.engine.predict
-    for name, examples in setup.parts.items():
+    for part, examples in setup.parts.items():
         tally = evaluate(predict, state, examples, setup.dataset.num_classes, loss)
-        measured = metrics(tally)
-        if name == "train":  # `train_loss` is the loss of local training
-            measured["set_loss"] = measured.pop("loss")
-        found |= {f"{name}_{key}": value for key, value in measured.items()}
-        if name == part:
+        found |= {measure_name(part, key): value for key, value in metrics(tally).items()}
+        if part == primary:
             confusion = tally.confusion
     if twin is not None:
-        own = found[f"{part}_accuracy"]
+        assert primary is not None, "a twin is compared on some part: evaluate.on was checked"
+        own = found[measure_name(primary, "accuracy")]
         found["relative_accuracy"] = own / twin.accuracy if twin.accuracy else math.nan
     if setup.held_out is not None:
         examples = setup.federation.examples
         by_client = evaluate_clients(predict, state, examples, setup.held_out)
         found |= {f"client_accuracy_{key}": value for key, value in spread(by_client).items()}
-    return found, Details(part, confusion, by_client)
+    return found, Details(primary, confusion, by_client)
 
 
 def evaluate(

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import math
-import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeGuard
+
+from fedlens import run_files
+from fedlens.run_files import EVALUATION, EXPERIMENT, MANIFEST, PARTITION, ROUNDS, read_json
+from fedlens.runs import measures
+from fedlens.runs.measures import PARTS, measure_name
 
 SPOKEN = {"test": "test", "validation": "validation", "train": "training"}
 """The parts of the data as they are called in a sentence."""
@@ -59,14 +62,13 @@ class Run:
         return number(values[-1]) if values else None
 
     def best(self, metric: str) -> tuple[float, int] | None:
-        """The best value and its round: the lowest loss, the highest of anything else."""
-        best = _table(_table(self.summary, "best"), metric)
-        value, at = number(best.get("value")), best.get("round")
+        """The best value and its round, the first of equals."""
+        told = _table(_table(self.summary, "best"), metric)
+        value, at = number(told.get("value")), told.get("round")
         if value is not None and isinstance(at, int):
             return value, at
-        points = [(v, r) for r, v in zip(*self.curve(metric), strict=True) if math.isfinite(v)]
-        sign = -1 if metric.endswith("loss") else 1
-        return max(points, key=lambda point: (sign * point[0], -point[1]), default=None)
+        points = zip(*self.curve(metric), strict=True)
+        return measures.best(metric, [(y, x) for x, y in points if math.isfinite(y)])
 
     def total(self, column: str) -> float | None:
         """What all rounds took together: seconds, bytes_up or bytes_down."""
@@ -81,31 +83,22 @@ class Run:
 
 
 def read(folder: Path) -> Run:
-    """The run that `folder` holds. A last line that a killed run left torn is passed over."""
+    """The run that `folder` holds."""
     folder = Path(folder)
-    needed = ("experiment.toml", "manifest.json", "rounds.jsonl")
-    missing = [name for name in needed if not (folder / name).is_file()]
-    if missing:
-        raise ValueError(f"{folder} is not a run folder: {_remedy(folder, missing)}")
-    try:
-        experiment = tomllib.loads((folder / "experiment.toml").read_text("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(
-            f"{folder / 'experiment.toml'} cannot be read: {error}; run the experiment again"
-        ) from None
-    rounds = _rounds(folder / "rounds.jsonl")
-    summary = _json(folder / "summary.json") or {}
+    run_files.check_run(folder, [EXPERIMENT, MANIFEST, ROUNDS])
+    experiment, rounds = run_files.read_experiment(folder), run_files.read_records(folder)
+    summary = run_files.read_summary(folder)
     if summary.get("rounds") not in (None, len(rounds)):  # killed: what it was when it started
         summary = {key: summary[key] for key in ("status", "emd", "twin") if key in summary}
     return Run(
         name=_printable(folder.resolve().name),
         folder=folder,
         experiment=experiment,
-        manifest=_json(folder / "manifest.json") or {},
+        manifest=run_files.read_manifest(folder),
         rounds=rounds,
         summary=summary,
-        partition=_json(folder / "partition.json"),
-        evaluation=_json(folder / "evaluation.json") or {},
+        partition=read_json(folder / PARTITION),
+        evaluation=read_json(folder / EVALUATION) or {},
     )
 
 
@@ -136,13 +129,13 @@ def number(value: Any) -> float | None:
     return float(value) if is_number(value) else None
 
 
-def part(runs: Sequence[Run]) -> str:
-    """The examples that the runs are judged on: test, else validation, else train."""
-    for name in ("test", "validation"):
-        metrics = (f"{name}_accuracy", f"{name}_loss")
-        if any(run.has(m) or run.final(m) is not None for run in runs for m in metrics):
-            return name
-    return "train"
+def primary_part(runs: Sequence[Run]) -> str:
+    """The part by which runs are compared: test, else validation, else train."""
+    for part in PARTS[:-1]:
+        names = [measure_name(part, measure) for measure in ("accuracy", "loss")]
+        if any(run.has(m) or run.final(m) is not None for run in runs for m in names):
+            return part
+    return PARTS[-1]
 
 
 def settings(experiment: Mapping[str, Any]) -> dict[str, Any]:
@@ -165,51 +158,9 @@ def settings(experiment: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def _rounds(path: Path) -> list[dict[str, Any]]:
-    lines = path.read_text("utf-8", errors="replace").splitlines()
-    rounds: dict[int, dict[str, Any]] = {}
-    for place, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-            if not isinstance(row, dict) or type(row.get("round")) is not int:
-                raise ValueError("it has no round number")
-        except ValueError as error:
-            if place == len(lines):
-                break
-            raise ValueError(
-                f"{path}, line {place} cannot be read: {error}; delete the line or run again"
-            ) from None
-        rounds[row["round"]] = row
-    return [rounds[round] for round in sorted(rounds)]
-
-
-def _json(path: Path) -> dict[str, Any] | None:
-    if not path.is_file():
-        return None
-    try:
-        content = json.loads(path.read_text("utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} cannot be read: {error}; run the experiment again") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} holds no JSON object: run the experiment again")
-    return content
-
-
 def _table(holder: Mapping[str, Any], key: str) -> dict[str, Any]:
     inner = holder.get(key)
     return inner if isinstance(inner, dict) else {}
-
-
-def _remedy(folder: Path, missing: Sequence[str]) -> str:
-    if not folder.is_dir():
-        return "there is no such folder; name one that `fedlens run` wrote"
-    inside = sorted(path.parent.name for path in folder.glob("*/experiment.toml"))
-    if inside:
-        more = ", ..." if len(inside) > 3 else ""
-        return f"the runs are inside it; name them one by one ({', '.join(inside[:3])}{more})"
-    return f"it has no {' and no '.join(missing)}; name one that `fedlens run` wrote"
 
 
 def _printable(text: str) -> str:

@@ -11,8 +11,8 @@ import torch
 from fedlens.build import Setup, build
 from fedlens.data import statistics
 from fedlens.experiment import Experiment
-from fedlens.options import importable
 from fedlens.rounds import State, begin
+from fedlens.run_files import EXPERIMENT, MANIFEST, PARTITION, read_manifest
 from fedlens.runs.active import ActiveRun, Result, Watch, run_to_end
 from fedlens.runs.evaluate import Twin
 from fedlens.runs.folder import RunFolder, check_free, readable_json
@@ -52,10 +52,8 @@ def resume(
     `experiment` is needed only if the run's data or model were given from Python.
     """
     folder = RunFolder(Path(path))
-    before = folder.read_json("manifest.json")
-    with importable(*map(Path, before["code"])):
-        experiment = experiment or Experiment.read(folder.path / "experiment.toml")
-    experiment = as_begun(experiment, before)
+    before = read_manifest(folder.path)
+    experiment = as_begun(experiment or Experiment.read(folder.path / EXPERIMENT), before)
     setup = build(experiment, Path(data) if data is not None else None)
     (result,) = run_to_end([reopen(folder, setup, watch)])
     return result
@@ -81,9 +79,9 @@ def start(
     folder = None
     if out is not None:
         files = {
-            "experiment.toml": experiment.toml(),
-            "manifest.json": readable_json(manifest(setup)),
-            "partition.json": readable_json(_partition(setup)),
+            EXPERIMENT: experiment.toml(),
+            MANIFEST: readable_json(manifest(setup)),
+            PARTITION: readable_json(_partition(setup)),
         }
         folder = RunFolder.create(Path(out), overwrite, files)
     return ActiveRun(setup, state, folder, watch=watch, twin=twin)
@@ -91,7 +89,7 @@ def start(
 
 def reopen(folder: RunFolder, setup: Setup, watch: Watch | None = None) -> ActiveRun:
     """A run where its last checkpoint is; `setup` is made of its own experiment."""
-    path, before = folder.path, folder.read_json("manifest.json")
+    path, before = folder.path, read_manifest(folder.path)
     if partition_hash(setup) != before["partition"]:
         raise ValueError(f"{path}: the data are not those it started with: find the old ones")
     if setup.weights and setup.weights.sha256 != before["weights"]["sha256"]:
@@ -102,12 +100,7 @@ def reopen(folder: RunFolder, setup: Setup, watch: Watch | None = None) -> Activ
         saved = folder.load_state(setup.device)
         if _shapes(saved) != _shapes(state):
             raise ValueError(f"{path} was run with another model: put the old one back")
-        # In the order of the model, not of the file: sums over all parameters go by it.
-        params, buffers = (
-            {name: getattr(saved, part)[name] for name in getattr(state, part)}
-            for part in ("params", "buffers")
-        )
-        state = replace(saved, params=params, buffers=buffers)
+        state = saved
     return ActiveRun(setup, state, folder, folder.cut_records(state.round), watch, twin)
 
 

@@ -10,6 +10,8 @@ import torch
 
 from fedlens.experiment import Experiment
 
+CUBLAS = "CUBLAS_WORKSPACE_CONFIG"  # cuBLAS gives the same bytes again only if this is set
+
 
 @contextlib.contextmanager
 def torch_settings(experiment: Experiment, device: torch.device) -> Iterator[None]:
@@ -18,13 +20,14 @@ def torch_settings(experiment: Experiment, device: torch.device) -> Iterator[Non
     convolutions = torch.backends.cudnn.allow_tf32
     deterministic = torch.are_deterministic_algorithms_enabled()
     tf32, threads = experiment.precision == "tf32", torch.get_num_threads()
+    workspace = os.environ.get(CUBLAS)
     try:
         if device.type == "cuda":  # beside a GPU there are only small things left for the CPU,
             torch.set_num_threads(1)  # and waking threads for them costs more than they do
         torch.set_float32_matmul_precision("high" if tf32 else "highest")
         torch.backends.cudnn.allow_tf32 = tf32
         if experiment.deterministic:
-            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+            os.environ.setdefault(CUBLAS, ":4096:8")
             torch.use_deterministic_algorithms(True)
         yield
     finally:
@@ -33,3 +36,5 @@ def torch_settings(experiment: Experiment, device: torch.device) -> Iterator[Non
         torch.backends.cudnn.allow_tf32 = convolutions
         if experiment.deterministic:  # asking costs a second: torch imports its compiler
             torch.use_deterministic_algorithms(deterministic)
+            if workspace is None:
+                os.environ.pop(CUBLAS, None)

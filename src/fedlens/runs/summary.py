@@ -10,14 +10,13 @@ from fedlens.build import Setup
 from fedlens.data import statistics
 from fedlens.engines.worker import largest_yet
 from fedlens.runs.budgets import at_round_numbers, rounds_to
-from fedlens.runs.evaluate import Twin, judged
+from fedlens.runs.evaluate import Twin, primary_part
+from fedlens.runs.measures import OF_MODEL, OF_ROUND, best, measure_name
 from fedlens.runs.records import is_number
 
 Record = dict[str, Any]
 """One line of rounds.jsonl: what a round did and, if it was evaluated, how good the model is."""
 
-NO_MEASURES = {"round", "seconds", "evaluation_seconds", "train_loss", "examples"}
-NO_MEASURES |= {"batches", "batches_total", "bytes_up", "bytes_down"}
 SHARES = (80, 90, 95, 99)  # percent of the twin's accuracy, for which rounds are counted
 
 
@@ -28,15 +27,13 @@ def summary(
     elapsed: float,
     twin: Twin | None,
 ) -> dict[str, Any]:
-    evaluated = [record for record in records if any("_accuracy" in key for key in record)]
-    measures = [key for key in (evaluated[-1] if evaluated else {}) if key not in NO_MEASURES]
-    best: dict[str, Any] = {}
-    for key in (key for key in measures if not key.endswith("_classes_predicted")):
-        better = min if key.endswith(("loss", "std")) else max
-        sound = [record for record in evaluated if is_number(record.get(key))]
-        if sound:
-            record = better(sound, key=lambda r: r[key])
-            best[key] = {"value": record[key], "round": record["round"]}
+    evaluated = [record for record in records if OF_MODEL.keys() & record.keys()]
+    measures = [key for key in (evaluated[-1] if evaluated else {}) if key not in OF_ROUND]
+    best_values: dict[str, Any] = {}
+    for key in measures:
+        found = best(key, [(r[key], r["round"]) for r in evaluated if is_number(r.get(key))])
+        if found is not None:
+            best_values[key] = {"value": found[0], "round": found[1]}
     training, evaluation = (
         sum(record.get(key, 0.0) for record in records) for key in ("seconds", "evaluation_seconds")
     )
@@ -47,14 +44,16 @@ def summary(
         against = {"twin": twin._asdict(), "rounds_to": reached}
     at_budgets = {}
     if setup.experiment.evaluate.on:
-        at_budgets = at_round_numbers(records, f"{judged(setup.experiment)}_accuracy")
+        at_budgets = at_round_numbers(
+            records, measure_name(primary_part(setup.experiment), "accuracy")
+        )
     return {
         "status": status,
         "rounds": len(records),
         "collapsed": bool(evaluated) and _is_constant(evaluated[-1]),
         "final": {key: evaluated[-1][key] for key in measures}
         | ({"train_loss": records[-1]["train_loss"]} if records else {}),
-        "best": best,
+        "best": best_values,
         **at_budgets,
         **against,
         "emd": statistics.emd(label_counts(setup)),

@@ -26,6 +26,16 @@ from fedlens.core import Dataset, Examples, Tree
 from fedlens.engines import Stacked
 from fedlens.experiment import Experiment, Named
 from fedlens.rounds import begin
+from fedlens.run_files import (
+    EXPERIMENT,
+    OVER,
+    experiment_text,
+    is_run,
+    read_manifest,
+    read_records,
+    read_status,
+    read_summary,
+)
 from fedlens.runs.active import ActiveRun, Result, Watch, run_to_end
 from fedlens.runs.folder import RunFolder, check_free
 from fedlens.runs.run import as_begun, reopen, start
@@ -210,7 +220,7 @@ def prepare(
     if not points:
         raise ValueError("a sweep needs points: give at least one experiment")
     folder = Path(out) if out is not None else None
-    if folder is not None and (folder / "experiment.toml").exists():
+    if folder is not None and (folder / EXPERIMENT).exists():
         raise ValueError(f"{folder} is a run: choose another folder for the sweep")
     if folder is not None and folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file: choose a folder for the sweep")
@@ -225,10 +235,10 @@ def prepare(
         elif place is not None and place.exists():
             before = RunFolder(place)
             _check_same(before, experiment)
-            if before.status in ("finished", "diverged"):
+            if read_status(place) in OVER:
                 kept[name] = _result(before)
                 continue
-            described = as_begun(experiment, before.read_json("manifest.json"))
+            described = as_begun(experiment, read_manifest(place))
         setup = _build(described, data, loaded)
         made.append(Point(name, experiment, _sharing(setup, made), place, overwrite))
     total = sum(experiment.rounds for experiment in points.values())
@@ -236,11 +246,9 @@ def prepare(
 
 
 def _check_same(folder: RunFolder, experiment: Experiment) -> None:
-    try:
-        before = (folder.path / "experiment.toml").read_text()
-    except OSError as error:
-        raise ValueError(f"{folder.path} is not a run: choose another folder") from error
-    if before != experiment.toml():
+    if not is_run(folder.path):
+        raise ValueError(f"{folder.path} is not a run: choose another folder")
+    if experiment_text(folder.path) != experiment.toml():
         raise ValueError(
             f"{folder.path} holds another experiment: choose another folder, or overwrite it"
         )
@@ -248,10 +256,8 @@ def _check_same(folder: RunFolder, experiment: Experiment) -> None:
 
 def _result(folder: RunFolder) -> Result:
     """What a run that is over came to."""
-    summary = folder.read_json("summary.json")
-    return Result(
-        summary["status"], folder.read_records(), summary, folder.load_model(), folder.path
-    )
+    summary, records = read_summary(folder.path), read_records(folder.path)
+    return Result(summary["status"], records, summary, folder.load_model(), folder.path)
 
 
 def _build(experiment: Experiment, data: str | Path | None, loaded: dict[str, Dataset]) -> Setup:

@@ -32,8 +32,9 @@ from fedlens.data.places import cache
 from fedlens.experiment import Clients, Experiment, Named, Server
 from fedlens.files import write_atomically
 from fedlens.runs.active import Watch, train
-from fedlens.runs.evaluate import Twin, judged
+from fedlens.runs.evaluate import Twin, primary_part
 from fedlens.runs.folder import to_json
+from fedlens.runs.measures import measure_name
 from fedlens.runs.summary import Record
 from fedlens.version import __version__
 
@@ -65,7 +66,7 @@ def trained(setup: Setup, watch: Watch | None = None) -> Twin:
     described = _described(setup)
     central = build(replace(described, dataset=setup.dataset), beside=setup)
     file = cache() / "twins" / f"{_key(central)}.json"
-    measure = f"{judged(described)}_accuracy"
+    measure = measure_name(primary_part(described), "accuracy")
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError):  # else it is made anew
         return Twin(float(json.loads(file.read_bytes())["records"][-1][measure]), cached=True)
 

@@ -1,0 +1,146 @@
+"""The files of a run folder: what each is called, and how it is read.
+
+Runs write them (`runs/folder.py`); whoever goes on with a run or reports on it reads them here.
+Nothing in this module needs torch.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from fedlens.tables import read_text
+
+EXPERIMENT = "experiment.toml"
+MANIFEST = "manifest.json"
+PARTITION = "partition.json"
+ROUNDS = "rounds.jsonl"  # one record a line
+SUMMARY = "summary.json"
+EVALUATION = "evaluation.json"  # of the final model, in detail
+MODEL = "model.safetensors"
+CHECKPOINT = "checkpoint"
+STATE = f"{CHECKPOINT}/state.json"  # what makes a checkpoint count: written after its tensors
+
+OVER = ("finished", "diverged")
+"""The statuses of runs that have nothing left to do."""
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a run wrote this folder: these two files are there from its start."""
+    return all((folder / name).is_file() for name in (EXPERIMENT, MANIFEST))
+
+
+def check_run(folder: Path, needed: Sequence[str]) -> None:
+    """Refuse a folder that lacks one of these files, and say where the runs are."""
+    missing = [name for name in needed if not (folder / name).is_file()]
+    if missing:
+        raise ValueError(f"{folder} is not a run folder: {_remedy(folder, missing)}")
+
+
+def experiment_text(folder: Path) -> str:
+    return read_text(folder / EXPERIMENT)
+
+
+def read_experiment(folder: Path) -> dict[str, Any]:
+    """The experiment of a run, as plain tables."""
+    try:
+        return tomllib.loads(experiment_text(folder))
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(
+            f"{folder / EXPERIMENT} cannot be read: {error}; run the experiment again"
+        ) from error
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    check_run(folder, [MANIFEST])
+    return read_json(folder / MANIFEST) or {}
+
+
+def own_code(folder: Path) -> list[Path]:
+    """Where a run found functions of the user's own; nowhere, if the folder is not a run's."""
+    with suppress(ValueError):
+        found = read_manifest(folder).get("code")
+        return [Path(place) for place in found or [] if isinstance(place, str)]
+    return []
+
+
+def read_records(folder: Path) -> list[dict[str, Any]]:
+    """What was recorded, by round: of a round that was run again, its last record.
+
+    A last line that a killed run left torn is passed over.
+    """
+    path = folder / ROUNDS
+    lines = path.read_bytes().split(b"\n") if path.is_file() else []
+    written = [(place, line) for place, line in enumerate(lines, 1) if line.strip()]
+    records: dict[int, dict[str, Any]] = {}
+    for place, line in written:
+        try:
+            record = json.loads(line)
+            if not isinstance(record, dict) or type(record.get("round")) is not int:
+                raise ValueError("it has no round number")
+        except ValueError as error:
+            if place == written[-1][0]:
+                break
+            raise ValueError(
+                f"{path}, line {place} cannot be read: {error}; delete the line or run again"
+            ) from error
+        records[record["round"]] = record
+    return [records[round] for round in sorted(records)]
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    """What the run came to, or how it stood when it started; empty if it died before that."""
+    return read_json(folder / SUMMARY) or {}
+
+
+def read_status(folder: Path) -> str | None:
+    """How a run stands, or None if there is none: a killed one could not say `interrupted`."""
+    if not (folder / MANIFEST).is_file():
+        return None
+    return str(read_summary(folder).get("status") or "interrupted")
+
+
+def read_state_index(folder: Path) -> dict[str, Any] | None:
+    """What says which checkpoint counts, or None if the run died before the first one."""
+    path = folder / STATE
+    if not path.is_file():
+        return None
+    index = _parsed(path)
+    if not isinstance(index, dict) or not {"round", "file", "sha256", "state"} <= index.keys():
+        raise damaged(path, "it is incomplete")
+    return index
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The object in a JSON file, or None if there is no such file."""
+    if not path.is_file():
+        return None
+    content = _parsed(path)
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds no JSON object: start the run anew")
+    return content
+
+
+def damaged(path: Path, why: object) -> ValueError:
+    return ValueError(f"{path} is damaged ({why}): start the run anew")
+
+
+def _parsed(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except ValueError as error:
+        raise damaged(path, error) from error
+
+
+def _remedy(folder: Path, missing: Sequence[str]) -> str:
+    if not folder.is_dir():
+        return "there is no such folder; name one that `fedlens run` wrote"
+    inside = sorted(path.parent.name for path in folder.glob(f"*/{EXPERIMENT}"))
+    if inside:
+        more = ", ..." if len(inside) > 3 else ""
+        return f"the runs are inside it; name them one by one ({', '.join(inside[:3])}{more})"
+    return f"it has no {' and no '.join(missing)}; name one that `fedlens run` wrote"

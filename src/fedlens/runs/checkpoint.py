@@ -1,0 +1,81 @@
+"""States as files: their tensors as safetensors, what they are made of as JSON.
+
+Nothing here knows the fields of `State`. A state is dicts and dataclasses, one within another, of
+tensors and plain numbers. In its description a dict or dataclass is an object, whose names stay in
+their order; a dict by client is a list of its clients and what they have, as one tensor for all
+of them; and a tensor is the name that it has in the safetensors file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any, TypeVar, cast, get_type_hints
+
+import torch
+from torch import Tensor
+
+from fedlens.core import Tree
+from fedlens.trees import map_tensors, stack, unstack
+
+T = TypeVar("T")
+
+
+def describe(value: Any, tensors: Tree, path: str = "") -> Any:
+    """`value` as JSON can hold it; its tensors go to `tensors`, each under its path."""
+    if isinstance(value, Tensor):
+        assert path not in tensors, f"two tensors of a state are called {path}"
+        tensors[path] = value
+        return path
+    if isinstance(value, Mapping) and value and all(isinstance(key, int) for key in value):
+        return [list(value), describe(stack(list(value.values())), tensors, path)]
+    if is_dataclass(value):
+        value = {f.name: getattr(value, f.name) for f in fields(value)}
+    if isinstance(value, Mapping):
+        prefix = f"{path}/" if path else ""
+        return {name: describe(part, tensors, f"{prefix}{name}") for name, part in value.items()}
+    assert value is None or isinstance(value, (int, float)), f"{path} of a state is {value!r}"
+    return value
+
+
+def restore(kind: type[T], described: Any, tensors: Tree) -> T:
+    """The `kind` that was described, with new memory for what each client has."""
+    return cast(T, _restored(kind, described, tensors))
+
+
+def _restored(kind: Any, described: Any, tensors: Tree) -> Any:
+    if isinstance(described, str):
+        return tensors[described]
+    if isinstance(described, list):
+        clients, joint = described
+        rows = unstack(_restored(None, joint, tensors), len(clients))
+        own = [map_tensors(row, torch.clone) for row in rows]
+        return dict(zip(clients, own, strict=True))
+    if isinstance(described, dict):
+        hints = get_type_hints(kind) if is_dataclass(kind) else {}
+        parts = {
+            name: _restored(hints.get(name), part, tensors) for name, part in described.items()
+        }
+        return cast(Any, kind)(**parts) if is_dataclass(kind) else parts
+    return described
+
+
+def to_bytes(tensors: Tree) -> bytes:
+    """As a safetensors file, which can hold no tensor that shares memory with another."""
+    from safetensors.torch import save
+
+    own: Tree = {}
+    seen: set[int] = set()
+    for name, tensor in tensors.items():
+        tensor = tensor.detach().cpu().contiguous()
+        memory = tensor.untyped_storage().data_ptr()
+        own[name] = tensor.clone() if memory in seen else tensor
+        seen.add(memory)
+    content: bytes = save(own)
+    return content
+
+
+def from_bytes(content: bytes, device: torch.device) -> Tree:
+    from safetensors.torch import load
+
+    return {name: tensor.to(device) for name, tensor in load(content).items()}

@@ -1,0 +1,74 @@
+"""What is measured of a run: the names in rounds.jsonl and summary.json, and which way is better.
+
+Nothing in this module needs torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal, TypeVar
+
+Better = Literal["higher", "lower"]
+X = TypeVar("X", int, float)
+
+PARTS = ("test", "validation", "train")
+"""What a model is evaluated on. Runs are compared by the first of these that they have."""
+
+OF_PART: dict[str, Better | None] = {
+    "loss": "lower",
+    "accuracy": "higher",
+    "top5": "higher",
+    "precision": "higher",
+    "recall": "higher",
+    "f1": "higher",
+    "classes_predicted": None,
+}
+"""What `metrics.metrics` measures on a part; `measure_name` gives the names for that part."""
+
+OVER_CLIENTS: dict[str, Better | None] = {
+    "mean": "higher",
+    "std": "lower",
+    "min": "higher",
+    "p10": "higher",
+    "median": "higher",
+    "max": "higher",
+    "worst_decile": "higher",
+}
+"""What `metrics.spread` says of clients' accuracies, recorded as `client_accuracy_...`."""
+
+OF_ALGORITHM: dict[str, Better | None] = {
+    "primal_residual": "lower",
+    "dual_residual": "lower",
+    "inexactness": "lower",
+}
+"""What algorithms measure of themselves in each round. One that is not here has no best."""
+
+OF_ROUND = (
+    *("round", "seconds", "evaluation_seconds", "train_loss", "examples"),
+    *("batches", "batches_total", "bytes_up", "bytes_down"),
+)
+"""What a record holds besides measures of the model and of the algorithm."""
+
+
+def measure_name(part: str, measure: str) -> str:
+    """What a measure of a part is called: `train_loss` is the loss of local training."""
+    return "train_set_loss" if (part, measure) == ("train", "loss") else f"{part}_{measure}"
+
+
+OF_MODEL: dict[str, Better | None] = {
+    **{measure_name(part, name): way for part in PARTS for name, way in OF_PART.items()},
+    "relative_accuracy": "higher",
+    **{f"client_accuracy_{name}": way for name, way in OVER_CLIENTS.items()},
+}
+"""What an evaluation can add to a record."""
+
+BETTER: dict[str, Better | None] = {"train_loss": "lower", **OF_ALGORITHM, **OF_MODEL}
+
+
+def best(measure: str, values: Iterable[tuple[float, X]]) -> tuple[float, X] | None:
+    """The best of (value, round) in order, the first of equals; None if neither way is better."""
+    better = BETTER.get(measure)
+    if better is None:
+        return None
+    choose = min if better == "lower" else max
+    return choose(values, key=lambda pair: pair[0], default=None)

@@ -1,0 +1,122 @@
+"""Errors that nobody foresaw: one line on the terminal, and the traceback in a file."""
+
+import json
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fedlens.version import __version__
+from tests.command_line import Ended
+
+pytestmark = [
+    pytest.mark.usefixtures("here"),
+    # typer 0.20 asks click for names that click is about to drop.
+    pytest.mark.filterwarnings("ignore:'click.utils:DeprecationWarning"),
+]
+
+MODEL = """
+import os, signal
+from torch import nn
+
+HOME = os.getpid()  # workers are forked from it
+
+class Net(nn.Sequential):
+    calls = 0
+
+    def __init__(self, shape, outputs):
+        super().__init__(nn.Flatten(), nn.Linear(784, outputs))
+
+    def forward(self, x):
+        Net.calls += self.training
+        if Net.calls > 3:
+            self.fail()
+        return super().forward(x)
+
+class Raises(Net):
+    def fail(self):
+        raise RuntimeError("it broke\\nin two lines")
+
+class Asserts(Net):
+    def fail(self):
+        assert self is None
+
+class Kills(Net):
+    def fail(self):
+        if os.getpid() != HOME:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+class Hungry(Net):
+    def fail(self):
+        raise MemoryError
+"""
+LINE = "fedlens: internal error, {}: unless code of your own raised it, this is a mistake in "
+LINE += "Fedlens; please report it with {}\n"
+
+
+@pytest.fixture(autouse=True)
+def models(here) -> Iterator[None]:
+    Path("bad_model.py").write_text(MODEL)
+    yield
+    sys.modules.pop("bad_model", None)  # the next test's counts anew
+
+
+def kept() -> list[Path]:
+    """The files that tell of errors."""
+    return sorted(Path(tempfile.gettempdir()).glob("fedlens-error-*.txt"))
+
+
+def told(ended: Ended, error: str) -> str:
+    """The traceback, of an error that was told of in one line."""
+    (file,) = kept()
+    assert ended == Ended(1, "", LINE.format(error, file))
+    text = file.read_text()
+    assert text.startswith(f"fedlens {__version__}\nfedlens run a.toml ")
+    return text
+
+
+@pytest.mark.parametrize(
+    ("model", "error"), [("Raises", "RuntimeError: it broke"), ("Asserts", "AssertionError")]
+)
+def test_an_internal_error_is_one_line_with_a_file_to_report(fedlens, model, error):
+    ended = fedlens("run", "a.toml", f"model=bad_model:{model}", "--out", "run", "-q")
+    text = told(ended, error)
+    assert "Traceback (most recent call last)" in text
+    assert "bad_model.py" in text and "in fail" in text
+    assert json.loads(Path("run/summary.json").read_text())["status"] == "failed"
+
+
+def test_a_workers_error_is_told_in_the_same_way_with_its_own_traceback(fedlens):
+    words = ("model=bad_model:Raises", "engine=processes", "--out", "run", "-q")
+    text = told(
+        fedlens("run", "a.toml", *words),
+        "RuntimeError: a worker process failed: RuntimeError: it broke",
+    )
+    assert text.count("Traceback (most recent call last)") == 2
+    assert "bad_model.py" in text and "in fail" in text
+
+
+@pytest.mark.parametrize(
+    ("model", "line"),
+    [
+        ("Kills", "a worker process was killed, perhaps for want of memory: choose engine = "
+                  '"sequential", or a smaller local.batch_size'),
+        ("Hungry", "there is not enough memory"),
+    ],
+)  # fmt: skip
+def test_what_the_machine_lacks_is_a_plain_line(fedlens, model, line):
+    engine = "processes" if model == "Kills" else "sequential"
+    words = (f"model=bad_model:{model}", f"engine={engine}", "--out", "run", "-q")
+    assert fedlens("run", "a.toml", *words) == Ended(1, "", f"fedlens: {line}\n")
+    assert kept() == []
+
+
+def test_the_traceback_is_shown_where_it_is_asked_for_or_cannot_be_kept(fedlens, monkeypatch):
+    words = ("model=bad_model:Raises", "--out", "run", "-q")
+    monkeypatch.setattr(tempfile, "tempdir", str(Path("nowhere")))
+    status, out, err = fedlens("run", "a.toml", *words, "--debug")
+    assert (status, out) == (1, "")
+    assert "Traceback (most recent call last)" in err
+    assert err.endswith("please report it with what --debug shows\n")
