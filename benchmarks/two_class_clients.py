@@ -103,7 +103,7 @@ def main() -> None:
     for job in jobs:
         output, _ = job.communicate()
         if job.returncode:
-            print(f"failed: {job.args}", file=sys.stderr)
+            print(f"failed: {job.args!r}", file=sys.stderr)
             continue
         rows.append(json.loads(output.splitlines()[-1]))
         row = rows[-1]

@@ -4,20 +4,21 @@ Run it with `make demo`: real images, no download, about a minute on two cores.
 """
 
 from pathlib import Path
+from typing import Any
 
 import fedlens as fl
 from fedlens.cli import progress
 from fedlens.report import read_all, report, rows, table
 
 FOLDER = Path("runs/demo")
-ALGORITHMS = {
+ALGORITHMS: dict[str, dict[str, Any]] = {
     "fedavg": {},
     "fedprox": {"algorithm": {"name": "fedprox", "mu": 0.5}},
     "fedavgm": {"algorithm": {"name": "fedavgm", "momentum": 0.9}, "server": {"lr": 0.3}},
 }
 
 
-def experiment(**changes: object) -> fl.Experiment:
+def experiment(**changes: Any) -> fl.Experiment:
     """50 clients of two classes each, five of them a round: strongly non-iid."""
     return fl.Experiment(
         dataset="fashion-mnist-mini",
@@ -35,8 +36,8 @@ def main() -> None:
     for name, changes in ALGORITHMS.items():
         described = experiment(**changes)
         with progress.rounds(f"{name:<8}", described.rounds) as watch:
-            result = fl.run(described, FOLDER / name, overwrite=True, watch=watch)
-        folders.append(result.folder)
+            fl.run(described, FOLDER / name, overwrite=True, watch=watch)
+        folders.append(FOLDER / name)
     page = report(folders)
     print(table(*rows(read_all(folders))))
     print(f"\nOpen the report in a browser: {page.resolve()}")

@@ -87,7 +87,7 @@ def main() -> None:
     train, everyone = setup.federation.examples, setup.federation.everyone(0)
     images, labels = inputs(train.read(everyone.index)), train.labels[everyone.index].to(device)
     test = [inputs(dataset.test.read(slice(None))), dataset.test.labels.to(device)]
-    module = MODELS[setup.experiment.model.name](dataset.shape, dataset.num_classes)
+    module = MODELS[RUNS["pfl"]["model"]](dataset.shape, dataset.num_classes)
     module.load_state_dict(setup.network.params)
 
     rank, processes = pytorch_ops.distributed.global_rank, pytorch_ops.distributed.world_size
