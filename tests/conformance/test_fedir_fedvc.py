@@ -76,8 +76,8 @@ def test_a_round_of_fedir_is_sgd_on_torchs_weighted_cross_entropy():
         for name, w in module.named_parameters():
             (slope,) = torch.autograd.grad(loss, w, retain_graph=True)
             expected[name] -= len(index) / 42 * 0.2 * slope
-    for name, w in expected.items():
-        close(state.params[name], w, 1e-6)  # p is in single precision above
+    for name, moved in expected.items():
+        close(state.params[name], moved, 1e-6)  # p is in single precision above
 
 
 def alike(num_clients, per_class):
