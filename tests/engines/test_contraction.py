@@ -35,8 +35,8 @@ class Silent:
 @pytest.mark.parametrize("engine", [Sequential, Stacked])
 def test_a_contraction_is_what_its_solver_does_step_by_step(name, engine):
     algorithm = ALGORITHMS[name]
-    inner = getattr(algorithm.solve, "inner", None)
-    plain = Sgd(0.05) if inner is None else replace(algorithm.solve, inner=Sgd(0.05))
+    solver: Any = algorithm.solve
+    plain = replace(solver, inner=Sgd(0.05)) if hasattr(solver, "inner") else Sgd(0.05)
     algorithm = replace(algorithm, solve=plain)
     assert algorithm.contraction is not None and not algorithm.contraction.is_plain
     federation = noisy_images(RAGGED)
@@ -72,7 +72,7 @@ def test_clients_may_take_more_steps_than_those_of_rounds_before():
         for _ in range(8):
             state, outcome = run_round(program, federation, engine, state, seed=0)
             steps.append(outcome.batches)
-        assert bool(engine._made[2]) is factor
+        assert engine._made and bool(engine._made[2]) is factor
         states.append(state)
     assert max(steps) > steps[0], "a later round has more of them"
     torch.testing.assert_close(states[0].params, states[1].params, rtol=1e-10, atol=1e-12)

@@ -6,6 +6,7 @@ graph: it keeps a copy of the inputs, and whatever comes back lies where the fir
 
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import safetensors.torch
@@ -28,8 +29,10 @@ from tests.papers_under_test import ALGORITHMS, PLAIN
 
 
 class Replayed:
-    def __init__(self):
-        self.seen, self.kept, self.replays = Counter(), {}, 0
+    def __init__(self) -> None:
+        self.seen: Counter[Any] = Counter()
+        self.kept: dict[Any, Any] = {}
+        self.replays = 0
 
     def __call__(self, key, function, *inputs):
         shapes = (key, tuple((t.shape, t.dtype) for t in tensors_in(inputs)))
@@ -55,8 +58,10 @@ def test_recorded_rounds_are_the_same(name, sizes, monkeypatch):
     federation = noisy_images(sizes)
     network = Network(small_cnn("group", dropout=0.3), dtype=torch.float64)
     program = ClientProgram(ALGORITHMS[name], network.layout)
-    states, losses = [], [[], []]
-    for number, recorder in enumerate((None, Replayed())):
+    replayed = Replayed()
+    states = []
+    losses: list[list[torch.Tensor]] = [[], []]
+    for number, recorder in enumerate((None, replayed)):
         engine = Stacked(network, federation.examples)
         if recorder is not None:
             monkeypatch.setattr(stacked.Stacked, "_recorder", lambda *_, r=recorder: r)
@@ -65,7 +70,7 @@ def test_recorded_rounds_are_the_same(name, sizes, monkeypatch):
             state, outcome = run_round(program, federation, engine, state, seed=0)
             losses[number].append(outcome.train_loss.clone())
         states.append(state)
-    assert recorder.replays
+    assert replayed.replays
     for one, other in zip(*(tensors_in((s.params, s.buffers)) for s in states), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(losses[0], losses[1], rtol=1e-12, atol=1e-12)
@@ -100,7 +105,7 @@ def test_a_sweep_in_blocks_records_each_block_for_itself(key, monkeypatch):
     for _ in range(5):
         after = run_rounds(together, engine, turns)
         turns = [replace(turn, state=state) for turn, (state, _) in zip(turns, after, strict=True)]
-    assert engine._made[2] and recorder.replays
+    assert engine._made and engine._made[2] and recorder.replays
     for turn, expected in zip(turns, alone, strict=True):
         torch.testing.assert_close(turn.state.params, expected.state.params, rtol=1e-10, atol=1e-12)
 
@@ -123,7 +128,8 @@ def test_what_clients_remember_is_found_again_in_whatever_order_a_file_gives_it(
         safetensors.torch, "load", lambda content: dict([*load(content).items()][::-1])
     )
     ends = []
-    for recorder in (None, Replayed()):
+    replayed = Replayed()
+    for recorder in (None, replayed):
         monkeypatch.setattr(stacked.Stacked, "_recorder", lambda *_, r=recorder: r)
         engine, after = (
             Stacked(network, federation.examples),
@@ -132,7 +138,7 @@ def test_what_clients_remember_is_found_again_in_whatever_order_a_file_gives_it(
         for _ in range(11):
             after, _ = run_round(program, federation, engine, after, seed=0)
         ends.append(after)
-    rounds = [key for key, _ in recorder.seen if key != "step"]
+    rounds = [key for key, _ in replayed.seen if key != "step"]
     assert len(rounds) == 1, "one record does for all clients, loaded or not"
     for name, expected in ends[0].params.items():
         torch.testing.assert_close(ends[1].params[name], expected, rtol=1e-12, atol=1e-12)

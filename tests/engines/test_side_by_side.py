@@ -73,4 +73,4 @@ def test_fillings_are_alike_if_they_differ_in_numbers_alone():
 def test_only_numbers_that_differ_become_tensors():
     merged = side_by_side([Sgd(0.1, 0.9), Sgd(0.2, 0.9)], DOUBLE)
     assert merged.momentum == 0.9
-    assert merged.lr.tolist() == [0.1, 0.2]
+    assert isinstance(merged.lr, torch.Tensor) and merged.lr.tolist() == [0.1, 0.2]
