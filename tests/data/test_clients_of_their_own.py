@@ -20,7 +20,7 @@ from fedlens.data import DATASETS, Source
 DATA = os.environ.get("FEDLENS_DATA")
 
 
-def real(folder: str) -> Any:
+def real(folder: str) -> pytest.MarkDecorator:
     here = DATA is not None and (Path(DATA) / folder).is_dir()
     return pytest.mark.skipif(not here, reason=f"FEDLENS_DATA names no folder with {folder}")
 

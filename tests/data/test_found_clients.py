@@ -75,6 +75,7 @@ def test_a_run_over_writers_keeps_their_names_and_is_described_whole(tmp_path) -
     train = examples(np.arange(60) % 10, writer=np.arange(60) % 3)
     natural = {"name": "natural", "column": "writer"}
     setup = build(described(train, partition=natural, holdout=0.5))
+    assert setup.held_out is not None
     assert setup.federation.everyone(0).names == setup.held_out.names == ("0", "1", "2")
     plain = described(train, partition=natural).plain()
     assert plain["clients"]["partition"] == natural

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ def nature(tmp_path: Path) -> Path:
     return make(tmp_path / "nature", {1: 101, 2: 103, 3: 20}, num_val=5)
 
 
-def prepared(nature: Path, watch: store.Progress | None = None) -> dict:
+def prepared(nature: Path, watch: store.Progress | None = None) -> dict[str, Any]:
     place = nature.parent / f"{NAME}-8"
     return store.prepare(NAME, listing(NAME, nature), nature, place, 8, watch)
 
@@ -165,7 +166,15 @@ def test_folders_that_are_wrong_are_named(nature: Path, tmp_path: Path) -> None:
 
 def test_the_command_prepares_a_set_and_its_users_train(nature: Path, tmp_path: Path) -> None:
     images_of(nature)[listing(NAME, nature).ids[3]].unlink()
-    words = ["data", "prepare", NAME, "--from", nature, "--images", nature / "train_val_images"]
+    words: list[str | Path] = [
+        "data",
+        "prepare",
+        NAME,
+        "--from",
+        nature,
+        "--images",
+        nature / "train_val_images",
+    ]
     command = [Path(sys.executable).with_name("fedlens"), *words, "--size", "8", "--data", tmp_path]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[0] == f"{NAME}: 199 + 10 images in {tmp_path / NAME}-8"

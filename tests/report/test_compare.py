@@ -181,7 +181,8 @@ def test_real_runs_are_paired_by_their_seeds(tmp_path):
                 clients=fl.Clients(count=20, per_round=2),
                 algorithm=fl.Named(algorithm),
             )
-            folders.append(fl.run(experiment, tmp_path / f"{algorithm}-{seed}").folder)
+            folders.append(tmp_path / f"{algorithm}-{seed}")
+            fl.run(experiment, folders[-1])
     found = fl.compare(folders, out=tmp_path / "page")
     assert found.page == tmp_path / "page" / "report.html"
     (pair,) = found.pairs
