@@ -3,6 +3,7 @@ import math
 import tomllib
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from torch import nn
 import fedlens as fl
 from fedlens.build import build, partition
 
-BASE = {"dataset": "fashion-mnist-mini", "model": "linear", "rounds": 3}
+BASE: dict[str, Any] = {"dataset": "fashion-mnist-mini", "model": "linear", "rounds": 3}
 DESIGNED = {
     *("dataset", "model", "rounds", "seed", "engine", "device", "precision", "loss", "augment"),
     *("outputs", "clients.count", "clients.per_round", "clients.partition", "clients.seed"),
@@ -260,12 +261,13 @@ def test_paths_are_relative_to_the_experiment_file(tmp_path, monkeypatch):
     file = tmp_path / "study" / "a.toml"
     file.write_text('dataset = { name = "npz", path = "../d.npz" }\nmodel = "linear"\nrounds = 1')
     experiment = fl.Experiment.read(file)
+    assert isinstance(experiment.dataset, fl.Named)
     assert experiment.dataset.options["path"] == str(tmp_path / "d.npz")
     file.with_name("resolved.toml").write_text(experiment.toml())
     assert fl.Experiment.read(file.with_name("resolved.toml")) == experiment
-    assert fl.Experiment.read(file, ["dataset.path=x.npz"]).dataset.options["path"] == str(
-        tmp_path / "study" / "x.npz"
-    )
+    other = fl.Experiment.read(file, ["dataset.path=x.npz"]).dataset
+    assert isinstance(other, fl.Named)
+    assert other.options["path"] == str(tmp_path / "study" / "x.npz")
 
 
 @pytest.mark.parametrize(
@@ -322,7 +324,7 @@ def test_two_papers_on_one_slot_are_refused_by_name(algorithm, names):
 
 
 def test_papers_that_refill_different_slots_go_together():
-    made = build(fl.Experiment(**BASE, algorithm=("fedprox", "fedavgm"))).program.algorithm
+    made: Any = build(fl.Experiment(**BASE, algorithm=("fedprox", "fedavgm"))).program.algorithm
     assert made.objective.penalties
     assert made.advance.momentum == 0.9
 
@@ -352,7 +354,7 @@ def test_records_may_be_given_as_tables_from_python():
 
 
 def test_the_split_follows_the_clients_seed_alone_where_there_is_one():
-    def split(**changes: object) -> np.ndarray:
+    def split(**changes: Any) -> np.ndarray:
         clients = fl.Clients(count=4, seed=changes.pop("clients_seed", None))
         experiment = fl.Experiment(**BASE, clients=clients, **changes)
         return partition(experiment)[2].index.numpy()
