@@ -74,7 +74,8 @@ class Residual(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.convolution(x)
-        return self.relu(y) + y
+        z: torch.Tensor = self.relu(y) + y
+        return z
 
 
 def test_a_result_that_is_read_twice_is_kept():
@@ -86,7 +87,7 @@ def test_a_network_runs_fused_layers_beside_the_module_it_was_given():
     assert num_fused(network._alone) == 1 and num_fused(network.module) == 0
 
 
-def plain_cnn() -> nn.Module:
+def plain_cnn() -> nn.Sequential:
     torch.manual_seed(0)
     layers = nn.Conv2d(1, 6, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()
     return nn.Sequential(*layers, nn.Linear(96, 4))

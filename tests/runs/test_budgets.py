@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 import fedlens as fl
 from fedlens.runs.budgets import at_batches, at_round_numbers, at_rounds, rounds_to
+from fedlens.runs.summary import Record
 
-RECORDS = [
+RECORDS: list[Record] = [
     {"round": 1, "batches": 10},
     {"round": 2, "batches": 10, "test_accuracy": 0.5},
     {"round": 3, "batches": 30},

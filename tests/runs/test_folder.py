@@ -1,5 +1,6 @@
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -28,7 +29,7 @@ def state(round: int = 3, clients: int = 2) -> State:
     )
 
 
-def flat(value: object, path: str = "") -> dict[str, object]:
+def flat(value: Any, path: str = "") -> dict[str, Any]:
     """Every tensor and number in a state, by where it stands."""
     if isinstance(value, dict):
         return {

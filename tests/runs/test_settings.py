@@ -1,12 +1,14 @@
 """What an experiment asks of torch as a whole."""
 
+from typing import Any
+
 import torch
 
 import fedlens as fl
 from tests.toys import toy
 
 
-def described(**changes: object) -> fl.Experiment:
+def described(**changes: Any) -> fl.Experiment:
     clients = fl.Clients(count=4, per_round=2)
     return fl.Experiment(dataset=toy(), model="linear", rounds=1, clients=clients, **changes)
 
