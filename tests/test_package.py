@@ -65,15 +65,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[zipfile.ZipFile]
     shutil.copytree(ROOT / "src", source / "src", ignore=unwanted)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
-    command: list[str | Path] = [
-        "-m",
-        "build",
-        "--wheel",
-        "--no-isolation",
-        "--outdir",
-        folder,
-        source,
-    ]
+    command = ["-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(source)]
     done = subprocess.run(
         [sys.executable, *command], capture_output=True, text=True, check=False, cwd=folder
     )
