@@ -62,7 +62,8 @@ def measure(name: str, repeats: int, device: str) -> dict[str, Any]:
     )
     local = fl.LocalTraining(epochs=work.epochs, batch_size=work.batch_size, lr=0.01)
     clients = fl.Clients(count=work.clients, per_round=work.per_round)
-    setup = build(fl.Experiment(data, work.model, 1, device=device, local=local, clients=clients))
+    model = fl.Named(work.model)
+    setup = build(fl.Experiment(data, model, 1, device=device, local=local, clients=clients))
     state = begin(setup.network, setup.program, setup.federation, setup.device)
     loss = setup.program.algorithm.objective.loss
     rounds, evaluations = [], []

@@ -21,8 +21,8 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
 def experiment(**changes: Any) -> fl.Experiment:
     """50 clients of two classes each, five of them a round: strongly non-iid."""
     return fl.Experiment(
-        dataset="fashion-mnist-mini",
-        model="lenet5",
+        dataset=fl.Named("fashion-mnist-mini"),
+        model=fl.Named("lenet5"),
         rounds=60,
         clients=fl.Clients(count=50, per_round=5, partition=fl.Named("classes", {"per_client": 2})),
         local=fl.LocalTraining(epochs=5, batch_size=20, lr=0.05),

@@ -209,8 +209,8 @@ def images_in_order(examples, num_classes, num_clients, rng):
 @pytest.mark.parametrize("over", [{}, {"name": "noisy-labels", "high": 0.0}])
 def test_a_partition_of_ones_own_sees_the_images_that_clients_may_hold(over):
     mine = f"{__name__}:images_in_order"
-    own = fl.Clients(count=1, partition=over | {"of": mine} if over else mine)
-    setup = build(described(clients=own, evaluate=fl.Evaluate(on="validation", validation=0.25)))
+    own = {"count": 1, "partition": over | {"of": mine} if over else mine}
+    setup = build(described(clients=own, evaluate={"on": "validation", "validation": 0.25}))
     assert setup.federation.everyone(0).sizes.tolist() == [18]
 
 
@@ -233,7 +233,7 @@ def test_clients_are_tested_on_a_share_of_their_own_examples():
 
 def test_one_seed_gives_one_model_and_leaves_torchs_own_random_numbers_alone():
     def weights(seed: int) -> torch.Tensor:
-        experiment = fl.Experiment(dataset=toy(), model="linear", rounds=1, seed=seed)
+        experiment = fl.Experiment(toy(), fl.Named("linear"), rounds=1, seed=seed)
         return build(experiment).network.params["fc.weight"]
 
     torch.manual_seed(5)
@@ -271,6 +271,6 @@ class Restless(torch.nn.Module):
 
 
 def test_a_model_that_draws_its_own_random_numbers_is_refused():
-    experiment = fl.Experiment(dataset="fashion-mnist-mini", model=Restless(), rounds=1)
+    experiment = fl.Experiment(fl.Named("fashion-mnist-mini"), Restless(), rounds=1)
     with pytest.raises(ValueError, match=r"use nn\.Dropout layers"):
         build(experiment)

@@ -287,8 +287,8 @@ def test_a_share_of_so_many_clients_is_so_many_clients(count, some):
 @pytest.mark.parametrize("name", ["noisy-labels", "shifted"])
 def test_clients_found_in_the_data_are_not_counted_beforehand_whatever_they_see(name):
     def count(of):
-        partition = {"name": name, "of": of}
-        return fl.Experiment(**BASE, clients={"partition": partition}).clients.count
+        clients = {"partition": {"name": name, "of": of}}
+        return fl.Experiment(**BASE | {"clients": clients}).clients.count
 
     assert count({"name": "natural", "column": "writer"}) is None
     assert count({"name": "s2", "n_max": 9}) is None
@@ -324,7 +324,8 @@ def test_two_papers_on_one_slot_are_refused_by_name(algorithm, names):
 
 
 def test_papers_that_refill_different_slots_go_together():
-    made: Any = build(fl.Experiment(**BASE, algorithm=("fedprox", "fedavgm"))).program.algorithm
+    both = BASE | {"algorithm": ("fedprox", "fedavgm")}
+    made: Any = build(fl.Experiment(**both)).program.algorithm
     assert made.objective.penalties
     assert made.advance.momentum == 0.9
 
@@ -342,7 +343,8 @@ def test_tensors_and_a_module_may_be_given_from_python():
 
 
 def test_records_may_be_given_as_tables_from_python():
-    tables = fl.Experiment(**BASE, local={"lr": 1}, clients={"count": 3}, augment={"crop": 1})
+    plain = {"local": {"lr": 1}, "clients": {"count": 3}, "augment": {"crop": 1}}
+    tables = fl.Experiment(**BASE | plain)
     records = fl.Experiment(
         **BASE,
         local=fl.LocalTraining(lr=1.0),

@@ -75,8 +75,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     begun = time.perf_counter()
-    plain = {"engine": "sequential", "device": "cpu", "precision": "fp32"}
-    experiment = fl.Experiment(dataset="cifar10", seed=arguments.seed, **RUNS["pfl"] | plain)
+    plain = {"dataset": "cifar10", "engine": "sequential", "device": "cpu", "precision": "fp32"}
+    experiment = fl.Experiment(seed=arguments.seed, **RUNS["pfl"] | plain)
     setup = build(experiment, arguments.data)
     dataset, device = setup.dataset, pytorch_ops.get_default_device()
 

@@ -108,8 +108,9 @@ def test_clients_train_on_what_they_see_and_are_judged_on_what_is_true() -> None
     given = examples()
     data = fl.Dataset("noise", given, given, tuple("abcdefghij"))
     of = {"name": "natural", "column": "writer"}
-    noisy = {"name": "noisy-labels", "of": of, "low": 1.0, "high": 1.0}
-    described = fl.Experiment(dataset=data, model="linear", rounds=1, clients={"partition": noisy})
+    noisy = fl.Named("noisy-labels", {"of": of, "low": 1.0, "high": 1.0})
+    clients = fl.Clients(partition=noisy)
+    described = fl.Experiment(data, fl.Named("linear"), rounds=1, clients=clients)
     setup = build(described)
     assert not (setup.federation.labels == given.labels).any()
     assert torch.equal(setup.parts["test"].labels, given.labels)

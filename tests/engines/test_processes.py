@@ -160,7 +160,7 @@ def test_a_run_whose_workers_have_devices_comes_to_the_same(monkeypatch, tmp_pat
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     experiment = fl.Experiment(
         dataset=toy(),
-        model="linear",
+        model=fl.Named("linear"),
         rounds=3,
         engine="stacked",
         device="cpu",
@@ -195,7 +195,8 @@ def test_a_worker_for_each_gpu_or_for_the_one_named(monkeypatch):
         monkeypatch.setattr(module, "gpu_names", lambda: ("one", "two"))
     names = {"cuda": "one, two", "auto": "one, two", "cuda:1": "two", "cpu": "cpu"}
     for device, called in names.items():
-        experiment = fl.Experiment(toy(), "linear", 1, engine="processes", device=device)
+        linear = fl.Named("linear")
+        experiment = fl.Experiment(toy(), linear, 1, engine="processes", device=device)
         setup = building.build(experiment)
         assert setup.device == CPU
         assert manifests.manifest(setup)["device"] == called

@@ -71,8 +71,8 @@ def lines(folder: Path) -> list[Record]:
 
 def test_a_run_leaves_exactly_the_files_and_keys_of_the_design(tmp_path):
     experiment = fl.Experiment(
-        dataset="fashion-mnist-mini",
-        model="linear",
+        dataset=fl.Named("fashion-mnist-mini"),
+        model=fl.Named("linear"),
         rounds=3,
         clients=fl.Clients(count=10, per_round=3),
     )
@@ -180,7 +180,7 @@ def test_any_part_may_be_evaluated_on():
     measured = (of("train") - {"train_loss"}) | {"train_set_loss"} | of("validation")
     assert all(record.keys() == EVALUATED | measured for record in result.records)
     assert result.final.keys() == measured | {"train_loss"}
-    test = fl.run(described(evaluate=fl.Evaluate(on="test")))
+    test = fl.run(described(evaluate={"on": "test"}))
     assert test.final.keys() == of("test") | {"train_loss"}
     nothing = fl.run(described(evaluate=fl.Evaluate(on=())))
     assert nothing.final.keys() == {"train_loss"}
@@ -293,8 +293,8 @@ def federated(folder: Path, seed: int) -> fl.Result:
     """The issue's own experiment: 100 clients, Hsu's Dirichlet with alpha 0.5, 10 a round."""
     partition = fl.Named("dirichlet", {"alpha": 0.5})
     experiment = fl.Experiment(
-        dataset="fashion-mnist-mini",
-        model="lenet5",
+        dataset=fl.Named("fashion-mnist-mini"),
+        model=fl.Named("lenet5"),
         rounds=2,
         seed=seed,
         clients=fl.Clients(count=100, per_round=10, partition=partition),

@@ -10,7 +10,7 @@ from tests.toys import toy
 
 def described(**changes: Any) -> fl.Experiment:
     clients = fl.Clients(count=4, per_round=2)
-    return fl.Experiment(dataset=toy(), model="linear", rounds=1, clients=clients, **changes)
+    return fl.Experiment(toy(), fl.Named("linear"), rounds=1, clients=clients, **changes)
 
 
 def test_what_a_run_asks_of_torch_is_put_back(monkeypatch):
