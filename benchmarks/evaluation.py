@@ -22,7 +22,7 @@ import torch
 import fedlens as fl
 from fedlens.build import build
 from fedlens.rounds import begin, run_round
-from fedlens.runs.evaluate import evaluate, predictor
+from fedlens.runs.evaluate import evaluate
 from fedlens.runs.metrics import metrics
 
 
@@ -62,7 +62,8 @@ def measure(name: str, repeats: int, device: str) -> dict[str, Any]:
     )
     local = fl.LocalTraining(epochs=work.epochs, batch_size=work.batch_size, lr=0.01)
     clients = fl.Clients(count=work.clients, per_round=work.per_round)
-    setup = build(fl.Experiment(data, work.model, 1, device=device, local=local, clients=clients))
+    model = fl.Named(work.model)
+    setup = build(fl.Experiment(data, model, 1, device=device, local=local, clients=clients))
     state = begin(setup.network, setup.program, setup.federation, setup.device)
     loss = setup.program.algorithm.objective.loss
     rounds, evaluations = [], []
@@ -71,7 +72,7 @@ def measure(name: str, repeats: int, device: str) -> dict[str, Any]:
             start = _now(setup.device)
             state, _ = run_round(setup.program, setup.federation, setup.engine, state, seed=0)
             trained = _now(setup.device)
-            metrics(evaluate(predictor(setup), state, setup.parts["test"], 10, loss))
+            metrics(evaluate(setup.engine.predict, state, setup.parts["test"], 10, loss))
             rounds.append(trained - start)
             evaluations.append(_now(setup.device) - trained)
     finally:

@@ -50,8 +50,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--precision", default="bf16" if torch.cuda.is_available() else "fp32")
     arguments = parser.parse_args()
-    settings = RUNS[arguments.name] | {"precision": arguments.precision}
-    whole = fl.Experiment(dataset="cifar10", **settings)
+    settings = RUNS[arguments.name] | {"dataset": "cifar10", "precision": arguments.precision}
+    whole = fl.Experiment(**settings)
     whole = replace(whole, rounds=arguments.rounds or whole.rounds)
     begun = time.perf_counter()
     fl.run(replace(whole, rounds=10), data=arguments.data)

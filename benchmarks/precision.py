@@ -14,22 +14,26 @@ import json
 import math
 import statistics
 from pathlib import Path
+from typing import Literal, get_args
 
 import fedlens as fl
 
-PRECISIONS = ("fp32", "tf32", "bf16")
-PARTITIONS = {"iid": {"name": "iid"}, "dirichlet": {"name": "dirichlet", "alpha": 1.0}}
+Precision = Literal["fp32", "tf32", "bf16"]
+PRECISIONS = get_args(Precision)
+PARTITIONS = {"iid": fl.Named("iid"), "dirichlet": fl.Named("dirichlet", {"alpha": 1.0})}
 
 
-def accuracy(partition: str, precision: str, seed: int, rounds: int, data: str | None) -> float:
+def accuracy(
+    partition: str, precision: Precision, seed: int, rounds: int, data: str | None
+) -> float:
     experiment = fl.Experiment(
-        dataset="fashion-mnist",
-        model="mcmahan-cnn",
+        dataset=fl.Named("fashion-mnist"),
+        model=fl.Named("mcmahan-cnn"),
         rounds=rounds,
         seed=seed,
-        clients={"count": 100, "per_round": 10, "partition": PARTITIONS[partition]},
-        local={"epochs": 1, "batch_size": 32, "lr": 0.05},
-        evaluate={"every": rounds},
+        clients=fl.Clients(count=100, per_round=10, partition=PARTITIONS[partition]),
+        local=fl.LocalTraining(epochs=1, batch_size=32, lr=0.05),
+        evaluate=fl.Evaluate(every=rounds),
         precision=precision,
     )
     return fl.run(experiment, data=data).final["test_accuracy"]

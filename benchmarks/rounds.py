@@ -30,7 +30,8 @@ def loop(name: str, device: torch.device) -> Callable[[], None]:
     work = WORKLOADS[name]
     images = torch.randn(work.samples, *work.shape, device=device)
     labels = torch.randint(10, (work.samples,), device=device)
-    members = list(torch.arange(work.samples, device=device).split(work.steps * work.batch))
+    everyone = torch.arange(work.samples, device=device)
+    members = list(torch.split(everyone, work.steps * work.batch))
     module = MODELS[work.model](work.shape, 10, **work.options).to(device)
     return by_hand(module, images, labels, members, work.batch)
 

@@ -64,7 +64,7 @@ def measure(num_clients: int, cohort: int, rounds: int) -> dict[str, float]:
         run(), run()
         return run
 
-    whole, alone = one_round(Sequential(network, clients.examples)), one_round(Idle())
+    whole, alone = one_round(Sequential(network, clients.examples)), one_round(Idle(network))
     return {
         "seconds": statistics.median(whole() for _ in range(rounds)),
         "server_seconds": statistics.median(alone() for _ in range(rounds)),
@@ -91,7 +91,8 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     if arguments.one:
-        print(json.dumps(measure(*arguments.one, arguments.rounds)))
+        num_clients, cohort = arguments.one
+        print(json.dumps(measure(num_clients, cohort, arguments.rounds)))
         return
     cases = [(clients, 10) for clients in arguments.clients]
     cases += [(1_000, cohort) for cohort in arguments.cohorts if (1_000, cohort) not in cases]

@@ -59,7 +59,7 @@ def by_hand(
             for start in range(0, len(order), batch):
                 index = order[start : start + batch]
                 optimiser.zero_grad()
-                F.cross_entropy(local(images[index]), labels[index]).backward()
+                F.cross_entropy(local(images[index]), labels[index]).backward()  # type: ignore[no-untyped-call]
                 optimiser.step()
             for name, p in local.named_parameters():
                 total[name] += p.detach() / len(members)
@@ -105,7 +105,7 @@ def measure(name: str, repeats: int) -> dict[str, object]:
     count = clients * steps * batch
     images = torch.randint(256, (count, *shape), dtype=torch.uint8)
     labels = torch.randint(10, (count,))
-    members = list(torch.arange(count).split(steps * batch))
+    members = list(torch.split(torch.arange(count), steps * batch))
     module = MODELS[name](shape, 10)
     floats = (images.float() / 255 - 0.5) / 0.25
     loop = by_hand(module, floats, labels, members, batch)

@@ -19,6 +19,7 @@ from dataclasses import replace
 import torch
 
 from fedlens.client import ClientProgram
+from fedlens.engines import Stacked
 from fedlens.rounds import RoundInput, begin, run_rounds
 from fedlens.runs.bench import WORKLOADS, experiment, time_of
 from fedlens.runs.settings import torch_settings
@@ -28,8 +29,7 @@ from fedlens.runs.sweep import Point, grid, prepare
 def rounds(points: list[Point], at_once: int) -> Callable[[], None]:
     """A function that runs a round of all these points together, one after another."""
     setups = [point.setup for point in points]
-    engine = type(setups[0].engine)(setups[0].network, setups[0].federation.examples)
-    engine.at_once = at_once
+    engine = Stacked(setups[0].network, setups[0].federation.examples, at_once=at_once)
     turns = [
         RoundInput(s.program, s.federation, begin(s.network, s.program, s.federation, s.device), i)
         for i, s in enumerate(setups)

@@ -46,17 +46,19 @@ def run_case(name: str, seed: int, rounds: int, data: str | None) -> dict[str, A
     import fedlens as fl
 
     case = CASES[name]
-    experiment = fl.Experiment(
-        dataset="fashion-mnist",
-        model="mcmahan-cnn",
-        rounds=rounds,
-        seed=seed,
-        loss=case.get("loss", "cross_entropy"),
-        clients={"count": 100, "per_round": 10, "partition": case.get("partition", TWO_CLASSES)},
-        local={"epochs": 10, "batch_size": 128, **case["local"]},
-        algorithm=case.get("algorithm", "fedavg"),
-        precision="tf32",
-    )
+    clients = {"count": 100, "per_round": 10, "partition": case.get("partition", TWO_CLASSES)}
+    content = {
+        "dataset": "fashion-mnist",
+        "model": "mcmahan-cnn",
+        "rounds": rounds,
+        "seed": seed,
+        "loss": case.get("loss", "cross_entropy"),
+        "clients": clients,
+        "local": {"epochs": 10, "batch_size": 128, **case["local"]},
+        "algorithm": case.get("algorithm", "fedavg"),
+        "precision": "tf32",
+    }
+    experiment = fl.Experiment.of(content)
     start = time.perf_counter()
     result = fl.run(experiment, data=data)
     accuracies = [record.get("test_accuracy") for record in result.records]
@@ -103,7 +105,7 @@ def main() -> None:
     for job in jobs:
         output, _ = job.communicate()
         if job.returncode:
-            print(f"failed: {job.args}", file=sys.stderr)
+            print(f"failed: {job.args!r}", file=sys.stderr)
             continue
         rows.append(json.loads(output.splitlines()[-1]))
         row = rows[-1]

@@ -15,7 +15,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
-def here(tmp_path, tmp_path_factory, monkeypatch) -> Iterator[Path]:
+def here(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Path]:
     """An empty place with one experiment, and nothing of whoever runs the tests."""
     handler = signal.getsignal(signal.SIGTERM)
     for name in ("FEDLENS_DATA", "FEDLENS_MIRROR", "http_proxy", "HTTP_PROXY", "all_proxy"):
@@ -32,7 +34,9 @@ def here(tmp_path, tmp_path_factory, monkeypatch) -> Iterator[Path]:
 
 
 @pytest.fixture
-def fedlens(monkeypatch, capsys) -> Callable[..., Ended]:
+def fedlens(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Ended]:
     """The command, in this process."""
     from fedlens.cli import main as cli
 
@@ -42,6 +46,7 @@ def fedlens(monkeypatch, capsys) -> Callable[..., Ended]:
         with pytest.raises(SystemExit) as ended:
             cli.main()
         out, err = capsys.readouterr()
+        assert isinstance(ended.value.code, int)
         return Ended(ended.value.code, out, err)
 
     return command

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
+from fedlens.algorithm import Algorithm
+from fedlens.augment import Augment
 from fedlens.client import ClientProgram
 from fedlens.core import Examples, Federation, Fixed, Holdings
 from fedlens.engines import Engine, Processes, Sequential, Stacked
@@ -42,7 +46,7 @@ def small_cnn(norm: str = "group", dropout: float = 0.0) -> nn.Module:
     )
 
 
-ENGINES = {
+ENGINES: dict[str, Callable[[Network, Examples], Engine]] = {
     "sequential": lambda network, examples: Sequential(network, examples),
     "stacked": lambda network, examples: Stacked(network, examples),
     "stacked, two at a time": lambda network, examples: Stacked(network, examples, at_once=2),
@@ -58,19 +62,19 @@ ENGINES = {
 
 
 def train(
-    algorithm: object,
+    algorithm: Algorithm,
     engine: str = "sequential",
     rounds: int = 2,
     federation: Federation | None = None,
     module: nn.Module | None = None,
     seed: int = 0,
     dtype: torch.dtype = torch.float64,
-    augment: object = None,
+    augment: Augment | None = None,
 ) -> State:
     federation = federation or noisy_images(RAGGED)
     network = Network(module or small_cnn(), dtype=dtype)
     program = ClientProgram(algorithm, network.layout, augment)
-    made: Engine = ENGINES[engine](network, federation.examples)
+    made = ENGINES[engine](network, federation.examples)
     try:
         state = begin(network, program, federation, CPU)
         for _ in range(rounds):

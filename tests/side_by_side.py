@@ -7,7 +7,7 @@ import torch
 
 from fedlens.algorithm import Algorithm
 from fedlens.client import ClientProgram
-from fedlens.core import Federation, Fixed, Holdings, Number
+from fedlens.core import Federation, Fixed, Holdings, Memory, Number
 from fedlens.network.network import Network
 from fedlens.rounds import RoundInput, State, begin, run_rounds
 from tests.federations import CPU, ENGINES, RAGGED, noisy_images, small_cnn
@@ -51,12 +51,12 @@ def points(algorithm: Algorithm, norm: str, device: torch.device = CPU) -> list[
 
 def train(
     engine: str, norm: str, turns: list[RoundInput], rounds: int = 2
-) -> tuple[list[State], list[dict]]:
+) -> tuple[list[State], list[dict[str, torch.Tensor]]]:
     """The states after some rounds, and what was recorded in them."""
     made = ENGINES[engine](net(norm), turns[0].federation.examples)
     like = next(iter(turns[0].state.params.values()))
     together = ClientProgram.joint([turn.program for turn in turns], like)
-    records: list[dict] = [{} for _ in turns]
+    records: list[dict[str, torch.Tensor]] = [{} for _ in turns]
     for number in range(rounds):
         after = run_rounds(together, made, turns)
         turns = [replace(turn, state=s) for turn, (s, _) in zip(turns, after, strict=True)]
@@ -70,8 +70,8 @@ def train(
 def everything(state: State) -> dict[str, torch.Tensor]:
     """All that a state holds, by name."""
     found = {**state.params, **state.buffers}
-    memories = {"server": state.server, "told": state.told, **state.clients.rows}
-    for whose, memory in memories.items():
+    memories: list[tuple[object, Memory]] = [("server", state.server), ("told", state.told)]
+    for whose, memory in (*memories, *state.clients.rows.items()):
         for kind, tree in memory.items():
             found |= {f"{whose} {kind} {name}": t for name, t in tree.items()}
     return found

@@ -1,6 +1,7 @@
 import json
 import sys
 import textwrap
+from typing import Any
 
 import pytest
 import torch
@@ -76,7 +77,7 @@ def test_data_models_partitions_and_algorithms_of_ones_own_stand_beside_the_expe
     assert len(setup.dataset.train) == 20
     assert setup.network.params["inner.weight"].shape == (5, 16)
     assert setup.federation.everyone(0).members(0).tolist() == list(range(10, 20))
-    assert setup.program.algorithm.weigh.share == 0.25
+    assert getattr(setup.program.algorithm.weigh, "share", None) == 0.25
     own_code.with_suffix(".toml").write_text(experiment.toml())
     assert fl.Experiment.read(own_code.with_suffix(".toml")) == experiment
 
@@ -126,8 +127,8 @@ def flat(outputs: int = 3) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(32, outputs))
 
 
-def described(**changes: object) -> fl.Experiment:
-    plain = {"dataset": toy(), "model": flat(), "rounds": 1, "engine": "sequential"}
+def described(**changes: Any) -> fl.Experiment:
+    plain: dict[str, Any] = {"dataset": toy(), "model": flat(), "rounds": 1, "engine": "sequential"}
     return fl.Experiment(**plain | {"clients": fl.Clients(count=4)} | changes)
 
 
@@ -172,13 +173,14 @@ def test_the_engine_is_the_one_named_or_the_one_that_fits():
 
 
 def test_validation_is_a_seeded_share_of_train_that_no_client_holds():
-    def parts(**changes: object) -> tuple[set[int], set[int]]:
+    def parts(**changes: Any) -> tuple[set[float], set[float]]:
         on = fl.Evaluate(on=("test", "validation"), validation=0.25)
         setup = build(described(evaluate=on, **changes))
         examples, apart = setup.federation.examples, setup.parts["validation"].read(slice(None))
         held = examples.read(setup.federation.everyone(0).index)
         assert len(examples) == len(held)
-        return tuple({float(image.sum()) for image in images} for images in (held, apart))
+        train, rest = ({float(image.sum()) for image in images} for images in (held, apart))
+        return train, rest
 
     everything = {float(image.sum()) for image in toy().train.images}
     train, validation = parts(seed=1)
@@ -207,8 +209,8 @@ def images_in_order(examples, num_classes, num_clients, rng):
 @pytest.mark.parametrize("over", [{}, {"name": "noisy-labels", "high": 0.0}])
 def test_a_partition_of_ones_own_sees_the_images_that_clients_may_hold(over):
     mine = f"{__name__}:images_in_order"
-    own = fl.Clients(count=1, partition=over | {"of": mine} if over else mine)
-    setup = build(described(clients=own, evaluate=fl.Evaluate(on="validation", validation=0.25)))
+    own = {"count": 1, "partition": over | {"of": mine} if over else mine}
+    setup = build(described(clients=own, evaluate={"on": "validation", "validation": 0.25}))
     assert setup.federation.everyone(0).sizes.tolist() == [18]
 
 
@@ -221,6 +223,7 @@ def test_clients_are_tested_on_a_share_of_their_own_examples():
     setup = build(described(clients=fl.Clients(count=4, holdout=0.34)))
     kept = setup.federation.everyone(0)
     assert kept.sizes.tolist() == [4, 4, 4, 4]
+    assert setup.held_out is not None
     assert setup.held_out.sizes.tolist() == [2, 2, 2, 2]
     for client in range(4):
         both = {*kept.members(client).tolist(), *setup.held_out.members(client).tolist()}
@@ -230,7 +233,7 @@ def test_clients_are_tested_on_a_share_of_their_own_examples():
 
 def test_one_seed_gives_one_model_and_leaves_torchs_own_random_numbers_alone():
     def weights(seed: int) -> torch.Tensor:
-        experiment = fl.Experiment(dataset=toy(), model="linear", rounds=1, seed=seed)
+        experiment = fl.Experiment(toy(), fl.Named("linear"), rounds=1, seed=seed)
         return build(experiment).network.params["fc.weight"]
 
     torch.manual_seed(5)
@@ -249,13 +252,13 @@ def test_the_description_reaches_the_algorithm():
             augment=fl.Augment(flip=True),
         )
     )
-    made = setup.program.algorithm
+    made: Any = setup.program.algorithm
     assert made.select.count == 2
     assert (made.draw.count, made.draw.batch_size) == (3, 5)
     assert (made.solve.lr, made.solve.momentum, made.solve.weight_decay) == (0.7, 0.8, 0.01)
     assert made.advance.lr == 0.3
     assert not made.reset
-    assert setup.program.augment.flip
+    assert setup.program.augment and setup.program.augment.flip
 
 
 class Restless(torch.nn.Module):
@@ -268,6 +271,6 @@ class Restless(torch.nn.Module):
 
 
 def test_a_model_that_draws_its_own_random_numbers_is_refused():
-    experiment = fl.Experiment(dataset="fashion-mnist-mini", model=Restless(), rounds=1)
+    experiment = fl.Experiment(fl.Named("fashion-mnist-mini"), Restless(), rounds=1)
     with pytest.raises(ValueError, match=r"use nn\.Dropout layers"):
         build(experiment)

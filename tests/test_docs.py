@@ -14,6 +14,7 @@ import sys
 import tomllib
 import typing
 import warnings
+from collections.abc import Iterable
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -269,12 +270,13 @@ def test_the_options_documented_are_the_options_there_are():
 
 
 def test_the_readme_lists_what_is_inside():
-    for first, registry in {
+    registries: dict[str, Iterable[str]] = {
         "algorithm": ALGORITHMS,
         "partition": PARTITIONS,
         "model": MODELS,
         "data set": DATASETS,
-    }.items():
+    }
+    for first, registry in registries.items():
         assert [row[0] for row in table(README, first)] == list(registry)
 
 
@@ -289,7 +291,8 @@ def test_the_run_folder_holds_what_is_documented(tmp_path):
     described = fl.Experiment.of(
         REQUIRED | {"clients": {"holdout": 0.2}, "evaluate": {"on": ["test", "train"]}}
     )
-    folder = fl.run(described, tmp_path / "run").folder
+    folder = tmp_path / "run"
+    fl.run(described, folder)
     report([folder])
     words = in_backticks(prose(EXPERIMENTS))
     for file in folder.iterdir():
@@ -308,7 +311,8 @@ def test_the_run_folder_holds_what_is_documented(tmp_path):
 
 def test_the_tree_of_the_architecture_page_is_that_of_the_code():
     tree = next(b.text for b in blocks(ARCHITECTURE) if b.text.startswith("src/fedlens/"))
-    path, named = [], []
+    path: list[str] = []
+    named = []
     for line in tree.splitlines():
         depth = (len(line) - len(line.lstrip())) // 2
         path[depth:] = [line.split()[0]]

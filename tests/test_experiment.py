@@ -261,12 +261,13 @@ def test_paths_are_relative_to_the_experiment_file(tmp_path, monkeypatch):
     file = tmp_path / "study" / "a.toml"
     file.write_text('dataset = { name = "npz", path = "../d.npz" }\nmodel = "linear"\nrounds = 1')
     experiment = fl.Experiment.read(file)
+    assert isinstance(experiment.dataset, fl.Named)
     assert experiment.dataset.options["path"] == str(tmp_path / "d.npz")
     file.with_name("resolved.toml").write_text(experiment.toml())
     assert fl.Experiment.read(file.with_name("resolved.toml")) == experiment
-    assert fl.Experiment.read(file, ["dataset.path=x.npz"]).dataset.options["path"] == str(
-        tmp_path / "study" / "x.npz"
-    )
+    other = fl.Experiment.read(file, ["dataset.path=x.npz"]).dataset
+    assert isinstance(other, fl.Named)
+    assert other.options["path"] == str(tmp_path / "study" / "x.npz")
 
 
 @pytest.mark.parametrize(
@@ -286,8 +287,8 @@ def test_a_share_of_so_many_clients_is_so_many_clients(count, some):
 @pytest.mark.parametrize("name", ["noisy-labels", "shifted"])
 def test_clients_found_in_the_data_are_not_counted_beforehand_whatever_they_see(name):
     def count(of):
-        partition = {"name": name, "of": of}
-        return fl.Experiment(**BASE, clients={"partition": partition}).clients.count
+        clients = {"partition": {"name": name, "of": of}}
+        return fl.Experiment(**BASE | {"clients": clients}).clients.count
 
     assert count({"name": "natural", "column": "writer"}) is None
     assert count({"name": "s2", "n_max": 9}) is None
@@ -323,7 +324,8 @@ def test_two_papers_on_one_slot_are_refused_by_name(algorithm, names):
 
 
 def test_papers_that_refill_different_slots_go_together():
-    made = build(fl.Experiment(**BASE, algorithm=("fedprox", "fedavgm"))).program.algorithm
+    both = BASE | {"algorithm": ("fedprox", "fedavgm")}
+    made: Any = build(fl.Experiment(**both)).program.algorithm
     assert made.objective.penalties
     assert made.advance.momentum == 0.9
 
@@ -341,7 +343,8 @@ def test_tensors_and_a_module_may_be_given_from_python():
 
 
 def test_records_may_be_given_as_tables_from_python():
-    tables = fl.Experiment(**BASE, local={"lr": 1}, clients={"count": 3}, augment={"crop": 1})
+    plain = {"local": {"lr": 1}, "clients": {"count": 3}, "augment": {"crop": 1}}
+    tables = fl.Experiment(**BASE | plain)
     records = fl.Experiment(
         **BASE,
         local=fl.LocalTraining(lr=1.0),

@@ -2,6 +2,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -55,7 +56,7 @@ def test_the_part_that_trains_needs_torch_and_numpy_alone():
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory) -> zipfile.ZipFile:
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[zipfile.ZipFile]:
     """The wheel that a checkout builds, made from a copy so that nothing is left in ours."""
     pytest.importorskip("build", reason="the wheel is built with the package `build`")
     folder = tmp_path_factory.mktemp("wheel")
@@ -64,7 +65,7 @@ def wheel(tmp_path_factory) -> zipfile.ZipFile:
     shutil.copytree(ROOT / "src", source / "src", ignore=unwanted)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
-    command = ["-m", "build", "--wheel", "--no-isolation", "--outdir", folder, source]
+    command = ["-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(source)]
     done = subprocess.run(
         [sys.executable, *command], capture_output=True, text=True, check=False, cwd=folder
     )

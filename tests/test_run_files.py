@@ -24,7 +24,7 @@ print(run_files.read_status(Path(sys.argv[2])), records.read(Path(sys.argv[2])).
 
 
 @pytest.fixture
-def run(tmp_path) -> Path:
+def run(tmp_path: Path) -> Path:
     """A run of two rounds that was killed in its third."""
     (tmp_path / "experiment.toml").write_text('model = "linear"\nrounds = 3\n')
     (tmp_path / "manifest.json").write_text(json.dumps({"code": ["/mine", 3]}))

@@ -1,5 +1,6 @@
 import math
 import tomllib
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 from fedlens.tables import apply_override, read_tables, to_toml
 
 
-def overridden(content: dict, *overrides: str) -> dict:
+def overridden(content: dict[str, Any], *overrides: str) -> dict[str, Any]:
     for override in overrides:
         apply_override(content, override)
     return content

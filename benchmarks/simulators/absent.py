@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any
 from unittest.mock import MagicMock
 
 import torch
@@ -21,8 +21,6 @@ UNUSED = ("scipy", "dp_accounting", "prv_accountant", "multiprocess", "attr", "a
 
 
 class Nothing(ModuleType):
-    __path__: ClassVar[list[str]] = []
-
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)

@@ -11,7 +11,9 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
-from work import WORKLOADS, Watch, arguments, data, members, model, num_clients, train
+from work import Watch, arguments, data, members, model, num_clients, train
+
+from fedlens.runs.bench import WORKLOADS
 
 client_app, server_app = ClientApp(), ServerApp()
 NAME = sys.argv[1]

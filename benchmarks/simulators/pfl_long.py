@@ -75,8 +75,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     begun = time.perf_counter()
-    plain = {"engine": "sequential", "device": "cpu", "precision": "fp32"}
-    experiment = fl.Experiment(dataset="cifar10", seed=arguments.seed, **RUNS["pfl"] | plain)
+    plain = {"dataset": "cifar10", "engine": "sequential", "device": "cpu", "precision": "fp32"}
+    experiment = fl.Experiment(seed=arguments.seed, **RUNS["pfl"] | plain)
     setup = build(experiment, arguments.data)
     dataset, device = setup.dataset, pytorch_ops.get_default_device()
 
@@ -87,7 +87,7 @@ def main() -> None:
     train, everyone = setup.federation.examples, setup.federation.everyone(0)
     images, labels = inputs(train.read(everyone.index)), train.labels[everyone.index].to(device)
     test = [inputs(dataset.test.read(slice(None))), dataset.test.labels.to(device)]
-    module = MODELS[setup.experiment.model.name](dataset.shape, dataset.num_classes)
+    module = MODELS[RUNS["pfl"]["model"]](dataset.shape, dataset.num_classes)
     module.load_state_dict(setup.network.params)
 
     rank, processes = pytorch_ops.distributed.global_rank, pytorch_ops.distributed.world_size

@@ -55,9 +55,9 @@ def train(module: nn.Module, images: Tensor, labels: Tensor, batch: int) -> None
     """One client's epoch as a researcher would write it."""
     module.train()
     optimiser = torch.optim.SGD(module.parameters(), lr=LR)
-    for index in torch.randperm(len(labels), device=labels.device).split(batch):
+    for index in torch.split(torch.randperm(len(labels), device=labels.device), batch):
         optimiser.zero_grad()
-        F.cross_entropy(module(images[index]), labels[index]).backward()
+        F.cross_entropy(module(images[index]), labels[index]).backward()  # type: ignore[no-untyped-call]
         optimiser.step()
 
 

@@ -152,7 +152,7 @@ def far(algorithm: Algorithm, problem: Quadratics, rounds: int) -> Tensor:
     return deque(run, maxlen=1)[0][0].params["w"]
 
 
-def local_steps(problem: Quadratics, x: Tensor, lr: float, steps: int) -> Tensor:  # [K, D]
+def local_steps(problem: Quadratics, x: Tensor, lr: float, steps: int | Tensor) -> Tensor:  # [K, D]
     """Where `steps` of gradient descent from x bring each client: c + (1 - lr a)^steps (x - c)."""
     return problem.c + (1 - lr * problem.a) ** steps * (x - problem.c)
 

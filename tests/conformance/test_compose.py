@@ -5,6 +5,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -31,6 +32,7 @@ from fedlens.algorithms import (
     trimmed_mean,
 )
 from fedlens.client import ClientProgram
+from fedlens.core import Fixed, Holdings
 from fedlens.engines import Sequential
 from fedlens.network.network import Network
 from fedlens.pieces import Epochs, Sgd, Uniformly
@@ -41,7 +43,7 @@ from tests.federations import CPU, assert_equal, noisy_images, small_cnn, train
 
 ROOT = Path(__file__).parents[2]
 BASE = Algorithm(select=Uniformly(5), draw=Epochs(2, batch_size=8), solve=Sgd(0.1))
-OPTIONS = {"fedavg": {"over": "population"}, "fedvc": {"size": 16}}
+OPTIONS: dict[str, dict[str, Any]] = {"fedavg": {"over": "population"}, "fedvc": {"size": 16}}
 
 
 def made(name):
@@ -130,7 +132,7 @@ def test_no_algorithm_cares_how_clients_are_numbered(name):
     if name in ("lastfc", "fedns"):
         whole = noisy_images([12] * 7)
         members = [whole.everyone(0).members(client) for client in order.tolist()]
-        split = replace(whole.split, everyone=whole.everyone(0).of(members))
+        split = Fixed(Holdings.of(members))
         algorithm = Algorithm(Uniformly(7), Epochs(2, 1000), solve=Sgd(0.1))
         one, two = (
             train(compose(algorithm, made(name)), rounds=3, federation=federation)

@@ -76,8 +76,8 @@ def test_a_round_of_fedir_is_sgd_on_torchs_weighted_cross_entropy():
         for name, w in module.named_parameters():
             (slope,) = torch.autograd.grad(loss, w, retain_graph=True)
             expected[name] -= len(index) / 42 * 0.2 * slope
-    for name, w in expected.items():
-        close(state.params[name], w, 1e-6)  # p is in single precision above
+    for name, moved in expected.items():
+        close(state.params[name], moved, 1e-6)  # p is in single precision above
 
 
 def alike(num_clients, per_class):
@@ -230,6 +230,6 @@ def test_under_fedvc_q_is_that_of_all_a_client_holds():
         seen.append(local.facts.label_counts.clone())
         return torch.ones_like(batch.mask)
 
-    base = replace(BASE, select=Uniformly(2), objective=Objective(weights=(spy,)))
+    base = replace(BASE, select=Uniformly(2), objective=Objective().times(spy))
     train(compose(base, fedvc(size=8), fedir()), rounds=1, federation=noisy_images([40, 40]))
     assert all(any(torch.equal(row[0], own) for own in counts) for row in seen) and seen

@@ -9,7 +9,7 @@ from fedlens import keys
 from fedlens.algorithm import Algorithm, compose
 from fedlens.algorithms import fedprox
 from fedlens.algorithms.fedprox import Proximal
-from fedlens.core import Local, squared_distance
+from fedlens.core import Facts, Local, squared_distance
 from fedlens.pieces import BySize, Epochs, Sgd, Uniformly
 from tests.conformance.quadratics import (
     DOUBLE,
@@ -100,7 +100,7 @@ def test_no_client_moves_further_than_its_gradient_over_mu(mu):
 def a_local(params):
     nothing = torch.zeros(2)
     anchor = {name: torch.ones_like(p[:1]) for name, p in params.items()}
-    return Local(params, {}, anchor, {}, {}, (nothing, nothing), {}, {}, nothing)
+    return Local(params, {}, anchor, {}, {}, Facts(nothing, nothing), {}, {}, nothing)
 
 
 def test_the_proximal_term_passes_a_gradient_check():

@@ -1,6 +1,7 @@
 """FedAvg+lastFC and FedNS, by their own mathematics: node by node, by hand and in NumPy."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fedlens.algorithm import Algorithm, compose
+from fedlens.algorithm import Algorithm, Amendment, compose
 from fedlens.algorithms import fedns, lastfc
 from fedlens.algorithms.fedns import NodeByNode
 from fedlens.core import Cohort, Fixed, Holdings
@@ -56,7 +57,7 @@ def a_cohort(counts):
     shares = sizes / sizes.sum().double()
     by_label = torch.where(totals > 0, counts / totals.clamp(min=1).double(), shares[:, None])
     number = len(sizes)
-    return Cohort(torch.arange(number), sizes, sizes, shares, by_label, number, int(sizes.sum()), 0)
+    return Cohort(torch.arange(number), sizes, sizes, shares, by_label, number, int(sizes.sum()))
 
 
 COUNTS = [[3, 1, 2], [0, 4, 9], [5, 5, 1], [2, 0, 1], [1, 1, 1], [9, 2, 0], [1, 6, 4]]
@@ -89,10 +90,10 @@ def by_hand(updates, counts, norm="tied"):
         layer = name.split(".")[0]
         if layer == "4":
             share = counts / counts.sum(0)
-        elif owner[layer] is None:
+        elif (node_of := owner[layer]) is None:
             share = np.repeat(plain[:, None], t.shape[1], 1)
         else:
-            share = shares[owner[layer]]
+            share = shares[node_of]
         out[name] = torch.tensor(np.einsum("kn,kn...->n...", share, t))
     return out
 
@@ -337,8 +338,12 @@ def test_a_head_may_have_more_outputs_than_there_are_classes():
 
 
 def test_the_last_layer_may_be_named_and_must_exist():
+    def check(made: Amendment, layout: Layout) -> None:
+        combine: Any = compose(BASE, made).combine
+        combine.check(layout)
+
     with pytest.raises(ValueError, match="the model has"):
-        compose(BASE, fedns(layer="head")).combine.check(LAYOUT)
+        check(fedns(layer="head"), LAYOUT)
     with pytest.raises(ValueError, match="name one with layer"):
-        compose(BASE, lastfc()).combine.check(Layout.of(nn.Conv2d(1, 3, 3)))
-    compose(BASE, lastfc(layer="3")).combine.check(LAYOUT)
+        check(lastfc(), Layout.of(nn.Conv2d(1, 3, 3)))
+    check(lastfc(layer="3"), LAYOUT)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from fedlens.algorithm import compose
 from fedlens.algorithms import krum, median, trimmed_mean
 from fedlens.core import Cohort
+from fedlens.network.layout import Layout
 from tests.conformance.quadratics import DOUBLE, Quadratics, close, end, local_steps, plain, some
 
 COHORTS = st.integers(3, 12)
@@ -19,9 +20,9 @@ def combine(made, updates):
     number = len(updates)
     ones = torch.ones(number, dtype=torch.int64)
     shares = torch.full((number,), 1 / number, dtype=DOUBLE)
-    cohort = Cohort(torch.arange(number), ones, ones, shares, None, number, number, 0)
+    cohort = Cohort(torch.arange(number), ones, ones, shares, None, number, number)
     tree = {"w": updates[:, :2].clone(), "b": updates[:, 2:].clone()}
-    found = compose(plain(number), made).combine(tree, shares, cohort, None)
+    found = compose(plain(number), made).combine(tree, shares, cohort, Layout({}, {}, None))
     return torch.cat([found["w"], found["b"]])
 
 

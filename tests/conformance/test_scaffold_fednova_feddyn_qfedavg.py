@@ -1,5 +1,6 @@
 """SCAFFOLD, FedNova, FedDyn, q-FedAvg and FedBN, by their own mathematics."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,7 +12,7 @@ from fedlens.algorithm import Algorithm, compose
 from fedlens.algorithms import fedbn, feddyn, fednova, fedprox, qfedavg, scaffold
 from fedlens.algorithms.fednova import BySteps
 from fedlens.algorithms.scaffold import TellControl
-from fedlens.core import Cohort
+from fedlens.core import Cohort, Local, Upload
 from fedlens.pieces import Epochs, Equally, Sgd, Uniformly
 from tests.conformance.quadratics import (
     DOUBLE,
@@ -125,7 +126,7 @@ def cohort_of(sizes, steps):
     shares = sizes.double() / sizes.sum()
     number = len(sizes)
     return Cohort(
-        torch.arange(number), sizes, torch.tensor(steps), shares, None, number, int(sizes.sum()), 0
+        torch.arange(number), sizes, torch.tensor(steps), shares, None, number, int(sizes.sum())
     )
 
 
@@ -225,7 +226,7 @@ def test_feddyn_is_the_papers_algorithm():
     problem, alpha = some(5), 0.8
     algorithm = compose(plain(2, 0.35, epochs=60), feddyn(alpha))
     x, own, server = problem.start, torch.zeros_like(problem.a), torch.zeros(3, dtype=DOUBLE)
-    seen = {}
+    seen: dict[int, torch.Tensor] = {}
     for state, _ in follow(algorithm, problem, 6):
         now = {k: row["gradient"]["w"] for k, row in state.clients.rows.items()}
         cohort = [k for k, h in now.items() if k not in seen or not torch.equal(h, seen[k])]
@@ -293,7 +294,7 @@ def test_q_of_zero_is_fedavg_with_equal_weights():
 class SendLoss:
     """What `inner` sends, and the loss that was measured before the model moved."""
 
-    inner: object
+    inner: Callable[[Local], Upload]
 
     def __call__(self, local):
         return replace(self.inner(local), scalars={"F": local.solver["probed"]["loss"]})

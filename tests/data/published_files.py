@@ -4,8 +4,9 @@ import gzip
 import io
 import pickle
 import struct
+from collections.abc import Callable
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -42,7 +43,9 @@ def labels(count: int, num_classes: int = 10) -> np.ndarray:
 class Python2Pickler(pickle._Pickler):
     """Pickles as Python 2 did, in which the CIFAR files were written: bytes are its strings."""
 
-    dispatch: ClassVar = dict(pickle._Pickler.dispatch)
+    dispatch: ClassVar[dict[type, Any]] = dict(pickle._Pickler.dispatch)
+    write: Callable[[bytes], object]  # these two are there, but no stub names them
+    memoize: Callable[[object], None]
 
     def save_bytes(self, content: bytes) -> None:
         self.write(b"T" + struct.pack("<i", len(content)) + content)

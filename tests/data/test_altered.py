@@ -10,7 +10,7 @@ import torch
 
 import fedlens as fl
 from fedlens.build import build, partition
-from fedlens.core import Examples
+from fedlens.core import Examples, Holdings
 from fedlens.data.partitions import PARTITIONS, Altered
 from fedlens.data.partitions.altered import _blurred, _turned
 
@@ -23,7 +23,9 @@ def examples(num: int = 600, side: int = 8, dtype: torch.dtype = torch.uint8) ->
 
 
 def altered(name: str, given: Examples, num_clients: int | None, **options: Any) -> Altered:
-    return PARTITIONS[name](given, 10, num_clients, np.random.default_rng(0), **options)
+    made = PARTITIONS[name](given, 10, num_clients, np.random.default_rng(0), **options)
+    assert isinstance(made, Altered)
+    return made
 
 
 def test_labels_are_wrong_as_often_as_the_range_says() -> None:
@@ -60,7 +62,8 @@ def test_a_shift_of_nothing_changes_nothing(dtype: torch.dtype) -> None:
     made = altered("shifted", given, 5)
     assert torch.equal(made.examples.images, given.images)
     assert made.examples.images.dtype == dtype
-    assert made.held.digest() == PARTITIONS["iid"](given, 10, 5, np.random.default_rng(0)).digest()
+    held = PARTITIONS["iid"](given, 10, 5, np.random.default_rng(0))
+    assert isinstance(held, Holdings) and made.held.digest() == held.digest()
 
 
 def test_each_client_has_noise_of_its_own() -> None:
@@ -105,8 +108,9 @@ def test_clients_train_on_what_they_see_and_are_judged_on_what_is_true() -> None
     given = examples()
     data = fl.Dataset("noise", given, given, tuple("abcdefghij"))
     of = {"name": "natural", "column": "writer"}
-    noisy = {"name": "noisy-labels", "of": of, "low": 1.0, "high": 1.0}
-    described = fl.Experiment(dataset=data, model="linear", rounds=1, clients={"partition": noisy})
+    noisy = fl.Named("noisy-labels", {"of": of, "low": 1.0, "high": 1.0})
+    clients = fl.Clients(partition=noisy)
+    described = fl.Experiment(data, fl.Named("linear"), rounds=1, clients=clients)
     setup = build(described)
     assert not (setup.federation.labels == given.labels).any()
     assert torch.equal(setup.parts["test"].labels, given.labels)

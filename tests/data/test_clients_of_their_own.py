@@ -20,7 +20,7 @@ from fedlens.data import DATASETS, Source
 DATA = os.environ.get("FEDLENS_DATA")
 
 
-def real(folder: str) -> Any:
+def real(folder: str) -> pytest.MarkDecorator:
     here = DATA is not None and (Path(DATA) / folder).is_dir()
     return pytest.mark.skipif(not here, reason=f"FEDLENS_DATA names no folder with {folder}")
 
@@ -289,7 +289,8 @@ def test_real_handwriting_trains_with_the_people_who_wrote_it(
 ) -> None:
     if DATA is None or not (Path(DATA) / name).is_dir():
         pytest.skip(f"FEDLENS_DATA names no folder with {name}")
-    described = fl.Experiment(dataset=name, model="linear", rounds=1, clients={"per_round": 20})
+    clients = fl.Clients(per_round=20)
+    described = fl.Experiment(fl.Named(name), fl.Named("linear"), rounds=1, clients=clients)
     setup = build(described, Path(DATA))
     held = setup.federation.everyone(0)
     assert (len(held), len(held.index)) == (num_clients, num_examples)

@@ -85,7 +85,7 @@ def listed(entry: Published, monkeypatch, **changed) -> Published:
 
 
 @pytest.fixture
-def fashion(tmp_path, server, monkeypatch) -> Path:
+def fashion(tmp_path: Path, server, monkeypatch) -> Path:
     """A small Fashion-MNIST in the catalogue, on the server, and in the folder returned."""
     folder = tmp_path / "original" / "FashionMNIST" / "raw"
     write_idx_set(folder, zipped=True)
@@ -98,7 +98,7 @@ def fashion(tmp_path, server, monkeypatch) -> Path:
 
 
 @pytest.fixture
-def cifar100(tmp_path, server, monkeypatch) -> Path:
+def cifar100(tmp_path: Path, server, monkeypatch) -> Path:
     """A small CIFAR-100 in the catalogue; its archive on the server and at the path returned."""
     folder = tmp_path / "original" / "cifar-100-python"
     write_cifar100(folder, binary=False)

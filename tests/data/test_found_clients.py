@@ -37,7 +37,8 @@ WRITERS = ["zoe", "ann", "ben", "ann", "zoe", "ann"]
 
 
 def described(train: Examples, **clients: Any) -> fl.Experiment:
-    return fl.Experiment(dataset=dataset(train), model="linear", rounds=2, clients=clients)
+    model, described = fl.Named("linear"), fl.Clients(**clients)
+    return fl.Experiment(dataset(train), model, rounds=2, clients=described)
 
 
 def test_a_column_names_the_clients() -> None:
@@ -75,6 +76,7 @@ def test_a_run_over_writers_keeps_their_names_and_is_described_whole(tmp_path) -
     train = examples(np.arange(60) % 10, writer=np.arange(60) % 3)
     natural = {"name": "natural", "column": "writer"}
     setup = build(described(train, partition=natural, holdout=0.5))
+    assert setup.held_out is not None
     assert setup.federation.everyone(0).names == setup.held_out.names == ("0", "1", "2")
     plain = described(train, partition=natural).plain()
     assert plain["clients"]["partition"] == natural
@@ -207,11 +209,10 @@ def test_a_run_on_fresh_data_is_the_same_from_every_engine_and_after_a_stop(tmp_
         "noise", Examples(images, labels), Examples(images, labels), tuple("abcdefghij")
     )
 
-    def experiment(engine: str) -> fl.Experiment:
-        clients = {"count": 5, "per_round": 3, "partition": {"name": "fresh", "low": 1, "high": 9}}
-        return fl.Experiment(
-            dataset=data, model="linear", rounds=4, engine=engine, precision="fp64", clients=clients
-        )
+    def experiment(engine: Any) -> fl.Experiment:
+        fresh = fl.Named("fresh", {"low": 1, "high": 9})
+        clients, model = fl.Clients(count=5, per_round=3, partition=fresh), fl.Named("linear")
+        return fl.Experiment(data, model, 4, engine=engine, precision="fp64", clients=clients)
 
     whole = fl.run(experiment("sequential")).model
     other = fl.run(experiment("stacked")).model

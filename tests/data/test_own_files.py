@@ -1,5 +1,6 @@
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+import fedlens as fl
 from fedlens.data import DATASETS, Source, mini
 from fedlens.data.arrays import held_out, mean_and_std
 from fedlens.data.partitions import PARTITIONS
@@ -27,7 +29,7 @@ def load(name: str, base: Path, **options):
 
 
 @pytest.fixture
-def animals(tmp_path) -> Path:
+def animals(tmp_path: Path) -> Path:
     """Ten cats, red 0 to 9, and five dogs, red 100 to 104."""
     for i in range(10):
         write_image(tmp_path / "animals" / "cat" / f"{i}.png", i)
@@ -103,21 +105,19 @@ def test_an_image_of_16_bits_is_not_flattened_to_white(tmp_path):
         load("folder", tmp_path, path=".")
 
 
+def misname_a_class_of_test(at: Path) -> None:
+    (at / "animals").rename(at / "train")
+    shutil.move(at / "train", at / "animals" / "train")
+    write_image(at / "animals" / "test" / "dogs" / "a.png")
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (lambda at: (at / "animals").rename(at / "other"), "animals is not a folder: set path"),
         (lambda at: (at / "animals" / "owl").mkdir(), "owl has no images: add some"),
-        (lambda at: [shutil.rmtree(at / "animals" / c) for c in ("cat", "dog")], "class folders"),
-        (
-            lambda at: (
-                (at / "animals").rename(at / "train"),
-                (at / "train").rename(at / "moved"),
-                shutil.move(at / "moved", at / "animals" / "train"),
-                write_image(at / "animals" / "test" / "dogs" / "a.png"),
-            ),
-            "of class 'dogs', which train has not: did you mean 'dog'",
-        ),
+        (lambda at: [*map(shutil.rmtree, (at / "animals").iterdir())], "class folders"),
+        (misname_a_class_of_test, "of class 'dogs', which train has not: did you mean 'dog'"),
     ],
 )
 def test_a_folder_that_is_not_as_it_should_be_says_why(animals, change, message):
@@ -188,7 +188,7 @@ def test_photos_without_a_place_are_at_no_client(animals):
     assert np.isnan(train.columns["lat"]).tolist() == [True, False, False]
     assert np.isnan(train.columns["lon"]).tolist() == [True, True, False]
     held = PARTITIONS["s2"](train, 2, None, np.random.default_rng(0), n_max=5)
-    assert held.index.tolist() == [2]
+    assert isinstance(held, fl.Holdings) and held.index.tolist() == [2]
 
 
 def test_a_manifest_without_split_is_divided_like_a_folder(animals):
@@ -240,7 +240,7 @@ def test_a_manifest_that_is_not_text_or_not_there_says_so(animals):
         load("csv", animals, path="photos.csv")
 
 
-def arrays(**changed) -> dict[str, np.ndarray]:
+def arrays(**changed: Any) -> dict[str, Any]:
     plain = {
         "x_train": pixels(6, 5, 4, 3),
         "y_train": np.array([0, 1, 2, 0, 1, 2]),
@@ -324,6 +324,7 @@ def test_the_set_inside_the_package_is_balanced_and_shuffled():
     assert len(found.train.labels[:100].unique()) == 10
     assert found.train.images.permute(0, 2, 3, 1).is_contiguous()
     mean, std = mean_and_std(found.train.images)
+    assert found.mean is not None and found.std is not None
     assert np.allclose((mean, std), (found.mean, found.std), atol=0.01)
 
 

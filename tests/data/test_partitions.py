@@ -40,7 +40,9 @@ def balanced(num_examples: int, num_classes: int) -> Examples:
 
 
 def split(name: str, examples: Examples, num_clients: int, seed: int = 0, **given: Any) -> Holdings:
-    return PARTITIONS[name](examples, 100, num_clients, np.random.default_rng(seed), **given)
+    held = PARTITIONS[name](examples, 100, num_clients, np.random.default_rng(seed), **given)
+    assert isinstance(held, Holdings)
+    return held
 
 
 def counts(holdings: Holdings, examples: Examples) -> np.ndarray[Any, Any]:

@@ -33,7 +33,9 @@ def examples(**columns: Any) -> Examples:
 
 
 def split(path: Path, given: Examples) -> Holdings:
-    return PARTITIONS["published"](given, 10, None, np.random.default_rng(0), path=str(path))
+    held = PARTITIONS["published"](given, 10, None, np.random.default_rng(0), path=str(path))
+    assert isinstance(held, Holdings)
+    return held
 
 
 @pytest.mark.parametrize("ending", [".csv", ".csv.gz"])
@@ -102,9 +104,11 @@ def test_ours_is_as_skewed_as_the_published_split_of_every_alpha(alpha: str) -> 
     theirs = split(SPLITS / f"federated_train_alpha_{alpha}.csv.gz", train)
     assert theirs.sizes.tolist() == [500] * 100
     distance = emd(theirs.label_counts(train.labels, 10))
-    ours = [
-        PARTITIONS["dirichlet"](train, 10, 100, np.random.default_rng(seed), alpha=float(alpha))
-        for seed in range(3)
-    ]
-    mean = np.mean([emd(held.label_counts(train.labels, 10)) for held in ours])
+    ours = []
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        held = PARTITIONS["dirichlet"](train, 10, 100, rng, alpha=float(alpha))
+        assert isinstance(held, Holdings)
+        ours.append(emd(held.label_counts(train.labels, 10)))
+    mean = np.mean(ours)
     assert abs(mean - distance) < 0.06

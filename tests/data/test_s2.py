@@ -41,7 +41,9 @@ def split(north: Array, east: Array, **options: Any) -> Holdings:
     blank = torch.zeros(len(north), 1, 1, 1, dtype=torch.uint8)
     labels = torch.zeros(len(north), dtype=torch.int64)
     examples = Examples(blank, labels, {"lat": north, "lon": east})
-    return PARTITIONS["s2"](examples, 1, None, np.random.default_rng(0), **options)
+    held = PARTITIONS["s2"](examples, 1, None, np.random.default_rng(0), **options)
+    assert isinstance(held, Holdings)
+    return held
 
 
 def test_cells_and_tokens_are_those_of_the_library_on_every_level() -> None:

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ def nature(tmp_path: Path) -> Path:
     return make(tmp_path / "nature", {1: 101, 2: 103, 3: 20}, num_val=5)
 
 
-def prepared(nature: Path, watch: store.Progress | None = None) -> dict:
+def prepared(nature: Path, watch: store.Progress | None = None) -> dict[str, Any]:
     place = nature.parent / f"{NAME}-8"
     return store.prepare(NAME, listing(NAME, nature), nature, place, 8, watch)
 
@@ -64,7 +65,7 @@ def test_a_share_set_apart_for_validation_stays_in_the_mapped_file(nature: Path)
     prepared(nature)
     described = fl.Experiment(
         dataset=fl.Named(NAME, {"size": 8}),
-        model="linear",
+        model=fl.Named("linear"),
         rounds=1,
         evaluate=fl.Evaluate(on=("validation", "test"), validation=0.2),
     )
@@ -165,17 +166,18 @@ def test_folders_that_are_wrong_are_named(nature: Path, tmp_path: Path) -> None:
 
 def test_the_command_prepares_a_set_and_its_users_train(nature: Path, tmp_path: Path) -> None:
     images_of(nature)[listing(NAME, nature).ids[3]].unlink()
-    words = ["data", "prepare", NAME, "--from", nature, "--images", nature / "train_val_images"]
-    command = [Path(sys.executable).with_name("fedlens"), *words, "--size", "8", "--data", tmp_path]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    images = nature / "train_val_images"
+    words = ["data", "prepare", NAME, "--from", str(nature), "--images", str(images)]
+    command = [str(Path(sys.executable).with_name("fedlens")), *words, "--data", str(tmp_path)]
+    done = subprocess.run([*command, "--size", "8"], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[0] == f"{NAME}: 199 + 10 images in {tmp_path / NAME}-8"
     assert done.stdout.splitlines()[1].startswith("left out: 1, listed in")
     assert json.loads((tmp_path / f"{NAME}-8" / "manifest.json").read_text())["num_left_out"] == 1
     described = fl.Experiment(
         dataset=fl.Named(NAME, {"size": 8}),
-        model="linear",
+        model=fl.Named("linear"),
         rounds=2,
-        clients={"per_round": 4},
+        clients=fl.Clients(per_round=4),
         engine="sequential",
     )
     assert described.clients.partition == fl.Named("natural", {"column": "user"})

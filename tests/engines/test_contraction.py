@@ -36,8 +36,8 @@ class Silent(Solve):
 @pytest.mark.parametrize("engine", [Sequential, Stacked])
 def test_a_contraction_is_what_its_solver_does_step_by_step(name, engine):
     algorithm = ALGORITHMS[name]
-    inner = getattr(algorithm.solve, "inner", None)
-    plain = Sgd(0.05) if inner is None else replace(algorithm.solve, inner=Sgd(0.05))
+    solver: Any = algorithm.solve
+    plain = replace(solver, inner=Sgd(0.05)) if hasattr(solver, "inner") else Sgd(0.05)
     algorithm = replace(algorithm, solve=plain)
     assert algorithm.local_step is not None and not algorithm.local_step.is_plain
     federation = noisy_images(RAGGED)
@@ -78,7 +78,7 @@ def test_clients_may_take_more_steps_than_those_of_rounds_before():
         for _ in range(8):
             state, outcome = run_round(program, federation, engine, state, seed=0)
             steps.append(outcome.batches)
-        assert bool(engine._prepared.forms) is factor
+        assert bool(engine.forms) is factor
         states.append(state)
     assert max(steps) > steps[0], "a later round has more of them"
     torch.testing.assert_close(states[0].params, states[1].params, rtol=1e-10, atol=1e-12)

@@ -16,6 +16,7 @@ from fedlens.client import ClientProgram
 from fedlens.core import Upload, zeros_at_first
 from fedlens.engines import Processes, Sequential, gpus, pool, worker
 from fedlens.engines.costs import Costs
+from fedlens.engines.engine import Which
 from fedlens.engines.processes import even_blocks, longest_first
 from fedlens.network.network import Network
 from fedlens.pieces import Uniformly
@@ -145,10 +146,11 @@ def test_what_is_sent_besides_may_be_larger_than_anyone_could_know(options):
             for _ in range(3):
                 state, _ = run_round(program, federation, one, state, seed=0)
                 if one is engine:
+                    assert engine._pool is not None
                     slots.append(engine._pool.sizes.slot_bytes)
             ends.append(state)
         assert slots[0] < slots[1] == slots[2], "memory grew once, to what was measured"
-        assert not engine._pool.slot_is_too_small
+        assert engine._pool is not None and not engine._pool.slot_is_too_small
     finally:
         engine.close()
     for part in ("params", "told"):
@@ -181,7 +183,7 @@ def test_a_worker_that_dies_is_told_of_and_the_next_round_has_a_new_one(options)
 def test_workers_with_devices_predict_what_this_process_would():
     engine, program, federation, state = forked(BASE, devices=[CPU] * 2)
     examples, model = federation.examples, state.params | state.buffers
-    batches = [slice(0, 7), torch.tensor([5, 3, 250]), slice(290, 300)]
+    batches: list[Which] = [slice(0, 7), torch.tensor([5, 3, 250]), slice(290, 300)]
     try:
         run_round(program, federation, engine, state, seed=0)
         before = engine.busy_seconds
@@ -208,7 +210,7 @@ def test_a_run_whose_workers_have_devices_comes_to_the_same(monkeypatch, tmp_pat
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     experiment = fl.Experiment(
         dataset=toy(),
-        model="linear",
+        model=fl.Named("linear"),
         rounds=3,
         engine="stacked",
         device="cpu",
@@ -239,11 +241,12 @@ def test_a_process_that_has_used_a_gpu_says_so(monkeypatch):
 
 
 def test_a_worker_for_each_gpu_or_for_the_one_named(monkeypatch):
-    monkeypatch.setattr(building, "gpu_names", lambda: ("one", "two"))
-    monkeypatch.setattr(manifests, "gpu_names", building.gpu_names)
+    for module in (building, manifests):
+        monkeypatch.setattr(module, "gpu_names", lambda: ("one", "two"))
     names = {"cuda": "one, two", "auto": "one, two", "cuda:1": "two", "cpu": "cpu"}
     for device, called in names.items():
-        experiment = fl.Experiment(toy(), "linear", 1, engine="processes", device=device)
+        linear = fl.Named("linear")
+        experiment = fl.Experiment(toy(), linear, 1, engine="processes", device=device)
         setup = building.build(experiment)
         assert setup.device == CPU
         assert manifests.manifest(setup)["device"] == called
@@ -285,7 +288,8 @@ def test_a_child_gives_an_answer_or_its_error():
 
 def test_models_may_lie_in_another_order_in_memory():
     federation = noisy_images(RAGGED)
-    module = small_cnn("group").to(memory_format=torch.channels_last)
+    module = small_cnn("group")
+    module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch types lack it
     network = Network(module, dtype=torch.float64)
     program = ClientProgram(BASE, network.layout)
     ends = []

@@ -16,7 +16,7 @@ from fedlens.engines import Stacked
 from fedlens.engines.graphs import Captures, EagerCapture
 from fedlens.network.network import Network
 from fedlens.pieces import Sgd, Uniformly
-from fedlens.rounds import RoundInput, begin, run_round, run_rounds
+from fedlens.rounds import RoundInput, State, begin, run_round, run_rounds
 from fedlens.runs.folder import RunFolder
 from fedlens.trees import tensors_in
 from fedlens.uploads import Uploads
@@ -35,7 +35,8 @@ def test_recorded_rounds_are_the_same(name, sizes):
     federation = noisy_images(sizes)
     network = Network(small_cnn("group", dropout=0.3), dtype=torch.float64)
     program = ClientProgram(ALGORITHMS[name], network.layout)
-    states, losses = [], [[], []]
+    states: list[State] = []
+    losses: list[list[torch.Tensor]] = [[], []]
     for number, recorder in enumerate((None, Captures(EagerCapture))):
         engine = Stacked(network, federation.examples, make_recorder=always(recorder))
         state = begin(network, program, federation, torch.device("cpu"))
@@ -43,7 +44,7 @@ def test_recorded_rounds_are_the_same(name, sizes):
             state, outcome = run_round(program, federation, engine, state, seed=0)
             losses[number].append(outcome.train_loss.clone())
         states.append(state)
-    assert recorder.num_plays
+    assert recorder is not None and recorder.num_plays
     for one, other in zip(*(tensors_in((s.params, s.buffers)) for s in states), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(losses[0], losses[1], rtol=1e-12, atol=1e-12)
@@ -77,7 +78,7 @@ def test_a_sweep_in_blocks_records_each_block_for_itself(key):
     for _ in range(5):
         after = run_rounds(together, engine, turns)
         turns = [replace(turn, state=state) for turn, (state, _) in zip(turns, after, strict=True)]
-    assert engine._prepared.forms and recorder.num_plays
+    assert engine.forms and recorder.num_plays
     for turn, expected in zip(turns, alone, strict=True):
         torch.testing.assert_close(turn.state.params, expected.state.params, rtol=1e-10, atol=1e-12)
 
@@ -106,7 +107,8 @@ def test_what_clients_remember_is_found_again_in_whatever_order_a_file_gives_it(
         for _ in range(11):
             after, _ = run_round(program, federation, engine, after, seed=0)
         ends.append(after)
-    rounds = [key for key, _ in recorder._seen if key != "step"]
+    assert recorder is not None
+    rounds = [key for key in recorder.keys_seen if key != "step"]
     assert len(rounds) == 1, "one record does for all clients, loaded or not"
     for name, expected in ends[0].params.items():
         torch.testing.assert_close(ends[1].params[name], expected, rtol=1e-12, atol=1e-12)
@@ -146,7 +148,7 @@ def test_numbers_of_local_steps_may_change_from_round_to_round(name, module):
             state, _ = run_round(program, federation, engine, state, seed=0)
         ends.append(state)
     assert recorder is not None
-    rounds = [key for key, _ in recorder._captured if "round" in str(key)]
+    rounds = [key for key in recorder.keys_captured if "round" in str(key)]
     assert len(rounds) == 1, "one capture serves all learning rates"
     torch.testing.assert_close(ends[1].params, ends[0].params, rtol=1e-10, atol=1e-12)
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
+from fedlens import slots
 from fedlens.algorithm import alike, side_by_side
 from fedlens.pieces import GradientDescent, Objective, Sgd
 from tests.papers_under_test import ALGORITHMS, BASE
@@ -51,7 +52,7 @@ def test_an_experiment_that_is_lost_takes_no_other_with_it():
 
 
 @dataclass(frozen=True)
-class Penalty:
+class Penalty(slots.Penalty):
     """One of a user's own, which does not say that its number may be a tensor."""
 
     mu: float
@@ -73,4 +74,4 @@ def test_fillings_are_alike_if_they_differ_in_numbers_alone():
 def test_only_numbers_that_differ_become_tensors():
     merged = side_by_side([Sgd(0.1, 0.9), Sgd(0.2, 0.9)], DOUBLE)
     assert merged.momentum == 0.9
-    assert merged.lr.tolist() == [0.1, 0.2]
+    assert isinstance(merged.lr, torch.Tensor) and merged.lr.tolist() == [0.1, 0.2]

@@ -1,6 +1,7 @@
 """Blocks of clients, and factored layers: what `stacked` does to save memory and time."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -77,7 +78,8 @@ def test_padding_is_what_fills_up_shorter_batches_and_nothing_else():
 def plain(name: str) -> Algorithm:
     """An algorithm whose clients descend without momentum."""
     algorithm, step = ALGORITHMS[name], Sgd(0.1)
-    solve = replace(algorithm.solve, inner=step) if "admm" in name else step
+    solve: Any = algorithm.solve
+    solve = replace(solve, inner=step) if "admm" in name else step
     return replace(algorithm, solve=solve)
 
 
@@ -93,7 +95,7 @@ def test_factored_layers_give_what_the_weights_themselves_give(name, sizes):
         Stacked(network, federation.examples, factor=factor, at_once=3) for factor in (False, True)
     ]
     explicit, factored = (after(engine, network, program, federation) for engine in made)
-    assert made[1]._prepared.forms, "nothing was factored"
+    assert made[1].forms, "nothing was factored"
     assert_same(explicit, factored)
 
 
@@ -115,7 +117,7 @@ def test_factored_layers_of_a_sweep_give_what_each_experiment_gives_alone(name, 
     for _ in range(3):
         after_round = run_rounds(together, engine, turns)
         turns = [replace(t, state=state) for t, (state, _) in zip(turns, after_round, strict=True)]
-    assert engine._prepared.forms, "nothing was factored"
+    assert engine.forms, "nothing was factored"
     for seed, (turn, program) in enumerate(zip(turns, programs, strict=True)):
         alone = Stacked(network, federation.examples, factor=False)
         assert_same(after(alone, network, program, federation, seed=seed), turn.state)
@@ -128,7 +130,7 @@ def test_layers_are_not_factored_where_it_would_not_hold(name):
     program = ClientProgram(ALGORITHMS[name], network.layout)
     engine = Stacked(network, federation.examples)
     after(engine, network, program, federation, rounds=1)
-    assert not engine._prepared.forms
+    assert not engine.forms
 
 
 def test_a_small_matrix_is_not_factored():
@@ -137,4 +139,4 @@ def test_a_small_matrix_is_not_factored():
     program = ClientProgram(ALGORITHMS["fedavg"], network.layout)
     engine = Stacked(network, federation.examples)
     after(engine, network, program, federation, rounds=1)
-    assert not engine._prepared.forms
+    assert not engine.forms

@@ -10,6 +10,7 @@ recorded and replayed. It prints a line for each algorithm and ends with status 
 import sys
 
 import torch
+from torch import nn
 
 from fedlens.algorithm import Algorithm
 from fedlens.client import ClientProgram
@@ -26,7 +27,12 @@ GPU = torch.device("cuda")
 ROUNDS = 4
 
 
-def train(algorithm, engine, module, federation: Federation) -> State:
+def train(
+    algorithm: Algorithm,
+    engine: type[Sequential] | type[Stacked],
+    module: nn.Module,
+    federation: Federation,
+) -> State:
     network = Network(module, dtype=torch.float64)
     program = ClientProgram(algorithm, network.layout)
     made = engine(network, federation.examples)

@@ -19,17 +19,19 @@ from dataclasses import replace
 import torch
 
 import fedlens as fl
+from fedlens.algorithm import Algorithm
 from fedlens.build import Setup, build
 from fedlens.client import ClientProgram
 from fedlens.core import Federation
-from fedlens.engines import Processes, Stacked
+from fedlens.engines import Engine, Processes, Stacked
 from fedlens.engines.gpus import gpu_names
 from fedlens.network.network import Network
 from fedlens.rounds import State, begin, run_round
 from fedlens.runs import bench
-from fedlens.runs.evaluate import evaluate, predictor
+from fedlens.runs.evaluate import evaluate
 from fedlens.runs.metrics import metrics
 from fedlens.runs.settings import torch_settings
+from fedlens.runs.summary import Record
 from tests.federations import CPU, RAGGED, noisy_images, small_cnn
 from tests.papers_under_test import ALGORITHMS
 
@@ -44,10 +46,11 @@ def two_devices() -> list[torch.device]:
     return [torch.device("cuda", number % len(gpu_names())) for number in range(2)]
 
 
-def trained(algorithm, workers: bool) -> State:
+def trained(algorithm: Algorithm, workers: bool) -> State:
     federation = noisy_images(RAGGED)
     network = Network(small_cnn("batch", dropout=0.3), dtype=torch.float64)
     program = ClientProgram(algorithm, network.layout)
+    engine: Engine
     if workers:
         engine, device = Processes(network, federation.examples, devices=two_devices()), CPU
     else:
@@ -81,7 +84,7 @@ def trees(state: State) -> list[dict[str, torch.Tensor]]:
     return [state.params, state.buffers, *state.told.values(), *kept]
 
 
-def run(engine: str) -> list[dict]:
+def run(engine: str) -> list[Record]:
     """The records of a run as people run one, on all GPUs or on one."""
     images = bench.experiment(
         bench.Workload("pfl-cnn", (3, 32, 32), 20, 4, 10), engine, "cuda", "fp32"
@@ -104,7 +107,7 @@ def timed(setup: Setup) -> tuple[float, float]:
                 )
                 outcome.train_loss.item()
                 trained = time.perf_counter()
-                metrics(evaluate(predictor(setup), state, test, bench.CLASSES, loss))
+                metrics(evaluate(setup.engine.predict, state, test, bench.CLASSES, loss))
                 rounds.append(trained - start)
                 evaluations.append((time.perf_counter() - trained) / len(test) * 10_000)
     finally:

@@ -118,10 +118,10 @@ def narrow(name, shape):
         if isinstance(part, nn.Sequential):
             for key, layer in part.named_children():
                 if isinstance(layer, nn.Linear):
-                    sizes = (
+                    in_, out = (
                         16 if n == 4096 else n for n in (layer.in_features, layer.out_features)
                     )
-                    part._modules[key] = nn.Linear(*sizes)
+                    part._modules[key] = nn.Linear(in_, out)
     model.to_empty(device="cpu")
     for tensor in model.state_dict().values():
         if tensor.is_floating_point():

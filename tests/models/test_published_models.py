@@ -47,7 +47,7 @@ def mobilenetv2_names():
     return names + normalised("features.18.0", "features.18.1") + linear("classifier.1")
 
 
-PUBLISHED = {
+PUBLISHED: dict[str, tuple[int, list[str], dict[str, tuple[int, ...]]]] = {
     "alexnet": (
         61_100_840,
         linear(*(f"features.{n}" for n in (0, 3, 6, 8, 10)))

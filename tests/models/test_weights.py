@@ -228,5 +228,5 @@ def test_a_module_given_from_python_is_left_as_it_was(tmp_path):
 )
 def test_keys_that_make_no_sense_are_refused(changes, message):
     with pytest.raises(ValueError) as refused:
-        fl.Experiment(dataset="fashion-mnist-mini", model="linear", rounds=1, **changes)
+        fl.Experiment(fl.Named("fashion-mnist-mini"), fl.Named("linear"), 1, **changes)
     assert message in str(refused.value)

@@ -42,7 +42,7 @@ def main() -> None:
 
     JITFunction.__getitem__ = compile_it
     interpreted_kernels.agree = lambda *_: None
-    interpreted_kernels.torch.testing.assert_close = lambda *_, **__: None
+    torch.testing.assert_close = lambda *_, **__: None
     torch.set_default_dtype(torch.bfloat16)
     interpreted_kernels.convolutions()
     interpreted_kernels.the_rest()

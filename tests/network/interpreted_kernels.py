@@ -180,10 +180,11 @@ def adding() -> None:
     slopes, drift = ([torch.randn_like(t) for t in to] for _ in range(2))
     server = [torch.randn_like(to[0][:1]), torch.randn(1000, device=DEVICE)]
     starts = [server[0], torch.cat([server[1]] * 2)]
+    zeros = [torch.zeros_like(t) for t in to]
     for drifts in ([], drift):
         expected = [
             s + 0.9 * (w - s) - 0.1 * (g + d)
-            for w, g, s, d in zip(to, slopes, starts, drifts or [0, 0], strict=True)
+            for w, g, s, d in zip(to, slopes, starts, drifts or zeros, strict=True)
         ]
         assert row_kernels.contract(to, slopes, server, drifts, 0.1, 0.9)
         torch.testing.assert_close(to, expected)

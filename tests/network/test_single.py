@@ -15,6 +15,7 @@ from fedlens.network.single.layers import FastPath, FusedConvolution, Linear, fu
 from fedlens.network.stacked.reader import read_module
 from fedlens.pieces import Epochs, Sgd, Uniformly
 from fedlens.rounds import begin, run_round
+from fedlens.slots import LocalStep
 from tests.federations import assert_equal, noisy_images, small_cnn
 
 CHAINS = {
@@ -74,7 +75,8 @@ class Residual(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.convolution(x)
-        return self.relu(y) + y
+        z: torch.Tensor = self.relu(y) + y
+        return z
 
 
 def test_a_result_that_is_read_twice_is_kept():
@@ -86,7 +88,7 @@ def test_a_network_runs_fused_layers_beside_the_module_it_was_given():
     assert num_fused(network._functional.module) == 1 and num_fused(network.module) == 0
 
 
-def plain_cnn() -> nn.Module:
+def plain_cnn() -> nn.Sequential:
     torch.manual_seed(0)
     layers = nn.Conv2d(1, 6, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()
     return nn.Sequential(*layers, nn.Linear(96, 4))
@@ -174,11 +176,15 @@ def test_a_large_linear_layer_gives_what_a_plain_one_gives():
 @pytest.mark.parametrize(
     "solve", [Sgd(0.1, weight_decay=0.1), Sgd(0.1, momentum=0.9), Sgd(torch.tensor([0.1]))]
 )
-def test_only_a_plain_step_is_one_product(solve):
-    assert solve.rate is None and Sgd(0.1).rate == 0.1
+def test_only_a_plain_step_is_taken_by_layers_themselves(solve):
+    for chosen, takes in ((solve, False), (Sgd(0.1), True)):
+        step = Algorithm(solve=chosen).local_step
+        assert step is not None
+        assert (step.is_plain and not isinstance(step.lr, torch.Tensor)) is takes
 
 
 def test_a_penalty_has_a_gradient_of_its_own():
     plain = Algorithm(solve=Sgd(0.1))
-    assert plain.rate == 0.1
-    assert replace(plain, objective=plain.objective.plus(lambda _: torch.zeros(1))).rate is None
+    assert plain.local_step == LocalStep(0.1)
+    more = plain.objective.plus(lambda _: torch.zeros(1))
+    assert replace(plain, objective=more).local_step is None

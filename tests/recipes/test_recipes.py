@@ -6,6 +6,7 @@ import signal
 import sys
 from html import unescape
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -108,7 +109,7 @@ def test_what_is_done_is_kept_and_an_interrupted_reproduction_goes_on(tmp_path):
 
 def test_a_run_that_two_items_have_in_common_is_made_once(tmp_path):
     reproduce("fedavg-cifar10/headline", "smoke", tmp_path / "headline")
-    watched = []
+    watched: list[dict[str, Any]] = []
     reproduce("fedavg-cifar10/figure12", "smoke", tmp_path / "figure12", watch=watched.append)
     assert not watched
     first, again = (
@@ -134,8 +135,8 @@ def test_seeds_are_as_many_as_asked_for(tmp_path):
     done = reproduce("fedavg-cifar10/figure12", "smoke", tmp_path / "out", seeds=2)
     assert {len(runs) for runs in done.results.runs.values()} == {2}
     found = done.results.final("FedAvg")
-    assert found.seeds == 2
-    assert found.std > 0
+    assert found is not None and found.seeds == 2
+    assert found.std is not None and found.std > 0
     tables = [block for block in done.blocks if isinstance(block, Table)]
     assert any("±" in str(cell) for table in tables for row in table.rows for cell in row)
 
@@ -152,12 +153,13 @@ def test_small_takes_the_embedded_images_where_the_others_are_not_and_says_so():
 
 
 def test_mistakes_are_told():
-    for call, words in {
+    mistakes: dict[tuple[str, Any], str] = {
         ("ghaemi/fedavgg", "smoke"): "did you mean 'ghaemi/fedavg'",
         ("ghaemi/fedavg", "tiny"): "scale is 'tiny'",
-    }.items():
+    }
+    for (name, scale), words in mistakes.items():
         with pytest.raises(ValueError, match=words):
-            plan(*call)
+            plan(name, scale)
     with pytest.raises(ValueError, match="seeds is 0"):
         plan("ghaemi/fedavg", "smoke", seeds=0)
 

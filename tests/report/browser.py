@@ -49,7 +49,8 @@ class Page:
             message = self._receive()
             if message.get("id") == self.number:
                 assert "error" not in message, message
-                return message["result"]
+                result: dict[str, Any] = message["result"]
+                return result
 
     def open(self, address: str, width: int = 1200, height: int = 900, dark: bool = False) -> None:
         self.call(

@@ -174,14 +174,15 @@ def test_real_runs_are_paired_by_their_seeds(tmp_path):
     for algorithm in ("fedavg", "fedavgm"):
         for seed in (3, 4):
             experiment = fl.Experiment(
-                dataset="fashion-mnist-mini",
-                model="linear",
+                dataset=fl.Named("fashion-mnist-mini"),
+                model=fl.Named("linear"),
                 rounds=1,
                 seed=seed,
                 clients=fl.Clients(count=20, per_round=2),
-                algorithm=fl.Named(algorithm),
+                algorithm=(fl.Named(algorithm),),
             )
-            folders.append(fl.run(experiment, tmp_path / f"{algorithm}-{seed}").folder)
+            folders.append(tmp_path / f"{algorithm}-{seed}")
+            fl.run(experiment, folders[-1])
     found = fl.compare(folders, out=tmp_path / "page")
     assert found.page == tmp_path / "page" / "report.html"
     (pair,) = found.pairs

@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,8 +47,12 @@ def test_the_curve_of_repeats_is_their_mean_with_a_band_of_one_deviation(recorde
 
 
 def test_a_name_says_what_sets_an_experiment_apart_and_no_more() -> None:
-    fedavg = {"model": "cnn", "algorithm": "fedavg", "algorithm.fedavg.over": "cohort"}
-    prox = {"model": "cnn", "algorithm": "fedprox", "algorithm.fedprox.mu": 0.1}
+    fedavg: dict[str, Any] = {
+        "model": "cnn",
+        "algorithm": "fedavg",
+        "algorithm.fedavg.over": "cohort",
+    }
+    prox: dict[str, Any] = {"model": "cnn", "algorithm": "fedprox", "algorithm.fedprox.mu": 0.1}
     assert names_by_difference([fedavg, prox]) == ["fedavg", "fedprox"]
     more = [fedavg, prox, prox | {"algorithm.fedprox.mu": 1.0}]
     assert names_by_difference(more) == ["fedavg", "fedprox, mu 0.1", "fedprox, mu 1.0"]

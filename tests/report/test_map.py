@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fedlens.core import Examples
+from fedlens.core import Examples, Holdings
 from fedlens.data.partitions import PARTITIONS
 from fedlens.report import map
 
@@ -21,6 +21,7 @@ def drawn(lat, lon, n_max, path):
     blank = torch.zeros(len(lat), 1, 1, 1, dtype=torch.uint8)
     examples = Examples(blank, torch.zeros(len(lat), dtype=torch.int64), {"lat": lat, "lon": lon})
     held = PARTITIONS["s2"](examples, 1, None, np.random.default_rng(0), n_max=n_max)
+    assert isinstance(held, Holdings)
     assert map.draw(lat, lon, held, "places $_s2", path) == path
     with Image.open(path) as picture:
         return held, np.asarray(picture.convert("RGB"))
@@ -74,7 +75,7 @@ def test_the_command_draws_the_map_beside_the_picture_and_tells_the_tokens(tmp_p
         'dataset = { name = "csv", path = "places.csv" }\nmodel = "linear"\nrounds = 1\n'
         '[clients]\npartition = { name = "s2", n_max = 8 }\n'
     )
-    command = [Path(sys.executable).with_name("fedlens"), "partition", "a.toml"]
+    command: list[str | Path] = [Path(sys.executable).with_name("fedlens"), "partition", "a.toml"]
     done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True)
     told = json.loads(done.stdout)
     assert len(told["client_names"]) == told["num_clients"] == len(set(told["client_names"]))

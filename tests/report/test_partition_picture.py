@@ -87,7 +87,8 @@ def test_pyplot_is_never_imported() -> None:
     ],
 )
 def test_a_title_has_the_options_that_matter(partition: dict[str, Any], title: str) -> None:
-    described = fl.Experiment("cifar10", "linear", 1, clients={"partition": partition})
+    content = {"dataset": "cifar10", "model": "linear", "rounds": 1}
+    described = fl.Experiment.of(content | {"clients": {"partition": partition}})
     assert title_of("cifar10", described.clients.partition) == title
 
 

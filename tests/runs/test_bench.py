@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -41,7 +42,7 @@ def test_several_workloads_are_one_table(tiny, monkeypatch, capsys):
     words = ["fedlens", "bench", "pfl-cnn", "pfl-cnn", "--engine", "sequential", "--quiet"]
     monkeypatch.setattr(sys, "argv", words)
     monkeypatch.setattr(
-        bench.bench, "__kwdefaults__", {**bench.bench.__kwdefaults__, "seconds": 0.01}
+        bench.bench, "__kwdefaults__", (bench.bench.__kwdefaults__ or {}) | {"seconds": 0.01}
     )
     with pytest.raises(SystemExit) as stop:
         cli.main()
@@ -78,7 +79,7 @@ def test_the_command_prints_json_alone_and_says_what_it_does(tiny, monkeypatch, 
     words = ["fedlens", "bench", "pfl-cnn", "--engine", "sequential", "--device", "cpu", "--json"]
     monkeypatch.setattr(sys, "argv", words)
     monkeypatch.setattr(
-        bench.bench, "__kwdefaults__", {**bench.bench.__kwdefaults__, "seconds": 0.01}
+        bench.bench, "__kwdefaults__", (bench.bench.__kwdefaults__ or {}) | {"seconds": 0.01}
     )
     with pytest.raises(SystemExit) as stop:
         cli.main()
@@ -89,11 +90,12 @@ def test_the_command_prints_json_alone_and_says_what_it_does(tiny, monkeypatch, 
 
 
 def test_what_only_workers_may_use_is_measured_in_a_child():
+    where_trained: Any = bench._where_trained  # of a device's name, too
     here, elsewhere = torch.device("cpu"), torch.device("cuda", 1)
     for device, apart in ((here, False), (elsewhere, True)):
         setup = SimpleNamespace(device=here, devices=(device,))
-        assert (bench._where_trained(setup, lambda _: os.getpid()) != os.getpid()) is apart
-        assert bench._where_trained(setup, str) == str(device)
+        assert (where_trained(setup, lambda _: os.getpid()) != os.getpid()) is apart
+        assert where_trained(setup, str) == str(device)
 
 
 def test_a_step_costs_what_its_products_cost():

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 import fedlens as fl
 from fedlens.runs.budgets import at_batches, at_round_numbers, at_rounds, rounds_to
+from fedlens.runs.summary import Record
 
-RECORDS = [
+RECORDS: list[Record] = [
     {"round": 1, "batches": 10},
     {"round": 2, "batches": 10, "test_accuracy": 0.5},
     {"round": 3, "batches": 30},
@@ -67,8 +68,8 @@ def test_a_summary_has_the_accuracy_at_round_numbers_that_were_spent():
 
 def test_a_run_is_asked_as_it_is_and_its_summary_adds_up_batches():
     experiment = fl.Experiment(
-        dataset="fashion-mnist-mini",
-        model="linear",
+        dataset=fl.Named("fashion-mnist-mini"),
+        model=fl.Named("linear"),
         rounds=4,
         clients=fl.Clients(
             count=4, partition=fl.Named("proportions", {"sizes": [0.1, 0.1, 0.2, 0.6]})

@@ -1,6 +1,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -30,7 +31,7 @@ def state(round: int = 3, clients: int = 2) -> State:
     )
 
 
-def flat(value: object, path: str = "") -> dict[str, object]:
+def flat(value: Any, path: str = "") -> dict[str, Any]:
     """Every tensor and number in a state, by where it stands."""
     if isinstance(value, dict):
         return {

@@ -22,7 +22,8 @@ class Interrupted(nn.Sequential):
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         if self.training and Interrupted.armed:
             raise KeyboardInterrupt
-        return super().forward(images)
+        logits: torch.Tensor = super().forward(images)
+        return logits
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "admm", "fedadmm", "scaffold"])

@@ -10,12 +10,14 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import fedlens as fl
+from fedlens.runs.summary import Record
 from tests.toys import toy
 
 # typer 0.20 asks click for names that click is about to drop.
@@ -39,20 +41,21 @@ def normed() -> nn.Module:
         return nn.Sequential(*layers, nn.Linear(8, 3))
 
 
-def forgetful(**changes: object) -> fl.Experiment:
+def forgetful(**changes: Any) -> fl.Experiment:
     """FedAvg, which remembers nothing but the model."""
-    plain = {"dataset": toy(), "model": normed(), "rounds": 4, "engine": "sequential"}
+    plain: dict[str, Any] = {"dataset": toy(), "model": normed(), "rounds": 4}
     clients = fl.Clients(count=6, per_round=3, holdout=0.2)
-    return fl.Experiment(**plain | {"clients": clients} | changes)
+    plain |= {"engine": "sequential", "clients": clients}
+    return fl.Experiment(**plain | changes)
 
 
-def mindful(**changes: object) -> fl.Experiment:
+def mindful(**changes: Any) -> fl.Experiment:
     """Everything that can be remembered: by the server, by solvers, in layers of clients' own."""
     local = fl.LocalTraining(lr=0.05, momentum=0.9, reset=False, batch_size=4)
     return forgetful(algorithm="fedavgm", local=local, norm="local", **changes)
 
 
-def records(folder: Path) -> list[dict]:
+def records(folder: Path) -> list[Record]:
     """What a run recorded, but for how long it took."""
     lines = map(json.loads, (folder / "rounds.jsonl").read_text().splitlines())
     return [{k: v for k, v in line.items() if not k.endswith("seconds")} for line in lines]
@@ -73,7 +76,7 @@ def test_no_worker_outlives_a_run_however_it_ends(tmp_path, error):
     experiment = forgetful(engine="processes")
     seen = []
 
-    def look(record: dict) -> None:
+    def look(record: Record) -> None:
         seen.append(len(multiprocessing.active_children()))
         if error and record["round"] == 2:
             raise error
@@ -90,7 +93,7 @@ class Stop:
     def __init__(self, round: int, error: type[BaseException] = KeyboardInterrupt) -> None:
         self.round, self.error = round, error
 
-    def __call__(self, record: dict) -> None:
+    def __call__(self, record: Record) -> None:
         if record["round"] == self.round:
             raise self.error
 
@@ -280,7 +283,8 @@ def fedlens(monkeypatch, *words: str) -> int:
     monkeypatch.setattr(sys, "argv", ["fedlens", *words])
     with pytest.raises(SystemExit) as ended:
         cli.main()
-    return int(ended.value.code)
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
@@ -302,7 +306,7 @@ def test_a_command_that_is_killed_or_interrupted_can_be_resumed_and_leaves_no_wo
             )
 
     def is_well_under_way(name: str) -> bool:
-        rounds = tmp_path / "runs" / name / "rounds.jsonl"
+        rounds: Path = tmp_path / "runs" / name / "rounds.jsonl"
         return rounds.exists() and rounds.read_text().count("\n") >= 2
 
     waiting = set(signs)

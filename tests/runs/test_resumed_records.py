@@ -5,13 +5,14 @@ import json
 import pytest
 
 import fedlens as fl
+from fedlens.runs.summary import Record
 from tests.runs.test_resume import forgetful
 
 
 def test_what_an_algorithm_records_is_the_same_after_a_resume_too(tmp_path):
     experiment = forgetful(algorithm="fedadmm")
 
-    def stop(record: dict) -> None:
+    def stop(record: Record) -> None:
         if record["round"] == 2:
             raise KeyboardInterrupt
 

@@ -3,6 +3,7 @@ import math
 import tomllib
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,9 +13,10 @@ import fedlens as fl
 from fedlens.build import build, partition
 from fedlens.network.network import Network
 from fedlens.rounds import ClientMemory
-from fedlens.runs.evaluate import evaluate_clients, predictor
+from fedlens.runs.evaluate import evaluate_clients
 from fedlens.runs.folder import RunFolder
 from fedlens.runs.metrics import spread
+from fedlens.runs.summary import Record
 
 OF_TRAINING = {
     "round",
@@ -49,7 +51,7 @@ def toy(num_examples: int = 60, num_classes: int = 3, seed: int = 0) -> fl.Datas
     return fl.Dataset("toy", fl.Examples(images, labels), test, tuple("abcdef"[:num_classes]))
 
 
-def normed() -> nn.Module:
+def normed() -> nn.Sequential:
     """A small network with batch normalisation, always with the same weights."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
@@ -57,19 +59,20 @@ def normed() -> nn.Module:
         return nn.Sequential(*layers, nn.Linear(64, 3))
 
 
-def described(**changes: object) -> fl.Experiment:
-    plain = {"dataset": toy(), "model": normed(), "rounds": 3, "engine": "sequential"}
-    return fl.Experiment(**plain | {"clients": fl.Clients(count=5, per_round=2)} | changes)
+def described(**changes: Any) -> fl.Experiment:
+    plain: dict[str, Any] = {"dataset": toy(), "model": normed(), "rounds": 3}
+    plain |= {"engine": "sequential", "clients": fl.Clients(count=5, per_round=2)}
+    return fl.Experiment(**plain | changes)
 
 
-def lines(folder: Path) -> list[dict]:
+def lines(folder: Path) -> list[Record]:
     return [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
 
 
 def test_a_run_leaves_exactly_the_files_and_keys_of_the_design(tmp_path):
     experiment = fl.Experiment(
-        dataset="fashion-mnist-mini",
-        model="linear",
+        dataset=fl.Named("fashion-mnist-mini"),
+        model=fl.Named("linear"),
         rounds=3,
         clients=fl.Clients(count=10, per_round=3),
     )
@@ -144,7 +147,7 @@ def test_the_model_file_holds_what_the_run_returned(tmp_path):
 
 def test_a_run_without_a_folder_writes_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    told = []
+    told: list[Record] = []
     result = fl.run(described(), watch=told.append)
     assert result.folder is None
     assert told == result.records
@@ -177,7 +180,7 @@ def test_any_part_may_be_evaluated_on():
     measured = (of("train") - {"train_loss"}) | {"train_set_loss"} | of("validation")
     assert all(record.keys() == EVALUATED | measured for record in result.records)
     assert result.final.keys() == measured | {"train_loss"}
-    test = fl.run(described(evaluate=fl.Evaluate(on="test")))
+    test = fl.run(described(evaluate={"on": "test"}))
     assert test.final.keys() == of("test") | {"train_loss"}
     nothing = fl.run(described(evaluate=fl.Evaluate(on=())))
     assert nothing.final.keys() == {"train_loss"}
@@ -241,16 +244,17 @@ def test_clients_are_tested_with_the_normalisation_layers_they_keep(tmp_path):
     kept = {0: silent, 1: silent}
     rows = {client: {"norm": own} for client, own in kept.items()}
     setup = build(experiment)
-    examples = setup.federation.examples
+    examples, held_out = setup.federation.examples, setup.held_out
+    assert held_out is not None
     altered = replace(state, clients=ClientMemory(rows))
-    found = spread(evaluate_clients(predictor(setup), altered, examples, setup.held_out))
+    found = spread(evaluate_clients(setup.engine.predict, altered, examples, held_out))
 
     def mean_accuracy(own: dict[int, dict[str, torch.Tensor]]) -> float:
         accuracies = []
         for client in range(4):
             module = normed().eval()
             module.load_state_dict(state.params | state.buffers | own.get(client, {}))
-            index = setup.held_out.members(client)
+            index = held_out.members(client)
             answers = module(examples.images[index]).argmax(1)
             accuracies.append((answers == examples.labels[index]).double().mean())
         return float(torch.stack(accuracies).mean())
@@ -289,8 +293,8 @@ def federated(folder: Path, seed: int) -> fl.Result:
     """The issue's own experiment: 100 clients, Hsu's Dirichlet with alpha 0.5, 10 a round."""
     partition = fl.Named("dirichlet", {"alpha": 0.5})
     experiment = fl.Experiment(
-        dataset="fashion-mnist-mini",
-        model="lenet5",
+        dataset=fl.Named("fashion-mnist-mini"),
+        model=fl.Named("lenet5"),
         rounds=2,
         seed=seed,
         clients=fl.Clients(count=100, per_round=10, partition=partition),
@@ -382,7 +386,7 @@ def test_the_best_of_a_measure_is_never_one_that_is_no_number(tmp_path):
 
 
 def test_a_failure_in_the_middle_leaves_whole_rounds_and_says_failed(tmp_path):
-    def fail(record: dict) -> None:
+    def fail(record: Record) -> None:
         if record["round"] == 2:
             raise RuntimeError("the watch broke")
 

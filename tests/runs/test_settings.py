@@ -1,6 +1,7 @@
 """What an experiment asks of torch as a whole."""
 
 import os
+from typing import Any
 
 import pytest
 import torch
@@ -9,9 +10,9 @@ import fedlens as fl
 from tests.toys import toy
 
 
-def described(**changes: object) -> fl.Experiment:
+def described(**changes: Any) -> fl.Experiment:
     clients = fl.Clients(count=4, per_round=2)
-    return fl.Experiment(dataset=toy(), model="linear", rounds=1, clients=clients, **changes)
+    return fl.Experiment(toy(), fl.Named("linear"), rounds=1, clients=clients, **changes)
 
 
 def test_what_a_run_asks_of_torch_is_put_back():

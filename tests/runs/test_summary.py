@@ -12,8 +12,8 @@ import pytest
 import fedlens as fl
 
 EXPERIMENT = fl.Experiment(
-    dataset="fashion-mnist-mini",
-    model="linear",
+    dataset=fl.Named("fashion-mnist-mini"),
+    model=fl.Named("linear"),
     rounds=2,
     engine="sequential",
     clients=fl.Clients(count=30, per_round=2),

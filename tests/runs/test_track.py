@@ -9,8 +9,8 @@ import fedlens as fl
 from fedlens.runs.track import SINKS, tracking
 
 EXPERIMENT = fl.Experiment(
-    dataset="fashion-mnist-mini",
-    model="linear",
+    dataset=fl.Named("fashion-mnist-mini"),
+    model=fl.Named("linear"),
     rounds=2,
     clients=fl.Clients(count=50, per_round=2),
 )

@@ -14,6 +14,7 @@ from fedlens.build import build, partition
 from fedlens.cli import progress
 from fedlens.report import read, report, rows
 from fedlens.runs.active import train as plainly
+from fedlens.runs.summary import Record
 from fedlens.runs.twin import accuracy, trained, twin
 
 
@@ -141,7 +142,7 @@ def test_the_twin_is_judged_on_the_same_validation_examples():
 
 
 def test_a_twin_is_trained_once_for_all_splits_and_algorithms(twins):
-    told = []
+    told: list[Record] = []
     first = fl.run(described(), watch=told.append)
     assert [r.get("twin") for r in told] == [1, 2, None, None, None, None]
     assert all(r["of"] == 2 and r["train_loss"] > 0 for r in told[:2])
@@ -278,10 +279,9 @@ def test_progress_says_that_the_twin_is_trained(capsys):
 
 def test_a_report_shows_relative_accuracy_where_it_was_recorded(tmp_path):
     clients = fl.Clients(count=6, per_round=3, holdout=0.3)
-    folders = [
-        fl.run(described(clients=clients), tmp_path / "with").folder,
-        fl.run(described(evaluate=fl.Evaluate()), tmp_path / "without").folder,
-    ]
+    folders = [tmp_path / "with", tmp_path / "without"]
+    fl.run(described(clients=clients), folders[0])
+    fl.run(described(evaluate=fl.Evaluate()), folders[1])
     header, body = rows([read(folder) for folder in folders])
     place = header.index("relative accuracy")
     assert header[place : place + 3] == [

@@ -75,14 +75,18 @@ class Captured:
         self.copied = [(t, t._version) for t in given]
 
 
+Shaped = tuple[object, tuple[tuple[torch.Size, torch.dtype], ...]]
+"""A key, with the shapes and dtypes of the inputs."""
+
+
 @dataclass
 class Captures:
     """A recorder (`recording.Recorder`) for one program."""
 
     make: Callable[..., Capture] = CudaGraph
     num_plays: int = 0
-    _seen: Counter[object] = field(default_factory=Counter)
-    _captured: dict[object, Captured] = field(default_factory=dict)
+    _seen: Counter[Shaped] = field(default_factory=Counter)
+    _captured: dict[Shaped, Captured] = field(default_factory=dict)
     _pool: Any = None
 
     def __call__(self, key: object, function: Callable[..., T], *inputs: Any) -> T | None:
@@ -99,6 +103,15 @@ class Captures:
         self.num_plays += 1
         result: T = captured.capture.result
         return result
+
+    @property
+    def keys_seen(self) -> list[object]:
+        """The keys that were asked for, one for each shape."""
+        return [key for key, _ in self._seen]
+
+    @property
+    def keys_captured(self) -> list[object]:
+        return [key for key, _ in self._captured]
 
     def _capture(self, function: Callable[..., Any], inputs: Any) -> Captured:
         own = _copied(inputs)

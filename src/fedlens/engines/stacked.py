@@ -66,6 +66,11 @@ class Stacked(Engine):
         """
         return 1 - self._num_real / self._num_computed if self._num_computed else None
 
+    @property
+    def forms(self) -> dict[object, FactoredForm]:
+        """The forms that weights take in the program that is being run."""
+        return self._prepared.forms if self._prepared else {}
+
     def map(self, program: ClientProgram, shared: Shared, work: Work) -> Iterator[Part]:
         if self._prepared is None or self._prepared.program.structure != program.structure:
             self._prepared = Prepared(program, self._recorder())

@@ -36,6 +36,26 @@ def squared_error(logits: Tensor, labels: Tensor) -> Tensor:  # [C, B, L], [C, B
 
 
 @dataclass(frozen=True)
+class PenaltyBy(Penalty):
+    """A plain function as a penalty, of which nothing more is known."""
+
+    function: Callable[[Local], Tensor]
+
+    def __call__(self, local: Local) -> Tensor:  # [C]
+        return self.function(local)
+
+
+@dataclass(frozen=True)
+class WeightBy(ExampleWeight):
+    """A plain function as a weight of examples, of which nothing more is known."""
+
+    function: Callable[[Batch, Local], Tensor]
+
+    def __call__(self, batch: Batch, local: Local) -> Tensor:  # [C, B]
+        return self.function(batch, local)
+
+
+@dataclass(frozen=True)
 class Objective:
     """The weighted mean of the examples' losses, plus penalties: weights multiply, terms add."""
 
@@ -43,11 +63,13 @@ class Objective:
     weights: tuple[ExampleWeight, ...] = ()
     penalties: tuple[Penalty, ...] = ()
 
-    def times(self, weight: ExampleWeight) -> "Objective":
-        return replace(self, weights=(*self.weights, weight))
+    def times(self, weight: Callable[[Batch, Local], Tensor]) -> "Objective":
+        own = weight if isinstance(weight, ExampleWeight) else WeightBy(weight)
+        return replace(self, weights=(*self.weights, own))
 
-    def plus(self, penalty: Penalty) -> "Objective":
-        return replace(self, penalties=(*self.penalties, penalty))
+    def plus(self, penalty: Callable[[Local], Tensor]) -> "Objective":
+        own = penalty if isinstance(penalty, Penalty) else PenaltyBy(penalty)
+        return replace(self, penalties=(*self.penalties, own))
 
     def __call__(self, logits: Tensor, batch: Batch, local: Local) -> tuple[Tensor, Tensor]:
         """What is differentiated, and the loss alone without penalties; both [C]."""
