@@ -185,7 +185,7 @@ def show(planned: Reproduction) -> Reproduced:
     results = Results(planned.scale, runs)
     blocks = [opening(recipe, results), *recipe.blocks(results)]
     if recipe.cells:
-        blocks.append(experiments(recipe))
+        blocks.append(experiments(results))
     page = render_page(f"{planned.name}: {recipe.title}", recipe.about, blocks, planned.out)
     return Reproduced(page, results, blocks)
 
