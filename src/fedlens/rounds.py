@@ -71,6 +71,7 @@ class Outcome(NamedTuple):
     train_loss: Tensor  # of local training, the mean over examples
     batches: int  # of the client that took the most
     examples: int  # processed by all clients together
+    clients: Sequence[int]  # who took part; one that was drawn twice stands here twice
     bytes_up: int
     bytes_down: int
     scalars: Mapping[str, Tensor]  # what the algorithm measured
@@ -216,6 +217,7 @@ def _move(turn: RoundInput, work: Work, uploads: Part, exact: Tree) -> tuple[Sta
         train_loss=means.pop("loss"),
         batches=int(work.plan.steps.max()) if len(work) else 0,
         examples=int(work.plan.counts.sum()),
+        clients=cohort.clients.tolist(),
         bytes_up=(model + sum(map(_bytes, uploads.extra.values()))) * len(work),
         bytes_down=(model + sum(map(_bytes, state.told.values()))) * len(work),
         scalars=means,

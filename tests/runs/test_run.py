@@ -23,6 +23,7 @@ OF_TRAINING = {
     "batches",
     "batches_total",
     "examples",
+    "clients",
     "bytes_up",
     "bytes_down",
 }
@@ -140,6 +141,17 @@ def test_the_model_file_holds_what_the_run_returned(tmp_path):
     images, labels = toy().test.images, toy().test.labels
     found = (module.eval()(images).argmax(1) == labels).double().mean()
     assert float(found) == pytest.approx(result.final["test_accuracy"])
+
+
+def test_the_record_says_who_took_part():
+    clients = fl.Clients(count=6, per_round=3)
+    drawn = [record["clients"] for record in fl.run(described(clients=clients, rounds=4)).records]
+    assert all(len(set(cohort)) == 3 and set(cohort) <= set(range(6)) for cohort in drawn)
+    assert len(set(map(tuple, drawn))) > 1
+    by_size = fl.Named("fedprox", {"mu": 0.0, "sampling": "by-size"})
+    printed = fl.run(described(clients=clients, rounds=4, algorithm=by_size)).records
+    assert {len(record["clients"]) for record in printed} == {3}
+    assert any(len(set(record["clients"])) < 3 for record in printed)
 
 
 def test_a_run_without_a_folder_writes_nothing(tmp_path, monkeypatch):

@@ -216,6 +216,7 @@ class StartedRound:
                 "batches": outcome.batches,
                 "batches_total": run.num_batches + outcome.batches,
                 "examples": outcome.examples,
+                "clients": outcome.clients,
                 "bytes_up": outcome.bytes_up,
                 "bytes_down": outcome.bytes_down,
                 **{name: next(numbers) for name in outcome.scalars},

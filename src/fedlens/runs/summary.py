@@ -17,7 +17,7 @@ Record = dict[str, Any]
 """One line of rounds.jsonl: what a round did and, if it was evaluated, how good the model is."""
 
 NO_MEASURES = {"round", "seconds", "evaluation_seconds", "train_loss", "examples"}
-NO_MEASURES |= {"batches", "batches_total", "bytes_up", "bytes_down"}
+NO_MEASURES |= {"batches", "batches_total", "bytes_up", "bytes_down", "clients"}
 SHARES = (80, 90, 95, 99)  # percent of the twin's accuracy, for which rounds are counted
 
 

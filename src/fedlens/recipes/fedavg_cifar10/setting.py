@@ -59,9 +59,10 @@ def experiment(
     rounds: int = 20,
     model: Named | None = None,
     outputs: int | None = 1000,
+    lr: float | None = None,
+    scratch: bool = False,
 ) -> Experiment:
     """The report's setting, with what it does not print taken from the book whose code it is."""
-    whole = scale.name == "paper"
     model = model or scale.pick(Named("linear"), Named("simple-cnn"), Named("resnet18"))
     return Experiment(
         dataset=Named(scale.dataset("cifar10")),
@@ -70,14 +71,14 @@ def experiment(
         engine="sequential" if scale.name == "smoke" else "auto",
         augment=scale.pick(Augment(), Augment(), Augment(crop=4, flip=True)),
         outputs=outputs and scale.pick(20, outputs, outputs),
-        weights=pretrained(scale) if model.name == "resnet18" else None,
+        weights=pretrained(scale) if model.name == "resnet18" and not scratch else None,
         clients=Clients(
             count=count, per_round=per_round, partition=partition or sizes("homogeneous")
         ),
         local=LocalTraining(
             epochs=scale.pick(1, 1, 3),
             batch_size=scale.pick(256, 32, 32),
-            lr=0.001 if whole else 0.05,
+            lr=lr or scale.pick(0.05, 0.05, 0.001),
             momentum=0.0001,
         ),
         algorithm=(algorithm,),
@@ -105,6 +106,7 @@ def stand_in(scale: Scale) -> str:
             "pretrained ResNet-18 at 0.001; one local epoch of three, half the rounds."
         )
     if scale.name == "paper":
+        words.append("Crop and flip are the book's: the report does not speak of augmentation.")
         words.append(
             f"ResNet-18 starts from {weights}."
             if (weights := pretrained(scale))
