@@ -182,6 +182,16 @@ def test_every_so_many_rounds_are_evaluated_and_always_the_last(rounds, every, e
     assert all(record.keys() >= OF_TRAINING for record in result.records)
 
 
+def test_rounds_may_be_named_for_evaluation_besides():
+    result = fl.run(described(rounds=6, evaluate=fl.Evaluate(every=4, at=(1, 5, 9))))
+    assert [r["round"] for r in result.records if "test_loss" in r] == [1, 4, 5, 6]
+    assert fl.Experiment.of(
+        {"dataset": "mnist", "model": "linear", "rounds": 6} | {"evaluate": {"at": [1, 5]}}
+    ).evaluate.at == (1, 5)
+    with pytest.raises(ValueError, match="rounds are counted from 1"):
+        fl.Evaluate(at=(0,))
+
+
 def test_any_part_may_be_evaluated_on():
     on = fl.Evaluate(on=("train", "validation"), validation=0.5)
     result = fl.run(described(evaluate=on))

@@ -11,7 +11,7 @@ from fedlens.recipes.recipe import Measured, Recipe, Results
 from fedlens.report.blocks import NONE, Curves, Line, Table, Text
 from fedlens.report.pairs import points, said_p
 from fedlens.report.student import Estimate, estimate
-from fedlens.runs.records import Run
+from fedlens.runs.records import Run, settings
 
 SAID = {
     "smoke": "This is a smoke test: a few rounds on the embedded images, to see that everything "
@@ -28,6 +28,8 @@ def opening(recipe: Recipe, results: Results) -> Text:
     said = [SAID[results.scale.name]]
     if recipe.stand_in:
         said.append(recipe.stand_in)
+    if changed := _changed(recipe, results):
+        said.append(f"Not as in the recipe: {', '.join(changed)}.")
     runs = [run for cell in results.runs.values() for run in cell]
     if runs:
         seeds, count = len(recipe.seeds), len(recipe.cells)
@@ -48,11 +50,24 @@ def experiments(results: Results) -> Table:
         name="experiments",
         header=_HEADER,
         rows=[_described(name, runs) for name, runs in results.runs.items()],
-        caption="What each experiment is, and what it was computed with. The folder called runs, "
-        "beside this page, has all of each: its settings in full, every round, the final model.",
+        caption="What each experiment is, and what it was computed with. Its run folder has all "
+        "of it: the settings in full, and every round.",
     )
 
 
+def _changed(recipe: Recipe, results: Results) -> list[str]:
+    """The settings that runs have besides those of their cells, as key=value."""
+    found: dict[str, None] = {}
+    for cell, experiment in recipe.cells.items():
+        planned = settings(experiment.plain())
+        for run in results.runs[cell]:
+            for key, value in settings(Experiment.of(run.experiment).plain()).items():
+                if key not in MAY_DIFFER and value != planned.get(key):
+                    found[f"{key}={value}"] = None
+    return list(found)
+
+
+MAY_DIFFER = ("seed", "weights", "engine", "device")  # from a cell to its runs
 _ONE_SEED = "One seed says nothing about the spread: more are run with --seeds."
 _HEADER = (
     *("experiment", "data", "augmentation", "model", "start", "normalisation", "clients"),

@@ -8,9 +8,7 @@ import numpy as np
 
 from fedlens.augment import Augment
 from fedlens.core import Examples, Holdings
-from fedlens.data import Source
 from fedlens.data.partitions.by_size import proportions
-from fedlens.data.places import roots
 from fedlens.experiment import Clients, Experiment, LocalTraining, Named
 from fedlens.recipes.recipe import Scale
 from fedlens.report.blocks import Text
@@ -87,14 +85,7 @@ def experiment(
 
 def pretrained(scale: Scale) -> str | None:
     """torchvision's ImageNet weights of ResNet-18, if the file lies where data sets do."""
-    if scale.name != "paper":
-        return None
-    for root in roots(Source(scale.data)):
-        for pattern in ("weights/resnet18*", "resnet18*"):
-            for file in sorted(root.glob(pattern)):
-                if file.suffix in (".safetensors", ".pth", ".pt"):
-                    return str(file.resolve())
-    return None
+    return scale.weights("resnet18") if scale.name == "paper" else None
 
 
 def stand_in(scale: Scale) -> str:
