@@ -63,7 +63,8 @@ def train(
         for record, (_, outcome) in zip(records, after, strict=True):
             record |= {f"{name} {number}": value for name, value in outcome.scalars.items()}
             record[f"loss {number}"] = outcome.train_loss
-            record[f"counts {number}"] = torch.tensor(outcome[1:5])
+            counts = outcome.batches, outcome.examples, outcome.bytes_up, outcome.bytes_down
+            record[f"counts {number}"] = torch.tensor(counts)
     return [turn.state for turn in turns], records
 
 

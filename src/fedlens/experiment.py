@@ -135,6 +135,7 @@ class Server:
 @dataclass(frozen=True)
 class Evaluate:
     every: int = 1  # rounds
+    at: tuple[int, ...] = ()  # rounds besides
     on: Given[Part | Sequence[Part], tuple[Part, ...]] = default(("test",))
     validation: float = 0.1  # the share of train set apart, if `on` has validation
     twin: bool = False  # also train a centralised twin, and say how near to it the run came
@@ -142,10 +143,16 @@ class Evaluate:
     def __post_init__(self) -> None:
         _settle(self, "evaluate.")
         _demand(self.every >= 1, "evaluate.every", self.every, "choose 1 or more")
+        numbered = all(round >= 1 for round in self.at)
+        _demand(numbered, "evaluate.at", list(self.at), "rounds are counted from 1")
         fits = 0 < self.validation < 1
         _demand(fits, "evaluate.validation", self.validation, "choose a share between 0 and 1")
         compared = bool(self.on) or not self.twin
         _demand(compared, "evaluate.on", list(self.on), "name what a twin is compared on: test")
+
+    def is_due(self, round: int, rounds: int) -> bool:
+        """Whether a run of so many rounds is evaluated after this one."""
+        return round % self.every == 0 or round == rounds or round in self.at
 
 
 @dataclass(frozen=True)

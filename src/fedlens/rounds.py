@@ -80,6 +80,7 @@ class Outcome(NamedTuple):
     train_loss: Tensor  # of local training, the mean over examples
     batches: int  # of the client that took the most
     examples: int  # processed by all clients together
+    clients: Sequence[int]  # who took part; one that was drawn twice stands here twice
     bytes_up: int
     bytes_down: int
     scalars: Mapping[str, Tensor]  # what the algorithm measured
@@ -230,6 +231,7 @@ def _move(experiment: RoundInput, work: Work, uploads: Part, exact: Tree) -> tup
         train_loss=means.pop("loss"),
         batches=int(work.plan.steps.max()) if len(work) else 0,
         examples=int(work.plan.counts.sum()),
+        clients=cohort.clients.tolist(),
         bytes_up=(_sent(model, algorithm.channel) + _extra(uploads.extra)) * len(work),
         bytes_down=(_sent(model) + _extra(state.told)) * len(work),
         scalars=means,

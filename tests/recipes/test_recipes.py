@@ -12,7 +12,6 @@ import pytest
 
 from fedlens.experiment import Experiment
 from fedlens.recipes import RECIPES
-from fedlens.recipes.estimate import Timing
 from fedlens.recipes.recipe import Measured, Scale
 from fedlens.recipes.reproduce import plan, reproduce, run_cells, show
 from fedlens.report.blocks import Table
@@ -185,7 +184,34 @@ def fedlens(monkeypatch, capsys, tmp_path):
 
 @in_process
 def test_the_command_lists_recipes_one_a_line(fedlens):
-    assert fedlens("list", "recipes") == (0, "".join(f"{name}\n" for name in RECIPES), "")
+    status, out, err = fedlens("list", "recipes")
+    assert (status, err) == (0, "")
+    assert [line.split()[0] for line in out.splitlines()] == list(RECIPES)
+
+
+@in_process
+def test_the_command_says_which_recipes_were_measured(fedlens, monkeypatch, tmp_path):
+    monkeypatch.setattr("fedlens.recipes.CHECKOUT", tmp_path)
+    place = Path("results/papers/ghaemi/fedavg")
+    (tmp_path / place).mkdir(parents=True)
+    assert "measured" not in fedlens("list", "recipes")[1]  # it is no checkout
+    (tmp_path / ".git").mkdir()
+    marked = [line for line in fedlens("list", "recipes")[1].splitlines() if "measured" in line]
+    assert marked == [f"ghaemi/fedavg  measured: {place}"]
+
+
+@in_process
+def test_the_command_draws_a_page_from_stored_runs(fedlens, tmp_path):
+    name = "fedavg-cifar10/figure12"
+    before = fedlens("reproduce", name, "--scale", "smoke", "--out", "run", "--quiet")[1]
+    status, out, err = fedlens(
+        "reproduce", name, "--scale", "smoke", "--from", "run", "--out", "it"
+    )
+    assert (status, err) == (0, "")
+    assert out == before.replace("run/report.html", "it/report.html")
+    status, out, err = fedlens("reproduce", name, "--from", "run", "rounds=3")
+    assert status == 2
+    assert "--from trains nothing" in err
 
 
 @in_process
@@ -220,14 +246,6 @@ def test_the_command_says_in_a_line_what_data_are_missing(fedlens):
     assert err.startswith("fedlens: femnist is not in")
     assert err.count("\n") == 1
     assert not Path("reproductions").exists()
-
-
-def test_an_estimate_grows_with_the_rounds():
-    cell = next(iter(plan("ghaemi/fedavg", "smoke").cells.values()))
-    timing = Timing()
-    once = timing.seconds(cell)
-    assert 0 < once < 60
-    assert timing.seconds(Experiment.of(cell.plain() | {"rounds": 20})) == pytest.approx(10 * once)
 
 
 def test_numbers_that_are_none_do_not_count():

@@ -25,6 +25,7 @@ OF_TRAINING = {
     "batches",
     "batches_total",
     "examples",
+    "clients",
     "bytes_up",
     "bytes_down",
 }
@@ -145,6 +146,17 @@ def test_the_model_file_holds_what_the_run_returned(tmp_path):
     assert float(found) == pytest.approx(result.final["test_accuracy"])
 
 
+def test_the_record_says_who_took_part():
+    clients = fl.Clients(count=6, per_round=3)
+    drawn = [record["clients"] for record in fl.run(described(clients=clients, rounds=4)).records]
+    assert all(len(set(cohort)) == 3 and set(cohort) <= set(range(6)) for cohort in drawn)
+    assert len(set(map(tuple, drawn))) > 1
+    by_size = fl.Named("fedprox", {"mu": 0.0, "sampling": "by-size"})
+    printed = fl.run(described(clients=clients, rounds=4, algorithm=by_size)).records
+    assert {len(record["clients"]) for record in printed} == {3}
+    assert any(len(set(record["clients"])) < 3 for record in printed)
+
+
 def test_a_run_without_a_folder_writes_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     told: list[Record] = []
@@ -171,6 +183,16 @@ def test_every_so_many_rounds_are_evaluated_and_always_the_last(rounds, every, e
     assert len(result.records) == rounds
     assert [r["round"] for r in result.records if "test_loss" in r] == evaluated
     assert all(record.keys() >= OF_TRAINING for record in result.records)
+
+
+def test_rounds_may_be_named_for_evaluation_besides():
+    result = fl.run(described(rounds=6, evaluate=fl.Evaluate(every=4, at=(1, 5, 9))))
+    assert [r["round"] for r in result.records if "test_loss" in r] == [1, 4, 5, 6]
+    assert fl.Experiment.of(
+        {"dataset": "mnist", "model": "linear", "rounds": 6} | {"evaluate": {"at": [1, 5]}}
+    ).evaluate.at == (1, 5)
+    with pytest.raises(ValueError, match="rounds are counted from 1"):
+        fl.Evaluate(at=(0,))
 
 
 def test_any_part_may_be_evaluated_on():

@@ -6,8 +6,9 @@ clients in every round x follows optimistic gradient descent, x+ = x - 2 gamma g
 g(x_before), which is stable below gamma L = 2/3. `celiadmm` makes k0 such steps, each followed by
 the dual's, between two communications; with k0 = 1 it is `liadmm`.
 
-Paper 4 trains nets with it and fails on non-iid data. Its code is not public; the options of
-`liadmm` besides gamma are the readings that could explain the failure, each off by default.
+Paper 4 trains nets with it and fails on non-iid data. Its notebook is public, but we could not
+obtain it; the options of `liadmm` besides gamma are the readings that could explain the failure,
+each off by default.
 """
 
 from dataclasses import dataclass, replace

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
@@ -28,4 +29,15 @@ def list_command(
         "recipes": RECIPES,
     }
     for name in tables if kind is None else tables[kind]:
-        print(name)
+        print(f"{name}{_measured(name) if kind == 'recipes' else ''}")
+
+
+def _measured(recipe: str) -> str:
+    """Where the checkout has records of a recipe, if it has."""
+    from fedlens.recipes import measured
+
+    place = measured(recipe)
+    if place is None:
+        return ""
+    here = Path.cwd()
+    return f"  measured: {place.relative_to(here) if place.is_relative_to(here) else place}"

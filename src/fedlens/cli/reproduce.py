@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from contextlib import AbstractContextManager, nullcontext
@@ -36,11 +37,22 @@ def reproduce_command(
     only_plan: Annotated[
         bool, typer.Option("--plan", help="Say what would be run and how long; train nothing.")
     ] = False,
+    stored: Annotated[
+        Path | None,
+        typer.Option("--from", help="Draw the page from the runs in this folder; train nothing."),
+    ] = None,
     data: DataFolder = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """Run a table or figure of a paper, and show ours beside theirs; what is done is kept."""
+    if stored is not None:
+        from fedlens.recipes.stored import redraw
+
+        if overrides or seeds is not None or overwrite or only_plan:
+            raise ValueError("--from trains nothing: leave key=value, --seeds, --overwrite, --plan")
+        _print(recipe, scale, redraw(recipe, scale, stored, out, data=data), as_json)
+        return
     from fedlens.recipes.reproduce import plan, run_cells, show
 
     planned = plan(
@@ -68,8 +80,13 @@ def reproduce_command(
             file=sys.stderr,
         )
         raise
+    _print(recipe, scale, done, as_json)
+
+
+def _print(recipe: str, scale: ScaleName, done: Reproduced, as_json: bool) -> None:
+    """Ours beside theirs, and where the page is."""
     if as_json:
-        print(json.dumps(_summary(planned, done)))
+        print(json.dumps(_summary(recipe, scale, done)))
         return
     from fedlens.report.blocks import Table, said
     from fedlens.report.tables import table
@@ -78,26 +95,29 @@ def reproduce_command(
         if isinstance(block, Table) and block.published:
             print(f"{block.title}\n")
             print(table(block.header, [[said(cell) for cell in row] for row in block.rows]) + "\n")
-    print(f"runs: {planned.out / 'runs'}")
+    for runs in itertools.islice(done.results.runs.values(), 1):
+        print(f"runs: {runs[0].folder.parent}")
     print(f"page: {done.page}")
 
 
 def _say_how_long(planned: Reproduction) -> None:
-    """The time that the cells still to be run will take here, cell by cell."""
+    """The time that the runs still to be made will take here, stack by stack."""
     from fedlens.cli.progress import span
     from fedlens.recipes.estimate import Timing
 
-    timing, total = Timing(planned.scale.data), 0.0
-    print(f"{planned.name}: timing a little of each kind of run ...", file=sys.stderr, flush=True)
-    for cell, places in planned.by_cell(planned.left).items():
-        seconds = [timing.seconds(planned.cells[place]) for place in places]
-        total += sum(seconds)
-        times = f"{len(places)} × " if len(places) > 1 else ""
-        print(f"{cell}: about {times}{span(seconds[0])}", file=sys.stderr, flush=True)
-    count = len(planned.left)
+    count, total = len(planned.left), 0.0
+    if count:
+        print(f"{planned.name}: timing some rounds of each kind of run ...", file=sys.stderr)
+        timing = Timing(planned.left.values(), planned.scale.data)
+        for stage in planned.stages:
+            for one in timing.sweep({place.name: cell for place, cell in stage.items()}):
+                total += one.seconds
+                first, others = one.names[0], len(one.names) - 1
+                beside = f" and {others} more, side by side" if others else ""
+                print(f"{first}{beside}: about {span(one.seconds)}", file=sys.stderr, flush=True)
     print(
         f"{planned.name}: {count} run{'' if count == 1 else 's'} of {len(planned.cells)} to do, "
-        f"about {span(total)} one after another on this machine",
+        f"about {span(total)} on this machine",
         file=sys.stderr,
         flush=True,
     )
@@ -111,15 +131,15 @@ def _progress(planned: Reproduction, quiet: bool) -> AbstractContextManager[Watc
     return progress.rounds(planned.name, planned.rounds, planned.rounds_done)
 
 
-def _summary(planned: Reproduction, done: Reproduced) -> dict[str, Any]:
+def _summary(recipe: str, scale: ScaleName, done: Reproduced) -> dict[str, Any]:
     runs = [
         {"cell": cell, "folder": str(run.folder), "status": run.status, **run.summary["final"]}
         for cell, of_cell in done.results.runs.items()
         for run in of_cell
     ]
     return {
-        "recipe": planned.name,
-        "scale": planned.scale.name,
+        "recipe": recipe,
+        "scale": scale,
         "page": str(done.page),
         "runs": runs,
     }

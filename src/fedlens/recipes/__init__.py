@@ -5,6 +5,7 @@ show both (`recipe.py`); `reproduce.py` runs it.
 """
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from fedlens.recipes import fedavg_cifar10, fedns, ghaemi, hsu2020
 from fedlens.recipes.recipe import Recipe, Scale
@@ -19,3 +20,11 @@ PAPERS: dict[str, Mapping[str, Callable[[Scale], Recipe]]] = {
 RECIPES = {
     f"{paper}/{item}": recipe for paper, items in PAPERS.items() for item, recipe in items.items()
 }
+
+CHECKOUT = Path(__file__).resolve().parents[3]
+
+
+def measured(name: str) -> Path | None:
+    """The records of a recipe in the checkout that Fedlens is run from, if they are there."""
+    place = CHECKOUT / "results" / "papers" / name
+    return place if (CHECKOUT / ".git").exists() and place.is_dir() else None

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from fedlens.experiment import Experiment, Named
 from fedlens.recipes.recipe import Measured, Recipe, Results
 from fedlens.report.blocks import NONE, Curves, Line, Table, Text
 from fedlens.report.pairs import points, said_p
 from fedlens.report.student import Estimate, estimate
-from fedlens.runs.records import Run
+from fedlens.runs.records import Run, settings
 
 SAID = {
     "smoke": "This is a smoke test: a few rounds on the embedded images, to see that everything "
@@ -27,6 +28,8 @@ def opening(recipe: Recipe, results: Results) -> Text:
     said = [SAID[results.scale.name]]
     if recipe.stand_in:
         said.append(recipe.stand_in)
+    if changed := _changed(recipe, results):
+        said.append(f"Not as in the recipe: {', '.join(changed)}.")
     runs = [run for cell in results.runs.values() for run in cell]
     if runs:
         seeds, count = len(recipe.seeds), len(recipe.cells)
@@ -40,38 +43,97 @@ def opening(recipe: Recipe, results: Results) -> Text:
     return Text(title="What was run", paragraphs=said)
 
 
-def experiments(recipe: Recipe) -> Table:
-    """Every cell in a line."""
+def experiments(results: Results) -> Table:
+    """Every cell in a line: its settings as they were run, and what the engine made of `auto`."""
     return Table(
         title="The experiments",
         name="experiments",
         header=_HEADER,
-        rows=[_described(name, cell) for name, cell in recipe.cells.items()],
-        caption="What each experiment is. The folder called runs, beside this page, has all of "
-        "each: its settings in full, every round, the final model.",
+        rows=[_described(name, runs) for name, runs in results.runs.items()],
+        caption="What each experiment is, and what it was computed with. Its run folder has all "
+        "of it: the settings in full, and every round.",
     )
 
 
+def _changed(recipe: Recipe, results: Results) -> list[str]:
+    """The settings that runs have besides those of their cells, as key=value."""
+    found: dict[str, None] = {}
+    for cell, experiment in recipe.cells.items():
+        planned = settings(experiment.plain())
+        for run in results.runs[cell]:
+            for key, value in settings(Experiment.of(run.experiment).plain()).items():
+                if key not in MAY_DIFFER and value != planned.get(key):
+                    found[f"{key}={value}"] = None
+    return list(found)
+
+
+MAY_DIFFER = ("seed", "weights", "engine", "device")  # from a cell to its runs
 _ONE_SEED = "One seed says nothing about the spread: more are run with --seeds."
-_HEADER = ("experiment", "data", "model", "clients", "partition", "local", "algorithm", "rounds")
+_HEADER = (
+    *("experiment", "data", "augmentation", "model", "start", "normalisation", "clients"),
+    *("partition", "local", "algorithm", "rounds", "computed"),
+)
 
 
-def _described(name: str, cell: Experiment) -> list[str]:
-    clients, local = cell.clients, cell.local
+def _described(name: str, runs: Sequence[Run]) -> list[str]:
+    cell = Experiment.of(runs[0].experiment)
+    clients = cell.clients
     count = NONE if clients.count is None else f"{clients.count:,}"
-    steps = f"{local.epochs} epoch{'' if local.epochs == 1 else 's'} of {local.batch_size}"
-    momentum = f", momentum {local.momentum:g}" if local.momentum else ""
-    loss = "" if cell.loss == "cross_entropy" else f", {cell.loss.replace('_', ' ')}"
+    outputs = f", {cell.outputs} outputs" if cell.outputs else ""
+    layers = f", the last {cell.train_last} layers" if cell.train_last else ""
     return [
         name,
         _named(cell.dataset),
-        _named(cell.model),
+        _augmentation(cell),
+        f"{_named(cell.model)}{outputs}{layers}",
+        _start(runs[0]),
+        cell.norm,
         f"{count}, {_cohort(clients.per_round)}",
         _named(clients.partition),
-        f"{steps}, lr {local.lr:g}{momentum}{loss}",
+        _local(cell),
         " + ".join(map(_named, cell.algorithm)),
         f"{cell.rounds:,}",
+        "; ".join(dict.fromkeys(_computed(run) for run in runs)),
     ]
+
+
+def _augmentation(cell: Experiment) -> str:
+    augment = cell.augment
+    crop = f"crop {augment.crop}" if augment.crop else ""
+    resized = f"resized crop from {augment.resized:g}" if augment.resized else ""
+    return ", ".join(filter(None, (crop, resized, "flip" if augment.flip else ""))) or "none"
+
+
+def _start(run: Run) -> str:
+    """Where the model began."""
+    weights = run.manifest.get("weights")
+    return f"weights of {Path(weights['source']).name}" if weights else "from scratch"
+
+
+def _local(cell: Experiment) -> str:
+    """What a client does in a round, as its algorithm has it."""
+    local = cell.local
+    steps = f"{local.epochs} epoch{'' if local.epochs == 1 else 's'} of {local.batch_size}"
+    lr = f"lr {local.lr:g}"
+    for one in cell.algorithm:
+        if one.name == "celiadmm" or (one.name, one.options.get("local")) == ("liadmm", "gradient"):
+            count = one.options.get("k0", 1)
+            steps = f"{count} full-batch step{'' if count == 1 else 's'}"
+            lr = f"γ {one.options['gamma'] or local.lr:g}"
+        elif one.name == "fedvc":
+            steps = f"{one.options['size']} examples in batches of {local.batch_size}"
+    momentum = f"momentum {local.momentum:g}" if local.momentum else ""
+    decay = f"weight decay {local.weight_decay:g}" if local.weight_decay else ""
+    loss = "" if cell.loss == "cross_entropy" else cell.loss.replace("_", " ")
+    return ", ".join(filter(None, (steps, lr, momentum, decay, loss)))
+
+
+def _computed(run: Run) -> str:
+    """What the engine really used."""
+    told = run.manifest
+    at_once = told.get("at_once", 1)
+    side_by_side = f", up to {at_once} clients at once" if at_once > 1 else ""
+    return f"{told.get('precision', '?')}, {told.get('engine', '?')}{side_by_side}"
 
 
 def _cohort(per_round: int | float) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar, get_args
 
 from fedlens.data import DATASETS, Source
+from fedlens.data.places import roots
 from fedlens.experiment import Experiment
 from fedlens.options import did_you_mean
 
@@ -24,12 +25,20 @@ EMBEDDED = "fashion-mnist-mini"
 FROM_CELL = "cell:"  # before the name of a cell whose final model is where another starts
 
 
+class Recorded(NamedTuple):
+    """What stored runs were made with, where a page is drawn from them and nothing is run."""
+
+    datasets: frozenset[str]
+    weights: tuple[str, ...]  # files that models began from
+
+
 @dataclass(frozen=True)
 class Scale:
     """How much of a paper is done: `smoke` in seconds, `small` in minutes, `paper` all of it."""
 
     name: ScaleName
     data: Path | None = None  # where data sets are looked for first
+    recorded: Recorded | None = None  # in the place of what is here
 
     def __post_init__(self) -> None:
         if self.name not in get_args(ScaleName):
@@ -52,6 +61,8 @@ class Scale:
             return wanted
         if self.name == "small":
             return instead if instead == EMBEDDED else self.dataset(instead)
+        if self.recorded:
+            raise ValueError(f"the records have no run on {wanted}: name others, or run it")
         DATASETS[wanted](Source(self.data))  # which says where it was looked for, and the remedy
         raise AssertionError(f"{wanted} is here after all")
 
@@ -64,7 +75,19 @@ class Scale:
 
     def has(self, dataset: str) -> bool:
         """Whether a data set is on this machine."""
-        return dataset in self._here
+        return dataset in (self.recorded.datasets if self.recorded else self._here)
+
+    def weights(self, model: str) -> str | None:
+        """torchvision's file of weights called after a model, if it lies where data sets do."""
+        if self.recorded:
+            files = map(Path, self.recorded.weights)
+            return next((str(file) for file in files if file.name.startswith(model)), None)
+        for root in roots(Source(self.data)):
+            for pattern in (f"weights/{model}*", f"{model}*"):
+                for file in sorted(root.glob(pattern)):
+                    if file.suffix in (".safetensors", ".pth", ".pt"):
+                        return str(file.resolve())
+        return None
 
     @cached_property
     def _here(self) -> frozenset[str]:

@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from fedlens.report.page import render_page
 from fedlens.run_files import MODEL, OVER, experiment_text, is_run, read_manifest, read_status
 from fedlens.runs.active import Watch
 from fedlens.runs.folder import RunFolder
-from fedlens.runs.records import read
+from fedlens.runs.records import Run, read
 from fedlens.runs.summary import Record
 from fedlens.runs.sweep import sweep
 from fedlens.tables import apply_override
@@ -59,18 +59,6 @@ class Reproduction:
             part = [place for place in left if (left[place].weights in models) == depends]
             for start in range(0, len(part), AT_ONCE):
                 yield {place: left[place] for place in part[start : start + AT_ONCE]}
-
-    def by_cell(self, places: Iterable[Path]) -> dict[str, list[Path]]:
-        """Those of these folders that belong to each cell, which has any."""
-        of = {
-            place_of(self.out, cell, seed, self.recipe): cell
-            for cell in self.recipe.cells
-            for seed in self.recipe.seeds
-        }
-        found: dict[str, list[Path]] = {}
-        for place in places:
-            found.setdefault(of[place], []).append(place)
-        return found
 
     @property
     def rounds(self) -> int:
@@ -180,19 +168,31 @@ def show(planned: Reproduction) -> Reproduced:
         cell: [read(place_of(planned.out, cell, seed, recipe)) for seed in recipe.seeds]
         for cell in recipe.cells
     }
-    results = Results(planned.scale, runs)
+    return draw(planned.name, planned.scale, recipe, runs, planned.out)
+
+
+def draw(
+    name: str, scale: Scale, recipe: Recipe, runs: Mapping[str, Sequence[Run]], out: Path
+) -> Reproduced:
+    """Draw the page of a recipe from its runs, by cell."""
+    results = Results(scale, runs)
     blocks = [opening(recipe, results), *recipe.blocks(results)]
     if recipe.cells:
-        blocks.append(experiments(recipe))
-    page = render_page(f"{planned.name}: {recipe.title}", recipe.about, blocks, planned.out)
+        blocks.append(experiments(results))
+    page = render_page(f"{name}: {recipe.title}", recipe.about, blocks, out)
     return Reproduced(page, results, blocks)
 
 
 def place_of(out: Path, cell: str, seed: int, recipe: Recipe) -> Path:
     """The folder of one run: the cell's name and, where there are several, its seed."""
-    spelled = cell.lower().replace("α", "alpha").replace("λ", "lambda")
-    name = re.sub(r"[^a-z0-9.]+", "-", spelled).strip("-.")
+    name = slug(cell)
     return out / "runs" / (f"{name}-seed{seed}" if len(recipe.seeds) > 1 else name)
+
+
+def slug(cell: str) -> str:
+    """A cell's name as that of a folder."""
+    spelled = cell.lower().replace("α", "alpha").replace("λ", "lambda")
+    return re.sub(r"[^a-z0-9.]+", "-", spelled).strip("-.")
 
 
 def _rounds_done(place: Path, cell: Experiment) -> int:

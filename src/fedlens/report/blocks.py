@@ -130,6 +130,7 @@ class Bars(Block):
     series: Sequence[Series]
     y_label: str = ""
     percent: bool = False
+    digits: int = 1  # of percentages, after the point
     dots: bool = False  # group i is line i of the curves, and has its colour
 
     def sheet(self) -> Sheet:
@@ -146,9 +147,13 @@ class Bars(Block):
             for one in self.series:
                 name = f"{group}, {one.name}" if len(self.series) > 1 else group
                 error = one.errors[i] if one.errors else None
-                around = f" ± {said(error, self.percent)}" if is_number(error) else ""
-                told.append(f"{name}: {said(one.heights[i], self.percent)}{around}")
+                around = f" ± {self.said(error)}" if is_number(error) else ""
+                told.append(f"{name}: {self.said(one.heights[i])}{around}")
         return f"Bar chart of {self.y_label or self.title}. {_list(told)}"
+
+    def said(self, height: float | None) -> str:
+        """A height as it is written beside its bar."""
+        return said(height, self.percent, self.digits)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,9 +245,11 @@ class Contours(Block):
 
 @dataclass(frozen=True, kw_only=True)
 class Strip(Block):
-    """A dot for each value, group by group, and a stroke at each group's median."""
+    """A dot for each value, group by group, and a stroke at each group's median, or mark."""
 
     groups: Sequence[tuple[str, Values]]
+    marks: Sequence[float] | None = None  # where each group has its stroke; what it is: `mark`
+    mark: str = "median"
     x_label: str = ""
     percent: bool = False
 
@@ -252,14 +259,20 @@ class Strip(Block):
 
     def words(self) -> str:
         told = []
-        for name, values in self.groups:
+        for i, (name, values) in enumerate(self.groups):
             sound = sorted(x for x in values if is_number(x))
             if sound:
                 low, middle, high = (
-                    said(x, self.percent) for x in (sound[0], median(sound), sound[-1])
+                    said(x, self.percent) for x in (sound[0], self.stroke(i), sound[-1])
                 )
-                told.append(f"{name}: {len(sound)} dots from {low} to {high}, median {middle}")
+                told.append(f"{name}: {len(sound)} dots from {low} to {high}, {self.mark} {middle}")
         return f"Dots of {self.x_label or self.title}. {_list(told)}"
+
+    def stroke(self, place: int) -> float:
+        """Where a group, which has values, has its stroke."""
+        if self.marks is not None:
+            return self.marks[place]
+        return median(sorted(x for x in self.groups[place][1] if is_number(x)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -313,14 +326,14 @@ class Text(Block):
         return " ".join(self.paragraphs)
 
 
-def said(value: Cell, percent: bool = False) -> str:
-    """A number as it is written on a page."""
+def said(value: Cell, percent: bool = False, digits: int = 1) -> str:
+    """A number as it is written on a page; `digits` are those of a percentage."""
     if value is None or isinstance(value, str):
         return NONE if value is None else value
     if not math.isfinite(value):
         return NONE
     if percent:
-        return f"{100 * value:.1f}%"
+        return f"{100 * value:.{digits}f}%"
     if value and not 1e-3 <= abs(value) < 1e6:
         return f"{value:.1e}"
     return f"{value:.3f}" if abs(value) < 1000 and value != int(value) else f"{value:,.0f}"

@@ -31,7 +31,6 @@ from fedlens.report.blocks import (
     Series,
     Strip,
     Values,
-    median,
     said,
 )
 from fedlens.report.look import (
@@ -244,10 +243,10 @@ def _bar(
         return 0.0, 0.0
     look: dict[str, Any] = {"color": _face(series, colour), "edgecolor": colour, "linewidth": 1.2}
     axes.barh(at, height, height=tall, **look)
-    end, words = max(height, 0.0), said(height, block.percent)
+    end, words = max(height, 0.0), block.said(height)
     if is_number(error):
         axes.errorbar(height, at, xerr=error, color=INK, linewidth=1.2, capsize=2.5)
-        end, words = max(height + error, 0.0), f"{words} ± {said(error, block.percent)}"
+        end, words = max(height + error, 0.0), f"{words} ± {block.said(error)}"
     write(axes, end, at, words, right=5, weight="bold")
     return min(height - (error or 0.0), 0.0), end
 
@@ -346,7 +345,7 @@ def _strip(block: Strip) -> Figure:
         size = float(np.clip(900 / len(xs), 2, 18))
         axes.scatter(xs, g + 0.7 + spread, s=size, color=colour_of(g), alpha=0.6, linewidths=0,
                      rasterized=len(xs) > 2000)  # fmt: skip
-        axes.plot([median(xs)] * 2, [g + 0.48, g + 0.92], color=INK, linewidth=1.6)
+        axes.plot([block.stroke(g)] * 2, [g + 0.48, g + 0.92], color=INK, linewidth=1.6)
     axes.set_ylim(len(block.groups) or 1, 0)
     axes.set_yticks([])
     axes.spines["left"].set_visible(False)

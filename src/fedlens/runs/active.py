@@ -92,7 +92,7 @@ class ActiveRun:
         experiment, trained = self.setup.experiment, time.perf_counter()
         if not is_finite or _has_diverged([record]):
             self.status = "diverged"
-        elif state.round % experiment.evaluate.every == 0 or state.round == experiment.rounds:
+        elif experiment.evaluate.is_due(state.round, experiment.rounds):
             measured, details = evaluate_run(self.setup, state, self.twin)
             record |= measured
             if self.folder is not None and state.round == experiment.rounds:
@@ -216,6 +216,7 @@ class StartedRound:
                 "batches": outcome.batches,
                 "batches_total": run.num_batches + outcome.batches,
                 "examples": outcome.examples,
+                "clients": outcome.clients,
                 "bytes_up": outcome.bytes_up,
                 "bytes_down": outcome.bytes_down,
                 **{name: next(numbers) for name in outcome.scalars},

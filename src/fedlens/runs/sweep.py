@@ -242,7 +242,7 @@ def prepare(
         setup = _build(described, data, loaded)
         made.append(Point(name, experiment, _sharing(setup, made), place, overwrite))
     total = sum(experiment.rounds for experiment in points.values())
-    return Sweep(tuple(points), kept, _stacks(made), total)
+    return Sweep(tuple(points), kept, into_stacks(made), total)
 
 
 def _check_same(folder: RunFolder, experiment: Experiment) -> None:
@@ -306,7 +306,7 @@ def _equal(one: Tensor | None, two: Tensor | None) -> bool:
     return one is not None and two is not None and torch.equal(one, two)
 
 
-def _stacks(points: Sequence[Point]) -> list[list[Point]]:
+def into_stacks(points: Sequence[Point]) -> list[list[Point]]:
     """The points, in stacks of as many as the engine trains clients at once, or alone."""
     alike_points: list[list[Point]] = []
     for point in points:

@@ -13,8 +13,9 @@ def figure14(scale: Scale) -> Recipe:
     return Recipe(
         title="Clients a round against accuracy",
         about="Ten equal clients; one, three or five take part in a round. The report's bars rise "
-        "with their number (the heights are not printed in the text we have). Under its λ rule "
-        "more clients are also a longer step of the server; under FedAvg they are not.",
+        "with their number (the heights are not printed in the text we have; that there are ten "
+        "clients in all is inferred). Under its λ rule more clients are also a longer step of the "
+        "server; under FedAvg they are not.",
         cells={
             f"{name}, {c} a round": experiment(scale, rule, count=10, per_round=c)
             for name, rule in RULES.items()
@@ -50,6 +51,7 @@ def blocks(results: Results) -> list[Block]:
             series=series,
             y_label="test accuracy",
             percent=True,
+            digits=2,
         ),
         Table(
             title="What more clients a round are worth",

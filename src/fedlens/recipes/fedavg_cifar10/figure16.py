@@ -42,8 +42,9 @@ def figure16(scale: Scale) -> Recipe:
     return Recipe(
         title="Homogeneous and heterogeneous clients",
         about="K = 5, C = 3. The report's accuracy falls from 71.51% to 60.76% with heterogeneous "
-        "clients. By its printed code these clients also hold only a quarter of the images; equal "
-        "clients with a quarter of the images tell the two apart.",
+        "clients; that those are of the low level is inferred, since it does not say. By its "
+        "printed code they also hold only a quarter of the images; equal clients with a quarter of "
+        "the images tell the two apart.",
         cells=cells,
         seeds=range(scale.pick(1, 1, 3)),
         blocks=blocks,

@@ -6,7 +6,7 @@ from fedlens.recipes.fedavg_cifar10.figure14 import COHORTS
 from fedlens.recipes.fedavg_cifar10.figure17 import SIZES
 from fedlens.recipes.fedavg_cifar10.setting import RULES, experiment, lambda_note, sizes, stand_in
 from fedlens.recipes.recipe import Recipe, Results, Scale
-from fedlens.report.blocks import Bars, Block, Series, Table, Text
+from fedlens.report.blocks import NONE, Bars, Block, Series, Table, Text
 
 
 def figure18(scale: Scale) -> Recipe:
@@ -15,7 +15,8 @@ def figure18(scale: Scale) -> Recipe:
         title="Clients, heterogeneity and accuracy",
         about="Ten clients; one, three or five a round; equal sizes, a low and a high level of "
         "heterogeneity. The report concludes that at the high level three clients are very good "
-        "and one and five are worse. It has one run each.",
+        "and one and five are worse. It has one run each; that it has ten clients in all is "
+        "inferred.",
         cells={
             f"{name}, {how}, {c} a round": experiment(
                 scale, rule, count=10, per_round=c, partition=sizes(how)
@@ -47,6 +48,7 @@ def blocks(results: Results) -> list[Block]:
                 series=series,
                 y_label="test accuracy",
                 percent=True,
+                digits=2,
             )
         )
     rounds = max(run.num_rounds for runs in results.runs.values() for run in runs)
@@ -62,6 +64,7 @@ def blocks(results: Results) -> list[Block]:
                 for c in COHORTS
             ],
         ),
+        drawn(results),
         Text(
             title="One run says little here",
             paragraphs=(
@@ -72,6 +75,36 @@ def blocks(results: Results) -> list[Block]:
         ),
         lambda_note(),
     ]
+
+
+def drawn(results: Results) -> Table:
+    """When the client with 91% of the images took part, run by run."""
+    rows: list[list[str]] = []
+    for cell, runs in results.runs.items():
+        if ", high, " not in cell:
+            continue
+        for run in runs:
+            assert run.partition is not None
+            largest = run.partition["sizes"].index(max(run.partition["sizes"]))
+            known = all("clients" in record for record in run.rounds)
+            when = [r["round"] for r in run.rounds if largest in r.get("clients", ())]
+            final = run.final("test_accuracy")
+            rows.append(
+                [
+                    cell,
+                    str(run.manifest["seed"]),
+                    f"{len(when)} of {run.num_rounds}" if known else NONE,
+                    ", ".join(map(str, when)) if known else NONE,
+                    NONE if final is None else f"{100 * final:.2f}",
+                ]
+            )
+    return Table(
+        title="When it was drawn",
+        caption="The rounds in which the client with 91% of the images took part, and the test "
+        "accuracy after the last round, in %.",
+        header=("run", "seed", "rounds", "which", "accuracy"),
+        rows=rows,
+    )
 
 
 def _deviation(rounds: int, probability: float) -> float:

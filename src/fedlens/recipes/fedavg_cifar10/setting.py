@@ -8,9 +8,7 @@ import numpy as np
 
 from fedlens.augment import Augment
 from fedlens.core import Examples, Holdings
-from fedlens.data import Source
 from fedlens.data.partitions.by_size import proportions
-from fedlens.data.places import roots
 from fedlens.experiment import Clients, Experiment, LocalTraining, Named
 from fedlens.recipes.recipe import Scale
 from fedlens.report.blocks import Text
@@ -59,9 +57,10 @@ def experiment(
     rounds: int = 20,
     model: Named | None = None,
     outputs: int | None = 1000,
+    lr: float | None = None,
+    scratch: bool = False,
 ) -> Experiment:
     """The report's setting, with what it does not print taken from the book whose code it is."""
-    whole = scale.name == "paper"
     model = model or scale.pick(Named("linear"), Named("simple-cnn"), Named("resnet18"))
     return Experiment(
         dataset=Named(scale.dataset("cifar10")),
@@ -70,14 +69,14 @@ def experiment(
         engine="sequential" if scale.name == "smoke" else "auto",
         augment=scale.pick(Augment(), Augment(), Augment(crop=4, flip=True)),
         outputs=outputs and scale.pick(20, outputs, outputs),
-        weights=pretrained(scale) if model.name == "resnet18" else None,
+        weights=pretrained(scale) if model.name == "resnet18" and not scratch else None,
         clients=Clients(
             count=count, per_round=per_round, partition=partition or sizes("homogeneous")
         ),
         local=LocalTraining(
             epochs=scale.pick(1, 1, 3),
             batch_size=scale.pick(256, 32, 32),
-            lr=0.001 if whole else 0.05,
+            lr=lr or scale.pick(0.05, 0.05, 0.001),
             momentum=0.0001,
         ),
         algorithm=(algorithm,),
@@ -86,14 +85,7 @@ def experiment(
 
 def pretrained(scale: Scale) -> str | None:
     """torchvision's ImageNet weights of ResNet-18, if the file lies where data sets do."""
-    if scale.name != "paper":
-        return None
-    for root in roots(Source(scale.data)):
-        for pattern in ("weights/resnet18*", "resnet18*"):
-            for file in sorted(root.glob(pattern)):
-                if file.suffix in (".safetensors", ".pth", ".pt"):
-                    return str(file.resolve())
-    return None
+    return scale.weights("resnet18") if scale.name == "paper" else None
 
 
 def stand_in(scale: Scale) -> str:
@@ -105,6 +97,7 @@ def stand_in(scale: Scale) -> str:
             "pretrained ResNet-18 at 0.001; one local epoch of three, half the rounds."
         )
     if scale.name == "paper":
+        words.append("Crop and flip are the book's: the report does not speak of augmentation.")
         words.append(
             f"ResNet-18 starts from {weights}."
             if (weights := pretrained(scale))

@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from fedlens.augment import Augment
-from fedlens.data import Source
-from fedlens.data.places import roots
 from fedlens.experiment import Clients, Evaluate, Experiment, LocalTraining, Named
 from fedlens.recipes.recipe import Measured, Results, Scale
 from fedlens.report.blocks import NONE, Table
@@ -50,7 +48,7 @@ def population(scale: Scale, which: Which) -> Population:
     """The paper's population, or FEMNIST by writer (users) or imbalanced CIFAR-10 (places)."""
     name = NAMES[which]
     if scale.name == "paper" and scale.has(name.lower()):
-        weights = pretrained(scale)
+        weights = scale.weights("mobilenet_v2")
         norm = {} if weights else {"norm": "group"}
         size = 224 if which == "landmarks" else 299
         bottleneck = {"bottleneck": 64} if which == "landmarks" else {}
@@ -73,16 +71,6 @@ def population(scale: Scale, which: Which) -> Population:
     spread = Named("dirichlet-per-class", {"alpha": 0.3, "min_size": 16})
     words = "CIFAR-10" if used == "cifar10" else "the embedded images"
     return Population(name, f"{words}, imbalanced clients", Named(used), model, spread, count)
-
-
-def pretrained(scale: Scale) -> str | None:
-    """torchvision's ImageNet weights of MobileNetV2, if the file lies where data sets do."""
-    for root in roots(Source(scale.data)):
-        for pattern in ("weights/mobilenet_v2*", "mobilenet_v2*"):
-            for file in sorted(root.glob(pattern)):
-                if file.suffix in (".safetensors", ".pth", ".pt"):
-                    return str(file.resolve())
-    return None
 
 
 def stand_in(*populations: Population) -> str:

@@ -1,0 +1,63 @@
+"""Paper 1's recipes: who was drawn, FedProx in both forms, networks alone compared."""
+
+import re
+
+import pytest
+
+from fedlens.recipes import RECIPES
+from fedlens.recipes.fedavg_cifar10.architectures import NETWORKS, PRETRAINED
+from fedlens.recipes.fedavg_cifar10.figure18 import drawn
+from fedlens.recipes.recipe import Scale
+from fedlens.recipes.reproduce import reproduce
+from fedlens.report.blocks import Bars
+
+
+@pytest.fixture(autouse=True)
+def no_data(monkeypatch):
+    monkeypatch.delenv("FEDLENS_DATA", raising=False)
+
+
+@pytest.fixture(scope="module")
+def figure18(tmp_path_factory):
+    out = tmp_path_factory.mktemp("figure18") / "out"
+    return reproduce("fedavg-cifar10/figure18", "smoke", out, seeds=3, overrides=["rounds=4"])
+
+
+def test_figure_18_says_when_the_largest_client_was_drawn(figure18):
+    table = drawn(figure18.results)
+    rows = {(row[0], row[1]): row for row in table.rows}
+    assert len(rows) == 3 * 3
+    for (cell, seed), (*_, count, which, accuracy) in rows.items():
+        run = figure18.results.runs[cell][int(str(seed))]
+        there = [r["round"] for r in run.rounds if 9 in r["clients"]]
+        assert (count, which) == (f"{len(there)} of 4", ", ".join(map(str, there)))
+        assert accuracy == f"{100 * run.final('test_accuracy'):.2f}"
+    assert len({row[3] for row in rows.values()}) > 1
+
+
+def test_bars_have_two_decimals(figure18):
+    bars = next(block for block in figure18.blocks if isinstance(block, Bars))
+    assert re.fullmatch(r"\d+\.\d\d%", bars.said(bars.series[0].heights[0]))
+    errors = bars.series[0].errors
+    assert errors is not None and f"± {bars.said(errors[0])}" in bars.words()
+
+
+def test_fedprox_is_also_run_as_printed(monkeypatch):
+    monkeypatch.setattr(Scale, "has", lambda *_: True)
+    cells = RECIPES["fedavg-cifar10/fedprox"](Scale("paper")).cells
+    forms = {name: cell.algorithm[0].options["sampling"] for name, cell in cells.items()}
+    assert forms["high, mu 0.1"] == "uniform"
+    assert forms["high, mu 0.1, drawn by size"] == "by-size"
+    assert all(cell.clients.partition.options["sizes"] != "homogeneous" for cell in cells.values())
+
+
+def test_networks_are_compared_from_scratch_and_pretrained_ones_stand_apart(monkeypatch, tmp_path):
+    (tmp_path / "resnet18-f37072fd.pth").touch()
+    monkeypatch.setattr(Scale, "has", lambda *_: True)
+    cells = RECIPES["fedavg-cifar10/architectures"](Scale("paper", tmp_path)).cells
+    assert [name for name, cell in cells.items() if cell.weights] == [PRETRAINED]
+    rates: dict[str, list[float]] = {name: [] for name in NETWORKS}
+    for name, cell in cells.items():
+        if not cell.weights:
+            rates[name.split(", ")[0]].append(cell.local.lr)
+    assert set(map(tuple, rates.values())) == {(0.001, 0.01)}

@@ -1,0 +1,65 @@
+"""Paper 4's recipes describe what its equations and our hypotheses say."""
+
+from dataclasses import replace
+
+import pytest
+
+from fedlens.experiment import Named
+from fedlens.recipes import RECIPES
+from fedlens.recipes.ghaemi.why_liadmm_fails import ABOUT_TRAINING, CONTROL
+from fedlens.recipes.page import experiments
+from fedlens.recipes.recipe import Scale
+from fedlens.recipes.reproduce import reproduce
+
+
+@pytest.fixture(autouse=True)
+def all_data_here(monkeypatch):
+    monkeypatch.setattr(Scale, "has", lambda *_: True)
+
+
+def takes_one_step(cell):
+    return any(one.options.get("local") == "gradient" for one in cell.algorithm)
+
+
+@pytest.mark.parametrize("item", ["liadmm", "why-liadmm-fails"])
+def test_a_full_batch_step_has_no_epochs_and_no_momentum(item):
+    cells = list(RECIPES[f"ghaemi/{item}"](Scale("paper")).cells.values())
+    steps = [cell for cell in cells if takes_one_step(cell)]
+    assert steps
+    for cell in steps:
+        assert (cell.local.epochs, cell.local.momentum, cell.local.weight_decay) == (1, 0, 0)
+    assert any(cell.local.momentum == 0.9 for cell in cells if not takes_one_step(cell))
+
+
+def test_each_hypothesis_about_training_differs_from_the_control_in_one_thing():
+    cells = RECIPES["ghaemi/why-liadmm-fails"](Scale("paper")).cells
+    control = cells[f"{CONTROL}, non-iid"]
+    (rule,) = control.algorithm
+    changed = {
+        "H1": replace(control, algorithm=(Named("liadmm", {**rule.options, "dual": "step"}),)),
+        "H3": replace(control, local=replace(control.local, epochs=10)),
+        "H4": replace(control, local=replace(control.local, momentum=0.9)),
+    }
+    assert tuple(changed) == ABOUT_TRAINING
+    for hypothesis, cell in changed.items():
+        assert cells[f"{hypothesis} alone, non-iid"] == cell
+
+
+def test_the_table_of_experiments_says_what_was_really_run(tmp_path):
+    overrides = ["local.weight_decay=0.001", "augment.flip=true", "precision=fp64"]
+    done = reproduce("ghaemi/fedavg", "smoke", tmp_path / "out", overrides=overrides)
+    table = experiments(done.results)
+    row = dict(zip(table.header, table.rows[0], strict=True))
+    assert row["augmentation"] == "flip"
+    assert row["start"] == "from scratch"
+    assert row["local"] == (
+        "1 epoch of 64, lr 0.05, momentum 0.9, weight decay 0.001, double softmax"
+    )
+    assert row["computed"] == "fp64, sequential"
+
+
+def test_the_table_of_experiments_names_the_full_batch_step(tmp_path):
+    done = reproduce("ghaemi/liadmm", "smoke", tmp_path / "out")
+    table = experiments(done.results)
+    row = dict(zip(table.header, table.rows[0], strict=True))
+    assert row["local"] == "1 full-batch step, γ 0.05, double softmax"

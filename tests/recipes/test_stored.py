@@ -1,0 +1,92 @@
+"""Pages drawn from stored runs are those that were drawn after running."""
+
+import gzip
+import shutil
+
+import pytest
+
+from fedlens.recipes.recipe import Recorded, Scale
+from fedlens.recipes.reproduce import reproduce
+from fedlens.recipes.stored import redraw
+from fedlens.report.blocks import Text
+
+NAME = "fedavg-cifar10/figure18"
+
+
+@pytest.fixture(autouse=True)
+def no_data(monkeypatch):
+    monkeypatch.delenv("FEDLENS_DATA", raising=False)
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    out = tmp_path_factory.mktemp("stored") / "out"
+    return reproduce(NAME, "smoke", out, seeds=2, overrides=["local.lr=0.1"])
+
+
+@pytest.fixture
+def stored(done, tmp_path):
+    """Run folders with packed rounds and no models."""
+    shutil.copytree(done.page.parent / "runs", tmp_path / "stored")
+    for place in (tmp_path / "stored").iterdir():
+        shutil.rmtree(place / "checkpoint")
+        (place / "model.safetensors").unlink()
+        rounds = place / "rounds.jsonl"
+        (place / "rounds.jsonl.gz").write_bytes(gzip.compress(rounds.read_bytes()))
+        rounds.unlink()
+    return tmp_path / "stored"
+
+
+def shown(done):
+    return [block for block in done.blocks if block.title != "What was run"]
+
+
+def test_a_page_from_packed_records_shows_what_the_first_one_did(done, stored, tmp_path):
+    again = redraw(NAME, "smoke", stored, tmp_path / "page")
+    assert shown(again) == shown(done)
+    assert again.page == tmp_path / "page" / "report.html"
+    opening = next(block for block in again.blocks if isinstance(block, Text))
+    assert f"Drawn from the records in {stored}" in " ".join(opening.paragraphs)
+    assert not (tmp_path / "page" / "runs").exists()
+
+
+def test_the_folder_of_a_reproduction_will_do_too(done, tmp_path):
+    assert shown(redraw(NAME, "smoke", done.page.parent, tmp_path / "page")) == shown(done)
+
+
+def test_what_was_changed_by_hand_stands_on_the_page(done):
+    assert "Not as in the recipe: local.lr=0.1." in done.blocks[0].paragraphs
+
+
+def test_a_missing_run_is_named(stored, tmp_path):
+    for seed in range(2):
+        shutil.rmtree(stored / f"lambda-rule-high-3-a-round-seed{seed}")
+    with pytest.raises(ValueError, match="no run of 'λ rule, high, 3 a round'"):
+        redraw(NAME, "smoke", stored, tmp_path / "page")
+
+
+def test_seeds_that_not_every_cell_has_are_left_out(stored, tmp_path):
+    shutil.rmtree(stored / "lambda-rule-high-3-a-round-seed1")
+    again = redraw(NAME, "smoke", stored, tmp_path / "page")
+    assert {len(runs) for runs in again.results.runs.values()} == {1}
+
+
+def test_mistakes_are_told(stored, tmp_path):
+    for name, folder, words in (
+        (NAME, tmp_path / "nowhere", "is not a folder"),
+        (NAME, tmp_path, "holds no run"),
+        ("ghaemi/samples", stored, "trains nothing"),
+        ("ghaemi/fedavgg", stored, "did you mean"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            redraw(name, "smoke", folder, tmp_path / "page")
+
+
+def test_records_say_which_data_and_weights_there_were(tmp_path):
+    recorded = Recorded(frozenset({"cifar10"}), ("/there/resnet18-f37072fd.pth",))
+    scale = Scale("paper", tmp_path, recorded)
+    assert scale.dataset("cifar10") == "cifar10"
+    assert scale.weights("resnet18") == "/there/resnet18-f37072fd.pth"
+    assert scale.weights("mobilenet_v2") is None
+    with pytest.raises(ValueError, match="no run on femnist"):
+        scale.dataset("femnist")
