@@ -23,7 +23,7 @@ from fedlens.augment import Augment
 from fedlens.core import Batch, Contraction, Examples, Local, Memory, Plan, Tree, Upload, tree_map
 from fedlens.network.layout import Layout
 from fedlens.network.model import Model
-from fedlens.pieces.solve import contract
+from fedlens.network.ops import local_step_
 from fedlens.trees import copies, copy_tensors, in_order, join, map_tensors, stack, unstack
 from fedlens.work import Given, Packed, Part, Shared, Span, Spans, Work, rows_of
 
@@ -224,7 +224,8 @@ class ClientProgram:
             others = after = {name: params[name] for name in grads}
             with torch.no_grad():
                 if contracts:
-                    contract(others, grads, local, cast(Contraction, step))
+                    move = cast(Contraction, step)
+                    local_step_(others, grads, local.anchor, local.drift, move.lr, move.keep)
                 else:
                     after, local.solver = algorithm.solve.update(grads, local.solver, others, local)
             local.params = {name: after.get(name, p) for name, p in params.items()}

@@ -6,17 +6,17 @@ from torch import Tensor
 
 
 class Factors(NamedTuple):
-    """Each client's matrix as start - lr * slopes' inputs (see engines/factored.py).
+    """Each client's matrix as w = start - lr * grads' inputs (see engines/factored.py).
 
-    Clients stand in G groups of the same size, with a start and a rate each. Each further step
+    Clients stand in G groups of the same size, with a start and an lr each. Each further step
     takes a row's part down by 2 ** log_decay, and adds -lr * drift.
     """
 
     start: Tensor  # [G, out, features]
     inputs: Tensor  # [C, T * B, features] of the steps so far; zeros where none was taken yet
-    slopes: Tensor  # [C, T * B, out]
+    grads: Tensor  # [C, T * B, out] of the layer's outputs
     taken: Tensor  # [C] steps
-    batch: int  # rows of inputs and slopes that belong to a step
+    batch: int  # rows of inputs and grads that belong to a step
     lr: Tensor  # [G]
     log_decay: Tensor  # [G]
     drift: Tensor | None = None  # [C, out, features]

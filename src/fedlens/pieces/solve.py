@@ -17,8 +17,7 @@ from fedlens.core import (
     tree_map,
     zeros_like,
 )
-from fedlens.network.kernels import ops as fused
-from fedlens.network.kernels.ops import has_kernels
+from fedlens.network.ops import add_scaled_
 
 
 @dataclass(frozen=True)
@@ -52,16 +51,16 @@ class Sgd:
     ) -> tuple[Tree, Memory]:
         w, d = list(params.values()), [grads[name] for name in params]
         if _is_on(self.weight_decay):
-            _add(d, w, self.weight_decay)
+            add_scaled_(d, w, self.weight_decay)
         if memory:
             v = [memory["velocity"][name] for name in params]
             _scale(v, self.momentum)
-            _add(v, d, 1.0)
+            add_scaled_(v, d, 1.0)
             if self.nesterov:
-                _add(d, v, self.momentum)
+                add_scaled_(d, v, self.momentum)
             else:
                 d = v
-        _add(w, d, -self.lr)
+        add_scaled_(w, d, -self.lr)
         return params, memory
 
 
@@ -150,18 +149,6 @@ class Probed:
 OF_PROBES = {"before", "after", "probed"}
 
 
-def contract(params: Tree, grads: Tree, local: Local, step: Contraction) -> None:
-    """Take a step of a contraction, in place."""
-    w, g, server = ([tree[name] for name in params] for tree in (params, grads, local.anchor))
-    drift = [local.drift[name] for name in params] if step.drift else []
-    if has_kernels(w[0]) and fused.contract(w, g, server, drift, step.lr, step.keep):
-        return
-    for p, slope, s in zip(w, g, server, strict=True):
-        p.mul_(step.keep).add_(s, alpha=1 - step.keep).add_(slope, alpha=-step.lr)
-    for p, d in zip(w, drift, strict=bool(drift)):
-        p.add_(d, alpha=-step.lr)
-
-
 def _copies(memory: Memory) -> Memory:
     return {name: tree_map(torch.clone, tree) for name, tree in memory.items()}
 
@@ -183,17 +170,6 @@ def _row(numbers: Tensor, like: Tensor) -> Tensor:
 
 def _is_on(number: Number) -> bool:
     return isinstance(number, Tensor) or number != 0
-
-
-def _add(to: list[Tensor], what: list[Tensor], times: Number) -> None:
-    """to += times * what, in place."""
-    if has_kernels(to[0]) and fused.add(to, what, times):
-        return
-    if isinstance(times, Tensor):
-        for a, b in zip(to, what, strict=True):
-            a.addcmul_(b, torch.as_tensor(per_row(times, b)))
-    else:
-        torch._foreach_add_(to, what, alpha=times)
 
 
 def _scale(what: list[Tensor], times: Number) -> None:

@@ -13,11 +13,10 @@ from torch.func import functional_call, vmap
 
 from fedlens.core import Tree
 from fedlens.network.factors import Factors
-from fedlens.network.kernels import ops as fused
-from fedlens.network.kernels.sizes import Padding
-from fedlens.network.layers import WHOLE, KeyedDropout, MaskedBatchNorm, dropout_word, keyed_dropout
+from fedlens.network.layers import KeyedDropout, MaskedBatchNorm
+from fedlens.network.ops import convolve, dropout, factored_linear, linear
 from fedlens.network.pool import AdaptivePool
-from fedlens.network.stacked.products import convolve, factored_linear, linear
+from fedlens.network.stacked.products import Padding
 
 POOLS = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, AdaptivePool)
 PLAIN = (
@@ -171,14 +170,7 @@ def _group_norm(layer: nn.GroupNorm, x: Activations, own: Tree) -> Tensor:
 
 
 def _dropout(layer: KeyedDropout, x: Activations, given: Given) -> Activations:
-    p, number, channels = layer.p, layer.layer, layer.channels
-    num_dropped = round(p * WHOLE)
-    if fused.has_kernels(x.tensor) and 0 < num_dropped < WHOLE:
-        word = dropout_word(number, given.call)
-        y = fused.dropout(x.tensor, given.key, word, num_dropped, whole_channels=channels)
-        return x.now(y)
-
-    def drop(rows: Tensor, key: Tensor) -> Tensor:
-        return keyed_dropout(rows, key, p, number, call=given.call, channels=channels)
-
-    return Activations.of(vmap(drop)(x.by_client(), given.key))
+    y = dropout(
+        x.by_client(), given.key, layer.p, layer.layer, call=given.call, channels=layer.channels
+    )
+    return Activations.of(y)
