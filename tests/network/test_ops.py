@@ -10,6 +10,7 @@ from torch import Tensor
 
 import fedlens
 from fedlens import keys
+from fedlens.core import Number
 from fedlens.network import ops
 from fedlens.network.layers import keyed_dropout
 
@@ -25,7 +26,7 @@ def tree(clients: int, seed: int) -> dict[str, Tensor]:
     return made | {"kernel": kernel}
 
 
-def step(lr: object, decay: object, clients: int = 3, drift: bool = True) -> dict[str, Tensor]:
+def step(lr: Number, decay: Number, clients: int = 3, drift: bool = True) -> dict[str, Tensor]:
     params = tree(clients, 0)
     ops.local_step_(
         params, tree(clients, 1), tree(1, 2), tree(clients, 3) if drift else {}, lr, decay

@@ -24,6 +24,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+from fedlens.network.graph import only_readers
+from fedlens.network.pool import pair
 from fedlens.network.single import winograd
 
 aten = torch.ops.aten
@@ -70,14 +72,13 @@ def _chains(nodes: Sequence[fx.Node], once: dict[str, nn.Module]) -> Iterator[_C
         if not _is_plain(once.get(str(node.target))):
             continue
         names, found = [str(node.target)], dict[type, nn.Module]()
-        while len(node.users) == 1:
-            (node,) = node.users
-            behind = once.get(str(node.target))
+        for reader in only_readers(node):
+            behind = once.get(str(reader.target))
             if type(behind) not in (nn.ReLU, nn.MaxPool2d) or type(behind) in found:
                 break
             assert behind is not None
             found[type(behind)] = behind
-            names.append(str(node.target))
+            names.append(str(reader.target))
         pool = found.get(nn.MaxPool2d)
         if nn.ReLU in found and not getattr(pool, "return_indices", False):
             assert pool is None or isinstance(pool, nn.MaxPool2d)
@@ -250,8 +251,3 @@ def on_fast_path(layers: Sequence[FastLayer], path: FastPath | None) -> Iterator
     finally:
         for layer in layers:
             layer.fast = None
-
-
-def pair(setting: int | tuple[int, ...]) -> tuple[int, ...]:
-    """A setting of rows and of columns, where one number stands for both."""
-    return (setting, setting) if isinstance(setting, int) else tuple(setting)
