@@ -13,10 +13,10 @@ from fedlens.network.stacked.products import Padding
 @triton.jit
 def _spread_kernel(
     grads, kept, out, count,
-    rows: tl.constexpr, columns: tl.constexpr, outs: tl.constexpr, room: tl.constexpr,
+    rows: tl.constexpr, columns: tl.constexpr, outs: tl.constexpr, channels: tl.constexpr,
     frame: tl.constexpr, KIND: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """out[m, n] of [count, tall, wide, room]: program (i, j) has BM pixels m and BN channels n.
+    """out[m, n] of [count, tall, wide, channels]: program (i, j) has BM pixels m and BN channels n.
 
     `grads` are [count, rows, columns, outs]. A pixel gets the grad of its own position, or of its
     window if KIND is "pool" and it won that; else, and on the border, it gets 0.
@@ -43,8 +43,8 @@ def _spread_kernel(
         if KIND == "relu":
             result = tl.load(kept + source, mask=there, other=0.0)
             grad = tl.where(result > 0, grad, 0.0)
-    store = (m < count * frame.tall * frame.wide)[:, None] & (n < room)[None, :]
-    tl.store(out + m.to(tl.int64)[:, None] * room + n[None, :], grad, mask=store)
+    store = (m < count * frame.tall * frame.wide)[:, None] & (n < channels)[None, :]
+    tl.store(out + m.to(tl.int64)[:, None] * channels + n[None, :], grad, mask=store)
 
 
 def through_epilogue(
@@ -67,17 +67,22 @@ def padded(images: Tensor, padding: Padding, channels: int) -> Tensor:
 
 
 def _spread(
-    grads: Tensor, kept: Tensor | None, size: tuple[int, int], border: Padding, kind: str, room: int
+    grads: Tensor,
+    kept: Tensor | None,
+    size: tuple[int, int],
+    border: Padding,
+    kind: str,
+    channels: int,
 ) -> Tensor:
     count, rows, columns, outs = grads.shape
     left, right, top, bottom = border
     frame = Frame(size[0] + top + bottom, size[1] + left + right, top, left)
-    out = grads.new_empty(count, frame.tall, frame.wide, room)
-    wide_tile = min(int(triton.next_power_of_2(room)), 128)
+    out = grads.new_empty(count, frame.tall, frame.wide, channels)
+    wide_tile = min(int(triton.next_power_of_2(channels)), 128)
     block = 4096 // max(wide_tile, 8)
-    grid = triton.cdiv(count * frame.tall * frame.wide, block), triton.cdiv(room, wide_tile)
+    grid = triton.cdiv(count * frame.tall * frame.wide, block), triton.cdiv(channels, wide_tile)
     _spread_kernel[grid](
-        grads, grads if kept is None else kept, out, count, rows, columns, outs, room, frame,
+        grads, grads if kept is None else kept, out, count, rows, columns, outs, channels, frame,
         KIND=kind, BM=block, BN=wide_tile,
     )  # fmt: skip
     return out

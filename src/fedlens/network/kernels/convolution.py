@@ -152,8 +152,8 @@ def _pooled_kernel(
 ):  # fmt: skip
     """The maximum of windows of 2 x 2 positions: out[c, m, n] and winners[c, m, n] of window m.
 
-    Blocks are those of `_product_kernel`, of windows in the place of positions. A program has sums
-    for each corner of its windows: 0 and 1 above, 2 and 3 below. It loads by taps or by runs.
+    Blocks are those of `_product_kernel`, but m is a window. A program has sums for each corner of
+    its windows: 0 and 1 above, 2 and 3 below. It loads by taps or by runs.
     """
     client = tl.program_id(1).to(tl.int64)
     m = tl.program_id(0) * BM + tl.arange(0, BM)

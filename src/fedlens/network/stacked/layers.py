@@ -94,7 +94,7 @@ def _always(layer: nn.Module, x: Activations) -> bool:
 
 @dataclass(frozen=True)
 class Form:
-    """How a type of layer runs for C clients. Where it does not apply, vmap is in its place."""
+    """How a type of layer runs for C clients. Where it does not apply, the layer is mapped."""
 
     run: Callable[[Any, Activations, LayerInput], Activations]
     applies: Callable[[Any, Activations], bool] = _always

@@ -63,16 +63,16 @@ def dilate(grads: Tensor, size: tuple[int, int], stride: tuple[int, int]) -> Ten
 
 
 def faded(rows: Tensor, batch: int, steps: Tensor, log_decay: Tensor) -> Tensor:  # [C, T * B]
-    """What is left of each of rows [C, T * B, ...] after these steps [C]; log_decay is [C]."""
+    """2 ** (log_decay * steps since a row's own), for rows [C, T * B, ...]; log_decay is [C]."""
     step = torch.arange(rows.shape[1], device=rows.device) // batch
     later = (steps[:, None] - 1 - step).clamp(min=0)
     return torch.exp2(log_decay.double()[:, None] * later)
 
 
-def drifted(steps: Tensor, lr: float, keep: float) -> Tensor:  # float64
-    """How often the drift is in the weights after so many steps: -lr * (1 + keep + keep^2 ...)."""
+def drifted(steps: Tensor, lr: float, decay: float) -> Tensor:  # float64
+    """What the drift is multiplied by in the weights after T steps: -lr * sum of decay^t, t < T."""
     many = steps.double()
-    return -lr * (many if keep == 1 else (1 - keep**many) / (1 - keep))
+    return -lr * (many if decay == 1 else (1 - decay**many) / (1 - decay))
 
 
 class FactoredLinear(torch.autograd.Function):
@@ -90,7 +90,7 @@ class FactoredLinear(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, bias: Tensor | None, factors: Factors, relu: bool) -> Tensor:
         inputs, seen_grads, taken, each = factors[1:5]
         lr, log_decay = (
-            rate.repeat_interleave(len(x) // len(rate)) for rate in (factors.lr, factors.log_decay)
+            one.repeat_interleave(len(x) // len(one)) for one in (factors.lr, factors.log_decay)
         )
         weights = (-lr[:, None] * faded(inputs, each, taken, log_decay)).to(x)[:, None]
         y = shared_product(x, factors.start.mT)
