@@ -3,7 +3,9 @@
 A Triton form needs a GPU, an installed Triton, and any dtype but float64 (`_takes_triton`). Beyond
 that the rule is, operation by operation:
 
-    normalise, dropout, mean_cross_entropy   nothing more
+    normalise                                of bytes
+    dropout                                  of images or rows
+    mean_cross_entropy                       always
     convolve, linear, factored_linear        bfloat16
     linear                                   at most LINEAR_ROWS rows and LINEAR_WEIGHTS weights
     factored_linear                          at most FACTORED_ROWS rows
@@ -15,10 +17,9 @@ same up to rounding. Triton is imported by `network/kernels` alone, and that onl
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 
 import torch
 import torch.nn.functional as F
@@ -37,7 +38,7 @@ FACTORED_ROWS = 128  # of a client's batch that one program can hold
 STEP_TENSORS = 16  # that one kernel can step
 
 
-@functools.cache
+@cache
 def _has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
