@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fedlens import keys
 from fedlens.augment import Augment
-from fedlens.network.normalise import normalise
+from fedlens.network.ops import normalise
 
 
 def batch(num_clients, size, channels=3, height=8, width=6, dtype=torch.uint8):

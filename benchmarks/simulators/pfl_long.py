@@ -33,7 +33,7 @@ from torch import Tensor
 import fedlens as fl
 from fedlens.build import build
 from fedlens.models import MODELS
-from fedlens.network.normalise import normalise
+from fedlens.network.ops import normalise
 from long_runs import RUNS
 
 TESTED_AT_ONCE = 1000  # images

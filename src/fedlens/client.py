@@ -34,7 +34,7 @@ from fedlens.core import (
 )
 from fedlens.network.layout import Layout
 from fedlens.network.model import Model
-from fedlens.pieces.solve import take_contracting_step
+from fedlens.network.ops import local_step_
 from fedlens.slots import LocalStep
 from fedlens.trees import in_order, join, map_tensors, stack, unstack
 from fedlens.work import ClientInputs, Part, Shared, Span, Spans
@@ -269,7 +269,7 @@ class ClientProgram:
             with torch.no_grad():
                 if contracts:
                     assert step is not None
-                    take_contracting_step(params, grads, local, step)
+                    local_step_(params, grads, local.anchor, local.drift, step.lr, step.decay)
                 else:
                     params, local.solver = algorithm.solve.update(
                         grads, local.solver, params, local

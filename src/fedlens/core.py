@@ -281,13 +281,20 @@ class LayerFactors(NamedTuple):
     drift: Tensor | None  # [C, out, features]
 
 
+class StepNumbers(NamedTuple):
+    """What a local step does to factors."""
+
+    lr: Tensor  # [C]
+    log_decay: Tensor  # [C] log2 of LocalStep.decay
+    drift_times: Tensor  # [C, T + 1] how often the drift is in the weights, by steps taken
+
+
 class FactoredWeights(NamedTuple):
     """The factors of all such layers, and the numbers of their steps."""
 
     layers: dict[str, LayerFactors]  # by the name of the weight
-    lr: Tensor  # [G]
-    log_decay: Tensor  # [G] log2 of LocalStep.decay
-    drift_times: Tensor  # [G, T + 1] how often the drift is in the weights, by steps taken
+    exact: StepNumbers  # in float64
+    numbers: StepNumbers  # in the dtype that sums are made in
 
 
 Memory = dict[str, Tree]

@@ -9,7 +9,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from fedlens.network.kernels import ops as fused
+from fedlens.network.ops import FACTORED_ROWS
 from tests.network import interpreted_kernels
 
 SHARED = 232_448  # bytes of shared memory that a program on an H100 can have
@@ -47,10 +47,10 @@ def main() -> None:
     interpreted_kernels.convolutions()
     interpreted_kernels.the_rest()
     interpreted_kernels.factors(batch=5, features=70, out=24, steps=3)
-    interpreted_kernels.factors(batch=fused.ROWS, features=600, out=600, steps=2)  # the largest
+    interpreted_kernels.factors(batch=FACTORED_ROWS, features=600, out=600, steps=2)  # the largest
     interpreted_kernels.small_layers()
     torch.set_default_dtype(torch.float32)
-    interpreted_kernels.adding()
+    interpreted_kernels.steps()
     print(*sorted(compiled))
 
 

@@ -3,17 +3,19 @@
 On a GPU the same runs as it is, compiled: `python tests/network/interpreted_kernels.py`.
 """
 
+import itertools
+
 import torch
 import torch.nn.functional as F
 
 from fedlens import keys
+from fedlens.core import Number, per_row
 from fedlens.network.factors import Factors
-from fedlens.network.kernels import elementwise as row_kernels
-from fedlens.network.kernels import ops as fused
+from fedlens.network.kernels import elementwise, functions
 from fedlens.network.layers import dropout_word, keyed_dropout
-from fedlens.network.normalise import normalise
-from fedlens.network.stacked.products import _Convolve, _Factored, _Linear, drifted
-from fedlens.pieces.objective import cross_entropy
+from fedlens.network.ops import normalise
+from fedlens.network.stacked import products
+from fedlens.network.stacked.products import drifted
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 torch.backends.cuda.matmul.allow_tf32 = True
@@ -50,8 +52,8 @@ def convolutions() -> None:
         x = x.contiguous(memory_format=torch.channels_last).requires_grad_()
         weight = whole(clients, out, channels, size, size).requires_grad_()
         bias = whole(clients, out).requires_grad_()
-        found = fused.convolve(x, weight, bias, padding, stride, relu=relu, pool=pool)
-        expected = _Convolve.apply(x, weight, bias, padding, stride)
+        found = functions.convolve(x, weight, bias, padding, stride, relu=relu, pool=pool)
+        expected = products.convolve(x, weight, bias, padding, stride)
         expected = F.relu(expected) if relu else expected
         expected = F.max_pool2d(expected, 2) if pool else expected
         agree(name, found, expected, 1e-5)
@@ -74,21 +76,22 @@ def the_rest() -> None:
             ]
         )
         word, dropped = dropout_word(1, 2), round(0.3 * 2**16)
-        found = fused.dropout(last, client_keys, word, dropped, whole_channels=channels)
+        found = functions.dropout(last, client_keys, word, dropped, whole_channels=channels)
         torch.testing.assert_close(found.view_as(images), expected)
     for width in (60, 61):
         rows = torch.randn(2, 3, width, device=DEVICE)
         expected = torch.stack(
             [keyed_dropout(x, k, 0.3, 1, call=2) for x, k in zip(rows, client_keys, strict=True)]
         )
-        found = fused.dropout(rows, client_keys, word, dropped, whole_channels=False)
+        found = functions.dropout(rows, client_keys, word, dropped, whole_channels=False)
         torch.testing.assert_close(found, expected)
 
     logits = torch.randn(2, 7, 10, device=DEVICE, requires_grad=True)
     labels, weight = torch.randint(10, (2, 7), device=DEVICE), torch.rand(2, 7, device=DEVICE)
     weight[:, 5:] = 0
-    found = fused.cross_entropy(logits, labels, weight)
-    expected = (weight * cross_entropy(logits, labels)).sum(1) / weight.sum(1)
+    found = functions.mean_cross_entropy(logits, labels, weight)
+    losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
+    expected = (weight * losses.view(labels.shape)).sum(1) / weight.sum(1)
     torch.testing.assert_close(found, expected)
     pull = torch.randn_like(expected)
     for one, other in zip(
@@ -105,7 +108,7 @@ def the_rest() -> None:
     shift = -torch.tensor(mean, device=DEVICE) / torch.tensor(std, device=DEVICE)
     for layout in (torch.contiguous_format, torch.channels_last):
         moved = pixels.to(DEVICE).contiguous(memory_format=layout)
-        found = row_kernels.normalise(moved, scale, shift, torch.float32)
+        found = elementwise.normalise(moved, scale, shift, torch.float32)
         torch.testing.assert_close(found, expected)
     print("dropout, cross-entropy and normalising agree")
 
@@ -128,20 +131,20 @@ def factors(batch: int, features: int, out: int, steps: int) -> None:
     ]
     drifts = torch.randn(clients, out, features, device=DEVICE)
     many = torch.arange(steps + 1)
-    times = torch.stack([drifted(many, *rates) for rates in ((0.1, 0.9), (0.2, 1.0))])
+    times = drifted(many, torch.tensor([0.1, 0.2]), torch.tensor([0.9, 1.0]))
     times = times.to(DEVICE, torch.float32)
     for step in range(steps):
         size = batch - step  # a batch may be a short one
         x = torch.randn(clients, size, features, device=DEVICE, requires_grad=True)
         pull = torch.randn(clients, size, out, device=DEVICE)
         results = []
-        for form, room in zip((fused.Factored, _Factored), rooms, strict=True):
-            inputs, slopes, taken = room
+        for form, room in zip((functions, products), rooms, strict=True):
+            inputs, grads, taken = room
             drift = drifts if step else None
             whole = Factors(start, *room, batch, lr, decay.log2(), drift, times)
-            y = form.apply(x, bias, whole, step != 1)
+            y = form.factored_linear(x, whole, bias, relu=step != 1)
             taken += 1
-            results.append((y, *torch.autograd.grad(y, (x, bias), pull), inputs, slopes))
+            results.append((y, *torch.autograd.grad(y, (x, bias), pull), inputs, grads))
         for what, one, other in zip(("y", "dx", "db", "X", "D"), *results, strict=True):
             agree(f"factors, {what} of step {step}", one, other)
     print("factors agree")
@@ -152,8 +155,8 @@ def small_layers() -> None:
         x = torch.randn(3, batch, features, device=DEVICE, requires_grad=True)
         weight = torch.randn(3, out, features, device=DEVICE, requires_grad=True)
         bias = torch.randn(3, out, device=DEVICE, requires_grad=True)
-        found = fused.linear(x, weight, bias, relu=relu)
-        expected = _Linear.apply(x, weight, bias, relu)
+        found = functions.linear(x, weight, bias, relu=relu)
+        expected = products.linear(x, weight, bias, relu=relu)
         agree("small layer", found, expected)
         pull = torch.randn_like(expected)
         both = (torch.autograd.grad(y, (x, weight, bias), pull) for y in (found, expected))
@@ -162,33 +165,33 @@ def small_layers() -> None:
     print("small layers agree")
 
 
-def adding() -> None:
-    to = [torch.randn(3, 5, 7, device=DEVICE).permute(0, 2, 1), torch.randn(2000, device=DEVICE)]
-    what = [torch.randn_like(t) for t in to]
-    expected = [a - 0.1 * b for a, b in zip(to, what, strict=True)]
-    assert row_kernels.add(to, what, -0.1)
-    torch.testing.assert_close(to, expected)
-    assert not row_kernels.add([to[0]], [what[0].contiguous()], 1.0), "they lie otherwise"
-    rows = [torch.randn(3, 5, 7, device=DEVICE).transpose(1, 2), torch.randn(3, 900, device=DEVICE)]
-    slopes, times = [torch.randn_like(t) for t in rows], torch.randn(3, device=DEVICE)
-    expected = [
-        a + times.view(3, *[1] * (a.ndim - 1)) * b for a, b in zip(rows, slopes, strict=True)
-    ]
-    assert row_kernels.add(rows, slopes, times)
-    torch.testing.assert_close(rows, expected)
-    assert not row_kernels.add([rows[0].permute(1, 0, 2)], [slopes[0].permute(1, 0, 2)], times[:1])
-    slopes, drift = ([torch.randn_like(t) for t in to] for _ in range(2))
-    server = [torch.randn_like(to[0][:1]), torch.randn(1000, device=DEVICE)]
-    starts = [server[0], torch.cat([server[1]] * 2)]
-    zeros = [torch.zeros_like(t) for t in to]
-    for drifts in ([], drift):
-        expected = [
-            s + 0.9 * (w - s) - 0.1 * (g + d)
-            for w, g, s, d in zip(to, slopes, starts, drifts or zeros, strict=True)
-        ]
-        assert row_kernels.contract(to, slopes, server, drifts, 0.1, 0.9)
+def steps() -> None:
+    """Tensors [C, ...] in two memory layouts, under numbers for all clients and for each."""
+    like = [torch.randn(3, 5, 7, device=DEVICE).transpose(1, 2), torch.randn(3, 900, device=DEVICE)]
+
+    def some(clients: int = 3) -> list[torch.Tensor]:
+        return [torch.randn_like(t[:clients]) for t in like]
+
+    numbers: tuple[Number, ...] = (
+        0.3,
+        torch.rand(3, device=DEVICE),
+        torch.tensor(0.6, device=DEVICE),
+    )
+    for times in numbers:
+        to, what = some(), some()
+        expected = [a + per_row(times, a) * b for a, b in zip(to, what, strict=True)]
+        elementwise.add_scaled_(to, what, times)
         torch.testing.assert_close(to, expected)
-    print("adding agrees")
+    for lr, decay in itertools.product(numbers, numbers):
+        for server, drift in ((some(1), []), (some(1), some()), (some(), some())):
+            params, grads, nothing = some(), some(), [torch.zeros_like(t) for t in like]
+            expected = [
+                s + per_row(decay, w) * (w - s) - per_row(lr, w) * (g + d)
+                for w, g, s, d in zip(params, grads, server, drift or nothing, strict=True)
+            ]
+            elementwise.local_step_(params, grads, server, drift, lr, decay)
+            torch.testing.assert_close(params, expected)
+    print("steps agree")
 
 
 if __name__ == "__main__":
@@ -198,5 +201,5 @@ if __name__ == "__main__":
     factors(batch=5, features=70, out=24, steps=3)
     factors(batch=40, features=300, out=70, steps=2)  # several blocks of everything
     small_layers()
-    adding()
+    steps()
     print("all agree")

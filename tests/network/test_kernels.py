@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from fedlens.network.kernels import convolution as kernels
-from fedlens.network.stacked.products import convolve, linear
+from fedlens.network.ops import convolve, linear
 
 CASES = {
     "first layer": (3, 8, 5, (2, 2, 2, 2)),

@@ -148,10 +148,10 @@ def test_a_padded_batch_equals_pytorch_on_the_examples_alone(dims, settings, pad
         if padding == "garbage":
             padded = padded[rows]
         torch.testing.assert_close(padded, out, rtol=0, atol=1e-12)
-        slope = torch.randn_like(out)
+        pull = torch.randn_like(out)
         inputs = (real, *norm.parameters())
-        grads = torch.autograd.grad((out * slope).sum(), inputs)
-        again = torch.autograd.grad((padded * slope).sum(), (full, *masked.parameters()))
+        grads = torch.autograd.grad((out * pull).sum(), inputs)
+        again = torch.autograd.grad((padded * pull).sum(), (full, *masked.parameters()))
         moved = again[0][mask != 0]
         torch.testing.assert_close((moved, *again[1:]), grads, rtol=0, atol=1e-12)
         for name in STATISTICS:

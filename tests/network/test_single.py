@@ -164,13 +164,13 @@ def test_a_large_linear_layer_gives_what_a_plain_one_gives():
     x = torch.randn(5, 1024, requires_grad=True)
     module = nn.Linear(1024, 256)
     expected = module(x)
-    slope = torch.autograd.grad(expected.square().sum(), x)
+    grads = torch.autograd.grad(expected.square().sum(), x)
     layer = Linear(module)
     layer.fast = FastPath(lr=0.0)
     found = layer(x)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     again = torch.autograd.grad(found.square().sum(), x)
-    torch.testing.assert_close(again, slope, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(again, grads, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(

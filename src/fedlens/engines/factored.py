@@ -33,13 +33,14 @@ from fedlens.core import (
     LayerFactors,
     Local,
     Number,
+    StepNumbers,
     Tree,
     Upload,
 )
 from fedlens.network.factors import Factors
 from fedlens.network.layout import Layout
 from fedlens.network.network import Network
-from fedlens.network.stacked.products import faded, wide_product
+from fedlens.network.stacked.products import drifted, faded, wide_product
 from fedlens.pieces.combine import WeightedSum
 from fedlens.pieces.upload import difference
 from fedlens.slots import Combine, LocalStep
@@ -140,25 +141,25 @@ class FactoredForm:
                 taken=torch.zeros(clients, dtype=torch.int64, device=server.device),
                 drift=drift,
             )
-        times = _drift_times(torch.arange(steps + 1, device=lr.device), lr, decay)
-        return FactoredWeights(layers, lr, decay.log2(), times)
+        times = drifted(torch.arange(steps + 1, device=lr.device), lr, decay)
+        exact = StepNumbers(lr, decay.log2(), times)
+        wide = torch.promote_types(self.network.compute, torch.float32)
+        return FactoredWeights(layers, exact, StepNumbers(*(t.to(wide) for t in exact)))
 
     def weights(self, local: Local) -> dict[str, Any]:
         assert local.factored is not None
-        layers, *numbers = local.factored
-        wide = torch.promote_types(self.network.compute, torch.float32)
-        lr, log_decay, drift_times = (t.to(wide) for t in numbers)
+        layers, _, numbers = local.factored
         return {
             name: Factors(
-                self.server[name],
-                layer.inputs,
-                layer.grads,
-                layer.taken,
-                self.batch,
-                lr,
-                log_decay,
+                start=self.server[name],
+                inputs=layer.inputs,
+                grads=layer.grads,
+                taken=layer.taken,
+                batch=self.batch,
+                lr=numbers.lr,
+                log_decay=numbers.log_decay,
                 drift=layer.drift,
-                times=drift_times,
+                times=numbers.drift_times,
                 by_pixel=self.channels[name] is not None,
             )
             for name, layer in layers.items()
@@ -173,26 +174,24 @@ class FactoredForm:
         """Clients with the weights that their factors come to."""
         assert local.factored is not None
         params, anchor = dict(local.params), dict(local.anchor)
-        _, lr, log_decay, drift_times = local.factored
+        exact = local.factored.exact
         for name in self.names:
-            inputs, grads = self.factors(local, name, lr, log_decay)
+            inputs, grads = self.factors(local, name, exact)
             dtype = torch.promote_types(grads.dtype, torch.float32)
             product = wide_product(grads.mT, inputs, dtype)
             anchor[name] = local.exact[name].to(dtype)
             params[name] = anchor[name] + self.in_order(name, product)
             if step.drift is not None:
-                times = drift_times.gather(1, local.steps[:, None]).to(dtype)
+                times = exact.drift_times.gather(1, local.steps[:, None]).to(dtype)
                 params[name].addcmul_(step.drift(local, name), times[:, :, None])
         return replace(local, params=params, anchor=anchor, factored=None)
 
-    def factors(
-        self, local: Local, name: str, lr: Tensor, log_decay: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def factors(self, local: Local, name: str, numbers: StepNumbers) -> tuple[Tensor, Tensor]:
         """X, and D with each row times what its step did to the weights in the end."""
         assert local.factored is not None
         inputs, grads, _, _ = local.factored.layers[name]
-        left = faded(grads, self.batch, local.steps, log_decay)
-        return inputs, _times(grads, -lr[:, None] * left)
+        left = faded(grads, self.batch, local.steps, numbers.log_decay)
+        return inputs, _times(grads, -numbers.lr[:, None] * left)
 
     def by_pixel(self, name: str, matrices: Tensor) -> Tensor:
         """Matrices [..., out, features], or [..., out, pixels, channels] of flattened images."""
@@ -214,13 +213,6 @@ def _by_client(number: Number, local: Local) -> Tensor:  # [C] float64
     return torch.as_tensor(number, dtype=torch.float64, device=like.device).expand(len(like))
 
 
-def _drift_times(steps: Tensor, lr: Tensor, decay: Tensor) -> Tensor:  # [C, T + 1] float64
-    """How often the drift is in the weights after steps: -lr * (1 + decay + decay^2 ...)."""
-    many, lr, decay = steps.double()[None], lr[:, None], decay[:, None]
-    series = (1 - decay**many) / torch.where(decay == 1, 1, 1 - decay)
-    return -lr * torch.where(decay == 1, many, series)
-
-
 @dataclass(frozen=True)
 class SendFactors:
     """upload: the difference of what a client has, and the factors of what it has not."""
@@ -231,10 +223,8 @@ class SendFactors:
         assert local.factored is not None
         upload, form = difference(local), self.form
         update = dict(upload.update)
-        wide = torch.promote_types(form.network.compute, torch.float32)
-        lr, log_decay = local.factored.lr.to(wide), local.factored.log_decay.to(wide)
         for name in form.names:
-            inputs, grads = form.factors(local, name, lr, log_decay)
+            inputs, grads = form.factors(local, name, local.factored.numbers)
             update |= {name + INPUTS: inputs, name + GRADS: grads}
         return replace(upload, update=update)
 

@@ -6,19 +6,19 @@ from torch import Tensor
 
 
 class Factors(NamedTuple):
-    """Each client's matrix as start - lr * slopes' inputs (see engines/factored.py).
+    """Each client's matrix as w = start - lr * grads' inputs (see engines/factored.py).
 
-    Clients stand in G groups of the same size, with a start and a rate each. Each further step
-    takes a row's part down by 2 ** log_decay, and adds -lr * drift.
+    Clients stand in G groups of the same size, with a start each; numbers are those of groups or
+    of clients. Each further step takes a row's part down by 2 ** log_decay, and adds -lr * drift.
     """
 
     start: Tensor  # [G, out, features]
     inputs: Tensor  # [C, T * B, features] of the steps so far; zeros where none was taken yet
-    slopes: Tensor  # [C, T * B, out]
+    grads: Tensor  # [C, T * B, out] of the layer's outputs
     taken: Tensor  # [C] steps
-    batch: int  # rows of inputs and slopes that belong to a step
-    lr: Tensor  # [G]
-    log_decay: Tensor  # [G]
+    batch: int  # rows of inputs and grads that belong to a step
+    lr: Tensor  # [G] or [C]
+    log_decay: Tensor  # [G] or [C]
     drift: Tensor | None = None  # [C, out, features]
-    times: Tensor | None = None  # [G, T + 1] how often it is in the weights, by steps taken
+    times: Tensor | None = None  # [G or C, T + 1] how often it is in the weights, by steps taken
     by_pixel: bool = False  # whether features are those of flattened images, pixel by pixel

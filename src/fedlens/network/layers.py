@@ -1,4 +1,4 @@
-"""Dropout by key and batch normalisation by mask, put in the place of PyTorch's own.
+"""Dropout by key and batch normalisation by mask, which replace PyTorch's own.
 
 PyTorch's dropout takes whatever random numbers come next, and its batch normalisation counts
 padding as examples. The two layers here do neither. What they need besides their input, a key
@@ -36,7 +36,7 @@ def keyed_dropout(
     The mask is a hash of the key, the layer, the row and the position in it, in whole numbers:
     the same for every dtype and device. Positions of images are counted pixel by pixel, as they
     lie in memory where they are trained on. `p` is rounded to a multiple of 2^-16, and what is kept
-    is scaled to match. `call` tells apart the places where one layer is used.
+    is scaled to match. `call` tells apart the calls of one layer.
     """
     num_dropped = round(p * WHOLE)
     if num_dropped in (0, WHOLE):
@@ -71,7 +71,7 @@ def _lanes(hashes: Tensor) -> Tensor:
 
 
 class KeyedDropout(nn.Module):
-    """Dropout by key. A layer that a model uses at several places draws anew at each of them."""
+    """Dropout by key. A layer that a model calls several times draws anew each time."""
 
     key: Tensor  # [] int64
 
@@ -200,7 +200,7 @@ def side_inputs(module: nn.Module) -> tuple[list[str], list[str]]:
 
 
 def group_norm(module: nn.Module) -> nn.Module:
-    """A copy of `module` with group normalisation in the place of every batch normalisation.
+    """A copy of `module` with group normalisation instead of every batch normalisation.
 
     The number of groups is the largest divisor of the channels that is at most 32 and leaves
     four channels a group, else 1. Weights and biases are taken over; running statistics go.
@@ -223,7 +223,7 @@ def num_groups(channels: int) -> int:
 
 
 def _replace(module: nn.Module, replacement: Callable[[nn.Module], nn.Module]) -> nn.Module:
-    """A deep copy with each submodule replaced; one that stands at two places stays shared."""
+    """A deep copy with each submodule replaced; one that is used twice stays shared."""
     module = copy.deepcopy(module)
     new = {m: replacement(m) for m in module.modules()}
     for parent in list(new):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedlens.core import Tree
-from fedlens.network.normalise import normalise
+from fedlens.network.ops import normalise
 
 
 class Model(Protocol):

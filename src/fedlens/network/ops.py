@@ -1,26 +1,247 @@
-"""temporary"""
+"""Operations of training that have a plain form and a Triton form: which one runs is decided here.
+
+A Triton form needs a GPU, an installed Triton, and any dtype but float64 (`_takes_triton`). Beyond
+that the rule is, operation by operation:
+
+    normalise                                of bytes
+    dropout                                  of images or rows
+    mean_cross_entropy                       always
+    convolve, linear, factored_linear        bfloat16
+    linear                                   at most LINEAR_ROWS rows and LINEAR_WEIGHTS weights
+    factored_linear                          at most FACTORED_ROWS rows
+    add_scaled_, local_step_                 at most STEP_TENSORS tensors, float32, laid out alike
+
+Everything else runs the plain form: PyTorch's own operations, on any device. Both forms compute the
+same up to rounding. Triton is imported by `network/kernels` alone, and that only where it runs.
+"""
 
 from __future__ import annotations
 
-from torch import Tensor
+import importlib.util
+from collections.abc import Iterable, Sequence
+from functools import cache, lru_cache
 
-from fedlens.core import Number, per_row
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.func import vmap
+
+from fedlens.core import Number, Tree, per_row
+from fedlens.network.factors import Factors
+from fedlens.network.layers import WHOLE, dropout_word, keyed_dropout
+from fedlens.network.stacked import products
+from fedlens.network.stacked.products import Padding
+
+LINEAR_ROWS = 64  # of a client's batch, and
+LINEAR_WEIGHTS = 2**18  # of a client's matrix, beyond which cuBLAS is faster
+FACTORED_ROWS = 128  # of a client's batch that one program can hold
+STEP_TENSORS = 16  # that one kernel can step
+
+
+@cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def _takes_triton(x: Tensor) -> bool:
+    return x.is_cuda and x.dtype is not torch.float64 and _has_triton()
+
+
+def _multiplies_in_triton(x: Tensor) -> bool:
+    return x.dtype is torch.bfloat16 and _takes_triton(x)
+
+
+def normalise(
+    images: Tensor,
+    mean: Sequence[float] | None,
+    std: Sequence[float] | None,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Bytes as (x / 255 - mean) / std, channel by channel, in `dtype`; floats as they are.
+
+    `images` is [..., channels, H, W]. Without a mean it is 0, without a std it is 1.
+    """
+    if images.is_floating_point():
+        return images.to(dtype)
+    channels = images.shape[-3]
+    mean = tuple(mean) if mean is not None else (0.0,) * channels
+    std = tuple(std) if std is not None else (1.0,) * channels
+    if not len(mean) == len(std) == channels:
+        raise ValueError(
+            f"images of {channels} channels but {len(mean)} means and {len(std)} stds: "
+            "give one for each channel"
+        )
+    wide = torch.promote_types(dtype, torch.float32)
+    scale, shift = _scale_and_shift(mean, std, images.device, wide)
+    if _takes_triton(images) and images.dtype is torch.uint8:
+        from fedlens.network.kernels import elementwise
+
+        rows = images.flatten(0, -4)
+        done = elementwise.normalise(rows, scale.flatten(), shift.flatten(), dtype)
+        return done.view(*images.shape[:-3], *done.shape[1:])
+    return images.to(wide).mul_(scale).add_(shift).to(dtype)
+
+
+@lru_cache(maxsize=32)
+def _scale_and_shift(
+    mean: tuple[float, ...], std: tuple[float, ...], device: torch.device, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """[channels, 1, 1] each: kept, since making them waits for the device."""
+    m, s = (torch.tensor(v, dtype=torch.float64).view(-1, 1, 1) for v in (mean, std))
+    return (1 / (255 * s)).to(device, dtype), (-m / s).to(device, dtype)
+
+
+def dropout(
+    x: Tensor, keys: Tensor, p: float, layer: int, *, call: int = 0, channels: bool = False
+) -> Tensor:
+    """`layers.keyed_dropout` of C clients: [C, B, channels, H, W] or [C, B, n] under keys [C]."""
+    num_dropped = round(p * WHOLE)
+    if _takes_triton(x) and x.ndim in (3, 5) and 0 < num_dropped < WHOLE:
+        from fedlens.network.kernels import functions
+
+        word, flat = dropout_word(layer, call), x.flatten(0, 1) if x.ndim == 5 else x
+        return functions.dropout(flat, keys, word, num_dropped, whole_channels=channels).view(
+            x.shape
+        )
+
+    def drop(one: Tensor, key: Tensor) -> Tensor:
+        return keyed_dropout(one, key, p, layer, call=call, channels=channels)
+
+    return vmap(drop)(x, keys)
+
+
+def convolve(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    padding: Padding,
+    stride: tuple[int, int] = (1, 1),
+    *,
+    relu: bool = False,
+    pool: bool = False,
+) -> Tensor:
+    """Images [C * B, channels, H, W] under each client's kernels [C, out, channels, h, w].
+
+    With `relu` and `pool` (the maximum of 2 x 2) these follow. Weights may be kept in a wider dtype
+    than the images; their gradients come in their own.
+    """
+    if _multiplies_in_triton(x):
+        from fedlens.network.kernels import functions
+
+        return functions.convolve(x, weight, bias, padding, stride, relu=relu, pool=pool)
+    y = products.convolve(x, weight, bias, padding, stride)
+    y = F.relu(y) if relu else y
+    return F.max_pool2d(y, 2) if pool else y
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, relu: bool = False) -> Tensor:
+    """Rows [C, B, n] under each client's matrix [C, out, n], and ReLU if asked for."""
+    is_small = x.shape[1] <= LINEAR_ROWS and weight.shape[1:].numel() <= LINEAR_WEIGHTS
+    if _multiplies_in_triton(x) and is_small:
+        from fedlens.network.kernels import functions
+
+        return functions.linear(x, weight, bias, relu=relu)
+    return products.linear(x, weight, bias, relu=relu)
+
+
+def factored_linear(x: Tensor, factors: Factors, bias: Tensor | None, *, relu: bool) -> Tensor:
+    """As `linear` does; the step's inputs and, in the backward pass, grads go into `factors`."""
+    if _multiplies_in_triton(x) and x.shape[1] <= FACTORED_ROWS:
+        from fedlens.network.kernels import functions
+
+        return functions.factored_linear(x, factors, bias, relu=relu)
+    return products.factored_linear(x, factors, bias, relu=relu)
+
+
+def mean_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:  # [C]
+    """The weighted mean of the cross-entropies of logits [C, B, L] with labels [C, B]."""
+    if _takes_triton(logits):
+        from fedlens.network.kernels import functions
+
+        return functions.mean_cross_entropy(logits, labels, weights)
+    rows = logits.to(weights).flatten(0, 1)
+    losses = F.cross_entropy(rows, labels.flatten(), reduction="none")
+    return weighted_mean(losses.view(labels.shape), weights)
+
+
+def weighted_mean(losses: Tensor, weights: Tensor) -> Tensor:  # [C, B], [C, B] -> [C]
+    # A batch may weigh nothing (all its labels unknown to p): then it has no loss, not NaN.
+    total = weights.sum(1).clamp(min=1e-12)
+    return (weights * losses).sum(1) / total
+
+
+def add_scaled_(to: list[Tensor], what: list[Tensor], times: Number) -> None:
+    """to += times * what, in place, for tensors [C, ...]; `times` may have a number a client."""
+    if _is_one_kernel(to, (what,), (times,)):
+        from fedlens.network.kernels import elementwise
+
+        elementwise.add_scaled_(to, what, times)
+    elif isinstance(times, Tensor):
+        for a, b in zip(to, what, strict=True):
+            a.addcmul_(b, torch.as_tensor(per_row(times, b)))
+    else:
+        torch._foreach_add_(to, what, alpha=times)
 
 
 def local_step_(
-    w: list[Tensor],
-    g: list[Tensor],
-    server: list[Tensor],
-    drift: list[Tensor],
-    lr: Number,
-    decay: Number,
+    params: Tree, grads: Tree, server: Tree, drift: Tree, lr: Number, decay: Number
 ) -> None:
-    if isinstance(lr, Tensor) or isinstance(decay, Tensor):
-        for i, (p, grad, s) in enumerate(zip(w, g, server, strict=True)):
-            total = grad + drift[i] if drift else grad
-            p.copy_(s + per_row(decay, p) * (p - s) - per_row(lr, p) * total)
+    """w = server + decay * (w - server) - lr * (grad + drift), in place, for each w of `params`.
+
+    Params, grads and drift are [C, ...], the server's tensors [1, ...] or [C, ...]. The other trees
+    may have more names than `params`; a `drift` of {} is 0. `lr` and `decay` may be tensors [C].
+    """
+    w, g, s = ([tree[name] for name in params] for tree in (params, grads, server))
+    d = [drift[name] for name in params] if drift else []
+    if _is_one_kernel(w, (g, d) if d else (g,), (lr, decay), s):
+        from fedlens.network.kernels import elementwise
+
+        elementwise.local_step_(w, g, s, d, lr, decay)
         return
-    for p, grad, s in zip(w, g, server, strict=True):
-        p.mul_(decay).add_(s, alpha=1 - decay).add_(grad, alpha=-lr)
-    for p, d in zip(w, drift, strict=bool(drift)):
-        p.add_(d, alpha=-lr)
+    for p, grad, start in zip(w, g, s, strict=True):
+        _scale_(p, decay)
+        _add_scaled_(p, start, 1 - decay)
+        _add_scaled_(p, grad, -lr)
+    for p, more in zip(w, d, strict=bool(d)):
+        _add_scaled_(p, more, -lr)
+
+
+def _scale_(to: Tensor, times: Number) -> None:
+    to.mul_(per_row(times, to))
+
+
+def _add_scaled_(to: Tensor, what: Tensor, times: Number) -> None:
+    if isinstance(times, Tensor):
+        to.addcmul_(what, torch.as_tensor(per_row(times, to)))
+    else:
+        to.add_(what, alpha=times)
+
+
+def _is_one_kernel(
+    to: list[Tensor],
+    others: Iterable[list[Tensor]],
+    numbers: Iterable[Number],
+    server: Sequence[Tensor] = (),
+) -> bool:
+    """Whether one kernel can step these tensors: the rule of `add_scaled_` and `local_step_`."""
+    if not 1 <= len(to) <= STEP_TENSORS or not _takes_triton(to[0]):
+        return False
+    tensors = [number for number in numbers if isinstance(number, Tensor)]
+    for a, *rest in zip(to, *others, strict=True):
+        # Alike from end to end of the memory: then an element has one offset in all of them.
+        if not all(t.dtype is torch.float32 and t.stride() == a.stride() for t in (a, *rest)):
+            return False
+        if not _is_dense(a):
+            return False
+        clients_first = a.stride(0) * len(a) == a.numel()
+        for number in tensors:
+            fits = number.numel() in (1, len(a)) and number.device == a.device
+            if not (clients_first and fits and number.dtype is torch.float32):
+                return False
+    return all(a.stride()[1:] == s.stride()[1:] for a, s in zip(to, server, strict=bool(server)))
+
+
+def _is_dense(a: Tensor) -> bool:
+    """Whether a tensor fills its memory from end to end, in any order of its axes."""
+    order = sorted(range(a.ndim), key=a.stride, reverse=True)
+    return a.is_contiguous() or a.permute(order).is_contiguous()

@@ -1,4 +1,4 @@
-"""Average pooling to a fixed size, with a gradient that is the same every time."""
+"""Pooling: to a fixed size, with a gradient that is the same every time; settings of PyTorch's."""
 
 from __future__ import annotations
 
@@ -26,7 +26,19 @@ class AdaptivePool(nn.Module):
 def _means(size: int, bins: int, like: Tensor) -> Tensor:  # [bins, size]
     """Rows that average: bin i of `bins` reaches from i / bins to (i + 1) / bins of `size`."""
     first = torch.arange(bins, device=like.device)[:, None] * size
-    place = torch.arange(size, device=like.device)
-    inside = (place >= first // bins) & (place < (first + size + bins - 1) // bins)
+    pixel = torch.arange(size, device=like.device)
+    inside = (pixel >= first // bins) & (pixel < (first + size + bins - 1) // bins)
     weight = inside.to(like.dtype)
     return weight / weight.sum(1, keepdim=True)
+
+
+def is_two_by_two(pool: nn.MaxPool2d) -> bool:
+    """Whether it is the maximum of windows of 2 x 2 that do not overlap, and nothing else."""
+    plain = not (pool.ceil_mode or pool.return_indices)
+    settings = (pool.kernel_size, pool.stride, pool.padding, pool.dilation)
+    return plain and [pair(s) for s in settings] == [(2, 2), (2, 2), (0, 0), (1, 1)]
+
+
+def pair(setting: int | tuple[int, ...]) -> tuple[int, ...]:
+    """A setting of rows and of columns, where one number stands for both."""
+    return (setting, setting) if isinstance(setting, int) else tuple(setting)

@@ -7,8 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedlens.core import Batch, Local
-from fedlens.network.kernels import ops as fused
-from fedlens.network.kernels.ops import has_kernels
+from fedlens.network.ops import mean_cross_entropy, weighted_mean
 from fedlens.slots import ExampleWeight, Penalty
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -84,8 +83,6 @@ class Objective:
 
 def _mean(loss: Loss, logits: Tensor, labels: Tensor, weight: Tensor) -> Tensor:  # [C]
     """The weighted mean of a client's losses."""
-    if loss is cross_entropy and has_kernels(logits):
-        return fused.cross_entropy(logits, labels, weight)
-    # A batch may weigh nothing (all its labels unknown to p): then it has no loss, not NaN.
-    total = weight.sum(1).clamp(min=1e-12)
-    return (weight * loss(logits.to(weight), labels)).sum(1) / total
+    if loss is cross_entropy:
+        return mean_cross_entropy(logits, labels, weight)
+    return weighted_mean(loss(logits.to(weight), labels), weight)

@@ -2,14 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from fedlens.core import Local, Memory, Number, Tree, is_on, per_row, tree_map, zeros_like
-from fedlens.network import ops
-from fedlens.network.kernels import ops as fused
-from fedlens.network.kernels.ops import has_kernels
+from fedlens.network.ops import add_scaled_
 from fedlens.slots import LocalStep, Solve
 
 
@@ -39,6 +38,10 @@ class Sgd(Solve):
     def carries(self) -> frozenset[str]:
         return frozenset({"velocity"})
 
+    @cached_property
+    def _minus_lr(self) -> Number:
+        return -self.lr  # kept: of a tensor it is a kernel, which every step would launch
+
     def init(self, params: Tree) -> Memory:
         return {"velocity": zeros_like(params)} if is_on(self.momentum) else {}
 
@@ -47,16 +50,16 @@ class Sgd(Solve):
     ) -> tuple[Tree, Memory]:
         w, d = list(params.values()), [grads[name] for name in params]
         if is_on(self.weight_decay):
-            _add(d, w, self.weight_decay)
+            add_scaled_(d, w, self.weight_decay)
         if memory:
             v = [memory["velocity"][name] for name in params]
             _scale(v, self.momentum)
-            _add(v, d, 1.0)
+            add_scaled_(v, d, 1.0)
             if self.nesterov:
-                _add(d, v, self.momentum)
+                add_scaled_(d, v, self.momentum)
             else:
                 d = v
-        _add(w, d, -self.lr)
+        add_scaled_(w, d, self._minus_lr)
         return params, memory
 
 
@@ -165,13 +168,6 @@ class Probed(Solve):
 OF_PROBES = {"before", "after", "probed"}
 
 
-def take_contracting_step(params: Tree, grads: Tree, local: Local, step: LocalStep) -> None:
-    """w = server + decay * (w - server) - lr * (grad + drift), in place."""
-    w, g, server = ([tree[name] for name in params] for tree in (params, grads, local.anchor))
-    drift = [local.drift[name] for name in params] if step.drift else []
-    ops.local_step_(w, g, server, drift, step.lr, step.decay)
-
-
 def _copies(memory: Memory) -> Memory:
     return {name: tree_map(torch.clone, tree) for name, tree in memory.items()}
 
@@ -191,19 +187,8 @@ def _row(numbers: Tensor, like: Tensor) -> Tensor:
     return numbers.to(like.dtype).view(-1, *[1] * (like.ndim - 1))
 
 
-def _add(to: list[Tensor], what: list[Tensor], times: Number) -> None:
-    """to += times * what, in place."""
-    if has_kernels(to[0]) and fused.add(to, what, times):
-        return
-    if isinstance(times, Tensor):
-        for a, b in zip(to, what, strict=True):
-            a.addcmul_(b, torch.as_tensor(per_row(times, b)))
-    else:
-        torch._foreach_add_(to, what, alpha=times)
-
-
 def _scale(what: list[Tensor], times: Number) -> None:
-    if isinstance(times, Tensor):
+    if isinstance(times, Tensor) and times.ndim:
         for a in what:
             a.mul_(torch.as_tensor(per_row(times, a)))
     else:

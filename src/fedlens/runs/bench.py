@@ -26,7 +26,7 @@ from fedlens.engines.gpus import in_a_child
 from fedlens.experiment import Clients, Experiment, LocalTraining, Named
 from fedlens.models import MODELS
 from fedlens.network.network import Network
-from fedlens.network.normalise import normalise
+from fedlens.network.ops import normalise
 from fedlens.options import did_you_mean
 from fedlens.rounds import begin, run_round
 from fedlens.runs.evaluate import evaluate

@@ -1,126 +1,132 @@
-"""Triton kernels: the convolutions of many clients side by side, with little memory traffic.
+"""Triton kernels of the convolutions of C clients, each with kernels of its own.
 
-Images are [C * B, H, W, channels]. A convolution goes tap by tap, places outside being masked; one
-of few channels takes several taps at once, from images that are padded already: row m of a client's
-patches starts at one address, and entry k of it lies (k // run) image rows and k % run numbers
-further, where a run is the width of the kernel times the channels. Patches stay in registers. So
-does what follows a convolution: bias, ReLU, and max-pooling.
+Images are [C * B, H, W, channels], kernels [C, h * w * channels, out], and results
+[C * B, H', W', out]. An output position m of client c is an image b, a row i and a column j:
+
+    m = (b * rows + i) * columns + j
+
+Its patch has an entry k = (row of the kernel, column of the kernel, channel) for each weight, and
+
+    out[c, m, n] = sum over k of patch[c, m, k] * kernel[c, k, n]  + bias[c, n]
+
+Patches are never stored: a program loads those of its block from the images. There are two ways to:
+
+- by taps, where 16 divides the channels: a block of k lies within one tap (a row and a column of
+  the kernel), so that it is a run of channels at one pixel; pixels outside the image are masked.
+- by runs, where the channels are few: entry k of a patch lies k // run rows of the image and
+  k % run numbers behind its first, with run = width of the kernel * channels. Images are padded in
+  memory.
+
+ReLU and max-pooling, if they follow, are computed before anything is stored.
 """
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from fedlens.network.kernels.sizes import PROGRAMS, Padding, tile
+from fedlens.network.kernels.sizes import (
+    PROGRAMS,
+    Geometry,
+    by_taps,
+    result_size,
+    sizes_of,
+    tile,
+)
+from fedlens.network.stacked.products import Padding
 
 DEAD = 4  # the winner of a window whose maximum ReLU sets to 0
 
 _DEAD = tl.constexpr(DEAD)
 
 
-class Geometry(NamedTuple):
-    """Of a convolution: the kernel's size, the stride, and what follows in the same breath."""
-
-    size: tuple[int, int]
-    stride: tuple[int, int] = (1, 1)
-    relu: bool = False
-    pool: bool = False  # 2 x 2
-
-
-PLAIN = Geometry((1, 1))
-NONE: Padding = (0, 0, 0, 0)
-
-
 @triton.jit
-def place_of(m, rows, columns):
-    """Image, row and column of place m."""
-    image, place = m // (rows * columns), m % (rows * columns)
-    return image, place // columns, place % columns
+def position_of(m, rows, columns):
+    """Image, row and column of position m."""
+    image, position = m // (rows * columns), m % (rows * columns)
+    return image, position // columns, position % columns
 
 
 @triton.jit
 def _product_kernel(
-    images, kernel, bias, out,
-    batch, rows: tl.constexpr, columns: tl.constexpr, tall: tl.constexpr, wide: tl.constexpr,
-    channels: tl.constexpr, run: tl.constexpr, depth: tl.constexpr, outs: tl.constexpr,
-    down: tl.constexpr, right: tl.constexpr, HAS_BIAS: tl.constexpr, RELU: tl.constexpr,
-    EXACT: tl.constexpr, TURNED: tl.constexpr,
+    images, kernel, bias, out, batch,
+    s: tl.constexpr, HAS_BIAS: tl.constexpr, RELU: tl.constexpr,
+    EXACT: tl.constexpr,  # blocks of BK fit the depth: one mask less
+    TURNED: tl.constexpr,  # kernels are those of the other direction, see `turned_product`
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
+    """out[c, m, n] by runs: program (i, c, j) has BM positions of block i, BN outs of block j."""
     client = tl.program_id(1).to(tl.int64)
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     n = tl.program_id(2) * BN + tl.arange(0, BN)
-    total = batch * rows * columns
+    run: tl.constexpr = s.width * s.channels
+    depth: tl.constexpr = s.taps * s.channels
+    total = batch * s.rows * s.columns
     inside = (m < total)[:, None]
-    image, row, column = place_of(m, rows, columns)
-    start = images + client * batch * tall * wide * channels
-    start += ((image * tall + row * down) * wide + column * right) * channels
-    weights = kernel + client * depth * outs
+    image, row, column = position_of(m, s.rows, s.columns)
+    start = images + client * batch * s.tall * s.wide * s.channels
+    start += ((image * s.tall + row * s.down) * s.wide + column * s.right) * s.channels
+    weights = kernel + client * depth * s.outs
     sums = tl.zeros((BM, BN), tl.float32)
     for first in range(0, depth, BK):
         k = first + tl.arange(0, BK)
-        shift = (k // run) * wide * channels + k % run
-        if TURNED:  # the kernel of the other direction: its taps from the last to the first
-            tap = depth // channels - 1 - k // channels
-            entry = (tap * outs)[:, None] + n[None, :]
-            entry = entry * channels + (k % channels)[:, None]
+        shift = (k // run) * s.wide * s.channels + k % run
+        if TURNED:
+            tap = depth // s.channels - 1 - k // s.channels
+            entry = (tap * s.outs)[:, None] + n[None, :]
+            entry = entry * s.channels + (k % s.channels)[:, None]
         else:
-            entry = k[:, None] * outs + n[None, :]
-        if EXACT:  # blocks fit the depth: one mask less
+            entry = k[:, None] * s.outs + n[None, :]
+        if EXACT:
             a = tl.load(start[:, None] + shift[None, :], mask=inside, other=0.0)
-            b = tl.load(weights + entry, mask=(n < outs)[None, :], other=0.0)
+            b = tl.load(weights + entry, mask=(n < s.outs)[None, :], other=0.0)
         else:
             there = inside & (k < depth)[None, :]
             a = tl.load(start[:, None] + shift[None, :], mask=there, other=0.0)
-            b = tl.load(weights + entry, mask=(k < depth)[:, None] & (n < outs)[None, :], other=0.0)
+            there = (k < depth)[:, None] & (n < s.outs)[None, :]
+            b = tl.load(weights + entry, mask=there, other=0.0)
         sums = tl.dot(a, b, sums, input_precision="tf32")
-    _finish(sums, bias, out, client, m, n, total, outs, HAS_BIAS, RELU)
+    _finish(sums, bias, out, client, m, n, total, s.outs, HAS_BIAS, RELU)
 
 
 @triton.jit
 def _taps_kernel(
-    images, kernel, bias, out,
-    batch, rows: tl.constexpr, columns: tl.constexpr, tall: tl.constexpr, wide: tl.constexpr,
-    channels: tl.constexpr, width: tl.constexpr, taps: tl.constexpr, outs: tl.constexpr,
-    down: tl.constexpr, right: tl.constexpr, top: tl.constexpr, left: tl.constexpr,
-    BORDER: tl.constexpr, HAS_BIAS: tl.constexpr, RELU: tl.constexpr, TURNED: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    images, kernel, bias, out, batch,
+    s: tl.constexpr, BORDER: tl.constexpr, HAS_BIAS: tl.constexpr, RELU: tl.constexpr,
+    TURNED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """Blocks of channels, which BK divides, tap after tap."""
+    """out[c, m, n] by taps, BK channels at a time: the same blocks as `_product_kernel`'s."""
     client = tl.program_id(1).to(tl.int64)
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     n = tl.program_id(2) * BN + tl.arange(0, BN)
-    total = batch * rows * columns
-    image, row, column = place_of(m, rows, columns)
-    row, column = row * down - top, column * right - left
-    images += client * batch * tall * wide * channels
-    start = ((image * tall + row) * wide + column) * channels
-    weights = kernel + client * taps * channels * outs
+    total = batch * s.rows * s.columns
+    image, row, column = position_of(m, s.rows, s.columns)
+    row, column = row * s.down - s.top, column * s.right - s.left
+    images += client * batch * s.tall * s.wide * s.channels
+    start = ((image * s.tall + row) * s.wide + column) * s.channels
+    weights = kernel + client * s.taps * s.channels * s.outs
     c = tl.arange(0, BK)
-    blocks: tl.constexpr = channels // BK
+    blocks: tl.constexpr = s.channels // BK
     sums = tl.zeros((BM, BN), tl.float32)
-    for step in range(taps * blocks):
+    for step in range(s.taps * blocks):
         tap, first = step // blocks, step % blocks * BK
-        down_by, right_by = tap // width, tap % width
+        down_by, right_by = tap // s.width, tap % s.width
         inside = m < total
         if BORDER:
             r, q = row + down_by, column + right_by
-            inside &= (r >= 0) & (r < tall) & (q >= 0) & (q < wide)
-        shift = (down_by * wide + right_by) * channels + first
+            inside &= (r >= 0) & (r < s.tall) & (q >= 0) & (q < s.wide)
+        shift = (down_by * s.wide + right_by) * s.channels + first
         a = tl.load(images + (start + shift)[:, None] + c[None, :], mask=inside[:, None], other=0.0)
         k = first + c
-        if TURNED:  # the kernel of the other direction: its taps from the last to the first
-            entry = ((taps - 1 - tap) * outs + n[None, :]) * channels + k[:, None]
+        if TURNED:
+            entry = ((s.taps - 1 - tap) * s.outs + n[None, :]) * s.channels + k[:, None]
         else:
-            entry = (tap * channels + k)[:, None] * outs + n[None, :]
-        b = tl.load(weights + entry, mask=(n < outs)[None, :], other=0.0)
+            entry = (tap * s.channels + k)[:, None] * s.outs + n[None, :]
+        b = tl.load(weights + entry, mask=(n < s.outs)[None, :], other=0.0)
         sums = tl.dot(a, b, sums, input_precision="tf32")
-    _finish(sums, bias, out, client, m, n, total, outs, HAS_BIAS, RELU)
+    _finish(sums, bias, out, client, m, n, total, s.outs, HAS_BIAS, RELU)
 
 
 @triton.jit
@@ -128,166 +134,138 @@ def _finish(
     sums, bias, out, client, m, n, total, outs: tl.constexpr, HAS_BIAS: tl.constexpr,
     RELU: tl.constexpr,
 ):  # fmt: skip
-    """Bias and ReLU of the sums at places m, put down."""
+    """out[c, m, n] = sums + bias[c, n], through ReLU if there is one."""
     if HAS_BIAS:
         sums += tl.load(bias + client * outs + n, mask=n < outs, other=0.0).to(tl.float32)[None, :]
     if RELU:
         sums = tl.maximum(sums, 0.0, propagate_nan=tl.PropagateNan.ALL)
-    place = (client * total + m)[:, None] * outs + n[None, :]
+    entry = (client * total + m)[:, None] * outs + n[None, :]
     there = (m < total)[:, None] & (n < outs)[None, :]
-    tl.store(out + place, sums.to(out.dtype.element_ty), mask=there)
+    tl.store(out + entry, sums.to(out.dtype.element_ty), mask=there)
 
 
 @triton.jit
 def _pooled_kernel(
-    images, kernel, bias, out, winners,
-    batch, rows: tl.constexpr, columns: tl.constexpr, tall: tl.constexpr, wide: tl.constexpr,
-    channels: tl.constexpr, width: tl.constexpr, taps: tl.constexpr, outs: tl.constexpr,
-    down: tl.constexpr, right: tl.constexpr, top: tl.constexpr, left: tl.constexpr,
-    TAPS: tl.constexpr, BORDER: tl.constexpr, HAS_BIAS: tl.constexpr, RELU: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    images, kernel, bias, out, winners, batch,
+    s: tl.constexpr, TAPS: tl.constexpr, BORDER: tl.constexpr, HAS_BIAS: tl.constexpr,
+    RELU: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """Both products, and the maximum of windows of 2 x 2: a row of sums for each corner."""
+    """The maximum of windows of 2 x 2 positions: out[c, m, n] and winners[c, m, n] of window m.
+
+    Blocks are those of `_product_kernel`, but m is a window. A program has sums for each corner of
+    its windows: 0 and 1 above, 2 and 3 below. It loads by taps or by runs.
+    """
     client = tl.program_id(1).to(tl.int64)
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     n = tl.program_id(2) * BN + tl.arange(0, BN)
-    total = batch * rows * columns
+    total = batch * s.rows * s.columns
     inside = m < total
-    image, row, column = place_of(m, rows, columns)
-    row, column = row * (2 * down) - top, column * (2 * right) - left
-    images += client * batch * tall * wide * channels
-    start = ((image * tall + row) * wide + column) * channels
-    depth: tl.constexpr = taps * channels
-    weights = kernel + client * depth * outs
+    image, row, column = position_of(m, s.rows, s.columns)
+    row, column = row * (2 * s.down) - s.top, column * (2 * s.right) - s.left
+    images += client * batch * s.tall * s.wide * s.channels
+    start = ((image * s.tall + row) * s.wide + column) * s.channels
+    depth: tl.constexpr = s.taps * s.channels
+    weights = kernel + client * depth * s.outs
     c = tl.arange(0, BK)
-    a = tl.zeros((BM, BN), tl.float32)
-    b = tl.zeros((BM, BN), tl.float32)
-    d = tl.zeros((BM, BN), tl.float32)
-    e = tl.zeros((BM, BN), tl.float32)
-    below: tl.constexpr = down * wide * channels
-    beside: tl.constexpr = right * channels
+    sums0 = tl.zeros((BM, BN), tl.float32)
+    sums1 = tl.zeros((BM, BN), tl.float32)
+    sums2 = tl.zeros((BM, BN), tl.float32)
+    sums3 = tl.zeros((BM, BN), tl.float32)
+    below: tl.constexpr = s.down * s.wide * s.channels
+    beside: tl.constexpr = s.right * s.channels
     for step in range(tl.cdiv(depth, BK)):
         k = step * BK + c
         w = tl.load(
-            weights + k[:, None] * outs + n[None, :],
-            mask=(k < depth)[:, None] & (n < outs)[None, :], other=0.0,
+            weights + k[:, None] * s.outs + n[None, :],
+            mask=(k < depth)[:, None] & (n < s.outs)[None, :], other=0.0,
         )  # fmt: skip
         if TAPS:
-            blocks: tl.constexpr = channels // BK
+            blocks: tl.constexpr = s.channels // BK
             tap = step // blocks
-            shift = (tap // width * wide + tap % width) * channels + step % blocks * BK
+            shift = (tap // s.width * s.wide + tap % s.width) * s.channels + step % blocks * BK
             p = images + (start + shift)[:, None] + c[None, :]
-            upper = inside
-            lower = inside
-            if BORDER:
-                r = row + tap // width
-                upper = inside & (r >= 0) & (r < tall)
-                lower = inside & (r + down >= 0) & (r + down < tall)
-            at_a = upper
-            at_b = upper
-            at_d = lower
-            at_e = lower
-            if BORDER:
-                q = column + tap % width
-                first = (q >= 0) & (q < wide)
-                second = (q + right >= 0) & (q + right < wide)
-                at_a = upper & first
-                at_b = upper & second
-                at_d = lower & first
-                at_e = lower & second
-            a = tl.dot(tl.load(p, mask=at_a[:, None], other=0.0), w, a, input_precision="tf32")
-            x = tl.load(p + beside, mask=at_b[:, None], other=0.0)
-            b = tl.dot(x, w, b, input_precision="tf32")
-            x = tl.load(p + below, mask=at_d[:, None], other=0.0)
-            d = tl.dot(x, w, d, input_precision="tf32")
-            x = tl.load(p + below + beside, mask=at_e[:, None], other=0.0)
-            e = tl.dot(x, w, e, input_precision="tf32")
+            in0, in1, in2, in3 = _corners_inside(
+                inside, row + tap // s.width, column + tap % s.width, s, BORDER
+            )
         else:
-            run: tl.constexpr = width * channels
-            p = images + start[:, None] + ((k // run) * wide * channels + k % run)[None, :]
-            there = inside[:, None] & (k < depth)[None, :]
-            a = tl.dot(tl.load(p, mask=there, other=0.0), w, a, input_precision="tf32")
-            x = tl.load(p + beside, mask=there, other=0.0)
-            b = tl.dot(x, w, b, input_precision="tf32")
-            x = tl.load(p + below, mask=there, other=0.0)
-            d = tl.dot(x, w, d, input_precision="tf32")
-            x = tl.load(p + below + beside, mask=there, other=0.0)
-            e = tl.dot(x, w, e, input_precision="tf32")
-    upper_best, lower_best = tl.maximum(a, b), tl.maximum(d, e)
-    best = tl.maximum(upper_best, lower_best)
-    corner = tl.where(
-        upper_best >= lower_best, tl.where(a >= b, 0, 1), tl.where(d >= e, 2, 3)
-    )  # the first, if several are greatest
+            run: tl.constexpr = s.width * s.channels
+            p = images + start[:, None] + ((k // run) * s.wide * s.channels + k % run)[None, :]
+            in0 = inside[:, None] & (k < depth)[None, :]
+            in1, in2, in3 = in0, in0, in0
+        sums0 = _add_product(sums0, p, in0, w)
+        sums1 = _add_product(sums1, p + beside, in1, w)
+        sums2 = _add_product(sums2, p + below, in2, w)
+        sums3 = _add_product(sums3, p + below + beside, in3, w)
+    best, corner = _greatest(sums0, sums1, sums2, sums3)
     if HAS_BIAS:
-        best += tl.load(bias + client * outs + n, mask=n < outs, other=0.0).to(tl.float32)[None, :]
+        b = tl.load(bias + client * s.outs + n, mask=n < s.outs, other=0.0)
+        best += b.to(tl.float32)[None, :]
     if RELU:
         corner = tl.where(best > 0, corner, _DEAD)
         best = tl.maximum(best, 0.0, propagate_nan=tl.PropagateNan.ALL)
-    place = (client * total + m)[:, None] * outs + n[None, :]
-    there = inside[:, None] & (n < outs)[None, :]
-    tl.store(winners + place, corner.to(tl.uint8), mask=there)
-    tl.store(out + place, best.to(out.dtype.element_ty), mask=there)
+    entry = (client * total + m)[:, None] * s.outs + n[None, :]
+    there = inside[:, None] & (n < s.outs)[None, :]
+    tl.store(winners + entry, corner.to(tl.uint8), mask=there)
+    tl.store(out + entry, best.to(out.dtype.element_ty), mask=there)
 
 
 @triton.jit
-def _spread_kernel(
-    slopes, winners, out,
-    count, rows: tl.constexpr, columns: tl.constexpr, outs: tl.constexpr,
-    slope_rows: tl.constexpr, slope_columns: tl.constexpr, tall: tl.constexpr, wide: tl.constexpr,
-    top: tl.constexpr, left: tl.constexpr, room: tl.constexpr,
-    KIND: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-):  # fmt: skip
-    """Place m of `out` [count, tall, wide, room]: its slope, or 0 on the border and for losers."""
-    m = tl.program_id(0) * BM + tl.arange(0, BM)
-    n = tl.program_id(1) * BN + tl.arange(0, BN)
-    image, place = m // (tall * wide), m % (tall * wide)
-    row, column = place // wide - top, place % wide - left
-    inside = (m < count * tall * wide) & (row >= 0) & (column >= 0)
-    here = (n < outs)[None, :]
-    if KIND == "pool":
-        inside &= (row < 2 * slope_rows) & (column < 2 * slope_columns)
-        there = inside[:, None] & here
-        window = ((image * slope_rows + row // 2) * slope_columns + column // 2).to(tl.int64)
-        slope = tl.load(slopes + window[:, None] * outs + n[None, :], mask=there, other=0.0)
-        winner = tl.load(winners + window[:, None] * outs + n[None, :], mask=there, other=9)
-        corner = (row % 2 * 2 + column % 2).to(tl.uint8)
-        slope = tl.where(winner == corner[:, None], slope, 0.0)
-    else:
-        inside &= (row < rows) & (column < columns)
-        there = inside[:, None] & here
-        source = ((image * rows + row) * columns + column).to(tl.int64)[:, None] * outs + n[None, :]
-        slope = tl.load(slopes + source, mask=there, other=0.0)
-        if KIND == "relu":
-            result = tl.load(winners + source, mask=there, other=0.0)
-            slope = tl.where(result > 0, slope, 0.0)
-    store = (m < count * tall * wide)[:, None] & (n < room)[None, :]
-    tl.store(out + m.to(tl.int64)[:, None] * room + n[None, :], slope, mask=store)
+def _corners_inside(inside, row, column, s: tl.constexpr, BORDER: tl.constexpr):
+    """[BM, 1] each: whether the pixels that the corners of windows see are those of an image.
+
+    `row` and `column` are the pixel that corner 0 sees.
+    """
+    in0, in1, in2, in3 = inside, inside, inside, inside
+    if BORDER:
+        upper = inside & (row >= 0) & (row < s.tall)
+        lower = inside & (row + s.down >= 0) & (row + s.down < s.tall)
+        first = (column >= 0) & (column < s.wide)
+        second = (column + s.right >= 0) & (column + s.right < s.wide)
+        in0, in1, in2, in3 = upper & first, upper & second, lower & first, lower & second
+    return in0[:, None], in1[:, None], in2[:, None], in3[:, None]
+
+
+@triton.jit
+def _add_product(sums, p, inside, w):
+    """sums + what lies at p, times w."""
+    x = tl.load(p, mask=inside, other=0.0)
+    return tl.dot(x, w, sums, input_precision="tf32")
+
+
+@triton.jit
+def _greatest(sums0, sums1, sums2, sums3):
+    """The greatest of four, and which it is: the first, if several are."""
+    upper, lower = tl.maximum(sums0, sums1), tl.maximum(sums2, sums3)
+    best = tl.maximum(upper, lower)
+    corner = tl.where(
+        upper >= lower, tl.where(sums0 >= sums1, 0, 1), tl.where(sums2 >= sums3, 2, 3)
+    )
+    return best, corner
 
 
 def product(
     images: Tensor, kernel: Tensor, bias: Tensor | None, geometry: Geometry, padding: Padding
 ) -> tuple[Tensor, Tensor | None]:
-    """Patches of images [C * B, H, W, channels] times kernels [C, h * w * channels, out].
+    """Images [C * B, H, W, channels] under kernels [C, h * w * channels, out], and what follows.
 
-    The result is [C * B, H', W', out]; with pooling there is, besides, the winner of each window.
-    Only with many channels (`by_taps`) there may be a padding.
+    The result is [C * B, H', W', out]; with pooling there are, besides, the winners: which corner
+    of each window was the greatest, or DEAD. Only images that are read by taps may have a padding;
+    others are padded in memory.
     """
-    rows, columns = places(images, geometry, padding)
+    rows, columns = result_size(images, geometry, padding)
     if not geometry.pool:
         out = images.new_empty(len(images), rows, columns, kernel.shape[2])
         _product(images, kernel, bias, out, geometry, padding, turned=False)
         return out, None
-    rows, columns = rows // 2, columns // 2
-    out = images.new_empty(len(images), rows, columns, kernel.shape[2])
+    out = images.new_empty(len(images), rows // 2, columns // 2, kernel.shape[2])
     winners = torch.empty_like(out, dtype=torch.uint8)
-    count, tall, wide, channels = images.shape
-    clients, outs, (height, width) = len(kernel), kernel.shape[2], geometry.size
-    total, (left, _, top, _) = count // clients * rows * columns, padding
-    wide_tile, taps = min(tile(outs), 64), by_taps(channels)
-    deep = 32 if channels % 32 == 0 else 16 if taps else min(tile(height * width * channels), 128)
-    _pooled_kernel[(triton.cdiv(total, 64), clients, triton.cdiv(outs, wide_tile))](
-        images, kernel, kernel if bias is None else bias, out, winners, count // clients, rows,
-        columns, tall, wide, channels, width, height * width, outs, *geometry.stride, top, left,
+    clients, batch = len(kernel), len(images) // len(kernel)
+    s = sizes_of(images, (rows // 2, columns // 2), kernel.shape[2], geometry, padding)
+    wide_tile, taps = min(tile(s.outs), 64), by_taps(s.channels)
+    deep = 32 if s.channels % 32 == 0 else 16 if taps else min(tile(s.taps * s.channels), 128)
+    grid = triton.cdiv(batch * s.rows * s.columns, 64), clients, triton.cdiv(s.outs, wide_tile)
+    _pooled_kernel[grid](
+        images, kernel, kernel if bias is None else bias, out, winners, batch, s,
         TAPS=taps, BORDER=any(padding), HAS_BIAS=bias is not None, RELU=geometry.relu, BM=64,
         BN=wide_tile, BK=deep, num_warps=4, num_stages=3,
     )  # fmt: skip
@@ -295,12 +273,16 @@ def product(
 
 
 def turned_product(
-    slopes: Tensor, kernel: Tensor, size: tuple[int, int], channels: int, padding: Padding
+    grads: Tensor, kernel: Tensor, size: tuple[int, int], channels: int, padding: Padding
 ) -> Tensor:
-    """Slopes times the same kernels turned around: the images' gradient."""
-    rows, columns = places(slopes, Geometry(size), padding)
-    out = slopes.new_empty(len(slopes), rows, columns, channels)
-    _product(slopes, kernel, None, out, Geometry(size), padding, turned=True)
+    """The gradient of the images [C * B, H, W, channels], from `grads` [C * B, H', W', out].
+
+    It is the convolution of the grads under the kernels [C, h * w * channels, out] turned around:
+    taps from the last to the first, and channels as outs.
+    """
+    rows, columns = result_size(grads, Geometry(size), padding)
+    out = grads.new_empty(len(grads), rows, columns, channels)
+    _product(grads, kernel, None, out, Geometry(size), padding, turned=True)
     return out
 
 
@@ -308,80 +290,25 @@ def _product(
     images: Tensor, kernel: Tensor, bias: Tensor | None, out: Tensor, geometry: Geometry,
     padding: Padding, *, turned: bool,
 ) -> None:  # fmt: skip
-    count, tall, wide, channels = images.shape
+    clients, batch = len(kernel), len(images) // len(kernel)
     _, rows, columns, outs = out.shape
-    clients, (height, width) = len(kernel), geometry.size
-    total, wide_tile = count // clients * rows * columns, min(tile(outs), 128)
+    s = sizes_of(images, (rows, columns), outs, geometry, padding)
+    total, wide_tile = batch * s.rows * s.columns, min(tile(s.outs), 128)
     many = clients * triton.cdiv(total, 128) >= PROGRAMS
     block, warps = 128 if many else 64, 4 if wide_tile <= 64 else 8
-    grid = triton.cdiv(total, block), clients, triton.cdiv(outs, wide_tile)
+    grid = triton.cdiv(total, block), clients, triton.cdiv(s.outs, wide_tile)
     tensors = images, kernel, kernel if bias is None else bias, out
-    shape = count // clients, rows, columns, tall, wide, channels
     follow = {"HAS_BIAS": bias is not None, "RELU": geometry.relu}
-    if by_taps(channels):
-        left, _, top, _ = padding
-        deep = next(size for size in (64, 32, 16) if channels % size == 0)
+    if by_taps(s.channels):
+        deep = next(size for size in (64, 32, 16) if s.channels % size == 0)
         _taps_kernel[grid](
-            *tensors, *shape, width, height * width, outs, *geometry.stride, top, left,
-            BORDER=any(padding), **follow, TURNED=turned, BM=block, BN=wide_tile, BK=deep,
-            num_warps=warps, num_stages=3 if many else 4,
+            *tensors, batch, s, BORDER=any(padding), **follow, TURNED=turned, BM=block,
+            BN=wide_tile, BK=deep, num_warps=warps, num_stages=3 if many else 4,
         )  # fmt: skip
         return
-    depth = height * width * channels
+    depth = s.taps * s.channels
     deep = min(tile(depth), 64)
     _product_kernel[grid](
-        *tensors, *shape, width * channels, depth, outs, *geometry.stride, **follow,
-        EXACT=depth % deep == 0, TURNED=turned, BM=block, BN=wide_tile, BK=deep,
-        num_warps=warps, num_stages=3,
+        *tensors, batch, s, **follow, EXACT=depth % deep == 0, TURNED=turned, BM=block,
+        BN=wide_tile, BK=deep, num_warps=warps, num_stages=3,
     )  # fmt: skip
-
-
-def by_taps(channels: int) -> bool:
-    """Whether images of so many channels are read tap by tap, and need no border."""
-    return channels % 16 == 0
-
-
-def spare_channels(size: tuple[int, int], channels: int) -> int:
-    """How many channels of zeros make loads wider where they cost no larger tile."""
-    more, taps = -channels % 4, size[0] * size[1]
-    worth = 1 < channels < 16 and tile(taps * (channels + more)) == tile(taps * channels)
-    return more if worth else 0
-
-
-def places(images: Tensor, geometry: Geometry, padding: Padding = NONE) -> tuple[int, int]:
-    """Rows and columns of what a convolution gives, before pooling."""
-    left, right, top, bottom = padding
-    _, tall, wide, _ = images.shape
-    sides = zip(
-        (tall + top + bottom, wide + left + right), geometry.size, geometry.stride, strict=True
-    )
-    rows, columns = ((side - size) // step + 1 for side, size, step in sides)
-    return rows, columns
-
-
-def spread(
-    slopes: Tensor,
-    kept: Tensor | None,
-    shape: tuple[int, int],
-    padding: Padding,
-    geometry: Geometry,
-    room: int = 0,
-) -> Tensor:
-    """Slopes [N, ...] taken back through pooling and ReLU to [N, *shape], within a zero border.
-
-    `kept` is what the forward pass left: the winners, or else (for ReLU) the result itself. With
-    `room` there are so many channels, the last of them zero.
-    """
-    count, slope_rows, slope_columns, outs = slopes.shape
-    left, right, top, bottom = padding
-    tall, wide = shape[0] + top + bottom, shape[1] + left + right
-    room = max(room, outs)
-    out = slopes.new_empty(count, tall, wide, room)
-    kind = "pool" if geometry.pool else "relu" if geometry.relu else "plain"
-    wide_tile = min(int(triton.next_power_of_2(room)), 128)
-    block = 4096 // max(wide_tile, 8)
-    _spread_kernel[(triton.cdiv(count * tall * wide, block), triton.cdiv(room, wide_tile))](
-        slopes, slopes if kept is None else kept, out, count, *shape, outs, slope_rows,
-        slope_columns, tall, wide, top, left, room, KIND=kind, BM=block, BN=wide_tile,
-    )  # fmt: skip
-    return out

@@ -1,7 +1,15 @@
-"""Triton kernels: the gradients of convolution kernels of many clients side by side.
+"""Triton kernels of the gradients of convolution kernels and biases of C clients.
 
-A sum over all places of a client's images is long where the gradient is small: it is split, so that
-there are programs enough to keep a GPU busy, and the parts are gathered by one more kernel.
+    dw[c, k, n] = sum over positions m of patch[c, m, k] * grads[c, m, n]
+    db[c, n] = sum over positions m of grads[c, m, n]
+
+with patches and positions as `convolution.py` has them. The sum is long where the gradient is
+small: it is split, so that there are programs enough to keep a GPU busy, into parts
+
+    [splits, C, depth + tiles, out]
+
+whose first `depth` rows are a part of dw, and whose last rows are parts of db, one from each of the
+`tiles` programs along the depth. One more kernel adds the parts up.
 """
 
 from __future__ import annotations
@@ -11,121 +19,137 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fedlens.network.kernels.convolution import Geometry, by_taps, place_of, places
-from fedlens.network.kernels.sizes import PROGRAMS, Padding, tile
+from fedlens.network.kernels.convolution import position_of
+from fedlens.network.kernels.sizes import (
+    PROGRAMS,
+    Frame,
+    Geometry,
+    by_taps,
+    result_size,
+    sizes_of,
+    tile,
+)
+from fedlens.network.stacked.products import Padding
 
 
 @triton.jit
 def _gradient_kernel(
-    images, slopes, out,
-    clients, batch, rows: tl.constexpr, columns: tl.constexpr, tall: tl.constexpr,
-    wide: tl.constexpr, channels: tl.constexpr, run: tl.constexpr, depth: tl.constexpr,
-    outs: tl.constexpr, down: tl.constexpr, right: tl.constexpr, slope_tall: tl.constexpr,
-    slope_wide: tl.constexpr, top: tl.constexpr, left: tl.constexpr, splits,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    images, grads, out, clients, batch, splits,
+    s: tl.constexpr, frame: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
+    """out[split, c, k, n], with patches read by runs.
+
+    Program (i, c, (split, j)) has BK entries k of block i, BN outs n of block j, and the positions
+    of a split, BM at a time.
+    """
     client = tl.program_id(1).to(tl.int64)
-    tiles = tl.cdiv(outs, BN)
+    tiles = tl.cdiv(s.outs, BN)
     split = tl.program_id(2) // tiles
     k = tl.program_id(0) * BK + tl.arange(0, BK)
     n = tl.program_id(2) % tiles * BN + tl.arange(0, BN)
-    total = batch * rows * columns
-    start = images + client * batch * tall * wide * channels
-    slopes += client * batch * slope_tall * slope_wide * outs
-    shift = (k // run) * wide * channels + k % run
+    run: tl.constexpr = s.width * s.channels
+    depth: tl.constexpr = s.taps * s.channels
+    total = batch * s.rows * s.columns
+    start = images + client * batch * s.tall * s.wide * s.channels
+    grads += client * batch * frame.tall * frame.wide * s.outs
+    shift = (k // run) * s.wide * s.channels + k % run
     sums = tl.zeros((BK, BN), tl.float32)
     chunks = tl.cdiv(total, BM * splits)
     for chunk in range(chunks):
         m = (split * chunks + chunk) * BM + tl.arange(0, BM)
-        image, row, column = place_of(m, rows, columns)
-        begin = start + ((image * tall + row * down) * wide + column * right) * channels
+        image, row, column = position_of(m, s.rows, s.columns)
+        begin = start + ((image * s.tall + row * s.down) * s.wide + column * s.right) * s.channels
         inside = (m < total)[:, None]
         a = tl.load(begin[:, None] + shift[None, :], mask=inside & (k < depth)[None, :], other=0.0)
-        place = ((image * slope_tall + row + top) * slope_wide + column + left) * outs
-        d = tl.load(
-            slopes + place[:, None] + n[None, :], mask=inside & (n < outs)[None, :], other=0.0
-        )
+        entry = ((image * frame.tall + row + frame.top) * frame.wide + column + frame.left) * s.outs
+        there = inside & (n < s.outs)[None, :]
+        d = tl.load(grads + entry[:, None] + n[None, :], mask=there, other=0.0)
         sums = tl.dot(tl.trans(a), d, sums, input_precision="tf32")
-    out += (split * clients + client) * (depth + tl.num_programs(0)) * outs
-    there = (k < depth)[:, None] & (n < outs)[None, :]
-    tl.store(out + k[:, None] * outs + n[None, :], sums, mask=there)
-    cells = batch * slope_tall * slope_wide
-    bias = _some_slopes(slopes, cells, split, splits, n, outs, BM, BN)
-    tl.store(out + (depth + tl.program_id(0)) * outs + n, bias, mask=n < outs)
+    out += (split * clients + client) * (depth + tl.num_programs(0)) * s.outs
+    there = (k < depth)[:, None] & (n < s.outs)[None, :]
+    tl.store(out + k[:, None] * s.outs + n[None, :], sums, mask=there)
+    cells = batch * frame.tall * frame.wide
+    bias = _bias_part(grads, cells, split, splits, n, s.outs, BM, BN)
+    tl.store(out + (depth + tl.program_id(0)) * s.outs + n, bias, mask=n < s.outs)
 
 
 @triton.jit
 def _shifted_gradient_kernel(
-    images, slopes, out,
-    clients, batch, tall: tl.constexpr, wide: tl.constexpr, channels: tl.constexpr,
-    width: tl.constexpr, taps: tl.constexpr, outs: tl.constexpr, slope_tall: tl.constexpr,
-    slope_wide: tl.constexpr, border_top: tl.constexpr, border_left: tl.constexpr,
-    top: tl.constexpr, left: tl.constexpr, splits,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    images, grads, out, clients, batch, splits,
+    s: tl.constexpr, frame: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """One tap a program: image places p times the slopes at p - tap, which have a border of 0."""
+    """The same by taps, without stride: pixels p times the grads at p - tap.
+
+    Program ((i, tap), c, (split, j)) has BK channels of block i at one tap, and otherwise what
+    `_gradient_kernel` has. Grads lie within a border of zeros, so that p - tap is always there.
+    """
     client = tl.program_id(1).to(tl.int64)
-    tiles = tl.cdiv(outs, BN)
+    tiles = tl.cdiv(s.outs, BN)
     split = tl.program_id(2) // tiles
-    tap = tl.program_id(0) % taps
-    k = tl.program_id(0) // taps * BK + tl.arange(0, BK)
+    tap = tl.program_id(0) % s.taps
+    k = tl.program_id(0) // s.taps * BK + tl.arange(0, BK)
     n = tl.program_id(2) % tiles * BN + tl.arange(0, BN)
-    total = batch * tall * wide
-    images += client * total * channels
-    slopes += client * batch * slope_tall * slope_wide * outs
-    up, back = tap // width - top, tap % width - left
-    shifted = slopes + ((border_top - up) * slope_wide + border_left - back) * outs
+    total = batch * s.tall * s.wide
+    images += client * total * s.channels
+    grads += client * batch * frame.tall * frame.wide * s.outs
+    up, back = tap // s.width - s.top, tap % s.width - s.left
+    shifted = grads + ((frame.top - up) * frame.wide + frame.left - back) * s.outs
     sums = tl.zeros((BK, BN), tl.float32)
     chunks = tl.cdiv(total, BM * splits)
     for chunk in range(chunks):
         m = (split * chunks + chunk) * BM + tl.arange(0, BM)
-        image, row, column = place_of(m, tall, wide)
+        image, row, column = position_of(m, s.tall, s.wide)
         inside = (m < total)[:, None]
-        there = inside & (k < channels)[None, :]
-        a = tl.load(images + m[:, None] * channels + k[None, :], mask=there, other=0.0)
-        place = ((image * slope_tall + row) * slope_wide + column) * outs
-        there = inside & (n < outs)[None, :]
-        d = tl.load(shifted + place[:, None] + n[None, :], mask=there, other=0.0)
+        there = inside & (k < s.channels)[None, :]
+        a = tl.load(images + m[:, None] * s.channels + k[None, :], mask=there, other=0.0)
+        entry = ((image * frame.tall + row) * frame.wide + column) * s.outs
+        there = inside & (n < s.outs)[None, :]
+        d = tl.load(shifted + entry[:, None] + n[None, :], mask=there, other=0.0)
         sums = tl.dot(tl.trans(a), d, sums, input_precision="tf32")
-    out += (split * clients + client) * (taps * channels + tl.num_programs(0)) * outs
-    there = (k < channels)[:, None] & (n < outs)[None, :]
-    tl.store(out + (tap * channels + k)[:, None] * outs + n[None, :], sums, mask=there)
-    cells = batch * slope_tall * slope_wide
-    bias = _some_slopes(slopes, cells, split, splits, n, outs, BM, BN)
-    tl.store(out + (taps * channels + tl.program_id(0)) * outs + n, bias, mask=n < outs)
+    out += (split * clients + client) * (s.taps * s.channels + tl.num_programs(0)) * s.outs
+    there = (k < s.channels)[:, None] & (n < s.outs)[None, :]
+    tl.store(out + (tap * s.channels + k)[:, None] * s.outs + n[None, :], sums, mask=there)
+    cells = batch * frame.tall * frame.wide
+    bias = _bias_part(grads, cells, split, splits, n, s.outs, BM, BN)
+    tl.store(out + (s.taps * s.channels + tl.program_id(0)) * s.outs + n, bias, mask=n < s.outs)
 
 
 @triton.jit
-def _some_slopes(
-    slopes, cells, split, splits, n, outs: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr
+def _bias_part(
+    grads, cells, split, splits, n, outs: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr
 ):  # fmt: skip
-    """This program's part of the gradient of the bias, in a loop of its own."""
+    """This program's part of db[c, n]: every (programs * splits)-th block of the client's grads."""
     sums = tl.zeros((BM, BN), tl.float32)
     first = tl.program_id(0) * splits + split
     for chunk in range(first, tl.cdiv(cells, BM), tl.num_programs(0) * splits):
         m = chunk * BM + tl.arange(0, BM)
         there = (m < cells)[:, None] & (n < outs)[None, :]
-        sums += tl.load(slopes + m[:, None] * outs + n[None, :], mask=there, other=0.0)
+        sums += tl.load(grads + m[:, None] * outs + n[None, :], mask=there, other=0.0)
     return tl.sum(sums, 0)
 
 
 @triton.jit
 def _gather_kernel(
-    parts, weights, biases, clients, depth: tl.constexpr, outs: tl.constexpr,
-    tiles: tl.constexpr, splits, blocks, SPLITS: tl.constexpr, BLOCK: tl.constexpr,
+    parts, weights, biases, clients, splits, blocks,
+    depth: tl.constexpr, outs: tl.constexpr, tiles: tl.constexpr, SPLITS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The sum of the splits: programs of the weights first, then one a client of the biases."""
+    """weights[c, k, n] and biases[c, n]: the sums of their parts.
+
+    The first `blocks` programs have BLOCK weights each, in the order of memory; the others have the
+    biases of a client each.
+    """
     each = (depth + tiles) * outs
     s = tl.arange(0, SPLITS)
     sums = tl.zeros((SPLITS, BLOCK), tl.float32)
     if tl.program_id(0) < blocks:
         i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-        client, place = i // (depth * outs), i % (depth * outs)
+        client, entry = i // (depth * outs), i % (depth * outs)
         for first in range(0, splits, SPLITS):
             split = first + s
             there = (split < splits)[:, None] & (client < clients)[None, :]
             start = (split.to(tl.int64) * clients * each)[:, None] + client[None, :] * each
-            sums += tl.load(parts + start + place[None, :], mask=there, other=0.0)
+            sums += tl.load(parts + start + entry[None, :], mask=there, other=0.0)
         tl.store(weights + i, tl.sum(sums, 0), mask=client < clients)
     else:
         whose = tl.program_id(0) - blocks
@@ -135,73 +159,69 @@ def _gather_kernel(
             for number in range(0, splits * tiles, 16):
                 which = number + tl.arange(0, 16)
                 part, row = which // tiles, depth + which % tiles
-                entry = (part.to(tl.int64) * clients + whose) * each + row * outs
+                start = (part.to(tl.int64) * clients + whose) * each + row * outs
                 filled = (part < splits)[:, None] & (n < outs)[None, :]
-                total += tl.load(parts + entry[:, None] + n[None, :], mask=filled, other=0.0)
+                total += tl.load(parts + start[:, None] + n[None, :], mask=filled, other=0.0)
             tl.store(biases + whose * outs + n, tl.sum(total, 0), mask=n < outs)
 
 
 def kernel_gradient(
-    images: Tensor, slopes: Tensor, border: tuple[int, int], clients: int, geometry: Geometry
+    images: Tensor, grads: Tensor, border: tuple[int, int], clients: int, geometry: Geometry
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of kernels and biases, float32: [C, h * w * channels, out] and [C, out].
+    """dw [C, h * w * channels, out] and db [C, out], float32, of images padded in memory.
 
-    `slopes` [C * B, H', W', out] may lie within a border of so many rows and columns.
+    `grads` [C * B, H', W', out] may lie within a border of so many rows and columns.
     """
-    count, tall, wide, channels = images.shape
-    _, slope_tall, slope_wide, outs = slopes.shape
-    rows, columns = places(images, geometry)
-    depth = geometry.size[0] * geometry.size[1] * channels
-    total = count // clients * rows * columns
+    _, tall, wide, outs = grads.shape
+    s = sizes_of(images, result_size(images, geometry), outs, geometry)
+    batch, depth = len(images) // clients, s.taps * s.channels
     deep = depth >= 128
     block, wide_tile = 64 if deep else tile(depth), min(tile(outs), 128)
     tiles, wide_tiles = triton.cdiv(depth, block), triton.cdiv(outs, wide_tile)
     stages = 3 if deep else 1  # narrow loads come one by one anyway
-    splits = _splits(clients * tiles * wide_tiles, total)
+    splits = _splits(clients * tiles * wide_tiles, batch * s.rows * s.columns)
     out = torch.empty(splits, clients, depth + tiles, outs, device=images.device)
     _gradient_kernel[(tiles, clients, splits * wide_tiles)](
-        images, slopes, out, clients, count // clients, rows, columns, tall, wide,
-        channels, geometry.size[1] * channels, depth, outs, *geometry.stride,
-        slope_tall, slope_wide, *border, splits, BM=128, BN=wide_tile, BK=block,
+        images, grads, out, clients, batch, splits, s, Frame(tall, wide, *border),
+        BM=128, BN=wide_tile, BK=block,
         num_warps=4 if block * wide_tile <= 8192 else 8, num_stages=stages,
     )  # fmt: skip
     return _gathered(out, tiles)
 
 
 def shifted_gradient(
-    images: Tensor, slopes: Tensor, border: tuple[int, int], clients: int, geometry: Geometry,
+    images: Tensor, grads: Tensor, border: tuple[int, int], clients: int, geometry: Geometry,
     padding: Padding,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The same for images without a border, under slopes whose border is as wide as it can be."""
-    count, tall, wide, channels = images.shape
-    _, slope_tall, slope_wide, outs = slopes.shape
-    height, width = geometry.size
-    taps, (left, _, top, _) = height * width, padding
-    block, wide_tile = min(tile(channels), 128), min(tile(outs), 128)
-    tiles, wide_tiles = triton.cdiv(channels, block), triton.cdiv(outs, wide_tile)
-    splits = _splits(clients * taps * tiles * wide_tiles, count // clients * tall * wide)
-    out = torch.empty(splits, clients, taps * (channels + tiles), outs, device=images.device)
-    _shifted_gradient_kernel[(taps * tiles, clients, splits * wide_tiles)](
-        images, slopes, out, clients, count // clients, tall, wide, channels, width, taps, outs,
-        slope_tall, slope_wide, *border, top, left, splits, BM=64, BN=wide_tile, BK=block,
+    """The same for images that are not padded, under grads whose border is as wide as it can be."""
+    _, tall, wide, outs = grads.shape
+    s = sizes_of(images, result_size(images, geometry, padding), outs, geometry, padding)
+    batch = len(images) // clients
+    block, wide_tile = min(tile(s.channels), 128), min(tile(outs), 128)
+    tiles, wide_tiles = triton.cdiv(s.channels, block), triton.cdiv(outs, wide_tile)
+    splits = _splits(clients * s.taps * tiles * wide_tiles, batch * s.tall * s.wide)
+    out = torch.empty(splits, clients, s.taps * (s.channels + tiles), outs, device=images.device)
+    _shifted_gradient_kernel[(s.taps * tiles, clients, splits * wide_tiles)](
+        images, grads, out, clients, batch, splits, s, Frame(tall, wide, *border),
+        BM=64, BN=wide_tile, BK=block,
         num_warps=4 if block * wide_tile <= 8192 else 8, num_stages=3,
     )  # fmt: skip
-    return _gathered(out, taps * tiles)
+    return _gathered(out, s.taps * tiles)
 
 
 def _splits(programs: int, total: int) -> int:
-    """Into how many parts a sum over so many places is split, to keep the GPU busy."""
+    """Into how many parts a sum over so many positions is split, to keep the GPU busy."""
     return max(1, min(2 * PROGRAMS // programs, -(-total // 256)))
 
 
 def _gathered(parts: Tensor, tiles: int) -> tuple[Tensor, Tensor]:
-    """The sum over splits of [splits, C, depth + tiles, out]: weights, and biases, in tiles."""
+    """The sums over splits of [splits, C, depth + tiles, out]: of weights, and of biases."""
     splits, clients, rows, outs = parts.shape
     weights = torch.empty(clients, rows - tiles, outs, device=parts.device)
     biases = torch.empty(clients, outs, device=parts.device)
     blocks = triton.cdiv(weights.numel(), 256)
     _gather_kernel[(blocks + clients,)](
-        parts, weights, biases, clients, rows - tiles, outs, tiles, splits, blocks,
+        parts, weights, biases, clients, splits, blocks, rows - tiles, outs, tiles,
         SPLITS=min(int(triton.next_power_of_2(splits)), 16), BLOCK=256,
     )  # fmt: skip
     return weights, biases

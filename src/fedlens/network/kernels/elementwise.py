@@ -1,6 +1,6 @@
-"""Triton kernels of what is done number by number, or row by row.
+"""Triton kernels of normalising, dropout, the loss, and the steps of solvers.
 
-Normalising, dropout, the loss, and the steps of solvers.
+They compute element by element, or row by row. Offsets of elements are those in memory.
 """
 
 from __future__ import annotations
@@ -17,13 +17,18 @@ from fedlens.network.kernels.sizes import tile
 _FIRST, _SECOND = tl.constexpr(FIRST), tl.constexpr(SECOND)
 _GOLDEN = tl.constexpr(signed(GOLDEN))
 
-MOST = 16  # tensors that one kernel adds to
+BLOCK = 1024  # elements of a program
 
 
 @triton.jit
 def _normalise_kernel(
     images, scale, shift, out, total, pixels, channels, by_channel, by_pixel, BLOCK: tl.constexpr
 ):  # fmt: skip
+    """out[image, pixel, channel] = images[image, ...] * scale[channel] + shift[channel].
+
+    A program has BLOCK elements of `out`. Images lie channels first or last: `by_channel` and
+    `by_pixel` are the strides.
+    """
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     channel, pixel = i % channels, i // channels % pixels
     image = (i // channels // pixels).to(tl.int64) * pixels * channels
@@ -35,7 +40,7 @@ def _normalise_kernel(
 
 @triton.jit
 def _mix(z):
-    """As in keys.py."""
+    """`keys._mix`: splitmix64's finaliser."""
     z ^= (z.to(tl.uint64) >> 30).to(tl.int64)
     z *= _FIRST
     z ^= (z.to(tl.uint64) >> 27).to(tl.int64)
@@ -47,6 +52,11 @@ def _mix(z):
 def _dropout_kernel(
     x, client_keys, out, word, batch, width, channels, num_dropped, scale, BLOCK: tl.constexpr
 ):  # fmt: skip
+    """out[row, i] = x[row, i] * scale, or 0 where the 16 bits of position i % channels say so.
+
+    A row is an example, of `width` elements; program (row, j) has BLOCK of them. See
+    `layers.keyed_dropout` for the hash: four positions share one.
+    """
     row = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     there, position = i < width, i % channels
@@ -63,7 +73,7 @@ def _dropout_kernel(
 def _row_dropout_kernel(
     x, client_keys, out, word, batch, width, num_dropped, scale, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """The same where four positions with one hash lie side by side."""
+    """The same, every element a position: program (row, j) has BLOCK hashes of four elements."""
     row = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     key = _mix(tl.load(client_keys + row // batch) + word)
@@ -79,9 +89,16 @@ def _row_dropout_kernel(
 
 @triton.jit
 def _cross_entropy_kernel(
-    logits, labels, weights, losses, slopes, batch, num_classes,
+    logits, labels, weights, losses, dlogits, batch, num_classes,
     ROWS: tl.constexpr, BATCH: tl.constexpr, CLASSES: tl.constexpr,
 ):  # fmt: skip
+    """losses[c] and dlogits[c, b, l]; a program has a client, and ROWS of its examples at a time.
+
+    With w[b] = weights[c, b] / max(their sum, 1e-12) and the softmax p of logits[c, b],
+
+        losses[c] = sum over b of w[b] * -log p[label of b]
+        dlogits[c, b, l] = w[b] * (p[l] - (1 if l is the label of b else 0))
+    """
     client = tl.program_id(0).to(tl.int64)
     b = tl.arange(0, BATCH)
     weight = tl.load(weights + client * batch + b, mask=b < batch, other=0.0).to(tl.float32)
@@ -92,8 +109,8 @@ def _cross_entropy_kernel(
         r = first + tl.arange(0, ROWS)
         row = client * batch + r
         there = (r < batch)[:, None] & (c < num_classes)[None, :]
-        place = row[:, None] * num_classes + c[None, :]
-        z = tl.load(logits + place, mask=there, other=-float("inf")).to(tl.float32)
+        entry = row[:, None] * num_classes + c[None, :]
+        z = tl.load(logits + entry, mask=there, other=-float("inf")).to(tl.float32)
         z = tl.where((r < batch)[:, None], z, 0.0)
         label = tl.load(labels + row, mask=r < batch, other=0)
         w = tl.load(weights + row, mask=r < batch, other=0.0).to(tl.float32) / total
@@ -103,92 +120,107 @@ def _cross_entropy_kernel(
         right = c[None, :] == label[:, None]
         loss = tl.log(norm) + top - tl.sum(tl.where(right, z, 0.0), 1)
         summed += tl.where(w > 0, w * loss, 0.0)
-        slope = (e / norm[:, None] - right.to(tl.float32)) * w[:, None]
-        tl.store(slopes + place, slope.to(slopes.dtype.element_ty), mask=there)
+        dz = (e / norm[:, None] - right.to(tl.float32)) * w[:, None]
+        tl.store(dlogits + entry, dz.to(dlogits.dtype.element_ty), mask=there)
     tl.store(losses + client, tl.sum(summed, 0))
 
 
 @triton.jit
-def _step_kernel(
-    to, slopes, server, drift, times, sizes, rows, keep, NUM: tl.constexpr,
-    HAS_SERVER: tl.constexpr, HAS_DRIFT: tl.constexpr, BY_ROW: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Programs of the first tensor, then of the second, and so on.
+def _number_of(number, client, there, BY_CLIENT: tl.constexpr):
+    """A number that is the same for all, or the one of each client."""
+    if BY_CLIENT:
+        number = tl.load(number + client, mask=there)
+    return number
 
-    Rows of a tensor are so long, and the server's tensors, which stand for every one of them.
+
+@triton.jit
+def _add_kernel(
+    to, what, times, sizes, row_sizes,
+    NUM: tl.constexpr, BY_CLIENT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """to[i] += times * what[i], for NUM tensors of so many elements.
+
+    The first programs have a block of tensor 0 each, the next ones of tensor 1, and so on. Of a
+    client there are `row_sizes[i]` elements, one client's after another's.
     """
     program = tl.program_id(0)
     for i in tl.static_range(NUM):
         blocks = tl.cdiv(sizes[i], BLOCK)
         if (program >= 0) & (program < blocks):
-            place = program.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-            there = place < sizes[i]
-            slope = tl.load(slopes[i] + place, mask=there)
-            if HAS_DRIFT:
-                slope += tl.load(drift[i] + place, mask=there)
-            value = tl.load(to[i] + place, mask=there)
-            if HAS_SERVER:
-                start = tl.load(server[i] + place % rows[i], mask=there)
-                value = start + keep * (value - start)
-            if BY_ROW:
-                value += tl.load(times + place // rows[i], mask=there) * slope
-            else:
-                value += times * slope
-            tl.store(to[i] + place, value, mask=there)
+            e = program.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+            there = e < sizes[i]
+            more = tl.load(what[i] + e, mask=there)
+            value = tl.load(to[i] + e, mask=there)
+            value += _number_of(times, e // row_sizes[i], there, BY_CLIENT) * more
+            tl.store(to[i] + e, value, mask=there)
         program -= blocks
 
 
-def add(to: list[Tensor], what: list[Tensor], times: Number) -> bool:
-    """to += times * what, in one kernel, if both are float32 and lie alike from end to end.
+@triton.jit
+def _local_step_kernel(
+    w, grads, server, drift, lr, decay, sizes, row_sizes, server_sizes,
+    NUM: tl.constexpr, HAS_DRIFT: tl.constexpr, LR_BY_CLIENT: tl.constexpr,
+    DECAY_BY_CLIENT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """w = s + decay * (w - s) - lr * (grad + drift), for NUM tensors: programs as `_add_kernel`'s.
 
-    Of numbers [C], each row [C, ...] has its own.
+    The server's s has `server_sizes[i]` elements: those of one client, which hold for all of them,
+    or those of every client.
     """
-    if isinstance(times, Tensor):
-        by_row = all(len(t) == times.numel() and t.stride(0) * len(t) == t.numel() for t in to)
-        if times.dtype is not torch.float32 or not by_row:
-            return False
-    return _step(to, what, [], [], times, 1.0)
+    program = tl.program_id(0)
+    for i in tl.static_range(NUM):
+        blocks = tl.cdiv(sizes[i], BLOCK)
+        if (program >= 0) & (program < blocks):
+            e = program.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+            there = e < sizes[i]
+            grad = tl.load(grads[i] + e, mask=there)
+            if HAS_DRIFT:
+                grad += tl.load(drift[i] + e, mask=there)
+            value = tl.load(w[i] + e, mask=there)
+            start = tl.load(server[i] + e % server_sizes[i], mask=there)
+            client = e // row_sizes[i]
+            value = start + _number_of(decay, client, there, DECAY_BY_CLIENT) * (value - start)
+            value -= _number_of(lr, client, there, LR_BY_CLIENT) * grad
+            tl.store(w[i] + e, value, mask=there)
+        program -= blocks
 
 
-def contract(
-    to: list[Tensor], slopes: list[Tensor], server: list[Tensor], drift: list[Tensor], lr: float,
-    keep: float,
-) -> bool:  # fmt: skip
-    """server + keep (to - server) - lr (slopes + drift), in one kernel where tensors lie alike."""
-    return _step(to, slopes, server, drift, -lr, keep)
-
-
-def _step(
-    to: list[Tensor], slopes: list[Tensor], server: list[Tensor], drift: list[Tensor],
-    times: Number, keep: float,
-) -> bool:  # fmt: skip
-    """Without a server, `to` is kept as it is."""
-    servers, drifts = server or to, drift or slopes
-    every = list(zip(to, slopes, servers, drifts, strict=True))
-    alike = all(
-        _lie_alike(a, b) and _lie_alike(a, d) and a.stride()[1:] == s.stride()[1:]
-        for a, b, s, d in every
-    )
-    if not 1 <= len(every) <= MOST or not alike:
-        return False
-    by_row = isinstance(times, Tensor)
-    sizes = tuple(t.numel() for t in to)
-    rows = tuple(t.numel() // len(t) if by_row else t.numel() for t in servers)
-    programs = sum(triton.cdiv(size, 1024) for size in sizes)
-    _step_kernel[(programs,)](
-        tuple(to), tuple(slopes), tuple(servers), tuple(drifts), times, sizes, rows, keep,
-        NUM=len(every), HAS_SERVER=bool(server), HAS_DRIFT=bool(drift), BY_ROW=by_row, BLOCK=1024,
+def add_scaled_(to: list[Tensor], what: list[Tensor], times: Number) -> None:
+    """`ops.add_scaled_`, in one kernel."""
+    sizes, row_sizes = _sizes(to)
+    _add_kernel[_programs(sizes)](
+        tuple(to), tuple(what), _per_client(times, to), sizes, row_sizes,
+        NUM=len(to), BY_CLIENT=isinstance(times, Tensor), BLOCK=BLOCK,
     )  # fmt: skip
-    return True
 
 
-def _lie_alike(a: Tensor, b: Tensor) -> bool:
-    dense = a.is_contiguous() or a.permute(_order(a)).is_contiguous()
-    return a.dtype is b.dtype is torch.float32 and a.stride() == b.stride() and dense
+def local_step_(
+    params: list[Tensor], grads: list[Tensor], server: list[Tensor], drift: list[Tensor],
+    lr: Number, decay: Number,
+) -> None:  # fmt: skip
+    """`ops.local_step_`, in one kernel."""
+    sizes, row_sizes = _sizes(params)
+    _local_step_kernel[_programs(sizes)](
+        tuple(params), tuple(grads), tuple(server), tuple(drift or grads),
+        _per_client(lr, params), _per_client(decay, params),
+        sizes, row_sizes, tuple(t.numel() for t in server),
+        NUM=len(params), HAS_DRIFT=bool(drift), LR_BY_CLIENT=isinstance(lr, Tensor),
+        DECAY_BY_CLIENT=isinstance(decay, Tensor), BLOCK=BLOCK,
+    )  # fmt: skip
 
 
-def _order(a: Tensor) -> list[int]:
-    return sorted(range(a.ndim), key=a.stride, reverse=True)
+def _sizes(tensors: list[Tensor]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Elements of each tensor [C, ...], and of a client in it."""
+    return tuple(t.numel() for t in tensors), tuple(t.numel() // len(t) for t in tensors)
+
+
+def _programs(sizes: tuple[int, ...]) -> tuple[int]:
+    return (sum(triton.cdiv(size, BLOCK) for size in sizes),)
+
+
+def _per_client(number: Number, tensors: list[Tensor]) -> Number:
+    """A tensor of one number, or of one a client, as [C]."""
+    return number.expand(len(tensors[0])).contiguous() if isinstance(number, Tensor) else number
 
 
 def normalise(images: Tensor, scale: Tensor, shift: Tensor, dtype: torch.dtype) -> Tensor:
@@ -202,9 +234,9 @@ def normalise(images: Tensor, scale: Tensor, shift: Tensor, dtype: torch.dtype) 
     if not is_last:
         images = images.contiguous()
     by_channel, by_pixel = (1, channels) if is_last else (height * width, 1)
-    _normalise_kernel[(triton.cdiv(out.numel(), 1024),)](
+    _normalise_kernel[(triton.cdiv(out.numel(), BLOCK),)](
         images, scale, shift, out, out.numel(), height * width, channels, by_channel, by_pixel,
-        BLOCK=1024,
+        BLOCK=BLOCK,
     )  # fmt: skip
     return out.permute(0, 3, 1, 2)
 
@@ -226,20 +258,22 @@ def dropout(
         )
         return out
     channels = x.shape[1] if is_images and whole_channels else width
-    _dropout_kernel[(rows, triton.cdiv(width, 1024))](
-        x, client_keys, out, word, batch, width, channels, num_dropped, scale, BLOCK=1024
+    _dropout_kernel[(rows, triton.cdiv(width, BLOCK))](
+        x, client_keys, out, word, batch, width, channels, num_dropped, scale, BLOCK=BLOCK
     )
     return out
 
 
-def cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """The weighted mean [C] of the losses of logits [C, B, L], and its slopes [C, B, L]."""
+def mean_cross_entropy(
+    logits: Tensor, labels: Tensor, weights: Tensor
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The weighted mean [C] of the losses of logits [C, B, L], and its gradient [C, B, L]."""
     clients, batch, num_classes = logits.shape
     losses = logits.new_empty(clients, dtype=torch.float32)
-    slopes = torch.empty_like(logits)
+    dlogits = torch.empty_like(logits)
     classes = tile(num_classes)
     _cross_entropy_kernel[(clients,)](
-        logits, labels, weights, losses, slopes, batch, num_classes,
+        logits, labels, weights, losses, dlogits, batch, num_classes,
         ROWS=max(1, min(tile(batch), 4096 // classes)), BATCH=tile(batch), CLASSES=classes,
     )  # fmt: skip
-    return losses, slopes
+    return losses, dlogits

@@ -1,8 +1,18 @@
-"""Triton kernels of factored linear layers: what engines/factored.py describes, for C clients.
+"""Triton kernels of factored linear layers of C clients (see `Factors`).
 
-The rows of a client's inputs X and slopes D are the examples it has seen, `each` rows a step and
-`taken` steps of them; what lies behind is not read. Between the two directions of a step `taken` is
-raised by one.
+Client c has inputs X[c] and grads D[c], with a row k for each example it has seen: `each` rows a
+step, and `taken` steps of them; the rows behind are not read. Its matrix is
+
+    w = start - lr * sum over k of fade(k) * D[c, k]' X[c, k] + times[taken] * drift
+
+with fade(k) = 2 ** (log_decay * steps taken since row k). So, for the rows x of a batch,
+
+    y = x start' - lr * (fade * (x X')) D + times * (x drift')
+    dx = dy start - lr * (fade * (dy D')) X + times * (dy drift)
+
+The products with `start` and `drift` are handed in, as `base` and `drift`. The forward pass stores
+the step's own x in X, the backward pass its own dy in D, behind the others. In between, `taken` is
+raised by one. C clients stand in groups of `size` with the same lr, log_decay and times.
 """
 
 from __future__ import annotations
@@ -18,7 +28,7 @@ from fedlens.network.kernels.sizes import PROGRAMS, tile
 
 @triton.jit
 def _fade(k, each, seen, log_decay):
-    """What later steps leave of the parts of rows k."""
+    """What later steps leave of row k: its step is k // each, and seen // each steps were taken."""
     return tl.exp2(log_decay * (seen // each - 1 - k // each).to(tl.float32))
 
 
@@ -27,7 +37,11 @@ def _scores_kernel(
     x, inputs, taken, each, out, clients, batch, features, rows,
     chunk, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """x X' over a part of the features; the step's own x is put down in X, behind the others."""
+    """out[part, c, m, n] = sum over the part's features k of x[c, m, k] * X[c, n, k].
+
+    Program (c, part, j) has all rows m of the batch and BN rows n of X of block j. Those of block 0
+    store x in X as well.
+    """
     client = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     seen = tl.load(taken).to(tl.int32) * each
@@ -51,17 +65,20 @@ def _scores_kernel(
             there = (n < seen)[None, :] & (k < last)[:, None]
             b = tl.load(past + n[None, :] * features + k[:, None], mask=there, other=0.0)
             sums = tl.dot(a, b, sums, input_precision="tf32")
-        place = out + ((part * clients + client) * batch + m)[:, None] * rows + n[None, :]
-        tl.store(place, sums, mask=here & (n < seen)[None, :])
+        entry = out + ((part * clients + client) * batch + m)[:, None] * rows + n[None, :]
+        tl.store(entry, sums, mask=here & (n < seen)[None, :])
 
 
 @triton.jit
 def _forward_kernel(
-    base, drift, times, scores, slopes, taken, each, bias, y, clients, batch, outs, rows, rates,
+    base, drift, times, scores, grads, taken, each, bias, y, clients, batch, outs, rows, rates,
     log_decays, size, HAS_DRIFT: tl.constexpr, PARTS: tl.constexpr, HAS_BIAS: tl.constexpr,
     RELU: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """base - lr (x X') D, bias and ReLU."""
+    """y[c, m, n] = base - lr * (fade * scores) D + times * drift + bias, through ReLU if asked for.
+
+    Program (c, j) has all rows m of the batch and BN outs n of block j. The scores come in PARTS.
+    """
     client = tl.program_id(0).to(tl.int64)
     lr, log_decay = tl.load(rates + client // size), tl.load(log_decays + client // size)
     seen = tl.load(taken).to(tl.int32) * each
@@ -73,19 +90,19 @@ def _forward_kernel(
         there = (m < batch)[:, None] & (k < seen)[None, :]
         score = tl.zeros((BM, BK), tl.float32)
         for part in tl.static_range(PARTS):
-            place = scores + ((part * clients + client) * batch + m)[:, None] * rows + k[None, :]
-            score += tl.load(place, mask=there, other=0.0)
+            entry = scores + ((part * clients + client) * batch + m)[:, None] * rows + k[None, :]
+            score += tl.load(entry, mask=there, other=0.0)
         score *= _fade(k, each, seen, log_decay)[None, :]
         d = tl.load(
-            slopes + (client * rows + k)[:, None] * outs + n[None, :],
+            grads + (client * rows + k)[:, None] * outs + n[None, :],
             mask=(k < seen)[:, None] & (n < outs)[None, :], other=0.0,
         )  # fmt: skip
         sums = tl.dot(score.to(d.dtype), d, sums, input_precision="tf32")
-    place = (client * batch + m)[:, None] * outs + n[None, :]
+    entry = (client * batch + m)[:, None] * outs + n[None, :]
     there = (m < batch)[:, None] & (n < outs)[None, :]
-    result = tl.load(base + place, mask=there, other=0.0).to(tl.float32) - lr * sums
+    result = tl.load(base + entry, mask=there, other=0.0).to(tl.float32) - lr * sums
     if HAS_DRIFT:
-        further = tl.load(drift + place, mask=there, other=0.0).to(tl.float32)
+        further = tl.load(drift + entry, mask=there, other=0.0).to(tl.float32)
         result += tl.load(times + client // size * (rows // each + 1) + seen // each) * further
     if HAS_BIAS:
         result += tl.load(bias + client * outs + n, mask=n < outs, other=0.0).to(tl.float32)[
@@ -93,16 +110,19 @@ def _forward_kernel(
         ]
     if RELU:
         result = tl.maximum(result, 0.0, propagate_nan=tl.PropagateNan.ALL)
-    tl.store(y + place, result.to(y.dtype.element_ty), mask=there)
+    tl.store(y + entry, result.to(y.dtype.element_ty), mask=there)
 
 
 @triton.jit
-def _slopes_kernel(
-    dy, y, slopes, taken, each, out, weights, bias, batch, outs, rows,
+def _backward_scores_kernel(
+    dy, y, grads, taken, each, out, scores, bias, batch, outs, rows,
     RELU: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """The slopes before ReLU: d D', and by the last program of a client, as they are, put down in
-    D, and summed for the bias."""
+    """With d = dy before ReLU: out = d, bias[c, n] = sum over m of d, scores[c, m, k] = d[m] D[k]'.
+
+    The last program of client c stores all of d, in `out` and in D, and its sums; program (c, j)
+    before it has the scores of BN rows of D of block j.
+    """
     client = tl.program_id(0).to(tl.int64)
     seen = (tl.load(taken).to(tl.int32) - 1) * each
     m = tl.arange(0, BM)
@@ -111,12 +131,12 @@ def _slopes_kernel(
         for first in range(0, outs, BK):
             k = first + tl.arange(0, BK)
             there = (m < batch)[:, None] & (k < outs)[None, :]
-            place = (client * batch + m)[:, None] * outs + k[None, :]
-            d = tl.load(dy + place, mask=there, other=0.0)
+            entry = (client * batch + m)[:, None] * outs + k[None, :]
+            d = tl.load(dy + entry, mask=there, other=0.0)
             if RELU:
-                d = tl.where(tl.load(y + place, mask=there, other=0.0) > 0, d, 0.0)
-            tl.store(out + place, d, mask=there)
-            kept = slopes + (client * rows + seen + m)[:, None] * outs + k[None, :]
+                d = tl.where(tl.load(y + entry, mask=there, other=0.0) > 0, d, 0.0)
+            tl.store(out + entry, d, mask=there)
+            kept = grads + (client * rows + seen + m)[:, None] * outs + k[None, :]
             tl.store(kept, d, mask=there)
             tl.store(bias + client * outs + k, tl.sum(d.to(tl.float32), 0), mask=k < outs)
     elif block * BN < seen:
@@ -129,19 +149,22 @@ def _slopes_kernel(
             a = tl.load(dy + entry, mask=here, other=0.0)
             if RELU:
                 a = tl.where(tl.load(y + entry, mask=here, other=0.0) > 0, a, 0.0)
-            past = slopes + (client * rows + n)[None, :] * outs + c[:, None]
+            past = grads + (client * rows + n)[None, :] * outs + c[:, None]
             b = tl.load(past, mask=(n < seen)[None, :] & (c < outs)[:, None], other=0.0)
             sums = tl.dot(a, b, sums, input_precision="tf32")
-        score = weights + (client * batch + m)[:, None] * rows + n[None, :]
+        score = scores + (client * batch + m)[:, None] * rows + n[None, :]
         tl.store(score, sums, mask=(m < batch)[:, None] & (n < seen)[None, :])
 
 
 @triton.jit
 def _backward_kernel(
-    base, drift, times, weights, inputs, taken, each, dx, batch, features, rows, rates,
+    base, drift, times, scores, inputs, taken, each, dx, batch, features, rows, rates,
     log_decays, size, HAS_DRIFT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """base - lr (d D') X."""
+    """dx[c, m, n] = base - lr * (fade * scores) X + times * drift.
+
+    Program (c, j) has all rows m of the batch and BN features n of block j.
+    """
     client = tl.program_id(0).to(tl.int64)
     lr, log_decay = tl.load(rates + client // size), tl.load(log_decays + client // size)
     seen = (tl.load(taken).to(tl.int32) - 1) * each
@@ -151,7 +174,7 @@ def _backward_kernel(
     for start in range(0, seen, BK):
         k = start + tl.arange(0, BK)
         a = tl.load(
-            weights + (client * batch + m)[:, None] * rows + k[None, :],
+            scores + (client * batch + m)[:, None] * rows + k[None, :],
             mask=(m < batch)[:, None] & (k < seen)[None, :], other=0.0,
         )  # fmt: skip
         b = tl.load(
@@ -160,25 +183,22 @@ def _backward_kernel(
         )  # fmt: skip
         a *= _fade(k, each, seen, log_decay)[None, :]
         sums = tl.dot(a.to(b.dtype), b, sums, input_precision="tf32")
-    place = (client * batch + m)[:, None] * features + n[None, :]
+    entry = (client * batch + m)[:, None] * features + n[None, :]
     there = (m < batch)[:, None] & (n < features)[None, :]
-    result = tl.load(base + place, mask=there, other=0.0).to(tl.float32) - lr * sums
+    result = tl.load(base + entry, mask=there, other=0.0).to(tl.float32) - lr * sums
     if HAS_DRIFT:
-        further = tl.load(drift + place, mask=there, other=0.0).to(tl.float32)
+        further = tl.load(drift + entry, mask=there, other=0.0).to(tl.float32)
         result += tl.load(times + client // size * (rows // each + 1) + seen // each) * further
-    tl.store(dx + place, result.to(dx.dtype.element_ty), mask=there)
+    tl.store(dx + entry, result.to(dx.dtype.element_ty), mask=there)
 
 
 def forward(
     x: Tensor, base: Tensor, drift: Tensor | None, factors: Factors, bias: Tensor | None, *,
     relu: bool,
 ) -> Tensor:  # fmt: skip
-    """base - lr (x X') D + bias for x [C, B, n] and base [C, B, out]; x is put down in X.
-
-    `drift` [C, B, out] is what the clients' drift makes of x.
-    """
+    """y [C, B, out] for x [C, B, n], base [C, B, out] and, if there is one, drift [C, B, out]."""
     clients, batch, features = x.shape
-    rows, outs = factors.slopes.shape[1:]
+    rows, outs = factors.grads.shape[1:]
     tall, block = tile(batch), min(tile(rows), 64)
     deep = min(tile(features), 256 if tall <= 16 else 128)
     blocks = triton.cdiv(rows, block)
@@ -192,7 +212,7 @@ def forward(
     )  # fmt: skip
     y, wide = torch.empty_like(base), min(tile(outs), 64)
     _forward_kernel[(clients, triton.cdiv(outs, wide))](
-        base, base if drift is None else drift, _times(factors), scores, factors.slopes,
+        base, base if drift is None else drift, _times(factors), scores, factors.grads,
         factors.taken, factors.batch, base if bias is None else bias, y, clients, batch, outs, rows,
         factors.lr, factors.log_decay, clients // len(factors.lr), HAS_DRIFT=drift is not None,
         PARTS=parts, HAS_BIAS=bias is not None, RELU=relu, BM=tall, BN=wide,
@@ -201,31 +221,36 @@ def forward(
     return y
 
 
-def slopes_back(dy: Tensor, y: Tensor | None, factors: Factors) -> tuple[Tensor, Tensor, Tensor]:
-    """The slopes d before ReLU, which are put down in D; d D'; and d summed for the bias."""
+def backward_scores(
+    dy: Tensor, y: Tensor | None, factors: Factors
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """The grads d before ReLU, which are stored in D; the scores d D'; and db [C, out].
+
+    `y` is given where ReLU followed.
+    """
     clients, batch, outs = dy.shape
-    rows = factors.slopes.shape[1]
+    rows = factors.grads.shape[1]
     d, bias = torch.empty_like(dy), torch.empty(clients, outs, device=dy.device)
-    weights = torch.empty(clients, batch, rows, device=dy.device)
+    scores = torch.empty(clients, batch, rows, device=dy.device)
     block = min(tile(rows), 64)
     few = batch <= 16
-    _slopes_kernel[(clients, triton.cdiv(rows, block) + 1)](
-        dy, dy if y is None else y, factors.slopes, factors.taken, factors.batch, d, weights, bias,
+    _backward_scores_kernel[(clients, triton.cdiv(rows, block) + 1)](
+        dy, dy if y is None else y, factors.grads, factors.taken, factors.batch, d, scores, bias,
         batch, outs, rows, RELU=y is not None, BM=tile(batch), BN=block,
         BK=min(tile(outs), 256 if few else 64), num_warps=8 if few else 4, num_stages=2,
     )  # fmt: skip
-    return d, weights, bias
+    return d, scores, bias
 
 
 def backward(
-    base: Tensor, drift: Tensor | None, weights: Tensor, factors: Factors
+    base: Tensor, drift: Tensor | None, scores: Tensor, factors: Factors
 ) -> Tensor:  # fmt: skip
-    """base - lr (d D') X for base [C, B, n]."""
+    """dx [C, B, n] for base [C, B, n], from what `backward_scores` gave."""
     clients, batch, features = base.shape
     dx, wide = torch.empty_like(base), 128
     _backward_kernel[(clients, triton.cdiv(features, wide))](
-        base, base if drift is None else drift, _times(factors), weights, factors.inputs,
-        factors.taken, factors.batch, dx, batch, features, weights.shape[2], factors.lr,
+        base, base if drift is None else drift, _times(factors), scores, factors.inputs,
+        factors.taken, factors.batch, dx, batch, features, scores.shape[2], factors.lr,
         factors.log_decay, clients // len(factors.lr), HAS_DRIFT=drift is not None,
         BM=tile(batch), BN=wide, BK=32,
         num_warps=4, num_stages=5 if batch <= 16 else 3,

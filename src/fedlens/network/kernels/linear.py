@@ -1,7 +1,10 @@
-"""Triton kernels of small linear layers: each client's own matrix, as it is kept, in one go.
+"""Triton kernels of small linear layers of C clients: one for each direction.
 
-What a library does in one product after another is here two kernels, one a direction: where the
-matrix is small, the time goes into launching them.
+    y[c] = x[c] w[c]' + bias[c]
+    dx[c] = dy[c] w[c],   dw[c] = dy[c]' x[c],   db[c] = sum over rows of dy[c]
+
+Where the matrix is small, a library spends the time on launching a kernel for each product. Weights
+are read as they are kept, and cast as they are loaded.
 """
 
 from __future__ import annotations
@@ -13,15 +16,13 @@ from torch import Tensor
 
 from fedlens.network.kernels.sizes import tile
 
-LARGEST = 2**18  # numbers in a matrix, beyond which a library's products are faster
-ROWS = 64  # of a batch
-
 
 @triton.jit
 def _forward_kernel(
     x, weight, bias, y, batch, features, outs, HAS_BIAS: tl.constexpr, RELU: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
+    """y[c, m, n], through ReLU if asked for: program (c, j) has all rows and BN outs of block j."""
     client = tl.program_id(0).to(tl.int64)
     m = tl.arange(0, BM)
     n = tl.program_id(1) * BN + tl.arange(0, BN)
@@ -41,9 +42,9 @@ def _forward_kernel(
         sums += tl.load(bias + client * outs + n, mask=n < outs, other=0.0).to(tl.float32)[None, :]
     if RELU:
         sums = tl.maximum(sums, 0.0, propagate_nan=tl.PropagateNan.ALL)
-    place = (client * batch + m)[:, None] * outs + n[None, :]
+    entry = (client * batch + m)[:, None] * outs + n[None, :]
     there = (m < batch)[:, None] & (n < outs)[None, :]
-    tl.store(y + place, sums.to(y.dtype.element_ty), mask=there)
+    tl.store(y + entry, sums.to(y.dtype.element_ty), mask=there)
 
 
 @triton.jit
@@ -51,7 +52,10 @@ def _backward_kernel(
     dy, y, x, weight, dx, dw, db, batch, features, outs, RELU: tl.constexpr,
     NEEDS_DX: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """All gradients of some features: dx = d w, dw = d' x, and the first program's db."""
+    """dx[c, m, k], dw[c, n, k] and db[c, n], with dy taken back through ReLU where y is given.
+
+    Program (c, i) has all rows m, all outs n, and BK features k of block i; that of block 0 has db.
+    """
     client = tl.program_id(0).to(tl.int64)
     m = tl.arange(0, BM)
     k = tl.program_id(1) * BK + tl.arange(0, BK)
@@ -76,11 +80,6 @@ def _backward_kernel(
             tl.store(db + client * outs + n, tl.sum(d.to(tl.float32), 0), mask=n < outs)
     if NEEDS_DX:
         tl.store(dx + row * features + k[None, :], sums.to(dx.dtype.element_ty), mask=here)
-
-
-def is_small(x: Tensor, weight: Tensor) -> bool:
-    """Whether these kernels are the faster way for rows [C, B, n] under [C, out, n]."""
-    return x.shape[1] <= ROWS and weight[0].numel() <= LARGEST
 
 
 def forward(x: Tensor, weight: Tensor, bias: Tensor | None, *, relu: bool) -> Tensor:

@@ -1,9 +1,11 @@
 """Layers that save work where one client trains at a time: names and results stay the same.
 
-Convolution, max-pooling and ReLU become one layer. ReLU and max-pooling can change places: the
-greatest of a window, cut off at 0, is the greatest of what was cut off, and the gradient goes to
-the same pixel. So pooling comes first, ReLU has only its part of the pixels to do, and of the
-convolution's own result nothing is kept.
+Convolution, max-pooling and ReLU become one layer. ReLU and max-pooling commute,
+
+    relu(max of a window) = max of relu of the window,
+
+and the gradient goes to the same pixel. So pooling comes first, ReLU has fewer pixels to do, and
+the convolution's own result is not kept.
 
 On the fast path a convolution is computed with fewer products, see `winograd.py`. And where a step
 is w -= lr * grad and nothing else, a layer takes it in the backward pass, as soon as it knows its
@@ -24,6 +26,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+from fedlens.network.graph import only_readers
+from fedlens.network.pool import pair
 from fedlens.network.single import winograd
 
 aten = torch.ops.aten
@@ -58,7 +62,7 @@ class _Chain(NamedTuple):
 
 
 def _called_once(nodes: Sequence[fx.Node], layers: dict[str, nn.Module]) -> dict[str, nn.Module]:
-    """The layers that stand at one place only, and have no hooks of the user's own."""
+    """The layers that are called once, and have no hooks of the user's own."""
     calls = Counter(str(node.target) for node in nodes if node.op == "call_module")
     found = {name: layers[name] for name, count in calls.items() if count == 1}
     return {n: m for n, m in found.items() if not (m._forward_hooks or m._forward_pre_hooks)}
@@ -70,14 +74,13 @@ def _chains(nodes: Sequence[fx.Node], once: dict[str, nn.Module]) -> Iterator[_C
         if not _is_plain(once.get(str(node.target))):
             continue
         names, found = [str(node.target)], dict[type, nn.Module]()
-        while len(node.users) == 1:
-            (node,) = node.users
-            behind = once.get(str(node.target))
+        for reader in only_readers(node):
+            behind = once.get(str(reader.target))
             if type(behind) not in (nn.ReLU, nn.MaxPool2d) or type(behind) in found:
                 break
             assert behind is not None
             found[type(behind)] = behind
-            names.append(str(node.target))
+            names.append(str(reader.target))
         pool = found.get(nn.MaxPool2d)
         if nn.ReLU in found and not getattr(pool, "return_indices", False):
             assert pool is None or isinstance(pool, nn.MaxPool2d)
@@ -127,12 +130,12 @@ class _Linear(torch.autograd.Function):
         x, weight, bias = ctx.saved_tensors
         (grad,) = grads
         with_images, with_weight, with_bias, _ = ctx.needs_input_grad
-        before = _times(grad, weight.T, None) if with_images else None
+        dx = _times(grad, weight.T, None) if with_images else None
         if with_weight:
             weight.addmm_(grad.T, x, alpha=-ctx.lr)
         if with_bias:
             bias.add_(grad.sum(0), alpha=-ctx.lr)
-        return before, None, None, None
+        return dx, None, None, None
 
 
 def _times(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -172,6 +175,8 @@ class FusedConvolution(nn.Module):
 
 
 class _Fused(torch.autograd.Function):
+    """relu(pool(convolution + bias)); on a fast path with an lr it has no gradients to give."""
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -190,7 +195,7 @@ class _Fused(torch.autograd.Function):
         ctx.geometry, ctx.pool, ctx.shape = geometry, pool, y.shape
         ctx.lr = fast.lr if fast else None
         last = y.is_contiguous(memory_format=torch.channels_last)
-        ctx.lies = torch.channels_last if last else torch.contiguous_format
+        ctx.format = torch.channels_last if last else torch.contiguous_format
         winners = None
         if pool is not None:
             y, winners = aten.max_pool2d_with_indices(y, *pool)
@@ -205,31 +210,31 @@ class _Fused(torch.autograd.Function):
         x, weight, bias, y, winners, *seen = ctx.saved_tensors
         (grad,) = grads
         with_images, with_weight, with_bias, *_ = ctx.needs_input_grad
-        grad = aten.threshold_backward(grad, y, 0).contiguous(memory_format=ctx.lies)
+        grad = aten.threshold_backward(grad, y, 0).contiguous(memory_format=ctx.format)
         # Pooling hands every gradient on to one pixel: before it, there are fewer to add up.
-        biases = grad.sum((0, 2, 3)) if with_bias else None
+        db = grad.sum((0, 2, 3)) if with_bias else None
         if winners is not None:
             # Of what was pooled only the shape is asked for.
-            kind = {"dtype": grad.dtype, "device": grad.device, "memory_format": ctx.lies}
+            kind = {"dtype": grad.dtype, "device": grad.device, "memory_format": ctx.format}
             pooled = torch.empty(ctx.shape, **kind)
             grad = aten.max_pool2d_with_indices_backward(grad, pooled, *ctx.pool, winners)
         stride, padding, dilation, groups = ctx.geometry
         if seen:
-            before, slope = winograd.gradients(
+            dx, dw = winograd.gradients(
                 grad, x, winograd.Seen(*seen), weight, padding, first=not with_images
             )
         else:
             rest = stride, padding, dilation, False, (0, 0), groups
-            before, slope, _ = aten.convolution_backward(
+            dx, dw, _ = aten.convolution_backward(
                 grad, x, weight, None, *rest, [with_images, with_weight, False]
             )
         if ctx.lr is None:
-            return before, slope, biases, None, None, None
+            return dx, dw, db, None, None, None
         if with_weight:
-            weight.add_(slope, alpha=-ctx.lr)
+            weight.add_(dw, alpha=-ctx.lr)
         if with_bias:
-            bias.add_(biases, alpha=-ctx.lr)
-        return before, None, None, None, None, None
+            bias.add_(db, alpha=-ctx.lr)
+        return dx, None, None, None, None, None
 
 
 FastLayer = FusedConvolution | Linear
@@ -250,8 +255,3 @@ def on_fast_path(layers: Sequence[FastLayer], path: FastPath | None) -> Iterator
     finally:
         for layer in layers:
             layer.fast = None
-
-
-def pair(setting: int | tuple[int, ...]) -> tuple[int, ...]:
-    """A setting of rows and of columns, where one number stands for both."""
-    return (setting, setting) if isinstance(setting, int) else tuple(setting)

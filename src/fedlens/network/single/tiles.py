@@ -1,9 +1,12 @@
-"""Convolutions of 3 x 3 by tiles of 4 x 4 results, each from the values of 6 x 6 pixels at points.
+"""Convolutions of 3 x 3 by tiles of 4 x 4 results, each from 6 x 6 pixels.
 
-What `winograd.py` does along the height is done along both sides here: a tile takes 36 products in
-the place of 144. Values lie by points, [6, 6, B, down, across, channels]: what is summed over
-channels is one batched product, and what makes values, or is made of them, is a small matrix times
-a long one, first along the height and then along the width.
+What `winograd.py` does along the height is done along both sides here,
+
+    y = results @ ((kernels @ w @ kernels') * (images @ x @ images')) @ results',
+
+which takes 36 products a tile instead of 144. Values lie by points, [6, 6, B, down, across,
+channels], so that the sum over channels is one batched product. A matrix is applied to both sides
+as a small matrix times a long one, first along the height and then along the width.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ class Values(NamedTuple):
 def convolve(
     x: Tensor, weight: Tensor, padding: tuple[int, int], values: Values
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The result, and the values of images [36, places, channels] and of kernels on the way."""
+    """The result, and the values of images [36, B * tiles, channels] and of kernels on the way."""
     out, channels, *_ = weight.shape
     kernels = _along_both(values.kernels, weight.permute(2, 3, 1, 0)).view(36, channels, out)
     read = _tiles_read(x, padding)
@@ -60,16 +63,18 @@ def gradients(
     if (down * SIDE, across * SIDE) != (height, width):
         whole = F.pad(whole, (0, 0, 0, across * SIDE - width, 0, down * SIDE - height))
     tiles = whole.view(size, down, SIDE, across, SIDE, out).permute(2, 4, 0, 1, 3, 5)
-    slopes = _along_both(values.results.T, tiles).view(36, -1, out)
-    dw = _along_both(values.kernels.T, torch.bmm(images.transpose(1, 2), slopes).view(6, 6, -1))
+    at_points = _along_both(values.results.T, tiles).view(36, -1, out)
+    dw = _along_both(values.kernels.T, torch.bmm(images.transpose(1, 2), at_points).view(6, 6, -1))
     dw = dw.view(3, 3, channels, out).permute(3, 2, 0, 1)
     if first:
         return None, dw
-    read = _along_both(values.images.T, torch.bmm(slopes, kernels.transpose(1, 2)).view(6, 6, -1))
-    before = _added_up(read.view(6, 6, size, down, across, channels))
+    read = _along_both(
+        values.images.T, torch.bmm(at_points, kernels.transpose(1, 2)).view(6, 6, -1)
+    )
+    dx = _overlap_added(read.view(6, 6, size, down, across, channels))
     (above, beside), (_, _, height, width) = padding, x.shape
-    before = before[:, above : above + height, beside : beside + width]
-    return before.permute(0, 3, 1, 2), dw
+    dx = dx[:, above : above + height, beside : beside + width]
+    return dx.permute(0, 3, 1, 2), dw
 
 
 def _along_both(matrix: Tensor, sides: Tensor) -> Tensor:
@@ -91,7 +96,7 @@ def _tiles_read(x: Tensor, padding: tuple[int, int]) -> Tensor:
     return pixels.unfold(1, side, SIDE).unfold(2, side, SIDE).permute(4, 5, 0, 1, 2, 3)
 
 
-def _added_up(read: Tensor) -> Tensor:
+def _overlap_added(read: Tensor) -> Tensor:
     """Images [B, height, width, channels] of which tiles read: where these overlap, their sum."""
     _, _, size, down, across, channels = read.shape
     whole = read.new_empty(size, down + 1, SIDE, across + 1, SIDE, channels)

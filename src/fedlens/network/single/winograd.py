@@ -1,14 +1,16 @@
 """Convolutions with fewer products, after Toom, Cook and Winograd, for one client on a CPU.
 
-Four neighbouring rows of the result of a kernel of k rows come from k + 3 rows of the image. That
-is, turned round, a product of two polynomials, which is known from its values at k + 3 points and
-takes one product at each of them in the place of 4 * k. So rows of images and of kernels become
-values at P points, each point is a group of channels in one convolution along the width alone, and
-its results become rows again. A kernel of 5 rows takes 2.5 times fewer products so. One of 3 x 3
-is treated along both sides, see `tiles.py`, and takes 4 times fewer. Sums are rounded anew: in
-float32 the error is two to three times that of the plain convolution.
+Four rows y of a result under kernels of k rows come from P = k + 3 rows x of the image:
 
-Images lie channels last, so that rows of them are rows in memory.
+    y = results @ ((kernels @ w) * (images @ x))
+
+with the matrices of `Values`: rows of images and of kernels become values of polynomials at P
+points, are multiplied there, and become rows again. That is P products instead of 4 * k. Each point
+is a group of channels in one convolution along the width. A kernel of 5 rows takes 2.5 times fewer
+products so. One of 3 x 3 is treated along both sides, see `tiles.py`, and takes 4 times fewer. Sums
+are rounded differently: in float32 the error is two to three times that of the plain convolution.
+
+Images lie channels last, so that their rows are rows in memory.
 """
 
 from __future__ import annotations
@@ -114,10 +116,10 @@ def convolve(x: Tensor, weight: Tensor, padding: tuple[int, int]) -> tuple[Tenso
     if _is_square(weight):
         result, *seen_there = tiles.convolve(x, weight, padding, values)
         return result, Seen(*seen_there)
-    images = _beside(values.images @ _image_rows(x, shape), shape.width, shape)
+    images = _as_channels(values.images @ _image_rows(x, shape), shape.width, shape)
     seen = Seen(images, _kernels(weight, values))
     made = aten.convolution(*seen, None, *_geometry(shape))
-    rows = values.results @ _apart(made, values)
+    rows = values.results @ _as_values(made, values)
     rows = rows.view(ROWS, shape.size, shape.tiles, -1).permute(1, 2, 0, 3)
     whole = rows.reshape(shape.size, -1, shape.out_width, shape.out)
     return whole[:, : shape.out_height].contiguous().permute(0, 3, 1, 2), seen
@@ -131,20 +133,20 @@ def gradients(
     values = _values(shape.rows, weight.dtype)
     if _is_square(weight):
         return tiles.gradients(grad, x, *seen, padding, values, first)
-    slopes = _beside(values.results.T @ _result_rows(grad, shape), shape.out_width, shape)
+    at_points = _as_channels(values.results.T @ _result_rows(grad, shape), shape.out_width, shape)
     images, kernels, _ = aten.convolution_backward(
-        slopes, *seen, None, *_geometry(shape), [not first, True, False]
+        at_points, *seen, None, *_geometry(shape), [not first, True, False]
     )
     dw = values.kernels.T @ kernels.permute(0, 2, 3, 1).reshape(len(values.images), -1)
     dw = dw.view(shape.rows, shape.out, shape.columns, shape.channels).permute(1, 3, 0, 2)
     if first:
         return None, dw
-    rows = values.images.T @ _apart(images, values)
-    return _added_up(rows.view(len(rows), shape.size, shape.tiles, -1), shape), dw
+    rows = values.images.T @ _as_values(images, values)
+    return _overlap_added(rows.view(len(rows), shape.size, shape.tiles, -1), shape), dw
 
 
 def _geometry(shape: Shape) -> tuple[Any, ...]:
-    """Along the width alone, each point by itself."""
+    """Of a convolution along the width, in which each point is a group of channels."""
     points = shape.rows + ROWS - 1
     return (1, 1), (0, shape.beside), (1, 1), False, (0, 0), points
 
@@ -177,8 +179,8 @@ def _padded(rows: Tensor, above: int, count: int) -> Tensor:
     return whole
 
 
-def _added_up(rows: Tensor, shape: Shape) -> Tensor:
-    """The image that tiles [P, B, tiles, W * channels] read, where they overlap their sum."""
+def _overlap_added(rows: Tensor, shape: Shape) -> Tensor:
+    """The image of which tiles [P, B, tiles, W * channels] read: their sum where they overlap."""
     overlap = shape.rows - 1
     whole = rows.new_empty(shape.size, shape.tiles + 1, ROWS, rows.shape[3])
     whole[:, :-1] = rows[:ROWS].permute(1, 2, 0, 3)
@@ -195,20 +197,20 @@ def _kernels(weight: Tensor, values: Values) -> Tensor:
     return found.view(-1, 1, columns, channels).permute(0, 3, 1, 2)
 
 
-def _beside(found: Tensor, width: int, shape: Shape) -> Tensor:
+def _as_channels(found: Tensor, width: int, shape: Shape) -> Tensor:
     """Values [P, B * tiles * W * n] as images [B, P * n, tiles, W], channels last."""
-    points, places = len(found), shape.size * shape.tiles * width
+    points, count = len(found), shape.size * shape.tiles * width
     mixed = (
-        found.view(points, places, -1).transpose(0, 1).reshape(shape.size, shape.tiles, width, -1)
+        found.view(points, count, -1).transpose(0, 1).reshape(shape.size, shape.tiles, width, -1)
     )
     return mixed.permute(0, 3, 1, 2)
 
 
-def _apart(images: Tensor, values: Values) -> Tensor:
+def _as_values(images: Tensor, values: Values) -> Tensor:
     """Images [B, P * n, tiles, W], channels last, as values [P, B * tiles * W * n]."""
     points = len(values.images)
-    places = images.permute(0, 2, 3, 1).reshape(-1, points, images.shape[1] // points)
-    return places.transpose(0, 1).reshape(points, -1)
+    by_point = images.permute(0, 2, 3, 1).reshape(-1, points, images.shape[1] // points)
+    return by_point.transpose(0, 1).reshape(points, -1)
 
 
 @lru_cache

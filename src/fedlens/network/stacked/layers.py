@@ -1,4 +1,8 @@
-"""Each known kind of layer for C clients at once; any other is mapped over them by vmap."""
+"""The types of layers that are known for C clients at once, in one table: FORMS.
+
+To add a type: write its function, give it a row in the table, and an example in
+tests/network/test_stacked_layers.py. A layer of any other type is mapped over the clients by vmap.
+"""
 
 from __future__ import annotations
 
@@ -13,23 +17,10 @@ from torch.func import functional_call, vmap
 
 from fedlens.core import Tree
 from fedlens.network.factors import Factors
-from fedlens.network.kernels import ops as fused
-from fedlens.network.kernels.sizes import Padding
-from fedlens.network.layers import WHOLE, KeyedDropout, MaskedBatchNorm, dropout_word, keyed_dropout
+from fedlens.network.layers import KeyedDropout, MaskedBatchNorm
+from fedlens.network.ops import convolve, dropout, factored_linear, linear
 from fedlens.network.pool import AdaptivePool
-from fedlens.network.stacked.products import convolve, factored_linear, linear
-
-POOLS = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, AdaptivePool)
-PLAIN = (
-    *POOLS,
-    nn.ReLU,
-    nn.ReLU6,
-    nn.Tanh,
-    nn.Sigmoid,
-    nn.SiLU,
-    nn.GELU,
-    nn.Identity,
-)  # they treat every channel, or every number, alike
+from fedlens.network.stacked.products import Padding
 
 
 @dataclass(frozen=True)
@@ -42,6 +33,10 @@ class Activations:
     tensor: Tensor
     clients: int
     is_images: bool
+
+    @property
+    def is_rows(self) -> bool:
+        return not self.is_images and self.tensor.ndim == 3
 
     def by_client(self) -> Tensor:  # [C, B, ...]
         if not self.is_images:
@@ -61,27 +56,9 @@ class Activations:
         return Activations(tensor, self.clients, self.is_images)
 
 
-class Given(NamedTuple):
-    """What a layer gets besides its input."""
-
-    name: str  # the layer's
-    held: Tree  # [C, ...] its parameters and buffers, as the run keeps them, by full name
-    to_compute: Callable[[Tree], Tree]  # brings them to the dtype to multiply in
-    key: Tensor  # [C]
-    mask: Tensor  # [C, B]
-    call: int  # how often the layer was used before in this forward pass
-
-    @property
-    def own(self) -> Tree:
-        return {name.removeprefix(f"{self.name}."): t for name, t in self.held.items()}
-
-    def cast(self) -> Given:
-        return self._replace(held=self.to_compute(self.held))
-
-
 @dataclass(frozen=True)
-class Follow:
-    """What comes after a convolution or a linear layer, and is done in the same breath."""
+class Epilogue:
+    """What follows a layer and is computed together with it."""
 
     relu: bool = False
     pool: bool = False  # the maximum of 2 x 2
@@ -91,66 +68,136 @@ class Follow:
         return F.max_pool2d(tensor, 2) if self.pool else tensor
 
 
-def stacked(layer: nn.Module, x: Activations, given: Given, follow: Follow) -> Activations:
-    if isinstance(layer, nn.Conv2d) and x.is_images and layer.padding_mode == "zeros":
-        return x.now(_convolution(layer, x, given, follow))
-    if isinstance(layer, nn.Linear) and not x.is_images and x.tensor.ndim == 3:
-        weight, bias = given.own["weight"], given.own.get("bias")
-        if isinstance(weight, Factors):
-            return x.now(factored_linear(x.tensor, weight, bias, relu=follow.relu))
-        return x.now(linear(x.tensor, weight, bias, relu=follow.relu))
-    if isinstance(layer, nn.GroupNorm) and x.is_images:
-        return x.now(_group_norm(layer, x, given.cast().own))
-    if getattr(layer, "inplace", False):  # what it writes over, a gradient may still need
-        x = x.now(x.tensor.clone())
-    if isinstance(layer, PLAIN) and (x.is_images or not isinstance(layer, POOLS)):
-        return x.now(layer(x.tensor))
-    if isinstance(layer, KeyedDropout):
-        return _dropout(layer, x, given) if layer.training else x
-    tensors = given.cast().own | (
-        {"mask": given.mask} if isinstance(layer, MaskedBatchNorm) else {}
-    )
-    mapped = vmap(lambda tree, rows: functional_call(layer, tree, (rows,)))
-    y = Activations.of(mapped(tensors, x.by_client()))
-    return y.now(follow(y.tensor))
+class LayerInput(NamedTuple):
+    """What a layer gets besides the activations."""
+
+    name: str  # the layer's
+    held: Tree  # [C, ...] its parameters and buffers, as the run keeps them, by full name
+    to_compute: Callable[[Tree], Tree]  # brings them to the dtype to multiply in
+    key: Tensor  # [C]
+    mask: Tensor  # [C, B]
+    call: int = 0  # how often the layer was used before in this forward pass
+    epilogue: Epilogue = Epilogue()
+    by_pixel: bool = False  # whether images are to be flattened pixel by pixel
+
+    @property
+    def own(self) -> Tree:
+        return {name.removeprefix(f"{self.name}."): t for name, t in self.held.items()}
+
+    def cast(self) -> LayerInput:
+        return self._replace(held=self.to_compute(self.held))
 
 
-def flattened(x: Activations, *, by_pixel: bool = False) -> Activations:
+def _always(layer: nn.Module, x: Activations) -> bool:
+    return True
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a type of layer runs for C clients. Where it does not apply, the layer is mapped."""
+
+    run: Callable[[Any, Activations, LayerInput], Activations]
+    applies: Callable[[Any, Activations], bool] = _always
+    absorbs: frozenset[str] = frozenset()  # of "relu" and "pool": what `run` does if it follows
+    keeps_rows: bool = False  # rows are given back as rows, images with the same channels
+
+    def __call__(self, layer: nn.Module, x: Activations, given: LayerInput) -> Activations:
+        run = self.run if self.applies(layer, x) else mapped
+        return run(layer, x, given)
+
+
+def mapped(layer: nn.Module, x: Activations, given: LayerInput) -> Activations:
+    """Any layer, client by client."""
+    return _mapped(layer, _spared(layer, x), given, given.cast().own)
+
+
+def _mapped(layer: nn.Module, x: Activations, given: LayerInput, tensors: Tree) -> Activations:
+    each = vmap(lambda tree, rows: functional_call(layer, tree, (rows,)))
+    y = Activations.of(each(tensors, x.by_client()))
+    return y.now(given.epilogue(y.tensor))
+
+
+def _spared(layer: nn.Module, x: Activations) -> Activations:
+    """What a layer may write over: a gradient may still need x itself."""
+    return x.now(x.tensor.clone()) if getattr(layer, "inplace", False) else x
+
+
+def _elementwise(layer: nn.Module, x: Activations, given: LayerInput) -> Activations:
+    """A layer without parameters that treats all numbers, or all channels, alike."""
+    return x.now(layer(_spared(layer, x).tensor))
+
+
+def _masked_norm(layer: MaskedBatchNorm, x: Activations, given: LayerInput) -> Activations:
+    return _mapped(layer, x, given, given.cast().own | {"mask": given.mask})
+
+
+def _dropout(layer: KeyedDropout, x: Activations, given: LayerInput) -> Activations:
+    if not layer.training:
+        return x
+    p, number, channels = layer.p, layer.layer, layer.channels
+    y = dropout(x.by_client(), given.key, p, number, call=given.call, channels=channels)
+    return Activations.of(y)
+
+
+def _group_norm(layer: nn.GroupNorm, x: Activations, given: LayerInput) -> Activations:
+    own = given.cast().own
+    y = F.group_norm(x.tensor, layer.num_groups, eps=layer.eps)
+    if "weight" in own:
+        scale, shift = (own[key][:, None, :, None, None] for key in ("weight", "bias"))
+        y = (x.now(y).by_client() * scale + shift).flatten(0, 1)
+    return x.now(y.contiguous(memory_format=torch.channels_last))
+
+
+def flatten(x: Activations, *, by_pixel: bool) -> Activations:
     """Rows, channel by channel as PyTorch has it, or pixel by pixel, as they lie in memory."""
     rows = x.by_client()
     return Activations((rows.movedim(2, -1) if by_pixel else rows).flatten(2), x.clients, False)
 
 
-def averaged(x: Activations) -> Activations:
-    """The mean of every channel."""
-    return Activations(x.by_client().mean((-2, -1)), x.clients, False)
+def _flatten(layer: nn.Flatten, x: Activations, given: LayerInput) -> Activations:
+    return flatten(x, by_pixel=given.by_pixel)
 
 
-def _convolution(layer: nn.Conv2d, x: Activations, given: Given, follow: Follow) -> Tensor:
+def is_whole(layer: nn.Flatten, x: Activations | None = None) -> bool:
+    """Whether it makes one row of each example."""
+    return (layer.start_dim, layer.end_dim) == (1, -1)
+
+
+def _linear(layer: nn.Linear, x: Activations, given: LayerInput) -> Activations:
+    weight, bias, relu = given.own["weight"], given.own.get("bias"), given.epilogue.relu
+    if isinstance(weight, Factors):
+        return x.now(factored_linear(x.tensor, weight, bias, relu=relu))
+    return x.now(linear(x.tensor, weight, bias, relu=relu))
+
+
+def _convolution(layer: nn.Conv2d, x: Activations, given: LayerInput) -> Activations:
     """Every client's images under its own kernels."""
-    sides = _sides(layer)
     # In float32 on a GPU the patches of large batches would fill its memory.
     in_patches = not (x.tensor.is_cuda and x.tensor.dtype is torch.float32)
-    if layer.groups == 1 and layer.dilation == (1, 1) and in_patches:
-        weight, bias = given.own["weight"], given.own.get("bias")
-        down, right = layer.stride
-        if weight.shape[3:] == (1, 1) and not any(sides):  # a linear layer over pixels
-            pixels = x.tensor[:, :, ::down, ::right].permute(0, 2, 3, 1)
-            rows = pixels.reshape(x.clients, -1, pixels.shape[3])
-            y = linear(rows, weight.flatten(2), bias, relu=follow.relu)
-            y = y.view(*pixels.shape[:3], -1).permute(0, 3, 1, 2)
-            return Follow(pool=follow.pool)(y)
-        return convolve(
-            x.tensor, weight, bias, sides, (down, right), relu=follow.relu, pool=follow.pool
-        )
-    # Any other: clients as groups of channels.
-    images = F.pad(x.by_client().transpose(0, 1).flatten(1, 2), sides)  # [B, C * channels, H, W]
+    if not (layer.groups == 1 and layer.dilation == (1, 1) and in_patches):
+        return x.now(_grouped_convolution(layer, x, given))
+    sides, epilogue = _sides(layer), given.epilogue
+    weight, bias = given.own["weight"], given.own.get("bias")
+    down, right = layer.stride
+    if weight.shape[3:] == (1, 1) and not any(sides):  # a linear layer over pixels
+        pixels = x.tensor[:, :, ::down, ::right].permute(0, 2, 3, 1)
+        rows = pixels.reshape(x.clients, -1, pixels.shape[3])
+        y = linear(rows, weight.flatten(2), bias, relu=epilogue.relu)
+        y = y.view(*pixels.shape[:3], -1).permute(0, 3, 1, 2)
+        return x.now(Epilogue(pool=epilogue.pool)(y))
+    follows = {"relu": epilogue.relu, "pool": epilogue.pool}
+    return x.now(convolve(x.tensor, weight, bias, sides, (down, right), **follows))
+
+
+def _grouped_convolution(layer: nn.Conv2d, x: Activations, given: LayerInput) -> Tensor:
+    """Any convolution: clients as groups of channels."""
+    images = x.by_client().transpose(0, 1).flatten(1, 2)  # [B, C * channels, H, W]
     geometry: Any = layer.stride, 0, layer.dilation, x.clients * layer.groups
     own = given.cast().own
     bias = own["bias"].flatten() if "bias" in own else None
-    y = F.conv2d(images, own["weight"].flatten(0, 1), bias, *geometry)
+    y = F.conv2d(F.pad(images, _sides(layer)), own["weight"].flatten(0, 1), bias, *geometry)
     y = y.view(len(y), x.clients, -1, *y.shape[2:]).transpose(0, 1).flatten(0, 1)
-    return follow(y.contiguous(memory_format=torch.channels_last))
+    return given.epilogue(y.contiguous(memory_format=torch.channels_last))
 
 
 def _sides(layer: nn.Conv2d) -> Padding:
@@ -162,23 +209,45 @@ def _sides(layer: nn.Conv2d) -> Padding:
     return columns, columns, rows, rows
 
 
-def _group_norm(layer: nn.GroupNorm, x: Activations, own: Tree) -> Tensor:
-    y = F.group_norm(x.tensor, layer.num_groups, eps=layer.eps)
-    if "weight" in own:
-        scale, shift = (own[key][:, None, :, None, None] for key in ("weight", "bias"))
-        y = (x.now(y).by_client() * scale + shift).flatten(0, 1)
-    return y.contiguous(memory_format=torch.channels_last)
+def _of_images(layer: nn.Module, x: Activations) -> bool:
+    return x.is_images
 
 
-def _dropout(layer: KeyedDropout, x: Activations, given: Given) -> Activations:
-    p, number, channels = layer.p, layer.layer, layer.channels
-    num_dropped = round(p * WHOLE)
-    if fused.has_kernels(x.tensor) and 0 < num_dropped < WHOLE:
-        word = dropout_word(number, given.call)
-        y = fused.dropout(x.tensor, given.key, word, num_dropped, whole_channels=channels)
-        return x.now(y)
+def _of_rows(layer: nn.Module, x: Activations) -> bool:
+    return x.is_rows
 
-    def drop(rows: Tensor, key: Tensor) -> Tensor:
-        return keyed_dropout(rows, key, p, number, call=given.call, channels=channels)
 
-    return Activations.of(vmap(drop)(x.by_client(), given.key))
+def _of_zero_padded_images(layer: nn.Conv2d, x: Activations) -> bool:
+    return x.is_images and layer.padding_mode == "zeros"
+
+
+_POOL = Form(_elementwise, _of_images, keeps_rows=True)
+_ACTIVATION = Form(_elementwise, keeps_rows=True)
+
+FORMS: dict[type[nn.Module], Form] = {
+    nn.Conv2d: Form(_convolution, _of_zero_padded_images, absorbs=frozenset({"relu", "pool"})),
+    nn.Linear: Form(_linear, _of_rows, absorbs=frozenset({"relu"}), keeps_rows=True),
+    nn.Flatten: Form(_flatten, is_whole),
+    # Normalisation keeps rows, too, but a linear layer behind it is not to be factored.
+    nn.GroupNorm: Form(_group_norm, _of_images),
+    MaskedBatchNorm: Form(_masked_norm),
+    KeyedDropout: Form(_dropout, keeps_rows=True),
+    nn.MaxPool2d: _POOL,
+    nn.AvgPool2d: _POOL,
+    nn.AdaptiveAvgPool2d: _POOL,
+    AdaptivePool: _POOL,
+    nn.ReLU: _ACTIVATION,
+    nn.ReLU6: _ACTIVATION,
+    nn.Tanh: _ACTIVATION,
+    nn.Sigmoid: _ACTIVATION,
+    nn.SiLU: _ACTIVATION,
+    nn.GELU: _ACTIVATION,
+    nn.Identity: _ACTIVATION,
+}
+
+MAPPED = Form(mapped)
+
+
+def form_of(layer: nn.Module) -> Form:
+    """The row of a layer's type, or of the nearest type that it is derived from."""
+    return next((FORMS[kind] for kind in type(layer).__mro__ if kind in FORMS), MAPPED)

@@ -1,11 +1,14 @@
-"""Convolutions and linear layers of many clients at once, each with its own weights.
+"""Products of many clients at once, each with its own weights, by PyTorch's operations alone.
 
-cuDNN runs a grouped convolution group by group, so that the time goes with the clients. Here it
-is one batched product of the patches of the images with the kernels. On a GPU in bfloat16 the
-patches are never written down (`fused.py`); elsewhere they are, which is the reference. The
-gradient of the images is the same kind of product, with the kernels turned around. Weights may be
-kept in a wider dtype than the images: they are multiplied in the images', and their gradients come
-in their own dtype and memory layout, so that the solver runs over both from end to end.
+cuDNN runs a grouped convolution group by group, so that the time goes with the clients. Here it is
+one batched product of the patches of the images with the kernels,
+
+    y[c, (b, i, j), o] = sum over (k, l, n) of
+        x[c, b, i * down + k - top, j * right + l - left, n] * w[c, o, n, k, l] + bias[c, o],
+
+and so is the gradient of the images, with the kernels turned around. Weights may be kept in a wider
+dtype than the images: they are multiplied in the images', and their gradients come in their own
+dtype and memory layout, so that a solver steps both as one stretch of memory.
 """
 
 from __future__ import annotations
@@ -17,67 +20,78 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedlens.network.factors import Factors
-from fedlens.network.kernels import ops as fused
-from fedlens.network.kernels.ops import apart, shared_product
-from fedlens.network.kernels.sizes import Padding
+
+Padding = tuple[int, int, int, int]  # left, right, top, bottom
 
 
 def convolve(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    padding: Padding,
-    stride: tuple[int, int] = (1, 1),
-    *,
-    relu: bool = False,
-    pool: bool = False,
+    x: Tensor, weight: Tensor, bias: Tensor | None, padding: Padding, stride: tuple[int, int]
 ) -> Tensor:
-    """Images [C * B, channels, H, W] under each client's kernels [C, out, channels, h, w].
-
-    With `relu` and `pool` (2 x 2, the maximum) these follow.
-    """
-    if x.dtype is torch.bfloat16 and fused.has_kernels(x):
-        return fused.convolve(x, weight, bias, padding, stride, relu=relu, pool=pool)
-    y: Tensor = _Convolve.apply(x, weight, bias, padding, stride)  # type: ignore[no-untyped-call]
-    y = F.relu(y) if relu else y
-    return F.max_pool2d(y, 2) if pool else y
+    """Images [C * B, channels, H, W] under each client's kernels [C, out, channels, h, w]."""
+    y: Tensor = Convolve.apply(x, weight, bias, padding, stride)  # type: ignore[no-untyped-call]
+    return y
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, relu: bool = False) -> Tensor:
-    """Rows [C, B, features] under each client's matrix [C, out, features]."""
-    if x.dtype is torch.bfloat16 and fused.has_kernels(x) and fused.is_small(x, weight):
-        return fused.linear(x, weight, bias, relu=relu)
-    y: Tensor = _Linear.apply(x, weight, bias, relu)  # type: ignore[no-untyped-call]
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, relu: bool) -> Tensor:
+    """Rows [C, B, n] under each client's matrix [C, out, n], and ReLU if asked for."""
+    y: Tensor = Linear.apply(x, weight, bias, relu)  # type: ignore[no-untyped-call]
     return y
 
 
 def factored_linear(x: Tensor, factors: Factors, bias: Tensor | None, *, relu: bool) -> Tensor:
-    """As `linear` does; the step's inputs and, going back, its gradients are added to factors."""
-    half = x.dtype is torch.bfloat16 and fused.has_kernels(x) and x.shape[1] <= fused.ROWS
-    form = fused.Factored if half else _Factored
-    y: Tensor = form.apply(x, bias, factors, relu)  # type: ignore[no-untyped-call]
+    """`linear` by a matrix that is a product of factors, to which the step's are added."""
+    y: Tensor = FactoredLinear.apply(x, bias, factors, relu)  # type: ignore[no-untyped-call]
     return y
 
 
+def shared_product(x: Tensor, matrices: Tensor) -> Tensor:
+    """Rows [C, B, n] under matrices [G, n, m], each of which is that of C / G clients."""
+    if len(matrices) == 1:
+        return (x.flatten(0, 1) @ matrices[0]).view(*x.shape[:2], -1)
+    return torch.bmm(x.reshape(len(matrices), -1, x.shape[2]), matrices).view(*x.shape[:2], -1)
+
+
+def dilate(grads: Tensor, size: tuple[int, int], stride: tuple[int, int]) -> Tensor:
+    """Grads [N, H', W', out] of a strided convolution as those of one without stride, of `size`.
+
+    out[n, i * down, j * right] = grads[n, i, j], and 0 elsewhere.
+    """
+    count, rows, columns, out = grads.shape
+    (down, right), dense = stride, grads.new_zeros(count, *size, out)
+    dense[:, : rows * down : down, : columns * right : right] = grads
+    return dense
+
+
 def faded(rows: Tensor, batch: int, steps: Tensor, log_decay: Tensor) -> Tensor:  # [C, T * B]
-    """What is left of each of rows [C, T * B, ...] after these steps [C]; log_decay is [C]."""
+    """2 ** (log_decay * steps since a row's own), for rows [C, T * B, ...]; log_decay is [C]."""
     step = torch.arange(rows.shape[1], device=rows.device) // batch
     later = (steps[:, None] - 1 - step).clamp(min=0)
     return torch.exp2(log_decay.double()[:, None] * later)
 
 
-def drifted(steps: Tensor, lr: float, keep: float) -> Tensor:  # float64
-    """How often the drift is in the weights after so many steps: -lr * (1 + keep + keep^2 ...)."""
-    many = steps.double()
-    return -lr * (many if keep == 1 else (1 - keep**many) / (1 - keep))
+def drifted(steps: Tensor, lr: Tensor, decay: Tensor) -> Tensor:  # [T], [C], [C] -> [C, T]
+    """How often the drift is in the weights after steps: -lr * (1 + decay + decay^2 ...)."""
+    many, lr, decay = steps.double()[None], lr.double()[:, None], decay.double()[:, None]
+    series = (1 - decay**many) / torch.where(decay == 1, 1, 1 - decay)
+    return -lr * torch.where(decay == 1, many, series)
 
 
-class _Factored(torch.autograd.Function):
+class FactoredLinear(torch.autograd.Function):
+    """y = x w' + bias for the matrix w of `factors`, without making it.
+
+    With inputs X, grads D, and weights[k] = -lr * 2 ** (log_decay * steps since row k),
+
+        y = x start' + (weights * (x X')) D + times * (x drift') + bias
+        dx = dy start + (weights * (dy D')) X + times * (dy drift)
+
+    The forward pass writes x to the step's rows of X, the backward pass dy to those of D.
+    """
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, bias: Tensor | None, factors: Factors, relu: bool) -> Tensor:
-        inputs, slopes, taken, each = factors[1:5]
+        inputs, seen_grads, taken, each = factors[1:5]
         lr, log_decay = (
-            rate.repeat_interleave(len(x) // len(rate)) for rate in (factors.lr, factors.log_decay)
+            one.repeat_interleave(len(x) // len(one)) for one in (factors.lr, factors.log_decay)
         )
         weights = (-lr[:, None] * faded(inputs, each, taken, log_decay)).to(x)[:, None]
         y = shared_product(x, factors.start.mT)
@@ -86,7 +100,7 @@ class _Factored(torch.autograd.Function):
             each_client = factors.times.repeat_interleave(len(x) // len(factors.lr), 0)
             times = each_client.gather(1, taken[:, None]).to(x)[:, :, None]
             y += torch.bmm(x, factors.drift.mT) * times
-        y = torch.baddbmm(y, torch.bmm(x, inputs.mT) * weights, slopes)
+        y = torch.baddbmm(y, torch.bmm(x, inputs.mT) * weights, seen_grads)
         if bias is not None:
             y += bias[:, None]
         if relu:
@@ -99,20 +113,20 @@ class _Factored(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (dy,) = gradients
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (dy,) = grads
         y, rows, weights, times = ctx.saved_tensors
-        start, inputs, slopes = ctx.factors[:3]
+        start, inputs, seen_grads = ctx.factors[:3]
         if y is not None:
             dy = torch.ops.aten.threshold_backward(dy, y, 0)
         dx = None
         if ctx.needs_input_grad[0]:
-            # This step's slopes are not there yet, so its own inputs count for nothing.
-            past = torch.bmm(dy, slopes.mT) * weights
+            # This step's grads are not there yet, so its own inputs count for nothing.
+            past = torch.bmm(dy, seen_grads.mT) * weights
             dx = torch.baddbmm(shared_product(dy, start), past, inputs)
             if times is not None:
                 dx += torch.bmm(dy, ctx.factors.drift) * times
-        slopes.index_copy_(1, rows, dy)
+        seen_grads.index_copy_(1, rows, dy)
         return (
             dx,
             dy.sum(1, dtype=torch.promote_types(dy.dtype, torch.float32)) if ctx.has_bias else None,
@@ -121,7 +135,9 @@ class _Factored(torch.autograd.Function):
         )
 
 
-class _Linear(torch.autograd.Function):
+class Linear(torch.autograd.Function):
+    """y[c] = x[c] w[c]' + bias[c], through ReLU if asked for."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
         cast = weight.to(x.dtype)
@@ -136,8 +152,8 @@ class _Linear(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (dy,) = gradients
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (dy,) = grads
         x, weight, y = ctx.saved_tensors
         if y is not None:
             dy = torch.ops.aten.threshold_backward(dy, y, 0)
@@ -153,7 +169,9 @@ def wide_product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.bmm(a, b, out_dtype=dtype) if a.is_cuda else torch.bmm(a, b).to(dtype)
 
 
-class _Convolve(torch.autograd.Function):
+class Convolve(torch.autograd.Function):
+    """The convolution as a product of patches and kernels, with stride and padding."""
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -170,8 +188,8 @@ class _Convolve(torch.autograd.Function):
         return _product(x, kernel, bias, weight.shape[3:], padding, stride)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (dy,) = gradients
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (dy,) = grads
         x, weight = ctx.saved_tensors
         clients, out, channels, height, width = weight.shape
         rows = dy.permute(0, 2, 3, 1).reshape(clients, -1, out)
@@ -186,7 +204,7 @@ class _Convolve(torch.autograd.Function):
             if ctx.stride != (1, 1):
                 _, _, tall, wide = x.shape
                 dense = tall + top + bottom - height + 1, wide + left + right - width + 1
-                dy = apart(dy.permute(0, 2, 3, 1), dense, ctx.stride).permute(0, 3, 1, 2)
+                dy = dilate(dy.permute(0, 2, 3, 1), dense, ctx.stride).permute(0, 3, 1, 2)
             turned = weight.to(x.dtype).flip(3, 4).permute(0, 3, 4, 1, 2).flatten(1, 3)
             dx = _product(dy, turned, None, weight.shape[3:], around, (1, 1))
         return dx, dw, db, None, None
@@ -221,7 +239,7 @@ def _padded(x: Tensor, padding: Padding) -> Tensor:  # [N, H, W, channels]
 def _patches(
     images: Tensor, clients: int, size: torch.Size, stride: tuple[int, int] = (1, 1)
 ) -> Tensor:
-    """What a kernel sees at each place: [C, B * H' * W', h * w * channels]."""
+    """What a kernel sees at each output position: [C, B * H' * W', h * w * channels]."""
     count, tall, wide, channels = images.shape
     height, width = size
     down, right = stride

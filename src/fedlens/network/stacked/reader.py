@@ -1,9 +1,9 @@
-"""A model of C clients at once, layer by layer: what `stacked` makes of any module it can read.
+"""A module's forward pass, read once and run for C clients at once.
 
 Convolutions and linear layers become batched products, one matrix a client, together with the ReLU
 and the pooling that follow them. Images of all clients lie one after another, so that pooling and
-the like run on them as on one large batch. A module whose forward pass cannot be read
-(`read_module` then gives None) is mapped over the clients by vmap as a whole.
+the like run on them as on one large batch. A module whose forward pass cannot be read is not run
+here: `read_module` gives None.
 """
 
 from __future__ import annotations
@@ -19,33 +19,36 @@ from torch import Tensor, fx, nn
 
 from fedlens.core import Tree
 from fedlens.network.factors import Factors
-from fedlens.network.layers import KeyedDropout
-from fedlens.network.single.layers import pair
+from fedlens.network.graph import only_readers, trace
+from fedlens.network.pool import is_two_by_two
 from fedlens.network.stacked.layers import (
-    PLAIN,
+    MAPPED,
     Activations,
-    Follow,
-    Given,
-    averaged,
-    flattened,
-    stacked,
+    Epilogue,
+    Form,
+    LayerInput,
+    flatten,
+    form_of,
+    is_whole,
 )
 
 PLAIN_FUNCTIONS = (operator.add, operator.iadd, torch.add, torch.relu, F.relu, F.relu6)
 
 
 class StackedModule:
-    """A module's forward pass, read once, over parameters with a leading client axis."""
+    """The forward pass, over parameters with a leading client axis."""
 
     def __init__(self, module: nn.Module, graph: fx.Graph) -> None:
         self.nodes = list(graph.nodes)
         self.layers = dict(module.named_modules())
-        self.follow: dict[fx.Node, Follow] = {}
-        self.taken: dict[fx.Node, fx.Node] = {}  # a node that the layer before does as well
-        for node in self.nodes:
-            self._read(node)
+        self.forms: dict[fx.Node, Form] = {}
+        self.epilogues: dict[fx.Node, Epilogue] = {}
+        self.absorbed: dict[fx.Node, fx.Node] = {}  # a node that the layer before does as well
         self.rows: set[fx.Node] = set()  # that give rows [C, B, n], whatever they are given
         for node in self.nodes:
+            layer = self._layer(node)
+            self.forms[node] = MAPPED if layer is None else form_of(layer)
+            self._absorb(node)
             if self._gives_rows(node):
                 self.rows.add(node)
 
@@ -65,114 +68,106 @@ class StackedModule:
         calls: Counter[str] = Counter()
         for node in self.nodes:
             arguments = fx.node.map_arg(node.args, values.__getitem__)
-            if node in self.taken:
-                values[node] = values[self.taken[node]]
+            if node in self.absorbed:
+                values[node] = values[self.absorbed[node]]
             elif node.op == "placeholder":
                 values[node] = Activations.of(images)
             elif node.op == "call_module":
                 name = str(node.target)
-                given = Given(name, self._own(name, tensors), cast, key, mask, calls[name])
-                x = arguments[0]
-                if self._flattens(node):
-                    values[node] = flattened(x, by_pixel=self._is_by_pixel(node, tensors))
-                else:
-                    values[node] = stacked(self.layers[name], x, given, self.follow[node])
+                given = LayerInput(
+                    name,
+                    self._own(name, tensors),
+                    cast,
+                    key,
+                    mask,
+                    calls[name],
+                    self.epilogues[node],
+                    self._flattens(node) and self._is_by_pixel(node, tensors),
+                )
+                values[node] = self.forms[node](self.layers[name], arguments[0], given)
                 calls[name] += 1
             elif self._flattens(node):
-                values[node] = flattened(arguments[0], by_pixel=self._is_by_pixel(node, tensors))
+                values[node] = flatten(arguments[0], by_pixel=self._is_by_pixel(node, tensors))
             elif node.op == "call_function":
                 values[node] = _function(node.target, arguments)
             elif node.op == "call_method":
-                values[node] = averaged(arguments[0])
+                values[node] = _mean_of_channels(arguments[0])
             else:  # the output
                 result: Tensor = arguments[0].by_client()
         return result
 
     def takes_rows(self, name: str) -> bool:
-        """Whether a layer stands at one place of the forward pass, and is given rows [C, B, n]."""
-        places = [n for n in self.nodes if n.op == "call_module" and n.target == name]
-        return len(places) == 1 and places[0].args[0] in self.rows
+        """Whether a layer is called once in the forward pass, and is given rows [C, B, n]."""
+        calls = self._calls(name)
+        return len(calls) == 1 and calls[0].args[0] in self.rows
 
     def flattened_channels(self, name: str) -> int | None:
         """The channels of images that are flattened for this linear layer and nobody else."""
-        places = [n for n in self.nodes if n.op == "call_module" and n.target == name]
-        node: Any = places[0].args[0]
+        node: Any = self._calls(name)[0].args[0]
         if not self._flattens(node) or len(node.users) > 1:
             return None
         node = node.args[0]
         while not self._flattens(node) and (
             (node.op == "call_function" and len(node.all_input_nodes) == 1)
-            or isinstance(self._layer(node), (KeyedDropout, *PLAIN))
+            or self.forms[node].keeps_rows
         ):
             (node,) = node.all_input_nodes
         layer = self._layer(node)
         return layer.out_channels if isinstance(layer, nn.Conv2d) else None
+
+    def _absorb(self, node: fx.Node) -> None:
+        """Note the ReLU and the pooling behind a layer that its form does as well."""
+        found: set[str] = set()
+        for behind in only_readers(node):
+            kind = self._kind(behind)
+            if kind is None or kind in found or kind not in self.forms[node].absorbs:
+                break
+            found.add(kind)
+            self.absorbed[behind] = node
+        self.epilogues[node] = Epilogue("relu" in found, "pool" in found)
+
+    def _kind(self, node: fx.Node) -> str | None:
+        """What of an epilogue this node is."""
+        layer = self._layer(node)
+        if type(layer) is nn.ReLU or node.target in (F.relu, torch.relu):
+            return "relu"
+        return "pool" if isinstance(layer, nn.MaxPool2d) and is_two_by_two(layer) else None
+
+    def _gives_rows(self, node: fx.Node) -> bool:
+        if node.op == "call_method" or self._flattens(node):
+            return True
+        keeps = node.op == "call_function" or self.forms[node].keeps_rows
+        return keeps and all(one in self.rows for one in node.all_input_nodes)
+
+    def _flattens(self, node: fx.Node) -> bool:
+        layer = self._layer(node)
+        return node.target is torch.flatten or (isinstance(layer, nn.Flatten) and is_whole(layer))
 
     def _is_by_pixel(self, node: fx.Node, tensors: Tree) -> bool:
         """Whether who takes these flattened images wants them pixel by pixel."""
         wanted = [tensors.get(f"{user.target}.weight") for user in node.users]
         return len(wanted) == 1 and isinstance(wanted[0], Factors) and wanted[0].by_pixel
 
-    def _gives_rows(self, node: fx.Node) -> bool:
-        if node.op == "call_method" or self._flattens(node):
-            return True
-        layer = self._layer(node)
-        keeps = node.op == "call_function" or isinstance(layer, (nn.Linear, KeyedDropout, *PLAIN))
-        return keeps and all(one in self.rows for one in node.all_input_nodes)
-
     def _own(self, name: str, tensors: Tree) -> Tree:
         layer = self.layers[name]
         names = [f"{name}.{key}" for key in (*layer._parameters, *layer._buffers)]
         return {full: tensors[full] for full in names if full in tensors}
 
-    def _read(self, node: fx.Node) -> None:
-        """Note the ReLU and the pooling that a convolution or a linear layer can do as well."""
-        layer, first, found = self._layer(node), node, set()
-        while isinstance(layer, (nn.Conv2d, nn.Linear)) and len(node.users) == 1:
-            (node,) = node.users
-            kind = self._kind(node)
-            if kind is None or kind in found or (kind == "pool" and isinstance(layer, nn.Linear)):
-                break
-            found.add(kind)
-            self.taken[node] = first
-        self.follow[first] = Follow("relu" in found, "pool" in found)
-
-    def _kind(self, node: fx.Node) -> str | None:
-        layer = self._layer(node)
-        if type(layer) is nn.ReLU or node.target in (F.relu, torch.relu):
-            return "relu"
-        return "pool" if isinstance(layer, nn.MaxPool2d) and _is_two_by_two(layer) else None
-
-    def _flattens(self, node: fx.Node) -> bool:
-        layer = self._layer(node)
-        whole = isinstance(layer, nn.Flatten) and (layer.start_dim, layer.end_dim) == (1, -1)
-        return whole or node.target is torch.flatten
+    def _calls(self, name: str) -> list[fx.Node]:
+        return [n for n in self.nodes if n.op == "call_module" and n.target == name]
 
     def _layer(self, node: fx.Node) -> nn.Module | None:
         return self.layers[str(node.target)] if node.op == "call_module" else None
-
-
-def _is_two_by_two(pool: nn.MaxPool2d) -> bool:
-    plain = not (pool.ceil_mode or pool.return_indices)
-    settings = (pool.kernel_size, pool.stride, pool.padding, pool.dilation)
-    return plain and [pair(s) for s in settings] == [(2, 2), (2, 2), (0, 0), (1, 1)]
 
 
 def read_module(module: nn.Module) -> StackedModule | None:
     """The module as a stack of layers, or None if its forward pass is more than that."""
     if len(list(module.named_parameters(remove_duplicate=False))) > len(list(module.parameters())):
         return None  # layers that share weights have them under one name only
-    try:
-        graph = _Reader().trace(module)
-    except Exception:  # whatever a user's forward pass does when it is read symbolically
+    graph = trace(module)
+    if graph is None or not all(_is_readable(node) for node in graph.nodes):
         return None
-    readable = all(_is_readable(node) for node in graph.nodes)
-    return StackedModule(module, graph) if readable else None
-
-
-class _Reader(fx.Tracer):
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return not any(True for _ in m.children())
+    return StackedModule(module, graph)
 
 
 def _is_readable(node: fx.Node) -> bool:
@@ -181,10 +176,14 @@ def _is_readable(node: fx.Node) -> bool:
     if node.op == "call_function":
         flattens = node.target is torch.flatten and tuple(node.args[1:]) == (1,)
         return not node.kwargs and (flattens or node.target in PLAIN_FUNCTIONS)
-    if node.op == "call_method":  # the mean over all places of an image
+    if node.op == "call_method":  # the mean over all pixels of an image
         over = node.args[1] if len(node.args) == 2 and not node.kwargs else None
         return node.target == "mean" and over in ((2, 3), [2, 3], (-2, -1), [-2, -1])
     return node.op in ("placeholder", "output")
+
+
+def _mean_of_channels(x: Activations) -> Activations:
+    return Activations(x.by_client().mean((-2, -1)), x.clients, False)
 
 
 def _function(function: Any, arguments: tuple[Any, ...]) -> Activations:

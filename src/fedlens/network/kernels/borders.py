@@ -1,0 +1,88 @@
+"""Triton kernel that stores images or grads in a border, and takes grads back through pooling."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from fedlens.network.kernels.sizes import Frame, Geometry
+from fedlens.network.stacked.products import Padding
+
+
+@triton.jit
+def _spread_kernel(
+    grads, kept, out, count,
+    rows: tl.constexpr, columns: tl.constexpr, outs: tl.constexpr, channels: tl.constexpr,
+    frame: tl.constexpr, KIND: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """out[m, n] of [count, tall, wide, channels]: program (i, j) has BM pixels m and BN channels n.
+
+    `grads` are [count, rows, columns, outs]. A pixel gets the grad of its own position, or of its
+    window if KIND is "pool" and it won that; else, and on the border, it gets 0.
+    """
+    m = tl.program_id(0) * BM + tl.arange(0, BM)
+    n = tl.program_id(1) * BN + tl.arange(0, BN)
+    image, pixel = m // (frame.tall * frame.wide), m % (frame.tall * frame.wide)
+    row, column = pixel // frame.wide - frame.top, pixel % frame.wide - frame.left
+    inside = (m < count * frame.tall * frame.wide) & (row >= 0) & (column >= 0)
+    here = (n < outs)[None, :]
+    if KIND == "pool":
+        inside &= (row < 2 * rows) & (column < 2 * columns)
+        there = inside[:, None] & here
+        window = ((image * rows + row // 2) * columns + column // 2).to(tl.int64)
+        grad = tl.load(grads + window[:, None] * outs + n[None, :], mask=there, other=0.0)
+        winner = tl.load(kept + window[:, None] * outs + n[None, :], mask=there, other=9)
+        corner = (row % 2 * 2 + column % 2).to(tl.uint8)
+        grad = tl.where(winner == corner[:, None], grad, 0.0)
+    else:
+        inside &= (row < rows) & (column < columns)
+        there = inside[:, None] & here
+        source = ((image * rows + row) * columns + column).to(tl.int64)[:, None] * outs + n[None, :]
+        grad = tl.load(grads + source, mask=there, other=0.0)
+        if KIND == "relu":
+            result = tl.load(kept + source, mask=there, other=0.0)
+            grad = tl.where(result > 0, grad, 0.0)
+    store = (m < count * frame.tall * frame.wide)[:, None] & (n < channels)[None, :]
+    tl.store(out + m.to(tl.int64)[:, None] * channels + n[None, :], grad, mask=store)
+
+
+def through_epilogue(
+    grads: Tensor, kept: Tensor | None, size: tuple[int, int], border: Padding, geometry: Geometry
+) -> Tensor:
+    """Grads [N, ...] of a result as those before its ReLU and pooling: [N, *size, out] in a border.
+
+    `kept` is what the forward pass kept for that: the winners of pooling, else the result of ReLU.
+    """
+    kind = "pool" if geometry.pool else "relu" if geometry.relu else "plain"
+    return _spread(grads, kept, size, border, kind, grads.shape[3])
+
+
+def padded(images: Tensor, padding: Padding, channels: int) -> Tensor:
+    """Images [N, H, W, ...] within their padding, and with so many channels, the last ones of 0."""
+    if not any(padding) and channels == images.shape[3]:
+        return images
+    _, tall, wide, _ = images.shape
+    return _spread(images, None, (tall, wide), padding, "plain", channels)
+
+
+def _spread(
+    grads: Tensor,
+    kept: Tensor | None,
+    size: tuple[int, int],
+    border: Padding,
+    kind: str,
+    channels: int,
+) -> Tensor:
+    count, rows, columns, outs = grads.shape
+    left, right, top, bottom = border
+    frame = Frame(size[0] + top + bottom, size[1] + left + right, top, left)
+    out = grads.new_empty(count, frame.tall, frame.wide, channels)
+    wide_tile = min(int(triton.next_power_of_2(channels)), 128)
+    block = 4096 // max(wide_tile, 8)
+    grid = triton.cdiv(count * frame.tall * frame.wide, block), triton.cdiv(channels, wide_tile)
+    _spread_kernel[grid](
+        grads, grads if kept is None else kept, out, count, rows, columns, outs, channels, frame,
+        KIND=kind, BM=block, BN=wide_tile,
+    )  # fmt: skip
+    return out

@@ -1,0 +1,259 @@
+"""The Triton forms of operations, with their gradients. `network/ops.py` says where they run.
+
+Each computes what its plain form does, which tests compare it with: `stacked/products.py` has those
+of convolve, linear and factored_linear, `network/ops.py` the others.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedlens.network.factors import Factors
+from fedlens.network.kernels import (
+    borders,
+    convolution,
+    convolution_gradient,
+    elementwise,
+    factored,
+)
+from fedlens.network.kernels import linear as small_linear
+from fedlens.network.kernels.sizes import (
+    NO_PADDING,
+    Geometry,
+    by_taps,
+    result_size,
+    spare_channels,
+)
+from fedlens.network.stacked.products import Padding, dilate, shared_product
+
+
+def convolve(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    padding: Padding,
+    stride: tuple[int, int],
+    *,
+    relu: bool,
+    pool: bool,
+) -> Tensor:
+    """`ops.convolve`; float32 weights get float32 gradients."""
+    height, width = weight.shape[3:]
+    geometry = Geometry((height, width), stride, relu, pool)
+    y: Tensor = Convolve.apply(x, weight, bias, padding, geometry)  # type: ignore[no-untyped-call]
+    return y
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, relu: bool) -> Tensor:
+    """`ops.linear`; the gradients come in the dtype of the weights."""
+    y: Tensor = Linear.apply(x, weight, bias, relu)  # type: ignore[no-untyped-call]
+    return y
+
+
+def factored_linear(x: Tensor, factors: Factors, bias: Tensor | None, *, relu: bool) -> Tensor:
+    """`ops.factored_linear`."""
+    y: Tensor = FactoredLinear.apply(x, bias, factors, relu)  # type: ignore[no-untyped-call]
+    return y
+
+
+def dropout(
+    x: Tensor, keys: Tensor, word: int, num_dropped: int, *, whole_channels: bool
+) -> Tensor:
+    """`ops.dropout` of images [C * B, channels, H, W] or rows [C, B, n].
+
+    `word` is folded into the keys; of 2^16 positions, or channels, `num_dropped` are set to 0.
+    """
+    y: Tensor = Dropout.apply(x, keys, word, num_dropped, whole_channels)  # type: ignore[no-untyped-call]
+    return y
+
+
+def mean_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
+    """`ops.mean_cross_entropy`."""
+    loss: Tensor = MeanCrossEntropy.apply(logits, labels, weights)  # type: ignore[no-untyped-call]
+    return loss
+
+
+class Convolve(torch.autograd.Function):
+    """A convolution of C clients, with bias, ReLU and pooling.
+
+    Images that are read by taps are stored as they come, and kernels mask their padding. Others are
+    stored within it, with spare channels of zeros.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        padding: Padding,
+        geometry: Geometry,
+    ) -> Tensor:
+        # Where weights lie as [C, h, w, channels, out], this is a cast and no transposition.
+        kernel = weight.permute(0, 3, 4, 2, 1).to(x.dtype).contiguous()
+        images = x.permute(0, 2, 3, 1).contiguous()
+        channels, masked = images.shape[3], padding
+        spare = spare_channels(geometry.size, channels)
+        if not by_taps(channels):
+            images, masked = borders.padded(images, padding, channels + spare), NO_PADDING
+        kernel = (F.pad(kernel, (0, 0, 0, spare)) if spare else kernel).flatten(1, 3)
+        bias = None if bias is None else bias.contiguous()
+        y, winners = convolution.product(images, kernel, bias, geometry, masked)
+        kept = winners if geometry.pool else y if geometry.relu else None
+        ctx.save_for_backward(images, kernel, kept)
+        ctx.geometry, ctx.padding, ctx.masked = geometry, padding, masked
+        ctx.channels, ctx.has_bias = channels, bias is not None
+        return y.permute(0, 3, 1, 2)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        images, kernel, kept = ctx.saved_tensors
+        geometry, needs_dx = ctx.geometry, ctx.needs_input_grad[0]
+        dy = grads[0].permute(0, 2, 3, 1).contiguous()
+        full = _full_padding(geometry.size, ctx.padding)
+        border = _border(dy, images, geometry, ctx.masked, full, needs_dx)
+        size = result_size(images, geometry, ctx.masked)
+        if any(border) or kept is not None:
+            dy = borders.through_epilogue(dy, kept, size, border, geometry)
+        dw, db = _weight_grads(images, dy, border, len(kernel), geometry, ctx.masked)
+        dw = dw.view(len(kernel), *geometry.size, images.shape[3], -1)[:, :, :, : ctx.channels]
+        dw = dw.contiguous().permute(0, 4, 3, 1, 2)
+        dx = None
+        if needs_dx:
+            if geometry.stride != (1, 1):
+                dense = result_size(images, Geometry(geometry.size), ctx.masked)
+                dy = dilate(dy, dense, geometry.stride)
+            dx = _image_grads(dy, kernel, geometry.size, images.shape[3], border, full)
+            dx = dx[..., : ctx.channels].permute(0, 3, 1, 2)
+        return dx, dw, db if ctx.has_bias else None, None, None
+
+
+def _full_padding(size: tuple[int, int], padding: Padding) -> Padding:
+    """What the grads are padded by, so that the turned kernels give a gradient for every pixel."""
+    (height, width), (left, right, top, bottom) = size, padding
+    return width - 1 - left, width - 1 - right, height - 1 - top, height - 1 - bottom
+
+
+def _border(
+    dy: Tensor, images: Tensor, geometry: Geometry, masked: Padding, full: Padding, needs_dx: bool
+) -> Padding:
+    """The border of zeros to store the grads in, once for both products that read them."""
+    for_dw = convolution_gradient.by_shifts(images.shape[3], geometry, masked)
+    for_dx = needs_dx and geometry.stride == (1, 1) and not by_taps(dy.shape[3])
+    return full if (for_dw or for_dx) and min(full) >= 0 else NO_PADDING
+
+
+def _weight_grads(
+    images: Tensor, dy: Tensor, border: Padding, clients: int, geometry: Geometry, masked: Padding
+) -> tuple[Tensor, Tensor]:
+    """dw [C, h * w * channels, out] and db [C, out]."""
+    left, _, top, _ = border
+    if convolution_gradient.by_shifts(images.shape[3], geometry, masked):
+        return convolution_gradient.shifted_gradient(
+            images, dy, (top, left), clients, geometry, masked
+        )
+    whole = borders.padded(images, masked, images.shape[3])
+    return convolution_gradient.kernel_gradient(whole, dy, (top, left), clients, geometry)
+
+
+def _image_grads(
+    dy: Tensor, kernel: Tensor, size: tuple[int, int], channels: int, border: Padding, full: Padding
+) -> Tensor:
+    """dx [C * B, H, W, channels] of a convolution without stride: grads are to be padded fully."""
+    if border != NO_PADDING:  # they are stored so
+        masked = NO_PADDING
+    elif by_taps(dy.shape[3]):  # the kernel masks it
+        masked = full
+    else:
+        dy, masked = borders.padded(dy, full, dy.shape[3]), NO_PADDING
+    return convolution.turned_product(dy, kernel, size, channels, masked)
+
+
+class Linear(torch.autograd.Function):
+    """y = x w' + bias, through ReLU if asked for: one kernel in each direction."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
+        x, weight = x.contiguous(), weight.contiguous()
+        bias = None if bias is None else bias.contiguous()
+        y = small_linear.forward(x, weight, bias, relu=relu)
+        ctx.save_for_backward(y if relu else None, x, weight)
+        ctx.has_bias = bias is not None
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        needs_dx, dy = ctx.needs_input_grad[0], grads[0].contiguous()
+        dx, dw, db = small_linear.backward(dy, *ctx.saved_tensors, needs_dx=needs_dx)
+        return dx, dw, db if ctx.has_bias else None, None
+
+
+class FactoredLinear(torch.autograd.Function):
+    """y = x w' + bias for w = start - lr * grads' inputs + times * drift (see `Factors`)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias: Tensor | None, factors: Factors, relu: bool) -> Tensor:
+        x, bias = x.contiguous(), None if bias is None else bias.contiguous()
+        base = shared_product(x, factors.start.mT)
+        drift = None if factors.drift is None else torch.bmm(x, factors.drift.mT)
+        y = factored.forward(x, base, drift, factors, bias, relu=relu)
+        ctx.save_for_backward(y if relu else None)
+        ctx.factors, ctx.has_bias = factors, bias is not None
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (y,), factors = ctx.saved_tensors, ctx.factors
+        dy, scores, db = factored.backward_scores(grads[0].contiguous(), y, factors)
+        dx = None
+        if ctx.needs_input_grad[0]:
+            base = shared_product(dy, factors.start)
+            drift = None if factors.drift is None else torch.bmm(dy, factors.drift)
+            dx = factored.backward(base, drift, scores, factors)
+        return dx, db if ctx.has_bias else None, None, None
+
+
+class Dropout(torch.autograd.Function):
+    """y = x * mask, where the mask is a hash of keys: the backward pass makes it again."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, keys: Tensor, word: int, num_dropped: int, whole_channels: bool
+    ) -> Tensor:
+        ctx.save_for_backward(keys)
+        ctx.settings = word, num_dropped, whole_channels
+        return _dropped(x, keys, word, num_dropped, whole_channels)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (keys,) = ctx.saved_tensors
+        return _dropped(grads[0], keys, *ctx.settings), None, None, None, None
+
+
+def _dropped(x: Tensor, keys: Tensor, word: int, num_dropped: int, whole: bool) -> Tensor:
+    last = torch.channels_last if x.ndim == 4 else torch.contiguous_format
+    x = x.contiguous(memory_format=last)
+    return elementwise.dropout(x, keys.contiguous(), word, num_dropped, whole_channels=whole)
+
+
+class MeanCrossEntropy(torch.autograd.Function):
+    """loss[c] = sum over b of weights[c, b] * cross-entropy[c, b] / sum over b of weights[c, b]
+
+    The forward pass makes the gradient of the logits as well.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
+        inputs = logits.contiguous(), labels.contiguous(), weights.contiguous()
+        loss, dlogits = elementwise.mean_cross_entropy(*inputs)
+        ctx.save_for_backward(dlogits)
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (dlogits,) = ctx.saved_tensors
+        return dlogits * grads[0][:, None, None], None, None
