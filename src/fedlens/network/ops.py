@@ -198,23 +198,15 @@ def local_step_(
 
         elementwise.local_step_(w, g, s, d, lr, decay)
         return
+    if isinstance(lr, Tensor) or isinstance(decay, Tensor):
+        for i, p in enumerate(w):
+            push = (g[i] + d[i] if d else g[i]) * per_row(lr, p)
+            p.sub_(s[i]).mul_(per_row(decay, p)).add_(s[i]).sub_(push)
+        return
     for p, grad, start in zip(w, g, s, strict=True):
-        _scale_(p, decay)
-        _add_scaled_(p, start, 1 - decay)
-        _add_scaled_(p, grad, -lr)
+        p.mul_(decay).add_(start, alpha=1 - decay).add_(grad, alpha=-lr)
     for p, more in zip(w, d, strict=bool(d)):
-        _add_scaled_(p, more, -lr)
-
-
-def _scale_(to: Tensor, times: Number) -> None:
-    to.mul_(per_row(times, to))
-
-
-def _add_scaled_(to: Tensor, what: Tensor, times: Number) -> None:
-    if isinstance(times, Tensor):
-        to.addcmul_(what, torch.as_tensor(per_row(times, to)))
-    else:
-        to.add_(what, alpha=times)
+        p.add_(more, alpha=-lr)
 
 
 def _is_one_kernel(
