@@ -1,7 +1,7 @@
 """What an engine is."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from torch import Tensor
 
@@ -23,6 +23,8 @@ class Engine(Protocol):
     An engine has the model and the examples from the start, on its own device. `map` gives the
     parts of the cohort back in cohort order, as they are done, so memory follows the part.
     """
+
+    name: ClassVar[str]  # as `engine` in an experiment
 
     def map(self, program: ClientProgram, shared: Shared, work: Work) -> Iterator[Part]: ...
 

@@ -23,7 +23,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import accumulate, pairwise
 from multiprocessing.connection import Connection, wait
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -66,6 +66,8 @@ class Processes:
 
     `others` are examples that no client trains on: with devices, workers can predict these, too.
     """
+
+    name: ClassVar[str] = "processes"
 
     def __init__(
         self,

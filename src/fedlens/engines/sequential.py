@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 from fedlens.client import ClientProgram
 from fedlens.core import Examples
@@ -12,6 +13,8 @@ from fedlens.work import Part, Shared, Work
 
 @dataclass
 class Sequential:
+    name: ClassVar[str] = "sequential"
+
     network: Network
     examples: Examples
     hurried: bool = False  # layers save work, and round differently

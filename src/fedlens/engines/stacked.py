@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 
@@ -28,6 +28,8 @@ class Stacked:
     client takes, and later blocks are as large as half the GPU holds; if that is too much after
     all, they are halved. `factor` says whether linear layers may be factored where that pays.
     """
+
+    name: ClassVar[str] = "stacked"
 
     network: Network
     examples: Examples

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -153,7 +153,7 @@ def bench(
         setup.engine.close()
     return {
         "workload": f"{name} {work.clients} x {work.steps} x {work.batch}",
-        "engine": type(setup.engine).__name__.lower(),
+        "engine": setup.engine.name,
         "device": ", ".join(map(str, setup.devices)),
         "precision": setup.experiment.precision,
         "repeats": repeats,
@@ -219,6 +219,8 @@ def _busy(setup: Setup) -> float:
 
 class Idle:
     """An engine whose clients send nothing: what is left of a round is the server's own work."""
+
+    name: ClassVar[str] = "idle"
 
     def map(self, program: ClientProgram, shared: Shared, work: Work) -> Iterator[Part]:
         counters = {n: b[0] for n, b in shared.buffers.items() if not b.is_floating_point()}

@@ -38,7 +38,7 @@ def manifest(setup: Setup) -> dict[str, Any]:
         "device": ", ".join(_name(setup, device) for device in setup.devices),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "engine": type(setup.engine).__name__.lower(),
+        "engine": setup.engine.name,
         "precision": setup.experiment.precision,
         "at_once": getattr(setup.engine, "at_once", 1),
         "seed": setup.experiment.seed,

@@ -185,7 +185,7 @@ class Sweep:
         if len(sizes) == 1:
             return count
         if not isinstance(first.engine, Stacked):
-            why = f"engine {type(first.engine).__name__.lower()} is busy with one"
+            why = f"engine {first.engine.name} is busy with one"
         else:
             why = "their clients fill the device, or they differ in more than seeds and numbers"
         return f"{count} one after another: {why}"
