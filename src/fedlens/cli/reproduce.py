@@ -71,13 +71,16 @@ def reproduce_command(
     if as_json:
         print(json.dumps(_summary(planned, done)))
         return
-    from fedlens.report.blocks import Table, said
+    from fedlens.report.blocks import Table, format_number
     from fedlens.report.tables import table
 
     for block in done.blocks:
         if isinstance(block, Table) and block.published:
             print(f"{block.title}\n")
-            print(table(block.header, [[said(cell) for cell in row] for row in block.rows]) + "\n")
+            print(
+                table(block.header, [[format_number(cell) for cell in row] for row in block.rows])
+                + "\n"
+            )
     print(f"runs: {planned.out / 'runs'}")
     print(f"page: {done.page}")
 
