@@ -26,7 +26,7 @@ from fedlens.report.groups import Group, best_round, curve, group, mean_and_std,
 from fedlens.report.holdings import class_blocks, client_blocks, partition_blocks
 from fedlens.report.page import Drawing, render_page
 from fedlens.report.tables import decimal, rows
-from fedlens.run_files import EXPERIMENT, MANIFEST, experiment_text
+from fedlens.run_files import EXPERIMENT, MANIFEST
 from fedlens.runs.records import PART_NAMES, Run, number, primary_part, read_all, settings
 
 NAMED = 5
@@ -300,14 +300,13 @@ def details(runs: Sequence[Run]) -> Iterator[Text]:
         paragraphs=[" · ".join(_facts(runs[0]))] if len(runs) == 1 else (),
     )
     for run in runs:
-        experiment = experiment_text(run.folder).strip()
         manifest = json.dumps(run.manifest, indent=2, ensure_ascii=False)
         if len(runs) == 1:
-            yield Text(title=EXPERIMENT, code=experiment, folded=True)
+            yield Text(title=EXPERIMENT, code=run.toml, folded=True)
             yield Text(title=MANIFEST, code=manifest, folded=True)
         else:
             about = [" · ".join(_facts(run))]
-            both = f"{experiment}\n\n{manifest}"
+            both = f"{run.toml}\n\n{manifest}"
             name = f"run {run.name}"
             yield Text(title=run.name, name=name, paragraphs=about, code=both, folded=True)
 

@@ -25,6 +25,7 @@ class Run:
     name: str
     folder: Path
     experiment: dict[str, Any]
+    toml: str  # the same, as it is written
     manifest: dict[str, Any]
     rounds: list[dict[str, Any]]
     summary: dict[str, Any]
@@ -94,6 +95,7 @@ def read(folder: Path) -> Run:
         name=_printable(folder.resolve().name),
         folder=folder,
         experiment=experiment,
+        toml=run_files.experiment_text(folder).strip(),
         manifest=run_files.read_manifest(folder),
         rounds=rounds,
         summary=summary,
