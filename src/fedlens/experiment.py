@@ -40,7 +40,6 @@ LOSSES: dict[str, Callable[..., Any]] = {
 }
 NUM_CLIENTS = 10  # where nobody says how many
 
-
 Table = Mapping[str, Any]
 Name = str | Table | Named
 """How something is chosen: by a name, by a table with a name and options, or by both as `Named`."""

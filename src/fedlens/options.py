@@ -44,8 +44,8 @@ class Named:
 class Given(Generic[G, V]):
     """The type of a dataclass field that is given as a G and read as a V.
 
-    It says so to type checkers, which know it from descriptors; there is none when a program
-    runs. Then `check` makes the V, which the dataclass puts in the field.
+    To type checkers it is a descriptor: the constructor takes a G, and reading the field gives a V.
+    When a program runs it is an annotation and nothing else, by which `check` makes the V.
     """
 
     if TYPE_CHECKING:
@@ -60,8 +60,10 @@ def default(value: object) -> Any:
 
 
 def required() -> Any:
-    """A `Given` field without a default. Type checkers take it for one that has: else they would
-    not see that it is given as something else."""
+    """A `Given` field without a default.
+
+    Type checkers look at the descriptor only of fields that have one, so they are not told.
+    """
     return field()
 
 

@@ -40,15 +40,15 @@ def apply_override(content: dict[str, Any], override: str) -> None:
     if tables[:1] == ["algorithm"] and tables[1:]:
         _algorithm_called(".".join(tables[1:]), content)[last] = _parsed(text)
         return
-    place = content
+    table = content
     for name in tables:
-        inner = place.setdefault(name, {})
+        inner = table.setdefault(name, {})
         if isinstance(inner, str):  # a name by itself; an option makes it a table
-            inner = place[name] = {"name": inner}
+            inner = table[name] = {"name": inner}
         if not isinstance(inner, dict):
             raise ValueError(f"{key} cannot be set: {name} is {inner!r}, not a table")
-        place = inner
-    place[last] = _parsed(text)
+        table = inner
+    table[last] = _parsed(text)
 
 
 def parse_axis(axis: str) -> tuple[str, list[Any]]:

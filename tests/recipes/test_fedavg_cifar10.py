@@ -37,9 +37,9 @@ def test_figure_18_says_when_the_largest_client_was_drawn(figure18):
 
 def test_bars_have_two_decimals(figure18):
     bars = next(block for block in figure18.blocks if isinstance(block, Bars))
-    assert re.fullmatch(r"\d+\.\d\d%", bars.said(bars.series[0].heights[0]))
+    assert re.fullmatch(r"\d+\.\d\d%", bars.format(bars.series[0].heights[0]))
     errors = bars.series[0].errors
-    assert errors is not None and f"± {bars.said(errors[0])}" in bars.words()
+    assert errors is not None and f"± {bars.format(errors[0])}" in bars.words()
 
 
 def test_fedprox_is_also_run_as_printed(monkeypatch):

@@ -17,7 +17,7 @@ from fedlens.report.blocks import (
     Strip,
     Table,
     Text,
-    said,
+    format_number,
 )
 from fedlens.report.draw import FORMATS, pictures
 from fedlens.report.page import csv_of
@@ -114,9 +114,11 @@ def test_the_data_behind_a_block_are_its_csv():
 
 
 def test_numbers_are_written_at_a_readable_length():
-    told = [said(x) for x in (0.12345, 3.0, 1234567.0, 1e-5, 12345.6, None, math.inf, "word")]
+    told = [
+        format_number(x) for x in (0.12345, 3.0, 1234567.0, 1e-5, 12345.6, None, math.inf, "word")
+    ]
     assert told == ["0.123", "3", "1.2e+06", "1.0e-05", "12,346", "–", "–", "word"]
-    assert said(0.7151, percent=True) == "71.5%"
+    assert format_number(0.7151, percent=True) == "71.5%"
 
 
 def test_a_page_has_every_block_and_its_files(tmp_path):

@@ -208,6 +208,12 @@ def test_any_part_may_be_evaluated_on():
     assert nothing.final.keys() == {"train_loss"}
 
 
+@pytest.mark.parametrize("engine", ["sequential", "stacked", "processes"])
+def test_the_manifest_names_the_engine_as_the_experiment_does(tmp_path, engine):
+    fl.run(described(engine=engine, rounds=1), tmp_path / "run")
+    assert json.loads((tmp_path / "run" / "manifest.json").read_text())["engine"] == engine
+
+
 def test_the_spread_over_clients_is_told_where_they_hold_examples_out():
     result = fl.run(described(clients=fl.Clients(count=5, per_round=2, holdout=0.3)))
     last = result.records[-1]

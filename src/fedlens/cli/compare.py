@@ -24,7 +24,7 @@ def compare_command(
     ] = None,
     target: Annotated[
         float | None,
-        typer.Option(help="The accuracy whose price is asked. [default: 90% of the best]"),
+        typer.Option(help="The accuracy that costs are measured to. [default: 90% of the best]"),
     ] = None,
     seeds: Annotated[
         int | None, typer.Option(help=f"Runs of each experiment file. [default: {SEEDS}]")

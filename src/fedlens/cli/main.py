@@ -51,8 +51,8 @@ for verb, command in VERBS.items():
 app.add_typer(data_app, name="data")
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(wanted: bool) -> None:
+    if wanted:
         print(f"fedlens {__version__}")
         raise typer.Exit
 

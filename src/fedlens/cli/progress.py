@@ -21,7 +21,7 @@ def rounds(title: str, total: int, done: int = 0) -> Iterator[Watch]:
         with _bar(title, total, done, "round {task.completed}/{task.total}") as advance:
             evaluated = ""
 
-            def say(record: Record) -> None:
+            def show(record: Record) -> None:
                 nonlocal evaluated
                 if "twin" in record:
                     advance(done, _twin(record))
@@ -29,20 +29,20 @@ def rounds(title: str, total: int, done: int = 0) -> Iterator[Watch]:
                 evaluated = _evaluated(record, evaluated)
                 advance(_at(record), _trained(record) + evaluated)
 
-            yield say
+            yield show
     else:
         yield _lines(title, total, done)
 
 
 def all_of(*watches: Watch | None) -> Watch:
-    """One watch that tells several."""
+    """One watch that calls several."""
 
-    def tell(record: Record) -> None:
+    def watch_all(record: Record) -> None:
         for watch in watches:
             if watch is not None:
                 watch(record)
 
-    return tell
+    return watch_all
 
 
 @contextmanager
@@ -52,15 +52,15 @@ def transfer(title: str) -> Iterator[Any]:
         with _bar(title, None, 0, "{task.percentage:>3.0f}%") as advance:
             yield lambda done, total: advance(done, f"{done / 1e6:.1f} MB", total)
     else:
-        said = [time.monotonic()]
+        last_print = [time.monotonic()]
 
-        def say(done: int, total: int | None) -> None:
-            if time.monotonic() - said[0] >= PLAIN_SECONDS or done == total:
-                said[0] = time.monotonic()
+        def show(done: int, total: int | None) -> None:
+            if time.monotonic() - last_print[0] >= PLAIN_SECONDS or done == total:
+                last_print[0] = time.monotonic()
                 of = f" of {total / 1e6:.1f}" if total else ""
                 print(f"{title}: {done / 1e6:.1f}{of} MB", file=sys.stderr, flush=True)
 
-        yield say
+        yield show
 
 
 @contextmanager
@@ -74,28 +74,28 @@ def figures() -> Iterator[Any]:
 
 
 def _lines(title: str, total: int, done: int) -> Watch:
-    started = said = time.monotonic()
+    started = last_print = time.monotonic()
     evaluated = ""
 
-    def say(record: Record) -> None:
-        nonlocal started, said, evaluated
+    def show(record: Record) -> None:
+        nonlocal started, last_print, evaluated
         now = time.monotonic()
         if "twin" in record:
-            if now - said >= PLAIN_SECONDS or record["twin"] in (1, record["of"]):
-                said = now
+            if now - last_print >= PLAIN_SECONDS or record["twin"] in (1, record["of"]):
+                last_print = now
                 print(f"{title}: {_twin(record)}", file=sys.stderr, flush=True)
             started = now  # the rounds begin when the twin is done
             return
         evaluated, at = _evaluated(record, evaluated), _at(record)
-        if now - said < PLAIN_SECONDS and at not in (done + 1, total):
+        if now - last_print < PLAIN_SECONDS and at not in (done + 1, total):
             return
-        said = now
+        last_print = now
         left = (now - started) / (at - done) * (total - at)
-        hope = f"  about {span(left)} left" if at < total else ""
-        line = f"{title}: round {at}/{total}  {_trained(record)}{evaluated}{hope}"
+        remaining = f"  about {span(left)} left" if at < total else ""
+        line = f"{title}: round {at}/{total}  {_trained(record)}{evaluated}{remaining}"
         print(line, file=sys.stderr, flush=True)
 
-    return say
+    return show
 
 
 @contextmanager
@@ -143,7 +143,7 @@ def _evaluated(record: Record, before: str) -> str:
 
 
 def span(seconds: float) -> str:
-    """A time as people say it."""
+    """A time in s, min or h."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

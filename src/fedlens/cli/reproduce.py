@@ -88,13 +88,16 @@ def _print(recipe: str, scale: ScaleName, done: Reproduced, as_json: bool) -> No
     if as_json:
         print(json.dumps(_summary(recipe, scale, done)))
         return
-    from fedlens.report.blocks import Table, said
+    from fedlens.report.blocks import Table, format_number
     from fedlens.report.tables import table
 
     for block in done.blocks:
         if isinstance(block, Table) and block.published:
             print(f"{block.title}\n")
-            print(table(block.header, [[said(cell) for cell in row] for row in block.rows]) + "\n")
+            print(
+                table(block.header, [[format_number(cell) for cell in row] for row in block.rows])
+                + "\n"
+            )
     for runs in itertools.islice(done.results.runs.values(), 1):
         print(f"runs: {runs[0].folder.parent}")
     print(f"page: {done.page}")

@@ -56,7 +56,7 @@ def run_command(
     if folder.exists() and not overwrite:
         raise ValueError(f"{folder} exists: choose another --out, or add --overwrite")
     with (
-        _telling(folder),
+        _resume_hint(folder),
         tracking(track or (), folder, described.plain()) as send,
         watching(quiet, progress.rounds, folder.name, described.rounds) as watch,
     ):
@@ -85,7 +85,7 @@ def resume_command(
     total = tables.get("rounds", 0)
     done = RunFolder(folder).last_saved or 0
     with (
-        _telling(folder),
+        _resume_hint(folder),
         tracking(track or (), folder, tables) as send,
         watching(quiet, progress.rounds, folder.name, total, done) as watch,
     ):
@@ -127,8 +127,8 @@ def _free(wanted: Path) -> Path:
 
 
 @contextmanager
-def _telling(folder: Path) -> Iterator[None]:
-    """Say how to go on, should the run be interrupted."""
+def _resume_hint(folder: Path) -> Iterator[None]:
+    """Print how to resume the run, should it be interrupted."""
     from fedlens.run_files import CHECKPOINT
 
     try:

@@ -9,7 +9,7 @@ from pathlib import Path
 from fedlens.experiment import Experiment, Named
 from fedlens.recipes.recipe import Measured, Recipe, Results
 from fedlens.report.blocks import NONE, Curves, Line, Table, Text
-from fedlens.report.pairs import points, said_p
+from fedlens.report.pairs import format_p, points
 from fedlens.report.student import Estimate, estimate
 from fedlens.runs.records import Run, settings
 
@@ -274,7 +274,7 @@ def paired(
                 f"{cell} − {other}",
                 points(told.mean) if found else NONE,
                 between,
-                NONE if told.p is None else said_p(told.p),
+                NONE if told.p is None else format_p(told.p),
                 str(told.n),
             ]
         )

@@ -96,20 +96,20 @@ class Curves(Block):
         return header + ["low", "high"] * banded, rows
 
     def words(self) -> str:
-        told = []
+        facts = []
         for line in self.lines:
             points = [(x, y) for x, y in zip(line.x, line.y, strict=True) if is_number(y)]
             if points:
                 (x0, y0), (x1, y1) = points[0], points[-1]
                 style = self.styles.get(line.style)
-                told.append(
+                facts.append(
                     f"{line.name}{f', {style}' if style and len(self.styles) > 1 else ''}: "
-                    f"{said(y0, self.percent)} at {self.x_label} {x0:g}, "
-                    f"{said(y1, self.percent)} at {self.x_label} {x1:g}"
+                    f"{format_number(y0, self.percent)} at {self.x_label} {x0:g}, "
+                    f"{format_number(y1, self.percent)} at {self.x_label} {x1:g}"
                     f"{f', {line.note}' if line.note else ''}"
                 )
-        told += [f"{name}: {said(y, self.percent)}" for name, y in self.levels]
-        return f"Line chart of {self.y_label or self.title} by {self.x_label}. {_list(told)}"
+        facts += [f"{name}: {format_number(y, self.percent)}" for name, y in self.levels]
+        return f"Line chart of {self.y_label or self.title} by {self.x_label}. {_sentence(facts)}"
 
 
 @dataclass(frozen=True)
@@ -142,18 +142,18 @@ class Bars(Block):
         return ["group", "series", self.y_label or "height", "error"], rows
 
     def words(self) -> str:
-        told = []
+        facts = []
         for i, group in enumerate(self.groups):
             for one in self.series:
                 name = f"{group}, {one.name}" if len(self.series) > 1 else group
                 error = one.errors[i] if one.errors else None
-                around = f" ± {self.said(error)}" if is_number(error) else ""
-                told.append(f"{name}: {self.said(one.heights[i])}{around}")
-        return f"Bar chart of {self.y_label or self.title}. {_list(told)}"
+                around = f" ± {self.format(error)}" if is_number(error) else ""
+                facts.append(f"{name}: {self.format(one.heights[i])}{around}")
+        return f"Bar chart of {self.y_label or self.title}. {_sentence(facts)}"
 
-    def said(self, height: float | None) -> str:
+    def format(self, height: float | None) -> str:
         """A height as it is written beside its bar."""
-        return said(height, self.percent, self.digits)
+        return format_number(height, self.percent, self.digits)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,8 +192,8 @@ class Heat(Block):
         (low, *at_low), (high, *at_high) = min(found), max(found)
         return (
             f"Heat map of {self.value_label or self.title}: {size}, from "
-            f"{said(low, self.percent)} ({', '.join(at_low)}) to "
-            f"{said(high, self.percent)} ({', '.join(at_high)})."
+            f"{format_number(low, self.percent)} ({', '.join(at_low)}) to "
+            f"{format_number(high, self.percent)} ({', '.join(at_high)})."
         )
 
 
@@ -238,7 +238,7 @@ class Contours(Block):
             return f"{what}, without a number."
         x, y, z = self.best
         return (
-            f"{what}. The best is {said(z, self.percent)}, at {self.x_label} {x:g} and "
+            f"{what}. The best is {format_number(z, self.percent)}, at {self.x_label} {x:g} and "
             f"{self.y_label} {y:g}."
         )
 
@@ -258,15 +258,17 @@ class Strip(Block):
         return ["group", self.x_label or "value"], rows
 
     def words(self) -> str:
-        told = []
+        facts = []
         for i, (name, values) in enumerate(self.groups):
             sound = sorted(x for x in values if is_number(x))
             if sound:
                 low, middle, high = (
-                    said(x, self.percent) for x in (sound[0], self.stroke(i), sound[-1])
+                    format_number(x, self.percent) for x in (sound[0], self.stroke(i), sound[-1])
                 )
-                told.append(f"{name}: {len(sound)} dots from {low} to {high}, {self.mark} {middle}")
-        return f"Dots of {self.x_label or self.title}. {_list(told)}"
+                facts.append(
+                    f"{name}: {len(sound)} dots from {low} to {high}, {self.mark} {middle}"
+                )
+        return f"Dots of {self.x_label or self.title}. {_sentence(facts)}"
 
     def stroke(self, place: int) -> float:
         """Where a group, which has values, has its stroke."""
@@ -290,8 +292,8 @@ class Samples(Block):
         return ["row", "image", "height", "width", "mean brightness"], rows
 
     def words(self) -> str:
-        told = [f"{name}: {len(images)}" for name, images in self.rows]
-        return f"Images in rows. {_list(told)}"
+        facts = [f"{name}: {len(images)}" for name, images in self.rows]
+        return f"Images in rows. {_sentence(facts)}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -326,7 +328,7 @@ class Text(Block):
         return " ".join(self.paragraphs)
 
 
-def said(value: Cell, percent: bool = False, digits: int = 1) -> str:
+def format_number(value: Cell, percent: bool = False, digits: int = 1) -> str:
     """A number as it is written on a page; `digits` are those of a percentage."""
     if value is None or isinstance(value, str):
         return NONE if value is None else value
@@ -349,5 +351,5 @@ def _of(label: str) -> str:
     return f" ({label})" if label else ""
 
 
-def _list(told: Sequence[str]) -> str:
-    return "; ".join(told) + "." if told else "Nothing was recorded."
+def _sentence(facts: Sequence[str]) -> str:
+    return "; ".join(facts) + "." if facts else "Nothing was recorded."

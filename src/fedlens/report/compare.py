@@ -8,14 +8,25 @@ from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
 
-from fedlens.report.blocks import NONE, Bars, Block, Cell, Curves, Line, Series, Table, Text, said
+from fedlens.report.blocks import (
+    NONE,
+    Bars,
+    Block,
+    Cell,
+    Curves,
+    Line,
+    Series,
+    Table,
+    Text,
+    format_number,
+)
 from fedlens.report.groups import Group, mean_and_std
 from fedlens.report.page import Drawing, render_page
-from fedlens.report.pairs import SURE, Pair, Task, by_seed, pairs, points, ranks, said_p, tasks
+from fedlens.report.pairs import SURE, Pair, Task, by_seed, format_p, pairs, points, ranks, tasks
 from fedlens.report.runs import common_folder, curve_blocks, details
 from fedlens.report.student import estimate
 from fedlens.runs.budgets import rounds_to
-from fedlens.runs.records import SPOKEN, Run, number, primary_part, read_all
+from fedlens.runs.records import PART_NAMES, Run, number, primary_part, read_all
 
 EASY = 0.9  # of the best final accuracy: the target where none is given
 
@@ -40,14 +51,14 @@ def compare(
     """Compare finished runs, and write the page to `out`/report.html.
 
     Variants are told apart by the settings under `by` (as `algorithm`, or `local.lr,model`), runs
-    of two variants are paired by seed, and `target` is the accuracy whose price is asked. Without
-    `out` the page goes to `comparison` in the folder that the runs have in common.
+    of two variants are paired by seed, and `target` is the accuracy that costs are measured to.
+    Without `out` the page goes to `comparison` in the folder that the runs have in common.
     """
     runs = read_all([Path(folder) for folder in folders])
     finished = [run for run in runs if run.status == "finished"]
     left_out = [run for run in runs if run.status != "finished"]
     part = primary_part(finished)
-    metric, measure = f"{part}_accuracy", f"{SPOKEN[part]} accuracy"
+    metric, measure = f"{part}_accuracy", f"{PART_NAMES[part]} accuracy"
     finished = [run for run in finished if run.final(metric) is not None]
     if not finished:
         raise ValueError("no run finished with an accuracy: name runs that did")
@@ -68,10 +79,10 @@ def compare(
         *_ranks(found, metric, measure),
         *details(runs),
     ]
-    place = Path(out) if out is not None else common_folder(runs) / "comparison"
+    folder = Path(out) if out is not None else common_folder(runs) / "comparison"
     names = list(dict.fromkeys(group.name for task in found for group in task.variants))
     summary = _summary(found, paired, measure)
-    page = render_page(f"{' or '.join(names)}?", summary, blocks, place, watch)
+    page = render_page(f"{' or '.join(names)}?", summary, blocks, folder, watch)
     return Comparison(found, paired, verdicts, page)
 
 
@@ -88,11 +99,11 @@ def _summary(found: Sequence[Task], paired: Sequence[Pair], measure: str) -> str
 
 
 def _in_words(verdicts: Sequence[str], left_out: Sequence[Run]) -> Text:
-    told = list(verdicts)
+    paragraphs = list(verdicts)
     if left_out:
         names = ", ".join(f"{run.name} ({run.status})" for run in left_out)
-        told.append(f"Left out, since they did not finish: {names}.")
-    return Text(title="Is one better than another?", paragraphs=told)
+        paragraphs.append(f"Left out, since they did not finish: {names}.")
+    return Text(title="Is one better than another?", paragraphs=paragraphs)
 
 
 def _results(found: Sequence[Task], metric: str, measure: str) -> Table:
@@ -125,9 +136,9 @@ def _differences(paired: Sequence[Pair], measure: str) -> Iterator[Table]:
             continue
         bounded = found.low is not None and found.high is not None
         interval = f"{points(found.low)} to {points(found.high)}" if bounded else NONE
-        p = NONE if pair.p is None else said_p(pair.p).removeprefix("p ").removeprefix("= ")
-        told = str(found.n), points(found.mean), interval, p
-        rows.append([pair.one, pair.other, pair.task, *told])
+        p = NONE if pair.p is None else format_p(pair.p).removeprefix("p ").removeprefix("= ")
+        numbers = [str(found.n), points(found.mean), interval, p]
+        rows.append([pair.one, pair.other, pair.task, *numbers])
     many = f" p-values, not intervals, are corrected for {len(paired)} comparisons (Holm)."
     table = Table(
         title="Paired differences",
@@ -143,11 +154,11 @@ def _differences(paired: Sequence[Pair], measure: str) -> Iterator[Table]:
 
 def _without_empty(table: Table, name: str) -> Table:
     """The table without a column in which nothing stands."""
-    place = table.header.index(name)
-    if any(row[place] for row in table.rows):
+    column = table.header.index(name)
+    if any(row[column] for row in table.rows):
         return table
-    rows = [[cell for i, cell in enumerate(row) if i != place] for row in table.rows]
-    strong = frozenset((r, c - (c > place)) for r, c in table.strong)
+    rows = [[cell for i, cell in enumerate(row) if i != column] for row in table.rows]
+    strong = frozenset((r, c - (c > column)) for r, c in table.strong)
     return replace(table, header=[h for h in table.header if h != name], rows=rows, strong=strong)
 
 
@@ -228,7 +239,9 @@ def _to_target(
             rounds = _spread([float(rounds) for rounds, _ in reached])
             megabytes = _spread([spent / 1e6 for _, spent in reached])
             share = f"{len(reached)} of {len(prices)}"
-            rows.append([group.name, task.name, said(wanted, True), share, rounds, megabytes])
+            rows.append(
+                [group.name, task.name, format_number(wanted, True), share, rounds, megabytes]
+            )
     chosen = "" if target is not None else " The target is 90% of the best mean final accuracy."
     table = Table(
         title="What the target costs",

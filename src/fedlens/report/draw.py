@@ -31,7 +31,7 @@ from fedlens.report.blocks import (
     Series,
     Strip,
     Values,
-    said,
+    format_number,
 )
 from fedlens.report.look import (
     BOTTOM,
@@ -134,7 +134,7 @@ def _curves(block: Curves) -> Figure:
         _line(axes, line, place[line.name])
         ys = [y for y in line.y if is_number(y)]
         if ys and line.style == "solid":
-            ends.append((ys[-1], said(ys[-1], block.percent), colour_of(place[line.name])))
+            ends.append((ys[-1], format_number(ys[-1], block.percent), colour_of(place[line.name])))
     for name, height in block.levels:
         axes.axhline(height, color=SOFT, linewidth=1.1, linestyle=DASHES["dashed"])
         write(axes, 0.99, height, name, xycoords=("axes fraction", "data"), ha="right", va="bottom")
@@ -239,14 +239,14 @@ def _bar(
     """One bar with its number; how far it reaches to the left and to the right."""
     height, error = series.heights[place], series.errors[place] if series.errors else None
     if not is_number(height):
-        write(axes, 0, at, said(None), right=5)
+        write(axes, 0, at, format_number(None), right=5)
         return 0.0, 0.0
     look: dict[str, Any] = {"color": _face(series, colour), "edgecolor": colour, "linewidth": 1.2}
     axes.barh(at, height, height=tall, **look)
-    end, words = max(height, 0.0), block.said(height)
+    end, words = max(height, 0.0), block.format(height)
     if is_number(error):
         axes.errorbar(height, at, xerr=error, color=INK, linewidth=1.2, capsize=2.5)
-        end, words = max(height + error, 0.0), f"{words} ± {block.said(error)}"
+        end, words = max(height + error, 0.0), f"{words} ± {block.format(error)}"
     write(axes, end, at, words, right=5, weight="bold")
     return min(height - (error or 0.0), 0.0), end
 
@@ -289,12 +289,13 @@ def _heat(block: Heat) -> Figure:
     if num_rows * num_columns <= NUMBERED and width / max(num_columns, 1) > 0.26:
         for (i, j), value in np.ndenumerate(values):
             if math.isfinite(value):
-                text = f"{100 * value:.0f}" if block.percent else said(float(value))
+                text = f"{100 * value:.0f}" if block.percent else format_number(float(value))
                 on = PAPER if depth[i, j] > 0.6 else INK
                 axes.text(j, i, text, ha="center", va="center", fontsize=6.5, color=on)
     if sound.size:
         of = f" ({block.value_label})" if block.value_label else ""
-        scale = f"faint to full: {said(low, block.percent)} to {said(high, block.percent)}{of}"
+        faint, full = (format_number(value, block.percent) for value in (low, high))
+        scale = f"faint to full: {faint} to {full}{of}"
         place = 1 - 0.16 / WIDTH, 0.1 / figure.get_figheight()
         figure.text(*place, scale, ha="right", va="center", color=SOFT, fontsize=8)
     return figure
@@ -315,13 +316,13 @@ def _contours(block: Contours) -> Figure:
         axes.contourf(block.x, block.y, masked, levels=levels, colors=shades(depth))
         drawn = axes.contour(block.x, block.y, masked, levels=levels[1:-1], colors=SOFT,
                              linewidths=0.6)  # fmt: skip
-        axes.clabel(drawn, fontsize=7, fmt=lambda value: said(float(value), block.percent))
+        axes.clabel(drawn, fontsize=7, fmt=lambda value: format_number(float(value), block.percent))
     xs, ys = np.meshgrid(block.x, block.y)
     axes.scatter(xs, ys, s=5, color=SOFT, linewidths=0, zorder=3)
     if block.best is not None:
         x, y, best = block.best
         axes.plot([x], [y], marker="*", markersize=13, color=COLOURS[1], markeredgecolor=INK)
-        label = f"best {said(best, block.percent)}"
+        label = f"best {format_number(best, block.percent)}"
         figure.text(1 - 0.2 / WIDTH, 0.2 / figure.get_figheight(), label, ha="right",
                     fontsize=8.5, color=INK, va="center")  # fmt: skip
     axes.set_xlabel(block.x_label)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 
-from fedlens.report.blocks import NONE, Line, Style, said
+from fedlens.report.blocks import NONE, Line, Style, format_number
 from fedlens.runs import measures
 from fedlens.runs.records import Run, is_number, settings
 
@@ -114,8 +114,8 @@ def mean_and_std(values: Sequence[float], percent: bool = False) -> str:
     """A number as a table has it: the mean, and ± the sample's std if there are several."""
     if not values:
         return NONE
-    mean = said(fmean(values), percent)
-    return f"{mean} ± {said(stdev(values), percent)}" if len(values) > 1 else mean
+    mean = format_number(fmean(values), percent)
+    return f"{mean} ± {format_number(stdev(values), percent)}" if len(values) > 1 else mean
 
 
 def best_round(one: Group, metric: str) -> tuple[float, float] | None:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from fedlens.data.statistics import emd, emd_per_client
-from fedlens.report.blocks import Bars, Block, Curves, Heat, Line, Series, Strip, said
+from fedlens.report.blocks import Bars, Block, Curves, Heat, Line, Series, Strip, format_number
 from fedlens.report.groups import Group
 from fedlens.runs.records import Run
 
@@ -29,10 +29,10 @@ def partition_blocks(groups: Sequence[Group]) -> Iterator[Block]:
             key = str(run.manifest.get("partition"))
             found.setdefault(key, (run.name, counts, _classes(run, counts.shape[1])))
     strip = []
-    for place, (name, counts, classes) in enumerate(found.values()):
+    for i, (name, counts, classes) in enumerate(found.values()):
         of = f": {name}" if len(found) > 1 else ""
         strip.append((name, emd_per_client(torch.from_numpy(counts)).tolist()))
-        if place < MOST_PICTURES:
+        if i < MOST_PICTURES:
             yield partition_heat(counts, classes, f"Who holds what{of}")
     if strip:
         yield Strip(
@@ -57,7 +57,8 @@ def partition_heat(counts: Array, classes: Sequence[str], title: str) -> Heat:  
     return Heat(
         title=title,
         caption=f"Each client's examples by class: {num_clients:,} clients of {held}, "
-        f"EMD {said(distance)}." + (" Clients are ordered by their main class." if ordered else ""),
+        f"EMD {format_number(distance)}."
+        + (" Clients are ordered by their main class." if ordered else ""),
         values=shares.T.tolist(),
         row_names=list(classes),
         column_names=[str(client) for client in order.tolist()],

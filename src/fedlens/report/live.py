@@ -1,4 +1,4 @@
-"""The page about runs, served while they go on: it renews itself as they write."""
+"""The page about runs, served while they are running: it renews itself as they write."""
 
 from __future__ import annotations
 
@@ -147,11 +147,11 @@ def _handler(live: Live, host: str) -> type[BaseHTTPRequestHandler]:
 
         def _send_events(self) -> None:
             self._begin("text/event-stream")
-            seen, told = -1, ""
-            while told != "end" and (version := live.wait(seen)) is not None:
-                told = "" if version == seen else "end" if live.ended else "change"
-                news = f"event: {told}\ndata: {version}\n\n" if told else ": still here\n\n"
-                self.wfile.write(news.encode())
+            seen, event = -1, ""
+            while event != "end" and (version := live.wait(seen)) is not None:
+                event = "" if version == seen else "end" if live.ended else "change"
+                text = f"event: {event}\ndata: {version}\n\n" if event else ": still here\n\n"
+                self.wfile.write(text.encode())
                 self.wfile.flush()
                 seen = version
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlens.files import write_atomically
-from fedlens.report.blocks import Block, Curves, Line, Table, Text, said
+from fedlens.report.blocks import Block, Curves, Line, Table, Text, format_number
 from fedlens.runs.records import is_number
 
 STATES = ("finished", "diverged", "interrupted", "running", "failed")
@@ -151,7 +151,7 @@ def _shown(block: Block, svg: str) -> Shown:
     if isinstance(block, Curves):
         return replace(shown, chart=_chart(block))
     if isinstance(block, Table):
-        cells = [[said(cell) for cell in row] for row in block.rows]
+        cells = [[format_number(cell) for cell in row] for row in block.rows]
         return replace(shown, cells=cells, classes=_classes(block, cells))
     return shown
 

@@ -57,7 +57,7 @@ class Pair:
         if mean < 0 and low is not None and high is not None:
             low, high = -high, -low
         numbers = (
-            f"95% confidence interval {points(low)} to {points(high)} points, {said_p(self.p)}, "
+            f"95% confidence interval {points(low)} to {points(high)} points, {format_p(self.p)}, "
             f"n = {n}"
         )
         if self.p < SURE:
@@ -79,8 +79,8 @@ def tasks(runs: Sequence[Run], by: Sequence[str] = ()) -> list[Task]:
     differ = [key for key in keys if len({written(one.get(key)) for one in flat}) > 1]
     chosen = _under(differ, by or ["algorithm"])
     if by and not chosen:
-        told = ", ".join(differ) or "their seeds alone"
-        raise ValueError(f"the runs do not differ in {', '.join(by)}: they differ in {told}")
+        others = ", ".join(differ) or "their seeds alone"
+        raise ValueError(f"the runs do not differ in {', '.join(by)}: they differ in {others}")
     found = _arranged(runs, flat, chosen, differ)
     if not by and all(len(task.variants) < 2 for task in found):
         found = _arranged(runs, flat, differ, differ)
@@ -117,7 +117,7 @@ def points(value: float | None) -> str:
     return NONE if value is None else f"{100 * value:.2f}".replace("-", "−")
 
 
-def said_p(p: float) -> str:
+def format_p(p: float) -> str:
     return f"p = {p:.3f}" if p >= 0.001 else "p < 0.001"
 
 

@@ -10,13 +10,24 @@ from itertools import accumulate
 from pathlib import Path
 from statistics import fmean, stdev
 
-from fedlens.report.blocks import NONE, Bars, Block, Curves, Line, Series, Style, Table, Text, said
+from fedlens.report.blocks import (
+    NONE,
+    Bars,
+    Block,
+    Curves,
+    Line,
+    Series,
+    Style,
+    Table,
+    Text,
+    format_number,
+)
 from fedlens.report.groups import Group, best_round, curve, group, mean_and_std, written
 from fedlens.report.holdings import class_blocks, client_blocks, partition_blocks
 from fedlens.report.page import Drawing, render_page
 from fedlens.report.tables import decimal, rows
-from fedlens.run_files import EXPERIMENT, MANIFEST, experiment_text
-from fedlens.runs.records import SPOKEN, Run, number, primary_part, read_all, settings
+from fedlens.run_files import EXPERIMENT, MANIFEST
+from fedlens.runs.records import PART_NAMES, Run, number, primary_part, read_all, settings
 
 NAMED = 5
 """How many runs the headline names before it sums up the rest."""
@@ -65,20 +76,19 @@ def headline(runs: Sequence[Run]) -> str:
         shown = scored if len(scored) <= NAMED + 1 else scored[:NAMED]
         (_, first), others = shown[0], shown[1:]
         reached = mean_and_std(first.finals(metric), percent=True)
-        words = [f"{first.name} reached {reached} {SPOKEN[part]} accuracy {_end(first)}"]
+        words = [f"{first.name} reached {reached} {PART_NAMES[part]} accuracy {_end(first)}"]
         for _, one in others:
             same = "" if _end(one) == _end(first) else f" {_end(one)}"
             words.append(f"{one.name} {mean_and_std(one.finals(metric), percent=True)}{same}")
         rest = [value for value, _ in scored[len(shown) :]]
         if rest:
-            words.append(
-                f"{len(rest)} more between {said(rest[-1], True)} and {said(rest[0], True)}"
-            )
+            lowest, highest = (format_number(value, True) for value in (rest[-1], rest[0]))
+            words.append(f"{len(rest)} more between {lowest} and {highest}")
         sentences.append("; ".join(words))
     for one in silent[:NAMED]:
         losses = one.finals("train_loss")
-        told = f"; its training loss was {decimal(fmean(losses))}" if losses else ""
-        sentences.append(f"{one.name} was not evaluated{told} {_end(one)}")
+        loss = f"; its training loss was {decimal(fmean(losses))}" if losses else ""
+        sentences.append(f"{one.name} was not evaluated{loss} {_end(one)}")
     if silent[NAMED:]:
         sentences.append(f"{len(silent) - NAMED} more were not evaluated")
     return ". ".join(sentences) + "."
@@ -93,7 +103,7 @@ def curve_blocks(groups: Sequence[Group], part: str) -> Iterator[Block]:
             title="Relative accuracy",
             caption="Accuracy as a share of that of the run's centralised twin: the same model, "
             "trained for as many examples by one client that holds everything.",
-            lines=[_told(one, metric, percent=True) for one in groups],
+            lines=[_annotated(one, metric, percent=True) for one in groups],
             y_label="relative accuracy",
             percent=True,
             levels=[("the twin", 1.0)],
@@ -110,36 +120,36 @@ def _curves(groups: Sequence[Group], measure: str, part: str) -> Iterator[Curves
         return
     main = part if part in parts else parts[0]
     percent = measure == "accuracy"
-    styles: dict[Style, str] = {"solid": SPOKEN[main]}
-    lines = [_told(one, f"{main}_{measure}", percent) for one in groups]
+    styles: dict[Style, str] = {"solid": PART_NAMES[main]}
+    lines = [_annotated(one, f"{main}_{measure}", percent) for one in groups]
     for name in parts:
         if name != main:
             style: Style = STYLES[name] if STYLES[name] != "solid" else "dashed"
-            styles[style] = SPOKEN[name]
+            styles[style] = PART_NAMES[name]
             lines += [curve(one, f"{name}_{measure}", style) for one in groups]
     sound = [y for line in lines for y in line.y if y is not None and y == y]
-    others = " and ".join(SPOKEN[name] for name in parts if name != main)
-    caption = f"{measure.capitalize()} on the {SPOKEN[main]} examples, round by round."
+    others = " and ".join(PART_NAMES[name] for name in parts if name != main)
+    caption = f"{measure.capitalize()} on the {PART_NAMES[main]} examples, round by round."
     caption += f" Broken lines: {others} {measure}." if others else ""
     caption += " Rings mark the best round."
     if any(line.low for line in lines):
         caption += " Lines are means over seeds, bands ± one standard deviation."
     yield Curves(
-        title=f"{SPOKEN[main].capitalize()} {measure}",
+        title=f"{PART_NAMES[main].capitalize()} {measure}",
         name=measure,
         caption=caption,
         lines=[line for line in lines if line.x],
-        y_label=f"{SPOKEN[main]} {measure}",
+        y_label=f"{PART_NAMES[main]} {measure}",
         percent=percent,
         log_y=not percent and min(sound) > 0 and max(sound) / min(sound) > 100,
         styles=styles,
     )
 
 
-def _told(one: Group, metric: str, percent: bool) -> Line:
+def _annotated(one: Group, metric: str, percent: bool) -> Line:
     """A group's curve with its best round, and how it ended if it did not finish."""
     line, best = curve(one, metric), best_round(one, metric)
-    words = [] if best is None else [f"best {said(best[1], percent)} (round {best[0]:g})"]
+    words = [] if best is None else [f"best {format_number(best[1], percent)} (round {best[0]:g})"]
     words += sorted({run.status for run in one.runs} - {"finished"})
     return Line(line.name, line.x, line.y, line.low, line.high, note=", ".join(words), ring=best)
 
@@ -153,16 +163,16 @@ def _bars(groups: Sequence[Group], part: str) -> Iterator[Bars]:
     errors = [stdev(values) if len(values) > 1 else None for _, values in finals]
     around = " Whiskers are ± one standard deviation over seeds." if repeated else ""
     yield Bars(
-        title=f"Final {SPOKEN[part]} accuracy",
+        title=f"Final {PART_NAMES[part]} accuracy",
         name="final_accuracy",
-        caption=f"Accuracy on the {SPOKEN[part]} examples at the end of each run.{around}",
+        caption=f"Accuracy on the {PART_NAMES[part]} examples at the end of each run.{around}",
         groups=[one.name for one, _ in finals],
         series=[
             Series(
                 "accuracy", [fmean(values) for _, values in finals], errors if repeated else None
             )
         ],
-        y_label=f"final {SPOKEN[part]} accuracy",
+        y_label=f"final {PART_NAMES[part]} accuracy",
         percent=True,
         dots=True,
     )
@@ -185,11 +195,11 @@ def _cost(groups: Sequence[Group], part: str) -> Iterator[Curves]:
             yield Curves(
                 title=f"Accuracy by {what}",
                 name=name,
-                caption=f"{SPOKEN[part].capitalize()} accuracy against the {what} {spent}, added "
-                "up over rounds; of repeats, the first run.",
+                caption=f"{PART_NAMES[part].capitalize()} accuracy against the {what} {spent}, "
+                "added up over rounds; of repeats, the first run.",
                 lines=lines,
                 x_label=what,
-                y_label=f"{SPOKEN[part]} accuracy",
+                y_label=f"{PART_NAMES[part]} accuracy",
                 percent=True,
             )
 
@@ -217,8 +227,8 @@ def _results(runs: Sequence[Run], title: str = "Results", dots: bool = True) -> 
     )
     return Table(
         title=title,
-        caption=f"Accuracy, loss and F1 on the {SPOKEN[primary_part(runs)]} examples. A megabyte "
-        f"(MB) is a million bytes, over all clients and rounds.{relative}",
+        caption=f"Accuracy, loss and F1 on the {PART_NAMES[primary_part(runs)]} examples. A "
+        f"megabyte (MB) is a million bytes, over all clients and rounds.{relative}",
         header=header,
         rows=body,
         dots=dots,
@@ -246,16 +256,16 @@ def _results_of_groups(groups: Sequence[Group], part: str) -> Table:
     }
     body = []
     for one in groups:
-        told = [mean_and_std(one.finals(metric), percent) for metric, percent in kept.values()]
+        cells = [mean_and_std(one.finals(metric), percent) for metric, percent in kept.values()]
         for column, unit in costs.values():
             spent = one.values(partial(Run.total, column=column))
-            told.append(decimal(fmean(spent) / unit, 1) if spent else NONE)
+            cells.append(decimal(fmean(spent) / unit, 1) if spent else NONE)
         seeds = str(len(one.runs))
         status = ", ".join(sorted({run.status for run in one.runs}))
-        body.append([one.name, one.runs[0].algorithm, seeds, *told, status])
+        body.append([one.name, one.runs[0].algorithm, seeds, *cells, status])
     return Table(
         title="Results",
-        caption=f"Means ± one standard deviation over seeds, on the {SPOKEN[part]} examples. A "
+        caption=f"Means ± one standard deviation over seeds, on the {PART_NAMES[part]} examples. A "
         "megabyte (MB) is a million bytes, over all clients and rounds of one run.",
         header=["experiment", "algorithm", "seeds", *kept, *costs, "status"],
         rows=body,
@@ -280,7 +290,7 @@ def differences(runs: Sequence[Run]) -> tuple[list[str], list[list[str]]]:
         for key in dict.fromkeys(key for one in flat for key in one)
     }
     differ = [key for key, values in columns.items() if len(set(values)) > 1]
-    return differ, [[columns[key][place] for key in differ] for place in range(len(runs))]
+    return differ, [[columns[key][i] for key in differ] for i in range(len(runs))]
 
 
 def details(runs: Sequence[Run]) -> Iterator[Text]:
@@ -290,14 +300,13 @@ def details(runs: Sequence[Run]) -> Iterator[Text]:
         paragraphs=[" · ".join(_facts(runs[0]))] if len(runs) == 1 else (),
     )
     for run in runs:
-        experiment = experiment_text(run.folder).strip()
         manifest = json.dumps(run.manifest, indent=2, ensure_ascii=False)
         if len(runs) == 1:
-            yield Text(title=EXPERIMENT, code=experiment, folded=True)
+            yield Text(title=EXPERIMENT, code=run.toml, folded=True)
             yield Text(title=MANIFEST, code=manifest, folded=True)
         else:
             about = [" · ".join(_facts(run))]
-            both = f"{experiment}\n\n{manifest}"
+            both = f"{run.toml}\n\n{manifest}"
             name = f"run {run.name}"
             yield Text(title=run.name, name=name, paragraphs=about, code=both, folded=True)
 
@@ -319,7 +328,7 @@ def _facts(run: Run) -> list[str]:
     twin = run.summary.get("twin")
     reached = number(twin.get("accuracy")) if isinstance(twin, dict) else None
     if reached is not None:
-        facts.append(f"centralised twin {said(reached, True)}")
+        facts.append(f"centralised twin {format_number(reached, True)}")
     if "device" in run.manifest:
         facts.append(written(run.manifest["device"]))
     peak = number(run.summary.get("peak_memory_bytes"))

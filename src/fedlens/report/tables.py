@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedlens.report.blocks import NONE, said
+from fedlens.report.blocks import NONE, format_number
 from fedlens.runs.budgets import rounds_to
 from fedlens.runs.records import Run, primary_part
 
@@ -28,12 +28,12 @@ MORE = ["relative accuracy", "rounds to 90%", "worst tenth of clients"]
 def rows(runs: Sequence[Run]) -> tuple[list[str], list[list[str]]]:
     """The table of a report as plain text: its header, and one row a run."""
     more = [_more(run) for run in runs]
-    told = [i for i in range(len(MORE)) if any(cells[i] != NONE for cells in more)]
-    place = HEADER.index("MB up")
+    shown = [i for i in range(len(MORE)) if any(cells[i] != NONE for cells in more)]
+    column = HEADER.index("MB up")
     body = [_row(run, primary_part(runs)) for run in runs]
     for row, cells in zip(body, more, strict=True):
-        row[place:place] = [cells[i] for i in told]
-    return [*HEADER[:place], *(MORE[i] for i in told), *HEADER[place:]], body
+        row[column:column] = [cells[i] for i in shown]
+    return [*HEADER[:column], *(MORE[i] for i in shown), *HEADER[column:]], body
 
 
 def table(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
@@ -62,8 +62,8 @@ def _row(run: Run, part: str) -> list[str]:
         run.name,
         run.algorithm,
         f"{run.num_rounds} of {planned}" if short else str(run.num_rounds),
-        said(run.final(f"{part}_accuracy"), True),
-        f"{said(best[0], True)} ({best[1]})" if best else NONE,
+        format_number(run.final(f"{part}_accuracy"), True),
+        f"{format_number(best[0], True)} ({best[1]})" if best else NONE,
         decimal(run.final(f"{part}_loss")),
         decimal(run.final(f"{part}_f1")),
         decimal(None if up is None else up / 1e6, 1),
@@ -77,7 +77,7 @@ def _more(run: Run) -> list[str]:
     relative = run.final("relative_accuracy")
     reached = rounds_to(run.rounds, 0.9, "relative_accuracy")
     return [
-        said(relative, True),
+        format_number(relative, True),
         NONE if relative is None else "never" if reached is None else str(reached),
-        said(run.final("client_accuracy_worst_decile"), True),
+        format_number(run.final("client_accuracy_worst_decile"), True),
     ]

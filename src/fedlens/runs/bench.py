@@ -154,7 +154,7 @@ def bench(
         setup.engine.close()
     return {
         "workload": f"{name} {work.clients} x {work.steps} x {work.batch}",
-        "engine": type(setup.engine).__name__.lower(),
+        "engine": setup.engine.name,
         "device": ", ".join(map(str, setup.devices)),
         "precision": setup.experiment.precision,
         "repeats": repeats,

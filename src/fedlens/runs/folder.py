@@ -41,7 +41,7 @@ class RunFolder:
     ) -> RunFolder:
         """A new folder with these files, in the place of an old run's if `overwrite`.
 
-        It is made beside its place and moved there whole: a run is always known to be one.
+        It is made beside `path` and moved there whole, so that a run is always known to be one.
         """
         check_free(path, overwrite)
         try:
@@ -128,7 +128,7 @@ class RunFolder:
 
 
 def check_free(path: Path, overwrite: bool) -> None:
-    """Refuse a place where something is, unless it is an old run that may go."""
+    """Refuse a path that exists, unless it is an old run that may be overwritten."""
     if not path.exists():
         return
     if not overwrite:

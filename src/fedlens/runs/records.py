@@ -14,8 +14,8 @@ from fedlens.run_files import EVALUATION, EXPERIMENT, MANIFEST, PARTITION, ROUND
 from fedlens.runs import measures
 from fedlens.runs.measures import PARTS, measure_name
 
-SPOKEN = {"test": "test", "validation": "validation", "train": "training"}
-"""The parts of the data as they are called in a sentence."""
+PART_NAMES = {"test": "test", "validation": "validation", "train": "training"}
+"""The parts of the data, as texts call them."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,7 @@ class Run:
     name: str
     folder: Path
     experiment: dict[str, Any]
+    toml: str  # the same, as it is written
     manifest: dict[str, Any]
     rounds: list[dict[str, Any]]
     summary: dict[str, Any]
@@ -37,7 +38,7 @@ class Run:
 
     @property
     def status(self) -> str:
-        """finished, interrupted, diverged or running. A killed run could not say; we do."""
+        """finished, interrupted, diverged or running. A killed run had no time to write it."""
         return str(self.summary.get("status") or "interrupted")
 
     @property
@@ -54,7 +55,7 @@ class Run:
         return any(math.isfinite(value) for value in self.curve(metric)[1])
 
     def final(self, metric: str) -> float | None:
-        """The summary's word, else the last value recorded."""
+        """As the summary has it, else the last value recorded."""
         final = _table(self.summary, "final")
         if metric in final:
             return number(final[metric])
@@ -63,8 +64,8 @@ class Run:
 
     def best(self, metric: str) -> tuple[float, int] | None:
         """The best value and its round, the first of equals."""
-        told = _table(_table(self.summary, "best"), metric)
-        value, at = number(told.get("value")), told.get("round")
+        saved = _table(_table(self.summary, "best"), metric)
+        value, at = number(saved.get("value")), saved.get("round")
         if value is not None and isinstance(at, int):
             return value, at
         points = zip(*self.curve(metric), strict=True)
@@ -72,13 +73,13 @@ class Run:
 
     def total(self, column: str) -> float | None:
         """What all rounds took together: seconds, bytes_up or bytes_down."""
-        told = self.summary.get(column)
-        told = number(told.get("total") if isinstance(told, dict) else told)
-        if told is not None:
-            return told
-        parts = ("seconds", "evaluation_seconds") if column == "seconds" else (column,)
-        told_by_rounds = [number(row.get(part)) for row in self.rounds for part in parts]
-        spent = [y for y in told_by_rounds if y is not None]
+        saved = self.summary.get(column)
+        total = number(saved.get("total") if isinstance(saved, dict) else saved)
+        if total is not None:
+            return total
+        columns = ("seconds", "evaluation_seconds") if column == "seconds" else (column,)
+        values = [number(row.get(name)) for row in self.rounds for name in columns]
+        spent = [value for value in values if value is not None]
         return sum(spent) if spent else None
 
 
@@ -94,6 +95,7 @@ def read(folder: Path) -> Run:
         name=_printable(folder.resolve().name),
         folder=folder,
         experiment=experiment,
+        toml=run_files.experiment_text(folder).strip(),
         manifest=run_files.read_manifest(folder),
         rounds=rounds,
         summary=summary,
@@ -147,7 +149,7 @@ def settings(experiment: Mapping[str, Any]) -> dict[str, Any]:
             for name, inner in value.items():
                 visit(key if key and name == "name" else f"{key}.{name}".lstrip("."), inner)
         elif isinstance(value, list) and value and all(isinstance(v, dict) for v in value):
-            names = [str(inner.get("name", place)) for place, inner in enumerate(value, 1)]
+            names = [str(inner.get("name", i)) for i, inner in enumerate(value, 1)]
             flat[key] = " + ".join(names)
             for name, inner in zip(names, value, strict=True):
                 visit(f"{key}.{name}", {k: v for k, v in inner.items() if k != "name"})

@@ -109,8 +109,8 @@ def _twin(setup: Setup, watch: Watch | None) -> Twin | None:
 
 
 def _partition(setup: Setup) -> dict[str, Any]:
-    held = setup.federation.everyone(0)
-    return statistics.summary(held, setup.federation.labels, setup.dataset.num_classes)
+    holdings = setup.federation.everyone(0)
+    return statistics.summary(holdings, setup.federation.labels, setup.dataset.num_classes)
 
 
 def _shapes(state: State) -> dict[str, torch.Size]:

@@ -128,14 +128,15 @@ class Point:
     name: str
     experiment: Experiment
     setup: Setup
-    place: Path | None  # its folder
+    folder: Path | None
     overwrite: bool
 
     @property
     def begun(self) -> RunFolder | None:
         """Its folder, if it is to go on from there."""
-        there = self.place is not None and self.place.exists() and not self.overwrite
-        return RunFolder(self.place) if there and self.place else None
+        if self.folder is None or self.overwrite or not self.folder.exists():
+            return None
+        return RunFolder(self.folder)
 
     @property
     def num_saved(self) -> int:
@@ -145,7 +146,9 @@ class Point:
     def open(self, watch: Watch | None) -> ActiveRun:
         if self.begun is not None:
             return reopen(self.begun, self.setup, watch)
-        return start(self.experiment, self.setup, self.place, overwrite=self.overwrite, watch=watch)
+        return start(
+            self.experiment, self.setup, self.folder, overwrite=self.overwrite, watch=watch
+        )
 
 
 @dataclass(frozen=True)
@@ -185,7 +188,7 @@ class Sweep:
         if len(sizes) == 1:
             return count
         if not isinstance(first.engine, Stacked):
-            why = f"engine {type(first.engine).__name__.lower()} is busy with one"
+            why = f"engine {first.engine.name} is busy with one"
         else:
             why = "their clients fill the device, or they differ in more than seeds and numbers"
         return f"{count} one after another: {why}"
@@ -193,7 +196,7 @@ class Sweep:
     def run(self, watch: Watch | None = None) -> dict[str, Result]:
         results, left = dict(self.kept), self._left()
 
-        def tell(point: Point, record: Record) -> None:
+        def forward(point: Point, record: Record) -> None:
             assert watch is not None
             if "twin" not in record:
                 left[point.name] = point.experiment.rounds - record["round"]
@@ -202,8 +205,8 @@ class Sweep:
             watch(record)
 
         for stack in self.stacks:
-            courses = [point.open(partial(tell, point) if watch else None) for point in stack]
-            for point, result in zip(stack, run_to_end(courses), strict=True):
+            runs = [point.open(partial(forward, point) if watch else None) for point in stack]
+            for point, result in zip(stack, run_to_end(runs), strict=True):
                 results[point.name] = result
                 left[point.name] = 0  # what diverged is over early
         return {name: results[name] for name in self.names}
@@ -219,28 +222,28 @@ def prepare(
     """Make and check every point before the first is run."""
     if not points:
         raise ValueError("a sweep needs points: give at least one experiment")
-    folder = Path(out) if out is not None else None
-    if folder is not None and (folder / EXPERIMENT).exists():
-        raise ValueError(f"{folder} is a run: choose another folder for the sweep")
-    if folder is not None and folder.exists() and not folder.is_dir():
-        raise ValueError(f"{folder} is a file: choose a folder for the sweep")
+    parent = Path(out) if out is not None else None
+    if parent is not None and (parent / EXPERIMENT).exists():
+        raise ValueError(f"{parent} is a run: choose another folder for the sweep")
+    if parent is not None and parent.exists() and not parent.is_dir():
+        raise ValueError(f"{parent} is a file: choose a folder for the sweep")
     kept: dict[str, Result] = {}
     made: list[Point] = []
     loaded: dict[str, Dataset] = {}
     for name, experiment in points.items():
-        place = folder / name if folder is not None else None
+        folder = parent / name if parent is not None else None
         described = experiment
-        if place is not None and overwrite:
-            check_free(place, overwrite)
-        elif place is not None and place.exists():
-            before = RunFolder(place)
+        if folder is not None and overwrite:
+            check_free(folder, overwrite)
+        elif folder is not None and folder.exists():
+            before = RunFolder(folder)
             _check_same(before, experiment)
-            if read_status(place) in OVER:
+            if read_status(folder) in OVER:
                 kept[name] = _result(before)
                 continue
-            described = as_begun(experiment, read_manifest(place))
+            described = as_begun(experiment, read_manifest(folder))
         setup = _build(described, data, loaded)
-        made.append(Point(name, experiment, _sharing(setup, made), place, overwrite))
+        made.append(Point(name, experiment, _sharing(setup, made), folder, overwrite))
     total = sum(experiment.rounds for experiment in points.values())
     return Sweep(tuple(points), kept, into_stacks(made), total)
 
@@ -262,15 +265,15 @@ def _result(folder: RunFolder) -> Result:
 
 def _build(experiment: Experiment, data: str | Path | None, loaded: dict[str, Dataset]) -> Setup:
     """The parts of a point; a data set that several points name is loaded once."""
-    place, given = Path(data) if data is not None else None, experiment.dataset
+    data, given = Path(data) if data is not None else None, experiment.dataset
     if not isinstance(given, Named):
-        return build(experiment, place)
+        return build(experiment, data)
     known = loaded.get(repr(given))
     if known is None:
-        setup = build(experiment, place)
+        setup = build(experiment, data)
         loaded[repr(given)] = setup.dataset
         return setup
-    setup = build(replace(experiment, dataset=known), place)
+    setup = build(replace(experiment, dataset=known), data)
     return replace(setup, experiment=replace(setup.experiment, dataset=given))
 
 

@@ -60,7 +60,7 @@ def accuracy(
 def trained(setup: Setup, watch: Watch | None = None) -> Twin:
     """The twin of a run that is set up, from the cache if it is there.
 
-    While it is trained, `watch` is told of each pass: `twin` is its number, `of` how many there
+    While it is trained, `watch` is called with each pass: `twin` is its number, `of` how many there
     will be, and `train_loss` the loss.
     """
     described = _described(setup)
@@ -70,12 +70,12 @@ def trained(setup: Setup, watch: Watch | None = None) -> Twin:
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError):  # else it is made anew
         return Twin(float(json.loads(file.read_bytes())["records"][-1][measure]), cached=True)
 
-    def say(record: Record) -> None:
+    def report_pass(record: Record) -> None:
         if watch is not None:
             passes = {"twin": record["round"], "of": described.rounds}
             watch(passes | {"train_loss": record["train_loss"]})
 
-    result = train(central, say)
+    result = train(central, report_pass)
     if result.status != "finished":
         raise ValueError(
             f"the centralised twin {result.status} in pass {len(result.records)} of "
@@ -161,14 +161,14 @@ def _key(setup: Setup) -> str:
     plain = setup.experiment.plain()
     settings = {name: value for name, value in plain.items() if name not in GIVEN_BY_CONTENT}
     dataset, network = setup.dataset, setup.network
-    said = {
+    content = {
         "settings": settings,
         "model": repr(network.module),
         "normalised": [dataset.mean, dataset.std, dataset.num_classes],
         "device": setup.devices[0].type,
         "versions": [__version__, torch.__version__],
     }
-    digest = hashlib.sha256(to_json(said).encode())
+    digest = hashlib.sha256(to_json(content).encode())
     for code in _code(setup):
         digest.update(code)
     for tree in (network.params, network.buffers, network.frozen):
