@@ -225,6 +225,33 @@ def test_dirichlet_is_as_skewed_as_the_released_splits(
     assert np.mean(distances) == pytest.approx(published, abs=0.06)
 
 
+@pytest.mark.parametrize(
+    ("num_classes", "alpha"),
+    [
+        *((10, alpha) for alpha in (100.0, 10.0, 1.0, 0.5, 0.2, 0.1, 0.05)),
+        *((100, alpha) for alpha in (1000.0, 100.0, 10.0, 5.0, 2.0, 1.0, 0.5)),
+    ],
+)
+def test_dirichlet_is_as_skewed_as_its_prior_says(num_classes: int, alpha: float) -> None:
+    """A class's share is Beta(a, b), whose mean absolute deviation has a closed form."""
+    a = alpha / num_classes
+    b = alpha - a
+    log_beta = math.lgamma(a) + math.lgamma(b) - math.lgamma(alpha)
+    deviation = 2 * math.exp(
+        a * math.log(a) + b * math.log(b) - (alpha + 1) * math.log(alpha) - log_beta
+    )
+    examples = balanced(50_000, num_classes)
+    distances = [
+        emd(
+            split("dirichlet", examples, 100, seed, alpha=alpha).label_counts(
+                examples.labels, num_classes
+            )
+        )
+        for seed in range(3)
+    ]
+    assert np.mean(distances) == pytest.approx(num_classes * deviation, abs=0.06)
+
+
 def test_dirichlet_of_zero_deals_one_class_to_each_client_in_turn() -> None:
     examples = balanced(50_000, 10)
     held = counts(split("dirichlet", examples, 100, alpha=0.0), examples)

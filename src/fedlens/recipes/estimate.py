@@ -7,6 +7,7 @@ record and compile, and are not counted as a round's time.
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,7 +28,7 @@ from fedlens.rounds import begin
 from fedlens.runs.active import ActiveRun, run_to_end
 from fedlens.runs.sweep import Point, into_stacks, prepare
 
-WARM, TIMED = 4, 3  # rounds: a shape is recorded as a CUDA graph when it comes the third time
+TIMED = 3  # rounds
 BATCHES = (1, 4)  # of each client, in the short rounds that are timed first
 TESTED = 1000  # examples, in a short evaluation
 DRAWN = 8  # rounds, to see how much work is in one
@@ -83,15 +84,19 @@ class Timing:
             _standing_for(self.points[kinds[name]], name, experiment)
             for name, experiment in experiments.items()
         ]
-        return [self._stack(stack, kinds) for stack in into_stacks(points)]
+        return [self._stack(stack) for stack in into_stacks(points)]
 
-    def _stack(self, stack: Sequence[Point], kinds: Mapping[str, str]) -> Estimate:
-        kind = json.dumps(sorted(kinds[point.name] for point in stack))
+    def _stack(self, stack: Sequence[Point]) -> Estimate:
+        described = [point.experiment for point in stack]
+        setups = [point.setup for point in stack]
+        # Who holds what matters by how much work it makes, to within a tenth.
+        work = _work(setups)
+        tenths = round(math.log(work + 1) / math.log(1.1))
+        kind = json.dumps([tenths, *sorted(_kind(one, by_client=False) for one in described)])
         is_new = kind not in self.costs
         if is_new:
-            self.costs[kind] = _cost([point.setup for point in stack])
+            self.costs[kind] = _cost(setups, work)
         cost = self.costs[kind]
-        described = [point.experiment for point in stack]
         evaluations = sum(_num_evaluations(one.evaluate, one.rounds) for one in described)
         seconds = max(one.rounds for one in described) * cost.a_round
         seconds += evaluations * cost.an_evaluation + (cost.start if is_new else 0.0)
@@ -103,8 +108,11 @@ def _num_evaluations(evaluate: Evaluate, rounds: int) -> int:
     return sum(evaluate.is_due(round, rounds) for round in range(1, rounds + 1))
 
 
-def _kind(experiment: Experiment) -> str:
-    """What the time of a round, and whether points can be stacked, depends on: no mere number."""
+def _kind(experiment: Experiment, by_client: bool = True) -> str:
+    """What the time of a round, and whether points can be stacked, depends on: no mere number.
+
+    With `by_client`, also on who holds what.
+    """
     plain = experiment.plain()
     numbers = ("seed", "rounds", "weights", "weights_sha256", "server", "algorithm")
     described: dict[str, Any] = {key: plain[key] for key in plain if key not in numbers}
@@ -114,7 +122,9 @@ def _kind(experiment: Experiment) -> str:
         for one in experiment.algorithm
     ]
     described["evaluate"] = {key: plain["evaluate"].get(key) for key in ("on", "validation")}
-    if "validation" in experiment.evaluate.on and experiment.clients.seed is None:
+    if not by_client:
+        described["clients"] = experiment.clients.per_round
+    elif "validation" in experiment.evaluate.on and experiment.clients.seed is None:
         described["seed"] = experiment.seed  # which says what is set apart
     return json.dumps(described, sort_keys=True)
 
@@ -126,30 +136,35 @@ def _standing_for(point: Point, name: str, experiment: Experiment) -> Point:
     return Point(name, experiment, setup, None, False)
 
 
-def _cost(setups: Sequence[Setup]) -> Cost:
+def _cost(setups: Sequence[Setup], work: float) -> Cost:
     """Of short rounds, which tell how long a whole one is; of whole ones, if that is soon done."""
     (few, quick), (many, slow) = (_rounds(setups, batches) for batches in BATCHES)
     tested = sum(map(len, setups[0].parts.values()))
     an_evaluation = quick.an_evaluation * max(tested / max(_tested(setups[0]), 1), 1.0)
-    a_round, per_round = slow.a_round, _work(setups)
+    a_round = slow.a_round
     if many > few:
         more = max(slow.a_round - quick.a_round, 0.0) / (many - few)
-        a_round = max(slow.a_round + (per_round - many) * more, 0.0)
-    if (WARM + TIMED) * a_round + 2 * len(setups) * an_evaluation < WHOLE_SECONDS:
+        a_round = max(slow.a_round + (work - many) * more, 0.0)
+    if (_num_warm(setups[0]) + TIMED) * a_round + 2 * len(setups) * an_evaluation < WHOLE_SECONDS:
         _, whole = _rounds(setups, None)
         return whole._replace(start=quick.start + whole.start)
     return Cost(quick.start, a_round, an_evaluation)
 
 
+def _num_warm(setup: Setup) -> int:
+    """Rounds before those that are timed: a CUDA graph is recorded when a shape comes again."""
+    return 4 if isinstance(setup.engine, Stacked) else 1
+
+
 def _rounds(setups: Sequence[Setup], batches: int | None) -> tuple[float, Cost]:
     """The work of a round of so many batches a client (None: of all), and what it costs."""
-    began = time.perf_counter()
-    runs = []
+    began, warm = time.perf_counter(), _num_warm(setups[0])
+    rounds, runs = warm + TIMED, []
     for setup in setups:
         experiment = setup.experiment
         # Evaluated twice: the first time may compile.
-        twice = replace(experiment.evaluate, every=WARM, twin=False)
-        shown = replace(setup, experiment=replace(experiment, rounds=WARM + TIMED, evaluate=twice))
+        twice = replace(experiment.evaluate, every=rounds, at=(1,), twin=False)
+        shown = replace(setup, experiment=replace(experiment, rounds=rounds, evaluate=twice))
         if batches is not None:
             most = batches * experiment.local.batch_size
             parts = {name: _first(part, TESTED) for name, part in setup.parts.items()}
@@ -163,20 +178,18 @@ def _rounds(setups: Sequence[Setup], batches: int | None) -> tuple[float, Cost]:
     a_round = sum(statistics.median(record["seconds"] for record in records) for records in last)
     evaluations = [records[-1].get("evaluation_seconds", 0.0) for records in last]
     an_evaluation = statistics.fmean(evaluations)
-    spent = (WARM + TIMED) * a_round + 2 * sum(evaluations)
-    work = max(_measured(setups[0], records[-1]) for records in last)
-    if not isinstance(setups[0].engine, Stacked):
-        work = sum(_measured(setups[0], records[-1]) for records in last)
+    spent = rounds * a_round + 2 * sum(evaluations)
+    side_by_side = isinstance(setups[0].engine, Stacked)
+    steps, examples = ([records[-1][key] for records in last] for key in ("batches", "examples"))
+    work = max(steps) if side_by_side else sum(examples)
     return work, Cost(max(took - spent, 0.0), a_round, an_evaluation)
 
 
-def _measured(setup: Setup, record: Mapping[str, Any]) -> float:
-    """What a round's time grows with: steps where clients train side by side, else examples."""
-    return float(record["batches" if isinstance(setup.engine, Stacked) else "examples"])
-
-
 def _work(setups: Sequence[Setup]) -> float:
-    """The same of whole rounds: the mean over some, by what is drawn in them."""
+    """What a round's time grows with: steps where clients train side by side, else examples.
+
+    The mean over some rounds, by what is drawn in them.
+    """
     found = []
     for round in range(DRAWN):
         plans = [_plan(setup, round) for setup in setups]

@@ -1,8 +1,10 @@
 """Hsu, Qi and Brown: federated visual classification with real-world data distribution, 2020."""
 
+from fedlens.recipes.hsu2020.figure1 import figure1
 from fedlens.recipes.hsu2020.figure2 import figure2
 from fedlens.recipes.hsu2020.figure3 import figure3
 from fedlens.recipes.hsu2020.figure4 import figure4
+from fedlens.recipes.hsu2020.figure4_pilot import figure4_pilot
 from fedlens.recipes.hsu2020.figure5 import figure5
 from fedlens.recipes.hsu2020.figure6 import figure6
 from fedlens.recipes.hsu2020.figure7 import figure7
@@ -21,9 +23,11 @@ ITEMS = {
     "table3": table3,
     "table4": table4,
     "table5": table5,
+    "figure1": figure1,
     "figure2": figure2,
     "figure3": figure3,
     "figure4": figure4,
+    "figure4-pilot": figure4_pilot,
     "figure5": figure5,
     "figure6": figure6,
     "figure7": figure7,

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from fedlens.data.statistics import emd
 from fedlens.recipes.hsu2020.figure6 import partitionings
 from fedlens.recipes.hsu2020.populations import label_counts, num_classes, num_examples, ranked
-from fedlens.recipes.hsu2020.setting import Population, population, stand_in
+from fedlens.recipes.hsu2020.setting import EMD, Population, population, stand_in
 from fedlens.recipes.page import beside
 from fedlens.recipes.recipe import Measured, Recipe, Results, Scale
 from fedlens.report.blocks import Block, Curves, Line
 
+ORIGINAL = {  # iNaturalist-2017, and what is left of it where every class has 100 examples
+    "training images, original": 579_184,
+    "test images, original": 95_986,
+    "classes, balanced": 1203,
+    "training images, balanced": 120_300,
+}
 CLIENTS = {
     "iNaturalist-Geo-30k": 11,
     "iNaturalist-Geo-3k": 135,
@@ -37,7 +44,8 @@ def blocks(results: Results, shown: dict[str, Population]) -> list[Block]:
         Curves(
             title="Examples a class",
             caption="The classes in order from most to least examples. The paper's data are "
-            "balanced: 100 examples of each of 1,203 classes.",
+            "balanced: 100 examples of each of 1,203 classes. Its Figure 2a also has the original "
+            "ones, with a long tail, which is not part of the prepared set.",
             lines=[
                 Line(name, range(1, len(values) + 1), values.tolist())
                 for name, values in by_class.items()
@@ -65,6 +73,23 @@ def blocks(results: Results, shown: dict[str, Population]) -> list[Block]:
             caption="The counts in the files that were released are one higher than the paper's, "
             "which leave a row without a place out.",
             of="partitioning",
+            percent=False,
+            digits=0,
+        ),
+        beside(
+            [(name, EMD.get(name), Measured(emd(c), None, 1)) for name, c in counts.items()],
+            title="Mean EMD",
+            caption="How far clients are from the population, on average by what they hold. The "
+            "paper prints that of the users.",
+            of="partitioning",
+            percent=False,
+            digits=2,
+        ),
+        beside(
+            [(name, theirs, None) for name, theirs in ORIGINAL.items()],
+            title="How iNaturalist-2017 is balanced (Figure 2a)",
+            caption="The paper drops classes with fewer than 100 training images and keeps 100 of "
+            "each of the others. `fedlens data prepare` does the same from the metadata.",
             percent=False,
             digits=0,
         ),

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-from fedlens.recipes.hsu2020.populations import label_counts, num_classes, num_examples, ranked
-from fedlens.recipes.hsu2020.setting import Population, population, stand_in
+from fedlens.data.statistics import emd
+from fedlens.recipes.hsu2020.populations import (
+    counts_of_test,
+    label_counts,
+    num_classes,
+    num_examples,
+    ranked,
+)
+from fedlens.recipes.hsu2020.setting import EMD, Population, population, stand_in
 from fedlens.recipes.page import beside
 from fedlens.recipes.recipe import Measured, Recipe, Results, Scale
 from fedlens.report.blocks import Block, Curves, Line
 
-PUBLISHED = {"clients": 1262, "classes": 2028, "training images": 164_172}
+PUBLISHED = {
+    "clients": 1262,
+    "classes": 2028,
+    "training images": 164_172,
+    "test images": 19_526,
+    "classes with exactly 10 test images": 1835,
+}
 
 
 def figure3(scale: Scale) -> Recipe:
@@ -25,7 +38,11 @@ def figure3(scale: Scale) -> Recipe:
 def blocks(results: Results, clients: Population) -> list[Block]:
     counts = label_counts(results.scale, clients)
     by_class = counts.sum(0).sort(descending=True).values
-    found = (len(counts), int((counts.sum(0) > 0).sum()), int(counts.sum()))
+    tested = counts_of_test(results.scale, clients)
+    found = (
+        *(len(counts), int((counts.sum(0) > 0).sum()), int(counts.sum())),
+        *(int(tested.sum()), int((tested == 10).sum())),
+    )
     return [
         Curves(
             title="Images a class",
@@ -58,5 +75,12 @@ def blocks(results: Results, clients: Population) -> list[Block]:
             caption=f"Ours is {clients.used}.",
             percent=False,
             digits=0,
+        ),
+        beside(
+            [(clients.name, EMD[clients.name], Measured(emd(counts), None, 1))],
+            title="Mean EMD",
+            caption=f"Ours is {clients.used}.",
+            percent=False,
+            digits=2,
         ),
     ]

@@ -13,7 +13,7 @@ def figure9(scale: Scale) -> Recipe:
     return Recipe(
         title="Pretrained and from scratch",
         about="Relative accuracy by round, from pretrained weights and from scratch, each relative "
-        "to centralised training from the same start.",
+        f"to centralised training from the same start. {pretraining.WITH_FEDVC}",
         cells=pretraining.cells(scale, clients),
         blocks=blocks,
         stand_in=f"{stand_in(clients)} {pretraining.stand_in(clients)}".strip(),
@@ -21,6 +21,13 @@ def figure9(scale: Scale) -> Recipe:
 
 
 def blocks(results: Results) -> list[Block]:
+    return [
+        *pretraining.bounds(results),
+        *_curves(results),
+    ]
+
+
+def _curves(results: Results) -> list[Curves]:
     return [
         Curves(
             title=f"{start}: relative accuracy",

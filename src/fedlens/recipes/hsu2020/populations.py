@@ -16,14 +16,23 @@ from fedlens.report.blocks import Curves, Line
 
 def label_counts(scale: Scale, clients: Population) -> Tensor:  # [K, L]
     """What each client holds of each class."""
-    described = Experiment(
+    dataset, train, held = partition(described(clients), scale.data)
+    return held.label_counts(train.labels, dataset.num_classes)
+
+
+def counts_of_test(scale: Scale, clients: Population) -> Tensor:  # [L]
+    """How many test examples there are of each class."""
+    dataset, _, _ = partition(described(clients), scale.data)
+    return torch.bincount(dataset.test.labels, minlength=dataset.num_classes)
+
+
+def described(clients: Population) -> Experiment:
+    return Experiment(
         dataset=clients.dataset,
         model=clients.model,
         rounds=1,
         clients=Clients(count=clients.count, partition=clients.partition),
     )
-    dataset, train, held = partition(described, scale.data)
-    return held.label_counts(train.labels, dataset.num_classes)
 
 
 def num_classes(counts: Tensor) -> Tensor:

@@ -5,7 +5,14 @@ from __future__ import annotations
 from fedlens.experiment import Named
 from fedlens.recipes.hsu2020 import cifar
 from fedlens.recipes.hsu2020.populations import label_counts, num_examples
-from fedlens.recipes.hsu2020.setting import Population, centralised, population, said, stand_in
+from fedlens.recipes.hsu2020.setting import (
+    OUR_EPOCHS,
+    Population,
+    centralised,
+    population,
+    said,
+    stand_in,
+)
 from fedlens.recipes.recipe import Recipe, Results, Scale
 from fedlens.report.blocks import Block, Table
 
@@ -51,7 +58,8 @@ def table1(scale: Scale) -> Recipe:
     return Recipe(
         title="The training sets",
         about="Clients, classes and examples of every data set of the paper, and the accuracy of "
-        "centralised training.",
+        "centralised training. "
+        f"{OUR_EPOCHS}",
         cells=cells,
         seeds=range(scale.pick(1, 1, 3)),
         blocks=lambda results: blocks(results, shown),

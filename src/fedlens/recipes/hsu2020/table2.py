@@ -6,6 +6,9 @@ from fedlens.experiment import Experiment
 from fedlens.recipes.hsu2020.setting import (
     BASES,
     NAMES,
+    OUR_EPOCHS,
+    STEPS,
+    Population,
     Row,
     Which,
     at_budgets,
@@ -19,8 +22,9 @@ from fedlens.recipes.hsu2020.setting import (
     virtual,
 )
 from fedlens.recipes.page import beside
-from fedlens.recipes.recipe import Recipe, Results, Scale
+from fedlens.recipes.recipe import Measured, Recipe, Results, Scale
 from fedlens.report.blocks import Block, Text
+from fedlens.runs.budgets import at_batches
 
 POPULATIONS: tuple[Which, ...] = ("geo", "user")
 PUBLISHED: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {  # at rounds, at batches
@@ -37,37 +41,54 @@ CENTRALISED = 0.579
 
 
 def cells(scale: Scale) -> dict[str, Experiment]:
-    """Both populations under four methods. FedVC goes on until it has spent all batches."""
+    """Both populations under four methods, each until it has spent all rounds and batches."""
     found = {}
     for which in POPULATIONS:
         clients = population(scale, which)
         for base, algorithm in BASES.items():
-            found[f"{which}, {base}"] = experiment(scale, clients, algorithm, 10)
+            found[f"{which}, {base}"] = experiment(
+                scale, clients, algorithm, 10, last=_last(scale, clients)
+            )
             found[f"{which}, {base}, FedVC"] = experiment(
                 scale,
                 clients,
                 (virtual(scale), *algorithm),
                 10,
-                last=max(rounds(scale)[-1], batches(scale)[-1] // 4),
+                last=max(rounds(scale)[-1], batches(scale)[-1] // STEPS),
             )
     return found
 
 
-def table2(scale: Scale) -> Recipe:
-    populations = [population(scale, which) for which in POPULATIONS]
-    bounds = {
-        f"{which}, centralised": centralised(scale, clients)
-        for which, clients in zip(POPULATIONS, populations, strict=True)
+def _last(scale: Scale, clients: Population) -> int:
+    """The rounds in which runs without FedVC spend the last batch budget.
+
+    The largest of ten clients takes 11 batches of imbalanced CIFAR-10, and 3.1 of FEMNIST; on
+    iNaturalist-User-120k about 10, as the published accuracies at rounds and batches tell.
+    """
+    if clients.name != NAMES["user"]:
+        return rounds(scale)[-1]
+    return scale.pick(3, 80, 17_000 if clients.is_stand_in else 10_000)
+
+
+def bounds(scale: Scale) -> dict[str, Experiment]:
+    """Centralised training on the images of each population."""
+    return {
+        f"{which}, centralised": centralised(scale, population(scale, which))
+        for which in POPULATIONS
     }
+
+
+def table2(scale: Scale) -> Recipe:
     return Recipe(
         title="Federated virtual clients",
         about="FedVC draws clients by what they hold and lets each take four steps. The paper "
         "compares at equal numbers of rounds and at equal numbers of batches, counted at each "
-        "round's largest client: what a round lasts.",
-        cells=cells(scale) | bounds,
+        "round's largest client: what a round lasts. "
+        f"{OUR_EPOCHS}",
+        cells=cells(scale) | bounds(scale),
         seeds=range(scale.pick(1, 1, 3)),
         blocks=blocks,
-        stand_in=stand_in(*populations),
+        stand_in=stand_in(*(population(scale, which) for which in POPULATIONS)),
     )
 
 
@@ -95,7 +116,9 @@ def blocks(results: Results) -> list[Block]:
         Text(
             title="Reading it",
             paragraphs=(
-                "– stands where a run had not spent so many batches. The local epochs of FedAvg "
+                "Accuracy at a budget is that of the last evaluation within it: at the paper's "
+                "scale no more than 2% of the rounds before it. – stands where a run had not spent "
+                "so many batches. The local epochs of FedAvg "
                 "make large clients take many steps a round; FedVC takes four from everyone, so "
                 "it does less per round and gets more rounds for the same batches.",
                 _gain(results),
@@ -105,9 +128,15 @@ def blocks(results: Results) -> list[Block]:
 
 
 def _gain(results: Results) -> str:
+    budget = batches(results.scale)[-1]
+
+    def reached(cell: str) -> str:
+        runs = results.runs[cell]
+        return said(Measured.of([at_batches(run.rounds, [budget])[budget] for run in runs]))
+
     words = []
     for which in POPULATIONS:
         for base in BASES:
-            with_, without = (results.final(f"{which}, {base}{more}") for more in (", FedVC", ""))
-            words.append(f"{NAMES[which]}, {base}: {said(with_)}% with, {said(without)}% without")
-    return "After the last round, FedVC: " + "; ".join(words) + "."
+            with_, without = (reached(f"{which}, {base}{more}") for more in (", FedVC", ""))
+            words.append(f"{NAMES[which]}, {base}: {with_}% with, {without}% without")
+    return f"FedVC, at {budget:,} batches: " + "; ".join(words) + "."

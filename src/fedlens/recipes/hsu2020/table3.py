@@ -5,6 +5,7 @@ from __future__ import annotations
 from fedlens.experiment import Experiment, Named
 from fedlens.recipes.hsu2020.setting import (
     BASES,
+    OUR_EPOCHS,
     Row,
     at_budgets,
     centralised,
@@ -48,7 +49,8 @@ def table3(scale: Scale) -> Recipe:
     return Recipe(
         title="The iNaturalist-User-120k benchmark",
         about="FedAvg and FedAvgM with virtual clients, with and without importance reweighting, "
-        "for two report goals K, at fixed numbers of rounds.",
+        "for two report goals K, at fixed numbers of rounds. "
+        f"{OUR_EPOCHS}",
         cells=cells(scale) | {"centralised": centralised(scale, clients)},
         seeds=range(scale.pick(1, 1, 3)),
         blocks=blocks,

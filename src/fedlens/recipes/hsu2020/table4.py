@@ -6,6 +6,7 @@ from fedlens.experiment import Experiment, Named
 from fedlens.recipes.hsu2020.setting import (
     BASES,
     GOALS,
+    OUR_EPOCHS,
     Row,
     at_budgets,
     centralised,
@@ -68,7 +69,8 @@ def table4(scale: Scale) -> Recipe:
     return Recipe(
         title="The Landmarks-User-160k benchmark",
         about="FedAvg and FedAvgM with and without importance reweighting, for several report "
-        "goals K, training the whole network or its last two layers.",
+        "goals K, training the whole network or its last two layers. "
+        f"{OUR_EPOCHS}",
         cells=cells(scale, *LAYERS) | bounds,
         seeds=range(scale.pick(1, 1, 3)),
         blocks=blocks,

@@ -1,0 +1,150 @@
+"""Paper 2's recipes: what the tables need, by its own numbers, and what is picked by what."""
+
+import importlib
+from itertools import pairwise
+
+import pytest
+import torch
+
+from fedlens.recipes import RECIPES
+from fedlens.recipes.hsu2020.figure1 import furthest_apart
+from fedlens.recipes.hsu2020.figure4_pilot import Point, best
+from fedlens.recipes.hsu2020.figure8 import momenta, panels, rates
+from fedlens.recipes.hsu2020.setting import schedule
+from fedlens.recipes.recipe import Scale
+from fedlens.recipes.reproduce import reproduce
+from fedlens.report.blocks import Curves, Strip
+
+
+@pytest.fixture(autouse=True)
+def no_data(monkeypatch):
+    monkeypatch.delenv("FEDLENS_DATA", raising=False)
+
+
+@pytest.fixture
+def paper(monkeypatch, tmp_path):
+    """The paper's scale with all data, and weights, here."""
+    (tmp_path / "mobilenet_v2-b0353104.pth").touch()
+    monkeypatch.setattr(Scale, "has", lambda *_: True)
+    return Scale("paper", tmp_path)
+
+
+def named(cell):
+    return [one.name for one in cell.algorithm]
+
+
+@pytest.mark.parametrize("item", ["table5", "figure9"])
+def test_runs_from_pretraining_and_from_scratch_have_virtual_clients(item, paper):
+    cells = RECIPES[f"hsu2020/{item}"](paper).cells
+    federated = [cell for name, cell in cells.items() if ", K " in name]
+    assert len(federated) == 8
+    assert all("fedvc" in named(cell) for cell in federated)
+
+
+def test_rounds_are_known_to_two_percent_and_budgets_exactly():
+    evaluate = schedule(Scale("paper"), 50_000)
+    due = [r for r in range(1, 50_001) if evaluate.is_due(r, 50_000)]
+    assert {1000, 2500, 5000, 6250, 12_500} <= set(due)
+    assert all(b - a <= 0.02 * a + 1 for a, b in pairwise(due))
+    assert len(due) < 1000
+    short = schedule(Scale("paper"), 5000)
+    assert max(short.at) <= 5000
+
+
+def test_every_run_of_table_2_spends_its_budgets(tmp_path, monkeypatch):
+    done = reproduce("hsu2020/table2", "smoke", tmp_path / "out")
+    for cell, runs in done.results.runs.items():
+        if "centralised" not in cell:
+            assert runs[0].rounds[-1]["batches_total"] >= 12
+    monkeypatch.setattr(Scale, "has", lambda _, name: name in ("cifar10", "femnist"))
+    cells = RECIPES["hsu2020/table2"](Scale("paper")).cells
+    for which, largest in (("geo", 11.39), ("user", 3.13)):  # batches a round, of the stand-ins
+        assert cells[f"{which}, FedAvg"].rounds * largest >= 50_000
+        assert cells[f"{which}, FedAvg, FedVC"].rounds * 4 >= 50_000
+
+
+def test_figure_6c_is_relative_and_has_the_users(tmp_path):
+    done = reproduce("hsu2020/figure6", "smoke", tmp_path / "out")
+    (block,) = [b for b in done.blocks if b.title == "Relative accuracy against EMD"]
+    assert isinstance(block, Curves)
+    assert "iNaturalist-User-120k" in block.caption
+    whole = done.results.final("geo, centralised").mean
+    run = done.results.runs["α 100, FedAvg, FedVC"][0]
+    relative = run.curve("test_accuracy")[1][run.curve("test_accuracy")[0].index(2)] / whole
+    assert relative in block.lines[0].y
+
+
+def test_every_partitioning_starts_from_the_same_weights(paper):
+    cells = RECIPES["hsu2020/figure6"](paper).cells
+    starts = {(cell.weights, cell.norm) for name, cell in cells.items() if "Geo-" in name}
+    assert starts == {(cells["geo, FedAvg"].weights, "frozen")}
+    assert cells["geo, FedAvg"].weights is not None
+
+
+@pytest.mark.parametrize("scale", ["smoke", "small", "paper"])
+def test_a_point_of_the_grid_has_the_learning_rate_it_says(scale, monkeypatch):
+    monkeypatch.setattr(Scale, "has", lambda *_: True)
+    at = Scale(scale)
+    cells = RECIPES["hsu2020/figure8"](at).cells
+    for rate in rates(at):
+        for left in momenta(at):
+            words = f"η_eff {rate:.2g}, 1-β {left:.2g}"
+            found = [cell for name, cell in cells.items() if name.endswith(words)]
+            assert found
+            for cell in found:
+                momentum = cell.algorithm[0].options["momentum"]
+                assert cell.local.lr / (1 - momentum) == pytest.approx(rate)
+
+
+def test_the_last_two_rows_of_figure_8_compare_local_epochs():
+    *_, one, five = panels(Scale("paper"))
+    assert (one.goal, one.epochs, five.epochs) == (five.goal, 1, 5)
+
+
+def test_the_pilot_never_sees_test_images_and_picks_by_those_set_apart(tmp_path):
+    done = reproduce("hsu2020/figure4-pilot", "smoke", tmp_path / "out")
+    for runs in done.results.runs.values():
+        assert not any(key.startswith("test") for run in runs for row in run.rounds for key in row)
+    picked = best(done.results)["cifar10"]["0"]
+    found = {
+        Point(rate * left, 1 - left): done.results.final(
+            f"cifar10, α 0, η_eff {rate:.2g}, 1-β {left:.2g}", "validation_accuracy"
+        ).mean
+        for rate in rates(done.results.scale)
+        for left in momenta(done.results.scale)
+    }
+    assert found[picked["FedAvgM"]] == max(found.values())
+    plain = {point: y for point, y in found.items() if point.momentum == 0}
+    assert found[picked["FedAvg"]] == max(plain.values())
+    assert len(set(found.values())) > 1
+
+
+def test_figure_4_takes_the_point_that_the_pilot_picked(paper, monkeypatch):
+    picked = {"cifar10": {"0.5": {"FedAvg": [0.03, 0.0], "FedAvgM": [0.001, 0.97]}}}
+    pilot = importlib.import_module("fedlens.recipes.hsu2020.figure4_pilot")
+    monkeypatch.setattr(pilot, "_chosen", lambda: picked)
+    cells = RECIPES["hsu2020/figure4"](paper).cells
+
+    def point(alpha, base):
+        cell = cells[f"cifar10, α {alpha}, {base}, K 10"]
+        return cell.local.lr, cell.algorithm[0].options.get("momentum", 0.0)
+
+    assert point("0.5", "FedAvg") == (0.03, 0.0)
+    assert point("0.5", "FedAvgM") == (0.001, 0.97)
+    assert point("1", "FedAvg") == (0.01, 0.0)
+    assert point("1", "FedAvgM") == (0.01, 0.9)
+    small = RECIPES["hsu2020/figure4"](Scale("small")).cells["cifar10, α 0, FedAvgM, K 10"]
+    assert small.local.lr == 0.05
+
+
+def test_the_strip_of_figure_4_marks_the_weighted_mean(tmp_path):
+    done = reproduce("hsu2020/figure4", "smoke", tmp_path / "out")
+    strip = next(block for block in done.blocks if isinstance(block, Strip))
+    runs = done.results.runs["cifar10, α 100, FedAvg, K 2"]
+    assert strip.stroke(0) == runs[0].summary["emd"]
+    assert "weighted mean" in strip.words()
+
+
+def test_the_two_classes_furthest_apart_are_found():
+    shares = torch.tensor([[0.5, 0.5, 0.0], [0.6, 0.2, 0.2], [0.0, 0.2, 0.8]])
+    assert furthest_apart(shares) == (0, 2)
