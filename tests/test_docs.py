@@ -310,6 +310,14 @@ def test_the_run_folder_holds_what_is_documented(tmp_path):
             assert key in words or of_test in words, f"{name}: {key}"
 
 
+def test_measured_numbers_say_which_code_and_which_command_they_come_from():
+    files = list(ROOT.glob("results/*/*.json"))
+    assert files
+    for file in files:
+        found = json.loads(file.read_text())
+        assert found["revision"] and found["command"], file
+
+
 def test_the_tree_of_the_architecture_page_is_that_of_the_code():
     tree = next(b.text for b in blocks(ARCHITECTURE) if b.text.startswith("src/fedlens/"))
     path: list[str] = []
