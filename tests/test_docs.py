@@ -12,7 +12,6 @@ import shlex
 import shutil
 import sys
 import tomllib
-import typing
 import warnings
 from collections.abc import Iterable
 from dataclasses import MISSING, fields, is_dataclass
@@ -208,12 +207,13 @@ def test_the_readme_shows_the_quickstart_as_it_is():
     assert shown == [tomllib.loads((ROOT / "examples" / "quickstart.toml").read_text())]
 
 
-def keys(kind=fl.Experiment, prefix=""):
+def keys(record=None, prefix=""):
     """Every key of an experiment, with its field."""
-    hints = typing.get_type_hints(kind)
-    for f in fields(kind):
-        if is_dataclass(hints[f.name]) and hints[f.name] is not fl.Named:
-            yield from keys(hints[f.name], f"{prefix}{f.name}.")
+    record = record or fl.Experiment.of(REQUIRED)
+    for f in fields(record):
+        value = getattr(record, f.name)
+        if is_dataclass(value) and not isinstance(value, fl.Named):
+            yield from keys(value, f"{prefix}{f.name}.")
         else:
             yield prefix + f.name, f
 
