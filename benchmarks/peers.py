@@ -23,6 +23,8 @@ from datetime import date
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from origin import origin
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 WORKLOADS = ("pfl-cnn", "hsu-cnn", "mcmahan-cnn")
@@ -167,6 +169,7 @@ def main() -> None:
                 )
     measured = rows(found)
     about = {
+        **origin(),
         "machine": f"{platform.machine()}, {cores} cores",
         "python": platform.python_version(),
         "date": str(date.today()),

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 import fedlens as fl
+from origin import origin
 
 Precision = Literal["fp32", "tf32", "bf16"]
 PRECISIONS = get_args(Precision)
@@ -65,7 +66,7 @@ def main() -> None:
                 flush=True,
             )
     if arguments.out:
-        arguments.out.write_text(json.dumps(found, indent=1))
+        arguments.out.write_text(json.dumps({**origin(), "accuracy": found}, indent=1))
 
 
 if __name__ == "__main__":

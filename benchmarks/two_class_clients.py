@@ -19,6 +19,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from origin import origin
+
 TWO_CLASSES = {"name": "classes", "per_client": 2}
 LOGITS = {"lr": 0.01, "momentum": 0.9}
 PAPER = {"lr": 0.05, "momentum": 0.9}
@@ -116,7 +118,7 @@ def main() -> None:
             flush=True,
         )
         if arguments.out:
-            arguments.out.write_text(json.dumps(rows, indent=1))
+            arguments.out.write_text(json.dumps({**origin(), "rows": rows}, indent=1))
 
 
 if __name__ == "__main__":

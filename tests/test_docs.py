@@ -35,6 +35,7 @@ from fedlens.report import report
 
 ROOT = Path(__file__).parents[1]
 README, EXPERIMENTS = ROOT / "README.md", ROOT / "docs" / "experiments.md"
+REFERENCE = ROOT / "docs" / "reference.md"
 DATA, ARCHITECTURE = ROOT / "docs" / "data.md", ROOT / "docs" / "architecture.md"
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md"))]
 EXAMPLES = [*ROOT.glob("examples/*.toml"), *ROOT.glob("examples/*.json")]
@@ -257,7 +258,7 @@ def options_in_code(registry):
 
 
 def test_the_options_documented_are_the_options_there_are():
-    assert documented_options(README, "algorithm", 3) == options_in_code(ALGORITHMS)
+    assert documented_options(REFERENCE, "algorithm", 3) == options_in_code(ALGORITHMS)
     assert documented_options(DATA, "partition", 1) == options_in_code(PARTITIONS)
     models = {name: options for name, options in options_in_code(MODELS).items() if options}
     assert documented_options(EXPERIMENTS, "model", 1) == models
@@ -269,7 +270,7 @@ def test_the_options_documented_are_the_options_there_are():
     assert named == {name: datasets[name] for name in ("fashion-mnist-mini", *published)}
 
 
-def test_the_readme_lists_what_is_inside():
+def test_the_reference_lists_what_is_inside():
     registries: dict[str, Iterable[str]] = {
         "algorithm": ALGORITHMS,
         "partition": PARTITIONS,
@@ -277,11 +278,11 @@ def test_the_readme_lists_what_is_inside():
         "data set": DATASETS,
     }
     for first, registry in registries.items():
-        assert [row[0] for row in table(README, first)] == list(registry)
+        assert [row[0] for row in table(REFERENCE, first)] == list(registry)
 
 
-def test_the_readme_counts_parameters_right():
-    for name, count, shape, _ in table(README, "model"):
+def test_the_reference_counts_parameters_right():
+    for name, count, shape, _ in table(REFERENCE, "model"):
         module = MODELS[name](tuple(map(int, shape.split("×"))), 10)
         found = sum(p.numel() for p in module.parameters())
         assert f"{found:,}" == count, name
@@ -307,6 +308,14 @@ def test_the_run_folder_holds_what_is_documented(tmp_path):
         for key in json.loads((folder / name).read_text()):
             of_test = key.replace("train_", "test_") if key != "train_set_loss" else key
             assert key in words or of_test in words, f"{name}: {key}"
+
+
+def test_measured_numbers_say_which_code_and_which_command_they_come_from():
+    files = list(ROOT.glob("results/*/*.json"))
+    assert files
+    for file in files:
+        found = json.loads(file.read_text())
+        assert found["revision"] and found["command"], file
 
 
 def test_the_tree_of_the_architecture_page_is_that_of_the_code():

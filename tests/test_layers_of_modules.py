@@ -15,7 +15,7 @@ ORDER = [
     ["version", "keys", "trees", "files", "options", "tables", "run_files", "core"],
     ["data"],
     ["network", "augment", "models"],
-    ["pieces", "algorithm", "algorithms"],
+    ["slots", "pieces", "algorithm", "algorithms"],
     ["work", "uploads", "client"],
     ["engines"],
     ["rounds"],

@@ -19,7 +19,8 @@ HEAD = """\
 Name several algorithms in one experiment and Fedlens makes one of them, from left to right. Two
 of them may not refill one slot of a round in different ways: such a run is refused before it
 starts. What each refills and what it goes with stands below, for default options. `fedavg` stands
-for `over = "population"`: plain FedAvg refills nothing. The order does not matter.
+for `over = "population"`: plain FedAvg refills nothing. What adds to `objective` or `channel`
+leaves room for others. The order does not matter, but steps of the channel run as they are named.
 
 This page is made by `python tools/make_compositions.py` from what `fedlens.compose` accepts.
 
@@ -43,7 +44,7 @@ def goes(*names: str) -> bool:
 
 def refilled(name: str) -> Iterator[str]:
     amended = compose(BASE, made(name))
-    for slot in (*EXCLUSIVE, "objective", "personal_norm"):
+    for slot in (*EXCLUSIVE, "objective", "channel", "personal_norm"):
         if not same(getattr(amended, slot), getattr(BASE, slot)):
             yield f"`{slot}`"
 

@@ -16,6 +16,7 @@ from fedlens.augment import Augment
 from fedlens.core import Dataset
 from fedlens.data import DATASETS, OWN_CLIENTS
 from fedlens.data.partitions import PARTITIONS, finds_clients
+from fedlens.engines import EngineName
 from fedlens.models import MODELS
 from fedlens.models.weights import is_address
 from fedlens.options import (
@@ -165,7 +166,7 @@ class Experiment:
     model: Given[Name | nn.Module, Named | nn.Module] = required()
     rounds: int = required()
     seed: int = 0
-    engine: Literal["auto", "sequential", "stacked", "processes"] = "auto"
+    engine: EngineName = "auto"
     device: str = "auto"
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp64"] = "auto"
     deterministic: bool = False  # the same bytes from a GPU, at some cost in speed

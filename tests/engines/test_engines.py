@@ -3,17 +3,19 @@
 import copy
 import functools
 from dataclasses import dataclass
+from typing import get_args
 
 import pytest
 import torch
 from torch import nn
 
+from fedlens import engines
 from fedlens.algorithm import Algorithm, compose
 from fedlens.algorithms import ALGORITHMS as PAPERS
 from fedlens.algorithms.fedavgm import fedavgm
 from fedlens.augment import Augment
 from fedlens.client import ClientProgram
-from fedlens.engines import Sequential
+from fedlens.engines import EngineName, Sequential
 from fedlens.network.network import Network
 from fedlens.pieces import Epochs, Sgd, Uniformly
 from fedlens.rounds import State, begin, run_round
@@ -71,6 +73,13 @@ def agree(found: State, expected: State) -> None:
             for name, value in tree.items():
                 kept = found.clients.rows[client][kind][name]
                 torch.testing.assert_close(kept, value, rtol=1e-9, atol=1e-11)
+
+
+def test_every_engine_can_be_chosen_by_its_name():
+    assert set(get_args(EngineName)) == {"auto", *engines.ENGINES}
+    network, examples = Network(small_cnn()), noisy_images(RAGGED).examples
+    for name, make in engines.ENGINES.items():
+        assert make(network, examples, (), ()).name == name
 
 
 def test_every_paper_is_under_test():

@@ -59,6 +59,7 @@ __all__ = [
     "admm",
     "ceadmm",
     "celiadmm",
+    "clip",
     "fedadagrad",
     "fedadam",
     "fedadmm",
@@ -78,6 +79,7 @@ __all__ = [
     "liadmm",
     "median",
     "qfedavg",
+    "quantize",
     "scaffold",
     "trimmed_mean",
 ]

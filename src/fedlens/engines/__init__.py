@@ -1,6 +1,7 @@
 """An engine maps the client program over a cohort. It knows nothing of any algorithm."""
 
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import torch
 
@@ -22,4 +23,7 @@ ENGINES: dict[str, Build] = {
     ),
 }
 
-__all__ = ["ENGINES", "Engine", "Processes", "Sequential", "Stacked"]
+EngineName = Literal["auto", "sequential", "stacked", "processes"]
+"""What an experiment can choose: one of ENGINES, or that the machine decides."""
+
+__all__ = ["ENGINES", "Engine", "EngineName", "Processes", "Sequential", "Stacked"]

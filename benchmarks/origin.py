@@ -1,0 +1,21 @@
+"""Where numbers come from: what every JSON file in results/ carries."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def origin() -> dict[str, str]:
+    """The revision of the code, with a + if files were changed since, and the command."""
+    asked = ["git", "-C", str(ROOT), "describe", "--always", "--dirty=+"]
+    found = subprocess.run(asked, capture_output=True, text=True, check=False)
+    script = Path(sys.argv[0]).resolve()
+    named = script.relative_to(ROOT) if script.is_relative_to(ROOT) else script
+    return {
+        "revision": found.stdout.strip() or "unknown",
+        "command": " ".join(["python", str(named), *sys.argv[1:]]),
+    }
