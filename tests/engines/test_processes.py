@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,7 +16,7 @@ import fedlens as fl
 from fedlens import build as building
 from fedlens.client import ClientProgram
 from fedlens.core import Upload, zeros_at_first
-from fedlens.engines import Processes, Sequential, gpus, pool, worker
+from fedlens.engines import Processes, Sequential, gpus, pool
 from fedlens.engines.costs import Costs
 from fedlens.engines.engine import Which
 from fedlens.engines.processes import even_blocks, longest_first
@@ -254,26 +256,32 @@ def test_a_worker_for_each_gpu_or_for_the_one_named(monkeypatch):
         building.build(replace(experiment, device="cuda:7"))
 
 
-def settings_of_new_memory() -> str:
-    """What the system was told of the memory that a worker would have a large tensor in."""
-    worker.keep_memory()
-    place = torch.ones(2**22).data_ptr() + 2**23  # in the midst of it
-    found = False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        first, *rest = line.split()
-        if "-" in first:
-            start, end = (int(address, 16) for address in first.split("-"))
-            found = start <= place < end
-        elif found and first == "VmFlags:":
-            return " ".join(rest)
-    raise LookupError(place)
+SETTINGS_OF_NEW_MEMORY = """
+import torch
+from pathlib import Path
+from fedlens.engines import worker
+
+worker.keep_memory()
+large = torch.ones(2**22)  # as a worker would have it
+place, found = large.data_ptr() + 2**23, False
+for line in Path("/proc/self/smaps").read_text().splitlines():
+    first, *rest = line.split()
+    if "-" in first:
+        start, end = (int(address, 16) for address in first.split("-"))
+        found = start <= place < end
+    elif found and first == "VmFlags:":
+        print(*rest)
+"""
 
 
 @pytest.mark.skipif(
     not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="a system without large pages"
 )
 def test_workers_ask_for_large_pages():
-    assert "hg" in gpus.in_a_child(settings_of_new_memory)
+    """In a process of its own: which memory is handed out depends on what ran before."""
+    command = [sys.executable, "-c", SETTINGS_OF_NEW_MEMORY]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "hg" in done.stdout.split()
 
 
 def fail():
