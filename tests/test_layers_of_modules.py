@@ -16,7 +16,7 @@ ORDER = [
     ["data"],
     ["network", "augment", "models"],
     ["slots", "pieces", "algorithm", "algorithms"],
-    ["work", "uploads", "client"],
+    ["work", "uploads", "steps", "client"],
     ["engines"],
     ["rounds"],
     ["experiment", "build"],

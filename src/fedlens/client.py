@@ -8,11 +8,11 @@ many examples each batch holds, is known from the plan.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from operator import itemgetter
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -24,10 +24,8 @@ from fedlens.augment import Augment
 from fedlens.core import (
     Batch,
     Examples,
-    FactoredWeights,
     Local,
     Memory,
-    Plan,
     Tree,
     Upload,
     tree_map,
@@ -35,56 +33,24 @@ from fedlens.core import (
 from fedlens.network.layout import Layout
 from fedlens.network.model import Model
 from fedlens.network.ops import local_step_
-from fedlens.slots import LocalStep
-from fedlens.trees import in_order, join, map_tensors, stack, unstack
+from fedlens.steps import (
+    Cuts,
+    StepInput,
+    TakeStep,
+    WeightForm,
+    concatenated,
+    drift_of,
+    numbers_of_clients,
+    own_rows,
+    rows_of,
+)
+from fedlens.trees import in_order, map_tensors, stack, unstack
 from fedlens.work import ClientInputs, Part, Shared, Span, Spans
 
 DROPOUT, AUGMENT = keys.purpose("dropout"), keys.purpose("augment")
 CHANNEL = keys.purpose("channel")
 
 _A_NUMBER = torch.zeros(())  # stands for any in `ClientProgram.structure`
-
-
-class StepInput(NamedTuple):
-    """What one step of C clients takes from their plan."""
-
-    chosen: Tensor  # [C, B] positions in Examples
-    labels: Tensor  # [C, B]
-    mask: Tensor  # [C, B]
-    counts: Tensor  # [C]
-    dropout_keys: Tensor  # [C]
-    augment_keys: Tensor  # [C]
-    ones: Tensor  # [C] the gradient of the sum of all clients' losses by each
-    step: Tensor  # []
-
-
-TakeStep = Callable[[Algorithm, Local, StepInput], tuple[Local, Tensor]]
-"""One step of every client, by an algorithm with their own numbers; the loss is [C]."""
-
-
-class WeightForm(Protocol):
-    """Some weights of clients in another form than a tensor each: see engines/factored.py."""
-
-    @property
-    def sums_uploads(self) -> bool:
-        """Whether no client's own update of these weights is made, but only their sum."""
-        ...
-
-    def start(self, local: Local, inputs: ClientInputs, step: LocalStep) -> FactoredWeights:
-        """What clients have in place of these weights when they start."""
-        ...
-
-    def weights(self, local: Local) -> dict[str, Any]:
-        """What the model takes in their place in this step, by name."""
-        ...
-
-    def count_step(self, local: Local) -> None:
-        """Called between the forward and the backward pass of a step."""
-        ...
-
-    def multiplied_out(self, local: Local, step: LocalStep) -> Local:
-        """Clients with these weights as tensors, after their last step."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -179,7 +145,7 @@ class ClientProgram:
         local = self._start(shared, inputs)
         algorithm = self.algorithm_of(local)
         if algorithm.local_step is not None and algorithm.local_step.contracts:
-            local.drift = _drift(algorithm, local)
+            local.drift = drift_of(algorithm, local)
         dtype, device = next(iter(local.params.values())).dtype, known_labels.device
         index, counts = inputs.plan.index, inputs.plan.counts
         labels = known_labels[index]
@@ -195,8 +161,8 @@ class ClientProgram:
 
         for step, (training, width) in enumerate(zip(*cuts, strict=True)):
             if training < len(local.steps):
-                finished.append(_rows(local, slice(training, None)))
-                local = _rows(local, slice(training))
+                finished.append(rows_of(local, slice(training, None)))
+                local = rows_of(local, slice(training))
                 algorithm = self.algorithm_of(local)
             rows = (slice(training), step)
             now = StepInput(
@@ -213,7 +179,7 @@ class ClientProgram:
             missing = len(index) - training
             losses.append(F.pad(loss, (0, missing)) if missing else loss)
 
-        whole = _concatenate([local, *reversed(finished)]) if finished else local
+        whole = concatenated([local, *reversed(finished)]) if finished else local
         params = {name: p.detach() for name, p in whole.params.items()}
         # Not in place: a recorder may own it.
         whole = replace(whole, params=params, step=None, count=None, loss=None, drift={})
@@ -303,7 +269,7 @@ class ClientProgram:
             solver={},
             steps=inputs.steps,
             group=group,
-            numbers=_numbers(inputs, params),
+            numbers=numbers_of_clients(inputs, params),
         )
         algorithm = self.algorithm_of(local)
         if self.form is not None and algorithm.local_step is not None:
@@ -324,7 +290,7 @@ class ClientProgram:
             return [map_tensors(whole, itemgetter(slice(first, end))) for _, first, end in spans]
         found = []
         for number, first, end in spans:
-            mine: Local = map_tensors(local, partial(_own_rows, slice(first, end)))
+            mine: Local = map_tensors(local, partial(own_rows, slice(first, end)))
             mine.exact = {name: t[number : number + 1] for name, t in exact.items()}
             found.append(self._upload(number, mine))
         return found
@@ -404,58 +370,3 @@ class ClientProgram:
             memory["norm"] = {name: model[name] for name in self.layout.norm_names}
         ordered: Memory = in_order(memory)
         return ordered
-
-
-Cuts = tuple[tuple[int, ...], tuple[int, ...]]
-"""For each step, how many clients still train, and how many examples their batches hold."""
-
-
-def cuts(plan: Plan) -> Cuts:
-    """They hold for clients sorted by their steps, as `ClientInputs` has them."""
-    training = (plan.counts > 0).sum(0)
-    num_steps = int((training > 0).sum())
-    widths = plan.counts.amax(0) if len(plan.counts) else training
-    return tuple(training[:num_steps].tolist()), tuple(widths[:num_steps].tolist())
-
-
-def _drift(algorithm: Algorithm, local: Local) -> Tree:
-    """What every step of the round adds to the gradient, if anything."""
-    assert algorithm.local_step is not None
-    drift = algorithm.local_step.drift
-    if drift is None:
-        return {}
-    # As parameters lie in memory, which they may do in an engine's own way.
-    return {name: torch.empty_like(p).copy_(drift(local, name)) for name, p in local.params.items()}
-
-
-def _numbers(inputs: ClientInputs, params: Tree) -> tuple[Tensor, ...]:
-    """The numbers of the local steps where they are an input: [], or for each client, [C]."""
-    if inputs.numbers is None:
-        return ()
-    numbers = inputs.numbers.to(next(iter(params.values())).dtype)
-    if inputs.group is None:
-        return tuple(number[0] for number in numbers)
-    return tuple(number[inputs.group] for number in numbers)
-
-
-def _rows(local: Local, which: slice) -> Local:
-    """Some clients of `local`; what all share, with a leading axis of 1, stays as it is."""
-    clients = len(local.steps)
-    local = replace(local, step=None, count=None, loss=None)
-    rows: Local = map_tensors(
-        local, lambda t: t[which].clone() if t.ndim and len(t) == clients else t
-    )
-    return rows
-
-
-def _own_rows(rows: slice, tensor: Tensor) -> Tensor:
-    return tensor[rows] if tensor.ndim else tensor
-
-
-def _concatenate(parts: list[Local]) -> Local:
-    first = parts[0]
-    names = ["params", "buffers", "facts", "memory", "solver", "steps", "factored"]
-    if first.group is not None:
-        names += ["anchor", "told", "group"]
-        names += ["numbers"] if first.numbers else []
-    return replace(first, **{name: join([getattr(part, name) for part in parts]) for name in names})

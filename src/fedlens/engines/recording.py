@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from fedlens.algorithm import Algorithm
-from fedlens.client import ClientProgram, StepInput, cuts
+from fedlens.client import ClientProgram
 from fedlens.core import Examples, Local
 from fedlens.network.model import Model
+from fedlens.steps import StepInput, cuts
 from fedlens.trees import copies, copy_tensors
 from fedlens.work import ClientInputs, PackedInputs, Part, Shared, Work
 

@@ -8,13 +8,14 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 
-from fedlens.client import ClientProgram, cuts
+from fedlens.client import ClientProgram
 from fedlens.core import Examples
 from fedlens.engines.engine import Engine
 from fedlens.engines.factored import FactoredForm, factorable
 from fedlens.engines.graphs import Captures
 from fedlens.engines.recording import Recorder, run_program
 from fedlens.network.network import Network
+from fedlens.steps import cuts
 from fedlens.work import Part, Shared, Work
 
 AT_ONCE = 64  # clients side by side, until it is known how much memory one takes

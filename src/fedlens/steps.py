@@ -1,0 +1,113 @@
+"""Local training step by step: what a step is given, and clients in the midst of their steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from fedlens.algorithm import Algorithm
+from fedlens.core import FactoredWeights, Local, Plan, Tree
+from fedlens.slots import LocalStep
+from fedlens.trees import join, map_tensors
+from fedlens.work import ClientInputs
+
+
+class StepInput(NamedTuple):
+    """What one step of C clients takes from their plan."""
+
+    chosen: Tensor  # [C, B] positions in Examples
+    labels: Tensor  # [C, B]
+    mask: Tensor  # [C, B]
+    counts: Tensor  # [C]
+    dropout_keys: Tensor  # [C]
+    augment_keys: Tensor  # [C]
+    ones: Tensor  # [C] the gradient of the sum of all clients' losses by each
+    step: Tensor  # []
+
+
+TakeStep = Callable[[Algorithm, Local, StepInput], tuple[Local, Tensor]]
+"""One step of every client, by an algorithm with their own numbers; the loss is [C]."""
+
+
+class WeightForm(Protocol):
+    """Some weights of clients in another form than a tensor each: see engines/factored.py."""
+
+    @property
+    def sums_uploads(self) -> bool:
+        """Whether no client's own update of these weights is made, but only their sum."""
+        ...
+
+    def start(self, local: Local, inputs: ClientInputs, step: LocalStep) -> FactoredWeights:
+        """What clients have in place of these weights when they start."""
+        ...
+
+    def weights(self, local: Local) -> dict[str, Any]:
+        """What the model takes in their place in this step, by name."""
+        ...
+
+    def count_step(self, local: Local) -> None:
+        """Called between the forward and the backward pass of a step."""
+        ...
+
+    def multiplied_out(self, local: Local, step: LocalStep) -> Local:
+        """Clients with these weights as tensors, after their last step."""
+        ...
+
+
+Cuts = tuple[tuple[int, ...], tuple[int, ...]]
+"""For each step, how many clients still train, and how many examples their batches hold."""
+
+
+def cuts(plan: Plan) -> Cuts:
+    """They hold for clients sorted by their steps, as `ClientInputs` has them."""
+    training = (plan.counts > 0).sum(0)
+    num_steps = int((training > 0).sum())
+    widths = plan.counts.amax(0) if len(plan.counts) else training
+    return tuple(training[:num_steps].tolist()), tuple(widths[:num_steps].tolist())
+
+
+def drift_of(algorithm: Algorithm, local: Local) -> Tree:
+    """What every step of the round adds to the gradient, if anything."""
+    assert algorithm.local_step is not None
+    drift = algorithm.local_step.drift
+    if drift is None:
+        return {}
+    # As parameters lie in memory, which they may do in an engine's own way.
+    return {name: torch.empty_like(p).copy_(drift(local, name)) for name, p in local.params.items()}
+
+
+def numbers_of_clients(inputs: ClientInputs, params: Tree) -> tuple[Tensor, ...]:
+    """The numbers of the local steps where they are an input: [], or for each client, [C]."""
+    if inputs.numbers is None:
+        return ()
+    numbers = inputs.numbers.to(next(iter(params.values())).dtype)
+    if inputs.group is None:
+        return tuple(number[0] for number in numbers)
+    return tuple(number[inputs.group] for number in numbers)
+
+
+def rows_of(local: Local, which: slice) -> Local:
+    """Some clients of `local`; what all share, with a leading axis of 1, stays as it is."""
+    clients = len(local.steps)
+    local = replace(local, step=None, count=None, loss=None)
+    rows: Local = map_tensors(
+        local, lambda t: t[which].clone() if t.ndim and len(t) == clients else t
+    )
+    return rows
+
+
+def own_rows(rows: slice, tensor: Tensor) -> Tensor:
+    return tensor[rows] if tensor.ndim else tensor
+
+
+def concatenated(parts: list[Local]) -> Local:
+    first = parts[0]
+    names = ["params", "buffers", "facts", "memory", "solver", "steps", "factored"]
+    if first.group is not None:
+        names += ["anchor", "told", "group"]
+        names += ["numbers"] if first.numbers else []
+    return replace(first, **{name: join([getattr(part, name) for part in parts]) for name in names})

@@ -1,0 +1,71 @@
+"""A round costs what its cohort costs, however many clients there are besides."""
+
+from dataclasses import dataclass, field, replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedlens.algorithm import Algorithm, compose
+from fedlens.algorithms.admm import admm, fedadmm
+from fedlens.algorithms.fedavg import fedavg
+from fedlens.client import ClientProgram
+from fedlens.core import Federation, Holdings, Split
+from fedlens.engines import Sequential
+from fedlens.network.network import Network
+from fedlens.pieces import Uniformly
+from fedlens.rounds import State, begin, run_round
+from tests.federations import CPU, RAGGED, noisy_images, small_cnn
+from tests.papers_under_test import PLAIN
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A split that notes whose holdings it was asked for, and how often for all sizes."""
+
+    inner: Split
+    asked: list[int] = field(default_factory=list)
+    sized: list[int] = field(default_factory=list)
+
+    @property
+    def num_clients(self) -> int:
+        return self.inner.num_clients
+
+    def holdings(self, round: int, cohort: Tensor) -> Holdings:
+        self.asked.append(len(cohort))
+        return self.inner.holdings(round, cohort)
+
+    def sizes(self, round: int) -> Tensor:
+        self.sized.append(round)
+        return self.inner.sizes(round)
+
+
+def rounds(algorithm: Algorithm, number: int = 3) -> tuple[State, Watched]:
+    images, network = noisy_images(RAGGED), Network(small_cnn(), dtype=torch.float64)
+    split = Watched(images.split)
+    federation = Federation(images.examples, images.num_classes, split)
+    program = ClientProgram(replace(algorithm, select=Uniformly(3)), network.layout)
+    engine = Sequential(network, federation.examples)
+    state = begin(network, program, federation, CPU)
+    for _ in range(number):
+        state, _ = run_round(program, federation, engine, state, seed=0)
+    return state, split
+
+
+def test_holdings_are_those_of_the_cohort_and_sizes_of_all_are_not_asked_for():
+    _, split = rounds(PLAIN)
+    assert (split.asked, split.sized) == ([3, 3, 3], [])
+
+
+@pytest.mark.parametrize("paper", [fedavg(over="population"), admm(rho=0.1)])
+def test_shares_of_the_population_ask_for_sizes_alone(paper):
+    _, split = rounds(compose(PLAIN, paper))
+    assert (split.asked, split.sized) == ([3, 3, 3], [0, 1, 2])
+
+
+def test_the_examples_of_clients_seen_are_counted_as_they_come():
+    state, split = rounds(compose(PLAIN, fedadmm(rho=0.1)), 4)
+    assert split.sized == []
+    seen = sorted(state.clients.rows)
+    assert state.clients.num_examples == sum(RAGGED[client] for client in seen)
+    assert 3 < len(seen) < 10
