@@ -1,6 +1,7 @@
 """local.reset = false carries a client's momentum to its next round, and nothing else."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -47,7 +48,8 @@ def test_momentum_is_carried_through_whatever_is_around_it(wrap):
 @pytest.mark.parametrize("key", ["momentum", "weight_decay"])
 @pytest.mark.parametrize("paper", [liadmm(gamma=0.1), celiadmm(gamma=0.1)])
 def test_what_a_gradient_step_would_ignore_is_refused(paper, key):
-    solve = replace(Sgd(0.1), **{key: 0.5})
+    number: dict[str, Any] = {key: 0.5}
+    solve = replace(Sgd(0.1), **number)
     with pytest.raises(ValueError, match=rf"takes plain gradient steps: set local\.{key} = 0"):
         compose(Algorithm(solve=solve), paper)
 
