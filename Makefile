@@ -16,8 +16,9 @@ install: .venv/installed
 demo: install
 	$(BIN)/python examples/demo.py
 
+# Two processes of one thread each: the tests' tensors are small, and threads would wait for each other.
 test: lint
-	$(BIN)/pytest
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 
 test-large: install
 	FEDLENS_LARGE=1 $(BIN)/pytest -s --durations=1 tests/data/test_large.py

@@ -17,7 +17,9 @@ def test_all_that_is_measured_of_answers_and_of_clients_is_declared():
     assert spread(torch.tensor([0.5, 0.7], dtype=torch.float64)).keys() == OVER_CLIENTS.keys()
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "admm", {"name": "fedprox", "inexactness": True}])
+@pytest.mark.parametrize(
+    "algorithm", ["fedavg", "admm", {"name": "fedprox", "inexactness": True}, "clip"]
+)
 def test_all_that_a_run_records_is_declared(algorithm, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     experiment = fl.Experiment(

@@ -141,10 +141,15 @@ def killed(work: Callable[[], object], folder: Path, moment: int) -> bool:
         os._exit(1)
 
 
+def save_after_every_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedlens.runs.active.CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr("fedlens.runs.active.SAVING_SHARE", 1.0)
+
+
 def test_a_run_killed_at_any_touch_of_its_folder_and_resumed_equals_one_that_was_not(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(sys.modules["fedlens.runs.active"], "CHECKPOINT_SECONDS", 0.0)
+    save_after_every_round(monkeypatch)
     experiment = mindful(rounds=3)
     fl.run(experiment, tmp_path / "whole")
     run = tmp_path / "run"
@@ -162,7 +167,7 @@ def test_a_run_killed_at_any_touch_of_its_folder_and_resumed_equals_one_that_was
 
 
 def test_a_resumed_run_may_be_killed_at_any_touch_too(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys.modules["fedlens.runs.active"], "CHECKPOINT_SECONDS", 0.0)
+    save_after_every_round(monkeypatch)
     experiment = mindful(rounds=2)
     fl.run(experiment, tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):

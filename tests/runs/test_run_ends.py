@@ -1,11 +1,14 @@
 """How runs end that do not simply finish."""
 
+import itertools
 import json
 import math
 
 import pytest
 
 import fedlens as fl
+from fedlens.rounds import State
+from fedlens.runs.folder import RunFolder
 from fedlens.runs.summary import Record
 from tests.runs.test_run import OF_TRAINING, described, lines
 
@@ -42,3 +45,24 @@ def test_a_failure_in_the_middle_leaves_whole_rounds_and_says_failed(tmp_path):
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "failed"
     assert fl.resume(tmp_path / "run", experiment=described()).status == "finished"
     assert [record["round"] for record in lines(tmp_path / "run")] == [1, 2, 3]
+
+
+def test_saving_takes_a_tenth_of_the_time_at_the_most(tmp_path, monkeypatch):
+    clock = [0.0]
+    saved: list[tuple[float, int]] = []
+
+    def save(self: RunFolder, state: State) -> None:
+        saved.append((clock[0], state.round))
+        clock[0] += 30.0  # what clients remember is large
+
+    monkeypatch.setattr("fedlens.runs.active.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr(RunFolder, "save_state", save)
+
+    def tick(record: Record) -> None:
+        clock[0] += 4.0
+
+    fl.run(described(rounds=100), tmp_path / "run", watch=tick)
+    *times, last = [moment for moment, _ in saved]
+    assert 8 <= times[0] <= 20, "the first after ten seconds or so"
+    assert all(b - a >= 300 for a, b in itertools.pairwise(times))
+    assert saved[-1][1] == 100 and last >= 400, "and always the last round"

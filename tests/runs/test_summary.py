@@ -36,6 +36,7 @@ def test_a_resumed_run_remembers_how_long_its_earlier_parts_took(tmp_path):
 
 GREEDY = """
 import fedlens.build, fedlens.engines.processes as processes, torch
+from fedlens.engines.worker import largest_yet
 from dataclasses import replace
 from fedlens.runs.active import train
 from fedlens.runs.summary import peak_memory
@@ -54,10 +55,10 @@ class Greedy(torch.nn.Module):  # it takes 200 MB in training, and gives them ba
 fedlens.build._try_training = lambda *_: None  # which would take them in this process, too
 processes.num_cores = lambda: 2
 setup = fedlens.build.build(replace(EXPERIMENT, model=Greedy(), engine="processes", rounds=1))
-before = processes.largest_yet()
+before = largest_yet()
 train(setup)
-own, theirs = processes.largest_yet() - before, setup.engine.worker_bytes
-print(own, theirs, peak_memory(setup) - processes.largest_yet())
+own, theirs = largest_yet() - before, setup.engine.worker_bytes
+print(own, theirs, peak_memory(setup) - largest_yet())
 """
 
 

@@ -25,7 +25,8 @@ from fedlens.runs.summary import Record, summary
 
 Watch = Callable[[Record], None]
 
-CHECKPOINT_SECONDS = 10.0  # at the most this much work is done twice after a sudden death
+CHECKPOINT_SECONDS = 10.0  # between two checkpoints, at the least: what is done twice after a death
+SAVING_SHARE = 0.1  # of the time, at the most, is for saving: what clients remember may be large
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class ActiveRun:
         self.records, self.watch, self.twin = records or [], watch, twin
         diverged = not math.isfinite(float(_sum_of_model(state))) or _has_diverged(self.records)
         self.status = "diverged" if diverged else "running"
-        self.start_time = self.save_time = self.record_time = time.perf_counter()
+        self.start_time = self.record_time = time.perf_counter()
         self.num_earlier_records = len(self.records)
         self.earlier_summary = folder.summary(len(self.records)) if folder else {}
         spent = sum(r["seconds"] + r.get("evaluation_seconds", 0.0) for r in self.records)
@@ -88,7 +89,7 @@ class ActiveRun:
         return RoundInput(setup.program, setup.federation, self.newest_state, setup.experiment.seed)
 
     def record_round(self, state: State, record: Record, is_finite: bool) -> None:
-        """The end of a round: evaluate if it is time to, write the record, save at times."""
+        """The end of a round: evaluate if it is time to, and write the record."""
         experiment, trained = self.setup.experiment, time.perf_counter()
         if not is_finite or _has_diverged([record]):
             self.status = "diverged"
@@ -104,9 +105,6 @@ class ActiveRun:
         self.state = state
         if self.watch is not None:
             self.watch(record)
-        if self.folder is not None and time.perf_counter() - self.save_time > CHECKPOINT_SECONDS:
-            self.folder.save_state(state)
-            self.save_time = time.perf_counter()
         self.record_time = time.perf_counter()
 
     def finish(self) -> None:
@@ -154,7 +152,7 @@ def run_to_end(runs: Sequence[ActiveRun]) -> list[Result]:
 
     If there are several, their clients train as one cohort: `sweep.py` says which can.
     """
-    unfinished, setup = list(runs), runs[0].setup
+    unfinished, setup, checkpoints = list(runs), runs[0].setup, Checkpoints()
     started: deque[StartedRound] = deque()
     joined: list[ActiveRun] = []  # the runs that `program` is of
     program: ClientProgram | None = None
@@ -170,6 +168,7 @@ def run_to_end(runs: Sequence[ActiveRun]) -> list[Result]:
                     started.append(StartedRound(program, setup.engine, training))
                 while started and (len(started) > rounds_ahead(setup) or not training):
                     started.popleft().finish()
+                    checkpoints.save_if_due(unfinished)
                 for run in [run for run in unfinished if run.is_over]:
                     run.finish()
                     unfinished.remove(run)
@@ -180,6 +179,23 @@ def run_to_end(runs: Sequence[ActiveRun]) -> list[Result]:
     finally:
         setup.engine.close()
     return [run.result for run in runs]
+
+
+class Checkpoints:
+    """When the states of runs are saved: now and then, and never so often that it is felt."""
+
+    def __init__(self) -> None:
+        self.saved, self.took = time.perf_counter(), 0.0
+
+    def save_if_due(self, runs: Sequence[ActiveRun]) -> None:
+        now, pause = time.perf_counter(), self.took * (1 / SAVING_SHARE - 1)
+        if now - self.saved <= max(CHECKPOINT_SECONDS, pause):
+            return
+        for run in runs:
+            if run.folder is not None:
+                run.folder.save_state(run.state)
+        self.saved = time.perf_counter()
+        self.took = self.saved - now
 
 
 def rounds_ahead(setup: Setup) -> int:

@@ -40,12 +40,13 @@ OF_ALGORITHM: dict[str, Better | None] = {
     "primal_residual": "lower",
     "dual_residual": "lower",
     "inexactness": "lower",
+    "clipped_share": None,
 }
 """What algorithms measure of themselves in each round. One that is not here has no best."""
 
 OF_ROUND = (
     *("round", "seconds", "evaluation_seconds", "train_loss", "examples"),
-    *("batches", "batches_total", "bytes_up", "bytes_down"),
+    *("batches", "batches_total", "clients", "bytes_up", "bytes_down"),
 )
 """What a record holds besides measures of the model and of the algorithm."""
 
