@@ -138,6 +138,23 @@ class Solve(Protocol):
     ) -> tuple[Tree, Memory]: ...
 
 
+class Wraps(Solve, Protocol):
+    """A solver around another one: what it does not say itself is as the inner one has it."""
+
+    inner: Solve
+
+    @property
+    def learning_rate(self) -> Number | None:
+        return self.inner.learning_rate
+
+    @property
+    def carries(self) -> frozenset[str]:
+        return self.inner.carries
+
+    def init(self, params: Tree) -> Memory:
+        return self.inner.init(params)
+
+
 class Encoded(NamedTuple):
     """What a channel step makes of the updates of C clients."""
 

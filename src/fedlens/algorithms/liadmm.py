@@ -19,26 +19,15 @@ from fedlens.algorithms.admm import consensus
 from fedlens.core import Local, Memory, Number, Tree, Upload, is_on, per_row, tree_map
 from fedlens.pieces import ByExamples, Epochs, GradientDescent, Sgd
 from fedlens.pieces.consensus import Consensus, change
-from fedlens.slots import Solve
+from fedlens.slots import Solve, Wraps
 
 
 @dataclass(frozen=True)
-class DualApplied(Solve):
+class DualApplied(Wraps):
     """`inner`, with u subtracted from the parameters after every pass, or every step."""
 
     inner: Solve
     passes: int | None  # None: every step
-
-    @property
-    def learning_rate(self) -> Number | None:
-        return self.inner.learning_rate
-
-    @property
-    def carries(self) -> frozenset[str]:
-        return self.inner.carries
-
-    def init(self, params: Tree) -> Memory:
-        return self.inner.init(params)
 
     def update(
         self, grads: Tree, memory: Memory, params: Tree, local: Local

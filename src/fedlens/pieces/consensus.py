@@ -24,11 +24,11 @@ from fedlens.core import (
     zeros_like,
 )
 from fedlens.pieces.upload import difference
-from fedlens.slots import Advance, LocalStep, Solve, Tell
+from fedlens.slots import Advance, LocalStep, Solve, Tell, Wraps
 
 
 @dataclass(frozen=True)
-class Consensus(Solve):
+class Consensus(Wraps):
     """`inner`, on f(v) + (rho / 2) ||v - x + u||^2; u moves by v - x after each k0-th of steps."""
 
     inner: Solve
@@ -41,14 +41,6 @@ class Consensus(Solve):
         if inner is None or self.k0 > 1:
             return None
         return replace(inner, pull=inner.pull + self.rho, drift=TimesDual(self.rho))
-
-    @property
-    def learning_rate(self) -> Number | None:
-        return self.inner.learning_rate
-
-    @property
-    def carries(self) -> frozenset[str]:
-        return self.inner.carries
 
     def init(self, params: Tree) -> Memory:
         memory = self.inner.init(params)

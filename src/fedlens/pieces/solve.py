@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedlens.core import Local, Memory, Number, Tree, is_on, per_row, tree_map, zeros_like
 from fedlens.network.ops import add_scaled_
-from fedlens.slots import LocalStep, Solve
+from fedlens.slots import LocalStep, Solve, Wraps
 
 
 @dataclass(frozen=True)
@@ -94,22 +94,11 @@ class GradientDescent(Solve):
 
 
 @dataclass(frozen=True)
-class Corrected(Solve):
+class Corrected(Wraps):
     """`inner`, on gradients to which a correction is added."""
 
     inner: Solve
     correction: Callable[[Local], Tree]
-
-    @property
-    def learning_rate(self) -> Number | None:
-        return self.inner.learning_rate
-
-    @property
-    def carries(self) -> frozenset[str]:
-        return self.inner.carries
-
-    def init(self, params: Tree) -> Memory:
-        return self.inner.init(params)
 
     def update(
         self, grads: Tree, memory: Memory, params: Tree, local: Local
@@ -120,7 +109,7 @@ class Corrected(Solve):
 
 
 @dataclass(frozen=True)
-class Probed(Solve):
+class Probed(Wraps):
     """`inner`, between passes on which the model stands still and is measured.
 
     Of the `passes` a client makes over its examples, `inner` moves on all but the first (whose
@@ -130,14 +119,6 @@ class Probed(Solve):
     inner: Solve
     passes: int
     after: bool = False
-
-    @property
-    def learning_rate(self) -> Number | None:
-        return self.inner.learning_rate
-
-    @property
-    def carries(self) -> frozenset[str]:
-        return self.inner.carries
 
     def init(self, params: Tree) -> Memory:
         row = next(iter(params.values()))
