@@ -12,6 +12,7 @@ from fedlens.augment import Augment
 from fedlens.client import ClientProgram
 from fedlens.core import Examples, Federation, Fixed, Holdings
 from fedlens.engines import Engine, Processes, Sequential, Stacked
+from fedlens.engines.graphs import Captures, EagerCapture
 from fedlens.network.network import Network
 from fedlens.rounds import State, begin, run_round
 
@@ -50,6 +51,9 @@ ENGINES: dict[str, Callable[[Network, Examples], Engine]] = {
     "sequential": lambda network, examples: Sequential(network, examples),
     "stacked": lambda network, examples: Stacked(network, examples),
     "stacked, two at a time": lambda network, examples: Stacked(network, examples, at_once=2),
+    "stacked, recorded": lambda network, examples: Stacked(
+        network, examples, make_recorder=lambda: Captures(EagerCapture)
+    ),
     "processes": lambda network, examples: Processes(network, examples, workers=2),
     "processes, three workers": lambda network, examples: Processes(network, examples, workers=3),
     "processes, two devices": lambda network, examples: Processes(

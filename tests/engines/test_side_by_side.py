@@ -24,6 +24,16 @@ def test_each_experiment_is_what_it_would_be_alone(name):
         torch.testing.assert_close(record, expected, rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_recorded_rounds_of_several_experiments_are_the_same(name):
+    turns = points(ALGORITHMS[name], "group")
+    expected, expected_records = train("stacked", "group", turns, rounds=4)
+    found, records = train("stacked, recorded", "group", turns, rounds=4)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(everything(one), everything(other), rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(records, expected_records, rtol=1e-9, atol=1e-11)
+
+
 @pytest.mark.parametrize("engine", ["sequential", "stacked, two at a time"])
 def test_engines_agree_on_several_experiments(engine):
     turns = points(ALGORITHMS["fedprox"], "batch")
