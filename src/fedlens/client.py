@@ -50,7 +50,7 @@ from fedlens.work import ClientInputs, Part, Shared, Span, Spans
 DROPOUT, AUGMENT = keys.purpose("dropout"), keys.purpose("augment")
 CHANNEL = keys.purpose("channel")
 
-_A_NUMBER = torch.zeros(())  # stands for any in `ClientProgram.structure`
+_A_NUMBER = torch.tensor(torch.nan)  # for any in `ClientProgram.structure`; it equals itself alone
 
 
 @dataclass(frozen=True)

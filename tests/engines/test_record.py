@@ -10,7 +10,9 @@ import torch
 
 from fedlens.algorithm import Algorithm, compose
 from fedlens.algorithms.admm import fedadmm
+from fedlens.algorithms.clip import clip
 from fedlens.algorithms.fedbn import fedbn
+from fedlens.algorithms.median import median
 from fedlens.client import ClientProgram
 from fedlens.engines import Stacked
 from fedlens.engines.graphs import Captures, EagerCapture
@@ -193,3 +195,17 @@ def test_algorithms_of_different_kinds_train_side_by_side(recorder):
         for key, value in (found.state.params | found.state.buffers).items():
             message = f"{name}: {key}"
             torch.testing.assert_close(value, expected[key], rtol=1e-9, atol=1e-11, msg=message)
+
+
+def test_programs_have_one_structure_if_they_differ_in_numbers_that_are_on():
+    network = Network(small_cnn(), dtype=torch.float64)
+
+    def structure(solve: Sgd, **changes: Any) -> list[Any]:
+        return ClientProgram(replace(PLAIN, solve=solve, **changes), network.layout).structure
+
+    plain = structure(Sgd(0.1))
+    assert plain == structure(Sgd(0.3)) != structure(Sgd(0.1, momentum=0.9))
+    assert structure(Sgd(0.1, 0.9)) == structure(Sgd(0.2, 0.5)) != structure(Sgd(0.1, 0.0, 0.9))
+    assert plain == structure(Sgd(0.1), select=Uniformly(7)), "the server's own affair"
+    assert plain != structure(Sgd(0.1), channel=compose(PLAIN, clip(norm=1.0)).channel)
+    assert plain != structure(Sgd(0.1), combine=compose(PLAIN, median()).combine)
