@@ -26,7 +26,6 @@ class Engine(Protocol):
     """
 
     name: ClassVar[str]  # as an experiment chooses it
-    stacks_points: ClassVar[bool] = False  # whether clients of several experiments train together
     network: Network
 
     def map(self, program: ClientProgram, shared: Shared, work: Work) -> Iterator[Part]: ...

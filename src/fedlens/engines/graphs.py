@@ -104,15 +104,6 @@ class Captures:
         result: T = captured.capture.result
         return result
 
-    @property
-    def keys_seen(self) -> list[object]:
-        """The keys that were asked for, one for each shape."""
-        return [key for key, _ in self._seen]
-
-    @property
-    def keys_captured(self) -> list[object]:
-        return [key for key, _ in self._captured]
-
     def _capture(self, function: Callable[..., Any], inputs: Any) -> Captured:
         own = _copied(inputs)
         capture = self.make(function, own, self._pool)

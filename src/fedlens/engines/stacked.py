@@ -48,7 +48,6 @@ class Stacked(Engine):
     factor: bool = True
     make_recorder: Callable[[], Recorder] | None = None  # None: of CUDA graphs, on a GPU
     name: ClassVar[str] = "stacked"
-    stacks_points: ClassVar[bool] = True
     _prepared: Prepared | None = field(default=None, repr=False)
     _has_probed: bool = field(default=False, repr=False)
     _num_real: int = field(default=0, repr=False)
