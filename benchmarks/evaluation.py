@@ -72,7 +72,7 @@ def measure(name: str, repeats: int, device: str) -> dict[str, Any]:
             start = _now(setup.device)
             state, _ = run_round(setup.program, setup.federation, setup.engine, state, seed=0)
             trained = _now(setup.device)
-            metrics(evaluate(setup.engine.predict, state, setup.parts["test"], 10, loss))
+            metrics(evaluate(setup.engine, state, setup.parts["test"], 10, loss))
             rounds.append(trained - start)
             evaluations.append(_now(setup.device) - trained)
     finally:

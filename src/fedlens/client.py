@@ -36,8 +36,9 @@ from fedlens.network.ops import local_step_
 from fedlens.steps import (
     Cuts,
     StepInput,
-    TakeStep,
+    TakeSteps,
     WeightForm,
+    alike,
     concatenated,
     drift_of,
     numbers_of_clients,
@@ -111,15 +112,15 @@ class ClientProgram:
         spans: Spans,
         shared: Shared,
         inputs: ClientInputs,
-        take_step: TakeStep | None = None,
+        take_steps: TakeSteps | None = None,
     ) -> list[Part]:
         """All steps of all clients, and what they send: a part for each experiment.
 
-        `take_step` is how an engine takes a step, if not simply by `self.take_step`.
+        `take_steps` is how an engine takes steps, if not simply by `self.take_steps`.
         """
-        take_step = take_step or partial(self.take_step, model, examples)
+        take_steps = take_steps or partial(self.take_steps, model, examples)
         start = shared._replace(exact={})
-        local, loss = self._train(examples.labels, cuts, take_step, start, inputs)
+        local, loss = self._train(examples.labels, cuts, take_steps, start, inputs)
         client_keys = inputs.keys
         if inputs.to_cohort is not None:
             order = inputs.to_cohort
@@ -137,7 +138,7 @@ class ClientProgram:
         self,
         known_labels: Tensor,
         cuts: Cuts,
-        take_step: TakeStep,
+        take_steps: TakeSteps,
         shared: Shared,
         inputs: ClientInputs,
     ) -> tuple[Local, Tensor]:
@@ -155,29 +156,29 @@ class ClientProgram:
         augment_keys = dropout_keys
         if self.augment is not None:
             augment_keys = keys.fold(inputs.keys[:, None], AUGMENT, steps)
-        ones = torch.ones(len(index), dtype=dtype, device=device)
+        ones = torch.ones(index.shape[:2], dtype=dtype, device=device)
         losses: list[Tensor] = []
         finished: list[Local] = []
 
-        for step, (training, width) in enumerate(zip(*cuts, strict=True)):
+        for some, training, width in alike(cuts):
             if training < len(local.steps):
                 finished.append(rows_of(local, slice(training, None)))
                 local = rows_of(local, slice(training))
                 algorithm = self.algorithm_of(local)
-            rows = (slice(training), step)
+            rows = (slice(training), some)
             now = StepInput(
-                chosen=index[rows][:, :width],
-                labels=labels[rows][:, :width],
-                mask=mask[rows][:, :width],
+                chosen=index[rows][..., :width],
+                labels=labels[rows][..., :width],
+                mask=mask[rows][..., :width],
                 counts=counts[rows],
                 dropout_keys=dropout_keys[rows],
                 augment_keys=augment_keys[rows],
-                ones=ones[:training],
-                step=steps[step],
+                ones=ones[rows],
+                step=steps[some],
             )
-            local, loss = take_step(algorithm, local, now)
+            local, loss = take_steps(algorithm, local, now)
             missing = len(index) - training
-            losses.append(F.pad(loss, (0, missing)) if missing else loss)
+            losses.append(F.pad(loss, (0, 0, 0, missing)) if missing else loss)
 
         whole = concatenated([local, *reversed(finished)]) if finished else local
         params = {name: p.detach() for name, p in whole.params.items()}
@@ -185,7 +186,7 @@ class ClientProgram:
         whole = replace(whole, params=params, step=None, count=None, loss=None, drift={})
         total = counts.new_zeros(len(index), dtype=dtype)
         if losses:
-            total = (torch.stack(losses, 1) * counts[:, : len(losses)]).sum(1)
+            total = (torch.cat(losses, 1) * counts[:, : len(cuts[0])]).sum(1)
         return whole, total / counts.sum(1).clamp(min=1)
 
     def algorithm_of(self, local: Local) -> Algorithm:
@@ -196,7 +197,17 @@ class ClientProgram:
         objective, solve = with_numbers(rules, iter(local.numbers))
         return replace(self.algorithm, objective=objective, solve=solve)
 
-    def take_step(
+    def take_steps(
+        self, model: Model, examples: Examples, algorithm: Algorithm, local: Local, now: StepInput
+    ) -> tuple[Local, Tensor]:
+        """One step after another, all of as many clients and examples; the losses are [C, S]."""
+        losses = []
+        for step in range(len(now.step)):
+            local, loss = self._take_step(model, examples, algorithm, local, now.at(step))
+            losses.append(loss)
+        return local, torch.stack(losses, 1)
+
+    def _take_step(
         self, model: Model, examples: Examples, algorithm: Algorithm, local: Local, now: StepInput
     ) -> tuple[Local, Tensor]:
         """One step of every client; the loss is [C]."""

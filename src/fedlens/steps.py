@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import groupby
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -17,20 +18,24 @@ from fedlens.work import ClientInputs
 
 
 class StepInput(NamedTuple):
-    """What one step of C clients takes from their plan."""
+    """What S steps of C clients take from their plan; `at` gives that of one, without the S."""
 
-    chosen: Tensor  # [C, B] positions in Examples
-    labels: Tensor  # [C, B]
-    mask: Tensor  # [C, B]
-    counts: Tensor  # [C]
-    dropout_keys: Tensor  # [C]
-    augment_keys: Tensor  # [C]
-    ones: Tensor  # [C] the gradient of the sum of all clients' losses by each
-    step: Tensor  # []
+    chosen: Tensor  # [C, S, B] positions in Examples
+    labels: Tensor  # [C, S, B]
+    mask: Tensor  # [C, S, B]
+    counts: Tensor  # [C, S]
+    dropout_keys: Tensor  # [C, S]
+    augment_keys: Tensor  # [C, S]
+    ones: Tensor  # [C, S] the gradient of the sum of all clients' losses by each
+    step: Tensor  # [S]
+
+    def at(self, which: int | slice) -> StepInput:
+        by_client = {name: t[:, which] for name, t in self._asdict().items() if name != "step"}
+        return StepInput(**by_client, step=self.step[which])
 
 
-TakeStep = Callable[[Algorithm, Local, StepInput], tuple[Local, Tensor]]
-"""One step of every client, by an algorithm with their own numbers; the loss is [C]."""
+TakeSteps = Callable[[Algorithm, Local, StepInput], tuple[Local, Tensor]]
+"""S steps of every client, by an algorithm with their own numbers; the losses are [C, S]."""
 
 
 class WeightForm(Protocol):
@@ -68,6 +73,15 @@ def cuts(plan: Plan) -> Cuts:
     num_steps = int((training > 0).sum())
     widths = plan.counts.amax(0) if len(plan.counts) else training
     return tuple(training[:num_steps].tolist()), tuple(widths[:num_steps].tolist())
+
+
+def alike(cuts: Cuts) -> Iterator[tuple[slice, int, int]]:
+    """Steps in a row that have as many clients and examples as each other, with these numbers."""
+    first = 0
+    for (training, width), some in groupby(zip(*cuts, strict=True)):
+        steps = slice(first, first + len(list(some)))
+        yield steps, training, width
+        first = steps.stop
 
 
 def drift_of(algorithm: Algorithm, local: Local) -> Tree:

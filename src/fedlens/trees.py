@@ -124,6 +124,31 @@ def join(values: Sequence[Any]) -> Any:
     return type(first)(*columns) if hasattr(first, "_fields") else type(first)(columns)
 
 
+class HostCopy:
+    """A value whose tensors are on their way from a GPU, so that reading waits for nothing else."""
+
+    def __init__(self, value: Any) -> None:
+        self.value, self.event = value, None
+        if any(t.is_cuda for t in tensors_in(value)):
+            self.value = map_tensors(value, _on_its_way)
+            self.event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self.event.record()
+
+    @property
+    def is_under_way(self) -> bool:
+        return self.event is not None
+
+    def read(self) -> Any:
+        if self.event is not None:
+            self.event.synchronize()
+        return self.value
+
+
+def _on_its_way(tensor: Tensor) -> Tensor:
+    there = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return there.copy_(tensor, non_blocking=True)
+
+
 def moved(value: Any, device: torch.device) -> Any:
     """`value` with its tensors on the device, without waiting for what is under way there."""
     if device.type == "cpu":

@@ -14,7 +14,7 @@ from fedlens.algorithms.clip import clip
 from fedlens.algorithms.fedbn import fedbn
 from fedlens.algorithms.median import median
 from fedlens.client import ClientProgram
-from fedlens.engines import Stacked
+from fedlens.engines import Stacked, recording
 from fedlens.engines.graphs import Captures, EagerCapture
 from fedlens.network.network import Network
 from fedlens.pieces import Sgd, Uniformly
@@ -50,6 +50,28 @@ def test_recorded_rounds_are_the_same(name, sizes):
     for one, other in zip(*(tensors_in((s.params, s.buffers)) for s in states), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(losses[0], losses[1], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedbn", "scaffold", "fedadmm"])
+def test_long_rounds_are_recorded_in_blocks_of_steps(name, monkeypatch):
+    monkeypatch.setattr(recording, "LONG", 3)
+    monkeypatch.setattr(recording, "BLOCK", 2)
+    federation = noisy_images([70, 70, 68, 65, 20])
+    network = Network(small_cnn("group", dropout=0.3), dtype=torch.float64)
+    program = ClientProgram(ALGORITHMS[name], network.layout)
+    ends: list[State] = []
+    for recorder in (None, Captures(EagerCapture)):
+        engine = Stacked(network, federation.examples, make_recorder=always(recorder))
+        state = begin(network, program, federation, torch.device("cpu"))
+        for _ in range(3):
+            state, _ = run_round(program, federation, engine, state, seed=0)
+        ends.append(state)
+    assert recorder is not None
+    assert {key for key, _ in recorder._seen} == {"steps"}
+    together = {inputs[-1][0][0] for _, inputs in recorder._captured}  # the steps of a capture
+    assert 2 in together <= {1, 2}
+    for one, other in zip(*(tensors_in((s.params, s.buffers)) for s in ends), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("key", ["lr", "rho"])
@@ -110,7 +132,7 @@ def test_what_clients_remember_is_found_again_in_whatever_order_a_file_gives_it(
             after, _ = run_round(program, federation, engine, after, seed=0)
         ends.append(after)
     assert recorder is not None
-    rounds = [key for key, _ in recorder._seen if key != "step"]
+    rounds = [key for key, _ in recorder._seen if key != "steps"]
     assert len(rounds) == 1, "one record does for all clients, loaded or not"
     for name, expected in ends[0].params.items():
         torch.testing.assert_close(ends[1].params[name], expected, rtol=1e-12, atol=1e-12)

@@ -107,7 +107,7 @@ def timed(setup: Setup) -> tuple[float, float]:
                 )
                 outcome.train_loss.item()
                 trained = time.perf_counter()
-                metrics(evaluate(setup.engine.predict, state, test, bench.CLASSES, loss))
+                metrics(evaluate(setup.engine, state, test, bench.CLASSES, loss))
                 rounds.append(trained - start)
                 evaluations.append((time.perf_counter() - trained) / len(test) * 10_000)
     finally:

@@ -9,9 +9,11 @@ from torch.func import functional_call
 
 from fedlens import keys
 from fedlens.network.layers import KeyedDropout, MaskedBatchNorm, prepare, side_inputs
+from fedlens.network.network import Network
 from fedlens.network.pool import AdaptivePool
 from fedlens.network.stacked.layers import FORMS, MAPPED, form_of
 from fedlens.network.stacked.reader import StackedModule, read_module
+from tests.federations import small_cnn
 
 # PyTorch says so of its own convolution, which is the reference here.
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
@@ -156,3 +158,12 @@ def test_a_linear_layer_behind_flattened_images_takes_rows():
     assert stacked.takes_rows("4") and stacked.flattened_channels("4") == 6
     _, stacked = read(nn.Conv2d(4, 6, 3), nn.GroupNorm(2, 6), nn.Flatten(), nn.Linear(6 * 24, 5))
     assert stacked.takes_rows("3") and stacked.flattened_channels("3") is None
+
+
+@pytest.mark.parametrize("norm", ["group", "batch"])
+def test_stacked_layers_predict_what_the_module_does(norm):
+    network = Network(small_cnn(norm, dropout=0.3), dtype=torch.float64)
+    images = torch.rand(5, 1, 8, 8, dtype=torch.float64)
+    model = network.params | network.buffers
+    expected = network.predict(network.params, network.buffers, images)
+    torch.testing.assert_close(network.predict_stacked(model, images), expected)

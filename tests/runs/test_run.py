@@ -11,11 +11,13 @@ from torch import nn
 
 import fedlens as fl
 from fedlens.build import build, partition
+from fedlens.engines import Stacked
+from fedlens.engines.graphs import Captures, EagerCapture
 from fedlens.network.network import Network
-from fedlens.rounds import ClientMemory
-from fedlens.runs.evaluate import evaluate_clients
+from fedlens.rounds import ClientMemory, begin, run_round
+from fedlens.runs.evaluate import Evaluation, correct_answers
 from fedlens.runs.folder import RunFolder
-from fedlens.runs.metrics import spread
+from fedlens.runs.metrics import accuracy_by_client, spread
 from fedlens.runs.summary import Record
 
 OF_TRAINING = {
@@ -275,7 +277,8 @@ def test_clients_are_tested_with_the_normalisation_layers_they_keep(tmp_path):
     examples, held_out = setup.federation.examples, setup.held_out
     assert held_out is not None
     altered = replace(state, clients=ClientMemory(rows))
-    found = spread(evaluate_clients(setup.engine.predict, altered, examples, held_out))
+    correct = correct_answers(setup.engine, altered, examples, held_out)
+    found = spread(accuracy_by_client(correct, held_out))
 
     def mean_accuracy(own: dict[int, dict[str, torch.Tensor]]) -> float:
         accuracies = []
@@ -289,6 +292,23 @@ def test_clients_are_tested_with_the_normalisation_layers_they_keep(tmp_path):
 
     assert found["mean"] == pytest.approx(mean_accuracy(kept))
     assert found["mean"] < mean_accuracy({}) - 0.1
+
+
+def test_recorded_evaluations_are_those_of_the_model_that_is_given():
+    experiment = described(clients=fl.Clients(count=4, holdout=0.5))
+    setup = build(experiment)
+    recorder = Captures(EagerCapture)
+    engine = Stacked(setup.network, setup.federation.examples, make_recorder=lambda: recorder)
+    state = begin(setup.network, setup.program, setup.federation, setup.device)
+    for seed in range(5):
+        state, _ = run_round(setup.program, setup.federation, setup.engine, state, seed)
+        plain, recorded = (
+            Evaluation(setup, one, state).read(None) for one in (setup.engine, engine)
+        )
+        assert recorded[0] == pytest.approx(plain[0])
+        assert recorded[1].plain() == plain[1].plain()
+    setup.engine.close()
+    assert recorder.num_plays == 2 * 3  # the test set and the clients, from the third time on
 
 
 def test_large_images_are_evaluated_a_few_at_a_time_to_the_same_result(monkeypatch):

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedlens.client import ClientProgram
 from fedlens.core import Examples, Tree
+from fedlens.engines.recording import Recorder
 from fedlens.network.network import Network
 from fedlens.work import Part, Shared, Work
 
@@ -36,6 +37,11 @@ class Engine(Protocol):
         """The logits [B, L] of one batch of examples after another."""
         for which in batches:
             yield self.network.predict(model, {}, examples.read(which))
+
+    @property
+    def evaluation_recorder(self) -> Recorder | None:
+        """What makes whole evaluations fast that come again and again, if anything does."""
+        return None
 
     def close(self) -> None:
         """Give back what the engine holds. It can be used again afterwards."""

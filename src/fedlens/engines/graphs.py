@@ -33,6 +33,7 @@ class CudaGraph:
     """A CUDA graph of `function(*inputs)`; those of one `pool` share their working memory."""
 
     def __init__(self, function: Callable[..., Any], inputs: Any, pool: Any) -> None:
+        self.function = function  # what it reads must stay where it is
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):  # what a library sets up at its first call is not captured

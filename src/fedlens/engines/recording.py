@@ -2,7 +2,8 @@
 
 Small clients are many small kernels on a GPU, and without recording the time goes into launching
 them. What comes in one shape again and again is recorded: a whole round once its shape has come
-often enough, and before that a step, whose shape comes sooner.
+often enough, and before that a step, whose shape comes sooner. To record takes as long as to run
+once without: a round of more than LONG steps is recorded in blocks of BLOCK steps instead.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -24,6 +26,9 @@ from fedlens.trees import copies, copy_tensors
 from fedlens.work import ClientInputs, PackedInputs, Part, Shared, Work
 
 T = TypeVar("T")
+
+LONG = 128  # steps of a round that is recorded as a whole, at the most
+BLOCK = 32  # steps recorded together of one that is longer
 
 
 class Recorder(Protocol):
@@ -62,16 +67,17 @@ def run_program(
     if recorder is None:
         return _own_memory(whole_round(shared, packed), recorded=False)
     key = "round", shape, spans, shapes, work.cohort_sizes
-    parts = recorder(key, whole_round, shared, packed)
+    num_steps = len(shape[0])
+    parts = recorder(key, whole_round, shared, packed) if num_steps <= LONG else None
     if parts is not None:
         return _own_memory(parts, recorded=True)
-    widest = shape[0], (work.plan.index.shape[2],) * len(shape[1])  # one shape for every step
-    take_step = partial(_recorded_step, recorder, program, model, examples)
-    parts = program.run(model, examples, widest, spans, shared, unpack(packed), take_step)
+    widest = shape[0], (work.plan.index.shape[2],) * num_steps  # one shape for every step
+    take_steps = partial(_recorded_steps, recorder, program, model, examples)
+    parts = program.run(model, examples, widest, spans, shared, unpack(packed), take_steps)
     return _own_memory(parts, recorded=False)
 
 
-def _recorded_step(
+def _recorded_steps(
     recorder: Recorder,
     program: ClientProgram,
     model: Model,
@@ -80,23 +86,32 @@ def _recorded_step(
     local: Local,
     now: StepInput,
 ) -> tuple[Local, Tensor]:
-    """`ClientProgram.take_step`, recorded by itself."""
+    """`ClientProgram.take_steps`, recorded: blocks of BLOCK steps, and what is left one by one."""
 
     def in_place(local: Local, now: StepInput) -> tuple[Local, Tensor]:
-        """A step that leaves its result where it found what it started from."""
+        """Steps that leave their result where they found what they started from."""
         own = program.algorithm_of(local)
-        moved, loss = program.take_step(model, examples, own, replace(local), now)
+        moved, losses = program.take_steps(model, examples, own, replace(local), now)
         with torch.no_grad():
             for part in ("params", "buffers", "solver"):
                 copy_tensors(getattr(moved, part), getattr(local, part))
-        return local, loss
+        return local, losses
 
-    before = replace(local, step=None, count=None, loss=None)
-    done = recorder("step", in_place, before, now)
-    if done is None:
-        return program.take_step(model, examples, algorithm, local, now)
-    # The next step writes over the loss; where it leaves the model, that goes on.
-    return done[0], done[1].clone()
+    total = len(now.step)
+    in_blocks = total // BLOCK * BLOCK if total > LONG else 0
+    firsts = [*range(0, in_blocks, BLOCK), *range(in_blocks, total)]
+    losses = []
+    for first, end in pairwise([*firsts, total]):
+        some = now.at(slice(first, end))
+        before = replace(local, step=None, count=None, loss=None)
+        done = recorder("steps", in_place, before, some)
+        if done is None:
+            local, loss = program.take_steps(model, examples, algorithm, local, some)
+        else:
+            # The next steps write over the losses; where they leave the model, that goes on.
+            local, loss = done[0], done[1].clone()
+        losses.append(loss)
+    return local, torch.cat(losses, 1)
 
 
 def _own_memory(parts: list[Part], recorded: bool) -> list[Part]:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
 import torch
+from torch import Tensor
 
 from fedlens.client import ClientProgram
-from fedlens.core import Examples
-from fedlens.engines.engine import Engine
+from fedlens.core import Examples, Tree
+from fedlens.engines.engine import Engine, Which
 from fedlens.engines.factored import FactoredForm, factorable
 from fedlens.engines.graphs import Captures
 from fedlens.engines.recording import Recorder, run_program
@@ -49,6 +50,7 @@ class Stacked(Engine):
     make_recorder: Callable[[], Recorder] | None = None  # None: of CUDA graphs, on a GPU
     name: ClassVar[str] = "stacked"
     _prepared: Prepared | None = field(default=None, repr=False)
+    _evaluations: Recorder | None = field(default=None, repr=False)
     _has_probed: bool = field(default=False, repr=False)
     _num_real: int = field(default=0, repr=False)
     _num_computed: int = field(default=0, repr=False)
@@ -122,13 +124,28 @@ class Stacked(Engine):
             self.at_once, self._has_probed = max(int(SHARE * whole / each), 1), True
         return parts
 
+    def predict(
+        self, model: Tree, examples: Examples, batches: Sequence[Which]
+    ) -> Iterator[Tensor]:
+        if not examples.labels.is_cuda:  # where the plain module is the faster one
+            yield from super().predict(model, examples, batches)
+            return
+        for which in batches:
+            yield self.network.predict_stacked(model, examples.read(which))
+
+    @property
+    def evaluation_recorder(self) -> Recorder | None:
+        if self._evaluations is None:
+            self._evaluations = self._recorder()
+        return self._evaluations
+
     def _recorder(self) -> Recorder | None:
         if self.make_recorder is not None:
             return self.make_recorder()
         return Captures() if self.examples.labels.is_cuda else None
 
     def close(self) -> None:
-        self._prepared = None
+        self._prepared = self._evaluations = None
 
 
 @dataclass(frozen=True)

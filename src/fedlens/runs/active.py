@@ -17,11 +17,12 @@ from fedlens.client import ClientProgram
 from fedlens.core import Tree
 from fedlens.engines import Engine
 from fedlens.rounds import RoundInput, State, begin, run_rounds
-from fedlens.runs.evaluate import Twin, evaluate_run
+from fedlens.runs.evaluate import Evaluation, Twin
 from fedlens.runs.folder import RunFolder, to_json
 from fedlens.runs.records import is_number
 from fedlens.runs.settings import torch_settings
 from fedlens.runs.summary import Record, summary
+from fedlens.trees import HostCopy
 
 Watch = Callable[[Record], None]
 
@@ -88,13 +89,18 @@ class ActiveRun:
         setup = self.setup
         return RoundInput(setup.program, setup.federation, self.newest_state, setup.experiment.seed)
 
-    def record_round(self, state: State, record: Record, is_finite: bool) -> None:
+    def is_evaluated(self, state: State) -> bool:
+        return self.setup.experiment.evaluate.is_due(state.round, self.setup.experiment.rounds)
+
+    def record_round(
+        self, state: State, record: Record, is_finite: bool, evaluation: Evaluation
+    ) -> None:
         """The end of a round: evaluate if it is time to, and write the record."""
         experiment, trained = self.setup.experiment, time.perf_counter()
         if not is_finite or _has_diverged([record]):
             self.status = "diverged"
-        elif experiment.evaluate.is_due(state.round, experiment.rounds):
-            measured, details = evaluate_run(self.setup, state, self.twin)
+        elif self.is_evaluated(state):
+            measured, details = evaluation.read(self.twin)
             record |= measured
             if self.folder is not None and state.round == experiment.rounds:
                 self.folder.write("evaluation.json", to_json(details.plain()) + "\n")
@@ -219,13 +225,20 @@ class StartedRound:
             run.newest_state = state
             numbers += [outcome.train_loss, *outcome.scalars.values(), _sum_of_model(state)]
         self.numbers = HostCopy(torch.stack([number.double() for number in numbers]))
+        self.evaluations = []
+        for run, (state, _) in zip(runs, self.results, strict=True):
+            evaluation = Evaluation(run.setup, engine, state)
+            if self.numbers.is_under_way and run.is_evaluated(state):
+                evaluation.begin()  # before the GPU starts the next round
+            self.evaluations.append(evaluation)
 
     def finish(self) -> None:
         """Record it in the runs that have not ended since it started."""
-        numbers = iter(self.numbers.values())
+        numbers = iter(self.numbers.read().tolist())
         since = max(self.start_time, *(run.record_time for run in self.runs))
         seconds = time.perf_counter() - since
-        for run, (state, outcome) in zip(self.runs, self.results, strict=True):
+        ended = zip(self.runs, self.results, self.evaluations, strict=True)
+        for run, (state, outcome), evaluation in ended:
             record: Record = {
                 "round": state.round,
                 "train_loss": next(numbers),
@@ -240,25 +253,7 @@ class StartedRound:
             }
             is_finite = math.isfinite(next(numbers))
             if run.status == "running":
-                run.record_round(state, record, is_finite)
-
-
-class HostCopy:
-    """Numbers on their way from the device, so that reading them waits for nothing else."""
-
-    def __init__(self, numbers: torch.Tensor) -> None:
-        self.numbers, self.event = numbers, None
-        if numbers.is_cuda:
-            self.numbers = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
-            self.numbers.copy_(numbers, non_blocking=True)
-            self.event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self.event.record()
-
-    def values(self) -> list[float]:
-        if self.event is not None:
-            self.event.synchronize()
-        values: list[float] = self.numbers.tolist()
-        return values
+                run.record_round(state, record, is_finite, evaluation)
 
 
 def _has_diverged(records: list[Record]) -> bool:

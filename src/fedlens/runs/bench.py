@@ -184,7 +184,7 @@ def _parts(setup: Setup, work: Workload, taken: float) -> dict[str, float]:
     test = setup.parts["test"]
     state = begin(network, setup.program, setup.federation, device)
     judge = partial(
-        evaluate, setup.engine.predict, state, test, CLASSES, setup.program.algorithm.objective.loss
+        evaluate, setup.engine, state, test, CLASSES, setup.program.algorithm.objective.loss
     )
     time_of(judge, 1, device)
     return {

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from fedlens.build import Setup
 from fedlens.core import Examples, Holdings, Tree
-from fedlens.engines.engine import Which
+from fedlens.engines import Engine
 from fedlens.experiment import Experiment
 from fedlens.rounds import State
 from fedlens.runs.measures import PARTS, measure_name
 from fedlens.runs.metrics import Tally, accuracy_by_client, metrics, spread
+from fedlens.trees import HostCopy
 
-Predict = Callable[[Tree, Examples, Sequence[Which]], Iterator[Tensor]]
-"""(model, examples, batches) -> the logits [B, L] of one batch after another."""
+T = TypeVar("T")
+Loss = Callable[[Tensor, Tensor], Tensor]
 
 BATCH = 1000  # images at the most; a GPU takes more of them, since launching is what costs there
 PIXELS = 2**21  # and so many of them together, as activations grow with them
@@ -50,62 +51,102 @@ def primary_part(experiment: Experiment) -> str:
     return next(part for part in PARTS if part in experiment.evaluate.on)
 
 
-def evaluate_run(setup: Setup, state: State, twin: Twin | None) -> tuple[dict[str, float], Details]:
-    """All that the experiment asks of its model, by the names in `measures`, and the details."""
-    found: dict[str, float] = {}
-    primary = primary_part(setup.experiment) if setup.parts else None
-    confusion, by_client = None, None
-    loss, predict = setup.program.algorithm.objective.loss, setup.engine.predict
-    for part, examples in setup.parts.items():
-        tally = evaluate(predict, state, examples, setup.dataset.num_classes, loss)
-        found |= {measure_name(part, key): value for key, value in metrics(tally).items()}
-        if part == primary:
-            confusion = tally.confusion
-    if twin is not None:
-        assert primary is not None, "a twin is compared on some part: evaluate.on was checked"
-        own = found[measure_name(primary, "accuracy")]
-        found["relative_accuracy"] = own / twin.accuracy if twin.accuracy else math.nan
-    if setup.held_out is not None:
-        examples = setup.federation.examples
-        by_client = evaluate_clients(predict, state, examples, setup.held_out)
-        found |= {f"client_accuracy_{key}": value for key, value in spread(by_client).items()}
-    return found, Details(primary, confusion, by_client)
+class Evaluation:
+    """All that an experiment asks of its model after a round."""
+
+    def __init__(self, setup: Setup, engine: Engine, state: State) -> None:
+        self.setup, self.engine, self.state = setup, engine, state
+        self._counts: HostCopy | None = None
+
+    def begin(self) -> HostCopy:
+        """Start it; what a GPU has counted is read later."""
+        setup, engine, state = self.setup, self.engine, self.state
+        loss, num_classes = setup.program.algorithm.objective.loss, setup.dataset.num_classes
+        tallies = {
+            part: evaluate(engine, state, examples, num_classes, loss)
+            for part, examples in setup.parts.items()
+        }
+        correct = None
+        if setup.held_out is not None:
+            correct = correct_answers(engine, state, setup.federation.examples, setup.held_out)
+        self._counts = HostCopy((tallies, correct))
+        return self._counts
+
+    def read(self, twin: Twin | None) -> tuple[dict[str, float], Details]:
+        """The measures by the names in `measures`, and the details."""
+        tallies, correct = (self._counts or self.begin()).read()
+        found: dict[str, float] = {}
+        for part, tally in tallies.items():
+            found |= {measure_name(part, key): value for key, value in metrics(tally).items()}
+        primary = primary_part(self.setup.experiment) if tallies else None
+        if twin is not None:
+            assert primary is not None, "a twin is compared on some part: evaluate.on was checked"
+            own = found[measure_name(primary, "accuracy")]
+            found["relative_accuracy"] = own / twin.accuracy if twin.accuracy else math.nan
+        by_client = None
+        if self.setup.held_out is not None:
+            by_client = accuracy_by_client(correct, self.setup.held_out)
+            found |= {f"client_accuracy_{key}": value for key, value in spread(by_client).items()}
+        return found, Details(primary, tallies[primary].confusion if primary else None, by_client)
 
 
 def evaluate(
-    predict: Predict,
-    state: State,
-    examples: Examples,
-    num_classes: int,
-    loss: Callable[[Tensor, Tensor], Tensor],
+    engine: Engine, state: State, examples: Examples, num_classes: int, loss: Loss
 ) -> Tally:
     """What the answers of the server's model add up to; `metrics` reads it."""
-    tally = Tally.zero(num_classes, examples.labels.device)
     batch = _batch(examples)
     batches = [slice(start, start + batch) for start in range(0, len(examples), batch)]
-    model = state.params | state.buffers
-    for which, logits in zip(batches, predict(model, examples, batches), strict=True):
-        labels = examples.labels[which]
-        losses = loss(logits.unsqueeze(0), labels.unsqueeze(0)).squeeze(0)
-        tally = tally + Tally.of(logits, labels, num_classes, losses)
-    return tally
+
+    def tally(model: Tree) -> Tally:
+        total = Tally.zero(num_classes, examples.labels.device)
+        for which, logits in zip(batches, engine.predict(model, examples, batches), strict=True):
+            labels = examples.labels[which]
+            losses = loss(logits.unsqueeze(0), labels.unsqueeze(0)).squeeze(0)
+            total = total + Tally.of(logits, labels, num_classes, losses)
+        return total
+
+    key = "evaluate", id(examples), num_classes, loss
+    return _recorded(engine, key, tally, state.params | state.buffers)
 
 
-def evaluate_clients(
-    predict: Predict, state: State, examples: Examples, held_out: Holdings
-) -> Tensor:  # [K]
-    """The accuracy on each client's own held-out examples.
+def correct_answers(
+    engine: Engine, state: State, examples: Examples, held_out: Holdings
+) -> Tensor:  # [n] bool
+    """For each entry of `held_out.index`, whether it is classified correctly.
 
     A client that keeps normalisation layers of its own is tested with them.
     """
+    model, device = state.params | state.buffers, examples.labels.device
     own = {client: row["norm"] for client, row in state.clients.rows.items() if "norm" in row}
     if not own:
-        return accuracy_by_client(_correct(predict, state, examples, held_out.index, {}), held_out)
-    correct = [
-        _correct(predict, state, examples, held_out.members(client), own.get(client, {}))
-        for client in range(len(held_out))
-    ]
-    return accuracy_by_client(torch.cat(correct), held_out)
+        key = "clients", id(examples), id(held_out)
+        return _recorded(engine, key, _judge(engine, examples, held_out.index), model)
+    correct = []
+    for client in range(len(held_out)):
+        norm = {name: t.to(device) for name, t in own.get(client, {}).items()}
+        correct.append(_judge(engine, examples, held_out.members(client))(model | norm))
+    return torch.cat(correct)
+
+
+def _judge(engine: Engine, examples: Examples, index: Tensor) -> Callable[[Tree], Tensor]:
+    """A function of a model: which of these examples it classifies correctly."""
+    index = index.to(examples.labels.device)
+    batches = [some for some in torch.split(index, _batch(examples)) if len(some)]
+
+    def judge(model: Tree) -> Tensor:  # [n] bool
+        found = [index.new_zeros(0, dtype=torch.bool)]
+        for some, logits in zip(batches, engine.predict(model, examples, batches), strict=True):
+            found.append(logits.argmax(1) == examples.labels[some])
+        return torch.cat(found)
+
+    return judge
+
+
+def _recorded(engine: Engine, key: object, function: Callable[[Tree], T], model: Tree) -> T:
+    """`function(model)`, in the engine's fast way if it has one."""
+    recorder = engine.evaluation_recorder
+    result = None if recorder is None else recorder(key, function, model)
+    return function(model) if result is None else result
 
 
 def _batch(examples: Examples) -> int:
@@ -113,15 +154,3 @@ def _batch(examples: Examples) -> int:
     height, width = examples.images.shape[2:]
     times = ON_GPU if examples.images.is_cuda else 1
     return min(max(times * PIXELS // (height * width), 1), times * BATCH)
-
-
-def _correct(
-    predict: Predict, state: State, examples: Examples, index: Tensor, own: Tree
-) -> Tensor:  # [n] bool
-    device = examples.labels.device
-    model = state.params | state.buffers | {name: t.to(device) for name, t in own.items()}
-    found = [index.new_zeros(0, dtype=torch.bool)]
-    batches = [some for some in torch.split(index.to(device), _batch(examples)) if len(some)]
-    for some, logits in zip(batches, predict(model, examples, batches), strict=True):
-        found.append((logits.argmax(1) == examples.labels[some]).cpu())
-    return torch.cat(found)

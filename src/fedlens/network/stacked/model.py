@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 from torch.func import vmap
 
@@ -27,11 +28,22 @@ class LayeredModel:
     def __call__(
         self, params: Tree, buffers: Tree, images: Tensor, keys: Tensor, mask: Tensor
     ) -> tuple[Tensor, Tree]:
-        self.mode.set(training=True)
+        return self._logits(params | buffers, images, keys, mask, training=True), buffers
+
+    def predict(self, tensors: Tree, images: Tensor) -> Tensor:
+        """(parameters and buffers [C], images [C, B]) -> the logits [C, B, L] in evaluation."""
+        key = torch.zeros(len(images), dtype=torch.int64, device=images.device)
+        mask = torch.ones(images.shape[:2], device=images.device)
+        return self._logits(tensors, images, key, mask, training=False)
+
+    def _logits(
+        self, tensors: Tree, images: Tensor, keys: Tensor, mask: Tensor, *, training: bool
+    ) -> Tensor:
+        self.mode.set(training)
         frozen = self.constants.on(images.device)
         same = {name: t.expand(len(keys), *t.shape) for name, t in frozen.items()}
         inputs = self.numerics.normalise(images)
-        return self.module(params | buffers | same, self.numerics.cast, inputs, keys, mask), buffers
+        return self.module(tensors | same, self.numerics.cast, inputs, keys, mask)
 
 
 @dataclass(frozen=True)
