@@ -1,0 +1,49 @@
+"""Keeps the runs of a reproduction: what its page can be drawn from again, and nothing else.
+
+    python tools/store_results.py reproductions/ghaemi/fedavg-paper results/papers/ghaemi/fedavg
+
+Of every finished run: experiment.toml, manifest.json, summary.json, and the rounds packed. With
+`--revision` manifests get this one, where the runs were made from a copy without its history.
+`fedlens reproduce ITEM --scale paper --from results/papers/...` draws the page.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import shutil
+from pathlib import Path
+
+from fedlens.run_files import OVER, read_status
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("source", type=Path)
+    parser.add_argument("target", type=Path)
+    parser.add_argument("--revision")
+    arguments = parser.parse_args()
+    runs = sorted(place.parent for place in arguments.source.glob("runs/*/manifest.json"))
+    stored = [store(run, arguments.target, arguments.revision) for run in runs]
+    print(f"{sum(stored)} of {len(runs)} runs are over and stored in {arguments.target}")
+
+
+def store(run: Path, target: Path, revision: str | None) -> bool:
+    if read_status(run) not in OVER:
+        return False
+    place = target / "runs" / run.name
+    place.mkdir(parents=True, exist_ok=True)
+    for name in ("experiment.toml", "summary.json"):
+        shutil.copyfile(run / name, place / name)
+    manifest = json.loads((run / "manifest.json").read_text(encoding="utf-8"))
+    if revision is not None:
+        manifest["revision"] = revision
+    (place / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+    rounds = (run / "rounds.jsonl").read_bytes()
+    (place / "rounds.jsonl.gz").write_bytes(gzip.compress(rounds, mtime=0))
+    return True
+
+
+if __name__ == "__main__":
+    main()
