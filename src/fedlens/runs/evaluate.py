@@ -21,9 +21,8 @@ from fedlens.trees import HostCopy
 T = TypeVar("T")
 Loss = Callable[[Tensor, Tensor], Tensor]
 
-BATCH = 1000  # images at the most; a GPU takes more of them, since launching is what costs there
-PIXELS = 2**21  # and so many of them together, as activations grow with them
-ON_GPU = 4  # times as many
+BATCH, PIXELS = 250, 2**21  # images and pixels at the most: what caches of a CPU hold is faster
+GPU_BATCH, GPU_PIXELS = 4000, 2**23  # on a GPU, where it costs to launch
 
 
 class Twin(NamedTuple):
@@ -152,5 +151,6 @@ def _recorded(engine: Engine, key: object, function: Callable[[Tree], T], model:
 def _batch(examples: Examples) -> int:
     """How many images are evaluated together."""
     height, width = examples.images.shape[2:]
-    times = ON_GPU if examples.images.is_cuda else 1
-    return min(max(times * PIXELS // (height * width), 1), times * BATCH)
+    on_gpu = examples.images.is_cuda
+    most, pixels = (GPU_BATCH, GPU_PIXELS) if on_gpu else (BATCH, PIXELS)
+    return min(max(pixels // (height * width), 1), most)
