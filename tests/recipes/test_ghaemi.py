@@ -1,14 +1,17 @@
 """Paper 4's recipes describe what its equations and our hypotheses say."""
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from fedlens.experiment import Named
 from fedlens.recipes import RECIPES
+from fedlens.recipes.ghaemi.setting import dead_runs, living
 from fedlens.recipes.ghaemi.why_liadmm_fails import ABOUT_TRAINING, CONTROL
 from fedlens.recipes.page import experiments
-from fedlens.recipes.recipe import Scale
+from fedlens.recipes.recipe import Results, Scale
 from fedlens.recipes.reproduce import reproduce
 
 
@@ -63,3 +66,26 @@ def test_the_table_of_experiments_names_the_full_batch_step(tmp_path):
     table = experiments(done.results)
     row = dict(zip(table.header, table.rows[0], strict=True))
     assert row["local"] == "1 full-batch step, γ 0.05, double softmax"
+
+
+def run_that_predicts(seed: int, classes: list[int], accuracy: float) -> Any:
+    curves = {"test_classes_predicted": classes, "test_accuracy": [accuracy] * len(classes)}
+    return SimpleNamespace(
+        status="finished",
+        experiment={"seed": seed},
+        curve=lambda measure: (list(range(len(classes))), curves[measure]),
+    )
+
+
+def test_runs_that_ended_dead_are_counted_and_not_averaged():
+    cell = "non-iid, double softmax"
+    runs = [
+        run_that_predicts(0, [4, 1, 1, 9, 1, 1, 9, 9], 0.7),
+        run_that_predicts(1, [9, 9, 9, 1, 1, 1, 1, 1], 0.1),
+        run_that_predicts(2, [9] * 8, 0.8),
+    ]
+    results = Results(Scale("paper"), {cell: runs})
+    assert living(results).late(cell).mean == pytest.approx(0.75)
+    assert dead_runs(results, [cell]).rows == [[cell, "1 of 3", "1", "75.00"]]
+    all_dead = Results(Scale("paper"), {cell: runs[1:2]})
+    assert dead_runs(all_dead, [cell]).rows == [[cell, "1 of 1", "1", "–"]]

@@ -9,9 +9,11 @@ from fedlens.recipes.ghaemi.setting import (
     FORMS,
     OURS,
     SPLITS,
+    dead_runs,
     double_softmax_note,
     experiment,
     late_published,
+    living,
     over_published,
     published,
 )
@@ -43,11 +45,12 @@ def fedavg(scale: Scale) -> Recipe:
 
 
 def blocks(results: Results) -> list[Block]:
+    alive = living(results)
     rows = [
         (
             f"{split}, {form}",
             late_published("FedAvg", split) if form == AS_PUBLISHED else None,
-            results.late(f"{split}, {form}"),
+            alive.late(f"{split}, {form}"),
         )
         for split in SPLITS
         for form in FORMS
@@ -58,9 +61,10 @@ def blocks(results: Results) -> list[Block]:
             rows,
             title="Test accuracy over the last quarter of the rounds, %",
             caption="The mean over the last quarter of the rounds (61 to 80 in the report): with "
-            "two classes a client a single round says little.",
+            "two classes a client a single round says little. Runs that ended dead are left out.",
             of="clients, network",
         ),
+        dead_runs(results, [f"{split}, {AS_PUBLISHED}" for split in SPLITS]),
         *over_published(
             results,
             "FedAvg",

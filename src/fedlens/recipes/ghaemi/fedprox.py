@@ -8,8 +8,10 @@ from fedlens.recipes.ghaemi.setting import (
     FORMS,
     OURS,
     SPLITS,
+    dead_runs,
     experiment,
     late_published,
+    living,
     over_published,
 )
 from fedlens.recipes.page import beside
@@ -53,23 +55,24 @@ def blocks(results: Results) -> list[Block]:
         for split in SPLITS
     }
     mus = list(dict.fromkeys(cell.split(", ")[-1] for cell in named["iid"]))
-    late = {
-        split: [results.late(f"{split}, {AS_PUBLISHED}, {mu}") for mu in mus] for split in SPLITS
-    }
+    alive = living(results)
+    late = {split: [alive.late(f"{split}, {AS_PUBLISHED}, {mu}") for mu in mus] for split in SPLITS}
     rows = []
     for cell in results.runs:
         split, form, mu = cell.split(", ")
         theirs = None
         if form == AS_PUBLISHED and mu == f"mu {PUBLISHED_MU:g}":
             theirs = late_published("FedProx", "iid" if split == "iid" else "non-iid")
-        rows.append((cell, theirs, results.late(cell)))
+        rows.append((cell, theirs, alive.late(cell)))
     return [
         beside(
             rows,
             title="Test accuracy over the last quarter of the rounds, %",
-            caption="The mean over the last quarter of the rounds (61 to 80 in the report).",
+            caption="The mean over the last quarter of the rounds (61 to 80 in the report); runs "
+            "that ended dead are left out.",
             of="clients, network, mu",
         ),
+        dead_runs(results, [cell for cell in results.runs if AS_PUBLISHED in cell]),
         Bars(
             title="Accuracy by mu",
             caption="Mean test accuracy over the last quarter of the rounds, for the exact "

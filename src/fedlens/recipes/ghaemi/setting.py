@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.resources import files
 from typing import Any, Literal
 
 from fedlens.experiment import Clients, Evaluate, Experiment, LocalTraining, Named
 from fedlens.recipes.page import curves
 from fedlens.recipes.recipe import Results, Scale
-from fedlens.report.blocks import Block, Text
+from fedlens.report.blocks import Block, Table, Text
+from fedlens.runs.records import Run
 
 Split = Literal["iid", "non-iid"]
 SPLITS: tuple[Split, ...] = ("iid", "non-iid")
@@ -112,6 +114,43 @@ def late_published(algorithm: str, split: Split) -> float:
     """The mean of the published test accuracy over the last quarter of the rounds, 61 to 80."""
     values = [v for v in published(algorithm, split)["test_acc"][60:] if v is not None]
     return sum(values) / len(values)
+
+
+def living(results: Results) -> Results:
+    """The runs without those that ended dead; where all of a cell did, they are left in."""
+    kept = {
+        cell: [run for run in runs if not is_dead(run)] or runs
+        for cell, runs in results.runs.items()
+    }
+    return replace(results, runs=kept)
+
+
+def is_dead(run: Run) -> bool:
+    """Whether a run gave one class to all test images in the last quarter of its evaluations."""
+    predicted = run.curve("test_classes_predicted")[1]
+    late = predicted[-max(len(predicted) // 4, 1) :]
+    return run.status == "finished" and bool(late) and all(count == 1 for count in late)
+
+
+def dead_runs(results: Results, cells: Sequence[str]) -> Table:
+    """How many runs of each cell ended dead, and where the others are."""
+    rows: list[list[str | float | None]] = []
+    for cell in cells:
+        runs = results.runs[cell]
+        dead = [run.experiment["seed"] for run in runs if is_dead(run)]
+        alive = living(replace(results, runs={cell: runs})).late(cell)
+        ends = f"{100 * alive.mean:.2f}" if len(dead) < len(runs) else "–"
+        seeds = ", ".join(map(str, dead)) or "–"
+        rows.append([cell, f"{len(dead)} of {len(runs)}", seeds, ends])
+    return Table(
+        title="Runs that ended dead",
+        caption="A run is dead if it gives one class to all test images in every evaluation of the "
+        "last quarter of the rounds: its accuracy is 0.100, and saturated as it is the double "
+        "softmax gives no gradient back. Which runs die depends on the seed and on rounding. Their "
+        "share is told here; the tables above are of the others, in %.",
+        header=("clients, network", "dead", "their seeds", "the others"),
+        rows=rows,
+    )
 
 
 def double_softmax_note() -> Text:
