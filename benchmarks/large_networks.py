@@ -1,11 +1,11 @@
 """What do the kernels of large networks gain on a GPU, and do they compute the same?
 
-    python benchmarks/large_networks.py [--only resnet18 ...] [--top 15] [--rounds 5]
+    python benchmarks/large_networks.py [--only resnet18 ...] [--what agree fused plain] [--top 15]
 
-For each network of `fedlens bench` that has normalisation: milliseconds a round with the kernels of
-group normalisation and of depthwise convolutions, and with PyTorch's own operations in their
-place; how far logits and gradients of one step, in bf16, lie from those in float32, both ways; and
-the kernels of a round, by time.
+For each network of `fedlens bench` that has normalisation: how far logits and gradients of one step
+in bf16 lie from those in float32, with kernels and by PyTorch's operations alone (`agree`);
+milliseconds a round, and its kernels by time, with the kernels of group normalisation and of
+depthwise convolutions (`fused`), and with PyTorch's operations in their place (`plain`).
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from fedlens.runs.bench import WORKLOADS, Workload, experiment, rounds, time_of
 from fedlens.runs.settings import torch_settings
 
 NETWORKS = ["resnet18", "mobilenetv2"]
+WHAT = ["agree", "fused", "plain"]
+ROUNDS = 5  # that are timed together
 GPU = torch.device("cuda")
 
 
@@ -58,7 +60,7 @@ def one_step(work: Workload, compute: torch.dtype) -> tuple[Tensor, Tensor]:
     torch.manual_seed(0)
     module = MODELS[work.model](work.shape, 10, **work.options)
     network = Network(module, dtype=torch.float32, compute=compute)
-    clients = min(work.clients, 4)
+    clients = work.clients
     every = {name: p[None].to(GPU) for name, p in network.params.items()}
     params = {
         name: (p.expand(clients, *p.shape[1:]) + 0.01 * torch.randn_like(p)).requires_grad_()
@@ -90,12 +92,12 @@ def agreement(work: Workload) -> str:
     return "bf16 off from float32: " + ", ".join(shown)
 
 
-def measure(name: str, count: int, top: int) -> None:
+def measure(name: str, top: int) -> None:
     setup = build(experiment(WORKLOADS[name], "stacked", "cuda", "bf16"))
     with torch_settings(setup.experiment, GPU):
         one_round = rounds(setup)
         time_of(one_round, 5, GPU)
-        wall = 1e3 * min(time_of(one_round, count, GPU) for _ in range(3))
+        wall = 1e3 * min(time_of(one_round, ROUNDS, GPU) for _ in range(3))
         print(f"{name}: {wall:.2f} ms a round", flush=True)
         if top:
             with profile(activities=[ProfilerActivity.CUDA]) as profiler:
@@ -114,15 +116,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="*", choices=NETWORKS)
     parser.add_argument("--top", type=int, default=15)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--what", nargs="*", choices=WHAT, default=WHAT)
     arguments = parser.parse_args()
     print(torch.cuda.get_device_name(), torch.__version__)
     for name in arguments.only or NETWORKS:
-        print(f"{name}: {agreement(WORKLOADS[name])}", flush=True)
-        measure(name, arguments.rounds, arguments.top)
-        with plain():
-            print("with PyTorch's operations:")
-            measure(name, arguments.rounds, arguments.top)
+        if "agree" in arguments.what:
+            print(f"{name}: {agreement(WORKLOADS[name])}", flush=True)
+        if "fused" in arguments.what:
+            measure(name, arguments.top)
+        if "plain" in arguments.what:
+            print("by PyTorch's operations, ", end="")
+            with plain():
+                measure(name, arguments.top)
 
 
 if __name__ == "__main__":

@@ -4,15 +4,19 @@ On a GPU the same runs as it is, compiled: `python tests/network/interpreted_ker
 """
 
 import itertools
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from fedlens import keys
 from fedlens.core import Number, per_row
+from fedlens.network import ops
 from fedlens.network.factors import Factors
 from fedlens.network.kernels import elementwise, functions
 from fedlens.network.layers import dropout_word, keyed_dropout
+from fedlens.network.network import Network
 from fedlens.network.ops import normalise
 from fedlens.network.stacked import products
 from fedlens.network.stacked.epilogue import Epilogue
@@ -27,6 +31,8 @@ CONVOLUTIONS = {  # channels, out, size, padding, stride, relu, pool
     "valid": (16, 8, 3, (0, 0, 0, 0), (1, 1), True, False),
     "odd, no activation": (4, 20, 4, (1, 2, 1, 2), (1, 1), False, False),
     "stride": (16, 32, 3, (1, 1, 1, 1), (2, 2), True, False),
+    "stride, few outs": (16, 12, 3, (1, 1, 1, 1), (2, 2), False, False),
+    "stride larger than the kernel, few channels": (5, 16, 2, (1, 0, 1, 2), (3, 2), False, False),
     "padded, many channels": (32, 16, 5, (2, 2, 2, 2), (1, 1), True, True),
     "many channels, sides differ": (64, 8, 3, (0, 1, 1, 0), (1, 1), False, False),
     "wider than a tile": (144, 136, 1, (0, 0, 0, 0), (1, 1), True, False),
@@ -108,6 +114,41 @@ def group_norms() -> None:
         leaves = {"x": x, "weight": weight, "bias": bias, "around": around}
         compare(name, found, expected, leaves, 1e-5)
         print(f"{name} agrees")
+
+
+class Residual(nn.Module):
+    """A user's own module of known layers, with every way that these are computed together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.ReLU6())
+        self.depthwise = nn.Conv2d(8, 8, 3, stride=2, padding=1, groups=8, bias=False)
+        self.norm = nn.GroupNorm(4, 8)
+        self.around = nn.Sequential(nn.Conv2d(8, 8, 1, stride=2), nn.GroupNorm(1, 8))
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        out = self.norm(self.depthwise(x))
+        out += self.around(x)
+        logits: torch.Tensor = self.head(F.relu(out).mean((2, 3)))
+        return logits
+
+
+def networks() -> None:
+    """A module read as it is: with kernels and without."""
+    network, clients = Network(Residual()), 3
+    start = {name: p.expand(clients, *p.shape).to(DEVICE) for name, p in network.params.items()}
+    params = {name: (p + 0.1 * torch.randn_like(p)).requires_grad_() for name, p in start.items()}
+    x = torch.randn(clients, 2, 3, 7, 6, device=DEVICE)
+    side = torch.arange(clients, device=DEVICE), torch.ones(clients, 2, device=DEVICE)
+
+    def logits(takes_triton: bool) -> torch.Tensor:
+        with mock.patch.object(ops, "_takes_triton", lambda _: takes_triton):
+            return network.stacked(params, {}, x, *side)[0]
+
+    compare("a network", logits(True), logits(False), dict(params), LOOSE)
+    print("a network agrees")
 
 
 def last(images: torch.Tensor) -> torch.Tensor:
@@ -266,6 +307,7 @@ if __name__ == "__main__":
     convolutions()
     depthwise_convolutions()
     group_norms()
+    networks()
     the_rest()
     factors(batch=5, features=70, out=24, steps=3)
     factors(batch=40, features=300, out=70, steps=2)  # several blocks of everything

@@ -130,6 +130,51 @@ def _taps_kernel(
 
 
 @triton.jit
+def _strided_gradient_kernel(
+    grads, kernel, out, batch,
+    s: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """out[c, m, n], the gradient of pixels m and channels n under a convolution with stride.
+
+    Only every `down`-th row of the kernel meets a grad at a given pixel, by the remainder of the
+    pixel's row, and so with columns. Program ((i, remainders), c, j) has BM pixels
+    of block i that have these remainders, and BN channels of block j; it reads BK outs at a time.
+    """
+    client = tl.program_id(1).to(tl.int64)
+    n = tl.program_id(2) * BN + tl.arange(0, BN)
+    remainder = tl.program_id(0) % (s.down * s.right)
+    above, beside = remainder // s.right, remainder % s.right
+    m = tl.program_id(0) // (s.down * s.right) * BM + tl.arange(0, BM)
+    image, row, column = position_of(m, tl.cdiv(s.tall, s.down), tl.cdiv(s.wide, s.right))
+    row = row * s.down + (above + s.top * (s.down - 1)) % s.down
+    column = column * s.right + (beside + s.left * (s.right - 1)) % s.right
+    inside = (image < batch) & (row < s.tall) & (column < s.wide)
+    last, end = (row + s.top - above) // s.down, (column + s.left - beside) // s.right
+    grads += client * batch * s.rows * s.columns * s.outs
+    weights = kernel + client * s.taps * s.channels * s.outs
+    tall_taps = tl.cdiv(s.taps // s.width - above, s.down)
+    wide_taps = tl.cdiv(s.width - beside, s.right)
+    c = tl.arange(0, BK)
+    blocks: tl.constexpr = s.outs // BK
+    sums = tl.zeros((BM, BN), tl.float32)
+    for step in range(tall_taps * wide_taps * blocks):
+        number, k = step // blocks, step % blocks * BK + c
+        down_by, right_by = number // wide_taps, number % wide_taps
+        r, q = last - down_by, end - right_by
+        there = inside & (r >= 0) & (r < s.rows) & (q >= 0) & (q < s.columns)
+        start = ((image * s.rows + r) * s.columns + q) * s.outs
+        a = tl.load(grads + start[:, None] + k[None, :], mask=there[:, None], other=0.0)
+        tap = (above + down_by * s.down) * s.width + beside + right_by * s.right
+        entry = (tap * s.channels + n[None, :]) * s.outs + k[:, None]
+        b = tl.load(weights + entry, mask=(n < s.channels)[None, :], other=0.0)
+        sums = tl.dot(a, b, sums, input_precision="tf32")
+    out += client * batch * s.tall * s.wide * s.channels
+    entry = ((image * s.tall + row) * s.wide + column)[:, None] * s.channels + n[None, :]
+    there = inside[:, None] & (n < s.channels)[None, :]
+    tl.store(out + entry, sums.to(out.dtype.element_ty), mask=there)
+
+
+@triton.jit
 def _finish(
     sums, bias, out, client, m, n, total, outs: tl.constexpr, HAS_BIAS: tl.constexpr,
     RELU: tl.constexpr,
@@ -283,6 +328,25 @@ def turned_product(
     rows, columns = result_size(grads, Geometry(size), padding)
     out = grads.new_empty(len(grads), rows, columns, channels)
     _product(grads, kernel, None, out, Geometry(size), padding, turned=True)
+    return out
+
+
+def strided_gradient(
+    grads: Tensor, kernel: Tensor, size: tuple[int, int], channels: int, geometry: Geometry,
+    padding: Padding,
+) -> Tensor:  # fmt: skip
+    """The same for a convolution with stride, of images of this size: grads are read by taps."""
+    out = grads.new_empty(len(grads), *size, channels)
+    clients, batch = len(kernel), len(grads) // len(kernel)
+    _, rows, columns, outs = grads.shape
+    s = sizes_of(out, (rows, columns), outs, geometry, padding)
+    wide_tile = min(tile(channels), 128)
+    deep = next(size for size in (64, 32, 16) if outs % size == 0)
+    pixels = batch * triton.cdiv(s.tall, s.down) * triton.cdiv(s.wide, s.right)
+    grid = triton.cdiv(pixels, 64) * s.down * s.right, clients, triton.cdiv(channels, wide_tile)
+    _strided_gradient_kernel[grid](
+        grads, kernel, out, batch, s, BM=64, BN=wide_tile, BK=deep, num_warps=4, num_stages=3
+    )
     return out
 
 

@@ -136,7 +136,7 @@ class Convolve(torch.autograd.Function):
         kept = winners if geometry.pool else y if geometry.relu else None
         ctx.save_for_backward(images, kernel, kept)
         ctx.geometry, ctx.padding, ctx.masked = geometry, padding, masked
-        ctx.channels, ctx.has_bias = channels, bias is not None
+        ctx.channels, ctx.size, ctx.has_bias = channels, x.shape[2:], bias is not None
         return y.permute(0, 3, 1, 2)
 
     @staticmethod
@@ -154,10 +154,15 @@ class Convolve(torch.autograd.Function):
         dw = dw.contiguous().permute(0, 4, 3, 1, 2)
         dx = None
         if needs_dx:
-            if geometry.stride != (1, 1):
-                dense = result_size(images, Geometry(geometry.size), ctx.masked)
-                dy = dilate(dy, dense, geometry.stride)
-            dx = _image_grads(dy, kernel, geometry.size, images.shape[3], border, full)
+            if geometry.stride != (1, 1) and by_taps(dy.shape[3]):
+                dx = convolution.strided_gradient(
+                    dy, kernel, ctx.size, images.shape[3], geometry, ctx.padding
+                )
+            else:
+                if geometry.stride != (1, 1):
+                    dense = result_size(images, Geometry(geometry.size), ctx.masked)
+                    dy = dilate(dy, dense, geometry.stride)
+                dx = _image_grads(dy, kernel, geometry.size, images.shape[3], border, full)
             dx = dx[..., : ctx.channels].permute(0, 3, 1, 2)
         return dx, dw, db, None, None
 

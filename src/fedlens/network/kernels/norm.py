@@ -27,6 +27,7 @@ import triton.language as tl
 from torch import Tensor
 
 TILE = 8192  # numbers that a program has at hand
+SIZES = ["batch", "pixels", "channels", "width", "each"]  # of which a network has many
 
 
 class Follows(NamedTuple):
@@ -95,7 +96,7 @@ def _over_groups(values, member):
     return tl.sum(tl.where(member, sums[None, :], 0.0), 1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def _group_norm_kernel(
     x, weight, bias, around, y, means, scales, batch, pixels, eps, channels, width, each,
     f: tl.constexpr, UNIT: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, BG: tl.constexpr,
@@ -140,7 +141,7 @@ def _group_norm_kernel(
         tl.store(y + entry, through_relu(z, f).to(y.dtype.element_ty), mask=there)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def _group_norm_gradient_kernel(
     dy, x, weight, bias, around, means, scales, dx, daround, dweight, dbias, batch, pixels,
     channels, width, each,
@@ -239,9 +240,9 @@ def _blocks(x: Tensor, groups: int) -> tuple[tuple[int, int], dict[str, int]]:
     aligned = 8 // math.gcd(width, 8)  # so many groups begin where a wide load can
     fitting = max(32, min(128, TILE // rows)) // width
     each = width * min(groups, max(fitting // aligned, 1) * aligned)
-    columns = int(triton.next_power_of_2(each))
+    columns = max(32, int(triton.next_power_of_2(each)))
     rows = max(1, min(rows, TILE // columns))
-    several = int(triton.next_power_of_2(each // width))
+    several = columns // 4 if width >= 4 else columns  # groups at most
     sizes = {
         "channels": channels,
         "width": width,
