@@ -18,6 +18,7 @@ from fedlens.network.kernels import elementwise, functions
 from fedlens.network.layers import dropout_word, keyed_dropout
 from fedlens.network.network import Network
 from fedlens.network.ops import normalise
+from fedlens.network.pool import Windows
 from fedlens.network.stacked import products
 from fedlens.network.stacked.epilogue import Epilogue
 from fedlens.network.stacked.products import drifted
@@ -27,19 +28,24 @@ torch.backends.cuda.matmul.allow_tf32 = True
 LOOSE = 1e-4 if DEVICE == "cpu" else 2e-2  # a GPU multiplies in tf32 here
 
 CONVOLUTIONS = {  # channels, out, size, padding, stride, relu, pool
-    "first layer": (3, 8, 5, (2, 2, 2, 2), (1, 1), True, True),
-    "valid": (16, 8, 3, (0, 0, 0, 0), (1, 1), True, False),
-    "odd, no activation": (4, 20, 4, (1, 2, 1, 2), (1, 1), False, False),
-    "stride": (16, 32, 3, (1, 1, 1, 1), (2, 2), True, False),
-    "stride, few outs": (16, 12, 3, (1, 1, 1, 1), (2, 2), False, False),
-    "stride larger than the kernel, few channels": (5, 16, 2, (1, 0, 1, 2), (3, 2), False, False),
-    "padded, many channels": (32, 16, 5, (2, 2, 2, 2), (1, 1), True, True),
-    "many channels, sides differ": (64, 8, 3, (0, 1, 1, 0), (1, 1), False, False),
-    "wider than a tile": (144, 136, 1, (0, 0, 0, 0), (1, 1), True, False),
-    "more padding than kernel": (8, 16, 2, (2, 2, 2, 2), (1, 1), True, False),
-    "more padding than kernel, many channels": (16, 16, 3, (3, 3, 3, 3), (1, 1), False, False),
-    "residual": (32, 24, 3, (1, 1, 1, 1), (1, 1), False, False),
-    "pool without relu, odd size": (8, 16, 2, (0, 0, 0, 0), (1, 1), False, True),
+    "first layer": (3, 8, 5, (2, 2, 2, 2), (1, 1), True, Windows()),
+    "valid": (16, 8, 3, (0, 0, 0, 0), (1, 1), True, None),
+    "odd, no activation": (4, 20, 4, (1, 2, 1, 2), (1, 1), False, None),
+    "stride": (16, 32, 3, (1, 1, 1, 1), (2, 2), True, None),
+    "stride, few outs": (16, 12, 3, (1, 1, 1, 1), (2, 2), False, None),
+    "stride larger than the kernel, few channels": (5, 16, 2, (1, 0, 1, 2), (3, 2), False, None),
+    "padded, many channels": (32, 16, 5, (2, 2, 2, 2), (1, 1), True, Windows()),
+    "many channels, sides differ": (64, 8, 3, (0, 1, 1, 0), (1, 1), False, None),
+    "wider than a tile": (144, 136, 1, (0, 0, 0, 0), (1, 1), True, None),
+    "more padding than kernel": (8, 16, 2, (2, 2, 2, 2), (1, 1), True, None),
+    "more padding than kernel, many channels": (16, 16, 3, (3, 3, 3, 3), (1, 1), False, None),
+    "residual": (32, 24, 3, (1, 1, 1, 1), (1, 1), False, None),
+    "pool without relu, odd size": (8, 16, 2, (0, 0, 0, 0), (1, 1), False, Windows()),
+    "padded pool, even and odd": (3, 8, 5, (1, 1, 2, 2), (1, 1), True, Windows(1, 1)),
+    "padded pool, odd and even, by taps": (16, 8, 4, (0, 1, 1, 1), (1, 1), True, Windows(1, 1)),
+    "padded pool, no padding, by taps": (16, 8, 2, (0, 0, 0, 0), (1, 1), False, Windows(1, 1)),
+    "pool padded above, stride": (16, 16, 3, (1, 1, 1, 1), (2, 1), False, Windows(1, 0)),
+    "pool padded beside, few channels": (5, 20, 3, (1, 0, 1, 1), (1, 2), True, Windows(0, 1)),
 }
 
 
@@ -58,12 +64,12 @@ def convolutions() -> None:
     for name, (channels, out, size, padding, stride, relu, pool) in CONVOLUTIONS.items():
         x = last(whole(clients * batch, channels, 10, 9)).requires_grad_()
         weight = whole(clients, out, channels, size, size).requires_grad_()
-        has_bias = relu or pool  # without, the grads are read as they come
+        has_bias = relu or pool is not None  # without, the grads are read as they come
         bias = whole(clients, out).requires_grad_() if has_bias else None
         found = functions.convolve(x, weight, bias, padding, stride, relu=relu, pool=pool)
         expected = products.convolve(x, weight, bias, padding, stride)
         expected = F.relu(expected) if relu else expected
-        expected = F.max_pool2d(expected, 2) if pool else expected
+        expected = expected if pool is None else pool.maxima(expected)
         compare(name, found, expected, {"x": x, "weight": weight, "bias": bias}, 1e-5)
         print(f"{name} agrees")
 

@@ -123,7 +123,15 @@ def test_what_follows_a_layer_is_done_once(layer, shape):
     agree([layer, nn.ReLU(), nn.Tanh()], shape)
 
 
-@pytest.mark.parametrize("behind", [[nn.ReLU(), nn.MaxPool2d(2)], [nn.MaxPool2d(2), nn.ReLU()]])
+@pytest.mark.parametrize(
+    "behind",
+    [
+        [nn.ReLU(), nn.MaxPool2d(2)],
+        [nn.MaxPool2d(2), nn.ReLU()],
+        [nn.ReLU(), nn.MaxPool2d(2, padding=1)],
+        [nn.MaxPool2d(2, padding=(0, 1)), nn.ReLU()],
+    ],
+)
 @pytest.mark.parametrize("convolution", [layer for layer, _ in EXAMPLES[nn.Conv2d]], ids=str)
 def test_a_convolution_does_the_relu_and_the_pooling_behind_it(convolution, behind):
     _, stacked = read(convolution, *behind)

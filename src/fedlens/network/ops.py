@@ -31,6 +31,7 @@ from torch.func import vmap
 from fedlens.core import Number, Tree, per_row
 from fedlens.network.factors import Factors
 from fedlens.network.layers import WHOLE, dropout_word, keyed_dropout
+from fedlens.network.pool import Windows
 from fedlens.network.stacked import products
 from fedlens.network.stacked.epilogue import Epilogue
 from fedlens.network.stacked.products import Padding
@@ -121,11 +122,11 @@ def convolve(
     stride: tuple[int, int] = (1, 1),
     *,
     relu: bool = False,
-    pool: bool = False,
+    pool: Windows | None = None,
 ) -> Tensor:
     """Images [C * B, channels, H, W] under each client's kernels [C, out, channels, h, w].
 
-    With `relu` and `pool` (the maximum of 2 x 2) these follow. Weights may be kept in a wider dtype
+    ReLU and the maximum of windows follow if asked for. Weights may be kept in a wider dtype
     than the images; their gradients come in their own.
     """
     if _multiplies_in_triton(x):
@@ -134,7 +135,7 @@ def convolve(
         return functions.convolve(x, weight, bias, padding, stride, relu=relu, pool=pool)
     y = products.convolve(x, weight, bias, padding, stride)
     y = F.relu(y) if relu else y
-    return F.max_pool2d(y, 2) if pool else y
+    return y if pool is None else pool.maxima(y)
 
 
 def convolve_channels(

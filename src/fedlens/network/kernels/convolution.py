@@ -191,14 +191,16 @@ def _finish(
 
 @triton.jit
 def _pooled_kernel(
-    images, kernel, bias, out, winners, batch,
-    s: tl.constexpr, TAPS: tl.constexpr, BORDER: tl.constexpr, HAS_BIAS: tl.constexpr,
-    RELU: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    images, kernel, bias, out, winners, batch, rows, columns,
+    s: tl.constexpr, windows: tl.constexpr, TAPS: tl.constexpr, BORDER: tl.constexpr,
+    HAS_BIAS: tl.constexpr, RELU: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """The maximum of windows of 2 x 2 positions: out[c, m, n] and winners[c, m, n] of window m.
 
     Blocks are those of `_product_kernel`, but m is a window. A program has sums for each corner of
-    its windows: 0 and 1 above, 2 and 3 below. It loads by taps or by runs.
+    its windows: 0 and 1 above, 2 and 3 below. It loads by taps or by runs. Corners outside the
+    `rows` and `columns` of positions are padding.
     """
     client = tl.program_id(1).to(tl.int64)
     m = tl.program_id(0) * BM + tl.arange(0, BM)
@@ -206,7 +208,13 @@ def _pooled_kernel(
     total = batch * s.rows * s.columns
     inside = m < total
     image, row, column = position_of(m, s.rows, s.columns)
-    row, column = row * (2 * s.down) - s.top, column * (2 * s.right) - s.left
+    row, column = 2 * row - windows.top, 2 * column - windows.left
+    upper, lower, first, second = inside, inside, inside, inside
+    padded: tl.constexpr = windows.top + windows.left > 0
+    if padded:
+        upper, lower = inside & (row >= 0), inside & (row + 1 < rows)
+        first, second = inside & (column >= 0), inside & (column + 1 < columns)
+    row, column = row * s.down - s.top, column * s.right - s.left
     images += client * batch * s.tall * s.wide * s.channels
     start = ((image * s.tall + row) * s.wide + column) * s.channels
     depth: tl.constexpr = s.taps * s.channels
@@ -229,18 +237,30 @@ def _pooled_kernel(
             tap = step // blocks
             shift = (tap // s.width * s.wide + tap % s.width) * s.channels + step % blocks * BK
             p = images + (start + shift)[:, None] + c[None, :]
-            in0, in1, in2, in3 = _corners_inside(
-                inside, row + tap // s.width, column + tap % s.width, s, BORDER
-            )
+            up, low, near, far = upper, lower, first, second
+            if BORDER:
+                r, q = row + tap // s.width, column + tap % s.width
+                up &= (r >= 0) & (r < s.tall)
+                low &= (r + s.down >= 0) & (r + s.down < s.tall)
+                near &= (q >= 0) & (q < s.wide)
+                far &= (q + s.right >= 0) & (q + s.right < s.wide)
+            in0, in1 = (up & near)[:, None], (up & far)[:, None]
+            in2, in3 = (low & near)[:, None], (low & far)[:, None]
         else:
             run: tl.constexpr = s.width * s.channels
             p = images + start[:, None] + ((k // run) * s.wide * s.channels + k % run)[None, :]
-            in0 = inside[:, None] & (k < depth)[None, :]
-            in1, in2, in3 = in0, in0, in0
+            within = (k < depth)[None, :]
+            in0, in1 = (upper & first)[:, None] & within, (upper & second)[:, None] & within
+            in2, in3 = (lower & first)[:, None] & within, (lower & second)[:, None] & within
         sums0 = _add_product(sums0, p, in0, w)
         sums1 = _add_product(sums1, p + beside, in1, w)
         sums2 = _add_product(sums2, p + below, in2, w)
         sums3 = _add_product(sums3, p + below + beside, in3, w)
+    if padded:
+        sums0 = tl.where((upper & first)[:, None], sums0, float("-inf"))
+        sums1 = tl.where((upper & second)[:, None], sums1, float("-inf"))
+        sums2 = tl.where((lower & first)[:, None], sums2, float("-inf"))
+        sums3 = tl.where((lower & second)[:, None], sums3, float("-inf"))
     best, corner = _greatest(sums0, sums1, sums2, sums3)
     if HAS_BIAS:
         b = tl.load(bias + client * s.outs + n, mask=n < s.outs, other=0.0)
@@ -255,22 +275,6 @@ def _pooled_kernel(
 
 
 @triton.jit
-def _corners_inside(inside, row, column, s: tl.constexpr, BORDER: tl.constexpr):
-    """[BM, 1] each: whether the pixels that the corners of windows see are those of an image.
-
-    `row` and `column` are the pixel that corner 0 sees.
-    """
-    in0, in1, in2, in3 = inside, inside, inside, inside
-    if BORDER:
-        upper = inside & (row >= 0) & (row < s.tall)
-        lower = inside & (row + s.down >= 0) & (row + s.down < s.tall)
-        first = (column >= 0) & (column < s.wide)
-        second = (column + s.right >= 0) & (column + s.right < s.wide)
-        in0, in1, in2, in3 = upper & first, upper & second, lower & first, lower & second
-    return in0[:, None], in1[:, None], in2[:, None], in3[:, None]
-
-
-@triton.jit
 def _add_product(sums, p, inside, w):
     """sums + what lies at p, times w."""
     x = tl.load(p, mask=inside, other=0.0)
@@ -280,8 +284,9 @@ def _add_product(sums, p, inside, w):
 @triton.jit
 def _greatest(sums0, sums1, sums2, sums3):
     """The greatest of four, and which it is: the first, if several are."""
-    upper, lower = tl.maximum(sums0, sums1), tl.maximum(sums2, sums3)
-    best = tl.maximum(upper, lower)
+    upper = tl.maximum(sums0, sums1, propagate_nan=tl.PropagateNan.ALL)
+    lower = tl.maximum(sums2, sums3, propagate_nan=tl.PropagateNan.ALL)
+    best = tl.maximum(upper, lower, propagate_nan=tl.PropagateNan.ALL)
     corner = tl.where(
         upper >= lower, tl.where(sums0 >= sums1, 0, 1), tl.where(sums2 >= sums3, 2, 3)
     )
@@ -298,21 +303,23 @@ def product(
     others are padded in memory.
     """
     rows, columns = result_size(images, geometry, padding)
-    if not geometry.pool:
+    windows = geometry.pool
+    if windows is None:
         out = images.new_empty(len(images), rows, columns, kernel.shape[2])
         _product(images, kernel, bias, out, geometry, padding, turned=False)
         return out, None
-    out = images.new_empty(len(images), rows // 2, columns // 2, kernel.shape[2])
+    down, across = windows.number(rows, columns)
+    out = images.new_empty(len(images), down, across, kernel.shape[2])
     winners = torch.empty_like(out, dtype=torch.uint8)
     clients, batch = len(kernel), len(images) // len(kernel)
-    s = sizes_of(images, (rows // 2, columns // 2), kernel.shape[2], geometry, padding)
+    s = sizes_of(images, (down, across), kernel.shape[2], geometry, padding)
     wide_tile, taps = min(tile(s.outs), 64), by_taps(s.channels)
     deep = 32 if s.channels % 32 == 0 else 16 if taps else min(tile(s.taps * s.channels), 128)
     grid = triton.cdiv(batch * s.rows * s.columns, 64), clients, triton.cdiv(s.outs, wide_tile)
     _pooled_kernel[grid](
-        images, kernel, kernel if bias is None else bias, out, winners, batch, s,
-        TAPS=taps, BORDER=any(padding), HAS_BIAS=bias is not None, RELU=geometry.relu, BM=64,
-        BN=wide_tile, BK=deep, num_warps=4, num_stages=3,
+        images, kernel, kernel if bias is None else bias, out, winners, batch, rows,
+        columns, s, windows, TAPS=taps, BORDER=any(padding), HAS_BIAS=bias is not None,
+        RELU=geometry.relu, BM=64, BN=wide_tile, BK=deep, num_warps=4, num_stages=3,
     )  # fmt: skip
     return out, winners
 

@@ -55,7 +55,8 @@ def _depthwise_kernel(
     if HAS_BIAS:
         b = tl.load(bias + client * channels + n, mask=here, other=0.0)
         sums += b.to(tl.float32)[None, :]
-    for tap in tl.static_range(taps.number):
+    number: tl.constexpr = taps.number
+    for tap in tl.static_range(number):
         r, q = row + tap // taps.width, column + tap % taps.width
         inside = (m < total) & (r >= 0) & (r < tall) & (q >= 0) & (q < wide)
         entry = ((image * tall + r) * wide + q) * channels
@@ -84,7 +85,8 @@ def _image_gradient_kernel(
     kernel += client * taps.number * channels
     here = n < channels
     sums = tl.zeros((BM, BN), tl.float32)
-    for tap in tl.static_range(taps.number):
+    number: tl.constexpr = taps.number
+    for tap in tl.static_range(number):
         r, q = row - tap // taps.width, column - tap % taps.width
         inside = (m < total) & (r >= 0) & (q >= 0) & (r % taps.down == 0) & (q % taps.right == 0)
         r, q = r // taps.down, q // taps.right

@@ -31,6 +31,7 @@ from fedlens.network.kernels.sizes import (
     result_size,
     spare_channels,
 )
+from fedlens.network.pool import Windows
 from fedlens.network.stacked.epilogue import Epilogue
 from fedlens.network.stacked.products import Padding, dilate, shared_product
 
@@ -43,7 +44,7 @@ def convolve(
     stride: tuple[int, int],
     *,
     relu: bool,
-    pool: bool,
+    pool: Windows | None,
 ) -> Tensor:
     """`ops.convolve`; float32 weights get float32 gradients."""
     height, width = weight.shape[3:]
@@ -133,7 +134,7 @@ class Convolve(torch.autograd.Function):
         kernel = (F.pad(kernel, (0, 0, 0, spare)) if spare else kernel).flatten(1, 3)
         bias = None if bias is None else bias.contiguous()
         y, winners = convolution.product(images, kernel, bias, geometry, masked)
-        kept = winners if geometry.pool else y if geometry.relu else None
+        kept = winners if geometry.pool is not None else y if geometry.relu else None
         ctx.save_for_backward(images, kernel, kept)
         ctx.geometry, ctx.padding, ctx.masked = geometry, padding, masked
         ctx.channels, ctx.size, ctx.has_bias = channels, x.shape[2:], bias is not None

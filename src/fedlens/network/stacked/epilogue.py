@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedlens.network.pool import Windows
+
 
 @dataclass(frozen=True)
 class Epilogue:
@@ -15,7 +17,7 @@ class Epilogue:
     around: Tensor | None = None  # what is added: that which went round the layer
     relu: bool = False
     limit: float = 0.0  # of the ReLU: 6.0 of ReLU6, and 0.0 of one without
-    pool: bool = False  # the maximum of 2 x 2
+    pool: Windows | None = None  # the maximum of each
 
     def __call__(self, y: Tensor) -> Tensor:
         """By PyTorch alone."""
@@ -23,4 +25,4 @@ class Epilogue:
             y = y + self.around
         if self.relu:
             y = F.hardtanh(y, 0.0, self.limit) if self.limit else F.relu(y)
-        return F.max_pool2d(y, 2) if self.pool else y
+        return y if self.pool is None else self.pool.maxima(y)

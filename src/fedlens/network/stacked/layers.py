@@ -184,8 +184,8 @@ def _convolution(layer: nn.Conv2d, x: Activations, given: LayerInput) -> Activat
         y = linear(rows, weight.flatten(2), bias, relu=epilogue.relu)
         y = y.view(*pixels.shape[:3], -1).permute(0, 3, 1, 2)
         return x.now(Epilogue(pool=epilogue.pool)(y))
-    follows = {"relu": epilogue.relu, "pool": epilogue.pool}
-    return x.now(convolve(x.tensor, weight, bias, sides, (down, right), **follows))
+    operands = x.tensor, weight, bias, sides, (down, right)
+    return x.now(convolve(*operands, relu=epilogue.relu, pool=epilogue.pool))
 
 
 def _sides(layer: nn.Conv2d) -> Padding:

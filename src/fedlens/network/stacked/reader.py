@@ -21,7 +21,7 @@ from torch import Tensor, fx, nn
 from fedlens.core import Tree
 from fedlens.network.factors import Factors
 from fedlens.network.graph import only_readers, trace
-from fedlens.network.pool import is_two_by_two
+from fedlens.network.pool import Windows, windows_of
 from fedlens.network.stacked.epilogue import Epilogue
 from fedlens.network.stacked.layers import (
     MAPPED,
@@ -125,6 +125,7 @@ class StackedModule:
     def _absorb(self, node: fx.Node) -> None:
         """Note what is behind a layer that its form does as well: addition, ReLU and pooling."""
         found: set[str] = set()
+        windows: Windows | None = None
         before = node
         for behind in only_readers(node):
             kind = self._kind(behind)
@@ -139,10 +140,11 @@ class StackedModule:
                 break
             assert kind is not None
             found.add(kind)
+            windows = windows or self._windows(behind)
             self.absorbed[behind] = node
             self.ends[node] = before = behind
         relu = bool({"relu", "relu6"} & found)
-        self.epilogues[node] = Epilogue(None, relu, 6.0 * ("relu6" in found), "pool" in found)
+        self.epilogues[node] = Epilogue(None, relu, 6.0 * ("relu6" in found), windows)
 
     def _kind(self, node: fx.Node) -> str | None:
         """What of an epilogue this node is."""
@@ -153,7 +155,11 @@ class StackedModule:
             return "relu6"
         if node.target in ADDITIONS:
             return "add"
-        return "pool" if isinstance(layer, nn.MaxPool2d) and is_two_by_two(layer) else None
+        return None if self._windows(node) is None else "pool"
+
+    def _windows(self, node: fx.Node) -> Windows | None:
+        layer = self._layer(node)
+        return windows_of(layer) if isinstance(layer, nn.MaxPool2d) else None
 
     def _added(self, node: fx.Node, to: fx.Node) -> fx.Node | None:
         """The other one of the two results that this node adds."""
