@@ -365,16 +365,19 @@ def _product(
     _, rows, columns, outs = out.shape
     s = sizes_of(images, (rows, columns), outs, geometry, padding)
     total, wide_tile = batch * s.rows * s.columns, min(tile(s.outs), 128)
-    many = clients * triton.cdiv(total, 128) >= PROGRAMS
-    block, warps = 128 if many else 64, 4 if wide_tile <= 64 else 8
-    grid = triton.cdiv(total, block), clients, triton.cdiv(s.outs, wide_tile)
+    wide_tiles = triton.cdiv(s.outs, wide_tile)
+    programs = clients * triton.cdiv(total, 128) * wide_tiles
+    # One program with a wide tile keeps a processor busy, and saves loads.
+    large = programs >= (PROGRAMS if wide_tile <= 64 else PROGRAMS // 2)
+    block, warps = 128 if large else 64, 8 if wide_tile > 64 and programs >= PROGRAMS else 4
+    grid = triton.cdiv(total, block), clients, wide_tiles
     tensors = images, kernel, kernel if bias is None else bias, out
     follow = {"HAS_BIAS": bias is not None, "RELU": geometry.relu}
     if by_taps(s.channels):
         deep = next(size for size in (64, 32, 16) if s.channels % size == 0)
         _taps_kernel[grid](
             *tensors, batch, s, BORDER=any(padding), **follow, TURNED=turned, BM=block,
-            BN=wide_tile, BK=deep, num_warps=warps, num_stages=3 if many else 4,
+            BN=wide_tile, BK=deep, num_warps=warps, num_stages=3 if large else 4,
         )  # fmt: skip
         return
     depth = s.taps * s.channels

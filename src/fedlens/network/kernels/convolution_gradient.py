@@ -189,7 +189,8 @@ def kernel_gradient(
     block, wide_tile = 64 if deep else tile(depth), min(tile(outs), 128)
     tiles, wide_tiles = triton.cdiv(depth, block), triton.cdiv(outs, wide_tile)
     stages = 3 if deep else 1  # narrow loads come one by one anyway
-    splits = _splits(clients * tiles * wide_tiles, batch * s.rows * s.columns)
+    programs = clients * tiles * wide_tiles
+    splits = _splits(programs, batch * s.rows * s.columns, 2 * PROGRAMS)
     parts = tiles if has_bias else 0
     out = torch.empty(splits, clients, depth + parts, outs, device=images.device)
     _gradient_kernel[(tiles, clients, splits * wide_tiles)](
@@ -213,21 +214,23 @@ def shifted_gradient(
     batch = len(images) // clients
     block, wide_tile = min(tile(s.channels), 128), min(tile(outs), 128)
     tiles, wide_tiles = triton.cdiv(s.channels, block), triton.cdiv(outs, wide_tile)
-    splits = _splits(clients * s.taps * tiles * wide_tiles, batch * s.tall * s.wide)
+    # Of large tiles fewer programs keep a GPU busy, and to add up their parts costs more.
+    enough = max(PROGRAMS // 2, min(2 * PROGRAMS, PROGRAMS * 64 * 64 // (block * wide_tile)))
+    programs = clients * s.taps * tiles * wide_tiles
+    splits = _splits(programs, batch * s.tall * s.wide, enough)
     parts = s.taps * tiles if has_bias else 0
     out = torch.empty(splits, clients, s.taps * s.channels + parts, outs, device=images.device)
     _shifted_gradient_kernel[(s.taps * tiles, clients, splits * wide_tiles)](
         images, grads, out, clients, batch, splits, s, Frame(tall, wide, *border),
         MASKED=s.taps > 1 and (tall, wide) == (s.rows, s.columns), HAS_BIAS=has_bias,
-        BM=64, BN=wide_tile, BK=block,
-        num_warps=4 if block * wide_tile <= 8192 else 8, num_stages=3,
+        BM=64, BN=wide_tile, BK=block, num_warps=4, num_stages=3,
     )  # fmt: skip
     return _gathered(out, parts)
 
 
-def _splits(programs: int, total: int) -> int:
-    """Into how many parts a sum over so many positions is split, to keep the GPU busy."""
-    return max(1, min(2 * PROGRAMS // programs, -(-total // 256)))
+def _splits(programs: int, total: int, enough: int) -> int:
+    """Into how many parts a sum over so many positions is split, for `enough` programs."""
+    return max(1, min(enough // programs, -(-total // 256)))
 
 
 def _gathered(parts: Tensor, tiles: int) -> tuple[Tensor, Tensor | None]:
