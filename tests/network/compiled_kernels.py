@@ -45,6 +45,8 @@ def main() -> None:
     torch.testing.assert_close = lambda *_, **__: None
     torch.set_default_dtype(torch.bfloat16)
     interpreted_kernels.convolutions()
+    interpreted_kernels.depthwise_convolutions()
+    interpreted_kernels.group_norms()
     interpreted_kernels.the_rest()
     interpreted_kernels.factors(batch=5, features=70, out=24, steps=3)
     interpreted_kernels.factors(batch=FACTORED_ROWS, features=600, out=600, steps=2)  # the largest

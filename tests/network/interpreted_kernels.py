@@ -4,17 +4,23 @@ On a GPU the same runs as it is, compiled: `python tests/network/interpreted_ker
 """
 
 import itertools
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from fedlens import keys
 from fedlens.core import Number, per_row
+from fedlens.network import ops
 from fedlens.network.factors import Factors
 from fedlens.network.kernels import elementwise, functions
 from fedlens.network.layers import dropout_word, keyed_dropout
+from fedlens.network.network import Network
 from fedlens.network.ops import normalise
+from fedlens.network.pool import Windows
 from fedlens.network.stacked import products
+from fedlens.network.stacked.epilogue import Epilogue
 from fedlens.network.stacked.products import drifted
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -22,16 +28,24 @@ torch.backends.cuda.matmul.allow_tf32 = True
 LOOSE = 1e-4 if DEVICE == "cpu" else 2e-2  # a GPU multiplies in tf32 here
 
 CONVOLUTIONS = {  # channels, out, size, padding, stride, relu, pool
-    "first layer": (3, 8, 5, (2, 2, 2, 2), (1, 1), True, True),
-    "valid": (16, 8, 3, (0, 0, 0, 0), (1, 1), True, False),
-    "odd, no activation": (4, 20, 4, (1, 2, 1, 2), (1, 1), False, False),
-    "stride": (16, 32, 3, (1, 1, 1, 1), (2, 2), True, False),
-    "padded, many channels": (32, 16, 5, (2, 2, 2, 2), (1, 1), True, True),
-    "many channels, sides differ": (64, 8, 3, (0, 1, 1, 0), (1, 1), False, False),
-    "wider than a tile": (144, 136, 1, (0, 0, 0, 0), (1, 1), True, False),
-    "more padding than kernel": (8, 16, 2, (2, 2, 2, 2), (1, 1), True, False),
-    "more padding than kernel, many channels": (16, 16, 3, (3, 3, 3, 3), (1, 1), False, False),
-    "pool without relu, odd size": (8, 16, 2, (0, 0, 0, 0), (1, 1), False, True),
+    "first layer": (3, 8, 5, (2, 2, 2, 2), (1, 1), True, Windows()),
+    "valid": (16, 8, 3, (0, 0, 0, 0), (1, 1), True, None),
+    "odd, no activation": (4, 20, 4, (1, 2, 1, 2), (1, 1), False, None),
+    "stride": (16, 32, 3, (1, 1, 1, 1), (2, 2), True, None),
+    "stride, few outs": (16, 12, 3, (1, 1, 1, 1), (2, 2), False, None),
+    "stride larger than the kernel, few channels": (5, 16, 2, (1, 0, 1, 2), (3, 2), False, None),
+    "padded, many channels": (32, 16, 5, (2, 2, 2, 2), (1, 1), True, Windows()),
+    "many channels, sides differ": (64, 8, 3, (0, 1, 1, 0), (1, 1), False, None),
+    "wider than a tile": (144, 136, 1, (0, 0, 0, 0), (1, 1), True, None),
+    "more padding than kernel": (8, 16, 2, (2, 2, 2, 2), (1, 1), True, None),
+    "more padding than kernel, many channels": (16, 16, 3, (3, 3, 3, 3), (1, 1), False, None),
+    "residual": (32, 24, 3, (1, 1, 1, 1), (1, 1), False, None),
+    "pool without relu, odd size": (8, 16, 2, (0, 0, 0, 0), (1, 1), False, Windows()),
+    "padded pool, even and odd": (3, 8, 5, (1, 1, 2, 2), (1, 1), True, Windows(1, 1)),
+    "padded pool, odd and even, by taps": (16, 8, 4, (0, 1, 1, 1), (1, 1), True, Windows(1, 1)),
+    "padded pool, no padding, by taps": (16, 8, 2, (0, 0, 0, 0), (1, 1), False, Windows(1, 1)),
+    "pool padded above, stride": (16, 16, 3, (1, 1, 1, 1), (2, 1), False, Windows(1, 0)),
+    "pool padded beside, few channels": (5, 20, 3, (1, 0, 1, 1), (1, 2), True, Windows(0, 1)),
 }
 
 
@@ -48,20 +62,120 @@ def whole(*shape: int) -> torch.Tensor:
 def convolutions() -> None:
     clients, batch = 2, 3
     for name, (channels, out, size, padding, stride, relu, pool) in CONVOLUTIONS.items():
-        x = whole(clients * batch, channels, 10, 9)
-        x = x.contiguous(memory_format=torch.channels_last).requires_grad_()
+        x = last(whole(clients * batch, channels, 10, 9)).requires_grad_()
         weight = whole(clients, out, channels, size, size).requires_grad_()
-        bias = whole(clients, out).requires_grad_()
+        has_bias = relu or pool is not None  # without, the grads are read as they come
+        bias = whole(clients, out).requires_grad_() if has_bias else None
         found = functions.convolve(x, weight, bias, padding, stride, relu=relu, pool=pool)
         expected = products.convolve(x, weight, bias, padding, stride)
         expected = F.relu(expected) if relu else expected
-        expected = F.max_pool2d(expected, 2) if pool else expected
-        agree(name, found, expected, 1e-5)
-        pull = whole(*expected.shape)
-        gradients = (torch.autograd.grad(y, (x, weight, bias), pull) for y in (found, expected))
-        for what, one, other in zip(("dx", "dw", "db"), *gradients, strict=True):
-            agree(f"{name}, {what}", one, other, 1e-5)
+        expected = expected if pool is None else pool.maxima(expected)
+        compare(name, found, expected, {"x": x, "weight": weight, "bias": bias}, 1e-5)
         print(f"{name} agrees")
+
+
+DEPTHWISE = {  # channels, size, padding, stride, size of images
+    "depthwise": (24, (3, 3), (1, 1, 1, 1), (1, 1), (6, 5)),
+    "depthwise with stride, sides differ": (72, (3, 2), (0, 1, 1, 0), (2, 2), (7, 6)),
+    "depthwise of one pixel": (20, (3, 3), (1, 1, 1, 1), (2, 1), (1, 1)),
+}
+
+
+def depthwise_convolutions() -> None:
+    clients, batch = 2, 3
+    for name, (channels, size, padding, stride, image) in DEPTHWISE.items():
+        for has_bias in (True, False):
+            x = last(whole(clients * batch, channels, *image)).requires_grad_()
+            weight = whole(clients, channels, 1, *size).requires_grad_()
+            bias = whole(clients, channels).requires_grad_() if has_bias else None
+            given = weight, bias, padding, stride
+            found = functions.convolve_channels(x, *given)
+            expected = products.grouped_convolve(x, *given, (1, 1), channels)
+            compare(name, found, expected, {"x": x, "weight": weight, "bias": bias}, 1e-5)
+        print(f"{name} agrees")
+
+
+NORMS = {  # channels, groups, size of images, affine, add, relu, limit
+    "norm": (12, 3, (5, 4), True, False, False, 0.0),
+    "norm, relu": (64, 16, (3, 3), True, False, True, 0.0),
+    "norm, relu6, width 5, one pixel": (160, 32, (1, 1), True, False, True, 6.0),
+    "norm, addition": (20, 2, (4, 4), True, True, False, 0.0),
+    "norm, addition, relu, several tiles": (40, 10, (17, 17), True, True, True, 0.0),
+    "norm, no weights, one wide group": (144, 1, (3, 2), False, True, True, 6.0),
+}
+
+
+def group_norms() -> None:
+    clients, batch = 2, 3
+    for name, (channels, groups, image, affine, add, relu, limit) in NORMS.items():
+        x = last(3 * torch.randn(clients * batch, channels, *image, device=DEVICE) + 5)
+        around = last(torch.randn_like(x)).requires_grad_() if add else None
+        weight = torch.randn(clients, channels, device=DEVICE).requires_grad_() if affine else None
+        bias = torch.randn(clients, channels, device=DEVICE).requires_grad_() if affine else None
+        x.requires_grad_()
+        epilogue = Epilogue(around, relu, limit)
+        given = weight, bias, clients, groups, 1e-5
+        found = functions.group_norm(x, *given, epilogue)
+        expected = epilogue(products.group_norm(x, *given))
+        leaves = {"x": x, "weight": weight, "bias": bias, "around": around}
+        compare(name, found, expected, leaves, 1e-5)
+        print(f"{name} agrees")
+
+
+class Residual(nn.Module):
+    """A user's own module of known layers, with every way that these are computed together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.ReLU6())
+        self.depthwise = nn.Conv2d(8, 8, 3, stride=2, padding=1, groups=8, bias=False)
+        self.norm = nn.GroupNorm(4, 8)
+        self.around = nn.Sequential(nn.Conv2d(8, 8, 1, stride=2), nn.GroupNorm(1, 8))
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        out = self.norm(self.depthwise(x))
+        out += self.around(x)
+        logits: torch.Tensor = self.head(F.relu(out).mean((2, 3)))
+        return logits
+
+
+def networks() -> None:
+    """A module read as it is: with kernels and without."""
+    network, clients = Network(Residual()), 3
+    start = {name: p.expand(clients, *p.shape).to(DEVICE) for name, p in network.params.items()}
+    params = {name: (p + 0.1 * torch.randn_like(p)).requires_grad_() for name, p in start.items()}
+    x = torch.randn(clients, 2, 3, 7, 6, device=DEVICE)
+    side = torch.arange(clients, device=DEVICE), torch.ones(clients, 2, device=DEVICE)
+
+    def logits(takes_triton: bool) -> torch.Tensor:
+        with mock.patch.object(ops, "_takes_triton", lambda _: takes_triton):
+            return network.stacked(params, {}, x, *side)[0]
+
+    compare("a network", logits(True), logits(False), dict(params), LOOSE)
+    print("a network agrees")
+
+
+def last(images: torch.Tensor) -> torch.Tensor:
+    return images.contiguous(memory_format=torch.channels_last)
+
+
+def compare(
+    name: str,
+    found: torch.Tensor,
+    expected: torch.Tensor,
+    leaves: dict[str, torch.Tensor | None],
+    tolerance: float,
+) -> None:
+    """Results, and the gradients of what there is."""
+    agree(name, found, expected, tolerance)
+    pull = whole(*expected.shape).to(expected.dtype)
+    there = {what: leaf for what, leaf in leaves.items() if leaf is not None}
+    both = (torch.autograd.grad(y, list(there.values()), pull) for y in (found, expected))
+    for what, one, other in zip(there, *both, strict=True):
+        assert one.dtype is other.dtype
+        agree(f"{name}, gradient of {what}", one, other, tolerance)
 
 
 def the_rest() -> None:
@@ -197,6 +311,9 @@ def steps() -> None:
 if __name__ == "__main__":
     torch.manual_seed(0)
     convolutions()
+    depthwise_convolutions()
+    group_norms()
+    networks()
     the_rest()
     factors(batch=5, features=70, out=24, steps=3)
     factors(batch=40, features=300, out=70, steps=2)  # several blocks of everything

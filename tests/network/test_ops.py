@@ -1,5 +1,6 @@
 """The operations that have two forms: what the plain ones compute, and where the others may run."""
 
+import itertools
 import subprocess
 import sys
 from pathlib import Path
@@ -91,15 +92,15 @@ def test_a_batch_that_weighs_nothing_has_no_loss():
     assert torch.equal(loss, torch.zeros(2))
 
 
-class TestOneKernel:
-    """Where one kernel steps all tensors, were they on a GPU."""
+class TestStepsByKernels:
+    """Where kernels step all tensors, were they on a GPU."""
 
     @pytest.fixture(autouse=True)
     def _as_on_a_gpu(self, monkeypatch):
         monkeypatch.setattr(ops, "_takes_triton", lambda x: x.dtype is not torch.float64)
 
     def fits(self, to, others, numbers=(), server=()):
-        return ops._is_one_kernel(list(to), [list(o) for o in others], numbers, list(server))
+        return ops._step_as_they_lie(list(to), [list(o) for o in others], numbers, list(server))
 
     def test_tensors_that_lie_alike_fit(self):
         to, grads, server = (tree(c, 0).values() for c in (3, 3, 1))
@@ -120,11 +121,9 @@ class TestOneKernel:
         half = [t.bfloat16() for t in tree(3, 0).values()]
         assert not self.fits(half, [half])
 
-    def test_too_many_tensors_do_not(self):
-        one = torch.randn(3, 4)
-        most = [one] * ops.STEP_TENSORS
-        assert self.fits(most, [most]) and not self.fits([*most, one], [[*most, one]])
-        assert not self.fits([], [[]])
+    def test_an_axis_of_one_may_have_any_stride(self):
+        to, grad = torch.randn(3, 4, 1), torch.randn(3, 4).as_strided((3, 4, 1), (4, 1, 9))
+        assert self.fits([to], [[grad]]) and not self.fits([], [[]])
 
     def test_numbers_of_other_clients_do_not(self):
         to = [torch.randn(3, 4)]
@@ -132,6 +131,13 @@ class TestOneKernel:
         assert not self.fits(to, [to], (torch.rand(3, dtype=torch.float64),))
         last = [torch.randn(4, 3).T]  # one client's numbers do not lie side by side
         assert self.fits(last, [last], (0.1,)) and not self.fits(last, [last], (torch.rand(3),))
+
+
+def test_a_kernel_steps_some_tensors_at_a_time():
+    everything = list(range(2 * ops.STEP_TENSORS + 3))
+    parts = [everything[some] for some in ops._batches(len(everything))]
+    assert [*itertools.chain(*parts)] == everything
+    assert max(map(len, parts)) == ops.STEP_TENSORS
 
 
 def test_everything_trains_without_triton():

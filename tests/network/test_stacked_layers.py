@@ -123,7 +123,15 @@ def test_what_follows_a_layer_is_done_once(layer, shape):
     agree([layer, nn.ReLU(), nn.Tanh()], shape)
 
 
-@pytest.mark.parametrize("behind", [[nn.ReLU(), nn.MaxPool2d(2)], [nn.MaxPool2d(2), nn.ReLU()]])
+@pytest.mark.parametrize(
+    "behind",
+    [
+        [nn.ReLU(), nn.MaxPool2d(2)],
+        [nn.MaxPool2d(2), nn.ReLU()],
+        [nn.ReLU(), nn.MaxPool2d(2, padding=1)],
+        [nn.MaxPool2d(2, padding=(0, 1)), nn.ReLU()],
+    ],
+)
 @pytest.mark.parametrize("convolution", [layer for layer, _ in EXAMPLES[nn.Conv2d]], ids=str)
 def test_a_convolution_does_the_relu_and_the_pooling_behind_it(convolution, behind):
     _, stacked = read(convolution, *behind)
@@ -134,7 +142,8 @@ def test_a_convolution_does_the_relu_and_the_pooling_behind_it(convolution, behi
 def test_only_what_a_form_absorbs_is_taken_from_the_layers_behind():
     assert len(read(nn.Linear(8, 4), nn.ReLU(), nn.ReLU())[1].absorbed) == 1
     assert not read(nn.Conv2d(4, 6, 3), nn.MaxPool2d(3), nn.ReLU())[1].absorbed
-    assert not read(nn.GroupNorm(2, 4), nn.ReLU())[1].absorbed
+    assert not read(nn.LayerNorm(8), nn.ReLU())[1].absorbed
+    assert len(read(nn.GroupNorm(2, 4), nn.ReLU6(), nn.ReLU())[1].absorbed) == 1
 
 
 def test_a_layer_that_says_so_keeps_rows_as_rows_and_images_with_their_channels():

@@ -5,11 +5,13 @@ that the rule is, operation by operation:
 
     normalise                                of bytes
     dropout                                  of images or rows
-    mean_cross_entropy                       always
+    mean_cross_entropy, group_norm           always
+    convolve_channels                        always
     convolve, linear, factored_linear        bfloat16
-    linear                                   at most LINEAR_ROWS rows and LINEAR_WEIGHTS weights
+    linear                                   at most LINEAR_ROWS rows and LINEAR_WEIGHTS weights,
+                                             which lie out by out
     factored_linear                          at most FACTORED_ROWS rows
-    add_scaled_, local_step_                 at most STEP_TENSORS tensors, float32, laid out alike
+    add_scaled_, local_step_                 float32, laid out alike; STEP_TENSORS tensors at a time
 
 Everything else runs the plain form: PyTorch's own operations, on any device. Both forms compute the
 same up to rounding. Triton is imported by `network/kernels` alone, and that only where it runs.
@@ -18,7 +20,7 @@ same up to rounding. Triton is imported by `network/kernels` alone, and that onl
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache, lru_cache
 
 import torch
@@ -29,13 +31,15 @@ from torch.func import vmap
 from fedlens.core import Number, Tree, per_row
 from fedlens.network.factors import Factors
 from fedlens.network.layers import WHOLE, dropout_word, keyed_dropout
+from fedlens.network.pool import Windows
 from fedlens.network.stacked import products
+from fedlens.network.stacked.epilogue import Epilogue
 from fedlens.network.stacked.products import Padding
 
 LINEAR_ROWS = 64  # of a client's batch, and
 LINEAR_WEIGHTS = 2**18  # of a client's matrix, beyond which cuBLAS is faster
 FACTORED_ROWS = 128  # of a client's batch that one program can hold
-STEP_TENSORS = 16  # that one kernel can step
+STEP_TENSORS = 16  # that one kernel steps
 
 
 @cache
@@ -118,11 +122,11 @@ def convolve(
     stride: tuple[int, int] = (1, 1),
     *,
     relu: bool = False,
-    pool: bool = False,
+    pool: Windows | None = None,
 ) -> Tensor:
     """Images [C * B, channels, H, W] under each client's kernels [C, out, channels, h, w].
 
-    With `relu` and `pool` (the maximum of 2 x 2) these follow. Weights may be kept in a wider dtype
+    ReLU and the maximum of windows follow if asked for. Weights may be kept in a wider dtype
     than the images; their gradients come in their own.
     """
     if _multiplies_in_triton(x):
@@ -131,13 +135,50 @@ def convolve(
         return functions.convolve(x, weight, bias, padding, stride, relu=relu, pool=pool)
     y = products.convolve(x, weight, bias, padding, stride)
     y = F.relu(y) if relu else y
-    return F.max_pool2d(y, 2) if pool else y
+    return y if pool is None else pool.maxima(y)
+
+
+def convolve_channels(
+    x: Tensor, weight: Tensor, bias: Tensor | None, padding: Padding, stride: tuple[int, int]
+) -> Tensor:
+    """Images [C * B, channels, H, W], each channel under its own of kernels [C, channels, 1, h, w].
+
+    This is a depthwise convolution.
+    """
+    if _takes_triton(x):
+        from fedlens.network.kernels import functions
+
+        return functions.convolve_channels(x, weight, bias, padding, stride)
+    return products.grouped_convolve(x, weight, bias, padding, stride, (1, 1), x.shape[1])
+
+
+def group_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    clients: int,
+    groups: int,
+    eps: float,
+    epilogue: Epilogue,
+) -> Tensor:
+    """Images [C * B, channels, H, W] with weights and biases [C, channels], and what follows."""
+    if _takes_triton(x) and _fits(epilogue, x):
+        from fedlens.network.kernels import functions
+
+        return functions.group_norm(x, weight, bias, clients, groups, eps, epilogue)
+    return epilogue(products.group_norm(x, weight, bias, clients, groups, eps))
+
+
+def _fits(epilogue: Epilogue, x: Tensor) -> bool:
+    """Whether what is added has the shape of what it is added to."""
+    around = epilogue.around
+    return around is None or (around.shape == x.shape and around.dtype is x.dtype)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, relu: bool = False) -> Tensor:
     """Rows [C, B, n] under each client's matrix [C, out, n], and ReLU if asked for."""
     is_small = x.shape[1] <= LINEAR_ROWS and weight.shape[1:].numel() <= LINEAR_WEIGHTS
-    if _multiplies_in_triton(x) and is_small:
+    if _multiplies_in_triton(x) and is_small and weight.stride(2) == 1:
         from fedlens.network.kernels import functions
 
         return functions.linear(x, weight, bias, relu=relu)
@@ -172,10 +213,11 @@ def weighted_mean(losses: Tensor, weights: Tensor) -> Tensor:  # [C, B], [C, B] 
 
 def add_scaled_(to: list[Tensor], what: list[Tensor], times: Number) -> None:
     """to += times * what, in place, for tensors [C, ...]; `times` may have a number a client."""
-    if _is_one_kernel(to, (what,), (times,)):
+    if _step_as_they_lie(to, (what,), (times,)):
         from fedlens.network.kernels import elementwise
 
-        elementwise.add_scaled_(to, what, times)
+        for some in _batches(len(to)):
+            elementwise.add_scaled_(to[some], what[some], times)
     elif isinstance(times, Tensor):
         for a, b in zip(to, what, strict=True):
             a.addcmul_(b, torch.as_tensor(per_row(times, b)))
@@ -193,10 +235,11 @@ def local_step_(
     """
     w, g, s = ([tree[name] for name in params] for tree in (params, grads, server))
     d = [drift[name] for name in params] if drift else []
-    if _is_one_kernel(w, (g, d) if d else (g,), (lr, decay), s):
+    if _step_as_they_lie(w, (g, d) if d else (g,), (lr, decay), s):
         from fedlens.network.kernels import elementwise
 
-        elementwise.local_step_(w, g, s, d, lr, decay)
+        for some in _batches(len(w)):
+            elementwise.local_step_(w[some], g[some], s[some], d[some], lr, decay)
         return
     if isinstance(lr, Tensor) or isinstance(decay, Tensor):
         for i, p in enumerate(w):
@@ -209,19 +252,25 @@ def local_step_(
         p.add_(more, alpha=-lr)
 
 
-def _is_one_kernel(
+def _batches(count: int) -> Iterator[slice]:
+    """So many tensors, in parts that one kernel steps."""
+    for first in range(0, count, STEP_TENSORS):
+        yield slice(first, first + STEP_TENSORS)
+
+
+def _step_as_they_lie(
     to: list[Tensor],
     others: Iterable[list[Tensor]],
     numbers: Iterable[Number],
     server: Sequence[Tensor] = (),
 ) -> bool:
-    """Whether one kernel can step these tensors: the rule of `add_scaled_` and `local_step_`."""
-    if not 1 <= len(to) <= STEP_TENSORS or not _takes_triton(to[0]):
+    """Whether kernels can step these tensors: the rule of `add_scaled_` and `local_step_`."""
+    if not to or not _takes_triton(to[0]):
         return False
     tensors = [number for number in numbers if isinstance(number, Tensor)]
     for a, *rest in zip(to, *others, strict=True):
         # Alike from end to end of the memory: then an element has one offset in all of them.
-        if not all(t.dtype is torch.float32 and t.stride() == a.stride() for t in (a, *rest)):
+        if not all(t.dtype is torch.float32 and _lies_as(a, t) for t in (a, *rest)):
             return False
         if not _is_dense(a):
             return False
@@ -230,7 +279,13 @@ def _is_one_kernel(
             fits = number.numel() in (1, len(a)) and number.device == a.device
             if not (clients_first and fits and number.dtype is torch.float32):
                 return False
-    return all(a.stride()[1:] == s.stride()[1:] for a, s in zip(to, server, strict=bool(server)))
+    return all(_lies_as(a[0], s[0]) for a, s in zip(to, server, strict=bool(server)))
+
+
+def _lies_as(a: Tensor, b: Tensor) -> bool:
+    """Whether elements have the same offsets in both; along an axis of one there is only one."""
+    there = zip(a.shape, a.stride(), b.stride(), strict=True)
+    return all(step == other for size, step, other in there if size > 1)
 
 
 def _is_dense(a: Tensor) -> bool:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 
@@ -23,6 +26,24 @@ class AdaptivePool(nn.Module):
         return f"side={self.side}"
 
 
+class Windows(NamedTuple):
+    """Windows of 2 x 2 that do not overlap, for the maximum of each. Padding never is the maximum.
+
+    Window (i, j) begins at position (2 * i - top, 2 * j - left).
+    """
+
+    top: int = 0  # rows of padding on either side, 0 or 1
+    left: int = 0  # columns
+
+    def maxima(self, x: Tensor) -> Tensor:
+        """Of images [N, channels, H, W], by PyTorch alone."""
+        return F.max_pool2d(x, 2, padding=self)
+
+    def number(self, rows: int, columns: int) -> tuple[int, int]:
+        """How many there are of a result with so many rows and columns: down and across."""
+        return (rows + 2 * self.top) // 2, (columns + 2 * self.left) // 2
+
+
 def _means(size: int, bins: int, like: Tensor) -> Tensor:  # [bins, size]
     """Rows that average: bin i of `bins` reaches from i / bins to (i + 1) / bins of `size`."""
     first = torch.arange(bins, device=like.device)[:, None] * size
@@ -32,11 +53,13 @@ def _means(size: int, bins: int, like: Tensor) -> Tensor:  # [bins, size]
     return weight / weight.sum(1, keepdim=True)
 
 
-def is_two_by_two(pool: nn.MaxPool2d) -> bool:
-    """Whether it is the maximum of windows of 2 x 2 that do not overlap, and nothing else."""
+def windows_of(pool: nn.MaxPool2d) -> Windows | None:
+    """Its windows, if it is the maximum of 2 x 2 that do not overlap, and nothing else."""
     plain = not (pool.ceil_mode or pool.return_indices)
-    settings = (pool.kernel_size, pool.stride, pool.padding, pool.dilation)
-    return plain and [pair(s) for s in settings] == [(2, 2), (2, 2), (0, 0), (1, 1)]
+    settings = (pool.kernel_size, pool.stride, pool.dilation)
+    if plain and [pair(s) for s in settings] == [(2, 2), (2, 2), (1, 1)]:
+        return Windows(*pair(pool.padding))
+    return None
 
 
 def pair(setting: int | tuple[int, ...]) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fedlens.network.kernels.sizes import Frame, Geometry
+from fedlens.network.pool import Windows
 from fedlens.network.stacked.products import Padding
 
 
@@ -14,7 +15,8 @@ from fedlens.network.stacked.products import Padding
 def _spread_kernel(
     grads, kept, out, count,
     rows: tl.constexpr, columns: tl.constexpr, outs: tl.constexpr, channels: tl.constexpr,
-    frame: tl.constexpr, KIND: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    frame: tl.constexpr, KIND: tl.constexpr, windows: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """out[m, n] of [count, tall, wide, channels]: program (i, j) has BM pixels m and BN channels n.
 
@@ -28,6 +30,7 @@ def _spread_kernel(
     inside = (m < count * frame.tall * frame.wide) & (row >= 0) & (column >= 0)
     here = (n < outs)[None, :]
     if KIND == "pool":
+        row, column = row + windows.top, column + windows.left
         inside &= (row < 2 * rows) & (column < 2 * columns)
         there = inside[:, None] & here
         window = ((image * rows + row // 2) * columns + column // 2).to(tl.int64)
@@ -54,8 +57,8 @@ def through_epilogue(
 
     `kept` is what the forward pass kept for that: the winners of pooling, else the result of ReLU.
     """
-    kind = "pool" if geometry.pool else "relu" if geometry.relu else "plain"
-    return _spread(grads, kept, size, border, kind, grads.shape[3])
+    kind = "pool" if geometry.pool is not None else "relu" if geometry.relu else "plain"
+    return _spread(grads, kept, size, border, kind, grads.shape[3], geometry.pool)
 
 
 def padded(images: Tensor, padding: Padding, channels: int) -> Tensor:
@@ -73,6 +76,7 @@ def _spread(
     border: Padding,
     kind: str,
     channels: int,
+    windows: Windows | None = None,
 ) -> Tensor:
     count, rows, columns, outs = grads.shape
     left, right, top, bottom = border
@@ -83,6 +87,6 @@ def _spread(
     grid = triton.cdiv(count * frame.tall * frame.wide, block), triton.cdiv(channels, wide_tile)
     _spread_kernel[grid](
         grads, grads if kept is None else kept, out, count, rows, columns, outs, channels, frame,
-        KIND=kind, BM=block, BN=wide_tile,
+        KIND=kind, windows=windows or Windows(), BM=block, BN=wide_tile,
     )  # fmt: skip
     return out

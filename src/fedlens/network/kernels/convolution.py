@@ -130,6 +130,51 @@ def _taps_kernel(
 
 
 @triton.jit
+def _strided_gradient_kernel(
+    grads, kernel, out, batch,
+    s: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """out[c, m, n], the gradient of pixels m and channels n under a convolution with stride.
+
+    Only every `down`-th row of the kernel meets a grad at a given pixel, by the remainder of the
+    pixel's row, and so with columns. Program ((i, remainders), c, j) has BM pixels
+    of block i that have these remainders, and BN channels of block j; it reads BK outs at a time.
+    """
+    client = tl.program_id(1).to(tl.int64)
+    n = tl.program_id(2) * BN + tl.arange(0, BN)
+    remainder = tl.program_id(0) % (s.down * s.right)
+    above, beside = remainder // s.right, remainder % s.right
+    m = tl.program_id(0) // (s.down * s.right) * BM + tl.arange(0, BM)
+    image, row, column = position_of(m, tl.cdiv(s.tall, s.down), tl.cdiv(s.wide, s.right))
+    row = row * s.down + (above + s.top * (s.down - 1)) % s.down
+    column = column * s.right + (beside + s.left * (s.right - 1)) % s.right
+    inside = (image < batch) & (row < s.tall) & (column < s.wide)
+    last, end = (row + s.top - above) // s.down, (column + s.left - beside) // s.right
+    grads += client * batch * s.rows * s.columns * s.outs
+    weights = kernel + client * s.taps * s.channels * s.outs
+    tall_taps = tl.cdiv(s.taps // s.width - above, s.down)
+    wide_taps = tl.cdiv(s.width - beside, s.right)
+    c = tl.arange(0, BK)
+    blocks: tl.constexpr = s.outs // BK
+    sums = tl.zeros((BM, BN), tl.float32)
+    for step in range(tall_taps * wide_taps * blocks):
+        number, k = step // blocks, step % blocks * BK + c
+        down_by, right_by = number // wide_taps, number % wide_taps
+        r, q = last - down_by, end - right_by
+        there = inside & (r >= 0) & (r < s.rows) & (q >= 0) & (q < s.columns)
+        start = ((image * s.rows + r) * s.columns + q) * s.outs
+        a = tl.load(grads + start[:, None] + k[None, :], mask=there[:, None], other=0.0)
+        tap = (above + down_by * s.down) * s.width + beside + right_by * s.right
+        entry = (tap * s.channels + n[None, :]) * s.outs + k[:, None]
+        b = tl.load(weights + entry, mask=(n < s.channels)[None, :], other=0.0)
+        sums = tl.dot(a, b, sums, input_precision="tf32")
+    out += client * batch * s.tall * s.wide * s.channels
+    entry = ((image * s.tall + row) * s.wide + column)[:, None] * s.channels + n[None, :]
+    there = inside[:, None] & (n < s.channels)[None, :]
+    tl.store(out + entry, sums.to(out.dtype.element_ty), mask=there)
+
+
+@triton.jit
 def _finish(
     sums, bias, out, client, m, n, total, outs: tl.constexpr, HAS_BIAS: tl.constexpr,
     RELU: tl.constexpr,
@@ -146,14 +191,16 @@ def _finish(
 
 @triton.jit
 def _pooled_kernel(
-    images, kernel, bias, out, winners, batch,
-    s: tl.constexpr, TAPS: tl.constexpr, BORDER: tl.constexpr, HAS_BIAS: tl.constexpr,
-    RELU: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    images, kernel, bias, out, winners, batch, rows, columns,
+    s: tl.constexpr, windows: tl.constexpr, TAPS: tl.constexpr, BORDER: tl.constexpr,
+    HAS_BIAS: tl.constexpr, RELU: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """The maximum of windows of 2 x 2 positions: out[c, m, n] and winners[c, m, n] of window m.
 
     Blocks are those of `_product_kernel`, but m is a window. A program has sums for each corner of
-    its windows: 0 and 1 above, 2 and 3 below. It loads by taps or by runs.
+    its windows: 0 and 1 above, 2 and 3 below. It loads by taps or by runs. Corners outside the
+    `rows` and `columns` of positions are padding.
     """
     client = tl.program_id(1).to(tl.int64)
     m = tl.program_id(0) * BM + tl.arange(0, BM)
@@ -161,7 +208,13 @@ def _pooled_kernel(
     total = batch * s.rows * s.columns
     inside = m < total
     image, row, column = position_of(m, s.rows, s.columns)
-    row, column = row * (2 * s.down) - s.top, column * (2 * s.right) - s.left
+    row, column = 2 * row - windows.top, 2 * column - windows.left
+    upper, lower, first, second = inside, inside, inside, inside
+    padded: tl.constexpr = windows.top + windows.left > 0
+    if padded:
+        upper, lower = inside & (row >= 0), inside & (row + 1 < rows)
+        first, second = inside & (column >= 0), inside & (column + 1 < columns)
+    row, column = row * s.down - s.top, column * s.right - s.left
     images += client * batch * s.tall * s.wide * s.channels
     start = ((image * s.tall + row) * s.wide + column) * s.channels
     depth: tl.constexpr = s.taps * s.channels
@@ -184,18 +237,30 @@ def _pooled_kernel(
             tap = step // blocks
             shift = (tap // s.width * s.wide + tap % s.width) * s.channels + step % blocks * BK
             p = images + (start + shift)[:, None] + c[None, :]
-            in0, in1, in2, in3 = _corners_inside(
-                inside, row + tap // s.width, column + tap % s.width, s, BORDER
-            )
+            up, low, near, far = upper, lower, first, second
+            if BORDER:
+                r, q = row + tap // s.width, column + tap % s.width
+                up &= (r >= 0) & (r < s.tall)
+                low &= (r + s.down >= 0) & (r + s.down < s.tall)
+                near &= (q >= 0) & (q < s.wide)
+                far &= (q + s.right >= 0) & (q + s.right < s.wide)
+            in0, in1 = (up & near)[:, None], (up & far)[:, None]
+            in2, in3 = (low & near)[:, None], (low & far)[:, None]
         else:
             run: tl.constexpr = s.width * s.channels
             p = images + start[:, None] + ((k // run) * s.wide * s.channels + k % run)[None, :]
-            in0 = inside[:, None] & (k < depth)[None, :]
-            in1, in2, in3 = in0, in0, in0
+            within = (k < depth)[None, :]
+            in0, in1 = (upper & first)[:, None] & within, (upper & second)[:, None] & within
+            in2, in3 = (lower & first)[:, None] & within, (lower & second)[:, None] & within
         sums0 = _add_product(sums0, p, in0, w)
         sums1 = _add_product(sums1, p + beside, in1, w)
         sums2 = _add_product(sums2, p + below, in2, w)
         sums3 = _add_product(sums3, p + below + beside, in3, w)
+    if padded:
+        sums0 = tl.where((upper & first)[:, None], sums0, float("-inf"))
+        sums1 = tl.where((upper & second)[:, None], sums1, float("-inf"))
+        sums2 = tl.where((lower & first)[:, None], sums2, float("-inf"))
+        sums3 = tl.where((lower & second)[:, None], sums3, float("-inf"))
     best, corner = _greatest(sums0, sums1, sums2, sums3)
     if HAS_BIAS:
         b = tl.load(bias + client * s.outs + n, mask=n < s.outs, other=0.0)
@@ -210,22 +275,6 @@ def _pooled_kernel(
 
 
 @triton.jit
-def _corners_inside(inside, row, column, s: tl.constexpr, BORDER: tl.constexpr):
-    """[BM, 1] each: whether the pixels that the corners of windows see are those of an image.
-
-    `row` and `column` are the pixel that corner 0 sees.
-    """
-    in0, in1, in2, in3 = inside, inside, inside, inside
-    if BORDER:
-        upper = inside & (row >= 0) & (row < s.tall)
-        lower = inside & (row + s.down >= 0) & (row + s.down < s.tall)
-        first = (column >= 0) & (column < s.wide)
-        second = (column + s.right >= 0) & (column + s.right < s.wide)
-        in0, in1, in2, in3 = upper & first, upper & second, lower & first, lower & second
-    return in0[:, None], in1[:, None], in2[:, None], in3[:, None]
-
-
-@triton.jit
 def _add_product(sums, p, inside, w):
     """sums + what lies at p, times w."""
     x = tl.load(p, mask=inside, other=0.0)
@@ -235,8 +284,9 @@ def _add_product(sums, p, inside, w):
 @triton.jit
 def _greatest(sums0, sums1, sums2, sums3):
     """The greatest of four, and which it is: the first, if several are."""
-    upper, lower = tl.maximum(sums0, sums1), tl.maximum(sums2, sums3)
-    best = tl.maximum(upper, lower)
+    upper = tl.maximum(sums0, sums1, propagate_nan=tl.PropagateNan.ALL)
+    lower = tl.maximum(sums2, sums3, propagate_nan=tl.PropagateNan.ALL)
+    best = tl.maximum(upper, lower, propagate_nan=tl.PropagateNan.ALL)
     corner = tl.where(
         upper >= lower, tl.where(sums0 >= sums1, 0, 1), tl.where(sums2 >= sums3, 2, 3)
     )
@@ -253,21 +303,23 @@ def product(
     others are padded in memory.
     """
     rows, columns = result_size(images, geometry, padding)
-    if not geometry.pool:
+    windows = geometry.pool
+    if windows is None:
         out = images.new_empty(len(images), rows, columns, kernel.shape[2])
         _product(images, kernel, bias, out, geometry, padding, turned=False)
         return out, None
-    out = images.new_empty(len(images), rows // 2, columns // 2, kernel.shape[2])
+    down, across = windows.number(rows, columns)
+    out = images.new_empty(len(images), down, across, kernel.shape[2])
     winners = torch.empty_like(out, dtype=torch.uint8)
     clients, batch = len(kernel), len(images) // len(kernel)
-    s = sizes_of(images, (rows // 2, columns // 2), kernel.shape[2], geometry, padding)
+    s = sizes_of(images, (down, across), kernel.shape[2], geometry, padding)
     wide_tile, taps = min(tile(s.outs), 64), by_taps(s.channels)
     deep = 32 if s.channels % 32 == 0 else 16 if taps else min(tile(s.taps * s.channels), 128)
     grid = triton.cdiv(batch * s.rows * s.columns, 64), clients, triton.cdiv(s.outs, wide_tile)
     _pooled_kernel[grid](
-        images, kernel, kernel if bias is None else bias, out, winners, batch, s,
-        TAPS=taps, BORDER=any(padding), HAS_BIAS=bias is not None, RELU=geometry.relu, BM=64,
-        BN=wide_tile, BK=deep, num_warps=4, num_stages=3,
+        images, kernel, kernel if bias is None else bias, out, winners, batch, rows,
+        columns, s, windows, TAPS=taps, BORDER=any(padding), HAS_BIAS=bias is not None,
+        RELU=geometry.relu, BM=64, BN=wide_tile, BK=deep, num_warps=4, num_stages=3,
     )  # fmt: skip
     return out, winners
 
@@ -286,6 +338,25 @@ def turned_product(
     return out
 
 
+def strided_gradient(
+    grads: Tensor, kernel: Tensor, size: tuple[int, int], channels: int, geometry: Geometry,
+    padding: Padding,
+) -> Tensor:  # fmt: skip
+    """The same for a convolution with stride, of images of this size: grads are read by taps."""
+    out = grads.new_empty(len(grads), *size, channels)
+    clients, batch = len(kernel), len(grads) // len(kernel)
+    _, rows, columns, outs = grads.shape
+    s = sizes_of(out, (rows, columns), outs, geometry, padding)
+    wide_tile = min(tile(channels), 128)
+    deep = next(size for size in (64, 32, 16) if outs % size == 0)
+    pixels = batch * triton.cdiv(s.tall, s.down) * triton.cdiv(s.wide, s.right)
+    grid = triton.cdiv(pixels, 64) * s.down * s.right, clients, triton.cdiv(channels, wide_tile)
+    _strided_gradient_kernel[grid](
+        grads, kernel, out, batch, s, BM=64, BN=wide_tile, BK=deep, num_warps=4, num_stages=3
+    )
+    return out
+
+
 def _product(
     images: Tensor, kernel: Tensor, bias: Tensor | None, out: Tensor, geometry: Geometry,
     padding: Padding, *, turned: bool,
@@ -294,16 +365,19 @@ def _product(
     _, rows, columns, outs = out.shape
     s = sizes_of(images, (rows, columns), outs, geometry, padding)
     total, wide_tile = batch * s.rows * s.columns, min(tile(s.outs), 128)
-    many = clients * triton.cdiv(total, 128) >= PROGRAMS
-    block, warps = 128 if many else 64, 4 if wide_tile <= 64 else 8
-    grid = triton.cdiv(total, block), clients, triton.cdiv(s.outs, wide_tile)
+    wide_tiles = triton.cdiv(s.outs, wide_tile)
+    programs = clients * triton.cdiv(total, 128) * wide_tiles
+    # One program with a wide tile keeps a processor busy, and saves loads.
+    large = programs >= (PROGRAMS if wide_tile <= 64 else PROGRAMS // 2)
+    block, warps = 128 if large else 64, 8 if wide_tile > 64 and programs >= PROGRAMS else 4
+    grid = triton.cdiv(total, block), clients, wide_tiles
     tensors = images, kernel, kernel if bias is None else bias, out
     follow = {"HAS_BIAS": bias is not None, "RELU": geometry.relu}
     if by_taps(s.channels):
         deep = next(size for size in (64, 32, 16) if s.channels % size == 0)
         _taps_kernel[grid](
             *tensors, batch, s, BORDER=any(padding), **follow, TURNED=turned, BM=block,
-            BN=wide_tile, BK=deep, num_warps=warps, num_stages=3 if many else 4,
+            BN=wide_tile, BK=deep, num_warps=warps, num_stages=3 if large else 4,
         )  # fmt: skip
         return
     depth = s.taps * s.channels

@@ -9,7 +9,7 @@ small: it is split, so that there are programs enough to keep a GPU busy, into p
     [splits, C, depth + tiles, out]
 
 whose first `depth` rows are a part of dw, and whose last rows are parts of db, one from each of the
-`tiles` programs along the depth. One more kernel adds the parts up.
+`tiles` programs along the depth, if there is a bias. One more kernel adds the parts up.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from fedlens.network.stacked.products import Padding
 @triton.jit
 def _gradient_kernel(
     images, grads, out, clients, batch, splits,
-    s: tl.constexpr, frame: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    s: tl.constexpr, frame: tl.constexpr, HAS_BIAS: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """out[split, c, k, n], with patches read by runs.
 
@@ -65,23 +66,26 @@ def _gradient_kernel(
         there = inside & (n < s.outs)[None, :]
         d = tl.load(grads + entry[:, None] + n[None, :], mask=there, other=0.0)
         sums = tl.dot(tl.trans(a), d, sums, input_precision="tf32")
-    out += (split * clients + client) * (depth + tl.num_programs(0)) * s.outs
+    out += (split * clients + client) * (depth + HAS_BIAS * tl.num_programs(0)) * s.outs
     there = (k < depth)[:, None] & (n < s.outs)[None, :]
     tl.store(out + k[:, None] * s.outs + n[None, :], sums, mask=there)
-    cells = batch * frame.tall * frame.wide
-    bias = _bias_part(grads, cells, split, splits, n, s.outs, BM, BN)
-    tl.store(out + (depth + tl.program_id(0)) * s.outs + n, bias, mask=n < s.outs)
+    if HAS_BIAS:
+        cells = batch * frame.tall * frame.wide
+        bias = _bias_part(grads, cells, split, splits, n, s.outs, BM, BN)
+        tl.store(out + (depth + tl.program_id(0)) * s.outs + n, bias, mask=n < s.outs)
 
 
 @triton.jit
 def _shifted_gradient_kernel(
     images, grads, out, clients, batch, splits,
-    s: tl.constexpr, frame: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    s: tl.constexpr, frame: tl.constexpr, MASKED: tl.constexpr, HAS_BIAS: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """The same by taps, without stride: pixels p times the grads at p - tap.
 
     Program ((i, tap), c, (split, j)) has BK channels of block i at one tap, and otherwise what
-    `_gradient_kernel` has. Grads lie within a border of zeros, so that p - tap is always there.
+    `_gradient_kernel` has. Grads lie within a border of zeros, so that p - tap is always there, or
+    without one, and what lies outside is masked.
     """
     client = tl.program_id(1).to(tl.int64)
     tiles = tl.cdiv(s.outs, BN)
@@ -103,15 +107,20 @@ def _shifted_gradient_kernel(
         there = inside & (k < s.channels)[None, :]
         a = tl.load(images + m[:, None] * s.channels + k[None, :], mask=there, other=0.0)
         entry = ((image * frame.tall + row) * frame.wide + column) * s.outs
+        if MASKED:
+            r, q = row - up, column - back
+            inside &= ((r >= 0) & (r < s.rows) & (q >= 0) & (q < s.columns))[:, None]
         there = inside & (n < s.outs)[None, :]
         d = tl.load(shifted + entry[:, None] + n[None, :], mask=there, other=0.0)
         sums = tl.dot(tl.trans(a), d, sums, input_precision="tf32")
-    out += (split * clients + client) * (s.taps * s.channels + tl.num_programs(0)) * s.outs
+    depth: tl.constexpr = s.taps * s.channels
+    out += (split * clients + client) * (depth + HAS_BIAS * tl.num_programs(0)) * s.outs
     there = (k < s.channels)[:, None] & (n < s.outs)[None, :]
     tl.store(out + (tap * s.channels + k)[:, None] * s.outs + n[None, :], sums, mask=there)
-    cells = batch * frame.tall * frame.wide
-    bias = _bias_part(grads, cells, split, splits, n, s.outs, BM, BN)
-    tl.store(out + (s.taps * s.channels + tl.program_id(0)) * s.outs + n, bias, mask=n < s.outs)
+    if HAS_BIAS:
+        cells = batch * frame.tall * frame.wide
+        bias = _bias_part(grads, cells, split, splits, n, s.outs, BM, BN)
+        tl.store(out + (depth + tl.program_id(0)) * s.outs + n, bias, mask=n < s.outs)
 
 
 @triton.jit
@@ -166,8 +175,9 @@ def _gather_kernel(
 
 
 def kernel_gradient(
-    images: Tensor, grads: Tensor, border: tuple[int, int], clients: int, geometry: Geometry
-) -> tuple[Tensor, Tensor]:
+    images: Tensor, grads: Tensor, border: tuple[int, int], clients: int, geometry: Geometry,
+    has_bias: bool,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """dw [C, h * w * channels, out] and db [C, out], float32, of images padded in memory.
 
     `grads` [C * B, H', W', out] may lie within a border of so many rows and columns.
@@ -179,43 +189,54 @@ def kernel_gradient(
     block, wide_tile = 64 if deep else tile(depth), min(tile(outs), 128)
     tiles, wide_tiles = triton.cdiv(depth, block), triton.cdiv(outs, wide_tile)
     stages = 3 if deep else 1  # narrow loads come one by one anyway
-    splits = _splits(clients * tiles * wide_tiles, batch * s.rows * s.columns)
-    out = torch.empty(splits, clients, depth + tiles, outs, device=images.device)
+    programs = clients * tiles * wide_tiles
+    splits = _splits(programs, batch * s.rows * s.columns, 2 * PROGRAMS)
+    parts = tiles if has_bias else 0
+    out = torch.empty(splits, clients, depth + parts, outs, device=images.device)
     _gradient_kernel[(tiles, clients, splits * wide_tiles)](
         images, grads, out, clients, batch, splits, s, Frame(tall, wide, *border),
-        BM=128, BN=wide_tile, BK=block,
+        HAS_BIAS=has_bias, BM=128, BN=wide_tile, BK=block,
         num_warps=4 if block * wide_tile <= 8192 else 8, num_stages=stages,
     )  # fmt: skip
-    return _gathered(out, tiles)
+    return _gathered(out, parts)
 
 
 def shifted_gradient(
     images: Tensor, grads: Tensor, border: tuple[int, int], clients: int, geometry: Geometry,
-    padding: Padding,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The same for images that are not padded, under grads whose border is as wide as it can be."""
+    padding: Padding, has_bias: bool,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """The same for images that are not padded.
+
+    Grads have a border that is as wide as it can be, or none.
+    """
     _, tall, wide, outs = grads.shape
     s = sizes_of(images, result_size(images, geometry, padding), outs, geometry, padding)
     batch = len(images) // clients
     block, wide_tile = min(tile(s.channels), 128), min(tile(outs), 128)
     tiles, wide_tiles = triton.cdiv(s.channels, block), triton.cdiv(outs, wide_tile)
-    splits = _splits(clients * s.taps * tiles * wide_tiles, batch * s.tall * s.wide)
-    out = torch.empty(splits, clients, s.taps * (s.channels + tiles), outs, device=images.device)
+    # Of large tiles fewer programs keep a GPU busy, and to add up their parts costs more.
+    enough = max(PROGRAMS // 2, min(2 * PROGRAMS, PROGRAMS * 64 * 64 // (block * wide_tile)))
+    programs = clients * s.taps * tiles * wide_tiles
+    splits = _splits(programs, batch * s.tall * s.wide, enough)
+    parts = s.taps * tiles if has_bias else 0
+    out = torch.empty(splits, clients, s.taps * s.channels + parts, outs, device=images.device)
     _shifted_gradient_kernel[(s.taps * tiles, clients, splits * wide_tiles)](
         images, grads, out, clients, batch, splits, s, Frame(tall, wide, *border),
-        BM=64, BN=wide_tile, BK=block,
-        num_warps=4 if block * wide_tile <= 8192 else 8, num_stages=3,
+        MASKED=s.taps > 1 and (tall, wide) == (s.rows, s.columns), HAS_BIAS=has_bias,
+        BM=64, BN=wide_tile, BK=block, num_warps=4, num_stages=3,
     )  # fmt: skip
-    return _gathered(out, s.taps * tiles)
+    return _gathered(out, parts)
 
 
-def _splits(programs: int, total: int) -> int:
-    """Into how many parts a sum over so many positions is split, to keep the GPU busy."""
-    return max(1, min(2 * PROGRAMS // programs, -(-total // 256)))
+def _splits(programs: int, total: int, enough: int) -> int:
+    """Into how many parts a sum over so many positions is split, for `enough` programs."""
+    return max(1, min(enough // programs, -(-total // 256)))
 
 
-def _gathered(parts: Tensor, tiles: int) -> tuple[Tensor, Tensor]:
-    """The sums over splits of [splits, C, depth + tiles, out]: of weights, and of biases."""
+def _gathered(parts: Tensor, tiles: int) -> tuple[Tensor, Tensor | None]:
+    """The sums over splits of [splits, C, depth + tiles, out]: of weights, and of biases if any."""
+    if not tiles:
+        return parts[0] if len(parts) == 1 else parts.sum(0), None
     splits, clients, rows, outs = parts.shape
     weights = torch.empty(clients, rows - tiles, outs, device=parts.device)
     biases = torch.empty(clients, outs, device=parts.device)

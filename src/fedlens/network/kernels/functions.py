@@ -17,10 +17,13 @@ from fedlens.network.kernels import (
     borders,
     convolution,
     convolution_gradient,
+    depthwise,
     elementwise,
     factored,
+    norm,
 )
 from fedlens.network.kernels import linear as small_linear
+from fedlens.network.kernels.norm import Follows
 from fedlens.network.kernels.sizes import (
     NO_PADDING,
     Geometry,
@@ -28,6 +31,8 @@ from fedlens.network.kernels.sizes import (
     result_size,
     spare_channels,
 )
+from fedlens.network.pool import Windows
+from fedlens.network.stacked.epilogue import Epilogue
 from fedlens.network.stacked.products import Padding, dilate, shared_product
 
 
@@ -39,12 +44,38 @@ def convolve(
     stride: tuple[int, int],
     *,
     relu: bool,
-    pool: bool,
+    pool: Windows | None,
 ) -> Tensor:
     """`ops.convolve`; float32 weights get float32 gradients."""
     height, width = weight.shape[3:]
     geometry = Geometry((height, width), stride, relu, pool)
     y: Tensor = Convolve.apply(x, weight, bias, padding, geometry)  # type: ignore[no-untyped-call]
+    return y
+
+
+def convolve_channels(
+    x: Tensor, weight: Tensor, bias: Tensor | None, padding: Padding, stride: tuple[int, int]
+) -> Tensor:
+    """`ops.convolve_channels`; the gradients come in the dtype of the weights."""
+    height, width = weight.shape[3:]
+    geometry = Geometry((height, width), stride)
+    y: Tensor = ConvolveChannels.apply(x, weight, bias, padding, geometry)  # type: ignore[no-untyped-call]
+    return y
+
+
+def group_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    clients: int,
+    groups: int,
+    eps: float,
+    epilogue: Epilogue,
+) -> Tensor:
+    """`ops.group_norm`; the gradients come in the dtype of the weights."""
+    around = epilogue.around
+    follows = Follows(weight is not None, around is not None, epilogue.relu, epilogue.limit)
+    y: Tensor = GroupNorm.apply(x, weight, bias, around, clients, groups, eps, follows)  # type: ignore[no-untyped-call]
     return y
 
 
@@ -103,10 +134,10 @@ class Convolve(torch.autograd.Function):
         kernel = (F.pad(kernel, (0, 0, 0, spare)) if spare else kernel).flatten(1, 3)
         bias = None if bias is None else bias.contiguous()
         y, winners = convolution.product(images, kernel, bias, geometry, masked)
-        kept = winners if geometry.pool else y if geometry.relu else None
+        kept = winners if geometry.pool is not None else y if geometry.relu else None
         ctx.save_for_backward(images, kernel, kept)
         ctx.geometry, ctx.padding, ctx.masked = geometry, padding, masked
-        ctx.channels, ctx.has_bias = channels, bias is not None
+        ctx.channels, ctx.size, ctx.has_bias = channels, x.shape[2:], bias is not None
         return y.permute(0, 3, 1, 2)
 
     @staticmethod
@@ -115,21 +146,26 @@ class Convolve(torch.autograd.Function):
         geometry, needs_dx = ctx.geometry, ctx.needs_input_grad[0]
         dy = grads[0].permute(0, 2, 3, 1).contiguous()
         full = _full_padding(geometry.size, ctx.padding)
-        border = _border(dy, images, geometry, ctx.masked, full, needs_dx)
+        border = _border(dy, images, geometry, ctx.masked, full, needs_dx, kept is not None)
         size = result_size(images, geometry, ctx.masked)
         if any(border) or kept is not None:
             dy = borders.through_epilogue(dy, kept, size, border, geometry)
-        dw, db = _weight_grads(images, dy, border, len(kernel), geometry, ctx.masked)
+        dw, db = _weight_grads(images, dy, border, len(kernel), geometry, ctx.masked, ctx.has_bias)
         dw = dw.view(len(kernel), *geometry.size, images.shape[3], -1)[:, :, :, : ctx.channels]
         dw = dw.contiguous().permute(0, 4, 3, 1, 2)
         dx = None
         if needs_dx:
-            if geometry.stride != (1, 1):
-                dense = result_size(images, Geometry(geometry.size), ctx.masked)
-                dy = dilate(dy, dense, geometry.stride)
-            dx = _image_grads(dy, kernel, geometry.size, images.shape[3], border, full)
+            if geometry.stride != (1, 1) and by_taps(dy.shape[3]):
+                dx = convolution.strided_gradient(
+                    dy, kernel, ctx.size, images.shape[3], geometry, ctx.padding
+                )
+            else:
+                if geometry.stride != (1, 1):
+                    dense = result_size(images, Geometry(geometry.size), ctx.masked)
+                    dy = dilate(dy, dense, geometry.stride)
+                dx = _image_grads(dy, kernel, geometry.size, images.shape[3], border, full)
             dx = dx[..., : ctx.channels].permute(0, 3, 1, 2)
-        return dx, dw, db if ctx.has_bias else None, None, None
+        return dx, dw, db, None, None
 
 
 def _full_padding(size: tuple[int, int], padding: Padding) -> Padding:
@@ -139,25 +175,40 @@ def _full_padding(size: tuple[int, int], padding: Padding) -> Padding:
 
 
 def _border(
-    dy: Tensor, images: Tensor, geometry: Geometry, masked: Padding, full: Padding, needs_dx: bool
+    dy: Tensor,
+    images: Tensor,
+    geometry: Geometry,
+    masked: Padding,
+    full: Padding,
+    needs_dx: bool,
+    rewrites: bool,
 ) -> Padding:
-    """The border of zeros to store the grads in, once for both products that read them."""
-    for_dw = convolution_gradient.by_shifts(images.shape[3], geometry, masked)
+    """The border of zeros to store the grads in, once for both products that read them.
+
+    To rewrite them for nothing else costs more than to mask what lies outside.
+    """
+    for_dw = rewrites and convolution_gradient.by_shifts(images.shape[3], geometry, masked)
     for_dx = needs_dx and geometry.stride == (1, 1) and not by_taps(dy.shape[3])
     return full if (for_dw or for_dx) and min(full) >= 0 else NO_PADDING
 
 
 def _weight_grads(
-    images: Tensor, dy: Tensor, border: Padding, clients: int, geometry: Geometry, masked: Padding
-) -> tuple[Tensor, Tensor]:
+    images: Tensor,
+    dy: Tensor,
+    border: Padding,
+    clients: int,
+    geometry: Geometry,
+    masked: Padding,
+    has_bias: bool,
+) -> tuple[Tensor, Tensor | None]:
     """dw [C, h * w * channels, out] and db [C, out]."""
     left, _, top, _ = border
     if convolution_gradient.by_shifts(images.shape[3], geometry, masked):
         return convolution_gradient.shifted_gradient(
-            images, dy, (top, left), clients, geometry, masked
+            images, dy, (top, left), clients, geometry, masked, has_bias
         )
     whole = borders.padded(images, masked, images.shape[3])
-    return convolution_gradient.kernel_gradient(whole, dy, (top, left), clients, geometry)
+    return convolution_gradient.kernel_gradient(whole, dy, (top, left), clients, geometry, has_bias)
 
 
 def _image_grads(
@@ -171,6 +222,79 @@ def _image_grads(
     else:
         dy, masked = borders.padded(dy, full, dy.shape[3]), NO_PADDING
     return convolution.turned_product(dy, kernel, size, channels, masked)
+
+
+class ConvolveChannels(torch.autograd.Function):
+    """A depthwise convolution of C clients."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        padding: Padding,
+        geometry: Geometry,
+    ) -> Tensor:
+        # As weights lie in memory where they are laid out as [C, h, w, 1, channels].
+        kernel = weight[:, :, 0].permute(0, 2, 3, 1).flatten(1, 2).contiguous()
+        images = x.permute(0, 2, 3, 1).contiguous()
+        bias = None if bias is None else bias.contiguous()
+        ctx.save_for_backward(images, kernel)
+        ctx.geometry, ctx.padding, ctx.has_bias = geometry, padding, bias is not None
+        return depthwise.product(images, kernel, bias, geometry, padding).permute(0, 3, 1, 2)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        images, kernel = ctx.saved_tensors
+        shape = ctx.geometry, ctx.padding
+        dy, dx = grads[0].permute(0, 2, 3, 1).contiguous(), None
+        if ctx.needs_input_grad[0]:
+            dx = depthwise.image_gradient(dy, images, kernel, *shape).permute(0, 3, 1, 2)
+        dw, db = depthwise.kernel_gradient(dy, images, len(kernel), *shape, has_bias=ctx.has_bias)
+        dw = dw.to(kernel.dtype).contiguous().view(len(kernel), *ctx.geometry.size, 1, -1)
+        db = None if db is None else db.to(kernel.dtype)
+        return dx, dw.permute(0, 4, 3, 1, 2), db, None, None
+
+
+class GroupNorm(torch.autograd.Function):
+    """Group normalisation of C clients, with what is added behind it, and ReLU or ReLU6."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        around: Tensor | None,
+        clients: int,
+        groups: int,
+        eps: float,
+        follows: Follows,
+    ) -> Tensor:
+        images = x.permute(0, 2, 3, 1).contiguous()
+        if around is not None:
+            around = around.permute(0, 2, 3, 1).contiguous()
+        if weight is not None and bias is not None:
+            weight, bias = weight.contiguous(), bias.contiguous()
+        y, stats = norm.group_norm(images, weight, bias, around, clients, groups, eps, follows)
+        ctx.save_for_backward(images, weight, bias, around if follows.relu else None, stats)
+        ctx.clients, ctx.groups, ctx.follows = clients, groups, follows
+        return y.permute(0, 3, 1, 2)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        dy = grads[0].permute(0, 2, 3, 1).contiguous()
+        images, weight, bias, around, stats = ctx.saved_tensors
+        follows = ctx.follows
+        if not follows.relu:  # what was added does not matter then, and gets the grads as they are
+            follows = follows._replace(around=False)
+        dx, daround, sums = norm.group_norm_gradient(
+            dy, images, weight, bias, around, stats, ctx.clients, ctx.groups, follows
+        )
+        dw, db = (None, None) if weight is None else sums.to(weight.dtype)
+        grad = daround.permute(0, 3, 1, 2) if ctx.follows.around else None
+        return dx.permute(0, 3, 1, 2), dw, db, grad, None, None, None, None
 
 
 class Linear(torch.autograd.Function):

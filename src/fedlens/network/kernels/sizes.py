@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from fedlens.network.pool import Windows
 from fedlens.network.stacked.products import Padding
 
 PROGRAMS = 264  # twice the processors of a large GPU: as many as keep it busy
@@ -22,7 +23,7 @@ class Geometry(NamedTuple):
     size: tuple[int, int]
     stride: tuple[int, int] = (1, 1)
     relu: bool = False
-    pool: bool = False  # the maximum of 2 x 2
+    pool: Windows | None = None  # whose maximum is computed
 
 
 NO_PADDING: Padding = (0, 0, 0, 0)

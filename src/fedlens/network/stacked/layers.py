@@ -11,16 +11,23 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from fedlens.core import Tree
 from fedlens.network.factors import Factors
 from fedlens.network.layers import KeyedDropout, MaskedBatchNorm
-from fedlens.network.ops import convolve, dropout, factored_linear, linear
+from fedlens.network.ops import (
+    convolve,
+    convolve_channels,
+    dropout,
+    factored_linear,
+    group_norm,
+    linear,
+)
 from fedlens.network.pool import AdaptivePool
-from fedlens.network.stacked.products import Padding
+from fedlens.network.stacked.epilogue import Epilogue
+from fedlens.network.stacked.products import Padding, grouped_convolve
 
 
 @dataclass(frozen=True)
@@ -56,18 +63,6 @@ class Activations:
         return Activations(tensor, self.clients, self.is_images)
 
 
-@dataclass(frozen=True)
-class Epilogue:
-    """What follows a layer and is computed together with it."""
-
-    relu: bool = False
-    pool: bool = False  # the maximum of 2 x 2
-
-    def __call__(self, tensor: Tensor) -> Tensor:
-        tensor = F.relu(tensor) if self.relu else tensor
-        return F.max_pool2d(tensor, 2) if self.pool else tensor
-
-
 class LayerInput(NamedTuple):
     """What a layer gets besides the activations."""
 
@@ -88,6 +83,9 @@ class LayerInput(NamedTuple):
         return self._replace(held=self.to_compute(self.held))
 
 
+KINDS = ("add", "relu", "relu6", "pool")  # of what a layer may compute with it, if it follows
+
+
 def _always(layer: nn.Module, x: Activations) -> bool:
     return True
 
@@ -98,7 +96,7 @@ class Form:
 
     run: Callable[[Any, Activations, LayerInput], Activations]
     applies: Callable[[Any, Activations], bool] = _always
-    absorbs: frozenset[str] = frozenset()  # of "relu" and "pool": what `run` does if it follows
+    absorbs: frozenset[str] = frozenset()  # of KINDS: what `run` does if it follows
     keeps_rows: bool = False  # rows are given back as rows, images with the same channels
 
     def __call__(self, layer: nn.Module, x: Activations, given: LayerInput) -> Activations:
@@ -140,12 +138,9 @@ def _dropout(layer: KeyedDropout, x: Activations, given: LayerInput) -> Activati
 
 
 def _group_norm(layer: nn.GroupNorm, x: Activations, given: LayerInput) -> Activations:
-    own = given.cast().own
-    y = F.group_norm(x.tensor, layer.num_groups, eps=layer.eps)
-    if "weight" in own:
-        scale, shift = (own[key][:, None, :, None, None] for key in ("weight", "bias"))
-        y = (x.now(y).by_client() * scale + shift).flatten(0, 1)
-    return x.now(y.contiguous(memory_format=torch.channels_last))
+    weight, bias = given.own.get("weight"), given.own.get("bias")
+    settings = x.clients, layer.num_groups, layer.eps, given.epilogue
+    return x.now(group_norm(x.tensor, weight, bias, *settings))
 
 
 def flatten(x: Activations, *, by_pixel: bool) -> Activations:
@@ -172,32 +167,25 @@ def _linear(layer: nn.Linear, x: Activations, given: LayerInput) -> Activations:
 
 def _convolution(layer: nn.Conv2d, x: Activations, given: LayerInput) -> Activations:
     """Every client's images under its own kernels."""
-    # In float32 on a GPU the patches of large batches would fill its memory.
-    in_patches = not (x.tensor.is_cuda and x.tensor.dtype is torch.float32)
-    if not (layer.groups == 1 and layer.dilation == (1, 1) and in_patches):
-        return x.now(_grouped_convolution(layer, x, given))
     sides, epilogue = _sides(layer), given.epilogue
     weight, bias = given.own["weight"], given.own.get("bias")
     down, right = layer.stride
+    if layer.groups == layer.in_channels == layer.out_channels and layer.dilation == (1, 1):
+        y = convolve_channels(x.tensor, weight, bias, sides, (down, right))
+        return x.now(epilogue(y))
+    # In float32 on a GPU the patches of large batches would fill its memory.
+    in_patches = not (x.tensor.is_cuda and x.tensor.dtype is torch.float32)
+    if not (layer.groups == 1 and layer.dilation == (1, 1) and in_patches):
+        geometry: Any = layer.stride, layer.dilation, layer.groups
+        return x.now(epilogue(grouped_convolve(x.tensor, weight, bias, sides, *geometry)))
     if weight.shape[3:] == (1, 1) and not any(sides):  # a linear layer over pixels
         pixels = x.tensor[:, :, ::down, ::right].permute(0, 2, 3, 1)
         rows = pixels.reshape(x.clients, -1, pixels.shape[3])
         y = linear(rows, weight.flatten(2), bias, relu=epilogue.relu)
         y = y.view(*pixels.shape[:3], -1).permute(0, 3, 1, 2)
         return x.now(Epilogue(pool=epilogue.pool)(y))
-    follows = {"relu": epilogue.relu, "pool": epilogue.pool}
-    return x.now(convolve(x.tensor, weight, bias, sides, (down, right), **follows))
-
-
-def _grouped_convolution(layer: nn.Conv2d, x: Activations, given: LayerInput) -> Tensor:
-    """Any convolution: clients as groups of channels."""
-    images = x.by_client().transpose(0, 1).flatten(1, 2)  # [B, C * channels, H, W]
-    geometry: Any = layer.stride, 0, layer.dilation, x.clients * layer.groups
-    own = given.cast().own
-    bias = own["bias"].flatten() if "bias" in own else None
-    y = F.conv2d(F.pad(images, _sides(layer)), own["weight"].flatten(0, 1), bias, *geometry)
-    y = y.view(len(y), x.clients, -1, *y.shape[2:]).transpose(0, 1).flatten(0, 1)
-    return given.epilogue(y.contiguous(memory_format=torch.channels_last))
+    operands = x.tensor, weight, bias, sides, (down, right)
+    return x.now(convolve(*operands, relu=epilogue.relu, pool=epilogue.pool))
 
 
 def _sides(layer: nn.Conv2d) -> Padding:
@@ -229,8 +217,8 @@ FORMS: dict[type[nn.Module], Form] = {
     nn.Linear: Form(_linear, _of_rows, absorbs=frozenset({"relu"}), keeps_rows=True),
     nn.Flatten: Form(_flatten, is_whole),
     # Normalisation keeps rows, too, but a linear layer behind it is not to be factored.
-    nn.GroupNorm: Form(_group_norm, _of_images),
-    MaskedBatchNorm: Form(_masked_norm),
+    nn.GroupNorm: Form(_group_norm, _of_images, absorbs=frozenset({"add", "relu", "relu6"})),
+    MaskedBatchNorm: Form(_masked_norm, absorbs=frozenset({"add", "relu", "relu6"})),
     KeyedDropout: Form(_dropout, keeps_rows=True),
     nn.MaxPool2d: _POOL,
     nn.AvgPool2d: _POOL,

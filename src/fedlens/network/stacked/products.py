@@ -32,6 +32,36 @@ def convolve(
     return y
 
 
+def grouped_convolve(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    padding: Padding,
+    stride: tuple[int, int],
+    dilation: tuple[int, int],
+    groups: int,
+) -> Tensor:
+    """Any convolution of images [C * B, channels, H, W]: clients as groups of channels."""
+    clients, weight = len(weight), weight.to(x.dtype)
+    images = x.view(clients, -1, *x.shape[1:]).transpose(0, 1).flatten(1, 2)
+    flat = None if bias is None else bias.to(x.dtype).flatten()
+    geometry: Any = stride, 0, dilation, clients * groups
+    y = F.conv2d(F.pad(images, padding), weight.flatten(0, 1), flat, *geometry)
+    y = y.view(len(y), clients, -1, *y.shape[2:]).transpose(0, 1).flatten(0, 1)
+    return y.contiguous(memory_format=torch.channels_last)
+
+
+def group_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, clients: int, groups: int, eps: float
+) -> Tensor:
+    """Images [C * B, channels, H, W], with each client's weight and bias [C, channels]."""
+    y = F.group_norm(x, groups, eps=eps)
+    if weight is not None and bias is not None:
+        scale, shift = (t.to(x.dtype)[:, None, :, None, None] for t in (weight, bias))
+        y = (y.view(clients, -1, *y.shape[1:]) * scale + shift).flatten(0, 1)
+    return y.contiguous(memory_format=torch.channels_last)
+
+
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, relu: bool) -> Tensor:
     """Rows [C, B, n] under each client's matrix [C, out, n], and ReLU if asked for."""
     y: Tensor = Linear.apply(x, weight, bias, relu)  # type: ignore[no-untyped-call]
@@ -159,6 +189,8 @@ class Linear(torch.autograd.Function):
             dy = torch.ops.aten.threshold_backward(dy, y, 0)
         dx = torch.bmm(dy, weight) if ctx.needs_input_grad[0] else None
         db = dy.sum(1, dtype=ctx.dtype) if ctx.has_bias else None
+        if weight.stride(2) > weight.stride(1):  # kernels of 1 x 1, which lie with the outs last
+            return dx, wide_product(x.mT, dy, ctx.dtype).mT, db, None
         return dx, wide_product(dy.mT, x, ctx.dtype), db, None
 
 

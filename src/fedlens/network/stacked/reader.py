@@ -1,9 +1,9 @@
 """A module's forward pass, read once and run for C clients at once.
 
 Convolutions and linear layers become batched products, one matrix a client, together with the ReLU
-and the pooling that follow them. Images of all clients lie one after another, so that pooling and
-the like run on them as on one large batch. A module whose forward pass cannot be read is not run
-here: `read_module` gives None.
+and the pooling that follow them; normalisation does the addition and the ReLU behind it. Images of
+all clients lie one after another, so that pooling and the like run on them as on one large batch.
+A module whose forward pass cannot be read is not run here: `read_module` gives None.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import operator
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,11 +21,11 @@ from torch import Tensor, fx, nn
 from fedlens.core import Tree
 from fedlens.network.factors import Factors
 from fedlens.network.graph import only_readers, trace
-from fedlens.network.pool import is_two_by_two
+from fedlens.network.pool import Windows, windows_of
+from fedlens.network.stacked.epilogue import Epilogue
 from fedlens.network.stacked.layers import (
     MAPPED,
     Activations,
-    Epilogue,
     Form,
     LayerInput,
     flatten,
@@ -32,7 +33,8 @@ from fedlens.network.stacked.layers import (
     is_whole,
 )
 
-PLAIN_FUNCTIONS = (operator.add, operator.iadd, torch.add, torch.relu, F.relu, F.relu6)
+ADDITIONS = (operator.add, operator.iadd, torch.add)
+PLAIN_FUNCTIONS = (*ADDITIONS, torch.relu, F.relu, F.relu6)
 
 
 class StackedModule:
@@ -43,7 +45,9 @@ class StackedModule:
         self.layers = dict(module.named_modules())
         self.forms: dict[fx.Node, Form] = {}
         self.epilogues: dict[fx.Node, Epilogue] = {}
-        self.absorbed: dict[fx.Node, fx.Node] = {}  # a node that the layer before does as well
+        self.absorbed: dict[fx.Node, fx.Node] = {}  # a node that a layer before does as well
+        self.added: dict[fx.Node, fx.Node] = {}  # to a layer's result: that of this node
+        self.ends = {node: node for node in self.nodes}  # where to run: at the last it absorbs
         self.rows: set[fx.Node] = set()  # that give rows [C, B, n], whatever they are given
         for node in self.nodes:
             layer = self._layer(node)
@@ -66,14 +70,17 @@ class StackedModule:
         """
         values: dict[fx.Node, Any] = {}
         calls: Counter[str] = Counter()
-        for node in self.nodes:
+        for end in self.nodes:
+            node = self.absorbed.get(end, end)
+            if self.ends[node] is not end:
+                continue
             arguments = fx.node.map_arg(node.args, values.__getitem__)
-            if node in self.absorbed:
-                values[node] = values[self.absorbed[node]]
-            elif node.op == "placeholder":
-                values[node] = Activations.of(images)
+            if node.op == "placeholder":
+                values[end] = Activations.of(images)
             elif node.op == "call_module":
-                name = str(node.target)
+                name, epilogue = str(node.target), self.epilogues[node]
+                if node in self.added:
+                    epilogue = replace(epilogue, around=values[self.added[node]].tensor)
                 given = LayerInput(
                     name,
                     self._own(name, tensors),
@@ -81,10 +88,10 @@ class StackedModule:
                     key,
                     mask,
                     calls[name],
-                    self.epilogues[node],
+                    epilogue,
                     self._flattens(node) and self._is_by_pixel(node, tensors),
                 )
-                values[node] = self.forms[node](self.layers[name], arguments[0], given)
+                values[end] = self.forms[node](self.layers[name], arguments[0], given)
                 calls[name] += 1
             elif self._flattens(node):
                 values[node] = flatten(arguments[0], by_pixel=self._is_by_pixel(node, tensors))
@@ -116,22 +123,48 @@ class StackedModule:
         return layer.out_channels if isinstance(layer, nn.Conv2d) else None
 
     def _absorb(self, node: fx.Node) -> None:
-        """Note the ReLU and the pooling behind a layer that its form does as well."""
+        """Note what is behind a layer that its form does as well: addition, ReLU and pooling."""
         found: set[str] = set()
+        windows: Windows | None = None
+        before = node
         for behind in only_readers(node):
             kind = self._kind(behind)
-            if kind is None or kind in found or kind not in self.forms[node].absorbs:
+            if kind not in self.forms[node].absorbs or behind in self.absorbed:
                 break
+            if kind == "add":
+                other = self._added(behind, before)
+                if other is None or found or len(self._calls(str(node.target))) > 1:
+                    break
+                self.added[node] = other
+            elif kind in found or (kind != "pool" and {"relu", "relu6"} & found):
+                break
+            assert kind is not None
             found.add(kind)
+            windows = windows or self._windows(behind)
             self.absorbed[behind] = node
-        self.epilogues[node] = Epilogue("relu" in found, "pool" in found)
+            self.ends[node] = before = behind
+        relu = bool({"relu", "relu6"} & found)
+        self.epilogues[node] = Epilogue(None, relu, 6.0 * ("relu6" in found), windows)
 
     def _kind(self, node: fx.Node) -> str | None:
         """What of an epilogue this node is."""
         layer = self._layer(node)
         if type(layer) is nn.ReLU or node.target in (F.relu, torch.relu):
             return "relu"
-        return "pool" if isinstance(layer, nn.MaxPool2d) and is_two_by_two(layer) else None
+        if type(layer) is nn.ReLU6 or node.target is F.relu6:
+            return "relu6"
+        if node.target in ADDITIONS:
+            return "add"
+        return None if self._windows(node) is None else "pool"
+
+    def _windows(self, node: fx.Node) -> Windows | None:
+        layer = self._layer(node)
+        return windows_of(layer) if isinstance(layer, nn.MaxPool2d) else None
+
+    def _added(self, node: fx.Node, to: fx.Node) -> fx.Node | None:
+        """The other one of the two results that this node adds."""
+        others = [one for one in node.args if isinstance(one, fx.Node) and one is not to]
+        return others[0] if len(others) == 1 and len(node.args) == 2 else None
 
     def _gives_rows(self, node: fx.Node) -> bool:
         if node.op == "call_method" or self._flattens(node):

@@ -1,0 +1,256 @@
+"""Triton kernels of group normalisation of C clients, with the addition and the ReLU that follow.
+
+Images are [C * B, pixels, channels]. With the mean and the scale 1 / sqrt(var + eps) of the group
+that a number belongs to (`channels // groups` channels of one image),
+
+    normal = (x - mean) * scale
+    z = normal * weight[c, channel] + bias[c, channel] + around
+    y = z, max(z, 0), or that and at most 6
+
+and from the grads dy, with g = dy where the ReLU lets it pass and n numbers in the group,
+
+    dweight = sum of g * normal,   dbias = sum of g,   daround = g
+    dx = scale * (weight * g - (sum of weight * g + normal * sum of weight * g * normal) / n)
+
+A program has an image and so many of its groups, all of whose pixels it reads twice: once to sum,
+and once more, from near by, to compute. Statistics are kept channel by channel.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+TILE = 8192  # numbers that a program has at hand
+SIZES = ["batch", "pixels", "channels", "width", "each"]  # of which a network has many
+
+
+class Follows(NamedTuple):
+    """What follows a normalisation, which kernels are compiled for."""
+
+    weight: bool  # whether there is a weight and a bias
+    around: bool  # whether something is added
+    relu: bool
+    limit: float  # of the ReLU, or 0
+
+
+@triton.jit
+def affine(weight, bias, entry, here, f: tl.constexpr):
+    """The weight and the bias of channels, 1 and 0 if there are none."""
+    w = tl.where(here, 1.0, 0.0)
+    b = tl.where(here, 0.0, 0.0)
+    if f.weight:
+        w = tl.load(weight + entry, mask=here, other=0.0).to(tl.float32)
+        b = tl.load(bias + entry, mask=here, other=0.0).to(tl.float32)
+    return w, b
+
+
+@triton.jit
+def before_relu(normal, w, b, around, entry, there, f: tl.constexpr):
+    """z of a tile [pixels, channels]."""
+    z = normal * w[None, :] + b[None, :]
+    if f.around:
+        z += tl.load(around + entry, mask=there, other=0.0).to(tl.float32)
+    return z
+
+
+@triton.jit
+def through_relu(z, f: tl.constexpr):
+    if f.relu:
+        z = tl.maximum(z, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    if f.limit > 0:
+        z = tl.minimum(z, f.limit, propagate_nan=tl.PropagateNan.ALL)
+    return z
+
+
+@triton.jit
+def back_through_relu(grad, z, f: tl.constexpr):
+    if f.relu:
+        grad = tl.where(z > 0, grad, 0.0)
+    if f.limit > 0:
+        grad = tl.where(z < f.limit, grad, 0.0)
+    return grad
+
+
+@triton.jit
+def _channels_of(
+    block, channels, width, each, UNIT: tl.constexpr, BC: tl.constexpr, BG: tl.constexpr
+):  # fmt: skip
+    """The channels of a block, which of them there are, and [BC, BG] whose group each is in."""
+    n, each = tl.arange(0, BC), each // UNIT * UNIT
+    k = block * each + n
+    here = (n < each) & (k < channels)
+    member = (n // width)[:, None] == tl.arange(0, BG)[None, :]
+    return k, here, member & here[:, None]
+
+
+@triton.jit
+def _over_groups(values, member):
+    """The sum over the group of each channel: `member` [channels, groups] says which that is."""
+    sums = tl.sum(tl.where(member, values[:, None], 0.0), 0)
+    return tl.sum(tl.where(member, sums[None, :], 0.0), 1)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def _group_norm_kernel(
+    x, weight, bias, around, y, means, scales, batch, pixels, eps, channels, width, each,
+    f: tl.constexpr, UNIT: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, BG: tl.constexpr,
+):  # fmt: skip
+    """y, and means and scales [C * B, channels].
+
+    Program (i, j) has image i and block j of `each` channels: whole groups, `width` channels wide.
+    """
+    image = tl.program_id(0).to(tl.int64)
+    channels = channels // UNIT * UNIT  # so that the compiler knows what divides it
+    k, here, member = _channels_of(tl.program_id(1), channels, width, each, UNIT, BC, BG)
+    start = image * pixels * channels
+    # Sums are those of differences to the first pixel: a mean that is large would cost digits.
+    first = tl.load(x + start + k, mask=here, other=0.0).to(tl.float32)
+    sums = tl.zeros((BP, BC), tl.float32)
+    squares = tl.zeros((BP, BC), tl.float32)
+    for begin in range(0, pixels, BP):
+        p = begin + tl.arange(0, BP)
+        there = (p < pixels)[:, None] & here[None, :]
+        entry = start + p[:, None] * channels + k[None, :]
+        value = tl.load(x + entry, mask=there, other=0.0).to(tl.float32)
+        apart = tl.where(there, value - first[None, :], 0.0)
+        sums += apart
+        squares += apart * apart
+    mean = tl.sum(sums, 0) / pixels
+    spread = tl.sum(squares, 0) - mean * mean * pixels  # about the mean of the channel
+    mean += first
+    of_group = _over_groups(mean, member) / width
+    apart = tl.where(here, mean - of_group, 0.0)
+    var = _over_groups(spread + apart * apart * pixels, member) / (width * pixels)
+    scale = 1 / tl.sqrt(tl.maximum(var, 0.0) + eps)
+    tl.store(means + image * channels + k, of_group, mask=here)
+    tl.store(scales + image * channels + k, scale, mask=here)
+    w, b = affine(weight, bias, image // batch * channels + k, here, f)
+    for begin in range(0, pixels, BP):
+        p = begin + tl.arange(0, BP)
+        there = (p < pixels)[:, None] & here[None, :]
+        entry = start + p[:, None] * channels + k[None, :]
+        value = tl.load(x + entry, mask=there, other=0.0).to(tl.float32)
+        normal = (value - of_group[None, :]) * scale[None, :]
+        z = before_relu(normal, w, b, around, entry, there, f)
+        tl.store(y + entry, through_relu(z, f).to(y.dtype.element_ty), mask=there)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def _group_norm_gradient_kernel(
+    dy, x, weight, bias, around, means, scales, dx, daround, dweight, dbias, batch, pixels,
+    channels, width, each,
+    f: tl.constexpr, UNIT: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, BG: tl.constexpr,
+):  # fmt: skip
+    """dx, daround, and each image's part of dweight and dbias [C * B, channels].
+
+    Programs have what those of `_group_norm_kernel` have.
+    """
+    image = tl.program_id(0).to(tl.int64)
+    channels = channels // UNIT * UNIT  # so that the compiler knows what divides it
+    k, here, member = _channels_of(tl.program_id(1), channels, width, each, UNIT, BC, BG)
+    start = image * pixels * channels
+    mean = tl.load(means + image * channels + k, mask=here, other=0.0)
+    scale = tl.load(scales + image * channels + k, mask=here, other=0.0)
+    w, b = affine(weight, bias, image // batch * channels + k, here, f)
+    products = tl.zeros((BP, BC), tl.float32)
+    sums = tl.zeros((BP, BC), tl.float32)
+    for begin in range(0, pixels, BP):
+        p = begin + tl.arange(0, BP)
+        there = (p < pixels)[:, None] & here[None, :]
+        entry = start + p[:, None] * channels + k[None, :]
+        value = tl.load(x + entry, mask=there, other=0.0).to(tl.float32)
+        normal = (value - mean[None, :]) * scale[None, :]
+        grad = tl.load(dy + entry, mask=there, other=0.0).to(tl.float32)
+        z = before_relu(normal, w, b, around, entry, there, f)
+        grad = back_through_relu(grad, z, f)
+        products += grad * normal
+        sums += grad
+    product, total = tl.sum(products, 0), tl.sum(sums, 0)
+    tl.store(dweight + image * channels + k, product, mask=here)
+    tl.store(dbias + image * channels + k, total, mask=here)
+    along = _over_groups(product * w, member) / (width * pixels)
+    level = _over_groups(total * w, member) / (width * pixels)
+    for begin in range(0, pixels, BP):
+        p = begin + tl.arange(0, BP)
+        there = (p < pixels)[:, None] & here[None, :]
+        entry = start + p[:, None] * channels + k[None, :]
+        value = tl.load(x + entry, mask=there, other=0.0).to(tl.float32)
+        normal = (value - mean[None, :]) * scale[None, :]
+        grad = tl.load(dy + entry, mask=there, other=0.0).to(tl.float32)
+        z = before_relu(normal, w, b, around, entry, there, f)
+        grad = back_through_relu(grad, z, f)
+        if f.around and f.relu:
+            tl.store(daround + entry, grad.to(daround.dtype.element_ty), mask=there)
+        grad = (grad * w[None, :] - level[None, :] - normal * along[None, :]) * scale[None, :]
+        tl.store(dx + entry, grad.to(dx.dtype.element_ty), mask=there)
+
+
+def group_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, around: Tensor | None,
+    clients: int, groups: int, eps: float, follows: Follows,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """y of images [C * B, H, W, channels], and statistics [2, C * B, channels]."""
+    y, stats = torch.empty_like(x), _of_images(x)
+    grid, sizes = _blocks(x, groups)
+    _group_norm_kernel[grid](
+        x, *_or(x, weight, bias, around), y, *stats, len(x) // clients, x[0, ..., 0].numel(), eps,
+        **sizes, f=follows,
+    )  # fmt: skip
+    return y, stats
+
+
+def group_norm_gradient(
+    dy: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, around: Tensor | None,
+    stats: Tensor, clients: int, groups: int, follows: Follows,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """dx, daround, and the gradients [2, C, channels] of weight and bias, in float32.
+
+    Where no ReLU follows, daround is dy itself.
+    """
+    dx, parts = torch.empty_like(x), _of_images(x)
+    daround = torch.empty_like(x) if follows.around and follows.relu else dy
+    grid, sizes = _blocks(x, groups)
+    _group_norm_gradient_kernel[grid](
+        dy, x, *_or(x, weight, bias, around), *stats, dx, daround, *parts, len(x) // clients,
+        x[0, ..., 0].numel(), **sizes, f=follows,
+    )  # fmt: skip
+    return dx, daround, parts.view(2, clients, -1, x.shape[-1]).sum(2)
+
+
+def _of_images(x: Tensor) -> Tensor:
+    return torch.empty(2, len(x), x.shape[-1], dtype=torch.float32, device=x.device)
+
+
+def _or(x: Tensor, *tensors: Tensor | None) -> tuple[Tensor, ...]:
+    """The tensors that there are; in the place of others one that no kernel reads."""
+    return tuple(x if t is None else t for t in tensors)
+
+
+def _blocks(x: Tensor, groups: int) -> tuple[tuple[int, int], dict[str, int]]:
+    """The grid of programs, and their sizes: whole groups, and a tile of pixels and channels."""
+    channels, pixels = x.shape[-1], x[0, ..., 0].numel()
+    width = channels // groups
+    rows = min(int(triton.next_power_of_2(pixels)), 256)
+    aligned = 8 // math.gcd(width, 8)  # so many groups begin where a wide load can
+    fitting = max(32, min(128, TILE // rows)) // width
+    each = width * min(groups, max(fitting // aligned, 1) * aligned)
+    columns = max(32, int(triton.next_power_of_2(each)))
+    rows = max(1, min(rows, TILE // columns))
+    several = columns // 4 if width >= 4 else columns  # groups at most
+    sizes = {
+        "channels": channels,
+        "width": width,
+        "each": each,
+        "UNIT": math.gcd(channels, each, 8),
+        "BP": rows,
+        "BC": columns,
+        "BG": several,
+        "num_warps": max(1, min(8, columns * max(rows, several) // 1024)),
+    }
+    return (len(x), triton.cdiv(channels, each)), sizes
