@@ -8,27 +8,7 @@ import torch
 from torch import Tensor
 
 from fedlens.core import Holdings
-
-
-def emd_per_client(label_counts: Tensor) -> Tensor:  # [K, L] -> [K] float64
-    """How far each client's class shares are from everyone's: the L1 distance, from 0 up to 2.
-
-    A client without examples has no shares, and counts as 0.
-    """
-    counts = label_counts.to(torch.float64)
-    sizes = counts.sum(1, keepdim=True)  # [K, 1]
-    shares = counts / sizes.clamp(min=1)
-    overall = counts.sum(0) / sizes.sum().clamp(min=1)
-    return torch.where(sizes[:, 0] > 0, (shares - overall).abs().sum(1), 0)
-
-
-def emd(label_counts: Tensor) -> float:  # [K, L]
-    """The clients' earth mover's distances, each weighted by its examples (Hsu et al. 2020).
-
-    0 if all clients have the same class shares, 2 (1 - 1/L) if each has one of L equal classes.
-    """
-    sizes = label_counts.sum(1).to(torch.float64)
-    return float(sizes @ emd_per_client(label_counts) / sizes.sum().clamp(min=1))
+from fedlens.data.emd import emd
 
 
 def summary(holdings: Holdings, labels: Tensor, num_classes: int) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from fedlens.build import Setup
-from fedlens.data import statistics
+from fedlens.data.emd import emd
 from fedlens.engines.worker import largest_yet
 from fedlens.runs.budgets import at_round_numbers, rounds_to
 from fedlens.runs.evaluate import Twin, primary_part
@@ -56,7 +56,7 @@ def summary(
         "best": best_values,
         **at_budgets,
         **against,
-        "emd": statistics.emd(label_counts(setup)),
+        "emd": emd(label_counts(setup)),
         "seconds": {"training": training, "evaluation": evaluation, "total": elapsed},
         **{
             key: sum(record[key] for record in records)
