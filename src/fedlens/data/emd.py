@@ -10,16 +10,17 @@ from numpy.typing import ArrayLike
 Array = np.ndarray[Any, Any]
 
 
-def emd_per_client(label_counts: ArrayLike) -> Array:  # [K, L] -> [K] float64
+def emd_per_client(label_counts: ArrayLike, everyone: ArrayLike | None = None) -> Array:
     """How far each client's class shares are from everyone's: the L1 distance, from 0 up to 2.
 
-    A client without examples has no shares, and counts as 0.
+    From [K, L] to [K] float64. `everyone` [L] are the counts of all clients, if these are some. A
+    client without examples has no shares, and counts as 0.
     """
     counts = np.asarray(label_counts, np.float64)
     sizes = counts.sum(1, keepdims=True)  # [K, 1]
-    shares = counts / sizes.clip(min=1)
-    overall = counts.sum(0) / max(sizes.sum(), 1)
-    return np.where(sizes[:, 0] > 0, np.abs(shares - overall).sum(1), 0)
+    total = counts.sum(0) if everyone is None else np.asarray(everyone, np.float64)  # [L]
+    distances = np.abs(counts / sizes.clip(min=1) - total / max(total.sum(), 1)).sum(1)
+    return np.where(sizes[:, 0] > 0, distances, 0)
 
 
 def emd(label_counts: ArrayLike) -> float:  # [K, L]

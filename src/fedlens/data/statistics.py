@@ -7,21 +7,38 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedlens.core import Holdings
-from fedlens.data.emd import emd
+from fedlens.core import MOST_DESCRIBED, Holdings
+from fedlens.data.emd import emd, emd_per_client
+
+BLOCK = 65_536  # clients
 
 
-def summary(holdings: Holdings, labels: Tensor, num_classes: int) -> dict[str, Any]:
-    """What there is to know of a partition, ready for JSON."""
-    label_counts = holdings.label_counts(labels, num_classes)
-    names = {} if holdings.names is None else {"client_names": list(holdings.names)}
-    return {
-        "num_clients": len(holdings),
-        **names,
-        "sizes": holdings.sizes.tolist(),
-        "label_counts": label_counts.tolist(),
-        "emd": emd(label_counts),
-    }
+def summary(
+    holdings: Holdings, labels: Tensor, num_classes: int, num_clients: int | None = None
+) -> dict[str, Any]:
+    """What there is to know of a partition, ready for JSON.
+
+    `num_clients` is that of the federation, should these be the holdings of some. Of more clients
+    than MOST_DESCRIBED none is listed.
+    """
+    count = num_clients or len(holdings)
+    about: dict[str, Any] = {"num_clients": count}
+    if count <= MOST_DESCRIBED:
+        about |= {} if holdings.names is None else {"client_names": list(holdings.names)}
+        counts = holdings.label_counts(labels, num_classes)
+        about |= {"sizes": holdings.sizes.tolist(), "label_counts": counts.tolist()}
+    return about | {"emd": emd_of(holdings, labels, num_classes)}
+
+
+def emd_of(holdings: Holdings, labels: Tensor, num_classes: int) -> float:
+    """`emd` of what clients hold, so many at a time that memory does not grow with them."""
+    everyone = torch.bincount(labels[holdings.index], minlength=num_classes)
+    total = 0.0
+    for first in range(0, len(holdings), BLOCK):
+        some = torch.arange(first, min(first + BLOCK, len(holdings)))
+        counts = holdings.take(some).label_counts(labels, num_classes).numpy()
+        total += float(counts.sum(1) @ emd_per_client(counts, everyone))
+    return total / max(len(holdings.index), 1)
 
 
 def describe(holdings: Holdings, labels: Tensor, num_classes: int) -> list[str]:
