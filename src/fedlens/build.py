@@ -193,7 +193,8 @@ def _hold_out(split: Split, experiment: Experiment) -> tuple[Split, Holdings]:
         )
     everyone = split.everyone
     root = keys.fold(keys.root(_split_seed(experiment)), keys.purpose("holdout"))
-    order = keys.shuffle_segments(everyone.offsets, keys.fold(root, torch.arange(len(everyone))))
+    own = keys.fold(root, torch.arange(len(everyone)))
+    order = torch.from_numpy(keys.shuffle_segments(everyone.offsets.numpy(), own.numpy()))
     position = torch.arange(len(order)) - everyone.offsets[everyone.owners]
     apart = (everyone.sizes * experiment.clients.holdout).long()
     tested = position < apart[everyone.owners]

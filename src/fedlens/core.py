@@ -141,12 +141,14 @@ class Holdings:
 
     def take(self, clients: Tensor) -> Holdings:
         """What these clients hold, in this order; a client may stand in it twice."""
-        sizes = self.sizes[clients]
-        offsets = offsets_of(sizes)
-        shift = torch.repeat_interleave(self.offsets[clients] - offsets[:-1], sizes)
-        names = self.names and tuple(self.names[client] for client in clients.tolist())
-        places = shift + torch.arange(len(shift))
-        return Holdings(self.index.index_select(0, places), offsets, names)
+        wanted, starts = clients.numpy(), self.offsets.numpy()
+        sizes = starts[wanted + 1] - starts[wanted]
+        offsets = np.concatenate([[0], sizes.cumsum()])
+        places = np.repeat(starts[wanted] - offsets[:-1], sizes) + np.arange(offsets[-1])
+        names = self.names and tuple(self.names[client] for client in wanted.tolist())
+        return Holdings(
+            torch.from_numpy(self.index.numpy()[places]), torch.from_numpy(offsets), names
+        )
 
     @classmethod
     def joined(cls, some: Sequence[Holdings]) -> Holdings:

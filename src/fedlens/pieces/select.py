@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,8 +31,8 @@ class Uniformly(Select):
         clients = federation.num_clients
         if clients > LARGE and self.count <= clients // 8:
             return _different(key, clients, self.count)
-        draws = keys.uniform(keys.fold(key, torch.arange(clients)))
-        return _smallest(draws, self.count)
+        draws = keys.uniform(keys.fold(key.numpy(), np.arange(clients)))
+        return _smallest(torch.from_numpy(draws), self.count)
 
 
 @dataclass(frozen=True)
