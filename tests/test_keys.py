@@ -1,5 +1,6 @@
 """Keys: the bits are pinned, look random, and depend on nothing but the words folded in."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -27,7 +28,7 @@ def test_the_bits_never_change():
         -5511663747979980962,
     ]
     assert keys.purpose("draw") == 3958905716670087988
-    assert keys.shuffle_segments(torch.tensor([0, 4, 10]), torch.tensor([1, 2])).tolist() == [
+    assert keys.shuffle_segments(np.array([0, 4, 10]), np.array([1, 2])).tolist() == [
         1,
         2,
         3,
@@ -147,32 +148,38 @@ def test_keys_are_the_same_under_vmap():
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 20), max_size=12), st.integers(0, 2**32))
 def test_a_shuffle_permutes_inside_segments_whatever_stands_beside_them(sizes, seed):
-    offsets = torch.tensor([0, *sizes]).cumsum(0)
-    segment_keys = keys.fold(keys.root(seed), torch.arange(len(sizes)))
+    offsets = np.array([0, *sizes]).cumsum()
+    segment_keys = keys.fold(keys.root(seed), torch.arange(len(sizes))).numpy()
     order = keys.shuffle_segments(offsets, segment_keys)
     assert len(order) == sum(sizes)
     for k, size in enumerate(sizes):
         inside = order[offsets[k] : offsets[k + 1]] - offsets[k]
         assert sorted(inside.tolist()) == list(range(size))
-        alone = keys.shuffle_segments(torch.tensor([0, size]), segment_keys[k : k + 1])
-        assert torch.equal(inside, alone)
+        alone = keys.shuffle_segments(np.array([0, size]), segment_keys[k : k + 1])
+        assert np.array_equal(inside, alone)
 
 
 def test_every_position_of_a_shuffle_is_equally_likely():
-    offsets = torch.arange(0, 4 * 6001, 4)
-    order = keys.shuffle_segments(offsets, keys.fold(keys.root(1), torch.arange(6000)))
-    place = (order.view(6000, 4) - offsets[:-1, None]) @ torch.tensor([64, 16, 4, 1])
-    counts = place.unique(return_counts=True)[1].double()
+    offsets = np.arange(0, 4 * 6001, 4)
+    order = keys.shuffle_segments(offsets, keys.fold(keys.root(1).numpy(), np.arange(6000)))
+    place = (order.reshape(6000, 4) - offsets[:-1, None]) @ [64, 16, 4, 1]
+    counts = np.unique(place, return_counts=True)[1]
     assert len(counts) == 24
     assert ((counts - 250) ** 2 / 250).sum() < 60  # 23 degrees of freedom
 
 
+@given(st.integers(0, 2**63 - 1), st.integers(-(2**63), 2**63 - 1))
+def test_the_bits_are_the_same_in_arrays_and_in_tensors(seed, word):
+    words, key = torch.tensor([word, 0, -1, seed]), keys.root(seed)
+    tensors, arrays = keys.fold(key, words, 3), keys.fold(key.numpy(), words.numpy(), 3)
+    assert tensors.tolist() == arrays.tolist()
+    assert keys.uniform(tensors).tolist() == keys.uniform(arrays).tolist()
+    assert keys.below(tensors, 1000).tolist() == keys.below(arrays, 1000).tolist()
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_the_bits_are_the_same_on_a_gpu():
-    offsets, segment_keys = torch.tensor([0, 400, 1000]), torch.tensor([1, 2])
     host = keys.fold(keys.root(1), torch.arange(1000))
     device = keys.fold(keys.root(1), torch.arange(1000, device="cuda"))
     assert torch.equal(device.cpu(), host)
     assert torch.equal(keys.uniform(device).cpu(), keys.uniform(host))
-    order = keys.shuffle_segments(offsets.cuda(), segment_keys.cuda())
-    assert torch.equal(order.cpu(), keys.shuffle_segments(offsets, segment_keys))

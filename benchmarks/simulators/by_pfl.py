@@ -65,7 +65,7 @@ def federated_averaging(
     module: Classifier,
     images: Tensor,  # [N, H, W, channels]
     labels: Tensor,  # [N]
-    parts: Sequence[slice],  # what each client holds
+    parts: Sequence[slice | Tensor],  # what each client holds
     *,
     sampling: str,
     rounds: int,
@@ -73,8 +73,9 @@ def federated_averaging(
     batch: int,
     lr: float,
     callback: TrainingProcessCallback,
+    epochs: int = 1,
 ) -> None:
-    """Train the module by pfl: one local epoch, and the server moves by the clients' plain mean."""
+    """Train the module by pfl: the server moves by the clients' plain mean."""
 
     def dataset(client: int) -> Dataset:
         mine = parts[client]
@@ -91,7 +92,7 @@ def federated_averaging(
         backend=SimulatedBackend(training_data=clients, val_data=clients),
         model=PyTorchModel(module, torch.optim.SGD, torch.optim.SGD(module.parameters(), lr=1.0)),
         model_train_params=NNTrainHyperParams(
-            local_num_epochs=1, local_learning_rate=lr, local_batch_size=batch
+            local_num_epochs=epochs, local_learning_rate=lr, local_batch_size=batch
         ),
         model_eval_params=NNEvalHyperParams(local_batch_size=batch),
         callbacks=[callback],

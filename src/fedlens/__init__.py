@@ -6,16 +6,48 @@ result = fl.run(fl.Experiment(dataset="fashion-mnist-mini", model="lenet5", roun
 print(result.final["test_accuracy"])
 """
 
-from fedlens.algorithm import Algorithm, Amendment, compose, paper
-from fedlens.augment import Augment
-from fedlens.core import Dataset, Examples, Federation, Holdings
-from fedlens.experiment import Clients, Evaluate, Experiment, LocalTraining, Named, Server
-from fedlens.report.compare import Comparison, compare
-from fedlens.runs.active import Result
-from fedlens.runs.run import resume, run
-from fedlens.runs.sweep import grid, sweep
-from fedlens.runs.track import tracking
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from fedlens.version import __version__
+
+if TYPE_CHECKING:
+    from fedlens.algorithm import Algorithm, Amendment, compose, paper
+    from fedlens.augment import Augment
+    from fedlens.core import Dataset, Examples, Federation, Holdings
+    from fedlens.experiment import Clients, Evaluate, Experiment, LocalTraining, Named, Server
+    from fedlens.report.compare import Comparison, compare
+    from fedlens.runs.active import Result
+    from fedlens.runs.run import resume, run
+    from fedlens.runs.sweep import grid, sweep
+    from fedlens.runs.track import tracking
+
+HOMES = {
+    "Algorithm": "algorithm",
+    "Amendment": "algorithm",
+    "Augment": "augment",
+    "Clients": "experiment",
+    "Comparison": "report.compare",
+    "Dataset": "core",
+    "Evaluate": "experiment",
+    "Examples": "core",
+    "Experiment": "experiment",
+    "Federation": "core",
+    "Holdings": "core",
+    "LocalTraining": "experiment",
+    "Named": "experiment",
+    "Result": "runs.active",
+    "Server": "experiment",
+    "compare": "report.compare",
+    "compose": "algorithm",
+    "grid": "runs.sweep",
+    "paper": "algorithm",
+    "resume": "runs.run",
+    "run": "runs.run",
+    "sweep": "runs.sweep",
+    "tracking": "runs.track",
+}
+"""What is imported when it is first used: `fedlens --help` needs no PyTorch."""
 
 __all__ = [
     "Algorithm",
@@ -43,3 +75,15 @@ __all__ = [
     "sweep",
     "tracking",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in HOMES:
+        raise AttributeError(f"module 'fedlens' has no attribute {name!r}")
+    found = getattr(import_module(f"fedlens.{HOMES[name]}"), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *HOMES})

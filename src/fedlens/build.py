@@ -15,19 +15,18 @@ from torch import nn
 
 from fedlens import keys
 from fedlens.algorithm import Algorithm, Amendment, compose
-from fedlens.algorithms import ALGORITHMS
 from fedlens.client import ClientProgram
 from fedlens.core import Dataset, Examples, Federation, Fixed, Holdings, Split, offsets_of
-from fedlens.data import DATASETS, Source
-from fedlens.data.partitions import Altered, dealt
-from fedlens.data.places import existing
+from fedlens.data.partitions.altered import Altered
+from fedlens.data.partitions.by_name import dealt
+from fedlens.data.places import Source, existing
 from fedlens.engines import ENGINES, Engine
 from fedlens.engines.gpus import all_have_bf16, gpu_names, has_bf16
 from fedlens.engines.processes import num_cores
 from fedlens.experiment import LOSSES, Experiment, Named
-from fedlens.models import MODELS
 from fedlens.models.freeze import freeze_norms, train_last
 from fedlens.models.weights import Loaded, load_weights
+from fedlens.names import ALGORITHMS, DATASETS, MODELS
 from fedlens.network.layers import group_norm
 from fedlens.network.network import Network
 from fedlens.options import call, find
@@ -194,7 +193,8 @@ def _hold_out(split: Split, experiment: Experiment) -> tuple[Split, Holdings]:
         )
     everyone = split.everyone
     root = keys.fold(keys.root(_split_seed(experiment)), keys.purpose("holdout"))
-    order = keys.shuffle_segments(everyone.offsets, keys.fold(root, torch.arange(len(everyone))))
+    own = keys.fold(root, torch.arange(len(everyone)))
+    order = torch.from_numpy(keys.shuffle_segments(everyone.offsets.numpy(), own.numpy()))
     position = torch.arange(len(order)) - everyone.offsets[everyone.owners]
     apart = (everyone.sizes * experiment.clients.holdout).long()
     tested = position < apart[everyone.owners]

@@ -42,6 +42,7 @@ from fedlens.steps import (
     concatenated,
     drift_of,
     numbers_of_clients,
+    one_for_all,
     own_rows,
     rows_of,
 )
@@ -233,9 +234,8 @@ class ClientProgram:
         loss, plain_loss = objective(logits, batch, local)
         local.step, local.count, local.loss = now.step, now.counts, plain_loss
         found = torch.autograd.grad(
-            loss,
+            one_for_all(loss, now.ones),
             list(local.params.values()),
-            now.ones.to(loss),
             allow_unused=True,
             # Layers that have taken their step have no gradients left to give.
             materialize_grads=not model.takes_steps,

@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+MOST_DESCRIBED = 10_000  # clients of whom a run says one by one what they hold
+
 Tree = dict[str, Tensor]
 """Named tensors: a model's parameters, an update, a momentum."""
 
@@ -139,12 +141,14 @@ class Holdings:
 
     def take(self, clients: Tensor) -> Holdings:
         """What these clients hold, in this order; a client may stand in it twice."""
-        sizes = self.sizes[clients]
-        offsets = offsets_of(sizes)
-        shift = torch.repeat_interleave(self.offsets[clients] - offsets[:-1], sizes)
-        names = self.names and tuple(self.names[client] for client in clients.tolist())
-        places = shift + torch.arange(len(shift))
-        return Holdings(self.index.index_select(0, places), offsets, names)
+        wanted, starts = clients.numpy(), self.offsets.numpy()
+        sizes = starts[wanted + 1] - starts[wanted]
+        offsets = np.concatenate([[0], sizes.cumsum()])
+        places = np.repeat(starts[wanted] - offsets[:-1], sizes) + np.arange(offsets[-1])
+        names = self.names and tuple(self.names[client] for client in wanted.tolist())
+        return Holdings(
+            torch.from_numpy(self.index.numpy()[places]), torch.from_numpy(offsets), names
+        )
 
     @classmethod
     def joined(cls, some: Sequence[Holdings]) -> Holdings:
@@ -158,8 +162,10 @@ class Holdings:
 
     def digest(self) -> str:
         """A fingerprint: equal for equal partitions, on every machine."""
-        content = [t.numpy().astype("<i8").tobytes() for t in (self.offsets, self.index)]
-        return hashlib.sha256(b"".join(content)).hexdigest()[:16]
+        content = hashlib.sha256()
+        for tensor in (self.offsets, self.index):
+            content.update(tensor.numpy().astype("<i8", copy=False).data)
+        return content.hexdigest()[:16]
 
 
 def offsets_of(sizes: Tensor) -> Tensor:  # [K + 1]
@@ -217,6 +223,27 @@ class Federation:
 
     def sizes(self, round: int) -> Tensor:  # [K]
         return self.split.sizes(round)
+
+    def offsets(self, round: int) -> Tensor:  # [K + 1]
+        """How many examples are held by all clients before each, and by all, in this round."""
+        if isinstance(self.split, Fixed):
+            return self.split.everyone.offsets
+        return offsets_of(self.split.sizes(round))
+
+    def num_examples(self, round: int) -> int:
+        """How many examples all clients hold in this round; one that two hold counts twice."""
+        if isinstance(self.split, Fixed):
+            return len(self.split.everyone.index)
+        return int(self.split.sizes(round).sum())
+
+    def described(self) -> Holdings:
+        """What clients hold, as far as a run describes it: all of it, if that stays the same.
+
+        Of a split that is dealt anew, what the first MOST_DESCRIBED hold in the first round.
+        """
+        if isinstance(self.split, Fixed):
+            return self.split.everyone
+        return self.split.holdings(0, torch.arange(min(self.num_clients, MOST_DESCRIBED)))
 
     def everyone(self, round: int) -> Holdings:
         """What all clients hold in this round."""

@@ -11,14 +11,12 @@ from typing import Any, Literal, TypeVar
 
 from torch import nn
 
-from fedlens.algorithms import ALGORITHMS
 from fedlens.augment import Augment
 from fedlens.core import Dataset
-from fedlens.data import DATASETS, OWN_CLIENTS
-from fedlens.data.partitions import PARTITIONS, finds_clients
+from fedlens.data.partitions import finds_clients
 from fedlens.engines import EngineName
-from fedlens.models import MODELS
 from fedlens.models.weights import is_address
+from fedlens.names import ALGORITHMS, DATASETS, MODELS, OWN_CLIENTS, PARTITIONS
 from fedlens.options import (
     Given,
     check,

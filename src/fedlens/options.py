@@ -67,6 +67,30 @@ def required() -> Any:
     return field()
 
 
+class ByName(Mapping[str, Callable[..., Any]]):
+    """Functions by name, from the modules of a package, each imported when it is asked for.
+
+    A function has the name that it is chosen by, with _ for -.
+    """
+
+    def __init__(self, package: str, modules: Mapping[str, str]) -> None:
+        self.package, self.modules = package, modules
+
+    def __getitem__(self, name: str) -> Callable[..., Any]:
+        module = importlib.import_module(f"{self.package}.{self.modules[name]}")
+        function: Callable[..., Any] = getattr(module, name.rpartition("/")[2].replace("-", "_"))
+        return function
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.modules
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.modules)
+
+    def __len__(self) -> int:
+        return len(self.modules)
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """' did you mean X?' or the whole choice, to end a message with."""
     known = sorted(known)

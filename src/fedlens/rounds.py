@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedlens import keys
 from fedlens.algorithm import Algorithm
+from fedlens.by_client import ByClient
 from fedlens.client import CHANNEL, ClientProgram
 from fedlens.core import (
     Cohort,
@@ -40,8 +41,12 @@ SELECT, CLIENT, DRAW = keys.purpose("select"), keys.purpose("client"), keys.purp
 class ClientMemory:
     """What clients remember, by client. One that was never seen costs nothing."""
 
-    rows: Mapping[int, Memory] = field(default_factory=dict)
+    rows: Mapping[int, Memory] = field(default_factory=ByClient)
     num_examples: int = 0  # held by these clients together, each when it was first seen
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.rows, ByClient):  # from a checkpoint
+            object.__setattr__(self, "rows", ByClient(self.rows))
 
     def take(self, clients: Tensor, first: Callable[[], Memory]) -> list[Memory]:
         """The memory of each of these; `first` gives that of a client never seen."""
@@ -52,7 +57,8 @@ class ClientMemory:
     def put(self, clients: Tensor, keep: Sequence[Memory], sizes: Tensor) -> ClientMemory:
         if not any(keep):
             return self
-        rows = {**self.rows, **dict(zip(clients.tolist(), keep, strict=True))}
+        assert isinstance(self.rows, ByClient)
+        rows = self.rows.changed(dict(zip(clients.tolist(), keep, strict=True)))
         return ClientMemory(rows, self.num_examples_with(clients, sizes))
 
     def num_examples_with(self, clients: Tensor, sizes: Tensor) -> int:
@@ -281,7 +287,7 @@ def _cohort(
     if algorithm.weigh.over == "seen":
         total = state.clients.num_examples_with(clients, holdings.sizes)
     elif algorithm.weigh.over == "population":
-        total = int(federation.sizes(state.round).sum())
+        total = federation.num_examples(state.round)
     return Cohort(
         clients=clients,
         sizes=holdings.sizes,

@@ -84,6 +84,30 @@ def alike(cuts: Cuts) -> Iterator[tuple[slice, int, int]]:
         first = steps.stop
 
 
+class _OneForAll(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, losses: Tensor, ones: Tensor) -> Tensor:
+        ctx.ones = ones.to(losses)
+        return losses.detach()[0]
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> tuple[Tensor, None]:
+        return ctx.ones, None
+
+
+def one_for_all(losses: Tensor, ones: Tensor) -> Tensor:  # [C] each
+    """A number whose gradients are those of the sum of all losses, which nobody needs.
+
+    `torch.autograd.grad` takes such a number as it is; to look at gradients that it is given, as
+    `ones` for `losses`, it imports SymPy, which takes longer than many a run.
+    """
+    if len(losses) == 1:
+        return losses
+    apply: Any = _OneForAll.apply
+    one: Tensor = apply(losses, ones)
+    return one
+
+
 def drift_of(algorithm: Algorithm, local: Local) -> Tree:
     """What every step of the round adds to the gradient, if anything."""
     assert algorithm.local_step is not None

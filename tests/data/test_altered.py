@@ -11,8 +11,8 @@ import torch
 import fedlens as fl
 from fedlens.build import build, partition
 from fedlens.core import Examples, Holdings
-from fedlens.data.partitions import PARTITIONS, Altered
-from fedlens.data.partitions.altered import _blurred, _turned
+from fedlens.data.partitions import PARTITIONS
+from fedlens.data.partitions.altered import Altered, _blurred, _turned
 
 
 def examples(num: int = 600, side: int = 8, dtype: torch.dtype = torch.uint8) -> Examples:

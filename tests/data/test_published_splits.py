@@ -14,8 +14,8 @@ import torch
 import fedlens as fl
 from fedlens.core import Examples, Holdings
 from fedlens.data import DATASETS, Source
+from fedlens.data.emd import emd
 from fedlens.data.partitions import PARTITIONS
-from fedlens.data.statistics import emd
 
 DATA = os.environ.get("FEDLENS_DATA")
 SPLITS = Path(DATA or "/nowhere") / "hsu2020-splits" / "cifar10"

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedlens.core import Holdings
-from fedlens.data.statistics import describe, emd, emd_per_client, summary
+from fedlens.data.emd import emd, emd_per_client
+from fedlens.data.statistics import describe, summary
 
 
 @st.composite

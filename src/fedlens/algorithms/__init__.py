@@ -1,7 +1,8 @@
 """One paper a file, both its halves in it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
+from fedlens import names
 from fedlens.algorithm import Amendment
 from fedlens.algorithms.admm import admm, ceadmm, fedadmm
 from fedlens.algorithms.clip import clip
@@ -25,34 +26,7 @@ from fedlens.algorithms.quantize import quantize
 from fedlens.algorithms.scaffold import scaffold
 from fedlens.algorithms.trimmed_mean import trimmed_mean
 
-ALGORITHMS: dict[str, Callable[..., Amendment]] = {
-    "fedavg": fedavg,
-    "lambda-sum": lambda_sum,
-    "fedprox": fedprox,
-    "fedavgm": fedavgm,
-    "fedir": fedir,
-    "fedvc": fedvc,
-    "lastfc": lastfc,
-    "fedns": fedns,
-    "liadmm": liadmm,
-    "admm": admm,
-    "ceadmm": ceadmm,
-    "celiadmm": celiadmm,
-    "fedadmm": fedadmm,
-    "fedadam": fedadam,
-    "fedyogi": fedyogi,
-    "fedadagrad": fedadagrad,
-    "scaffold": scaffold,
-    "fednova": fednova,
-    "feddyn": feddyn,
-    "median": median,
-    "trimmed-mean": trimmed_mean,
-    "krum": krum,
-    "qfedavg": qfedavg,
-    "fedbn": fedbn,
-    "clip": clip,
-    "quantize": quantize,
-}
+ALGORITHMS: Mapping[str, Callable[..., Amendment]] = names.ALGORITHMS
 
 __all__ = [
     "ALGORITHMS",

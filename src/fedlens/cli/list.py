@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
+
+from fedlens.names import ALGORITHMS, DATASETS, MODELS, PARTITIONS, RECIPES
 
 
 def list_command(
@@ -15,13 +17,7 @@ def list_command(
     ] = None,
 ) -> None:
     """Print the names there are to choose from, one a line; or what can be listed."""
-    from fedlens.algorithms import ALGORITHMS
-    from fedlens.data import DATASETS
-    from fedlens.data.partitions import PARTITIONS
-    from fedlens.models import MODELS
-    from fedlens.recipes import RECIPES
-
-    tables: dict[str, dict[str, Any]] = {
+    tables = {
         "algorithms": ALGORITHMS,
         "models": MODELS,
         "partitions": PARTITIONS,

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import click
-import torch
 import typer
 
 from fedlens.cli.bench import bench_command
@@ -41,11 +40,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "doctor": doctor_command,
 }
 
-app = typer.Typer(
-    add_completion=False,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-)
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 for verb, command in VERBS.items():
     app.command(verb)(command)
 app.add_typer(data_app, name="data")
@@ -81,11 +76,8 @@ def main() -> None:
         status = _complain(error.format_message(), 2, debug)
     except ValueError as error:
         status = _complain(str(error), 2, debug)
-    except (OSError, MemoryError, torch.OutOfMemoryError) as error:
-        # The machine's: a full disk, a lost connection, a worker that was killed.
-        status = _complain(_first_line(error) or "there is not enough memory", 1, debug)
     except Exception as error:
-        status = _complain(_internal_error(error), 1, debug)
+        status = _complain(_machine_error(error) or _internal_error(error), 1, debug)
     raise SystemExit(status)
 
 
@@ -99,6 +91,16 @@ def _complain(message: str, status: int, debug: bool) -> int:
     if message:  # the help that a command without arguments shows comes without one
         print(f"fedlens: {message}", file=sys.stderr)
     return status
+
+
+def _machine_error(error: Exception) -> str:
+    """The line for what the machine lacks: a full disk, a lost connection, a killed worker."""
+    torch = sys.modules.get("torch")  # not there: nothing of its was raised
+    if isinstance(error, (OSError, MemoryError)) or (
+        torch is not None and isinstance(error, torch.OutOfMemoryError)
+    ):
+        return _first_line(error) or "there is not enough memory"
+    return ""
 
 
 def _internal_error(error: Exception) -> str:

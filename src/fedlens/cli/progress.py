@@ -6,10 +6,11 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fedlens.runs.active import Watch
-from fedlens.runs.summary import Record
+if TYPE_CHECKING:
+    from fedlens.runs.active import Watch
+    from fedlens.runs.summary import Record
 
 PLAIN_SECONDS = 2.0  # between two lines where there is no terminal
 

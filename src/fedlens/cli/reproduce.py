@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedlens.cli.arguments import DataFolder, Json, Quiet
-from fedlens.recipes.recipe import ScaleName
+from fedlens.recipes import ScaleName
 
 if TYPE_CHECKING:
     from fedlens.recipes.reproduce import Reproduced, Reproduction

@@ -98,13 +98,14 @@ def _finish(result: Result, as_json: bool) -> None:
     from fedlens.run_files import SUMMARY
 
     assert result.folder is not None
-    report([result.folder])
     if as_json:
-        print((result.folder / SUMMARY).read_text(), end="")
+        print((result.folder / SUMMARY).read_text(), end="", flush=True)
     else:
         print(table(*rows(read_all([result.folder]))))
-        print(f"run:    {result.folder}")
-        print(f"report: {result.folder / 'report.html'}")
+        print(f"run:    {result.folder}", flush=True)  # the page takes longer than some runs
+    page = report([result.folder])
+    if not as_json:
+        print(f"report: {page}")
     if result.summary["collapsed"]:
         print(
             f"fedlens: after {len(result.records)} rounds the model gives every image the same "

@@ -64,12 +64,13 @@ def _finish(results: dict[str, Result], folder: Path, as_json: bool) -> None:
     from fedlens.runs.folder import to_json
 
     runs = [folder / name for name in results]
-    page = report(runs, folder)
     if as_json:
-        print(to_json({name: result.summary for name, result in results.items()}))
+        print(to_json({name: result.summary for name, result in results.items()}), flush=True)
     else:
         print(table(*rows(read_all(runs))))
-        print(f"runs:   {folder}")
+        print(f"runs:   {folder}", flush=True)
+    page = report(runs, folder)
+    if not as_json:
         print(f"report: {page}")
     diverged = [name for name, result in results.items() if result.status == "diverged"]
     if diverged:

@@ -19,6 +19,7 @@ import numpy as np
 
 from fedlens.data import s2
 from fedlens.data.arrays import Column
+from fedlens.names import OWN_CLIENTS
 
 GEO = {"30k": 30_000, "3k": 3_000, "1k": 1_000, "100": 100}  # N_max
 INATURALIST = ("train2017.json", "train2017_locations.json", "val2017.json")
@@ -40,7 +41,7 @@ def listing(name: str, place: Path) -> Listing:
     """The images of a set by name, from the split files in a folder or else from metadata."""
     if name not in SETS:
         raise ValueError(f"{name!r} is not prepared: choose {', '.join(SETS)}")
-    column, needed, curate = SETS[name]
+    column, (needed, curate) = OWN_CLIENTS[name], SETS[name]
     splits = sorted(place.glob("federated_train*.csv"))
     if len(splits) == 1 and (place / "test.csv").is_file():
         return published(splits[0], place / "test.csv", column)
@@ -269,9 +270,9 @@ def _geo(n_max: int) -> Callable[[Path], Listing]:
     return lambda place: inaturalist(place, n_max)
 
 
-SETS: dict[str, tuple[str, tuple[str, ...], Callable[[Path], Listing]]] = {
-    "inaturalist-user-120k": ("user", INATURALIST, inaturalist),
-    **{f"inaturalist-geo-{k}": ("cell", INATURALIST, _geo(n)) for k, n in GEO.items()},
-    "landmarks-user-160k": ("user", LANDMARKS, landmarks),
+SETS: dict[str, tuple[tuple[str, ...], Callable[[Path], Listing]]] = {
+    "inaturalist-user-120k": (INATURALIST, inaturalist),
+    **{f"inaturalist-geo-{k}": (INATURALIST, _geo(n)) for k, n in GEO.items()},
+    "landmarks-user-160k": (LANDMARKS, landmarks),
 }
-"""Each set: the column of its clients, the metadata it can be made from, and how."""
+"""Each set: the metadata it can be made from, and how."""

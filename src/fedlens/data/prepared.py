@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from fedlens.core import Dataset
 from fedlens.data import store
-from fedlens.data.curation import SETS
 from fedlens.data.places import Source, roots
 
 
@@ -26,5 +25,9 @@ def _prepared(name: str) -> Callable[..., Dataset]:
     return load
 
 
-PREPARED = {name: _prepared(name) for name in SETS}
-CLIENTS = {name: column for name, (column, _, _) in SETS.items()}
+inaturalist_user_120k = _prepared("inaturalist-user-120k")
+inaturalist_geo_30k = _prepared("inaturalist-geo-30k")
+inaturalist_geo_3k = _prepared("inaturalist-geo-3k")
+inaturalist_geo_1k = _prepared("inaturalist-geo-1k")
+inaturalist_geo_100 = _prepared("inaturalist-geo-100")
+landmarks_user_160k = _prepared("landmarks-user-160k")

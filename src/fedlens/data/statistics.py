@@ -7,41 +7,38 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedlens.core import Holdings
+from fedlens.core import MOST_DESCRIBED, Holdings
+from fedlens.data.emd import emd, emd_per_client
+
+BLOCK = 65_536  # clients
 
 
-def emd_per_client(label_counts: Tensor) -> Tensor:  # [K, L] -> [K] float64
-    """How far each client's class shares are from everyone's: the L1 distance, from 0 up to 2.
+def summary(
+    holdings: Holdings, labels: Tensor, num_classes: int, num_clients: int | None = None
+) -> dict[str, Any]:
+    """What there is to know of a partition, ready for JSON.
 
-    A client without examples has no shares, and counts as 0.
+    `num_clients` is that of the federation, should these be the holdings of some. Of more clients
+    than MOST_DESCRIBED none is listed.
     """
-    counts = label_counts.to(torch.float64)
-    sizes = counts.sum(1, keepdim=True)  # [K, 1]
-    shares = counts / sizes.clamp(min=1)
-    overall = counts.sum(0) / sizes.sum().clamp(min=1)
-    return torch.where(sizes[:, 0] > 0, (shares - overall).abs().sum(1), 0)
+    count = num_clients or len(holdings)
+    about: dict[str, Any] = {"num_clients": count}
+    if count <= MOST_DESCRIBED:
+        about |= {} if holdings.names is None else {"client_names": list(holdings.names)}
+        counts = holdings.label_counts(labels, num_classes)
+        about |= {"sizes": holdings.sizes.tolist(), "label_counts": counts.tolist()}
+    return about | {"emd": emd_of(holdings, labels, num_classes)}
 
 
-def emd(label_counts: Tensor) -> float:  # [K, L]
-    """The clients' earth mover's distances, each weighted by its examples (Hsu et al. 2020).
-
-    0 if all clients have the same class shares, 2 (1 - 1/L) if each has one of L equal classes.
-    """
-    sizes = label_counts.sum(1).to(torch.float64)
-    return float(sizes @ emd_per_client(label_counts) / sizes.sum().clamp(min=1))
-
-
-def summary(holdings: Holdings, labels: Tensor, num_classes: int) -> dict[str, Any]:
-    """What there is to know of a partition, ready for JSON."""
-    label_counts = holdings.label_counts(labels, num_classes)
-    names = {} if holdings.names is None else {"client_names": list(holdings.names)}
-    return {
-        "num_clients": len(holdings),
-        **names,
-        "sizes": holdings.sizes.tolist(),
-        "label_counts": label_counts.tolist(),
-        "emd": emd(label_counts),
-    }
+def emd_of(holdings: Holdings, labels: Tensor, num_classes: int) -> float:
+    """`emd` of what clients hold, so many at a time that memory does not grow with them."""
+    everyone = torch.bincount(labels[holdings.index], minlength=num_classes)
+    total = 0.0
+    for first in range(0, len(holdings), BLOCK):
+        some = torch.arange(first, min(first + BLOCK, len(holdings)))
+        counts = holdings.take(some).label_counts(labels, num_classes).numpy()
+        total += float(counts.sum(1) @ emd_per_client(counts, everyone))
+    return total / max(len(holdings.index), 1)
 
 
 def describe(holdings: Holdings, labels: Tensor, num_classes: int) -> list[str]:

@@ -5,34 +5,14 @@ its keyword-only parameters are its options. Weights come from PyTorch's default
 and the global random numbers, unless the file says otherwise.
 """
 
-from collections.abc import Callable
+from __future__ import annotations
 
-from torch import nn
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
-from fedlens.models.alexnet import alexnet
-from fedlens.models.alexnet_32 import alexnet_32
-from fedlens.models.fedns_cnn import fedns_cnn
-from fedlens.models.hsu_cnn import hsu_cnn
-from fedlens.models.lenet5 import lenet5
-from fedlens.models.linear import linear
-from fedlens.models.mcmahan_cnn import mcmahan_cnn
-from fedlens.models.mobilenetv2 import mobilenetv2
-from fedlens.models.pfl_cnn import pfl_cnn
-from fedlens.models.resnet18 import resnet18
-from fedlens.models.simple_cnn import simple_cnn
-from fedlens.models.vgg11 import vgg11
+from fedlens import names
 
-MODELS: dict[str, Callable[..., nn.Module]] = {
-    "alexnet": alexnet,
-    "alexnet-32": alexnet_32,
-    "fedns-cnn": fedns_cnn,
-    "hsu-cnn": hsu_cnn,
-    "lenet5": lenet5,
-    "linear": linear,
-    "mcmahan-cnn": mcmahan_cnn,
-    "mobilenetv2": mobilenetv2,
-    "pfl-cnn": pfl_cnn,
-    "resnet18": resnet18,
-    "simple-cnn": simple_cnn,
-    "vgg11": vgg11,
-}
+if TYPE_CHECKING:
+    from torch import nn
+
+MODELS: Mapping[str, Callable[..., nn.Module]] = names.MODELS

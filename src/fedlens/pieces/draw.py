@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,41 +27,45 @@ class Epochs(Draw):
 
     def __call__(self, holdings: Holdings, client_keys: Tensor) -> Plan:
         clients, epochs = len(holdings), self.count
-        most = int(holdings.sizes.max()) if clients else 1
+        sizes, own = np.diff(holdings.offsets.numpy()), client_keys.numpy()
+        most = int(sizes.max()) if clients else 1
         size = max(min(self.batch_size, most), 1)  # nobody's batch is larger than all it holds
         # Pass e of client c over its examples is segment c * epochs + e.
         passes = holdings
         if epochs > 1:
             passes = holdings.take(torch.arange(clients).repeat_interleave(epochs))
-        pass_keys = keys.fold(client_keys[:, None], torch.arange(epochs)).flatten()
-        order = keys.shuffle_segments(passes.offsets, pass_keys)
-        shuffled = passes.index.index_select(0, order)
+        pass_keys = keys.fold(own[:, None], np.arange(epochs)).ravel()
+        offsets = passes.offsets.numpy()
+        shuffled = passes.index.numpy()[keys.shuffle_segments(offsets, pass_keys)]
 
-        per_pass = (holdings.sizes[:, None] + size - 1) // size  # [C, 1] batches
+        per_pass = (sizes[:, None] + size - 1) // size  # [C, 1] batches
         num_steps = epochs * int(per_pass.max()) if clients else 0
         # A pass fills the batches from its first one on, in a row.
-        first = torch.arange(clients)[:, None] * num_steps + torch.arange(epochs) * per_pass
-        shift = first.flatten() * size - passes.offsets[:-1]
-        place = torch.arange(len(shuffled)) + torch.repeat_interleave(shift, passes.sizes)
-        index = shuffled.new_zeros(clients * num_steps * size)
+        first = np.arange(clients)[:, None] * num_steps + np.arange(epochs) * per_pass
+        shift = first.ravel() * size - offsets[:-1]
+        place = np.arange(len(shuffled)) + np.repeat(shift, np.diff(offsets))
+        index = np.zeros(clients * num_steps * size, np.int64)
         index[place] = shuffled
 
-        step = torch.arange(num_steps)
-        taken = step % per_pass.clamp(min=1) * size  # [C, T] examples of the same pass before
-        counts = (holdings.sizes[:, None] - taken).clamp(min=0, max=size)
+        step = np.arange(num_steps)
+        taken = step % per_pass.clip(min=1) * size  # [C, T] examples of the same pass before
+        counts = (sizes[:, None] - taken).clip(0, size)
         done = epochs * per_pass
         if self.uneven:
-            done = self._passes(client_keys)[:, None] * per_pass
-        return Plan(index.view(clients, num_steps, size), counts * (step < done))
+            done = self._passes(own)[:, None] * per_pass
+        return Plan(
+            torch.from_numpy(index).view(clients, num_steps, size),
+            torch.from_numpy(counts * (step < done)),
+        )
 
-    def _passes(self, client_keys: Tensor) -> Tensor:  # [C]
+    def _passes(self, client_keys: keys.Array) -> keys.Array:  # [C]
         """How many passes each client has time for."""
         slow_key, count_key = (
             keys.fold(client_keys, keys.purpose(word)) for word in ("slow", "passes")
         )
         slow = keys.uniform(slow_key) < self.uneven
         fewer = 1 + keys.below(count_key, max(self.count - 1, 1))
-        return torch.where(slow, fewer, self.count)
+        return np.where(slow, fewer, self.count)
 
 
 @dataclass(frozen=True)
@@ -73,7 +78,10 @@ class Virtual(Draw):
 
     def __call__(self, holdings: Holdings, client_keys: Tensor) -> Plan:
         clients, sizes = len(holdings), holdings.sizes
-        order = keys.shuffle_segments(holdings.offsets, keys.fold(client_keys, 0))
+        shuffled = keys.shuffle_segments(
+            holdings.offsets.numpy(), keys.fold(client_keys, 0).numpy()
+        )
+        order = torch.from_numpy(shuffled)
         place = torch.arange(self.size).expand(clients, -1)
         repeats = keys.uniform(keys.fold(client_keys[:, None], 1, place))
         repeated = (repeats * sizes[:, None]).long()

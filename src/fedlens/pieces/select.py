@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -9,10 +10,16 @@ from fedlens import keys
 from fedlens.core import Federation
 from fedlens.slots import Select
 
+LARGE = 100_000  # clients: of more, a few are drawn without a look at each
+
 
 @dataclass(frozen=True)
 class Uniformly(Select):
-    """`count` clients, uniformly, without replacement."""
+    """`count` clients, uniformly, without replacement.
+
+    Each client draws a number, and the smallest are taken. Of more than LARGE clients a few are
+    drawn one after another instead, those left out that were drawn before, which is as fair.
+    """
 
     count: int
 
@@ -21,8 +28,11 @@ class Uniformly(Select):
         return self.count
 
     def __call__(self, federation: Federation, round: int, key: Tensor) -> Tensor:  # [C]
-        draws = keys.uniform(keys.fold(key, torch.arange(federation.num_clients)))
-        return _smallest(draws, self.count)
+        clients = federation.num_clients
+        if clients > LARGE and self.count <= clients // 8:
+            return _different(key, clients, self.count)
+        draws = keys.uniform(keys.fold(key.numpy(), np.arange(clients)))
+        return _smallest(torch.from_numpy(draws), self.count)
 
 
 @dataclass(frozen=True)
@@ -42,13 +52,24 @@ class BySize(Select):
         return self.count
 
     def __call__(self, federation: Federation, round: int, key: Tensor) -> Tensor:  # [C]
-        sizes = federation.sizes(round).double()
         if self.replacement:
-            edges = sizes.cumsum(0)
-            draws = keys.uniform(keys.fold(key, torch.arange(self.count))) * edges[-1]
-            return torch.searchsorted(edges, draws, right=True)
+            ends = federation.offsets(round)[1:]
+            draws = keys.uniform(keys.fold(key, torch.arange(self.count))) * ends[-1]
+            return torch.searchsorted(ends, draws.long(), right=True)
+        sizes = federation.sizes(round).double()
         draws = keys.uniform(keys.fold(key, torch.arange(len(sizes))))
         return _smallest(-torch.log1p(-draws) / sizes, self.count)
+
+
+def _different(key: Tensor, clients: int, count: int) -> Tensor:
+    """The first clients that differ among draws from all of them, in the order of the draws."""
+    found: dict[int, None] = {}
+    first = 0
+    while len(found) < count:
+        draws = keys.uniform(keys.fold(key, torch.arange(first, first + count)))
+        found |= dict.fromkeys((draws * clients).long().tolist())
+        first += count
+    return torch.tensor(list(found)[:count])
 
 
 def _smallest(numbers: Tensor, count: int) -> Tensor:

@@ -4,22 +4,12 @@ A recipe is a function of the scale that gives the experiments, the published nu
 show both (`recipe.py`); `reproduce.py` runs it.
 """
 
-from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Literal
 
-from fedlens.recipes import fedavg_cifar10, fedns, ghaemi, hsu2020
-from fedlens.recipes.recipe import Recipe, Scale
+from fedlens.names import RECIPES as RECIPES
 
-PAPERS: dict[str, Mapping[str, Callable[[Scale], Recipe]]] = {
-    "fedavg-cifar10": fedavg_cifar10.ITEMS,
-    "hsu2020": hsu2020.ITEMS,
-    "fedns": fedns.ITEMS,
-    "ghaemi": ghaemi.ITEMS,
-}
-
-RECIPES = {
-    f"{paper}/{item}": recipe for paper, items in PAPERS.items() for item, recipe in items.items()
-}
+ScaleName = Literal["smoke", "small", "paper"]
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 

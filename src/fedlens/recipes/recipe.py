@@ -8,19 +8,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar, get_args
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, get_args
 
 from fedlens.data import DATASETS, Source
 from fedlens.data.places import roots
 from fedlens.experiment import Experiment
 from fedlens.options import did_you_mean
+from fedlens.recipes import ScaleName
 
 if TYPE_CHECKING:
     from fedlens.report.blocks import Block
     from fedlens.runs.records import Run
 
 T = TypeVar("T")
-ScaleName = Literal["smoke", "small", "paper"]
 EMBEDDED = "fashion-mnist-mini"
 FROM_CELL = "cell:"  # before the name of a cell whose final model is where another starts
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from fedlens.experiment import Experiment
 from fedlens.options import did_you_mean
-from fedlens.recipes import RECIPES
+from fedlens.recipes import RECIPES, ScaleName
 from fedlens.recipes.page import experiments, opening
-from fedlens.recipes.recipe import FROM_CELL, Recipe, Results, Scale, ScaleName
+from fedlens.recipes.recipe import FROM_CELL, Recipe, Results, Scale
 from fedlens.report.page import render_page
 from fedlens.run_files import MODEL, OVER, experiment_text, is_run, read_manifest, read_status
 from fedlens.runs.active import Watch

@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from fedlens.options import did_you_mean
-from fedlens.recipes import RECIPES
-from fedlens.recipes.recipe import Recorded, Scale, ScaleName
+from fedlens.recipes import RECIPES, ScaleName
+from fedlens.recipes.recipe import Recorded, Scale
 from fedlens.recipes.reproduce import Reproduced, draw, slug
 from fedlens.runs.records import Run, read, settings
 

@@ -6,9 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
-from fedlens.data.statistics import emd, emd_per_client
+from fedlens.data.emd import emd, emd_per_client
 from fedlens.report.blocks import Bars, Block, Curves, Heat, Line, Series, Strip, format_number
 from fedlens.report.groups import Group
 from fedlens.runs.records import Run
@@ -31,7 +30,7 @@ def partition_blocks(groups: Sequence[Group]) -> Iterator[Block]:
     strip = []
     for i, (name, counts, classes) in enumerate(found.values()):
         of = f": {name}" if len(found) > 1 else ""
-        strip.append((name, emd_per_client(torch.from_numpy(counts)).tolist()))
+        strip.append((name, emd_per_client(counts).tolist()))
         if i < MOST_PICTURES:
             yield partition_heat(counts, classes, f"Who holds what{of}")
     if strip:
@@ -46,7 +45,7 @@ def partition_blocks(groups: Sequence[Group]) -> Iterator[Block]:
 
 def partition_heat(counts: Array, classes: Sequence[str], title: str) -> Heat:  # [K, L]
     """Which share of its examples each client has in each class."""
-    num_clients, distance = len(counts), emd(torch.from_numpy(counts))
+    num_clients, distance = len(counts), emd(counts)
     order, ordered = np.arange(num_clients), num_clients > MANY and distance >= UNLIKE
     if ordered:
         order = by_main_class(counts)

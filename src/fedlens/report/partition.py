@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import LinearSegmentedColormap, PowerNorm
@@ -17,8 +16,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator, StrMethodFormatter
 
+from fedlens.data.emd import emd
 from fedlens.data.partitions import PARTITIONS
-from fedlens.data.statistics import emd
 from fedlens.experiment import Named
 from fedlens.files import write_atomically
 from fedlens.options import find, options_of
@@ -68,7 +67,7 @@ def draw(
         raise ValueError(f"{num_classes} classes but {len(classes)} names: give one for each")
     names = [_short(name) for name in classes]
     called = [_short(name) for name in clients or ()] if num_clients <= FEW else []
-    distance = emd(torch.from_numpy(np.ascontiguousarray(label_counts)))
+    distance = emd(label_counts)
     bubbles = max(num_clients, num_classes) <= MANY
     ordered = num_clients > MANY and distance >= UNLIKE
     counts = label_counts[by_main_class(label_counts)] if ordered else label_counts

@@ -22,7 +22,7 @@ from fedlens.version import __version__
 
 def partition_hash(setup: Setup) -> str:
     """A fingerprint of who holds what."""
-    return setup.federation.everyone(0).digest()
+    return setup.federation.described().digest()
 
 
 def manifest(setup: Setup) -> dict[str, Any]:

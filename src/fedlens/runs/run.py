@@ -109,8 +109,10 @@ def _twin(setup: Setup, watch: Watch | None) -> Twin | None:
 
 
 def _partition(setup: Setup) -> dict[str, Any]:
-    holdings = setup.federation.everyone(0)
-    return statistics.summary(holdings, setup.federation.labels, setup.dataset.num_classes)
+    federation = setup.federation
+    return statistics.summary(
+        federation.described(), federation.labels, federation.num_classes, federation.num_clients
+    )
 
 
 def _shapes(state: State) -> dict[str, torch.Size]:

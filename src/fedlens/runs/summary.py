@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from fedlens.build import Setup
-from fedlens.data import statistics
+from fedlens.data.statistics import emd_of
 from fedlens.engines.worker import largest_yet
 from fedlens.runs.budgets import at_round_numbers, rounds_to
 from fedlens.runs.evaluate import Twin, primary_part
@@ -37,7 +37,7 @@ def summary(
     training, evaluation = (
         sum(record.get(key, 0.0) for record in records) for key in ("seconds", "evaluation_seconds")
     )
-    padding = setup.engine.padding_share
+    padding, federation = setup.engine.padding_share, setup.federation
     against: dict[str, Any] = {}
     if twin is not None:
         reached = {str(s): rounds_to(records, s / 100, "relative_accuracy") for s in SHARES}
@@ -56,7 +56,7 @@ def summary(
         "best": best_values,
         **at_budgets,
         **against,
-        "emd": statistics.emd(label_counts(setup)),
+        "emd": emd_of(federation.described(), federation.labels, federation.num_classes),
         "seconds": {"training": training, "evaluation": evaluation, "total": elapsed},
         **{
             key: sum(record[key] for record in records)
@@ -70,10 +70,6 @@ def summary(
 def _is_constant(record: Record) -> bool:
     """Whether the model gave one and the same class to everything it was evaluated on."""
     return any(record.get(f"{part}_classes_predicted") == 1 for part in ("test", "validation"))
-
-
-def label_counts(setup: Setup) -> torch.Tensor:
-    return setup.federation.label_counts(setup.federation.everyone(0))
 
 
 def peak_memory(setup: Setup) -> int:

@@ -27,7 +27,8 @@ from torch import Tensor
 from fedlens import keys
 from fedlens.build import Setup, build
 from fedlens.core import Examples, Fixed, Holdings
-from fedlens.data.partitions import Altered, dealt
+from fedlens.data.partitions.altered import Altered
+from fedlens.data.partitions.by_name import dealt
 from fedlens.data.places import cache
 from fedlens.experiment import Clients, Experiment, Named, Server
 from fedlens.files import write_atomically

@@ -8,32 +8,10 @@ split that is dealt anew in every round; `noisy-labels` and `shifted` change wha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
-from fedlens.core import Examples, Holdings, Split
-from fedlens.data.partitions.altered import Altered, noisy_labels, shifted
-from fedlens.data.partitions.plain import PLAIN, dealt_by
-
-PARTITIONS: dict[str, Callable[..., Holdings | Split | Altered]] = {
-    **PLAIN,
-    "noisy-labels": noisy_labels,
-    "shifted": shifted,
-}
-
-
-def dealt(
-    name: str,
-    given: Mapping[str, Any],
-    examples: Examples,
-    num_classes: int,
-    num_clients: int | None,
-    rng: np.random.Generator,
-) -> Any:
-    """What a partition by name makes of examples; one of the user's own may give anything."""
-    return dealt_by(PARTITIONS, name, given, examples, num_classes, num_clients, rng)
+from fedlens.names import PARTITIONS as PARTITIONS
 
 
 def finds_clients(name: Any, options: Mapping[str, Any]) -> bool:
@@ -42,6 +20,3 @@ def finds_clients(name: Any, options: Mapping[str, Any]) -> bool:
     if isinstance(of, Mapping):
         return finds_clients(of.get("name"), of)
     return (of or name) in ("natural", "published", "s2")
-
-
-__all__ = ["PARTITIONS", "Altered", "dealt", "finds_clients"]

@@ -17,7 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedlens.core import Examples, Holdings
-from fedlens.data.partitions.plain import PLAIN, dealt_by
+from fedlens.data.partitions.by_name import dealt
+from fedlens.names import PLAIN_PARTITIONS
 
 CHUNK = 1024  # images changed at a time, so that memory stays small
 
@@ -112,7 +113,7 @@ def _inner(
     name = table.pop("name", None)
     if not isinstance(name, str):
         raise ValueError(f"of is {of!r}: give the name of a partition, or a table with a name")
-    made = dealt_by(PLAIN, name, table, examples, num_classes, num_clients, rng)
+    made = dealt(name, table, examples, num_classes, num_clients, rng, PLAIN_PARTITIONS)
     if not isinstance(made, Holdings):
         raise ValueError(
             f"of is {name!r}, whose clients do not simply keep what the data set has: "

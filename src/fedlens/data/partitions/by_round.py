@@ -37,7 +37,7 @@ class Fresh:
 
     def sizes(self, round: int) -> Tensor:  # [K]
         if self.low == self.high:
-            return torch.full((self.num_clients,), self.low * len(self.available))
+            return torch.tensor(self.low * len(self.available)).expand(self.num_clients)
         key = keys.fold(self.key, round, torch.arange(self.num_clients))[:, None]
         return self._counts(key).sum(1)
 

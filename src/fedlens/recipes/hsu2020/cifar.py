@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from fedlens.augment import Augment
-from fedlens.data.statistics import emd_per_client
+from fedlens.data.emd import emd_per_client
 from fedlens.experiment import Clients, Evaluate, Experiment, LocalTraining, Named
 from fedlens.recipes.recipe import Scale
 from fedlens.runs.records import Run

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedlens.data.statistics import emd
+from fedlens.data.emd import emd
 from fedlens.experiment import Named
 from fedlens.recipes.hsu2020.cifar import ALPHAS, EMD
 from fedlens.recipes.hsu2020.populations import label_counts, num_classes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedlens.data.statistics import emd
+from fedlens.data.emd import emd
 from fedlens.recipes.hsu2020.figure6 import partitionings
 from fedlens.recipes.hsu2020.populations import label_counts, num_classes, num_examples, ranked
 from fedlens.recipes.hsu2020.setting import EMD, Population, population, stand_in

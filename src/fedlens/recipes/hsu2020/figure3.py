@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedlens.data.statistics import emd
+from fedlens.data.emd import emd
 from fedlens.recipes.hsu2020.populations import (
     counts_of_test,
     label_counts,

@@ -1,0 +1,215 @@
+"""How long is it from the command to the page, and what of that is what? Beside plain PyTorch.
+
+    python benchmarks/whole_runs.py [--device cpu] [--only quickstart mcmahan] [--rounds N]
+                                    [--repeats 3] [--pfl PYTHON] [--out DIR]
+
+Every run is a process of its own, timed from outside, imports included: `fedlens run` to its page,
+a loop written by hand to its saved model, and the same by pfl if `--pfl` names a Python that has
+it. All train FedAvg on the same images and clients, and evaluate after every round. A first start
+finds no compiled kernels and no fonts in its caches; a second has them. Where a Fedlens run's time
+goes is read from its records, and from when its files were written. Medians over repeats, which
+are interleaved.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass, replace
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from origin import origin
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A run that a person might wait for."""
+
+    model: str
+    dataset: str
+    rounds: int
+    clients: int
+    cohort: int
+    epochs: int
+    batch: int
+    lr: float = 0.05
+
+
+RUNS = {
+    "quickstart": Whole("lenet5", "fashion-mnist-mini", 20, 50, 10, 2, 20, lr=0.1),
+    "mcmahan": Whole("mcmahan-cnn", "fashion-mnist", 40, 100, 10, 1, 10),
+}
+PAGE = "report.html"
+PARTS = ("imports", "data and setup", "first round", "other rounds", "evaluation", "page", "rest")
+CACHES = ("TRITON_CACHE_DIR", "CUDA_CACHE_PATH", "MPLCONFIGDIR")  # empty at a first start
+
+
+def settings(caches: Path | None = None) -> dict[str, str]:
+    """The environment of a process: our sources on its path, and its caches."""
+    paths = [str(ROOT / "src"), str(HERE / "simulators"), os.environ.get("PYTHONPATH", "")]
+    own = {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    if caches is not None:
+        own |= {name: str(caches / name) for name in CACHES}
+    return os.environ | own
+
+
+def timed(command: list[str], environment: dict[str, str]) -> tuple[float, float]:
+    """When a process began, on the clock of files, and how long it took to its end."""
+    began, start = time.time(), time.perf_counter()
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    seconds = time.perf_counter() - start
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")
+    return began, seconds
+
+
+COMMAND = """
+import sys, time
+
+import fedlens.cli.main, fedlens.runs.run, fedlens.runs.track
+import torch
+
+device, mark, *sys.argv = sys.argv[1:]
+if device != "cpu":
+    torch.zeros(1, device=device).item()
+open(mark, "w").close()
+fedlens.cli.main.main()
+"""
+"""The command `fedlens`, whose imports and GPU are ready when it writes a file as a mark."""
+
+
+def by_fedlens(run: Whole, device: str, folder: Path, caches: Path) -> dict[str, float]:
+    """Seconds in all and by part, of `fedlens run` to its page."""
+    described = folder / "whole.toml"
+    described.write_text(
+        f'dataset = "{run.dataset}"\nmodel = "{run.model}"\nrounds = {run.rounds}\n'
+        f"[clients]\ncount = {run.clients}\nper_round = {run.cohort}\n"
+        f"[local]\nepochs = {run.epochs}\nbatch_size = {run.batch}\nlr = {run.lr}\n"
+    )
+    place = folder / "run"
+    mark = folder / "imported"
+    command = [sys.executable, "-c", COMMAND, device, str(mark), "fedlens"]
+    command += ["run", str(described), "--out", str(place)]
+    command += ["--overwrite", "--quiet", "--device", device]
+    began, total = timed(command, settings(caches))
+    records = [json.loads(line) for line in (place / "rounds.jsonl").read_text().splitlines()]
+    rounds = [record["seconds"] for record in records]
+    written = {
+        path.name: path.stat().st_mtime - began
+        for path in (mark, *(place / name for name in ("manifest.json", "summary.json", PAGE)))
+    }
+    parts = {
+        "imports": written[mark.name],
+        "data and setup": written["manifest.json"] - written[mark.name],
+        "first round": rounds[0],
+        "other rounds": sum(rounds[1:]),
+        "evaluation": sum(record.get("evaluation_seconds", 0.0) for record in records),
+        "page": written[PAGE] - written["summary.json"],
+    }
+    return {"total": total, **parts, "rest": total - sum(parts.values())}
+
+
+def by_others(script: str, python: str, run: Whole, device: str, caches: Path) -> dict[str, float]:
+    """Seconds in all, of a script that trains and evaluates the same and saves the model."""
+    with tempfile.TemporaryDirectory() as place:
+        asked = json.dumps({**asdict(run), "device": device, "out": str(Path(place) / "model.pt")})
+        command = [python, str(HERE / "simulators" / script), asked]
+        return {"total": timed(command, settings(caches))[1]}
+
+
+def measure(name: str, run: Whole, device: str, repeats: int, pfl: str | None) -> dict[str, Any]:
+    """By who ran it and at which start: the seconds of each repeat."""
+    found: dict[str, list[dict[str, float]]] = {}
+    for repeat in range(repeats):
+        with tempfile.TemporaryDirectory() as place:
+            folder = Path(place)
+            for start in ("first start", "second start"):
+                found.setdefault(f"Fedlens, {start}", []).append(
+                    by_fedlens(run, device, folder, folder / "caches")
+                )
+            others = {"loop by hand": ("whole_loop.py", sys.executable)}
+            if pfl is not None:
+                others["pfl"] = ("whole_pfl.py", pfl)
+            for who, (script, python) in others.items():
+                found.setdefault(who, []).append(
+                    by_others(script, python, run, device, folder / "caches")
+                )
+        told = ", ".join(f"{who} {runs[-1]['total']:.1f} s" for who, runs in found.items())
+        print(f"{name}, repeat {repeat + 1}: {told}", file=sys.stderr, flush=True)
+    return found
+
+
+def row(name: str, who: str, runs: list[dict[str, float]]) -> dict[str, Any]:
+    medians = {part: statistics.median(run[part] for run in runs) for part in runs[0]}
+    totals = [run["total"] for run in runs]
+    spread = {"fastest": min(totals), "slowest": max(totals), "n": len(runs)}
+    return {"run": name, "by": who, **medians, **spread}
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    head = ["run", "by", "seconds", "range", "n", *PARTS]
+    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    for one in rows:
+        parts = [f"{one[part]:.2f}" if part in one else "" for part in PARTS]
+        spread = f"{one['fastest']:.1f} to {one['slowest']:.1f}"
+        cells = [one["run"], one["by"], f"{one['total']:.1f}", spread, str(one["n"]), *parts]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cpu", help="cpu, cuda ...")
+    parser.add_argument("--only", nargs="*", choices=RUNS, default=list(RUNS))
+    parser.add_argument("--rounds", type=int, help="in place of each run's own number")
+    parser.add_argument("--dataset", help="in place of each run's own")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--pfl", help="a Python that has pfl")
+    parser.add_argument("--out", type=Path, help="where whole_runs.json and whole_runs.md go")
+    asked = parser.parse_args()
+    if asked.repeats < 1 or (asked.rounds is not None and asked.rounds < 2):
+        parser.error("--repeats: choose 1 or more; --rounds: 2 or more")
+    rows = []
+    for name in asked.only:
+        run = replace(
+            RUNS[name],
+            rounds=asked.rounds or RUNS[name].rounds,
+            dataset=asked.dataset or RUNS[name].dataset,
+        )
+        label = f"{name}: {run.model}, {run.dataset}, {run.rounds} rounds"
+        found = measure(label, run, asked.device, asked.repeats, asked.pfl)
+        rows += [row(label, who, runs) for who, runs in found.items()]
+    import torch
+
+    on_gpu = asked.device != "cpu"
+    cores = len(os.sched_getaffinity(0))
+    about = {
+        **origin(),
+        "machine": f"{platform.machine()}, {cores} cores",
+        "device": torch.cuda.get_device_name(asked.device) if on_gpu else "cpu",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "date": str(date.today()),
+        "rows": rows,
+    }
+    if asked.out is not None:
+        asked.out.mkdir(parents=True, exist_ok=True)
+        (asked.out / "whole_runs.json").write_text(json.dumps(about, indent=1) + "\n")
+        (asked.out / "whole_runs.md").write_text(table(rows) + "\n")
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"""What can be chosen by name, and in which module its function stands, imported when asked for.
+
+So names can be read and listed without PyTorch. A function has the name, with _ for -.
+"""
+
+from __future__ import annotations
+
+from fedlens.options import ByName
+
+ALGORITHMS = ByName(
+    "fedlens.algorithms",
+    {
+        "fedavg": "fedavg",
+        "lambda-sum": "lambda_sum",
+        "fedprox": "fedprox",
+        "fedavgm": "fedavgm",
+        "fedir": "fedir",
+        "fedvc": "fedvc",
+        "lastfc": "lastfc",
+        "fedns": "fedns",
+        "liadmm": "liadmm",
+        "admm": "admm",
+        "ceadmm": "admm",
+        "celiadmm": "liadmm",
+        "fedadmm": "admm",
+        "fedadam": "fedopt",
+        "fedyogi": "fedopt",
+        "fedadagrad": "fedopt",
+        "scaffold": "scaffold",
+        "fednova": "fednova",
+        "feddyn": "feddyn",
+        "median": "median",
+        "trimmed-mean": "trimmed_mean",
+        "krum": "krum",
+        "qfedavg": "qfedavg",
+        "fedbn": "fedbn",
+        "clip": "clip",
+        "quantize": "quantize",
+    },
+)
+
+MODELS = ByName(
+    "fedlens.models",
+    {
+        "alexnet": "alexnet",
+        "alexnet-32": "alexnet_32",
+        "fedns-cnn": "fedns_cnn",
+        "hsu-cnn": "hsu_cnn",
+        "lenet5": "lenet5",
+        "linear": "linear",
+        "mcmahan-cnn": "mcmahan_cnn",
+        "mobilenetv2": "mobilenetv2",
+        "pfl-cnn": "pfl_cnn",
+        "resnet18": "resnet18",
+        "simple-cnn": "simple_cnn",
+        "vgg11": "vgg11",
+    },
+)
+
+PLAIN_PARTITIONS = ByName(
+    "fedlens.data.partitions",
+    {
+        "iid": "by_size",
+        "proportions": "by_size",
+        "quantity-dirichlet": "by_size",
+        "power-law": "by_size",
+        "shards": "by_class",
+        "classes": "by_class",
+        "dirichlet": "by_dirichlet",
+        "dirichlet-per-class": "by_dirichlet",
+        "natural": "by_column",
+        "s2": "by_column",
+        "published": "by_file",
+        "fresh": "by_round",
+    },
+)
+"""Those that only say who holds what."""
+
+PARTITIONS = ByName(
+    "fedlens.data.partitions",
+    {**PLAIN_PARTITIONS.modules, "noisy-labels": "altered", "shifted": "altered"},
+)
+
+
+DATASETS = ByName(
+    "fedlens.data",
+    {
+        "fashion-mnist-mini": "mini",
+        "fashion-mnist": "published",
+        "mnist": "published",
+        "cifar10": "published",
+        "cifar100": "published",
+        "tiny-imagenet": "folders",
+        "femnist": "handwriting",
+        "omniglot": "handwriting",
+        "inaturalist-user-120k": "prepared",
+        "inaturalist-geo-30k": "prepared",
+        "inaturalist-geo-3k": "prepared",
+        "inaturalist-geo-1k": "prepared",
+        "inaturalist-geo-100": "prepared",
+        "landmarks-user-160k": "prepared",
+        "folder": "folders",
+        "csv": "csv_files",
+        "npz": "numpy_files",
+    },
+)
+
+OWN_CLIENTS = {
+    "femnist": "writer",
+    "omniglot": "drawer",
+    "inaturalist-user-120k": "user",
+    "inaturalist-geo-30k": "cell",
+    "inaturalist-geo-3k": "cell",
+    "inaturalist-geo-1k": "cell",
+    "inaturalist-geo-100": "cell",
+    "landmarks-user-160k": "user",
+}
+"""The data sets that come with clients of their own, and the column that names them."""
+
+RECIPES = ByName(
+    "fedlens.recipes",
+    {
+        "fedavg-cifar10/headline": "fedavg_cifar10.headline",
+        "fedavg-cifar10/figure12": "fedavg_cifar10.figure12",
+        "fedavg-cifar10/figure13": "fedavg_cifar10.figure13",
+        "fedavg-cifar10/figure14": "fedavg_cifar10.figure14",
+        "fedavg-cifar10/figure16": "fedavg_cifar10.figure16",
+        "fedavg-cifar10/figure17": "fedavg_cifar10.figure17",
+        "fedavg-cifar10/figure18": "fedavg_cifar10.figure18",
+        "fedavg-cifar10/architectures": "fedavg_cifar10.architectures",
+        "fedavg-cifar10/fedprox": "fedavg_cifar10.fedprox",
+        "fedavg-cifar10/samples": "fedavg_cifar10.samples",
+        "hsu2020/table1": "hsu2020.table1",
+        "hsu2020/table2": "hsu2020.table2",
+        "hsu2020/table3": "hsu2020.table3",
+        "hsu2020/table4": "hsu2020.table4",
+        "hsu2020/table5": "hsu2020.table5",
+        "hsu2020/figure1": "hsu2020.figure1",
+        "hsu2020/figure2": "hsu2020.figure2",
+        "hsu2020/figure3": "hsu2020.figure3",
+        "hsu2020/figure4": "hsu2020.figure4",
+        "hsu2020/figure4-pilot": "hsu2020.figure4_pilot",
+        "hsu2020/figure5": "hsu2020.figure5",
+        "hsu2020/figure6": "hsu2020.figure6",
+        "hsu2020/figure7": "hsu2020.figure7",
+        "hsu2020/figure8": "hsu2020.figure8",
+        "hsu2020/figure9": "hsu2020.figure9",
+        "hsu2020/figure10": "hsu2020.figure10",
+        "fedns/table1": "fedns.table1",
+        "fedns/table2": "fedns.table2",
+        "fedns/table3": "fedns.table3",
+        "fedns/figure1": "fedns.figure1",
+        "fedns/figure2": "fedns.figure2",
+        "fedns/figure3": "fedns.figure3",
+        "ghaemi/centralised": "ghaemi.centralised",
+        "ghaemi/fedavg": "ghaemi.fedavg",
+        "ghaemi/fedprox": "ghaemi.fedprox",
+        "ghaemi/liadmm": "ghaemi.liadmm",
+        "ghaemi/fedadmm": "ghaemi.fedadmm",
+        "ghaemi/why-liadmm-fails": "ghaemi.why_liadmm_fails",
+        "ghaemi/samples": "ghaemi.samples",
+    },
+)

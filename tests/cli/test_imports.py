@@ -1,0 +1,92 @@
+"""What commands import: nothing that they do not use."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from fedlens import names
+from tests.report.run_folders import make_run
+
+HEAVY = {"torch", "numpy", "matplotlib", "jinja2", "safetensors", "PIL", "sympy"}
+
+COMMAND = """
+import sys
+from fedlens.cli.main import main
+
+sys.argv = ["fedlens", *sys.argv[1:]]
+try:
+    main()
+except SystemExit as end:
+    print(*sys.modules, file=sys.stderr)
+    sys.exit(end.code)
+"""
+
+WITHOUT_SYMPY = """
+import sys
+
+sys.modules["sympy"] = None  # so that whoever imports it fails: a worker, too
+
+import fedlens as fl
+
+for engine in ("sequential", "stacked", "processes"):
+    result = fl.run(
+        fl.Experiment(
+            dataset="fashion-mnist-mini",
+            model="lenet5",
+            rounds=1,
+            engine=engine,
+            device="cpu",
+            clients=fl.Clients(count=500, per_round=3),
+            evaluate=fl.Evaluate(on=()),
+        )
+    )
+    print(engine, result.status)
+"""
+
+
+def imported_by(*arguments: str, **environment: str) -> set[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", COMMAND, *arguments],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, **environment},
+    )
+    assert done.stdout
+    return {name.partition(".")[0] for name in done.stderr.split()}
+
+
+@pytest.mark.parametrize(
+    "arguments", ["--help", "--version", "list", "list recipes", "run --help", "reproduce --help"]
+)
+def test_help_and_lists_import_nothing_large(arguments):
+    assert not imported_by(*arguments.split()) & HEAVY
+
+
+def test_completion_in_the_shell_imports_nothing_large():
+    typed = {"COMP_WORDS": "fedlens re", "COMP_CWORD": "1", "_FEDLENS_COMPLETE": "complete_bash"}
+    assert not imported_by(**typed) & HEAVY
+
+
+def test_a_report_needs_no_torch(tmp_path):
+    make_run(tmp_path / "run", rounds=2)
+    found = imported_by("report", str(tmp_path / "run"))
+    assert "matplotlib" in found
+    assert "torch" not in found
+
+
+def test_no_engine_needs_sympy_whose_import_takes_longer_than_many_a_run():
+    program = [sys.executable, "-c", WITHOUT_SYMPY]
+    done = subprocess.run(program, capture_output=True, text=True, check=False)
+    told = "".join(f"{name} finished\n" for name in ("sequential", "stacked", "processes"))
+    assert (done.stdout, done.stderr) == (told, "")
+
+
+@pytest.mark.parametrize(
+    "table", [names.ALGORITHMS, names.MODELS, names.PARTITIONS, names.DATASETS, names.RECIPES]
+)
+def test_every_name_has_its_function(table):
+    assert all(callable(table[name]) for name in table)
+    assert "nonsense" not in table
