@@ -16,6 +16,7 @@ ORDER = [
     ["data"],
     ["network", "augment", "models"],
     ["slots", "pieces", "algorithm", "algorithms"],
+    ["devices", "reports", "cohorts"],
     ["work", "uploads", "steps", "client"],
     ["engines"],
     ["rounds"],

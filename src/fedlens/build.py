@@ -21,6 +21,7 @@ from fedlens.core import Dataset, Examples, Federation, Fixed, Holdings, Split, 
 from fedlens.data import DATASETS, Source
 from fedlens.data.partitions import Altered, dealt
 from fedlens.data.places import existing
+from fedlens.devices import DEVICES, Devices
 from fedlens.engines import ENGINES, Engine
 from fedlens.engines.gpus import all_have_bf16, gpu_names, has_bf16
 from fedlens.engines.processes import num_cores
@@ -30,8 +31,10 @@ from fedlens.models.freeze import freeze_norms, train_last
 from fedlens.models.weights import Loaded, load_weights
 from fedlens.network.layers import group_norm
 from fedlens.network.network import Network
-from fedlens.options import call, find
+from fedlens.options import call, find, resolve
 from fedlens.pieces import Epochs, Objective, Sgd, Uniformly
+from fedlens.reports import Clock, Faults, Reporting
+from fedlens.rounds import begin, traffic
 
 PRECISIONS = {
     "fp32": (torch.float32, torch.float32),
@@ -55,6 +58,7 @@ class Setup:
     held_out: Holdings | None  # what clients are tested on, positions in the train examples
     parts: dict[str, Examples]  # what the server's model is evaluated on, by name
     engine: Engine
+    clock: Clock | None = None  # what clients are on a virtual one, and who is waited for
 
     @property
     def devices(self) -> tuple[torch.device, ...]:
@@ -67,7 +71,7 @@ def build(experiment: Experiment, data: Path | None = None, beside: Setup | None
 
     `beside` is a setup whose examples are the same, as clients see them: the two share them.
     """
-    device, devices = _devices(experiment)
+    device, workers = _devices(experiment)
     dataset = _dataset(experiment, data)
     train, validation = dataset.train, None
     if "validation" in experiment.evaluate.on:
@@ -75,7 +79,7 @@ def build(experiment: Experiment, data: Path | None = None, beside: Setup | None
     train, split = _split(experiment, train, dataset.num_classes)
     # From here on it is known how many clients there are, and whether per_round fits them.
     clients = replace(experiment.clients, count=split.num_clients)
-    precision = _precision(experiment, device, devices)
+    precision = _precision(experiment, device, workers)
     experiment = replace(experiment, clients=clients, precision=precision)
     held_out = None
     if clients.holdout:
@@ -84,7 +88,10 @@ def build(experiment: Experiment, data: Path | None = None, beside: Setup | None
     network, weights = _network(experiment, dataset)
     algorithm = _algorithm(experiment)
     algorithm.combine.check(network.layout)
-    program = ClientProgram(algorithm, network.layout, experiment.augment)
+    devices = _devices_of_clients(experiment, algorithm)
+    program = ClientProgram(
+        algorithm, network.layout, experiment.augment, guarded=devices is not None
+    )
     if beside is None:
         parts = {"train": train, "test": dataset.test, "validation": validation}
         for name in experiment.evaluate.on:
@@ -95,6 +102,12 @@ def build(experiment: Experiment, data: Path | None = None, beside: Setup | None
         train, asked = _placed(parts, experiment.evaluate.on, device)
     else:
         train, asked = beside.federation.examples, beside.parts
+    federation = Federation(train, dataset.num_classes, split)
+    clock = None
+    if devices is not None:
+        up, down = traffic(begin(network, program, federation, torch.device("cpu")), program)
+        faults, reporting = experiment.faults or Faults(), experiment.reporting or Reporting()
+        clock = Clock(devices, faults, reporting, up, down)
     return Setup(
         experiment=experiment,
         dataset=dataset,
@@ -102,10 +115,11 @@ def build(experiment: Experiment, data: Path | None = None, beside: Setup | None
         network=network,
         weights=weights,
         program=program,
-        federation=Federation(train, dataset.num_classes, split),
+        federation=federation,
         held_out=held_out,
         parts=asked,
-        engine=_engine(experiment, network, train, device, devices, [*asked.values()]),
+        engine=_engine(experiment, network, train, device, workers, [*asked.values()]),
+        clock=clock,
     )
 
 
@@ -306,6 +320,25 @@ def _algorithm(experiment: Experiment) -> Algorithm:
         made = call(find(ALGORITHMS, named.name, "algorithm"), options=named.options)
         papers.append(_expect(made, Amendment, f"algorithm {named.name!r}"))
     return compose(base, *papers)
+
+
+def _devices_of_clients(experiment: Experiment, algorithm: Algorithm) -> Devices | None:
+    """The devices that clients are; None: there is no clock, and nobody fails."""
+    reporting, named = experiment.reporting, experiment.clients.devices
+    if algorithm.pace is not None and reporting is not None:
+        plain = replace(reporting, deadline=None, largest=None)
+        if plain != Reporting():
+            raise ValueError(
+                "asynchronous rounds wait for no quorum: leave reporting.over_select, quorum and "
+                "below_quorum out"
+            )
+    if named is None and algorithm.pace is None and reporting is None and experiment.faults is None:
+        return None
+    named = named or Named("alike", resolve(DEVICES["alike"], {}, "devices"))
+    key = keys.fold(keys.root(experiment.seed), keys.purpose("devices"))
+    function = find(DEVICES, named.name, "devices")
+    made = call(function, experiment.clients.count, key, options=named.options)
+    return _expect(made, Devices, f"devices {named.name!r}")
 
 
 def _precision(

@@ -24,6 +24,7 @@ from fedlens.augment import Augment
 from fedlens.core import (
     Batch,
     Examples,
+    Facts,
     Local,
     Memory,
     Tree,
@@ -51,6 +52,8 @@ from fedlens.work import ClientInputs, Part, Shared, Span, Spans
 DROPOUT, AUGMENT = keys.purpose("dropout"), keys.purpose("augment")
 CHANNEL = keys.purpose("channel")
 
+NORM = "update_norm"  # the scalar by which the server tells sound updates from others
+
 _A_NUMBER = torch.tensor(torch.nan)  # for any in `ClientProgram.structure`; it equals itself alone
 
 
@@ -66,6 +69,7 @@ class ClientProgram:
     augment: Augment | None = None
     each: tuple[Algorithm, ...] = ()
     form: WeightForm | None = None
+    guarded: bool = False  # whether the norm of all that a client sends is measured
 
     @classmethod
     def joint(cls, programs: Sequence[ClientProgram], like: Tensor) -> ClientProgram:
@@ -97,7 +101,7 @@ class ClientProgram:
     @cached_property
     def structure(self) -> list[Any]:
         """All that is recorded of it, but for `numbers`: what clients do, and what is combined."""
-        found: list[Any] = [self.layout, self.augment, self.form]
+        found: list[Any] = [self.layout, self.augment, self.form, self.guarded]
         for one in self.algorithms:
             rules = with_numbers((one.objective, one.solve), itertools.repeat(_A_NUMBER))
             found += [rules, one.upload, one.channel, one.combine, one.carries, one.memory]
@@ -295,7 +299,8 @@ class ClientProgram:
         group = local.group
         if group is None:
             return [self._upload(0, replace(local, exact=exact))]
-        if self.form is not None and self.form.sums_uploads:  # what they send is small, and alike
+        alike = self.form is not None and self.form.sums_uploads  # what they send is small
+        if alike or not self.each:  # or groups are versions of one experiment's model
             own = {name: t[group] for name, t in exact.items()}
             whole = self._upload(0, replace(local, exact=own))
             return [map_tensors(whole, itemgetter(slice(first, end))) for _, first, end in spans]
@@ -350,6 +355,9 @@ class ClientProgram:
         keep |= {f"solver.{name}": solver[name] for name in algorithm.carries & solver.keys()}
         if algorithm.personal_norm:
             keep["norm"] = {name: model[name] for name in self.layout.norm_names}
+        scalars = {"loss": loss, **upload.scalars}
+        if self.guarded:
+            scalars[NORM] = norm_of([sent, *upload.extra.values()], loss)
         combined = algorithm.sums_parts or len(loss) == inputs.cohort_sizes[number]
         if combined:
             sent = algorithm.combine(sent, shares, cohort, self.layout)
@@ -362,12 +370,34 @@ class ClientProgram:
             counters=counters,
             extra=sums,
             keep=kept,
-            scalars={"loss": loss, **upload.scalars},
+            scalars=scalars,
             combined=combined,
             borrowed=False,
             group=number,
             channel_scalars=channel_scalars,
         )
+
+    def sent_besides(self, params: Tree, buffers: Tree, told: Memory) -> Memory:
+        """What a client sends besides its update, by the shapes of one that has not trained."""
+        memory = self.memory(params, buffers, told)
+        one: Any = map_tensors((params, buffers, told, memory), lambda t: t[None].clone())
+        zero = torch.zeros(1, dtype=torch.int64, device=next(iter(params.values())).device)
+        solver = self.algorithm.solve.init(one[0])
+        floats = {n: t for n, t in (one[0] | one[1]).items() if t.is_floating_point()}
+        local = Local(
+            params=one[0],
+            buffers=one[1],
+            anchor=one[0],
+            exact=map_tensors(floats, Tensor.double),
+            told=one[2],
+            facts=Facts(zero, zero[None]),
+            memory=one[3],
+            solver=solver,
+            steps=zero,
+            lr=self.algorithm.solve.learning_rate,
+        )
+        with torch.no_grad():
+            return self.algorithm.upload(local).extra
 
     def memory(self, params: Tree, buffers: Tree, told: Memory) -> Memory:
         """What a client never seen remembers, for everything that clients remember."""
@@ -381,3 +411,14 @@ class ClientProgram:
             memory["norm"] = {name: model[name] for name in self.layout.norm_names}
         ordered: Memory = in_order(memory)
         return ordered
+
+
+def norm_of(trees: Sequence[Tree], loss: Tensor) -> Tensor:  # [C] float64
+    """The norm of all that each client sends; not finite if any of it, or its loss, is not."""
+    squares = [
+        t.double().flatten(1).square().sum(1)
+        for tree in trees
+        for t in tree.values()
+        if t.is_floating_point()
+    ]
+    return torch.stack(squares).sum(0).sqrt() + 0 * loss.double()

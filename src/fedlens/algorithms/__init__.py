@@ -5,9 +5,11 @@ from collections.abc import Callable
 from fedlens.algorithm import Amendment
 from fedlens.algorithms.admm import admm, ceadmm, fedadmm
 from fedlens.algorithms.clip import clip
+from fedlens.algorithms.fedasync import fedasync
 from fedlens.algorithms.fedavg import fedavg
 from fedlens.algorithms.fedavgm import fedavgm
 from fedlens.algorithms.fedbn import fedbn
+from fedlens.algorithms.fedbuff import fedbuff
 from fedlens.algorithms.feddyn import feddyn
 from fedlens.algorithms.fedir import fedir
 from fedlens.algorithms.fednova import fednova
@@ -52,6 +54,8 @@ ALGORITHMS: dict[str, Callable[..., Amendment]] = {
     "fedbn": fedbn,
     "clip": clip,
     "quantize": quantize,
+    "fedbuff": fedbuff,
+    "fedasync": fedasync,
 }
 
 __all__ = [
@@ -63,9 +67,11 @@ __all__ = [
     "fedadagrad",
     "fedadam",
     "fedadmm",
+    "fedasync",
     "fedavg",
     "fedavgm",
     "fedbn",
+    "fedbuff",
     "feddyn",
     "fedir",
     "fednova",

@@ -1,6 +1,6 @@
 """select: which clients take part in a round."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -19,6 +19,9 @@ class Uniformly(Select):
     @property
     def cohort_size(self) -> int:
         return self.count
+
+    def of_size(self, count: int) -> Select:
+        return replace(self, count=count)
 
     def __call__(self, federation: Federation, round: int, key: Tensor) -> Tensor:  # [C]
         draws = keys.uniform(keys.fold(key, torch.arange(federation.num_clients)))
@@ -40,6 +43,9 @@ class BySize(Select):
     @property
     def cohort_size(self) -> int:
         return self.count
+
+    def of_size(self, count: int) -> Select:
+        return replace(self, count=count)
 
     def __call__(self, federation: Federation, round: int, key: Tensor) -> Tensor:  # [C]
         sizes = federation.sizes(round).double()
