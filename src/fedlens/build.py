@@ -17,11 +17,11 @@ from fedlens import keys
 from fedlens.algorithm import Algorithm, Amendment, compose
 from fedlens.algorithms import ALGORITHMS
 from fedlens.client import ClientProgram
+from fedlens.clock import make_clock, needs_clock
 from fedlens.core import Dataset, Examples, Federation, Fixed, Holdings, Split, offsets_of
 from fedlens.data import DATASETS, Source
 from fedlens.data.partitions import Altered, dealt
 from fedlens.data.places import existing
-from fedlens.devices import DEVICES, Devices
 from fedlens.engines import ENGINES, Engine
 from fedlens.engines.gpus import all_have_bf16, gpu_names, has_bf16
 from fedlens.engines.processes import num_cores
@@ -31,10 +31,9 @@ from fedlens.models.freeze import freeze_norms, train_last
 from fedlens.models.weights import Loaded, load_weights
 from fedlens.network.layers import group_norm
 from fedlens.network.network import Network
-from fedlens.options import call, find, resolve
+from fedlens.options import call, find
 from fedlens.pieces import Epochs, Objective, Sgd, Uniformly
-from fedlens.reports import Clock, Faults, Reporting
-from fedlens.rounds import begin, traffic
+from fedlens.reports import Clock
 
 PRECISIONS = {
     "fp32": (torch.float32, torch.float32),
@@ -88,10 +87,8 @@ def build(experiment: Experiment, data: Path | None = None, beside: Setup | None
     network, weights = _network(experiment, dataset)
     algorithm = _algorithm(experiment)
     algorithm.combine.check(network.layout)
-    devices = _devices_of_clients(experiment, algorithm)
-    program = ClientProgram(
-        algorithm, network.layout, experiment.augment, guarded=devices is not None
-    )
+    clocked = needs_clock(experiment, algorithm)
+    program = ClientProgram(algorithm, network.layout, experiment.augment, guarded=clocked)
     if beside is None:
         parts = {"train": train, "test": dataset.test, "validation": validation}
         for name in experiment.evaluate.on:
@@ -103,11 +100,6 @@ def build(experiment: Experiment, data: Path | None = None, beside: Setup | None
     else:
         train, asked = beside.federation.examples, beside.parts
     federation = Federation(train, dataset.num_classes, split)
-    clock = None
-    if devices is not None:
-        up, down = traffic(begin(network, program, federation, torch.device("cpu")), program)
-        faults, reporting = experiment.faults or Faults(), experiment.reporting or Reporting()
-        clock = Clock(devices, faults, reporting, up, down)
     return Setup(
         experiment=experiment,
         dataset=dataset,
@@ -119,7 +111,7 @@ def build(experiment: Experiment, data: Path | None = None, beside: Setup | None
         held_out=held_out,
         parts=asked,
         engine=_engine(experiment, network, train, device, workers, [*asked.values()]),
-        clock=clock,
+        clock=make_clock(experiment, network, program, federation) if clocked else None,
     )
 
 
@@ -320,25 +312,6 @@ def _algorithm(experiment: Experiment) -> Algorithm:
         made = call(find(ALGORITHMS, named.name, "algorithm"), options=named.options)
         papers.append(_expect(made, Amendment, f"algorithm {named.name!r}"))
     return compose(base, *papers)
-
-
-def _devices_of_clients(experiment: Experiment, algorithm: Algorithm) -> Devices | None:
-    """The devices that clients are; None: there is no clock, and nobody fails."""
-    reporting, named = experiment.reporting, experiment.clients.devices
-    if algorithm.pace is not None and reporting is not None:
-        plain = replace(reporting, deadline=None, largest=None)
-        if plain != Reporting():
-            raise ValueError(
-                "asynchronous rounds wait for no quorum: leave reporting.over_select, quorum and "
-                "below_quorum out"
-            )
-    if named is None and algorithm.pace is None and reporting is None and experiment.faults is None:
-        return None
-    named = named or Named("alike", resolve(DEVICES["alike"], {}, "devices"))
-    key = keys.fold(keys.root(experiment.seed), keys.purpose("devices"))
-    function = find(DEVICES, named.name, "devices")
-    made = call(function, experiment.clients.count, key, options=named.options)
-    return _expect(made, Devices, f"devices {named.name!r}")
 
 
 def _precision(

@@ -24,7 +24,6 @@ from fedlens.augment import Augment
 from fedlens.core import (
     Batch,
     Examples,
-    Facts,
     Local,
     Memory,
     Tree,
@@ -47,12 +46,11 @@ from fedlens.steps import (
     rows_of,
 )
 from fedlens.trees import in_order, map_tensors, stack, unstack
+from fedlens.uploads import NORM, norm_of
 from fedlens.work import ClientInputs, Part, Shared, Span, Spans
 
 DROPOUT, AUGMENT = keys.purpose("dropout"), keys.purpose("augment")
 CHANNEL = keys.purpose("channel")
-
-NORM = "update_norm"  # the scalar by which the server tells sound updates from others
 
 _A_NUMBER = torch.tensor(torch.nan)  # for any in `ClientProgram.structure`; it equals itself alone
 
@@ -377,28 +375,6 @@ class ClientProgram:
             channel_scalars=channel_scalars,
         )
 
-    def sent_besides(self, params: Tree, buffers: Tree, told: Memory) -> Memory:
-        """What a client sends besides its update, by the shapes of one that has not trained."""
-        memory = self.memory(params, buffers, told)
-        one: Any = map_tensors((params, buffers, told, memory), lambda t: t[None].clone())
-        zero = torch.zeros(1, dtype=torch.int64, device=next(iter(params.values())).device)
-        solver = self.algorithm.solve.init(one[0])
-        floats = {n: t for n, t in (one[0] | one[1]).items() if t.is_floating_point()}
-        local = Local(
-            params=one[0],
-            buffers=one[1],
-            anchor=one[0],
-            exact=map_tensors(floats, Tensor.double),
-            told=one[2],
-            facts=Facts(zero, zero[None]),
-            memory=one[3],
-            solver=solver,
-            steps=zero,
-            lr=self.algorithm.solve.learning_rate,
-        )
-        with torch.no_grad():
-            return self.algorithm.upload(local).extra
-
     def memory(self, params: Tree, buffers: Tree, told: Memory) -> Memory:
         """What a client never seen remembers, for everything that clients remember."""
         algorithm = self.algorithm
@@ -411,14 +387,3 @@ class ClientProgram:
             memory["norm"] = {name: model[name] for name in self.layout.norm_names}
         ordered: Memory = in_order(memory)
         return ordered
-
-
-def norm_of(trees: Sequence[Tree], loss: Tensor) -> Tensor:  # [C] float64
-    """The norm of all that each client sends; not finite if any of it, or its loss, is not."""
-    squares = [
-        t.double().flatten(1).square().sum(1)
-        for tree in trees
-        for t in tree.values()
-        if t.is_floating_point()
-    ]
-    return torch.stack(squares).sum(0).sqrt() + 0 * loss.double()

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from fedlens import keys
 from fedlens.algorithm import Algorithm
-from fedlens.client import CHANNEL, NORM, ClientProgram
-from fedlens.cohorts import Asked, BelowQuorum, Call, Gathering, Reports, ask, gathering
+from fedlens.client import CHANNEL, ClientProgram
+from fedlens.cohorts import Asked, BelowQuorum, Call, Reports, ask
 from fedlens.core import (
     Cohort,
     Facts,
@@ -24,11 +24,12 @@ from fedlens.core import (
     tree_map,
 )
 from fedlens.engines import Engine
+from fedlens.gathering import Gathering, gathering
 from fedlens.network.network import Network
 from fedlens.reports import Clock
-from fedlens.slots import ChannelStep
+from fedlens.traffic import num_bytes, sum_of_bytes
 from fedlens.trees import converted, copy_tensors, moved, stack
-from fedlens.uploads import Uploads
+from fedlens.uploads import NORM, Uploads
 from fedlens.work import Part, Shared, Work
 
 _PARTS = ("params", "buffers", "told")  # of what clients are sent
@@ -312,8 +313,9 @@ def _move(
         batches=int(work.plan.steps.max()) if len(work) else 0,
         examples=int(work.plan.counts.sum()),
         clients=cohort.clients.tolist(),
-        bytes_up=(_sent(model, algorithm.channel) + _extra(uploads.extra)) * reports.num_sent_up,
-        bytes_down=(_sent(model) + _extra(state.told)) * reports.num_sent_down,
+        bytes_up=(num_bytes(model, algorithm.channel) + sum_of_bytes(uploads.extra))
+        * reports.num_sent_up,
+        bytes_down=(num_bytes(model) + sum_of_bytes(state.told)) * reports.num_sent_down,
         scalars=means,
         reports=reports,
     )
@@ -335,32 +337,6 @@ def _move(
         versions={number: model for number, model in known.items() if number in left},
     )
     return after, outcome
-
-
-def traffic(state: State, program: ClientProgram) -> tuple[int, int]:
-    """The bytes that a client sends in a round, and those that it is sent."""
-    model = state.params | state.buffers
-    extra = program.sent_besides(state.params, state.buffers, state.told)
-    up = _sent(model, program.algorithm.channel) + _extra(extra)
-    return up, _sent(model) + _extra(state.told)
-
-
-def _sent(tree: Tree, channel: Sequence[ChannelStep] = ()) -> int:
-    """The bytes of a tree on its way; float64 is the server's own affair, clients send float32."""
-    total = 0
-    for tensor in tree.values():
-        if not tensor.is_floating_point():
-            total += tensor.nbytes
-            continue
-        bits = 8 * tensor.numel() * min(tensor.element_size(), 4)
-        for step in channel:
-            bits = step.num_bits(tensor.numel(), bits)
-        total += -(-bits // 8)
-    return total
-
-
-def _extra(memory: Memory) -> int:
-    return sum(map(_sent, memory.values()))
 
 
 def _cohort(
