@@ -120,13 +120,11 @@ class Clock:
             there.tolist(),
             strict=True,
         ):
-            end = time + takes
             if until <= time:
-                outcome, end = "unavailable", time
-            elif outcome == "absent":
-                end = time
-            elif outcome == "dropped":
-                end = time + takes * moment
+                found.append(End("unavailable", time))
+                continue
+            lasts = {"absent": 0.0, "dropped": moment}.get(outcome, 1.0)
+            end = time + lasts * takes
             if end > until:
                 outcome, end = "dropped", until
             found.append(End("late", last) if end > last else End(outcome, end))

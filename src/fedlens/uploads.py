@@ -72,7 +72,7 @@ def _join(trees: list[Tree]) -> Tree:
 def norm_of(trees: Sequence[Tree], loss: Tensor) -> Tensor:  # [C] float64
     """The norm of all that each client sends; not finite if any of it, or its loss, is not."""
     squares = [
-        t.double().flatten(1).square().sum(1)
+        t.double().reshape(len(t), -1).square().sum(1)
         for tree in trees
         for t in tree.values()
         if t.is_floating_point()
