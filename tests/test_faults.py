@@ -4,6 +4,7 @@ import json
 import math
 from collections import Counter
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
@@ -339,7 +340,7 @@ FAILING = {
     "faults": {"dropped": 0.15, "nan": 0.1},
     "reporting": {"over_select": 1.5, "deadline": 2.0, "quorum": 0.5},
 }
-KINDS = {
+KINDS: dict[str, dict[str, Any]] = {
     "those who reported": FAILING,
     "with memory": FAILING | {"algorithm": "scaffold"},
     "fedbuff": {"faults": {"dropped": 0.15}, "algorithm": {"name": "fedbuff", "buffer": 3}},

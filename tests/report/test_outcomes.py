@@ -30,7 +30,7 @@ def test_the_strip_shows_what_became_of_everyone_who_was_asked(tmp_path):
     blocks = run_blocks(read_all([folder]))
     (strip,) = (block for block in blocks if isinstance(block, Tiles))
     records = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
-    cells = {(int(r), int(c)): kind for r, c, kind in strip.sheet()[1]}
+    cells = {(int(str(r)), int(str(c))): kind for r, c, kind in strip.sheet()[1]}
     for record in records:
         for client in record["clients"]:
             assert cells.pop((client, record["round"])) == "reported"

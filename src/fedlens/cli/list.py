@@ -10,14 +10,15 @@ import typer
 
 def list_command(
     kind: Annotated[
-        Literal["algorithms", "models", "partitions", "datasets", "recipes"] | None,
-        typer.Argument(help="algorithms, models, partitions, datasets or recipes"),
+        Literal["algorithms", "models", "partitions", "devices", "datasets", "recipes"] | None,
+        typer.Argument(help="algorithms, models, partitions, devices, datasets or recipes"),
     ] = None,
 ) -> None:
     """Print the names there are to choose from, one a line; or what can be listed."""
     from fedlens.algorithms import ALGORITHMS
     from fedlens.data import DATASETS
     from fedlens.data.partitions import PARTITIONS
+    from fedlens.devices import DEVICES
     from fedlens.models import MODELS
     from fedlens.recipes import RECIPES
 
@@ -25,6 +26,7 @@ def list_command(
         "algorithms": ALGORITHMS,
         "models": MODELS,
         "partitions": PARTITIONS,
+        "devices": DEVICES,
         "datasets": DATASETS,
         "recipes": RECIPES,
     }
