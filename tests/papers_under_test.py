@@ -5,9 +5,11 @@ from dataclasses import replace
 from fedlens.algorithm import Algorithm, compose
 from fedlens.algorithms.admm import admm, ceadmm, fedadmm
 from fedlens.algorithms.clip import clip
+from fedlens.algorithms.fedasync import fedasync
 from fedlens.algorithms.fedavg import fedavg
 from fedlens.algorithms.fedavgm import fedavgm
 from fedlens.algorithms.fedbn import fedbn
+from fedlens.algorithms.fedbuff import fedbuff
 from fedlens.algorithms.feddyn import feddyn
 from fedlens.algorithms.fedir import fedir
 from fedlens.algorithms.fednova import fednova
@@ -75,5 +77,8 @@ ALGORITHMS = {
     "clip, quantize x fedadmm": compose(PLAIN, fedadmm(rho=0.1), clip(norm=2.0), quantize(bits=8)),
     "clip, quantize x median": compose(BASE, median(), clip(norm=0.5), quantize(bits=8)),
     "clip, quantize x fedns": compose(BASE, fedns(), clip(norm=0.5), quantize(bits=8)),
+    "fedbuff": compose(BASE, fedbuff(buffer=3)),
+    "fedbuff x fedprox x fedavgm": compose(PLAIN, fedbuff(buffer=3), fedprox(0.1), fedavgm(0.9)),
+    "fedasync": compose(BASE, fedasync()),
     "momentum kept between rounds": replace(BASE, reset=False),
 }

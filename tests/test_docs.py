@@ -30,12 +30,15 @@ from fedlens.data import DATASETS
 from fedlens.data.catalogue import PUBLISHED
 from fedlens.data.partitions import PARTITIONS
 from fedlens.models import MODELS
+from fedlens.names import DEVICES, OUTCOMES
 from fedlens.options import options_of
 from fedlens.report import report
+from fedlens.reports import Faults, Reporting
 
 ROOT = Path(__file__).parents[1]
 README, EXPERIMENTS = ROOT / "README.md", ROOT / "docs" / "experiments.md"
 REFERENCE = ROOT / "docs" / "reference.md"
+FAULTS = ROOT / "docs" / "faults.md"
 DATA, ARCHITECTURE = ROOT / "docs" / "data.md", ROOT / "docs" / "architecture.md"
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md"))]
 EXAMPLES = [*ROOT.glob("examples/*.toml"), *ROOT.glob("examples/*.json")]
@@ -260,6 +263,7 @@ def options_in_code(registry):
 def test_the_options_documented_are_the_options_there_are():
     assert documented_options(REFERENCE, "algorithm", 3) == options_in_code(ALGORITHMS)
     assert documented_options(DATA, "partition", 1) == options_in_code(PARTITIONS)
+    assert documented_options(FAULTS, "devices", 1) == options_in_code(DEVICES)
     models = {name: options for name, options in options_in_code(MODELS).items() if options}
     assert documented_options(EXPERIMENTS, "model", 1) == models
     published = list(PUBLISHED)
@@ -275,10 +279,26 @@ def test_the_reference_lists_what_is_inside():
         "algorithm": ALGORITHMS,
         "partition": PARTITIONS,
         "model": MODELS,
+        "devices": DEVICES,
         "data set": DATASETS,
     }
     for first, registry in registries.items():
         assert [row[0] for row in table(REFERENCE, first)] == list(registry)
+
+
+@pytest.mark.parametrize("record", [Faults, Reporting])
+def test_the_keys_of_faults_and_of_reporting_are_documented_with_their_defaults(record):
+    rows = table(FAULTS, record.__name__.lower())
+    for name, default, _ in rows:
+        expected = getattr(record(), name)
+        given = None if default == "none" else tomllib.loads(f"x = {default.strip('`')}")["x"]
+        assert given == expected, name
+    assert [row[0] for row in rows] == [f.name for f in fields(record)]
+
+
+def test_every_outcome_is_explained():
+    explained = [name for row in table(FAULTS, "outcome") for name in in_backticks(f"`{row[0]}`")]
+    assert explained == list(OUTCOMES)
 
 
 def test_the_reference_counts_parameters_right():

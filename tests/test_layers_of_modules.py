@@ -27,10 +27,11 @@ ORDER = [
     ["data"],
     ["network", "augment", "models"],
     ["slots", "pieces", "algorithm", "algorithms"],
-    ["work", "uploads", "steps", "client"],
+    ["devices", "reports", "cohorts", "gathering"],
+    ["work", "uploads", "steps", "client", "traffic"],
     ["engines"],
     ["rounds"],
-    ["experiment", "build"],
+    ["experiment", "clock", "build"],
     ["runs"],
     ["report", "recipes"],
     ["__init__"],  # what `import fedlens` offers

@@ -29,6 +29,7 @@ from fedlens.slots import (
     Draw,
     ExampleWeight,
     LocalStep,
+    Pace,
     Penalty,
     Select,
     Solve,
@@ -52,6 +53,7 @@ class Algorithm:
     combine: Combine = WeightedSum()  # how uploads become one update
     advance: Advance = field(default_factory=lambda: Sgd(1.0))  # how the server moves
 
+    pace: Pace | None = None  # of asynchronous rounds; None: a round waits for its clients
     tell: tuple[Tell, ...] = ()  # what the server tells besides the model
     reset: bool = True  # whether local momentum starts afresh in every round
     personal_norm: bool = False  # whether a client keeps its own normalisation layers
@@ -95,7 +97,7 @@ PROTOCOLS: dict[str, type] = {
 }
 """What the filling of a slot derives from."""
 
-EXCLUSIVE = ("select", "draw", "solve", "upload", "weigh", "combine", "advance")
+EXCLUSIVE = ("select", "draw", "solve", "upload", "weigh", "combine", "advance", "pace")
 
 
 @dataclass(frozen=True)
@@ -149,6 +151,11 @@ def compose(base: Algorithm, *amendments: Amendment) -> Algorithm:
         raise ValueError(
             f"{refilled.get('select', 'select')} may draw a client twice in a round, and what it "
             "remembers can be kept only once: draw without replacement"
+        )
+    if base.pace is not None and base.select.replacement:
+        raise ValueError(
+            f"{refilled.get('select', 'select')} may draw a client twice, and one that trains "
+            "cannot start again in asynchronous rounds: draw without replacement"
         )
     if "weigh" in refilled and not base.combine.uses_shares:
         ignoring = refilled.get("combine", type(base.combine).__name__)

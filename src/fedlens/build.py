@@ -16,6 +16,7 @@ from torch import nn
 from fedlens import keys
 from fedlens.algorithm import Algorithm, Amendment, compose
 from fedlens.client import ClientProgram
+from fedlens.clock import make_clock, needs_clock
 from fedlens.core import Dataset, Examples, Federation, Fixed, Holdings, Split, offsets_of
 from fedlens.data.partitions.altered import Altered
 from fedlens.data.partitions.by_name import dealt
@@ -31,6 +32,7 @@ from fedlens.network.layers import group_norm
 from fedlens.network.network import Network
 from fedlens.options import call, find
 from fedlens.pieces import Epochs, Objective, Sgd, Uniformly
+from fedlens.reports import Clock
 
 PRECISIONS = {
     "fp32": (torch.float32, torch.float32),
@@ -54,6 +56,7 @@ class Setup:
     held_out: Holdings | None  # what clients are tested on, positions in the train examples
     parts: dict[str, Examples]  # what the server's model is evaluated on, by name
     engine: Engine
+    clock: Clock | None = None  # what clients are on a virtual one, and who is waited for
 
     @property
     def devices(self) -> tuple[torch.device, ...]:
@@ -66,7 +69,7 @@ def build(experiment: Experiment, data: Path | None = None, beside: Setup | None
 
     `beside` is a setup whose examples are the same, as clients see them: the two share them.
     """
-    device, devices = _devices(experiment)
+    device, workers = _devices(experiment)
     dataset = _dataset(experiment, data)
     train, validation = dataset.train, None
     if "validation" in experiment.evaluate.on:
@@ -74,7 +77,7 @@ def build(experiment: Experiment, data: Path | None = None, beside: Setup | None
     train, split = _split(experiment, train, dataset.num_classes)
     # From here on it is known how many clients there are, and whether per_round fits them.
     clients = replace(experiment.clients, count=split.num_clients)
-    precision = _precision(experiment, device, devices)
+    precision = _precision(experiment, device, workers)
     experiment = replace(experiment, clients=clients, precision=precision)
     held_out = None
     if clients.holdout:
@@ -83,7 +86,8 @@ def build(experiment: Experiment, data: Path | None = None, beside: Setup | None
     network, weights = _network(experiment, dataset)
     algorithm = _algorithm(experiment)
     algorithm.combine.check(network.layout)
-    program = ClientProgram(algorithm, network.layout, experiment.augment)
+    clocked = needs_clock(experiment, algorithm)
+    program = ClientProgram(algorithm, network.layout, experiment.augment, guarded=clocked)
     if beside is None:
         parts = {"train": train, "test": dataset.test, "validation": validation}
         for name in experiment.evaluate.on:
@@ -94,6 +98,7 @@ def build(experiment: Experiment, data: Path | None = None, beside: Setup | None
         train, asked = _placed(parts, experiment.evaluate.on, device)
     else:
         train, asked = beside.federation.examples, beside.parts
+    federation = Federation(train, dataset.num_classes, split)
     return Setup(
         experiment=experiment,
         dataset=dataset,
@@ -101,10 +106,11 @@ def build(experiment: Experiment, data: Path | None = None, beside: Setup | None
         network=network,
         weights=weights,
         program=program,
-        federation=Federation(train, dataset.num_classes, split),
+        federation=federation,
         held_out=held_out,
         parts=asked,
-        engine=_engine(experiment, network, train, device, devices, [*asked.values()]),
+        engine=_engine(experiment, network, train, device, workers, [*asked.values()]),
+        clock=make_clock(experiment, network, program, federation) if clocked else None,
     )
 
 

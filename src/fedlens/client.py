@@ -47,6 +47,7 @@ from fedlens.steps import (
     rows_of,
 )
 from fedlens.trees import in_order, map_tensors, stack, unstack
+from fedlens.uploads import NORM, norm_of
 from fedlens.work import ClientInputs, Part, Shared, Span, Spans
 
 DROPOUT, AUGMENT = keys.purpose("dropout"), keys.purpose("augment")
@@ -67,6 +68,7 @@ class ClientProgram:
     augment: Augment | None = None
     each: tuple[Algorithm, ...] = ()
     form: WeightForm | None = None
+    guarded: bool = False  # whether the norm of all that a client sends is measured
 
     @classmethod
     def joint(cls, programs: Sequence[ClientProgram], like: Tensor) -> ClientProgram:
@@ -98,7 +100,7 @@ class ClientProgram:
     @cached_property
     def structure(self) -> list[Any]:
         """All that is recorded of it, but for `numbers`: what clients do, and what is combined."""
-        found: list[Any] = [self.layout, self.augment, self.form]
+        found: list[Any] = [self.layout, self.augment, self.form, self.guarded]
         for one in self.algorithms:
             rules = with_numbers((one.objective, one.solve), itertools.repeat(_A_NUMBER))
             found += [rules, one.upload, one.channel, one.combine, one.carries, one.memory]
@@ -295,7 +297,8 @@ class ClientProgram:
         group = local.group
         if group is None:
             return [self._upload(0, replace(local, exact=exact))]
-        if self.form is not None and self.form.sums_uploads:  # what they send is small, and alike
+        alike = self.form is not None and self.form.sums_uploads  # what they send is small
+        if alike or not self.each:  # or groups are versions of one experiment's model
             own = {name: t[group] for name, t in exact.items()}
             whole = self._upload(0, replace(local, exact=own))
             return [map_tensors(whole, itemgetter(slice(first, end))) for _, first, end in spans]
@@ -350,6 +353,9 @@ class ClientProgram:
         keep |= {f"solver.{name}": solver[name] for name in algorithm.carries & solver.keys()}
         if algorithm.personal_norm:
             keep["norm"] = {name: model[name] for name in self.layout.norm_names}
+        scalars = {"loss": loss, **upload.scalars}
+        if self.guarded:
+            scalars[NORM] = norm_of([sent, *upload.extra.values()], loss)
         combined = algorithm.sums_parts or len(loss) == inputs.cohort_sizes[number]
         if combined:
             sent = algorithm.combine(sent, shares, cohort, self.layout)
@@ -362,7 +368,7 @@ class ClientProgram:
             counters=counters,
             extra=sums,
             keep=kept,
-            scalars={"loss": loss, **upload.scalars},
+            scalars=scalars,
             combined=combined,
             borrowed=False,
             group=number,

@@ -273,7 +273,7 @@ class Plan:
 
 
 class Cohort(NamedTuple):
-    """What the server knows of the clients that take part in a round, before they train."""
+    """What the server knows of the clients that take part in a round: of those that report."""
 
     clients: Tensor  # [C] int64
     sizes: Tensor  # [C] examples held
@@ -282,6 +282,7 @@ class Cohort(NamedTuple):
     label_shares: Tensor | None  # [C, L] n_k^c / n^c over the cohort, if the algorithm discloses it
     num_clients: int  # in the whole federation
     num_examples: int  # held by all those that `weigh.over` names
+    staleness: Tensor | None = None  # [C] server steps since each got its model, if not all got it
 
 
 class Facts(NamedTuple):

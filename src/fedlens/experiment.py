@@ -16,7 +16,7 @@ from fedlens.core import Dataset
 from fedlens.data.partitions import finds_clients
 from fedlens.engines import EngineName
 from fedlens.models.weights import is_address
-from fedlens.names import ALGORITHMS, DATASETS, MODELS, OWN_CLIENTS, PARTITIONS
+from fedlens.names import ALGORITHMS, DATASETS, DEVICES, MODELS, OWN_CLIENTS, PARTITIONS
 from fedlens.options import (
     Given,
     check,
@@ -29,6 +29,7 @@ from fedlens.options import (
 )
 from fedlens.options import Named as Named  # as others import it from here
 from fedlens.pieces import cross_entropy, double_softmax, squared_error
+from fedlens.reports import Faults, Reporting
 from fedlens.run_files import own_code
 from fedlens.tables import apply_override, read_tables, to_toml
 
@@ -72,6 +73,7 @@ class Clients:
     )  # the data set's own clients if it has any, else iid
     seed: int | None = None  # of the split alone; without it, the experiment's
     holdout: float = 0.0  # the share of its examples on which a client is tested, not trained
+    devices: Given[Name | None, Named | None] = default(None)  # how fast they are, and when there
 
     def __post_init__(self) -> None:
         _settle(self, "clients.")
@@ -180,6 +182,10 @@ class Experiment:
     server: OrTable[Server] = default(Server())
     evaluate: OrTable[Evaluate] = default(Evaluate())
     algorithm: Given[Name | Sequence[Name], tuple[Named, ...]] = default(())
+    faults: Given[Faults | Table | None, Faults | None] = default(None)  # what clients do wrong
+    reporting: Given[Reporting | Table | None, Reporting | None] = default(
+        None
+    )  # who is waited for
 
     def __post_init__(self) -> None:
         if self.algorithm in ((), []):
@@ -216,7 +222,9 @@ class Experiment:
         partition = filled(partition, PARTITIONS, "partition")
         if count is None and not finds_clients(partition.name, partition.options):
             count = NUM_CLIENTS
-        clients = replace(self.clients, partition=partition, count=count)
+        devices = self.clients.devices
+        devices = None if devices is None else filled(devices, DEVICES, "devices")
+        clients = replace(self.clients, partition=partition, count=count, devices=devices)
         object.__setattr__(self, "clients", clients)
         algorithm = tuple(filled(named, ALGORITHMS, "algorithm") for named in self.algorithm)
         object.__setattr__(self, "algorithm", algorithm)
@@ -244,7 +252,8 @@ class Experiment:
             apply_override(content, override)
         clients = content.get("clients")
         _anchor(content.get("dataset"), path.parent)
-        _anchor(clients.get("partition") if isinstance(clients, dict) else None, path.parent)
+        for name in ("partition", "devices"):
+            _anchor(clients.get(name) if isinstance(clients, dict) else None, path.parent)
         weights = content.get("weights")
         if isinstance(weights, str) and not is_address(weights):
             content["weights"] = str((path.parent / Path(weights).expanduser()).resolve())

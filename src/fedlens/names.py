@@ -36,6 +36,8 @@ ALGORITHMS = ByName(
         "fedbn": "fedbn",
         "clip": "clip",
         "quantize": "quantize",
+        "fedbuff": "fedbuff",
+        "fedasync": "fedasync",
     },
 )
 
@@ -56,6 +58,8 @@ MODELS = ByName(
         "vgg11": "vgg11",
     },
 )
+
+DEVICES = ByName("fedlens", {"alike": "devices", "synthetic": "devices", "trace": "devices"})
 
 PLAIN_PARTITIONS = ByName(
     "fedlens.data.partitions",
@@ -161,3 +165,10 @@ RECIPES = ByName(
         "ghaemi/samples": "ghaemi.samples",
     },
 )
+
+REPORTED = "reported"
+OUTCOMES = (
+    *(REPORTED, "surplus", "late", "unavailable"),
+    *("absent", "dropped", "nan", "infinite", "huge", "malformed"),  # `reports.Faults`
+)
+"""What may become of a client that is asked. `surplus`: enough others were faster."""

@@ -211,6 +211,9 @@ def _union(value: Any, kind: Any, where: str) -> Any:
     if Named in choices:  # the others cannot be written down
         others = tuple(choice for choice in choices if choice is not Named)
         return value if isinstance(value, others) else Named.of(value, where)
+    written = [choice for choice in choices if choice is not type(None)]
+    if len(written) == 1:
+        return check(value, written[0], where)
     for choice in choices:
         with suppress(ValueError):
             return check(value, choice, where)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import accumulate, pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,25 +14,26 @@ from fedlens import keys
 from fedlens.algorithm import Algorithm
 from fedlens.by_client import ByClient
 from fedlens.client import CHANNEL, ClientProgram
+from fedlens.cohorts import Asked, BelowQuorum, Call, Reports, ask
 from fedlens.core import (
     Cohort,
     Facts,
     Federation,
     Gathered,
-    Holdings,
     Memory,
-    Plan,
     Tree,
     tree_map,
 )
 from fedlens.engines import Engine
+from fedlens.gathering import Gathering, gathering
 from fedlens.network.network import Network
-from fedlens.slots import ChannelStep
+from fedlens.reports import Clock
+from fedlens.traffic import num_bytes, sum_of_bytes
 from fedlens.trees import converted, copy_tensors, moved, stack
-from fedlens.uploads import Uploads
+from fedlens.uploads import NORM, Uploads
 from fedlens.work import Part, Shared, Work
 
-SELECT, CLIENT, DRAW = keys.purpose("select"), keys.purpose("client"), keys.purpose("draw")
+_PARTS = ("params", "buffers", "told")  # of what clients are sent
 
 
 @dataclass(frozen=True)
@@ -78,6 +77,10 @@ class State:
     server: Memory  # [1, ...] what `advance` remembers
     told: Memory  # what the server tells besides the model
     clients: ClientMemory
+    time: float = 0.0  # of the virtual clock, if there is one
+    flights: Tree = field(default_factory=dict)  # [M] each: clients that train, see `cohorts`
+    versions: Mapping[int, Any] = field(default_factory=dict)
+    """The models that these started from, by round, with all that clients are sent."""
 
 
 class Outcome(NamedTuple):
@@ -90,6 +93,7 @@ class Outcome(NamedTuple):
     bytes_up: int
     bytes_down: int
     scalars: Mapping[str, Tensor]  # what the algorithm measured
+    reports: Reports  # of whom, and what became of others that were asked
 
 
 def begin(
@@ -112,13 +116,32 @@ class RoundInput:
     federation: Federation
     state: State
     seed: int
+    clock: Clock | None = None
+
+    @property
+    def call(self) -> Call:
+        state = self.state
+        return Call(
+            algorithm=self.program.algorithm,
+            federation=self.federation,
+            seed=self.seed,
+            round=state.round,
+            clock=self.clock,
+            time=state.time,
+            flights=state.flights,
+        )
 
 
 def run_round(
-    program: ClientProgram, federation: Federation, engine: Engine, state: State, seed: int
+    program: ClientProgram,
+    federation: Federation,
+    engine: Engine,
+    state: State,
+    seed: int,
+    clock: Clock | None = None,
 ) -> tuple[State, Outcome]:
     """One round. The state that comes in stays as it was."""
-    (after,) = run_rounds(program, engine, [RoundInput(program, federation, state, seed)])
+    (after,) = run_rounds(program, engine, [RoundInput(program, federation, state, seed, clock)])
     return after
 
 
@@ -127,79 +150,135 @@ def run_rounds(
 ) -> list[tuple[State, Outcome]]:
     """A round of each of G experiments, whose clients the engine trains as one cohort.
 
-    `program` is their programs as one, see `ClientProgram.joint`.
+    `program` is their programs as one, see `ClientProgram.joint`. A client whose update cannot be
+    taken is found when all have trained: then they train again without it, which gives the others'
+    updates once more, and the shares that are right without it.
     """
-    states = [one.state for one in experiments]
-    params, buffers, told = (
-        stack([getattr(state, part) for state in states]) for part in ("params", "buffers", "told")
-    )
-    floats = {name: t for name, t in (params | buffers).items() if t.is_floating_point()}
-    exact = converted(floats, torch.float64)  # also if it is that: the server moves it in place
-    shared = Shared(params, buffers, exact, told)
-    works = _prepare(experiments)
-    uploads = [Uploads() for _ in experiments]
-    for part in engine.map(program, shared, Work.joint(works)):
-        uploads[part.group].add(part)
+    gathered = _gatherings(experiments)
+    reports = [_named(g, one.reports) for g, one in enumerate(gathered)]
+    while True:
+        models = [_models(*each) for each in zip(experiments, reports, strict=True)]
+        works = [_work(*each) for each in zip(experiments, reports, models, strict=True)]
+        shared, exact = _shared(experiments, models)
+        uploads = [Uploads() for _ in experiments]
+        for part in engine.map(program, shared, Work.joint(works)):
+            uploads[part.group].add(part)
+        wholes = [one.whole() for one in uploads]
+        rejected = [_rejected(*each) for each in zip(experiments, wholes, strict=True)]
+        if not any(rejected):
+            break
+        for g, rows in enumerate(rejected):
+            if rows:
+                reports[g] = _named(g, partial(gathered[g].without, reports[g], rows))
     return [
-        _move(one, works[g], uploads[g].whole(), {n: t[g : g + 1] for n, t in exact.items()})
+        _move(one, reports[g], works[g], wholes[g], {n: t[g : g + 1] for n, t in exact.items()})
         for g, one in enumerate(experiments)
     ]
 
 
-def _prepare(experiments: Sequence[RoundInput]) -> list[Work]:
-    """What each client that takes part in a round has to do, for each experiment."""
-    selected = [_select(one) for one in experiments]
-    draws = [one.program.algorithm.draw for one in experiments]
-    draw, several = draws[0], len(experiments) > 1
-    if several and draw.by_client and all(one == draw for one in draws):
-        holdings = Holdings.joined([one.holdings for one in selected])
-        whole = draw(holdings, keys.fold(torch.cat([one.keys for one in selected]), DRAW))
-        ends = list(accumulate(len(one.clients) for one in selected))
-        rows = [slice(first, end) for first, end in pairwise([0, *ends])]
-        plans = [Plan(whole.index[some], whole.counts[some]) for some in rows]
-    else:
-        plans = [
-            its(one.holdings, keys.fold(one.keys, DRAW))
-            for its, one in zip(draws, selected, strict=True)
-        ]
-    return [_work(*each) for each in zip(experiments, selected, plans, strict=True)]
+def _gatherings(experiments: Sequence[RoundInput]) -> list[Gathering]:
+    """How the reports of each experiment's round come together."""
+    calls = [one.call for one in experiments]
+    if any(call.algorithm.pace is not None for call in calls):
+        return [gathering(call, None) for call in calls]
+    asked = ask([(call, call.select(call.num_asked)) for call in calls])
+    return [gathering(*each) for each in zip(calls, asked, strict=True)]
 
 
-class Selected(NamedTuple):
-    """The clients that take part in an experiment's round."""
-
-    clients: Tensor  # [C]
-    keys: Tensor  # [C]
-    holdings: Holdings
+T = TypeVar("T")
 
 
-def _select(experiment: RoundInput) -> Selected:
-    federation, round = experiment.federation, experiment.state.round
-    key = keys.root(experiment.seed, SELECT, round)
-    clients = experiment.program.algorithm.select(federation, round, key)
-    own = keys.fold(keys.root(experiment.seed, CLIENT, round), clients, _occurrences(clients))
-    return Selected(clients, own, federation.holdings(round, clients))
+def _named(number: int, function: Callable[[], T]) -> T:
+    """What a function gives; if too few clients report, that says of which experiment."""
+    try:
+        return function()
+    except BelowQuorum as error:
+        error.experiment = number
+        raise
 
 
-def _work(experiment: RoundInput, selected: Selected, plan: Plan) -> Work:
+def _models(experiment: RoundInput, reports: Reports) -> dict[int, Memory]:
+    """The models that those who report started from, by the round they are of, oldest first."""
+    state = experiment.state
+    known = {**state.versions, state.round: _model(state)}
+    return {number: known[number] for number in sorted({f.version for f in reports.landed})} or {
+        state.round: known[state.round]
+    }
+
+
+def _model(state: State) -> dict[str, Any]:
+    return {"params": state.params, "buffers": state.buffers, "told": state.told}
+
+
+def _shared(
+    experiments: Sequence[RoundInput], models: Sequence[Mapping[int, Memory]]
+) -> tuple[Shared, Tree]:
+    """What clients are sent, and the models [G, ...] in float64 that servers move."""
+    sent = [model for versions in models for model in versions.values()]
+    params, buffers, told = (stack([one[part] for one in sent]) for part in _PARTS)
+    exact = _exact(params | buffers)
+    pace = experiments[0].program.algorithm.pace
+    if pace is None:
+        return Shared(params, buffers, exact, told), exact
+    assert len(experiments) == 1, "asynchronous rounds are those of one experiment"
+    state = experiments[0].state
+    now = _exact(stack([state.params | state.buffers]))
+    if pace.since == "now":
+        exact = {name: t.expand(len(sent), *t.shape[1:]).contiguous() for name, t in now.items()}
+    return Shared(params, buffers, exact, told), now
+
+
+def _exact(model: Tree) -> Tree:
+    floats = {name: t for name, t in model.items() if t.is_floating_point()}
+    return converted(floats, torch.float64)  # also if it is that: the server moves it in place
+
+
+def _work(experiment: RoundInput, reports: Reports, models: Mapping[int, Memory]) -> Work:
+    """What each client that reports has to do, and its share: given who reports, nobody else."""
     algorithm, federation = experiment.program.algorithm, experiment.federation
     state = experiment.state
-    clients, client_keys, holdings = selected
+    clients, client_keys, holdings, plan = reports.reported
     counts = federation.label_counts(holdings)
-    cohort = _cohort(algorithm, federation, state, clients, holdings, plan, counts)
-    first = partial(experiment.program.memory, state.params, state.buffers, state.told)
+    cohort = _cohort(algorithm, federation, state, reports.reported, counts)
+    group, memory = None, []
+    if reports.landed:
+        versions = torch.tensor([flight.version for flight in reports.landed])
+        cohort = cohort._replace(staleness=state.round - versions)
+        group = torch.searchsorted(torch.tensor(list(models)), versions)
+    if group is None or len(models) == 1:
+        (model,) = models.values()
+        memory, group = state.clients.take(clients, partial(_first, experiment, model)), None
+    else:
+        for client, model in zip(clients, map([*models.values()].__getitem__, group), strict=True):
+            memory += state.clients.take(client[None], partial(_first, experiment, model))
     return Work(
         plan=plan,
         keys=client_keys,
         facts=Facts(holdings.sizes, counts),
-        memory=state.clients.take(clients, first),
+        memory=memory,
         shares=algorithm.weigh(cohort).double(),
         cohort=cohort,
         cohort_sizes=(len(clients),),
+        group=group,
     )
 
 
-def _move(experiment: RoundInput, work: Work, uploads: Part, exact: Tree) -> tuple[State, Outcome]:
+def _first(experiment: RoundInput, model: Mapping[str, Any]) -> Memory:
+    return experiment.program.memory(*(model[part] for part in _PARTS))
+
+
+def _rejected(experiment: RoundInput, uploads: Part) -> dict[int, str]:
+    """The rows of what was sent that cannot be taken, each with the reason."""
+    if experiment.clock is None or NORM not in uploads.scalars:
+        return {}
+    reporting = experiment.clock.reporting
+    reasons = map(reporting.rejects, uploads.scalars[NORM].tolist())
+    return {row: reason for row, reason in enumerate(reasons) if reason is not None}
+
+
+def _move(
+    experiment: RoundInput, reports: Reports, work: Work, uploads: Part, exact: Tree
+) -> tuple[State, Outcome]:
     """The server's half of an experiment's round; `exact` is its model [1, ...] in float64."""
     algorithm, state = experiment.program.algorithm, experiment.state
     cohort, device = work.cohort, next(iter(state.params.values())).device
@@ -229,7 +308,9 @@ def _move(experiment: RoundInput, work: Work, uploads: Part, exact: Tree) -> tup
     }
     model = state.params | state.buffers
     by_size = moved(cohort.size_shares, device)
-    means = {name: (t.double() * by_size).sum() for name, t in uploads.scalars.items()}
+    means = {
+        name: (t.double() * by_size).sum() for name, t in uploads.scalars.items() if name != NORM
+    }
     means |= {name: t.double().mean() for name, t in uploads.channel_scalars.items()}
     for measure in algorithm.measures:
         means |= measure(state.params, params)
@@ -238,44 +319,36 @@ def _move(experiment: RoundInput, work: Work, uploads: Part, exact: Tree) -> tup
         batches=int(work.plan.steps.max()) if len(work) else 0,
         examples=int(work.plan.counts.sum()),
         clients=cohort.clients.tolist(),
-        bytes_up=(_sent(model, algorithm.channel) + _extra(uploads.extra)) * len(work),
-        bytes_down=(_sent(model) + _extra(state.told)) * len(work),
+        bytes_up=(num_bytes(model, algorithm.channel) + sum_of_bytes(uploads.extra))
+        * reports.num_sent_up,
+        bytes_down=(num_bytes(model) + sum_of_bytes(state.told)) * reports.num_sent_down,
         scalars=means,
+        reports=reports,
     )
     told = state.told
     for tell in algorithm.tell:
         told = told | tell.update(told, gathered)
     kept = state.clients.put(cohort.clients, uploads.keep, cohort.sizes)
-    return State(state.round + 1, params, buffers, server, told, kept), outcome
-
-
-def _sent(tree: Tree, channel: Sequence[ChannelStep] = ()) -> int:
-    """The bytes of a tree on its way; float64 is the server's own affair, clients send float32."""
-    total = 0
-    for tensor in tree.values():
-        if not tensor.is_floating_point():
-            total += tensor.nbytes
-            continue
-        bits = 8 * tensor.numel() * min(tensor.element_size(), 4)
-        for step in channel:
-            bits = step.num_bits(tensor.numel(), bits)
-        total += -(-bits // 8)
-    return total
-
-
-def _extra(memory: Memory) -> int:
-    return sum(map(_sent, memory.values()))
+    left = set(reports.flights["version"].tolist()) if reports.flights else set()
+    known = {**state.versions, state.round: _model(state)}
+    after = State(
+        round=state.round + 1,
+        params=params,
+        buffers=buffers,
+        server=server,
+        told=told,
+        clients=kept,
+        time=reports.time,
+        flights=dict(reports.flights),
+        versions={number: model for number, model in known.items() if number in left},
+    )
+    return after, outcome
 
 
 def _cohort(
-    algorithm: Algorithm,
-    federation: Federation,
-    state: State,
-    clients: Tensor,
-    holdings: Holdings,
-    plan: Plan,
-    counts: Tensor,
+    algorithm: Algorithm, federation: Federation, state: State, reported: Asked, counts: Tensor
 ) -> Cohort:
+    clients, _, holdings, plan = reported
     sizes = holdings.sizes.double()
     size_shares = sizes / sizes.sum().clamp(min=1)
     label_shares = None
@@ -297,16 +370,3 @@ def _cohort(
         num_clients=federation.num_clients,
         num_examples=total,
     )
-
-
-def _occurrences(clients: Tensor) -> Tensor:
-    """How often each client already stood in the cohort: 0, or more if it is drawn again."""
-    listed = clients.tolist()
-    if len(set(listed)) == len(listed):
-        return torch.zeros_like(clients)
-    seen: Counter[int] = Counter()
-    before = []
-    for client in listed:
-        before.append(seen[client])
-        seen[client] += 1
-    return torch.tensor(before)

@@ -25,7 +25,7 @@ MODEL = "model.safetensors"
 CHECKPOINT = "checkpoint"
 STATE = f"{CHECKPOINT}/state.json"  # what makes a checkpoint count: written after its tensors
 
-OVER = ("finished", "diverged")
+OVER = ("finished", "diverged", "stopped")
 """The statuses of runs that have nothing left to do."""
 
 

@@ -41,6 +41,13 @@ class Select(Protocol):
         """How many clients take part."""
         ...
 
+    def of_size(self, count: int) -> Select:
+        """The same for `count` clients, of which the first are those it chooses if it has fewer."""
+        raise ValueError(
+            f"{type(self).__name__} always chooses {self.cohort_size} clients: leave "
+            "reporting.over_select and asynchronous algorithms out, or give it `of_size`"
+        )
+
     def __call__(self, federation: Federation, round: int, key: Tensor) -> Tensor: ...  # [C]
 
 
@@ -211,6 +218,11 @@ class Combine(Protocol):
     linear: ClassVar[bool] = False
     uses_shares: ClassVar[bool] = True
 
+    @property
+    def fewest(self) -> int:
+        """How many uploads it needs: with fewer reports a round is below quorum."""
+        return 1
+
     def check(self, layout: Layout) -> None:
         """Refuse a model that lacks what is needed, by a ValueError."""
         return
@@ -238,6 +250,18 @@ class Tell(Protocol):
     def update(self, told: Memory, gathered: Gathered) -> Memory:
         """What it tells from now on, of what it told so far; it makes new tensors."""
         ...
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Rounds that wait for nobody: the server takes `buffer` updates as they arrive, and moves.
+
+    As many clients train at any time as `select` chooses. An update is taken from the model that
+    the client `started` from, or from the one that the server has `now`.
+    """
+
+    buffer: int
+    since: Literal["started", "now"] = "started"
 
 
 Uploading = Callable[[Local], Upload]

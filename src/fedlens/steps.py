@@ -123,7 +123,7 @@ def numbers_of_clients(inputs: ClientInputs, params: Tree) -> tuple[Tensor, ...]
     if inputs.numbers is None:
         return ()
     numbers = inputs.numbers.to(next(iter(params.values())).dtype)
-    if inputs.group is None:
+    if inputs.group is None or len(inputs.cohort_sizes) == 1:
         return tuple(number[0] for number in numbers)
     return tuple(number[inputs.group] for number in numbers)
 
@@ -147,5 +147,5 @@ def concatenated(parts: list[Local]) -> Local:
     names = ["params", "buffers", "facts", "memory", "solver", "steps", "factored"]
     if first.group is not None:
         names += ["anchor", "told", "group"]
-        names += ["numbers"] if first.numbers else []
+        names += ["numbers"] if first.numbers and first.numbers[0].ndim else []
     return replace(first, **{name: join([getattr(part, name) for part in parts]) for name in names})

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
+from torch import Tensor
 
 from fedlens.core import Memory, Tree
 from fedlens.trees import copies
 from fedlens.work import Part
+
+NORM = "update_norm"  # the scalar by which the server tells sound updates from others
 
 
 class Uploads:
@@ -62,3 +67,14 @@ def _join(trees: list[Tree]) -> Tree:
     if len(trees) == 1:
         return trees[0]
     return {name: torch.cat([tree[name] for tree in trees]) for name in trees[0]}
+
+
+def norm_of(trees: Sequence[Tree], loss: Tensor) -> Tensor:  # [C] float64
+    """The norm of all that each client sends; not finite if any of it, or its loss, is not."""
+    squares = [
+        t.double().reshape(len(t), -1).square().sum(1)
+        for tree in trees
+        for t in tree.values()
+        if t.is_floating_point()
+    ]
+    return torch.stack(squares).sum(0).sqrt() + 0 * loss.double()

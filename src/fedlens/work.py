@@ -20,11 +20,12 @@ COUNTS = ("num_clients", "num_examples")  # of a Cohort
 
 
 class Shared(NamedTuple):
-    """What every client of a cohort is sent alike, with a leading axis of experiments."""
+    """What clients of a cohort are sent alike: with a leading axis of experiments, or of versions
+    of one experiment's model, where clients started from several."""
 
     params: Tree  # [G, ...]
     buffers: Tree  # [G, ...]
-    exact: Tree  # [G, ...] both in float64, floats only: what updates are taken from
+    exact: Tree  # [G, ...] models in float64, floats only: what updates are taken from
     told: Memory  # [G, ...]
 
 
@@ -39,7 +40,9 @@ class Work:
     shares: Tensor  # [C] float64
     cohort: Cohort  # these C clients, as the server sees them
     cohort_sizes: tuple[int, ...]  # how many clients each experiment has, in other blocks too
-    group: Tensor | None = None  # [C] which experiment of a sweep each belongs to
+    group: Tensor | None = None
+    """[C] Which row of `Shared` each gets: that of its experiment in a sweep or, of one experiment
+    alone, that of the version of the model that it started from."""
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -68,7 +71,7 @@ class Work:
     @property
     def spans(self) -> Spans:
         """Each experiment, with the first of its rows and the one after the last."""
-        if self.group is None:
+        if self.group is None or len(self.cohort_sizes) == 1:
             return ((0, 0, len(self)),)
         found, start = [], 0
         for group, count in sorted(Counter(self.group.tolist()).items()):
@@ -136,7 +139,7 @@ class ClientInputs(NamedTuple):
 
     def cohort_of(self, rows: slice) -> Cohort:
         """The clients of one experiment, which are these rows of the cohort."""
-        if self.group is None:
+        if len(self.cohort_sizes) == 1:
             return self.cohort
         mine: Cohort = map_tensors(self.cohort, itemgetter(rows))
         counts: Any = {name: getattr(mine, name)[0] for name in COUNTS}
@@ -158,7 +161,7 @@ class PackedInputs(NamedTuple):
     ) -> tuple[PackedInputs, Callable[[PackedInputs], ClientInputs], Shapes]:
         """They, and how to unpack them there: the same for all of these shapes."""
         cohort = inputs.cohort
-        if inputs.group is None:  # what is recorded reads tensors alone
+        if len(inputs.cohort_sizes) == 1:  # what is recorded reads tensors alone
             counts: Any = {name: torch.tensor(getattr(cohort, name)) for name in COUNTS}
             cohort = cohort._replace(**counts)
         like = inputs._replace(memory=(), cohort=cohort)

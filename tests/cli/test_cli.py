@@ -18,6 +18,7 @@ from fedlens.data import DATASETS, catalogue
 from fedlens.data.catalogue import FASHION_MNIST, PUBLISHED, Download, Published
 from fedlens.data.partitions import PARTITIONS
 from fedlens.models import MODELS
+from fedlens.names import DEVICES
 from tests.command_line import everything
 from tests.data.published_files import write_idx_set
 
@@ -118,6 +119,7 @@ def test_a_partition_is_told_before_any_training(fedlens):
         ("algorithms", ALGORITHMS),
         ("models", MODELS),
         ("partitions", PARTITIONS),
+        ("devices", DEVICES),
         ("datasets", DATASETS),
     ],
 )
@@ -130,7 +132,9 @@ def test_a_list_is_one_name_a_line(fedlens, kind, table):
 def test_without_a_kind_the_kinds_are_listed(fedlens):
     status, out, err = fedlens("list")
     assert (status, err) == (0, "")
-    assert out.splitlines() == ["algorithms", "models", "partitions", "datasets", "recipes"]
+    assert out.splitlines() == [
+        *("algorithms", "models", "partitions", "devices", "datasets", "recipes")
+    ]
 
 
 def test_the_version_is_told_by_the_command_and_by_the_module(fedlens):

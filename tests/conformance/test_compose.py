@@ -125,7 +125,8 @@ def permuted(problem, order):
     return Quadratics(problem.a[order], problem.c[order], problem.sizes[order], problem.start)
 
 
-DRAWS_BY_NUMBER = ("fedvc", "quantize")  # who is drawn, and how a client rounds
+# Who is drawn, how a client rounds, and who starts first:
+DRAWS_BY_NUMBER = ("fedvc", "quantize", "fedbuff", "fedasync")
 
 
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS if name not in DRAWS_BY_NUMBER])

@@ -37,7 +37,17 @@ MODELS = {
 }
 OTHERS = ["stacked", "stacked, two at a time", "processes"]
 # Plain, with a pull, with what the server tells, what clients remember, all uploads at once:
-ON_DEVICES = ["fedavg", "fedprox", "fedir", "scaffold", "fedadmm", "fedbn", "median", "fedns"]
+ON_DEVICES = [
+    "fedavg",
+    "fedprox",
+    "fedir",
+    "scaffold",
+    "fedadmm",
+    "fedbn",
+    "median",
+    "fedns",
+    "fedbuff",
+]
 
 
 @functools.cache

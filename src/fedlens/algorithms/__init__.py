@@ -6,9 +6,11 @@ from fedlens import names
 from fedlens.algorithm import Amendment
 from fedlens.algorithms.admm import admm, ceadmm, fedadmm
 from fedlens.algorithms.clip import clip
+from fedlens.algorithms.fedasync import fedasync
 from fedlens.algorithms.fedavg import fedavg
 from fedlens.algorithms.fedavgm import fedavgm
 from fedlens.algorithms.fedbn import fedbn
+from fedlens.algorithms.fedbuff import fedbuff
 from fedlens.algorithms.feddyn import feddyn
 from fedlens.algorithms.fedir import fedir
 from fedlens.algorithms.fednova import fednova
@@ -37,9 +39,11 @@ __all__ = [
     "fedadagrad",
     "fedadam",
     "fedadmm",
+    "fedasync",
     "fedavg",
     "fedavgm",
     "fedbn",
+    "fedbuff",
     "feddyn",
     "fedir",
     "fednova",

@@ -24,6 +24,10 @@ class Krum(Combine):
     linear: ClassVar[bool] = False
     uses_shares: ClassVar[bool] = False
 
+    @property
+    def fewest(self) -> int:
+        return max(2 * self.byzantine + 3, self.keep)
+
     def __call__(self, updates: Tree, shares: Tensor, cohort: Cohort, layout: Layout) -> Tree:
         flat = torch.cat([u.flatten(1) for u in updates.values()], 1)
         # Distances of differences, not by |a|^2 + |b|^2 - 2ab, which cancels for near updates.

@@ -7,13 +7,13 @@ from typing import Annotated, Literal
 
 import typer
 
-from fedlens.names import ALGORITHMS, DATASETS, MODELS, PARTITIONS, RECIPES
+from fedlens.names import ALGORITHMS, DATASETS, DEVICES, MODELS, PARTITIONS, RECIPES
 
 
 def list_command(
     kind: Annotated[
-        Literal["algorithms", "models", "partitions", "datasets", "recipes"] | None,
-        typer.Argument(help="algorithms, models, partitions, datasets or recipes"),
+        Literal["algorithms", "models", "partitions", "devices", "datasets", "recipes"] | None,
+        typer.Argument(help="algorithms, models, partitions, devices, datasets or recipes"),
     ] = None,
 ) -> None:
     """Print the names there are to choose from, one a line; or what can be listed."""
@@ -21,6 +21,7 @@ def list_command(
         "algorithms": ALGORITHMS,
         "models": MODELS,
         "partitions": PARTITIONS,
+        "devices": DEVICES,
         "datasets": DATASETS,
         "recipes": RECIPES,
     }

@@ -25,7 +25,7 @@ from fedlens.cli.arguments import (
 if TYPE_CHECKING:
     from fedlens.runs.active import Result
 
-EXIT = {"finished": 0, "diverged": 3}
+EXIT = {"finished": 0, "diverged": 3, "stopped": 4}
 
 
 def run_command(
@@ -115,6 +115,8 @@ def _finish(result: Result, as_json: bool) -> None:
     if result.status == "diverged":
         last = result.records[-1]["round"]
         print(f"fedlens: the run diverged in round {last}: try a smaller local.lr", file=sys.stderr)
+    if result.status == "stopped":
+        print(f"fedlens: the run stopped: {result.summary['reason']}", file=sys.stderr)
     raise SystemExit(EXIT[result.status])
 
 

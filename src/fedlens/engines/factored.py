@@ -77,8 +77,10 @@ def _holds(algorithm: Algorithm) -> bool:
 
 def _is_regular(work: Work) -> bool:
     """Whether each experiment has as many clients, and all of them stay in its place."""
+    if len(work.cohort_sizes) == 1:
+        return work.group is None  # else versions of the model, of which some clients started
     counts, steps = {end - first for _, first, end in work.spans}, work.plan.steps
-    return work.group is None or (len(counts) == 1 and bool((steps == steps[0]).all()))
+    return len(counts) == 1 and bool((steps == steps[0]).all())
 
 
 class FactoredForm:
@@ -89,7 +91,7 @@ class FactoredForm:
     ) -> None:
         self.network, self.names, self.groups = network, names, groups
         # Where only the sum of the differences is asked for, no client's own is ever made.
-        self.sums_uploads = all(
+        self.sums_uploads = not program.guarded and all(
             isinstance(one.combine, WeightedSum) and one.upload is difference and not one.channel
             for one in program.algorithms
         )

@@ -22,6 +22,8 @@ from fedlens.work import Shared, Work
 
 UPLOADS = 512 * 2**20  # bytes of uploads that may wait to be added up
 
+VERSIONS = 16  # of the model, that memory is set apart for; what does not fit crosses pipes
+
 Task = Callable[[int, SharedBuffer], Training | Predicting]
 """What a worker is to do, once it is known which slot it has."""
 
@@ -60,7 +62,11 @@ class Sizes(NamedTuple):
         clients = max(min(len(work), UPLOADS // each), 1) if num_devices else 1
         slot_bytes = once + clients * each
         num_slots = max(2 * num_workers, min(len(work), UPLOADS // slot_bytes))
-        return cls(sum(map(num_bytes, leaves(trees_of(shared)))), slot_bytes, num_slots, clients)
+        model_bytes = sum(map(num_bytes, leaves(trees_of(shared))))
+        pace = program.algorithm.pace
+        if pace is not None:  # clients start from several versions; unused memory takes no room
+            model_bytes *= min(pace.buffer, VERSIONS)
+        return cls(model_bytes, slot_bytes, num_slots, clients)
 
     def grown(self, needed: int) -> Sizes:
         """With slots that hold what did not fit, and a little more."""

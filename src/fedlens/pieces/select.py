@@ -1,6 +1,6 @@
 """select: which clients take part in a round."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -27,6 +27,9 @@ class Uniformly(Select):
     def cohort_size(self) -> int:
         return self.count
 
+    def of_size(self, count: int) -> Select:
+        return replace(self, count=count)
+
     def __call__(self, federation: Federation, round: int, key: Tensor) -> Tensor:  # [C]
         clients = federation.num_clients
         if clients > LARGE and self.count <= clients // 8:
@@ -50,6 +53,9 @@ class BySize(Select):
     @property
     def cohort_size(self) -> int:
         return self.count
+
+    def of_size(self, count: int) -> Select:
+        return replace(self, count=count)
 
     def __call__(self, federation: Federation, round: int, key: Tensor) -> Tensor:  # [C]
         if self.replacement:

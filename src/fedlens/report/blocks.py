@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self
@@ -195,6 +196,38 @@ class Heat(Block):
             f"{format_number(low, self.percent)} ({', '.join(at_low)}) to "
             f"{format_number(high, self.percent)} ({', '.join(at_high)})."
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tiles(Block):
+    """A matrix of kinds, a colour each; a cell that is None is empty."""
+
+    kinds: Sequence[str]  # whose places are their colours
+    values: Sequence[Sequence[str | None]]  # row by row
+    row_names: Sequence[str]
+    column_names: Sequence[str]
+    row_label: str = ""
+    column_label: str = ""
+
+    def sheet(self) -> Sheet:
+        rows: list[list[Cell]] = [
+            [row, column, kind]
+            for row, values in zip(self.row_names, self.values, strict=True)
+            for column, kind in zip(self.column_names, values, strict=True)
+            if kind is not None
+        ]
+        return [self.row_label or "row", self.column_label or "column", "kind"], rows
+
+    def words(self) -> str:
+        counts = self.counts()
+        facts = [f"{kind}: {count:,}" for kind, count in counts.items()]
+        size = f"{len(self.row_names)} rows{_of(self.row_label)} and {len(self.column_names)}"
+        return f"Tiles of {size} columns{_of(self.column_label)}. {_sentence(facts)}"
+
+    def counts(self) -> dict[str, int]:
+        """How many cells there are of each kind that there is."""
+        found = Counter(kind for row in self.values for kind in row if kind is not None)
+        return {kind: found[kind] for kind in self.kinds if found[kind]}
 
 
 @dataclass(frozen=True, kw_only=True)

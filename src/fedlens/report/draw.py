@@ -30,6 +30,7 @@ from fedlens.report.blocks import (
     Samples,
     Series,
     Strip,
+    Tiles,
     Values,
     format_number,
 )
@@ -59,9 +60,10 @@ from fedlens.report.look import (
     write,
 )
 from fedlens.report.mosaic import mosaic
+from fedlens.report.tiles import tiles
 from fedlens.runs.records import is_number
 
-Drawn = Curves | Bars | Heat | Contours | Strip | Samples
+Drawn = Curves | Bars | Heat | Tiles | Contours | Strip | Samples
 """The blocks that are pictures."""
 
 FORMATS = ("png", "svg", "pdf")
@@ -103,6 +105,8 @@ def _figure(block: Drawn) -> Figure:
             return _bars(block)
         case Heat():
             return _heat(block)
+        case Tiles():
+            return tiles(block)
         case Contours():
             return _contours(block)
         case Strip():

@@ -18,7 +18,7 @@ from fedlens.files import write_atomically
 from fedlens.report.blocks import Block, Curves, Line, Table, Text, format_number
 from fedlens.runs.records import is_number
 
-STATES = ("finished", "diverged", "interrupted", "running", "failed")
+STATES = ("finished", "diverged", "stopped", "interrupted", "running", "failed")
 Drawing = Callable[[int, int], None]
 """Told how many figures are drawn, of how many."""
 

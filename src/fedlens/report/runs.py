@@ -24,6 +24,7 @@ from fedlens.report.blocks import (
 )
 from fedlens.report.groups import Group, best_round, curve, group, mean_and_std, written
 from fedlens.report.holdings import class_blocks, client_blocks, partition_blocks
+from fedlens.report.outcomes import outcome_blocks
 from fedlens.report.page import Drawing, render_page
 from fedlens.report.tables import decimal, rows
 from fedlens.run_files import EXPERIMENT, MANIFEST
@@ -56,6 +57,7 @@ def run_blocks(runs: Sequence[Run]) -> list[Block]:
     blocks: list[Block] = [_results_of_groups(groups, part)] if repeated else [_results(runs)]
     blocks += curve_blocks(groups, part)
     blocks += [*_bars(groups, part), *_cost(groups, part)]
+    blocks += outcome_blocks(groups, part)
     blocks += [*client_blocks(groups), *class_blocks(groups), *partition_blocks(groups)]
     if repeated:
         blocks.append(_results(runs, title="Each run", dots=False))
@@ -341,6 +343,7 @@ def _end(one: Group) -> str:
     run = min(one.runs, key=lambda run: (run.status == "finished", run.num_rounds))
     rounds = f"{run.num_rounds} round{'' if run.num_rounds == 1 else 's'}"
     ends = {"diverged": f"(diverged in round {run.num_rounds})"}
+    ends |= {"stopped": f"(stopped after {rounds}: too few clients reported)"}
     ends |= {"interrupted": f"(interrupted after {rounds})", "running": f"(running, {rounds})"}
     return ends.get(run.status, f"after {rounds}")
 

@@ -14,9 +14,10 @@ import torch
 
 from fedlens.build import Setup
 from fedlens.client import ClientProgram
+from fedlens.cohorts import BelowQuorum
 from fedlens.core import Tree
 from fedlens.engines import Engine
-from fedlens.rounds import RoundInput, State, begin, run_rounds
+from fedlens.rounds import Outcome, RoundInput, State, begin, run_rounds
 from fedlens.runs.evaluate import Evaluation, Twin
 from fedlens.runs.folder import RunFolder, to_json
 from fedlens.runs.records import is_number
@@ -34,7 +35,7 @@ SAVING_SHARE = 0.1  # of the time, at the most, is for saving: what clients reme
 class Result:
     """What a run came to."""
 
-    status: str  # finished or diverged
+    status: str  # finished, diverged or stopped
     records: list[Record]
     summary: dict[str, Any]
     model: Tree  # parameters and buffers, as module.load_state_dict takes them
@@ -64,6 +65,7 @@ class ActiveRun:
         self.records, self.watch, self.twin = records or [], watch, twin
         diverged = not math.isfinite(float(_sum_of_model(state))) or _has_diverged(self.records)
         self.status = "diverged" if diverged else "running"
+        self.reason = ""  # why it stopped, if it did
         self.start_time = self.record_time = time.perf_counter()
         self.num_earlier_records = len(self.records)
         self.earlier_summary = folder.summary(len(self.records)) if folder else {}
@@ -87,7 +89,13 @@ class ActiveRun:
     @property
     def round_input(self) -> RoundInput:
         setup = self.setup
-        return RoundInput(setup.program, setup.federation, self.newest_state, setup.experiment.seed)
+        return RoundInput(
+            setup.program,
+            setup.federation,
+            self.newest_state,
+            setup.experiment.seed,
+            setup.clock,
+        )
 
     def is_evaluated(self, state: State) -> bool:
         return self.setup.experiment.evaluate.is_due(state.round, self.setup.experiment.rounds)
@@ -120,6 +128,10 @@ class ActiveRun:
             self.folder.save_model(self.model)
         self.write_summary(status)
 
+    def end_early(self, reason: str) -> None:
+        """Go no further, as the experiment has it where too few clients report."""
+        self.status, self.reason = "stopped", reason
+
     def stop(self, error: BaseException) -> None:
         """Keep the last whole round: a state is a value, whatever was in progress."""
         if self.folder is not None:
@@ -133,6 +145,7 @@ class ActiveRun:
         if is_new or status != self.earlier_summary.get("status"):
             elapsed = self.earlier_seconds + time.perf_counter() - self.start_time
             self.summary = summary(self.setup, status, self.records, elapsed, self.twin)
+            self.summary |= {"reason": self.reason} if self.reason else {}
         if self.folder is not None:
             self.folder.write_json("summary.json", self.summary)
 
@@ -171,7 +184,12 @@ def run_to_end(runs: Sequence[ActiveRun]) -> list[Result]:
                 if training:
                     if program is None or training != joined:
                         joined, program = training, _joint_program(training)
-                    started.append(StartedRound(program, setup.engine, training))
+                    try:
+                        started.append(StartedRound(program, setup.engine, training))
+                    except BelowQuorum as error:
+                        while started:  # what was before it counts
+                            started.popleft().finish()
+                        training[error.experiment].end_early(str(error))
                 while started and (len(started) > rounds_ahead(setup) or not training):
                     started.popleft().finish()
                     checkpoints.save_if_due(unfinished)
@@ -249,11 +267,26 @@ class StartedRound:
                 "bytes_up": outcome.bytes_up,
                 "bytes_down": outcome.bytes_down,
                 **{name: next(numbers) for name in outcome.scalars},
+                **(on_clock(state, outcome) if run.setup.clock is not None else {}),
                 "seconds": seconds / len(self.runs),
             }
             is_finite = math.isfinite(next(numbers))
             if run.status == "running":
                 run.record_round(state, record, is_finite, evaluation)
+
+
+def on_clock(state: State, outcome: Outcome) -> Record:
+    """When a round was over on the virtual clock, and what became of clients that were asked."""
+    reports = outcome.reports
+    record: Record = {
+        "clock": state.time,
+        "failed": {name: list(clients) for name, clients in reports.failed.items()},
+    }
+    if reports.landed:
+        record["staleness"] = [state.round - 1 - flight.version for flight in reports.landed]
+    else:
+        record["attempts"] = reports.attempts
+    return record
 
 
 def _has_diverged(records: list[Record]) -> bool:

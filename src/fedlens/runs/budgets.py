@@ -22,6 +22,12 @@ def rounds_to(records: Records, target: float, key: str = "test_accuracy") -> in
     return next(reached, None)
 
 
+def clock_at(records: Records, target: float, key: str = "test_accuracy") -> float | None:
+    """When, on the virtual clock, a measure was first at least `target`; None if it never was."""
+    reached = (r["clock"] for r in records if is_number(r.get(key)) and r[key] >= target)
+    return next(reached, None)
+
+
 def at_rounds(
     records: Records, budgets: Iterable[int], key: str = "test_accuracy"
 ) -> dict[int, float | None]:

@@ -61,7 +61,8 @@ def _name(setup: Setup, device: torch.device) -> str:
 def _own_code(experiment: Experiment) -> list[str]:
     """The folders of the functions named by import path: a resumed run finds them there again."""
     clients = experiment.clients
-    chosen = [experiment.dataset, experiment.model, clients.partition, *experiment.algorithm]
+    chosen = [experiment.dataset, experiment.model, clients.partition, clients.devices]
+    chosen += experiment.algorithm
     names = [one.name for one in chosen if isinstance(one, Named)]
     names += [experiment.loss, str(clients.partition.options.get("of", ""))]
     names = [name for name in names if ":" in name and name.partition(":")[0] in sys.modules]

@@ -47,6 +47,7 @@ OF_ALGORITHM: dict[str, Better | None] = {
 OF_ROUND = (
     *("round", "seconds", "evaluation_seconds", "train_loss", "examples"),
     *("batches", "batches_total", "clients", "bytes_up", "bytes_down"),
+    *("clock", "failed", "attempts", "staleness"),
 )
 """What a record holds besides measures of the model and of the algorithm."""
 

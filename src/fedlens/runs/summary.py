@@ -9,7 +9,8 @@ import torch
 from fedlens.build import Setup
 from fedlens.data.statistics import emd_of
 from fedlens.engines.worker import largest_yet
-from fedlens.runs.budgets import at_round_numbers, rounds_to
+from fedlens.names import OUTCOMES, REPORTED
+from fedlens.runs.budgets import at_round_numbers, clock_at, rounds_to
 from fedlens.runs.evaluate import Twin, primary_part
 from fedlens.runs.measures import OF_MODEL, OF_ROUND, best, measure_name
 from fedlens.runs.records import is_number
@@ -17,6 +18,7 @@ from fedlens.runs.records import is_number
 Record = dict[str, Any]
 """One line of rounds.jsonl: what a round did and, if it was evaluated, how good the model is."""
 
+TENTHS = range(10, 100, 10)  # percent of accuracy, for which the clock is read
 SHARES = (80, 90, 95, 99)  # percent of the twin's accuracy, for which rounds are counted
 
 
@@ -62,9 +64,27 @@ def summary(
             key: sum(record[key] for record in records)
             for key in ("batches", "examples", "bytes_up", "bytes_down")
         },
+        **(_on_clock(setup, records) if setup.clock is not None else {}),
         "peak_memory_bytes": peak_memory(setup),
         **({} if padding is None else {"padding_share": padding}),
     }
+
+
+def _on_clock(setup: Setup, records: list[Record]) -> dict[str, Any]:
+    """What became of all that were asked, and when on the virtual clock accuracies were reached."""
+    outcomes = {REPORTED: sum(len(record["clients"]) for record in records)}
+    for record in records:
+        for name, clients in record["failed"].items():
+            outcomes[name] = outcomes.get(name, 0) + len(clients)
+    found: dict[str, Any] = {
+        "clock": records[-1]["clock"] if records else 0.0,
+        "outcomes": {name: outcomes[name] for name in OUTCOMES if name in outcomes},
+    }
+    if setup.experiment.evaluate.on:
+        accuracy = measure_name(primary_part(setup.experiment), "accuracy")
+        reached = {percent: clock_at(records, percent / 100, accuracy) for percent in TENTHS}
+        found["clock_to"] = {str(p): time for p, time in reached.items() if time is not None}
+    return found
 
 
 def _is_constant(record: Record) -> bool:

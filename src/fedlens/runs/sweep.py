@@ -45,6 +45,7 @@ from fedlens.tables import apply_override, to_value
 MAY_DIFFER = {
     *("dataset", "engine", "device"),  # of which the outcome is compared
     *("rounds", "seed", "clients", "local", "server", "evaluate", "algorithm"),
+    *("faults", "reporting"),
 }
 """Keys in which stacked points may differ, as long as what their clients do is alike."""
 
@@ -340,6 +341,8 @@ def _fits(one: Setup, two: Setup) -> bool:
         and all(getattr(one.experiment, key) == getattr(two.experiment, key) for key in keys)
         and alike((a.objective, a.solve), (b.objective, b.solve))
         and (a.carries, a.personal_norm) == (b.carries, b.personal_norm)
+        and (a.pace, b.pace) == (None, None)
+        and one.program.guarded == two.program.guarded
         and _same_tree(one.network.frozen, two.network.frozen)
         and _kept_by(one) == _kept_by(two)
     )

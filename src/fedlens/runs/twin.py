@@ -130,6 +130,8 @@ def _described(setup: Setup) -> Experiment:
         server=Server(),
         evaluate=replace(experiment.evaluate, every=passes, twin=False),
         algorithm=(),
+        faults=None,
+        reporting=None,
     )
 
 

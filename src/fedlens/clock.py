@@ -1,0 +1,49 @@
+"""The virtual clock of an experiment: whether it has one, and what is on it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from fedlens import keys
+from fedlens.algorithm import Algorithm
+from fedlens.client import ClientProgram
+from fedlens.core import Federation
+from fedlens.devices import Devices
+from fedlens.experiment import Experiment
+from fedlens.names import DEVICES
+from fedlens.network.network import Network
+from fedlens.options import Named, call, find, resolve
+from fedlens.reports import Clock, Faults, Reporting
+from fedlens.rounds import begin
+from fedlens.traffic import traffic
+
+
+def needs_clock(experiment: Experiment, algorithm: Algorithm) -> bool:
+    """Whether anybody may fail, or be waited for."""
+    described = (experiment.clients.devices, experiment.faults, experiment.reporting)
+    return algorithm.pace is not None or any(one is not None for one in described)
+
+
+def make_clock(
+    experiment: Experiment, network: Network, program: ClientProgram, federation: Federation
+) -> Clock:
+    reporting = experiment.reporting or Reporting()
+    waits = replace(reporting, deadline=None, largest=None) != Reporting()
+    if program.algorithm.pace is not None and waits:
+        raise ValueError(
+            "asynchronous rounds wait for no quorum: leave reporting.over_select, quorum and "
+            "below_quorum out"
+        )
+    named = experiment.clients.devices or Named("alike", resolve(DEVICES["alike"], {}, "devices"))
+    key = keys.fold(keys.root(experiment.seed), keys.purpose("devices"))
+    function = find(DEVICES, named.name, "devices")
+    made = call(function, federation.num_clients, key, options=named.options)
+    if not isinstance(made, Devices):
+        raise ValueError(
+            f"devices {named.name!r} gave {type(made).__name__}: it must return Devices"
+        )
+    start = begin(network, program, federation, torch.device("cpu"))
+    up, down = traffic(program, start.params, start.buffers, start.told)
+    return Clock(made, experiment.faults or Faults(), reporting, up, down)

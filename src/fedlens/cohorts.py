@@ -1,0 +1,145 @@
+"""Who takes part in a round: clients are asked to train, and some of them report."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedlens import keys
+from fedlens.algorithm import Algorithm
+from fedlens.core import Federation, Holdings, Plan, Tree
+from fedlens.reports import REJECTED, Clock, End
+
+SELECT, CLIENT, DRAW = keys.purpose("select"), keys.purpose("client"), keys.purpose("draw")
+ATTEMPT = keys.purpose("attempt")
+
+
+class BelowQuorum(Exception):
+    """Too few clients report. `experiment` is the one of several to which that happened."""
+
+    experiment = 0
+
+
+class Asked(NamedTuple):
+    """Clients that are asked to train, and on what."""
+
+    clients: Tensor  # [C]
+    keys: Tensor  # [C]
+    holdings: Holdings
+    plan: Plan
+
+    def rows(self, which: Sequence[int]) -> Asked:
+        if list(which) == list(range(len(self.clients))):
+            return self
+        rows = torch.tensor(which, dtype=torch.int64)
+        plan = Plan(self.plan.index[rows], self.plan.counts[rows])
+        return Asked(self.clients[rows], self.keys[rows], self.holdings.take(rows), plan)
+
+
+class Flight(NamedTuple):
+    """A client that trains while the server goes on."""
+
+    client: int
+    version: int  # the round whose model it has
+    number: int  # how often it had been given that version before
+    end: End
+
+
+@dataclass(frozen=True)
+class Reports:
+    """The clients whose updates a round takes, and what became of others that were asked."""
+
+    reported: Asked
+    failed: Mapping[str, Sequence[int]] = field(default_factory=dict)  # clients, by outcome
+    time: float = 0.0  # of the virtual clock, when the round is over
+    attempts: int = 1
+    num_trained: int = 1  # how often clients have trained for it
+    landed: tuple[Flight, ...] = ()  # those that reported, if they trained while the server went on
+    flights: Tree = field(default_factory=dict)  # clients that still train, see `Asynchronous`
+    num_waves: int = 0  # in which these were sent off
+
+    @property
+    def num_sent_down(self) -> int:
+        """How many clients were sent the model."""
+        never = sum(len(self.failed.get(name, ())) for name in ("unavailable", "absent"))
+        return len(self.reported.clients) + sum(map(len, self.failed.values())) - never
+
+    @property
+    def num_sent_up(self) -> int:
+        """How many clients sent something, for good or ill."""
+        refused = sum(len(self.failed.get(name, ())) for name in REJECTED)
+        return len(self.reported.clients) + refused
+
+
+@dataclass(frozen=True)
+class Call:
+    """All that decides who takes part in a round."""
+
+    algorithm: Algorithm
+    federation: Federation
+    seed: int
+    round: int
+    clock: Clock | None = None
+    time: float = 0.0
+    flights: Tree = field(default_factory=dict)
+
+    def select(self, count: int | None = None, *again: int) -> Tensor:  # [C]
+        """`count` clients, or as many as the algorithm has; others for every other word."""
+        key = keys.root(self.seed, SELECT, self.round)
+        chosen = self.algorithm.select if count is None else self.algorithm.select.of_size(count)
+        return chosen(self.federation, self.round, keys.fold(key, *again))
+
+    def keys(self, clients: Tensor, numbers: Tensor) -> Tensor:  # [C]
+        """What all that a client draws is drawn by, the `numbers`-th time in this round."""
+        return keys.fold(keys.root(self.seed, CLIENT, self.round), clients, numbers)
+
+    @property
+    def num_asked(self) -> int | None:
+        """How many clients are asked, if not as many as the algorithm has."""
+        over = 1.0 if self.clock is None else self.clock.reporting.over_select
+        if over == 1:
+            return None
+        select = self.algorithm.select
+        many = math.ceil(over * select.cohort_size - 1e-9)
+        return many if select.replacement else min(many, self.federation.num_clients)
+
+
+def ask(chosen: Sequence[tuple[Call, Tensor]]) -> list[Asked]:
+    """What each of some clients is asked to do, call by call."""
+    found = []
+    for call, clients in chosen:
+        own = call.keys(clients, occurrences(clients))
+        found.append((clients, own, call.federation.holdings(call.round, clients)))
+    draws = [call.algorithm.draw for call, _ in chosen]
+    if len(draws) > 1 and draws[0].by_client and all(one == draws[0] for one in draws):
+        holdings = Holdings.joined([held for _, _, held in found])
+        whole = draws[0](holdings, keys.fold(torch.cat([own for _, own, _ in found]), DRAW))
+        ends = list(accumulate(len(clients) for clients, _, _ in found))
+        rows = [slice(first, end) for first, end in pairwise([0, *ends])]
+        plans = [Plan(whole.index[some], whole.counts[some]) for some in rows]
+    else:
+        plans = [
+            draw(held, keys.fold(own, DRAW))
+            for draw, (_, own, held) in zip(draws, found, strict=True)
+        ]
+    return [Asked(*each, plan) for each, plan in zip(found, plans, strict=True)]
+
+
+def occurrences(clients: Tensor) -> Tensor:
+    """How often each client already stood in the cohort: 0, or more if it is drawn again."""
+    listed = clients.tolist()
+    if len(set(listed)) == len(listed):
+        return torch.zeros_like(clients)
+    seen: Counter[int] = Counter()
+    before = []
+    for client in listed:
+        before.append(seen[client])
+        seen[client] += 1
+    return torch.tensor(before)

@@ -1,0 +1,280 @@
+"""How the reports of a round come together.
+
+Without a clock everyone who is asked reports. With one, `Synchronous` rounds wait for the first
+reports, and ask again if these are too few; `Asynchronous` ones take what arrives next.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+
+from fedlens import keys
+from fedlens.cohorts import ATTEMPT, DRAW, Asked, BelowQuorum, Call, Flight, Reports, ask
+from fedlens.core import Holdings, Plan, Tree
+from fedlens.devices import alike
+from fedlens.names import OUTCOMES, REPORTED
+from fedlens.reports import PAUSE, Clock, End
+
+MOST_ATTEMPTS = 1000  # of asking, in one round
+MOST_TRAINED = 10  # of them after which clients have trained, and too much was rejected
+
+_NONE = torch.empty(0, dtype=torch.int64)
+_NOBODY = Asked(_NONE, _NONE, Holdings.of([]), Plan(_NONE.view(0, 0, 0), _NONE.view(0, 0)))
+
+
+class Gathering(Protocol):
+    """How the reports of a round come together."""
+
+    def reports(self) -> Reports: ...
+
+    def without(self, reports: Reports, rejected: Mapping[int, str]) -> Reports:
+        """The same round when some rows of what was sent, for a reason each, cannot be taken."""
+        ...
+
+
+@dataclass(frozen=True)
+class Everyone(Gathering):
+    """Nobody fails."""
+
+    asked: Asked
+
+    def reports(self) -> Reports:
+        return Reports(self.asked)
+
+    def without(self, reports: Reports, rejected: Mapping[int, str]) -> Reports:
+        raise AssertionError("without a clock nothing is rejected")
+
+
+@dataclass(frozen=True)
+class Synchronous(Gathering):
+    """The first `goal` reports before the deadline; below quorum others are asked, or nobody."""
+
+    call: Call
+    clock: Clock
+    asked: Asked  # at first
+
+    @property
+    def goal(self) -> int:
+        return min(self.call.algorithm.select.cohort_size, len(self.asked.clients))
+
+    @property
+    def quorum(self) -> int:
+        share = math.ceil(self.clock.reporting.quorum * self.goal - 1e-9)
+        return max(share, self.call.algorithm.combine.fewest, 1)
+
+    def reports(self) -> Reports:
+        return self._from(Reports(_NOBODY, time=self.call.time, attempts=0, num_trained=0))
+
+    def without(self, reports: Reports, rejected: Mapping[int, str]) -> Reports:
+        left = _refused(reports, rejected)
+        if len(left.reported.clients) >= self.quorum:
+            return left
+        if reports.num_trained >= MOST_TRAINED:
+            raise self._stop(left)
+        self._check_repeats(left)
+        failed = _joined(left.failed, {"surplus": left.reported.clients.tolist()})
+        return self._from(replace(left, failed=failed, time=left.time + PAUSE))
+
+    def _from(self, before: Reports) -> Reports:
+        """The next attempt that brings a quorum."""
+        time, failed = before.time, before.failed
+        for attempt in range(before.attempts, MOST_ATTEMPTS):
+            asked = self.asked if attempt == 0 else self._ask_again(attempt)
+            fault_keys = asked.keys if attempt == 0 else keys.fold(asked.keys, ATTEMPT, attempt)
+            ends = self.clock.ends(asked.clients, fault_keys, asked.plan.counts.sum(1), time)
+            outcomes, time = self.clock.first(ends, self.goal, time)
+            rows = [row for row, outcome in enumerate(outcomes) if outcome == REPORTED]
+            enough = len(rows) >= self.quorum
+            others: dict[str, list[int]] = {}
+            for client, outcome in zip(asked.clients.tolist(), outcomes, strict=True):
+                if outcome != REPORTED or not enough:
+                    name = "surplus" if outcome == REPORTED else outcome
+                    others.setdefault(name, []).append(client)
+            failed = _joined(failed, others)
+            found = Reports(asked.rows(rows), failed, time, attempt + 1, before.num_trained + 1)
+            if enough:
+                return found
+            self._check_repeats(found)
+            time += PAUSE
+        raise self._stop(found)
+
+    def _ask_again(self, attempt: int) -> Asked:
+        call = self.call
+        (asked,) = ask([(call, call.select(call.num_asked, ATTEMPT, attempt))])
+        return asked
+
+    def _check_repeats(self, found: Reports) -> None:
+        if self.clock.reporting.below_quorum == "stop":
+            raise self._stop(found)
+
+    def _stop(self, found: Reports) -> BelowQuorum:
+        return BelowQuorum(
+            f"in round {self.call.round + 1} {len(found.reported.clients)} of "
+            f"{len(self.asked.clients)} clients reported, and the quorum is {self.quorum} "
+            f"(attempt {found.attempts}): choose a lower reporting.quorum, a later deadline, or a "
+            "higher over_select"
+        )
+
+
+@dataclass(frozen=True)
+class Asynchronous(Gathering):
+    """The next `buffer` arrivals; as one client ends, another one starts from the newest model.
+
+    Those that end at the same moment make room together, after the server's step if that is due.
+    Clients still on their way are a tree of tensors [M], so that a state can hold them.
+    """
+
+    call: Call
+    clock: Clock
+    buffer: int
+
+    def reports(self) -> Reports:
+        return self._from(Reports(_NOBODY, time=self.call.time, flights=self.call.flights))
+
+    def without(self, reports: Reports, rejected: Mapping[int, str]) -> Reports:
+        if reports.num_trained >= MOST_TRAINED:
+            raise BelowQuorum(
+                f"in round {self.call.round + 1} updates were rejected "
+                f"{reports.num_trained} times in a row: try a smaller local.lr"
+            )
+        left = _refused(reports, rejected)
+        return self._from(replace(left, num_trained=left.num_trained + 1))
+
+    def _from(self, before: Reports) -> Reports:
+        """With as many more as the buffer lacks."""
+        time, waves, landed, tries = before.time, before.num_waves, list(before.landed), 0
+        flying = _from_tree(before.flights)
+        failed: dict[str, list[int]] = {}
+        while len(landed) < self.buffer:
+            if not flying or min(flight.end.time for flight in flying) > time:
+                flying, missed = self._send_off(flying, time, waves)
+                waves, tries = waves + 1, tries + 1
+                if missed:
+                    failed.setdefault("unavailable", []).extend(missed)
+            if tries > MOST_ATTEMPTS:
+                raise BelowQuorum(
+                    f"in round {self.call.round + 1} no client reported, though some were asked "
+                    f"{MOST_ATTEMPTS} times: choose longer hours, or fewer faults"
+                )
+            if not flying:  # everybody is away
+                time += PAUSE
+                continue
+            first = min(flying, key=lambda flight: flight.end.time)  # of equals, who started first
+            flying.remove(first)
+            time = max(time, first.end.time)
+            if first.end.outcome == REPORTED:
+                landed.append(first)
+                tries = 0
+            else:
+                failed.setdefault(first.end.outcome, []).append(first.client)
+        return replace(
+            before,
+            reported=self._asked(landed),
+            failed=_joined(before.failed, failed),
+            time=time,
+            landed=tuple(landed),
+            flights=_to_tree(flying),
+            num_waves=waves,
+        )
+
+    def _send_off(
+        self, flying: list[Flight], time: float, wave: int
+    ) -> tuple[list[Flight], list[int]]:
+        """Let as many clients start as there is room for; and those of them that are not there."""
+        call, busy = self.call, {flight.client for flight in flying}
+        room = call.algorithm.select.cohort_size - len(flying)
+        if not room:
+            return flying, []
+        count = min(room + len(flying), call.federation.num_clients)
+        drawn = call.select(count, *((ATTEMPT, wave) if wave else ()))
+        chosen = [client for client in drawn.tolist() if client not in busy][:room]
+        clients = torch.tensor(chosen, dtype=torch.int64)
+        numbers = torch.full_like(clients, wave)  # each wave is another try, on other batches
+        own = call.keys(clients, numbers)
+        holdings = call.federation.holdings(call.round, clients)
+        plan = call.algorithm.draw(holdings, keys.fold(own, DRAW))
+        ends = self.clock.ends(clients, own, plan.counts.sum(1), time)
+        started = [
+            Flight(client, call.round, wave, end)
+            for client, end in zip(chosen, ends, strict=True)
+            if end.outcome != "unavailable"
+        ]
+        gone = set(chosen) - {flight.client for flight in started}
+        return [*flying, *started], sorted(gone)
+
+    def _asked(self, flights: Sequence[Flight]) -> Asked:
+        """What those that landed were asked, each by the model that it has."""
+        by_version: dict[int, list[int]] = {}
+        for row, flight in enumerate(flights):
+            by_version.setdefault(flight.version, []).append(row)
+        clients, own, held = [], [], []
+        for version, rows in by_version.items():
+            call = replace(self.call, round=version)
+            some, numbers = (
+                torch.tensor([getattr(flights[row], name) for row in rows])
+                for name in ("client", "number")
+            )
+            clients.append(some)
+            own.append(call.keys(some, numbers))
+            held.append(call.federation.holdings(version, some))
+        place = torch.tensor([row for rows in by_version.values() for row in rows]).argsort()
+        holdings, own_keys = Holdings.joined(held).take(place), torch.cat(own)[place]
+        plan = self.call.algorithm.draw(holdings, keys.fold(own_keys, DRAW))
+        return Asked(torch.cat(clients)[place], own_keys, holdings, plan)
+
+
+def gathering(call: Call, asked: Asked | None) -> Gathering:
+    """How a round's reports come together; `asked` are those asked at first, if it waits."""
+    pace = call.algorithm.pace
+    if pace is not None:
+        clock = call.clock or Clock(alike(call.federation.num_clients, keys.root(call.seed)))
+        return Asynchronous(call, clock, pace.buffer)
+    assert asked is not None
+    return Everyone(asked) if call.clock is None else Synchronous(call, call.clock, asked)
+
+
+def _refused(reports: Reports, rejected: Mapping[int, str]) -> Reports:
+    """Without the rows whose updates cannot be taken."""
+    listed = reports.reported.clients.tolist()
+    kept = [row for row in range(len(listed)) if row not in rejected]
+    failed: dict[str, list[int]] = {}
+    for row, reason in rejected.items():
+        failed.setdefault(reason, []).append(listed[row])
+    return replace(
+        reports,
+        reported=reports.reported.rows(kept),
+        failed=_joined(reports.failed, failed),
+        landed=tuple(reports.landed[row] for row in kept if reports.landed),
+    )
+
+
+def _joined(
+    one: Mapping[str, Sequence[int]], other: Mapping[str, Sequence[int]]
+) -> dict[str, list[int]]:
+    found = {name: [*one.get(name, ()), *other.get(name, ())] for name in OUTCOMES}
+    return {name: clients for name, clients in found.items() if clients}
+
+
+def _to_tree(flights: Sequence[Flight]) -> Tree:
+    whole = ("client", "version", "number")
+    tree = {name: torch.tensor([getattr(f, name) for f in flights]).long() for name in whole}
+    tree["outcome"] = torch.tensor([OUTCOMES.index(f.end.outcome) for f in flights]).long()
+    tree["time"] = torch.tensor([f.end.time for f in flights], dtype=torch.float64)
+    return tree
+
+
+def _from_tree(tree: Tree) -> list[Flight]:
+    if not tree:
+        return []
+    names = ("client", "version", "number", "outcome", "time")
+    return [
+        Flight(client, version, number, End(OUTCOMES[outcome], time))
+        for client, version, number, outcome, time in zip(
+            *(tree[name].tolist() for name in names), strict=True
+        )
+    ]
