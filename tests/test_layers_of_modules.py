@@ -12,7 +12,18 @@ import fedlens
 HOME = Path(fedlens.__file__).parent
 
 ORDER = [
-    ["version", "keys", "trees", "files", "options", "tables", "run_files", "core"],
+    [
+        "version",
+        "keys",
+        "trees",
+        "files",
+        "memory",
+        "reading",
+        "options",
+        "tables",
+        "run_files",
+        "core",
+    ],
     ["data"],
     ["network", "augment", "models"],
     ["slots", "pieces", "algorithm", "algorithms"],

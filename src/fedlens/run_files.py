@@ -7,13 +7,13 @@ Nothing in this module needs torch.
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fedlens.tables import read_text
+from fedlens.reading import BadFile, demand_fields, reading, reason
+from fedlens.tables import parse_tables, read_text
 
 EXPERIMENT = "experiment.toml"
 MANIFEST = "manifest.json"
@@ -25,6 +25,7 @@ MODEL = "model.safetensors"
 CHECKPOINT = "checkpoint"
 STATE = f"{CHECKPOINT}/state.json"  # what makes a checkpoint count: written after its tensors
 
+ANEW = "start the run anew"
 OVER = ("finished", "diverged")
 """The statuses of runs that have nothing left to do."""
 
@@ -47,12 +48,8 @@ def experiment_text(folder: Path) -> str:
 
 def read_experiment(folder: Path) -> dict[str, Any]:
     """The experiment of a run, as plain tables."""
-    try:
-        return tomllib.loads(experiment_text(folder))
-    except tomllib.TOMLDecodeError as error:
-        raise ValueError(
-            f"{folder / EXPERIMENT} cannot be read: {error}; run the experiment again"
-        ) from error
+    with reading(folder / EXPERIMENT, "run the experiment again"):
+        return parse_tables(experiment_text(folder), folder / EXPERIMENT)
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -82,11 +79,11 @@ def read_records(folder: Path) -> list[dict[str, Any]]:
             record = json.loads(line)
             if not isinstance(record, dict) or type(record.get("round")) is not int:
                 raise ValueError("it has no round number")
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             if place == written[-1][0]:
                 break
-            raise ValueError(
-                f"{path}, line {place} cannot be read: {error}; delete the line or run again"
+            raise BadFile(
+                f"{path}, line {place}", reason(error), "delete the line or run again"
             ) from error
         records[record["round"]] = record
     return [records[round] for round in sorted(records)]
@@ -109,31 +106,24 @@ def read_state_index(folder: Path) -> dict[str, Any] | None:
     path = folder / STATE
     if not path.is_file():
         return None
-    index = _parsed(path)
-    if not isinstance(index, dict) or not {"round", "file", "sha256", "state"} <= index.keys():
-        raise damaged(path, "it is incomplete")
-    return index
+    fields = {"round": int, "file": str, "sha256": str, "state": dict}
+    return demand_fields(_parsed(path), fields, path, ANEW)
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
     """The object in a JSON file, or None if there is no such file."""
     if not path.is_file():
         return None
-    content = _parsed(path)
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} holds no JSON object: start the run anew")
-    return content
+    return demand_fields(_parsed(path), {}, path, ANEW)
 
 
-def damaged(path: Path, why: object) -> ValueError:
-    return ValueError(f"{path} is damaged ({why}): start the run anew")
+def damaged(path: Path, why: object) -> BadFile:
+    return BadFile(path, str(why), ANEW)
 
 
 def _parsed(path: Path) -> Any:
-    try:
+    with reading(path, ANEW):
         return json.loads(path.read_bytes())
-    except ValueError as error:
-        raise damaged(path, error) from error
 
 
 def _remedy(folder: Path, missing: Sequence[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 import sys
 import tempfile
@@ -25,7 +26,10 @@ from fedlens.cli.reproduce import reproduce_command
 from fedlens.cli.run import resume_command, run_command
 from fedlens.cli.sweep import sweep_command
 from fedlens.options import importable
+from fedlens.reading import printable, reason, shortened
 from fedlens.version import __version__
+
+LONGEST_LINE = 20_000  # characters: it may name many files
 
 VERBS: dict[str, Callable[..., None]] = {
     "run": run_command,
@@ -81,8 +85,9 @@ def main() -> None:
         status = _complain(error.format_message(), 2, debug)
     except ValueError as error:
         status = _complain(str(error), 2, debug)
-    except (OSError, MemoryError, torch.OutOfMemoryError) as error:
-        # The machine's: a full disk, a lost connection, a worker that was killed.
+    except OSError as error:
+        status = _complain(*_machine_or_name(error), debug)
+    except (MemoryError, torch.OutOfMemoryError) as error:
         status = _complain(_first_line(error) or "there is not enough memory", 1, debug)
     except Exception as error:
         status = _complain(_internal_error(error), 1, debug)
@@ -93,11 +98,23 @@ def _interrupt(*_: Any) -> None:
     raise KeyboardInterrupt
 
 
+MISNAMED = (errno.ENAMETOOLONG, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
+
+
+def _machine_or_name(error: OSError) -> tuple[str, int]:
+    """Whether a file was named wrongly, or it is the machine's: a full disk, a lost connection."""
+    if error.errno in MISNAMED and error.filename is not None:
+        name = shortened(str(error.filename), 80)
+        return f"{name}: {reason(error).lower()}: name a file or folder that can be there", 2
+    return _first_line(error), 1
+
+
 def _complain(message: str, status: int, debug: bool) -> int:
     if debug:
         traceback.print_exc()
     if message:  # the help that a command without arguments shows comes without one
-        print(f"fedlens: {message}", file=sys.stderr)
+        line = printable(shortened(message, LONGEST_LINE))
+        print(f"fedlens: {line}", file=sys.stderr)
     return status
 
 

@@ -53,6 +53,10 @@ class Epochs(Draw):
             done = self._passes(client_keys)[:, None] * per_pass
         return Plan(index.view(clients, num_steps, size), counts * (step < done))
 
+    def plan_size(self, held: int) -> int:
+        size = max(min(self.batch_size, held), 1)
+        return self.count * -(-held // size) * size
+
     def _passes(self, client_keys: Tensor) -> Tensor:  # [C]
         """How many passes each client has time for."""
         slow_key, count_key = (
@@ -82,3 +86,6 @@ class Virtual(Draw):
         steps = self.size // self.batch_size
         counts = torch.full((clients, steps), self.batch_size)
         return Plan(index.view(clients, steps, self.batch_size), counts)
+
+    def plan_size(self, held: int) -> int:
+        return self.size
