@@ -26,7 +26,8 @@ def examples(
 ) -> Examples:
     """Examples of pixels [N, H, W] or [N, H, W, channels], which stay stored channels-last."""
     stored = np.require(pixels, requirements=["C", "W"])
-    images = torch.from_numpy(stored.reshape(*pixels.shape[:3], -1)).permute(0, 3, 1, 2)
+    channels = pixels.shape[3] if pixels.ndim == 4 else 1
+    images = torch.from_numpy(stored.reshape(*pixels.shape[:3], channels)).permute(0, 3, 1, 2)
     return Examples(images, torch.from_numpy(labels.astype(np.int64)), columns or {})
 
 

@@ -129,7 +129,8 @@ def decode(
     And the files that cannot be decoded, whose pixels mean nothing.
     """
     needed = len(paths) * math.prod(shape) * channels
-    memory.demand(f"{len(paths):,} images", {"pixels": needed}, "choose a smaller size")
+    what = f"a set of {len(paths):,} images"
+    memory.demand(what, {"pixels": needed}, "choose a smaller size")
     pixels = np.zeros((len(paths), *shape, channels), np.uint8)
 
     def fill(i: int) -> Undecodable | None:
