@@ -27,10 +27,10 @@ def add_round(folder: Path, round: int, accuracy: float) -> None:
 
 
 def next_event(stream: http.client.HTTPResponse) -> str:
-    while True:
-        line = stream.readline().decode().strip()
-        if line.startswith("event: "):
-            return line.removeprefix("event: ")
+    for line in stream:
+        if line.startswith(b"event: "):
+            return line.decode().strip().removeprefix("event: ")
+    raise AssertionError("the stream has ended")
 
 
 def test_a_page_is_renewed_as_another_process_writes(recorded: Make) -> None:

@@ -100,7 +100,7 @@ def _finish(result: Result, as_json: bool) -> None:
     assert result.folder is not None
     report([result.folder])
     if as_json:
-        print((result.folder / SUMMARY).read_text(), end="")
+        print((result.folder / SUMMARY).read_text(encoding="utf-8"), end="")
     else:
         print(table(*rows(read_all([result.folder]))))
         print(f"run:    {result.folder}")
