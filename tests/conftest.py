@@ -1,5 +1,6 @@
 """What all tests share."""
 
+import random
 import signal
 import sys
 import tempfile
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+import torch
 
 from tests.command_line import EXPERIMENT, Ended
 
@@ -15,8 +17,25 @@ from tests.command_line import EXPERIMENT, Ended
 hypothesis.settings.register_profile("tests", deadline=None)
 hypothesis.settings.load_profile("tests")
 
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--shuffle", type=int, help="Run tests in another order, by this seed.")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    seed = config.getoption("--shuffle")
+    if seed is not None:
+        random.Random(seed).shuffle(items)
+
+
 # A shell that has tests run in the background lets them ignore Ctrl-C, and so all they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """What a test draws from torch does not depend on which tests ran before."""
+    torch.manual_seed(0)
 
 
 @pytest.fixture

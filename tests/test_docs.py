@@ -53,12 +53,16 @@ class Block(NamedTuple):
 
 
 def blocks(page):
-    found = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
+    found = re.findall(
+        r"^```(\w*)\n(.*?)^```$", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+    )
     return [Block(*block) for block in found]
 
 
 def prose(page):
-    return re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    return re.sub(
+        r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE
+    )
 
 
 def table(page, first):
@@ -133,7 +137,9 @@ def check_sh(text, _namespace):
     for line in text.splitlines():
         words = shlex.split(line, comments=True)
         if words[0] == "make":
-            assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+            assert re.search(
+                rf"^{words[1]}:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE
+            )
         else:
             assert words[0] == "fedlens", line
             check_command(words[1:])
@@ -195,7 +201,7 @@ def test_every_link_of_a_page_leads_somewhere(page):
         file = (page.parent / name).resolve() if name else page
         assert file.exists(), target
         if anchor:
-            headings = re.findall(r"^#+ (.*)$", file.read_text(), re.MULTILINE)
+            headings = re.findall(r"^#+ (.*)$", file.read_text(encoding="utf-8"), re.MULTILINE)
             assert anchor in [h.lower().replace(" ", "-") for h in headings], target
 
 
@@ -207,7 +213,9 @@ def test_every_example_describes_clients_that_hold_something(path):
 
 def test_the_readme_shows_the_quickstart_as_it_is():
     shown = [tomllib.loads(block.text) for block in blocks(README) if block.language == "toml"]
-    assert shown == [tomllib.loads((ROOT / "examples" / "quickstart.toml").read_text())]
+    assert shown == [
+        tomllib.loads((ROOT / "examples" / "quickstart.toml").read_text(encoding="utf-8"))
+    ]
 
 
 def keys(record=None, prefix=""):
@@ -325,7 +333,7 @@ def test_the_run_folder_holds_what_is_documented(tmp_path):
         "evaluation.json",
         "rounds.jsonl",
     ):
-        for key in json.loads((folder / name).read_text()):
+        for key in json.loads((folder / name).read_text(encoding="utf-8")):
             of_test = key.replace("train_", "test_") if key != "train_set_loss" else key
             assert key in words or of_test in words, f"{name}: {key}"
 
@@ -334,7 +342,7 @@ def test_measured_numbers_say_which_code_and_which_command_they_come_from():
     files = list(ROOT.glob("results/*/*.json"))
     assert files
     for file in files:
-        found = json.loads(file.read_text())
+        found = json.loads(file.read_text(encoding="utf-8"))
         assert found["revision"] and found["command"], file
 
 

@@ -17,6 +17,8 @@ ORDER = [
         "keys",
         "trees",
         "files",
+        "memory",
+        "reading",
         "options",
         "names",
         "tables",

@@ -1,3 +1,4 @@
+import math
 import sys
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -154,11 +155,25 @@ def test_where_a_list_is_read_one_may_be_given():
         check(3, kind, "here")
 
 
-@given(st.integers(-(2**53), 2**53) | st.floats(allow_nan=False))
+@given(st.integers(-(2**53), 2**53) | st.floats(-1e38, 1e38) | st.just(math.inf))
 def test_a_number_may_be_written_without_a_point(number):
     assert check(number, float, "here") == number
     assert type(check(number, float, "here")) is float
     assert type(check(number, int | float, "here")) is type(number)
+
+
+@pytest.mark.parametrize("kind", [int, float, int | None, int | float, tuple[int, ...]])
+@pytest.mark.parametrize("number", [2**63, -(2**63) - 1, 10**400])
+def test_a_number_that_no_tensor_holds_is_refused(kind, number):
+    fits = kind in (float, int | float) and abs(number) < 1e38
+    given = [number] if kind == tuple[int, ...] else number
+    if fits:
+        assert check(given, kind, "here") == float(number)
+    else:
+        with pytest.raises(ValueError, match="here is"):
+            check(given, kind, "here")
+    with pytest.raises(ValueError, match=r"here is a number of 309 digits: models compute with"):
+        check(1e308, float, "here")
 
 
 def test_a_near_miss_is_told_the_name_and_a_wild_guess_the_choice():

@@ -12,8 +12,9 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
-from fedlens import keys
+from fedlens import keys, memory
 from fedlens.algorithm import Algorithm, Amendment, compose
 from fedlens.client import ClientProgram
 from fedlens.clock import make_clock, needs_clock
@@ -83,8 +84,10 @@ def build(experiment: Experiment, data: Path | None = None, beside: Setup | None
     if clients.holdout:
         split, held_out = _hold_out(split, experiment)
 
-    network, weights = _network(experiment, dataset)
     algorithm = _algorithm(experiment)
+    if device.type == "cpu" and not workers:
+        _demand_memory(experiment, dataset, algorithm, split)
+    network, weights = _network(experiment, dataset)
     algorithm.combine.check(network.layout)
     clocked = needs_clock(experiment, algorithm)
     program = ClientProgram(algorithm, network.layout, experiment.augment, guarded=clocked)
@@ -211,6 +214,54 @@ def _hold_out(split: Split, experiment: Experiment) -> tuple[Split, Holdings]:
         return Holdings(index[mask], offsets_of(sizes), everyone.names)
 
     return Fixed(holdings(~tested)), holdings(tested)
+
+
+def _demand_memory(
+    experiment: Experiment, dataset: Dataset, algorithm: Algorithm, split: Split
+) -> None:
+    """Refuse a run whose rounds cannot fit in memory, by what they take at the least."""
+    cohort, sizes = experiment.clients.cohort, split.sizes(0)
+    held = int(sizes.max()) if len(sizes) else 0
+    kept = PRECISIONS[experiment.precision][0].itemsize
+    # Of the model: the server's, its next, and the sum of updates in float64; of each client
+    # that trains at a time, its own and its gradient.
+    training = min(num_cores(), cohort) if experiment.engine in ("auto", "processes") else 1
+    copies = 2 * kept + 8 + 2 * kept * training
+    channels, height, width = dataset.shape
+    padded = (height + 2 * experiment.augment.crop) * (width + 2 * experiment.augment.crop)
+    batch = min(experiment.local.batch_size, held)
+    memory.demand(
+        "a round",
+        {
+            f"{training + 1} models": _num_parameters(experiment, dataset) * copies,
+            "who sees which examples": cohort * algorithm.draw.plan_size(held) * 8,
+            "a batch": batch * channels * padded * kept,
+        },
+        "choose a smaller model, fewer local.epochs, or a smaller augment.crop",
+    )
+
+
+def _num_parameters(experiment: Experiment, dataset: Dataset) -> int:
+    """Of a model of ours, made without memory; 0 of others, which are made once and not to try."""
+    given = experiment.model
+    if not isinstance(given, Named) or given.name not in MODELS:
+        return 0
+    with torch.random.fork_rng(devices=[]), torch.device("meta"), _Undrawn():
+        outputs = experiment.outputs or dataset.num_classes
+        try:
+            module = call(MODELS[given.name], dataset.shape, outputs, options=given.options)
+        except (RuntimeError, TypeError, OverflowError):  # so large that no tensor can be
+            return 2**60
+        return sum(parameter.numel() for parameter in module.parameters())
+
+
+class _Undrawn(TorchFunctionMode):
+    """Draws nothing: on the device "meta", to draw from a normal takes seconds of imports."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") in ("normal_", "kaiming_normal_"):
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs or {})
 
 
 def _network(experiment: Experiment, dataset: Dataset) -> tuple[Network, Loaded | None]:

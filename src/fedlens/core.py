@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedlens.reading import demand_text
+
 MOST_DESCRIBED = 10_000  # clients of whom a run says one by one what they hold
 
 Tree = dict[str, Tensor]
@@ -81,6 +83,13 @@ class Examples:
         return Examples(images, self.labels.to(device), self.columns, rows)
 
 
+class LeftOut(NamedTuple):
+    """A file that a data set was made without."""
+
+    file: str
+    why: str
+
+
 @dataclass(frozen=True)
 class Dataset:
     """Examples to train on and to test on, and what a label means."""
@@ -91,6 +100,7 @@ class Dataset:
     classes: tuple[str, ...]  # L names
     mean: tuple[float, ...] | None = None  # per channel, of images scaled to [0, 1]
     std: tuple[float, ...] | None = None
+    left_out: tuple[LeftOut, ...] = ()  # files that could not be decoded
 
     def __post_init__(self) -> None:
         for part in (self.train, self.test):
@@ -99,6 +109,13 @@ class Dataset:
                 and not 0 <= int(part.labels.min()) <= int(part.labels.max()) < self.num_classes
             ):
                 raise ValueError(f"{self.name}: labels must lie in 0..{self.num_classes - 1}")
+        shapes = [tuple(part.images.shape[1:]) for part in (self.train, self.test) if len(part)]
+        if len(set(shapes)) > 1:
+            raise ValueError(
+                f"{self.name}: training images are {shapes[0]} and test images {shapes[1]} "
+                "(channels, height, width): resize one of them"
+            )
+        demand_text(self.classes, f"{self.name}: the class")
 
     @property
     def num_classes(self) -> int:

@@ -29,6 +29,7 @@ from fedlens.options import (
 )
 from fedlens.options import Named as Named  # as others import it from here
 from fedlens.pieces import cross_entropy, double_softmax, squared_error
+from fedlens.reading import expanded
 from fedlens.reports import Faults, Reporting
 from fedlens.run_files import own_code
 from fedlens.tables import apply_override, read_tables, to_toml
@@ -256,7 +257,7 @@ class Experiment:
             _anchor(clients.get(name) if isinstance(clients, dict) else None, path.parent)
         weights = content.get("weights")
         if isinstance(weights, str) and not is_address(weights):
-            content["weights"] = str((path.parent / Path(weights).expanduser()).resolve())
+            content["weights"] = str((path.parent / expanded(weights)).resolve())
         with importable(path.parent, *own_code(path.parent)):
             return cls.of(content)
 
@@ -273,7 +274,7 @@ def _anchor(table: Any, folder: Path) -> None:
     """Make the path of a table, and of the partition that it is `of`, relative to nothing."""
     if isinstance(table, dict):
         if isinstance(table.get("path"), str):
-            table["path"] = str((folder / Path(table["path"]).expanduser()).resolve())
+            table["path"] = str((folder / expanded(table["path"])).resolve())
         _anchor(table.get("of"), folder)
 
 

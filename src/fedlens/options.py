@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
+import math
 import sys
 import types
 import typing
@@ -18,6 +19,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, Union
+
+LARGEST = 1e38  # of the numbers that float32 holds
 
 G = TypeVar("G")
 V = TypeVar("V")
@@ -234,7 +237,23 @@ def _sequence(value: Any, kind: Any, where: str) -> Any:
 def _number(value: Any, kind: Any, where: str) -> Any:
     """A whole number is a number, too; a truth value is neither."""
     whole = isinstance(value, int) and not isinstance(value, bool)
-    return float(value) if whole else _instance(value, kind, where)
+    given = value if whole else _instance(value, kind, where)
+    if LARGEST < abs(given) < float("inf"):
+        raise ValueError(f"{where} is {_in_short(given)}: models compute with up to {LARGEST:.0e}")
+    return float(given)
+
+
+def _whole(value: Any, kind: Any, where: str) -> Any:
+    number = _instance(value, kind, where)
+    if not -(2**63) <= number < 2**63:
+        raise ValueError(f"{where} is {_in_short(number)}: choose a number of at most 18 digits")
+    return number
+
+
+def _in_short(number: float) -> str:
+    """A number that may be too long to write, or for a float."""
+    digits = math.log10(abs(number)) if number else 0.0
+    return repr(number) if digits < 25 else f"a number of {digits + 1:.0f} digits"
 
 
 def _instance(value: Any, kind: Any, where: str) -> Any:
@@ -274,6 +293,7 @@ KINDS: dict[Any, Callable[[Any, Any, str], Any]] = {
     tuple: _sequence,
     list: _sequence,
     float: _number,
+    int: _whole,
     Named: _named,
     Given: _given,
 }

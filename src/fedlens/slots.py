@@ -59,6 +59,10 @@ class Draw(Protocol):
 
     def __call__(self, holdings: Holdings, client_keys: Tensor) -> Plan: ...
 
+    def plan_size(self, held: int) -> int:
+        """The places for examples in the plan of a client that holds so many: T * B."""
+        return held
+
 
 @runtime_checkable
 class ExampleWeight(Protocol):

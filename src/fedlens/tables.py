@@ -3,32 +3,70 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedlens.reading import demand_text, reason, shortened
+
+LONGEST = 1_000_000  # bytes of an experiment file
+DEEPEST = 32  # tables within each other, and parts of a dotted key
+DEEP_KEY = re.compile(
+    rf"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){{{DEEPEST},}}"""
+)
+
 
 def read_text(path: Path) -> str:
     """The text of an experiment file."""
     try:
-        return path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            content = file.read(LONGEST + 1)
+        text = content.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not text"
         raise ValueError(f"cannot read the experiment {path}: {reason}") from error
+    if len(content) > LONGEST:
+        raise ValueError(f"{path} is longer than {LONGEST:,} bytes: it is no experiment file")
+    return text
 
 
 def read_tables(path: Path) -> dict[str, Any]:
     text = read_text(path)
+    return parse_tables(text, path)
+
+
+def parse_tables(text: str, path: Path) -> dict[str, Any]:
+    """The tables of a TOML or JSON file, from its text."""
+    kind = "JSON" if path.suffix == ".json" else "TOML"
     try:
-        tables: dict[str, Any]
-        tables = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    except ValueError as error:
-        kind = "JSON" if path.suffix == ".json" else "TOML"
-        raise ValueError(f"{path} is not valid {kind}: {error}") from error
-    if not isinstance(tables, dict):
-        raise ValueError(f"{path} holds no table: write keys and values")
+        tables = json.loads(text) if kind == "JSON" else _parsed_toml(text)
+        if not isinstance(tables, dict):
+            raise ValueError("it holds no table: write keys and values")
+        _demand_shallow(tables)
+        demand_text(json.dumps(tables, ensure_ascii=False, default=str), "its text")
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not valid {kind}: {reason(error)}") from error
     return tables
+
+
+def _parsed_toml(text: str) -> dict[str, Any]:
+    # Python's reader takes a time that grows with the square of a key's parts.
+    if DEEP_KEY.search(text):
+        raise ValueError(f"a key has more than {DEEPEST} parts")
+    return tomllib.loads(text)
+
+
+def _demand_shallow(value: Any) -> None:
+    """Refuse tables within tables that nobody writes, for whoever walks over them."""
+    level, depth = [value], 0
+    while level:
+        if depth > DEEPEST:
+            raise ValueError(f"it is nested more than {DEEPEST} deep")
+        inner = [one for one in level if isinstance(one, (dict, list))]
+        level = [part for one in inner for part in (one.values() if isinstance(one, dict) else one)]
+        depth += 1
 
 
 def apply_override(content: dict[str, Any], override: str) -> None:
@@ -36,7 +74,9 @@ def apply_override(content: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     if not equals or not key.strip():
         raise ValueError(f"{override!r} is not an override: write key=value")
-    *tables, last = key.strip().split(".")
+    *tables, last = key.strip().split(".", DEEPEST)
+    if "." in last:
+        raise ValueError(f"{shortened(key, 80)} has more than {DEEPEST} parts: write key=value")
     if tables[:1] == ["algorithm"] and tables[1:]:
         _algorithm_called(".".join(tables[1:]), content)[last] = _parsed(text)
         return
@@ -57,7 +97,7 @@ def parse_axis(axis: str) -> tuple[str, list[Any]]:
     if not equals or not key.strip() or not text.strip():
         raise ValueError(f"{axis!r} is not an axis of a grid: write key=value,value")
     try:
-        values: list[Any] = tomllib.loads(f"values = [{text}]")["values"]
+        values: list[Any] = _value(f"[{text}]")
     except tomllib.TOMLDecodeError:
         values = [_parsed(part.strip()) for part in text.split(",")]
     return key.strip(), values
@@ -66,9 +106,18 @@ def parse_axis(axis: str) -> tuple[str, list[Any]]:
 def _parsed(text: str) -> Any:
     """What TOML makes of it; anything else is text, which needs no quotes on a command line."""
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        return _value(text)
     except tomllib.TOMLDecodeError:
         return text
+
+
+def _value(text: str) -> Any:
+    try:
+        value = _parsed_toml(f"value = {text}")["value"]
+        _demand_shallow(value)
+    except RecursionError as error:
+        raise ValueError(f"{shortened(text, 80)}: {reason(error)}") from error
+    return value
 
 
 def _algorithm_called(name: str, content: dict[str, Any]) -> dict[str, Any]:

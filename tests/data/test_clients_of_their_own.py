@@ -137,8 +137,14 @@ def test_writers_are_the_clients_of_femnist_unless_another_partition_is_named(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda d: d.pop("user_data"), "is not a JSON file of LEAF (KeyError"),
-        (lambda d: d["user_data"]["w"].pop("y"), "user w: y is missing or not numbers"),
+        (
+            lambda d: d.pop("user_data"),
+            "cannot be read (it has no 'user_data'): make it again with LEAF",
+        ),
+        (
+            lambda d: d["user_data"]["w"].pop("y"),
+            "user w cannot be read (it has no 'y'): make it again with LEAF",
+        ),
         (lambda d: d["user_data"]["w"].update(y=[1, 2]), "x is [1, 784] for 2 labels"),
         (lambda d: d["user_data"]["w"].update(y=[62]), "y must be 1 whole numbers from 0 to 61"),
         (lambda d: d["user_data"]["w"]["x"][0].__setitem__(3, 7.5), "numbers from 0 to 1"),

@@ -268,7 +268,7 @@ def test_files_that_are_not_the_published_ones_are_not_taken(fashion, cifar100, 
     with pytest.raises(ValueError, match="there is no"):
         get_from("fashion-mnist", tmp_path / "nowhere", dest)
     cifar100.write_bytes(cifar100.read_bytes()[:-1000])
-    with pytest.raises(ValueError, match=r"cifar-100-python.tar.gz cannot be unpacked"):
+    with pytest.raises(ValueError, match=r"cifar-100-python.tar.gz cannot be read"):
         get_from("cifar100", cifar100, dest)
     assert not list(dest.iterdir())
 
@@ -276,7 +276,7 @@ def test_files_that_are_not_the_published_ones_are_not_taken(fashion, cifar100, 
 def test_an_archive_cannot_write_outside_its_folder(cifar100, tmp_path):
     with tarfile.open(cifar100, "w:gz") as tar:
         tar.add(tmp_path / "original" / "cifar-100-python" / "meta", arcname="../../meta")
-    with pytest.raises(ValueError, match="cannot be unpacked"):
+    with pytest.raises(ValueError, match="cannot be read"):
         get_from("cifar100", cifar100, tmp_path / "x" / "dest")
     assert not list((tmp_path / "x").rglob("meta"))
 

@@ -223,7 +223,7 @@ def test_a_manifest_without_split_is_divided_like_a_folder(animals):
         (HEADER + ROWS[0].replace("-180", "west"), "lon is 'west'"),
         (HEADER + ROWS[0].replace("train", "trian"), "split is 'trian': did you mean 'train'"),
         (HEADER + ROWS[0] + ROWS[1], "no row has split test"),
-        ('path,label\n"open,x\n', "is not a csv file in UTF-8"),
+        ('path,label\n"open,x\n', "set path to a csv file in UTF-8"),
     ],
 )
 def test_a_bad_manifest_says_where_and_what_to_do(animals, content, message):
@@ -236,7 +236,7 @@ def test_a_manifest_that_is_not_text_or_not_there_says_so(animals):
     with pytest.raises(ValueError, match=r"photos.csv cannot be read .*: set path"):
         load("csv", animals, path="photos.csv")
     (animals / "photos.csv").write_bytes(b"path,label\n\xff\xfe,1\n")
-    with pytest.raises(ValueError, match="not a csv file in UTF-8"):
+    with pytest.raises(ValueError, match="set path to a csv file in UTF-8"):
         load("csv", animals, path="photos.csv")
 
 
@@ -281,7 +281,7 @@ def test_a_numpy_file_may_be_gray_and_name_its_classes(tmp_path):
         ({"y_test": np.array([0.0, 1.0, 2.0])}, "y_test is float64"),
         ({"writer_train": np.arange(5)}, r"writer_train is \[5\]: expected \[6\]"),
         ({"classes": np.array(["a", "b"])}, "classes must name all 3 labels"),
-        ({"writer_train": np.array([{}] * 6, object)}, "cannot be read as a .npz file"),
+        ({"writer_train": np.array([{}] * 6, object)}, "cannot be read "),
     ],
 )
 def test_a_numpy_file_that_does_not_fit_says_why(tmp_path, changed, message):
@@ -300,7 +300,7 @@ def test_a_numpy_file_that_cannot_be_read_is_named(tmp_path):
     broken = [whole[:-50], whole[:20], b"", whole[:middle] + b"?" * 8 + whole[middle + 8 :]]
     for content in broken:
         file.write_bytes(content)
-        with pytest.raises(ValueError, match=r"own.npz cannot be read as a .npz file"):
+        with pytest.raises(ValueError, match=r"own.npz cannot be read "):
             load("npz", tmp_path, path="own.npz")
     np.save(tmp_path / "one.npy", np.arange(3))
     with pytest.raises(ValueError, match="one array without a name"):

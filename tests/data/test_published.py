@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from fedlens.data import DATASETS, Source, cifar, idx
 from fedlens.data.catalogue import CIFAR100, CIFAR100_COARSE, FASHION_MNIST, MNIST, PUBLISHED
 from fedlens.data.fetch import check, listing
-from fedlens.data.places import Damaged, cache, roots
+from fedlens.data.places import cache, roots
+from fedlens.reading import BadFile
 from tests.data.published_files import (
     idx_bytes,
     labels,
@@ -114,7 +115,7 @@ def test_a_broken_idx_file_is_named(tmp_path, how, ending):
     content = gzip.compress(BROKEN[how]) if ending else BROKEN[how]
     file = tmp_path / f"labels{ending}"
     file.write_bytes(content)
-    with pytest.raises(Damaged, match=f"labels{ending} is damaged"):
+    with pytest.raises(BadFile, match=f"labels{ending} cannot be read"):
         idx.read(file, 1)
 
 
@@ -167,7 +168,7 @@ def test_a_malicious_pickle_is_refused_before_it_runs(tmp_path, protocol):
 def test_no_function_is_reached_through_a_pickle(tmp_path, function):
     file = tmp_path / "batch"
     file.write_bytes(pickle.dumps({b"data": Malicious(function, "1"), b"labels": []}, protocol=2))
-    with pytest.raises(Damaged, match="which no CIFAR file needs"):
+    with pytest.raises(BadFile, match="which no CIFAR file needs"):
         cifar.read_pickle(file, ["labels"])
 
 
@@ -186,7 +187,7 @@ BAD_BATCHES = {
 @pytest.mark.parametrize("what", BAD_BATCHES)
 def test_a_pickle_of_something_else_is_named(tmp_path, what):
     (tmp_path / "batch").write_bytes(python2_pickle(BAD_BATCHES[what]))
-    with pytest.raises(Damaged, match="batch is damaged"):
+    with pytest.raises(BadFile, match="batch cannot be read"):
         cifar.read_pickle(tmp_path / "batch", ["labels"])
 
 

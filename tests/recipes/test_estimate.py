@@ -28,7 +28,7 @@ def test_an_estimate_grows_with_the_rounds():
     timing = Timing([PLAIN])
     seconds(timing, PLAIN)  # the first of a kind also counts what comes before it is warm
     once = seconds(timing, PLAIN)
-    assert 0 < once < 60
+    assert once > 0
     assert seconds(timing, replace(PLAIN, rounds=200)) == pytest.approx(10 * once)
 
 

@@ -47,7 +47,7 @@ def test_every_item_of_every_paper_is_there():
 
 
 def test_every_recipe_is_documented():
-    page = (Path(__file__).parents[2] / "docs" / "reproduce.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "reproduce.md").read_text(encoding="utf-8")
     assert re.findall(r"^\| `(\S+/\S+)`", page, re.MULTILINE) == list(RECIPES)
 
 
@@ -60,7 +60,7 @@ def root(tmp_path_factory):
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_makes_its_page_from_the_embedded_images(name, root):
     done = reproduce(name, "smoke", root / name)
-    page = unescape(done.page.read_text())
+    page = unescape(done.page.read_text(encoding="utf-8"))
     for block in done.blocks:
         assert block.title in page
     assert "None of its numbers can be compared" in page or not done.results.runs
@@ -84,7 +84,7 @@ def test_what_is_done_is_kept_and_an_interrupted_reproduction_goes_on(tmp_path):
         return [
             [[json.loads(line)[key] for key in ("train_loss", "test_loss")] for line in lines]
             for file in sorted(out.glob("runs/*/rounds.jsonl"))
-            if (lines := file.read_text().splitlines())
+            if (lines := file.read_text(encoding="utf-8").splitlines())
         ]
 
     seen = []
@@ -115,7 +115,7 @@ def test_a_run_that_two_items_have_in_common_is_made_once(tmp_path):
         tmp_path / item / "runs" / run / "manifest.json"
         for item, run in (("headline", "lambda-rule-1000-outputs"), ("figure12", "lambda-rule"))
     )
-    assert first.read_text() == again.read_text()
+    assert first.read_text(encoding="utf-8") == again.read_text(encoding="utf-8")
 
 
 def test_a_folder_of_other_experiments_is_left_alone_unless_told(tmp_path):

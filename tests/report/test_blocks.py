@@ -161,3 +161,40 @@ def test_long_lines_are_thinned_in_the_page_but_not_in_their_data(tmp_path):
     (xs,) = re.findall(r'"x":\[([\d,]+)\]', page)
     assert 1000 < len(xs.split(",")) <= 2001 and xs.endswith(",10000")
     assert (tmp_path / "figures" / "long.csv").read_text().count("\n") == 10_002
+
+
+def test_no_cell_of_a_csv_file_is_a_formula() -> None:
+    rows: list[list[str | float | None]] = [
+        ["=1+1", "-0.5 ± 0.1"],
+        ["@SUM(A1)", "-3%"],
+        ["+x", -2.0],
+        ["\tx", None],
+        ["a=b", "-1e-05"],
+    ]
+    table = Table(title="t", header=["=h", "ok"], rows=rows)
+    assert list(csv.reader(io.StringIO(csv_of(table).decode()))) == [
+        ["'=h", "ok"],
+        ["'=1+1", "-0.5 ± 0.1"],
+        ["'@SUM(A1)", "-3%"],
+        ["'+x", "-2.0"],
+        ["'\tx", ""],
+        ["a=b", "-1e-05"],
+    ]
+
+
+@pytest.mark.parametrize("num_points", [2000, 2001, 4000, 1_000_000])
+def test_long_curves_are_thinned_by_the_rule_that_the_caption_states(num_points: int) -> None:
+    line = Line("a", range(num_points), [0.5] * num_points, low=[0.4] * num_points)
+    curves = Curves(title="t", caption="All.", lines=[line, Line("b", [1, 2], [3, 4])])
+    thin = curves.thinned()
+    if num_points == 2000:
+        assert thin == curves
+        return
+    long, short = thin.lines
+    assert long.x[0] == 0 and long.x[-1] == num_points - 1
+    assert 1000 <= len(long.x) <= 2000 and len(long.x) == len(long.y) == len(long.low or ())
+    step = long.x[1]
+    assert list(long.x[:-1]) == list(range(0, num_points - 1, int(step)))
+    assert thin.caption == f"All. Of up to {num_points:,} points a line, one in {step} is drawn."
+    assert short == curves.lines[1]
+    assert thin.alt == curves.words()

@@ -8,12 +8,14 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 from urllib.request import urlopen
 
 import pytest
 
+from fedlens.report import live
 from fedlens.report.live import serving
 
 Make = Callable[..., Path]
@@ -25,10 +27,10 @@ def add_round(folder: Path, round: int, accuracy: float) -> None:
 
 
 def next_event(stream: http.client.HTTPResponse) -> str:
-    while True:
-        line = stream.readline().decode().strip()
-        if line.startswith("event: "):
-            return line.removeprefix("event: ")
+    for line in stream:
+        if line.startswith(b"event: "):
+            return line.decode().strip().removeprefix("event: ")
+    raise AssertionError("the stream has ended")
 
 
 def test_a_page_is_renewed_as_another_process_writes(recorded: Make) -> None:
@@ -79,6 +81,69 @@ def test_only_this_machine_may_ask_by_default(run_folder: Make) -> None:
             assert answer.status == status
             answer.read()
             connection.close()
+
+
+def answer(place: SplitResult, request: bytes) -> bytes:
+    with socket.create_connection((place.hostname, place.port or 0), timeout=30) as connection:
+        connection.sendall(request)
+        return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
+def test_a_host_that_is_no_name_gets_an_answer(run_folder: Make) -> None:
+    with serving([run_folder("a", rounds=2)]) as address:
+        for host in (b"[", b"[::1", b"]", b"\xff", b""):
+            request = b"GET / HTTP/1.1\r\nHost: " + host + b"\r\n\r\n"
+            assert answer(urlsplit(address), request).startswith(b"HTTP/1.0 403 ")
+
+
+def test_a_connection_that_drips_is_cut(run_folder: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "ASK_SECONDS", 0.2)
+    with serving([run_folder("a", rounds=2)]) as address:
+        place = urlsplit(address)
+        with socket.create_connection((place.hostname, place.port or 0), timeout=60) as slow:
+            slow.sendall(b"GET / HTTP/1.1\r\nX: ")  # and never the end of it
+            assert slow.recv(100) == b""
+        with urlopen(f"{address}events", timeout=60) as events:  # one that has asked may stay
+            assert next_event(events) == "end"
+
+
+def test_two_hundred_readers_are_served_and_the_page_is_made_once(
+    recorded: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+
+    def html(*_: object, **__: object) -> str:
+        made.append(1)
+        return "a page"
+
+    monkeypatch.setattr(live, "html", html)
+    folder = recorded("going", [{"round": 1, "test_accuracy": 0.5}], status="running")
+    (folder / "summary.json").write_text(json.dumps({"status": "running"}), encoding="utf-8")
+    with serving([folder]) as address, ExitStack() as readers:
+        streams = [
+            readers.enter_context(urlopen(f"{address}events", timeout=60)) for _ in range(200)
+        ]
+        for stream in streams:
+            assert next_event(stream) == "change"
+        for _ in range(200):
+            assert urlopen(address, timeout=60).read() == b"a page"
+        add_round(folder, 2, 0.75)
+        for stream in streams:
+            assert next_event(stream) == "change"
+    assert made == [1]
+
+
+def test_others_than_this_machine_need_the_token(run_folder: Make) -> None:
+    with serving([run_folder("a", rounds=2)], host="0.0.0.0") as address:
+        place = urlsplit(address)
+        here = SplitResult("http", f"127.0.0.1:{place.port}", place.path, "", "")
+        assert len(place.path) > 20
+        assert "a reached" in urlopen(here.geturl(), timeout=60).read().decode()
+        with urlopen(f"{here.geturl()}events", timeout=60) as events:
+            assert next_event(events) == "end"
+        for path in ("/", "/events", f"{place.path[:-2]}/", "/x/events"):
+            request = f"GET {path} HTTP/1.1\r\nHost: a.example\r\n\r\n".encode()
+            assert answer(here, request).startswith(b"HTTP/1.0 404 ")
 
 
 def test_a_port_that_is_taken_is_named(run_folder: Make) -> None:

@@ -113,7 +113,9 @@ def test_a_run_killed_after_its_start_is_told_by_its_records(run_folder: Make) -
 def test_damaged_files_are_named(run_folder: Make) -> None:
     folder = run_folder("a")
     (folder / "summary.json").write_text("[1]")
-    with pytest.raises(ValueError, match=r"summary.json holds no JSON object"):
+    with pytest.raises(
+        ValueError, match=r"summary.json cannot be read \(it holds a list, not a table"
+    ):
         read(folder)
     (folder / "experiment.toml").write_text("rounds = ")
     with pytest.raises(ValueError, match=r"experiment.toml cannot be read"):

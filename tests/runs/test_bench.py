@@ -31,11 +31,11 @@ def test_a_workload_is_measured_on_every_engine(tiny, engine):
     assert found["samples_per_second"] * found["seconds_per_round"] == pytest.approx(tiny.samples)
     assert 0 < found["limit_share"] < 1
     if engine == "processes":
-        assert 0 < found["waiting_share"] < 1
+        assert 0 <= found["waiting_share"] <= 1
     else:
         assert found["waiting_share"] is None
     assert sum(found[part] for part in PARTS) == pytest.approx(found["seconds_per_round"])
-    assert min(found["server_seconds"], found["gather_seconds"], found["evaluate_seconds"]) > 0
+    assert min(found["server_seconds"], found["gather_seconds"], found["evaluate_seconds"]) >= 0
 
 
 def test_several_workloads_are_one_table(tiny, monkeypatch, capsys):

@@ -92,7 +92,9 @@ def test_a_state_of_another_version_is_refused_in_words(folder):
     index = json.loads((folder.path / STATE).read_text())
     for changed in ({"more": 1}, {"params": {"fc.weight": "unknown"}}):
         folder.write(STATE, json.dumps(index | {"state": index["state"] | changed}))
-        with pytest.raises(ValueError, match=r"is damaged \(it is of another version of Fedlens\)"):
+        with pytest.raises(
+            ValueError, match=r"cannot be read \(it is of another version of Fedlens\)"
+        ):
             folder.load_state(CPU)
 
 
@@ -128,14 +130,18 @@ def test_a_damaged_state_is_never_used(folder, damage):
     folder.save_state(state())
     path = folder.path / "checkpoint" / "state-000003.safetensors"
     path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(ValueError, match=r"state-000003.safetensors is damaged .*: start .* anew"):
+    with pytest.raises(
+        ValueError, match=r"state-000003.safetensors cannot be read .*: start .* anew"
+    ):
         folder.load_state(CPU)
 
 
 def test_a_state_that_is_gone_is_named(folder):
     folder.save_state(state())
     (folder.path / "checkpoint" / "state-000003.safetensors").unlink()
-    with pytest.raises(ValueError, match=r"damaged \(No such file or directory\): start the run"):
+    with pytest.raises(
+        ValueError, match=r"cannot be read \(No such file or directory\): start the run"
+    ):
         folder.load_state(CPU)
 
 
@@ -143,7 +149,7 @@ def test_a_state_that_is_gone_is_named(folder):
 def test_a_damaged_index_is_named(folder, content):
     folder.save_state(state())
     (folder.path / STATE).write_bytes(content)
-    with pytest.raises(ValueError, match=r"state.json is damaged \(.*\): start the run anew"):
+    with pytest.raises(ValueError, match=r"state.json cannot be read \(.*\): start the run anew"):
         folder.load_state(CPU)
 
 

@@ -368,7 +368,7 @@ def test_a_run_that_cannot_be_resumed_gets_one_line_and_is_left_alone(
         assert fedlens(monkeypatch, "resume", "run") == 2
         out, err = capsys.readouterr()
         assert (out, err.count("\n")) == ("", 1)
-        assert f"{path.name} is damaged (" in err
+        assert f"{path.name} cannot be read (" in err
         assert contents(tmp_path) == before
         path.write_bytes(whole)
     assert fedlens(monkeypatch, "resume", "run", "-q") == 0

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from fedlens.cli.arguments import DataFolder, Json, Quiet
+from fedlens.reading import printable
 
 SEEDS = 5  # of each experiment, where nobody says how many
 
@@ -52,7 +53,7 @@ def compare_command(
         print(json.dumps([asdict(pair) for pair in found.pairs]))
         return
     for verdict in found.verdicts:
-        print(verdict)
+        print(printable(verdict))
     print(f"report: {found.page}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 import sys
 import tempfile
@@ -24,7 +25,10 @@ from fedlens.cli.reproduce import reproduce_command
 from fedlens.cli.run import resume_command, run_command
 from fedlens.cli.sweep import sweep_command
 from fedlens.options import importable
+from fedlens.reading import printable, reason, shortened
 from fedlens.version import __version__
+
+LONGEST_LINE = 20_000  # characters: it may name many files
 
 VERBS: dict[str, Callable[..., None]] = {
     "run": run_command,
@@ -76,6 +80,8 @@ def main() -> None:
         status = _complain(error.format_message(), 2, debug)
     except ValueError as error:
         status = _complain(str(error), 2, debug)
+    except OSError as error:
+        status = _complain(*_machine_or_name(error), debug)
     except Exception as error:
         status = _complain(_machine_error(error) or _internal_error(error), 1, debug)
     raise SystemExit(status)
@@ -85,18 +91,30 @@ def _interrupt(*_: Any) -> None:
     raise KeyboardInterrupt
 
 
+MISNAMED = (errno.ENAMETOOLONG, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
+
+
+def _machine_or_name(error: OSError) -> tuple[str, int]:
+    """Whether a file was named wrongly, or it is the machine's: a full disk, a lost connection."""
+    if error.errno in MISNAMED and error.filename is not None:
+        name = shortened(str(error.filename), 80)
+        return f"{name}: {reason(error).lower()}: name a file or folder that can be there", 2
+    return _first_line(error), 1
+
+
 def _complain(message: str, status: int, debug: bool) -> int:
     if debug:
         traceback.print_exc()
     if message:  # the help that a command without arguments shows comes without one
-        print(f"fedlens: {message}", file=sys.stderr)
+        line = printable(shortened(message, LONGEST_LINE))
+        print(f"fedlens: {line}", file=sys.stderr)
     return status
 
 
 def _machine_error(error: Exception) -> str:
-    """The line for what the machine lacks: a full disk, a lost connection, a killed worker."""
+    """The line for memory that is not there."""
     torch = sys.modules.get("torch")  # not there: nothing of its was raised
-    if isinstance(error, (OSError, MemoryError)) or (
+    if isinstance(error, MemoryError) or (
         torch is not None and isinstance(error, torch.OutOfMemoryError)
     ):
         return _first_line(error) or "there is not enough memory"

@@ -95,18 +95,23 @@ def resume_command(
 
 def _finish(result: Result, as_json: bool) -> None:
     from fedlens.report import read_all, report, rows, table
-    from fedlens.run_files import SUMMARY
+    from fedlens.run_files import MANIFEST, SUMMARY, read_manifest
 
     assert result.folder is not None
     if as_json:
-        print((result.folder / SUMMARY).read_text(), end="", flush=True)
+        print((result.folder / SUMMARY).read_text(encoding="utf-8"), end="", flush=True)
     else:
         print(table(*rows(read_all([result.folder]))))
         print(f"run:    {result.folder}", flush=True)  # the page takes longer than some runs
     page = report([result.folder])
     if not as_json:
         print(f"report: {page}")
-    if result.summary["collapsed"]:
+    left_out = len(read_manifest(result.folder).get("left_out", []))
+    if left_out:
+        counted = "1 image was" if left_out == 1 else f"{left_out:,} images were"
+        where = result.folder / MANIFEST
+        print(f"fedlens: {counted} left out, listed in {where}", file=sys.stderr)
+    if result.summary["collapsed"] and result.status != "diverged":
         print(
             f"fedlens: after {len(result.records)} rounds the model gives every image the same "
             "class: train longer or, if it did better before, with a smaller local.lr",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from fedlens.core import Examples
 Pixels = NDArray[np.uint8]
 Column = np.ndarray[Any, Any]
 
+MOST_CLASSES = 1 << 20
 CHUNK = 1024  # images counted at a time, so that memory stays small
 
 
@@ -24,8 +26,17 @@ def examples(
 ) -> Examples:
     """Examples of pixels [N, H, W] or [N, H, W, channels], which stay stored channels-last."""
     stored = np.require(pixels, requirements=["C", "W"])
-    images = torch.from_numpy(stored.reshape(*pixels.shape[:3], -1)).permute(0, 3, 1, 2)
+    channels = pixels.shape[3] if pixels.ndim == 4 else 1
+    images = torch.from_numpy(stored.reshape(*pixels.shape[:3], channels)).permute(0, 3, 1, 2)
     return Examples(images, torch.from_numpy(labels.astype(np.int64)), columns or {})
+
+
+def demand_labels(labels: Column, where: str) -> None:
+    """Refuse labels so large that they cannot number classes from 0."""
+    if len(labels) and int(labels.max()) >= MOST_CLASSES:
+        raise ValueError(
+            f"{where} has the label {labels.max()}: number classes from 0, up to {MOST_CLASSES:,}"
+        )
 
 
 def mean_and_std(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -56,7 +67,7 @@ def held_out(names: Sequence[str], labels: Sequence[int], share: float) -> list[
         classes.setdefault(label, {}).setdefault(name, []).append(i)
     chosen = [False] * len(names)
     for members in classes.values():
-        ranked = sorted(members, key=lambda name: hashlib.sha256(name.encode()).digest())
+        ranked = sorted(members, key=lambda name: hashlib.sha256(os.fsencode(name)).digest())
         num_test = min(max(round(share * len(ranked)), 1), len(ranked) - 1)
         for name in ranked[:num_test]:
             for i in members[name]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from fedlens.core import Examples
 from fedlens.data.arrays import Column, Pixels, examples
-from fedlens.data.places import Damaged
+from fedlens.reading import BadFile, reading
 
 PIXELS = 3 * 32 * 32
 
@@ -35,14 +36,17 @@ class _Dtype:
 
     def __init__(self, code: object, *_: object) -> None:
         if code not in (b"u1", "u1"):
-            raise ValueError(f"an array of {code!r}, not of bytes")
+            raise ValueError("an array of something else than bytes")
 
     def __setstate__(self, state: object) -> None:
         pass
 
 
-class _Unpickler(pickle.Unpickler):
-    """Reads dicts, lists, numbers, text and arrays of bytes, and refuses whatever else."""
+class _Unpickler(pickle._Unpickler):
+    """Reads dicts, lists, numbers, text and arrays of bytes, and refuses whatever else.
+
+    It is Python's own in Python: the one in C allocates what a file says that it will need.
+    """
 
     allowed: Mapping[tuple[str, str], type] = {
         ("numpy.core.multiarray", "_reconstruct"): _Array,
@@ -58,25 +62,28 @@ class _Unpickler(pickle.Unpickler):
 
 def read_pickle(path: Path, names: Sequence[str]) -> tuple[Pixels, list[Column]]:
     """The pixels [N, 32, 32, 3] of one pickled batch, and its lists of labels by name."""
-    try:
-        with path.open("rb") as file:
-            batch = _Unpickler(file, encoding="bytes").load()
+    with reading(path):
+        batch = _Unpickler(io.BytesIO(path.read_bytes()), encoding="bytes").load()
+        if not isinstance(batch, dict) or not isinstance(batch.get(b"data"), _Array):
+            raise BadFile(path, "it holds no array called data")
         planes = batch[b"data"].content.reshape(-1, 3, 32, 32)
-        labels = [np.asarray(batch[name.encode()], np.int64) for name in names]
-    except Exception as error:  # a broken pickle may raise anything
-        raise Damaged(path, str(error) or type(error).__name__) from error
+        labels = [_numbers(batch.get(name.encode()), name) for name in names]
     return planes.transpose(0, 2, 3, 1), _checked(path, len(planes), labels)
+
+
+def _numbers(given: object, name: str) -> Column:
+    if not isinstance(given, list) or not all(type(number) is int for number in given):
+        raise ValueError(f"its {name} are not a list of numbers")
+    return np.array(given, np.int64)
 
 
 def read_binary(path: Path, num_labels: int) -> tuple[Pixels, list[Column]]:
     """The same of one binary batch: records of `num_labels` label bytes and the pixels."""
-    try:
+    with reading(path):
         content = np.frombuffer(path.read_bytes(), np.uint8)
-    except OSError as error:
-        raise Damaged(path, str(error)) from error
     record = num_labels + PIXELS
     if len(content) % record:
-        raise Damaged(path, f"{len(content)} bytes is not a multiple of {record}")
+        raise BadFile(path, f"{len(content)} bytes is not a multiple of {record}")
     records = content.reshape(-1, record)
     planes = records[:, num_labels:].reshape(-1, 3, 32, 32)
     labels = [records[:, i] for i in range(num_labels)]
@@ -85,10 +92,10 @@ def read_binary(path: Path, num_labels: int) -> tuple[Pixels, list[Column]]:
 
 def _checked(path: Path, num_images: int, labels: list[Column]) -> list[Column]:
     if not num_images:
-        raise Damaged(path, "no examples")
+        raise BadFile(path, "no examples")
     for column in labels:
         if column.shape != (num_images,):
-            raise Damaged(path, f"{len(column)} labels for {num_images} images")
+            raise BadFile(path, f"{len(column)} labels for {num_images} images")
     return labels
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import csv as csv_files
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -12,9 +12,10 @@ import numpy as np
 
 from fedlens.core import Dataset
 from fedlens.data.arrays import Column
-from fedlens.data.pictures import Listed, dataset
+from fedlens.data.pictures import Listed, OnError, dataset
 from fedlens.data.places import Source
 from fedlens.options import did_you_mean
+from fedlens.reading import csv_lines, is_file, shortened
 
 NEEDED = ("path", "label")
 KNOWN = (*NEEDED, "client", "lat", "lon", "split")
@@ -33,18 +34,20 @@ def csv(
     size: int | None = None,
     channels: Literal[1, 3] = 3,
     test_share: float = 0.2,
+    on_error: OnError = "stop",
 ) -> Dataset:
     """A csv file with the header path,label and, where known, client, lat, lon and split.
 
     Paths are relative to the csv file. `split` says train or test; without it a fixed share of
     each class, `test_share`, becomes test. All other columns are kept as text. Images are resized
-    to `size` × `size`; without a size all must be as large as the first.
+    to `size` × `size`; without a size all must be as large as the first. Files that cannot be
+    decoded are named, or left out if `on_error` is "skip".
     """
     file = source.resolve(path)
     rows = _rows(file)
     _refuse_twins(rows)
     for row in rows:
-        if not (file.parent / row.cells["path"]).is_file():
+        if not is_file(file.parent / row.cells["path"]):
             raise ValueError(
                 f"{row.where}: there is no file {row.cells['path']!r}: "
                 f"write paths relative to {file.parent}"
@@ -62,19 +65,12 @@ def csv(
                 raise ValueError(f"{file}: no row has split {what}: mark some, or drop the column")
     else:
         train, test = listed.divided(test_share)
-    return dataset(file.stem, train, test, classes, size, channels)
+    return dataset(file.stem, train, test, classes, size, channels, on_error)
 
 
 def _rows(file: Path) -> list[Row]:
     """The rows of the file, each with every cell that the header names."""
-    try:
-        with file.open(encoding="utf-8-sig", newline="") as opened:
-            reader = csv_files.reader(opened, strict=True)
-            lines = [(reader.line_num, [cell.strip() for cell in line]) for line in reader if line]
-    except OSError as error:
-        raise ValueError(f"{file} cannot be read ({error.strerror}): set path to a csv") from error
-    except (csv_files.Error, UnicodeDecodeError) as error:
-        raise ValueError(f"{file} is not a csv file in UTF-8 ({error}): save it as one") from error
+    lines = csv_lines(file, "set path to a csv file in UTF-8", strict=True)
     if not lines:
         raise ValueError(f"{file} is empty: begin it with the header path,label")
     header = _header(file, lines[0][1])
@@ -108,8 +104,8 @@ def _refuse_twins(rows: Sequence[Row]) -> None:
 
 
 def _header(file: Path, header: list[str]) -> list[str]:
-    for name in header:
-        if header.count(name) > 1:
+    for name, times in Counter(header).items():
+        if times > 1:
             raise ValueError(f"{file}:1: the column {name!r} stands twice: rename one")
     absent = [name for name in KNOWN if name not in header]
     for name in header:
@@ -119,7 +115,8 @@ def _header(file: Path, header: list[str]) -> list[str]:
     for name in NEEDED:
         if name in absent:
             raise ValueError(
-                f"{file}:1: no column {name!r} among {', '.join(header)}: rename or add it"
+                f"{file}:1: no column {name!r} among {shortened(', '.join(header))}: "
+                "rename or add it"
             )
     if len({"lat", "lon"} & set(absent)) == 1:
         raise ValueError(f"{file}:1: lat and lon come together: add the other, or drop it")
@@ -129,7 +126,7 @@ def _header(file: Path, header: list[str]) -> list[str]:
 def _classes(texts: Sequence[str]) -> list[str]:
     """The labels that occur, sorted: as numbers if they are whole numbers, else as text."""
     found = set(texts)
-    if all(text.isdecimal() for text in found):
+    if all(text.isdecimal() and len(text) < 19 for text in found):
         return sorted(found, key=lambda text: (int(text), text))
     return sorted(found)
 

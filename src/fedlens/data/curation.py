@@ -7,7 +7,6 @@ hashes of their ids decide, so that the outcome is the same everywhere.
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -18,8 +17,9 @@ from typing import Any
 import numpy as np
 
 from fedlens.data import s2
-from fedlens.data.arrays import Column
+from fedlens.data.arrays import Column, demand_labels
 from fedlens.names import OWN_CLIENTS
+from fedlens.reading import csv_lines, reading
 
 GEO = {"30k": 30_000, "3k": 3_000, "1k": 1_000, "100": 100}  # N_max
 INATURALIST = ("train2017.json", "train2017_locations.json", "val2017.json")
@@ -51,7 +51,8 @@ def listing(name: str, place: Path) -> Listing:
             f"{place} has neither a federated_train*.csv and a test.csv nor {', '.join(lacking)}: "
             f"put the published split of {name} there, or {', '.join(needed)}"
         )
-    return curate(place)
+    with reading(place, "take another copy of its files"):
+        return curate(place)
 
 
 def published(train: Path, test: Path, column: str) -> Listing:
@@ -61,6 +62,7 @@ def published(train: Path, test: Path, column: str) -> Listing:
     ids = [row["image_id"] for row in (*rows, *tests)]
     _refuse_twins(ids, train)
     labels = np.array([_number(row["class"], train) for row in (*rows, *tests)])
+    demand_labels(labels, f"{train}: class")
     users = np.array([row["user_id"] for row in rows] + [""] * len(tests))
     classes = [str(label) for label in range(int(labels.max(initial=0)) + 1)]
     return Listing(ids, labels, len(rows), classes, {column: users})
@@ -208,31 +210,26 @@ def _inaturalist_part(file: Path) -> dict[str, tuple[str, str]]:
 
 
 def _json(file: Path, kind: type[Any] = dict) -> Any:
-    try:
+    with reading(file):
         content = json.loads(file.read_bytes())
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{file} cannot be read ({error}): take another copy") from error
     if not isinstance(content, kind):
         raise ValueError(f"{file} holds no JSON {kind.__name__}: take another copy")
     return content
 
 
 def _table(file: Path, *needed: str) -> list[dict[str, str]]:
-    try:
-        with file.open(encoding="utf-8-sig", newline="") as opened:
-            reader = csv.DictReader(opened)
-            rows = list(reader)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(f"{file} cannot be read ({error}): take another copy") from error
+    lines = csv_lines(file, "take another copy")
+    header = lines[0][1] if lines else []
     for name in needed:
-        if name not in (reader.fieldnames or ()):
+        if name not in header:
             raise ValueError(f"{file}:1: no column {name!r}: it needs {','.join(needed)}")
-    for number, row in enumerate(rows, 2):
-        if any(row[name] is None for name in needed):
+    places = {name: header.index(name) for name in needed}
+    for number, cells in lines[1:]:
+        if len(cells) <= max(places.values()):
             raise ValueError(f"{file}: row {number} is cut short: take another copy")
-    if not rows:
+    if not lines[1:]:
         raise ValueError(f"{file} has no rows: take another copy")
-    return rows
+    return [{name: cells[place] for name, place in places.items()} for _, cells in lines[1:]]
 
 
 def _refuse_twins(ids: Sequence[str], file: Path) -> None:
@@ -244,7 +241,7 @@ def _refuse_twins(ids: Sequence[str], file: Path) -> None:
 
 
 def _number(text: str, file: Path) -> int:
-    if not text.isdecimal():
+    if not text.isdecimal() or len(text) > 18:
         raise ValueError(f"{file}: class {text!r} is not a whole number: number classes from 0")
     return int(text)
 
@@ -263,7 +260,7 @@ def _degrees(row: Mapping[str, Any], key: str, file: Path) -> float:
 
 
 def _rank(text: str) -> tuple[int, str]:
-    return (int(text), "") if text.isdecimal() else (2**63, text)
+    return (int(text), "") if text.isdecimal() and len(text) < 19 else (2**63, text)
 
 
 def _geo(n_max: int) -> Callable[[Path], Listing]:

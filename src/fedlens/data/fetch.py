@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import gzip
 import os
 import shutil
 import tarfile
 import tempfile
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,9 +18,10 @@ from fedlens.data.curation import SETS
 from fedlens.data.download import Unreachable, download, md5_of
 from fedlens.data.folders import tiny_imagenet
 from fedlens.data.handwriting import femnist, omniglot
-from fedlens.data.places import PLACED, Damaged, Source, put_in_place, roots, to_be_placed
+from fedlens.data.places import PLACED, Source, put_in_place, roots, to_be_placed
 from fedlens.data.published import find, not_found
 from fedlens.options import did_you_mean
+from fedlens.reading import BadFile, reading
 
 Progress = Callable[[int, int | None], None]
 """Is told the bytes had so far, and of how many."""
@@ -225,8 +224,8 @@ def _damaged(form: Form, folder: Path) -> set[Path]:
     if None in form.files.values():
         try:
             form.read(folder)
-        except Damaged as error:
-            damaged.add(error.path)
+        except BadFile as error:
+            damaged.add(error.file)
     return damaged
 
 
@@ -256,16 +255,16 @@ def _copy(entry: Published, path: Path, dest: Path, said: Path) -> Path:
 def _extract(entry: Published, archive: Path, dest: Path) -> None:
     """Unpack the files of the set, and no others."""
     wanted = {file for form in entry.forms for file in form.files}
-    try:
-        with tarfile.open(archive) as tar:
-            for member in tar:
-                if member.isfile() and Path(member.name).name in wanted:
-                    tar.extract(member, dest, filter="data")
-    except (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise ValueError(
-            f"{archive} cannot be unpacked ({error}): name the folder or the .tar.gz archive that "
-            f"holds {entry.name}"
-        ) from error
+    most = 4 * max(file.size for file in entry.downloads)  # none of its files is larger
+    with (
+        reading(archive, f"name the folder or the .tar.gz archive that holds {entry.name}"),
+        tarfile.open(archive) as tar,
+    ):
+        for member in tar:
+            if member.isfile() and Path(member.name).name in wanted:
+                if member.size > most:
+                    raise ValueError(f"{member.name} in it is of {member.size:,} bytes")
+                tar.extract(member, dest, filter="data")
 
 
 @contextmanager

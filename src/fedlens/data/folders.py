@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Literal
 
 from fedlens.core import Dataset
-from fedlens.data.pictures import ENDINGS, Listed, dataset
+from fedlens.data.pictures import ENDINGS, Listed, OnError, dataset
 from fedlens.data.places import Source, put_in_place
 from fedlens.options import did_you_mean
+from fedlens.reading import demand_text, reading
 
 ANNOTATIONS = "val_annotations.txt"  # Tiny ImageNet lists the classes of its test images there
 
@@ -21,11 +22,13 @@ def folder(
     size: int | None = None,
     channels: Literal[1, 3] = 3,
     test_share: float = 0.2,
+    on_error: OnError = "stop",
 ) -> Dataset:
     """Images in `path`/class/, or in `path`/train/class/ and `path`/test/class/ (or val).
 
     Without a test folder a fixed share of each class, `test_share`, becomes test. Images are
-    resized to `size` × `size`; without a size all must be as large as the first.
+    resized to `size` × `size`; without a size all must be as large as the first. Files that cannot
+    be decoded are named, or left out if `on_error` is "skip".
     """
     place = source.resolve(path)
     if not place.is_dir():
@@ -40,10 +43,12 @@ def folder(
         train, test = listed, _listed(tests[0], classes)
     else:
         train, test = listed.divided(test_share)
-    return dataset(place.name, train, test, classes, size, channels)
+    return dataset(place.name, train, test, classes, size, channels, on_error)
 
 
-def tiny_imagenet(source: Source, *, size: int | None = None) -> Dataset:
+def tiny_imagenet(
+    source: Source, *, size: int | None = None, on_error: OnError = "stop"
+) -> Dataset:
     """Tiny ImageNet: 110,000 colour images, 64×64, 200 classes, in its published folders.
 
     Its labelled `val` images are the test images. Fewer classes will do: those in `train`.
@@ -53,10 +58,11 @@ def tiny_imagenet(source: Source, *, size: int | None = None) -> Dataset:
     if not wnids:
         raise ValueError(f"{place / 'train'} has no class folders: unpack the archive again")
     train, test = _listed(place / "train", wnids), _listed(place / "val", wnids)
-    lines = (place / "words.txt").read_text(encoding="utf-8").splitlines()
+    with reading(place / "words.txt", "unpack the archive again"):
+        lines = (place / "words.txt").read_text(encoding="utf-8").splitlines()
     words = dict(line.split("\t", 1) for line in lines if "\t" in line)
     classes = [words.get(wnid, wnid).partition(",")[0] for wnid in wnids]
-    return dataset("tiny-imagenet", train, test, classes, size, 3)
+    return dataset("tiny-imagenet", train, test, classes, size, 3, on_error)
 
 
 def _folders(place: Path) -> list[Path]:
@@ -81,6 +87,7 @@ def _listed(place: Path, classes: Sequence[str]) -> Listed:
     if not found:
         raise ValueError(f"{place} has no images: add some or remove the folder")
     rows = sorted((number[name], file.relative_to(place).as_posix()) for file, name in found)
+    demand_text([name for _, name in rows], f"{place}: the file name")
     return Listed([name for _, name in rows], [label for label, _ in rows], place)
 
 
@@ -90,7 +97,8 @@ def _images(place: Path) -> list[Path]:
 
 
 def _annotated(place: Path) -> list[tuple[Path, str]]:
-    lines = (place / ANNOTATIONS).read_text(encoding="utf-8").splitlines()
+    with reading(place / ANNOTATIONS, "unpack the archive again"):
+        lines = (place / ANNOTATIONS).read_text(encoding="utf-8").splitlines()
     rows = [line.split("\t") for line in lines if line.strip()]
     if any(len(row) < 2 for row in rows):
         raise ValueError(f"{place / ANNOTATIONS} is damaged: each line names a file and its class")

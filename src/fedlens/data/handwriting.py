@@ -13,9 +13,10 @@ import numpy as np
 
 from fedlens.core import Dataset, Examples
 from fedlens.data import numpy_files
-from fedlens.data.arrays import Column, examples, held_out, mean_and_std
-from fedlens.data.pictures import decode
+from fedlens.data.arrays import Column, demand_labels, examples, held_out, mean_and_std
+from fedlens.data.pictures import decode, refuse
 from fedlens.data.places import DRAWINGS, LEAF, Source, put_in_place
+from fedlens.reading import demand_fields, demand_text, reading
 
 SIDE = 28
 CHARACTERS = tuple(digits + ascii_uppercase + ascii_lowercase)  # in LEAF's order
@@ -65,12 +66,14 @@ def _drawn(place: Path) -> Drawings:
     drawers = []
     for file in files:
         number = file.stem.rpartition("_")[2]
-        if not number.isdecimal() or int(number) < 1:
+        if not number.isdecimal() or len(number) > 9 or int(number) < 1:
             raise ValueError(f"{file} does not end with the number of its drawer: take it out")
         drawers.append(int(number) - 1)
     characters = {folder: i for i, folder in enumerate(dict.fromkeys(f.parent for f in files))}
+    pixels, broken = decode(files, (SIDE, SIDE), 1, SIDE)
+    refuse(broken)
     return (
-        255 - decode(files, (SIDE, SIDE), 1, SIDE)[..., 0],  # published as ink on white
+        255 - pixels[..., 0],  # published as ink on white
         np.array([characters[file.parent] for file in files]),
         np.array([file.parent.parent.name for file in files]),
         np.array(drawers),
@@ -81,13 +84,14 @@ def _packed(file: Path) -> Drawings:
     """Omniglot in an npz file."""
     needed = ("x_bits", "y", "alphabet", "drawer", "alphabet_names")
     bits, labels, alphabet, drawer, names = _needed(_read(file), needed, file)
-    num = len(bits)
+    num = len(bits) if bits.ndim else 0
     if bits.dtype != np.uint8 or bits.shape != (num, SIDE * SIDE // 8) or not num:
         raise ValueError(
             f"{file}: x_bits is {bits.dtype} {list(bits.shape)}: expected uint8 [N, 98]"
         )
     for key, column in (("y", labels), ("alphabet", alphabet), ("drawer", drawer)):
         _whole_numbers(column, num, f"{file}: {key}", len(names) if key == "alphabet" else None)
+    demand_labels(labels, f"{file}: y")
     pixels = 255 * np.unpackbits(bits, axis=1).reshape(num, SIDE, SIDE)
     return pixels, labels, names[alphabet], drawer
 
@@ -117,13 +121,13 @@ def _only(place: Path, pattern: str) -> Path:
 
 
 def _read(file: Path) -> dict[str, Column]:
-    with file.open("rb") as opened:
+    with reading(file), file.open("rb") as opened:
         return numpy_files.read(opened, str(file))
 
 
 def _needed(arrays: dict[str, Column], names: Sequence[str], file: Path) -> list[Column]:
     for name in names:
-        if name not in arrays:
+        if name not in arrays or not arrays[name].ndim:
             raise ValueError(f"{file} has no array {name!r}: it needs {', '.join(names)}")
     return [arrays[name] for name in names]
 
@@ -165,16 +169,18 @@ def _leaf_part(files: Sequence[Path]) -> Examples:
             where = f"{file}: user {writer}"
             x, y = _floats(held, "x", where), _floats(held, "y", where)
             if (
-                x.shape != (len(y), SIDE * SIDE)
+                y.ndim != 1
+                or x.shape != (len(y), SIDE * SIDE)
                 or not 0 <= x.min(initial=0) <= x.max(initial=0) <= 1
             ):
                 raise ValueError(
-                    f"{where}: x is {list(x.shape)} for {len(y)} labels: "
+                    f"{where}: x is {list(x.shape)} for {y.size} labels: "
                     f"expected an image of {SIDE * SIDE} numbers from 0 to 1 for each"
                 )
-            _whole_numbers(y.astype(np.int64), len(y), f"{where}: y", len(CHARACTERS))
+            whole = np.where(np.isfinite(y) & (y == np.rint(y)), y, -1).astype(np.int64)
+            _whole_numbers(whole, len(y), f"{where}: y", len(CHARACTERS))
             pixels.append(np.rint(255 * x).astype(np.uint8).reshape(-1, SIDE, SIDE))
-            labels.append(y.astype(np.int64))
+            labels.append(whole)
             writers += [writer] * len(y)
     if not writers:
         raise ValueError(f"{files[0].parent} has no images: make the files again with LEAF")
@@ -183,19 +189,17 @@ def _leaf_part(files: Sequence[Path]) -> Examples:
 
 
 def _users(file: Path) -> dict[str, dict[str, Any]]:
-    try:
-        users = json.loads(file.read_bytes())["user_data"]
-        return {str(user): dict(held) for user, held in users.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(
-            f"{file} is not a JSON file of LEAF ({type(error).__name__}: {error}): "
-            "make it again, or take it out"
-        ) from error
+    remedy = "make it again with LEAF, or take it out"
+    with reading(file, remedy):
+        content = demand_fields(json.loads(file.read_bytes()), {"user_data": dict}, file, remedy)
+        users: dict[str, dict[str, Any]] = content["user_data"]
+        for user, held in users.items():
+            demand_fields(held, {"x": list, "y": list}, f"{file}: user {user}", remedy)
+    demand_text([*users], f"{file}: user")
+    return users
 
 
 def _floats(held: dict[str, Any], key: str, where: str) -> Column:
-    try:
+    with reading(f"{where}: {key}", "make it again with LEAF"):
         values: Column = np.asarray(held[key], dtype=np.float32)
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{where}: {key} is missing or not numbers: make it again") from error
     return values

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import zipfile
-import zlib
 from typing import IO
 
 import numpy as np
 
+from fedlens import memory
 from fedlens.core import Dataset, Examples
-from fedlens.data.arrays import Column, examples, mean_and_std
+from fedlens.data.arrays import Column, demand_labels, examples, mean_and_std
 from fedlens.data.places import Source
 from fedlens.options import did_you_mean
+from fedlens.reading import reading
 
+ARRAY, ARCHIVE = b"\x93NUMPY", b"PK"  # how files of one array and of several begin
+HEADERS = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
 NEEDED = ("x_train", "y_train", "x_test", "y_test")
 
 
@@ -24,32 +31,49 @@ def npz(source: Source, *, path: str) -> Dataset:
     names the labels.
     """
     file = source.resolve(path)
-    try:
-        with file.open("rb") as opened:
-            arrays = read(opened, str(file))
-    except OSError as error:
-        raise ValueError(f"{file} cannot be read ({error.strerror}): set path to a .npz") from error
+    with reading(file, "set path to a .npz"), file.open("rb") as opened:
+        arrays = read(opened, str(file))
     train, test = (part(arrays, name, str(file)) for name in ("train", "test"))
     if train.images.shape[1:] != test.images.shape[1:]:
         raise ValueError(f"{file}: images of x_train and x_test differ in shape: resize one")
     num_classes = 1 + int(max(train.labels.max(), test.labels.max()))
     names = arrays.get("classes", np.arange(num_classes))
-    if names.shape != (len(names),) or len(names) < num_classes:
-        raise ValueError(f"{file}: classes must name all {num_classes} labels, got {len(names)}")
+    if names.ndim != 1 or len(names) < num_classes:
+        raise ValueError(
+            f"{file}: classes must name all {num_classes} labels, got {list(names.shape)}"
+        )
     mean, std = mean_and_std(train.images)
     return Dataset(file.stem, train, test, tuple(map(str, names)), mean, std)
 
 
 def read(file: IO[bytes], name: str) -> dict[str, Column]:
     """All arrays of a NumPy file, which is called `name` if it cannot be read."""
-    try:
-        content = np.load(file, allow_pickle=False)
-        if isinstance(content, np.ndarray):
-            raise ValueError("it holds one array without a name: write it with numpy.savez")
-        with content:
-            return dict(content)
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
-        raise ValueError(f"{name} cannot be read as a .npz file: {error}") from error
+    with reading(name, "write it with numpy.savez"):
+        if file.read(len(ARRAY)) == ARRAY:
+            raise ValueError("it holds one array without a name")
+        with zipfile.ZipFile(file) as archive:
+            members = [member for member in archive.infolist() if member.filename[-4:] == ".npy"]
+            sizes = {member.filename[:-4]: member.file_size for member in members}
+            memory.demand(name, sizes, "write a smaller one")
+            return {member.filename[:-4]: _array(archive, member) for member in members}
+
+
+def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Column:
+    """One array of a NumPy file, if its header says just what is there."""
+    name = member.filename[:-4]
+    with archive.open(member) as file:
+        version = np.lib.format.read_magic(file)
+        if version not in HEADERS:
+            raise ValueError(f"{name} is of version {version[0]}.{version[1]} of NumPy's format")
+        shape, _, dtype = HEADERS[version](file)
+        held = member.file_size - file.tell()
+    if dtype.hasobject:
+        raise ValueError(f"{name} holds Python objects, not numbers or text")
+    if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != held:
+        raise ValueError(f"{name} announces {dtype} {list(shape)}, but has {held:,} bytes")
+    with archive.open(member) as file:
+        array: Column = np.lib.format.read_array(file, allow_pickle=False)
+    return array
 
 
 def part(arrays: dict[str, Column], part: str, name: str) -> Examples:
@@ -74,6 +98,7 @@ def part(arrays: dict[str, Column], part: str, name: str) -> Examples:
             f"{name}: y_{part} is {labels.dtype} {list(labels.shape)}: "
             f"expected [{len(pixels)}] whole numbers from 0"
         )
+    demand_labels(labels, f"{name}: y_{part}")
     columns = {
         key.removesuffix(f"_{part}"): column
         for key, column in arrays.items()

@@ -2,20 +2,40 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
-from fedlens.core import Dataset, Examples
+from fedlens import memory
+from fedlens.core import Dataset, Examples, LeftOut
 from fedlens.data.arrays import Column, Pixels, examples, held_out, mean_and_std
+from fedlens.reading import reason
 
 ENDINGS = frozenset(  # what Pillow reads everywhere
     (".bmp", ".gif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 )
+
+
+OnError = Literal["stop", "skip"]
+"""What becomes of image files that cannot be decoded: all are named, or they are left out."""
+
+MOST_NAMED = 100  # broken files in one message
+REMEDY = "repair or take them out"
+
+
+class Undecodable(ValueError):
+    """An image file that cannot be decoded, and why."""
+
+    def __init__(self, path: Path, why: str) -> None:
+        super().__init__(f"{path} cannot be decoded ({why}): repair it or take it out")
+        self.path, self.why = path, why
 
 
 @dataclass(frozen=True)
@@ -51,29 +71,73 @@ def dataset(
     classes: Sequence[str],
     size: int | None,
     channels: int,
+    on_error: OnError,
 ) -> Dataset:
     """The data set of these files. Without a `size`, all must be as large as the first."""
     if size is not None and size < 1:
         raise ValueError(f"size is {size}: choose a number of pixels, such as 32")
+    parts = [[part.base / name for name in part.names] for part in (train, test)]
+    shape = (size, size) if size else _first_shape(parts[0], channels)
+    decoded = [decode(paths, shape, channels, size) for paths in parts]
+    broken = [one for _, found in decoded for one in found]
+    if on_error == "stop":
+        refuse(broken)
+    made = [
+        _without(part, pixels, found)
+        for part, (pixels, found) in zip((train, test), decoded, strict=True)
+    ]
+    for part, what in zip(made, ("training", "test"), strict=True):
+        if not len(part):
+            refuse(broken, f"no {what} image is left")
+    mean, std = mean_and_std(made[0].images)
+    left_out = tuple(LeftOut(str(one.path), one.why) for one in broken)
+    return Dataset(name, made[0], made[1], tuple(classes), mean, std, left_out)
 
-    def decoded(part: Listed) -> Examples:
-        paths = [part.base / name for name in part.names]
-        return examples(decode(paths, shape, channels, size), np.asarray(part.labels), part.columns)
 
-    shape = (size, size) if size else read(train.base / train.names[0], channels).shape[:2]
-    decoded_train = decoded(train)
-    mean, std = mean_and_std(decoded_train.images)
-    return Dataset(name, decoded_train, decoded(test), tuple(classes), mean, std)
+def _first_shape(paths: Sequence[Path], channels: int) -> tuple[int, ...]:
+    """Of the first image that can be decoded."""
+    for path in paths:
+        with suppress(Undecodable):
+            return read(path, channels).shape[:2]
+    return (1, 1)  # of none: whoever decodes them says so
+
+
+def _without(part: Listed, pixels: Pixels, broken: Sequence[Undecodable]) -> Examples:
+    if broken:
+        lost = {one.path for one in broken}
+        sound = [part.base / name not in lost for name in part.names]
+        part, pixels = part.take(sound), pixels[np.array(sound)]
+    return examples(pixels, np.asarray(part.labels, np.int64), part.columns)
+
+
+def refuse(broken: Sequence[Undecodable], so_that: str = "") -> None:
+    """Name all files that cannot be decoded, if there are any."""
+    if len(broken) == 1 and not so_that:
+        raise broken[0]
+    if broken:
+        named = ", ".join(f"{one.path} ({one.why})" for one in broken[:MOST_NAMED])
+        more = f" and {len(broken) - MOST_NAMED} more" if len(broken) > MOST_NAMED else ""
+        remedy = so_that or f'{REMEDY}, or let them be left out with on_error = "skip"'
+        raise ValueError(f"{len(broken)} images cannot be decoded, {named}{more}: {remedy}")
 
 
 def decode(
     paths: Sequence[Path], shape: tuple[int, ...], channels: int, size: int | None
-) -> Pixels:
-    """The pixels [N, H, W, channels] of image files, each resized to `size` if that is given."""
-    pixels = np.empty((len(paths), *shape, channels), np.uint8)
+) -> tuple[Pixels, list[Undecodable]]:
+    """The pixels [N, H, W, channels] of image files, each resized to `size` if that is given.
 
-    def fill(i: int) -> None:
-        image = read(paths[i], channels, size)
+    And the files that cannot be decoded, whose pixels mean nothing.
+    """
+    needed = len(paths) * math.prod(shape) * channels
+    what = f"a set of {len(paths):,} images"
+    memory.demand(what, {"pixels": needed}, "choose a smaller size")
+    pixels = np.zeros((len(paths), *shape, channels), np.uint8)
+
+    def fill(i: int) -> Undecodable | None:
+        try:
+            image = read(paths[i], channels, size)
+        except Undecodable as error:
+            return error
         if image.shape != pixels.shape[1:]:
             height, width = image.shape[:2]
             raise ValueError(
@@ -81,11 +145,11 @@ def decode(
                 "set size, and all are resized to it"
             )
         pixels[i] = image
+        return None
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for _ in pool.map(fill, range(len(paths))):
-            pass
-    return pixels
+        found = list(pool.map(fill, range(len(paths))))
+    return pixels, [error for error in found if error is not None]
 
 
 def read(path: Path, channels: int, size: int | None = None) -> Pixels:
@@ -98,9 +162,9 @@ def read(path: Path, channels: int, size: int | None = None) -> Pixels:
             upright = ImageOps.exif_transpose(file)
             image = upright.convert("L" if channels == 1 else "RGB")
     except Exception as error:  # broken files make decoders raise anything
-        raise ValueError(f"{path} cannot be decoded ({error}): repair it or take it out") from error
+        raise Undecodable(path, reason(error)) from error
     if deep:
-        raise ValueError(f"{path} has more than 8 bits a pixel: convert it to 8 bits")
+        raise Undecodable(path, "more than 8 bits a pixel: convert it to 8 bits")
     if size is not None and image.size != (size, size):
         image = image.resize((size, size), Image.Resampling.BILINEAR)
     pixels = np.asarray(image)

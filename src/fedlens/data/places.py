@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from fedlens.reading import expanded
+
 
 @dataclass(frozen=True)
 class Source:
@@ -17,7 +19,7 @@ class Source:
 
     def resolve(self, path: str) -> Path:
         """The file or folder that an option `path` means."""
-        return self.base / Path(path).expanduser()
+        return self.base / expanded(path)
 
 
 def existing(data: Path | None) -> Path | None:
@@ -27,24 +29,16 @@ def existing(data: Path | None) -> Path | None:
     return data
 
 
-class Damaged(ValueError):
-    """A file that is not what it should be."""
-
-    def __init__(self, path: Path, why: str) -> None:
-        super().__init__(f"{path} is damaged ({why})")
-        self.path = path
-
-
 def cache() -> Path:
     """The user's own folder for data sets, where `fedlens data get` puts them."""
     home = os.environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "fedlens"
+    return (Path(home) if home else expanded("~") / ".cache") / "fedlens"
 
 
 def roots(source: Source) -> list[Path]:
     """The folders searched for named data sets, in this order."""
     named = os.environ.get("FEDLENS_DATA")
-    places = [source.data, Path(named).expanduser() if named else None, cache()]
+    places = [source.data, expanded(named) if named else None, cache()]
     return list(dict.fromkeys(place for place in places if place is not None))
 
 

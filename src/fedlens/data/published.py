@@ -21,7 +21,8 @@ from fedlens.data.catalogue import (
     Form,
     Published,
 )
-from fedlens.data.places import Damaged, Source, roots
+from fedlens.data.places import Source, roots
+from fedlens.reading import BadFile, reading
 
 
 class Found(NamedTuple):
@@ -54,7 +55,7 @@ def _is_another(entry: Published, form: Form, folder: Path) -> bool:
     names = [name for name in form.files if name.startswith("t10k-labels")]
     try:
         return any(idx.first_labels(folder / name, 10) in others for name in names)
-    except Damaged:
+    except ValueError:
         return False  # whoever reads it says so
 
 
@@ -86,11 +87,13 @@ def load(entry: Published, source: Source) -> Dataset:
     folder, form, _ = located(entry, source)
     try:
         train, test = form.read(folder)
-    except Damaged as error:
+    except BadFile as error:
         raise ValueError(
-            f"{error}: remove it, then fetch it again with `fedlens data get {entry.name}`"
+            f"{error.file} is damaged ({error.why}): remove it, then fetch it again with "
+            f"`fedlens data get {entry.name}`"
         ) from error
-    return Dataset(entry.name, train, test, entry.classes, entry.mean, entry.std)
+    with reading(folder, f"fetch it again with `fedlens data get {entry.name}`"):
+        return Dataset(entry.name, train, test, entry.classes, entry.mean, entry.std)
 
 
 def fashion_mnist(source: Source) -> Dataset:

@@ -24,9 +24,14 @@ from fedlens.data.arrays import Column, examples
 from fedlens.data.curation import Listing
 from fedlens.data.pictures import ENDINGS, read
 from fedlens.files import write_atomically
+from fedlens.reading import Fields, demand_fields, reading
 
 CHUNK = 256  # images between two marks of what is done
 DONE, MISSING, BROKEN = 1, 2, 3  # what became of an image; 0 is nothing yet
+FIELDS: Fields = {
+    **{"name": str, "size": int, "num_train": int, "num_test": int, "num_left_out": int},
+    **{"left_out": list, "sha256": str, "mean": list, "std": list},
+}  # of the manifest
 WHY = {MISSING: "missing", BROKEN: "cannot be decoded"}
 
 Progress = Callable[[int, int | None], None]
@@ -66,11 +71,16 @@ def manifest(store: Path) -> dict[str, Any] | None:
     file = store / "manifest.json"
     if not file.is_file():
         return None
-    try:
-        content: dict[str, Any] = json.loads(file.read_bytes())
-    except ValueError as error:
-        raise ValueError(f"{file} is damaged ({error}): remove it and prepare again") from error
-    return content
+    remedy = "remove it and prepare again"
+    with reading(file, remedy):
+        about = demand_fields(json.loads(file.read_bytes()), FIELDS, file, remedy)
+        for out in about["left_out"]:
+            demand_fields(out, {"id": str}, file, remedy)
+        if not 1 <= about["size"] < 1 << 16:
+            raise ValueError(f"its 'size' is {about['size']}")
+        if any(len(about[name]) != 3 for name in ("mean", "std")):
+            raise ValueError("its 'mean' and 'std' are not of three channels")
+    return about
 
 
 def state(store: Path) -> str:
@@ -89,6 +99,11 @@ def dataset(store: Path) -> Dataset:
     about = manifest(store)
     if about is None:
         raise ValueError(f"{store} is not whole: go on with `fedlens data prepare`")
+    with reading(store, f"remove {store} and prepare again"):
+        return _mapped_dataset(store, about)
+
+
+def _mapped_dataset(store: Path, about: Mapping[str, Any]) -> Dataset:
     with (store / "listing.npz").open("rb") as file:
         arrays = numpy_files.read(file, str(store / "listing.npz"))
     kept = np.flatnonzero(~np.isin(arrays["ids"], [out["id"] for out in about["left_out"]]))

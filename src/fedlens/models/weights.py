@@ -20,8 +20,10 @@ from urllib.parse import urlsplit
 import torch
 from torch import Tensor, nn
 
+from fedlens import memory
 from fedlens.core import Tree
 from fedlens.data.places import cache
+from fedlens.reading import expanded, is_file, reading
 
 TIMEOUT = 30.0  # seconds of silence
 COUNTER = "num_batches_tracked"  # files of old versions of PyTorch do not have it
@@ -45,8 +47,8 @@ def load_weights(module: nn.Module, source: str, sha256: str | None = None) -> L
     The head, which is the last linear layers back to the first that fits, may differ: it stays as
     it is. Anything else that is missing, left over or of another shape is refused.
     """
-    path = _fetched(source, sha256) if is_address(source) else Path(source).expanduser()
-    if not path.is_file():
+    path = _fetched(source, sha256) if is_address(source) else expanded(source)
+    if not is_file(path):
         raise ValueError(f"there is no {path}: name a file of weights, or an address of one")
     digest = _digest(path)
     if sha256 not in (None, digest):
@@ -120,26 +122,32 @@ def _some(names: Sequence[str]) -> str:
 
 def _tensors(path: Path) -> Tree:
     """What a file holds, by name."""
-    try:
+    if path.suffix not in (".safetensors", ".pt", ".pth"):
+        raise ValueError(f"{path} is of no known kind: give .safetensors, .pt or .pth")
+    memory.demand(f"{path}", {"weights": path.stat().st_size}, "take a machine with more")
+    with reading(path, "save model.state_dict() alone, best as .safetensors"):
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
 
             content = load_file(path)
-        elif path.suffix in (".pt", ".pth"):
-            content = torch.load(path, map_location="cpu", weights_only=True)
         else:
-            raise ValueError(f"{path.name} is of no known kind: give .safetensors, .pt or .pth")
-    except ValueError:
-        raise
-    except Exception as error:  # a damaged or hostile file may raise anything
-        reason = str(error).split("\n")[0].split(". ")[0] or type(error).__name__
-        raise ValueError(
-            f"{path} cannot be read safely ({reason}): save model.state_dict() alone, "
-            "best as .safetensors"
-        ) from error
-    if not isinstance(content, Mapping) or not all(isinstance(t, Tensor) for t in content.values()):
-        raise ValueError(f"{path} holds more than tensors by name: save model.state_dict() alone")
+            content = torch.load(path, map_location="cpu", weights_only=True)
+        if not isinstance(content, Mapping):
+            raise ValueError("it holds more than tensors by name")
+        for name, tensor in content.items():
+            if not isinstance(name, str) or not isinstance(tensor, Tensor):
+                raise ValueError("it holds more than tensors by name")
+            if not _is_plain(tensor):
+                raise ValueError(f"{name} is no plain tensor of numbers")
     return dict(content)
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether all its numbers are there: it is not sparse, quantised, or one number seen often."""
+    is_dense = tensor.layout is torch.strided and tensor.device.type == "cpu"
+    if not is_dense or tensor.is_quantized or tensor.is_complex() or tensor.is_nested:
+        return False
+    return tensor.nbytes <= tensor.untyped_storage().nbytes()
 
 
 def _fetched(address: str, sha256: str | None) -> Path:

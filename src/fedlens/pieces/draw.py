@@ -58,6 +58,10 @@ class Epochs(Draw):
             torch.from_numpy(counts * (step < done)),
         )
 
+    def plan_size(self, held: int) -> int:
+        size = max(min(self.batch_size, held), 1)
+        return self.count * -(-held // size) * size
+
     def _passes(self, client_keys: keys.Array) -> keys.Array:  # [C]
         """How many passes each client has time for."""
         slow_key, count_key = (
@@ -90,3 +94,6 @@ class Virtual(Draw):
         steps = self.size // self.batch_size
         counts = torch.full((clients, steps), self.batch_size)
         return Plan(index.view(clients, steps, self.batch_size), counts)
+
+    def plan_size(self, held: int) -> int:
+        return self.size

@@ -27,6 +27,8 @@ Image = np.ndarray[Any, np.dtype[np.uint8]]  # [H, W] gray or [H, W, 3] colour, 
 
 Style = Literal["solid", "dashed", "dotted"]
 
+MOST_POINTS = 2000  # of a line that is drawn; its csv has them all
+
 NONE = "–"
 """Stands in a table where there is no number."""
 
@@ -71,6 +73,22 @@ class Line:
     ring: tuple[float, float] | None = None  # a point worth a mark: the best round
     place: int | None = None  # of its colour and marker; without it, names take them in turn
 
+    def thinned(self) -> Line:
+        """Every k-th of its points and the last, so that at most `MOST_POINTS` are left."""
+        if len(self.x) <= MOST_POINTS:
+            return self
+        kept = [*range(0, len(self.x) - 1, _step(len(self.x))), len(self.x) - 1]
+
+        def keep(values: Any) -> Any:
+            return None if values is None else [values[i] for i in kept]
+
+        bands = {"low": keep(self.low), "high": keep(self.high)}
+        return replace(self, x=keep(self.x), y=keep(self.y), **bands)
+
+
+def _step(num_points: int) -> int:
+    return -(-num_points // (MOST_POINTS - 1))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Curves(Block):
@@ -84,6 +102,15 @@ class Curves(Block):
     log_y: bool = False
     styles: Mapping[Style, str] = field(default_factory=dict)  # what broken lines mean
     levels: Sequence[tuple[str, float]] = ()  # heights to compare with, each with its name
+
+    def thinned(self) -> Curves:
+        """The same with as many points as can be seen, and the rule by which they were kept."""
+        longest = max((len(line.x) for line in self.lines), default=0)
+        if longest <= MOST_POINTS:
+            return self
+        kept = f" Of up to {longest:,} points a line, one in {_step(longest)} is drawn."
+        thin = [line.thinned() for line in self.lines]
+        return replace(self, lines=thin, caption=self.caption + kept, alt=self.alt or self.words())
 
     def sheet(self) -> Sheet:
         banded = any(line.low is not None for line in self.lines)

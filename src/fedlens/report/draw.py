@@ -100,7 +100,7 @@ def pictures(block: Drawn, formats: Sequence[str] | set[str] = FORMATS) -> dict[
 def _figure(block: Drawn) -> Figure:
     match block:
         case Curves():
-            return _curves(block)
+            return _curves(block.thinned())
         case Bars():
             return _bars(block)
         case Heat():

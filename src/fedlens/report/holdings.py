@@ -188,6 +188,6 @@ def _matrix(value: Any) -> Array | None:
         return None
     if len({len(row) for row in value}) > 1 or not value[0]:
         return None
-    if not all(type(cell) is int and cell >= 0 for row in value for cell in row):
+    if not all(type(cell) is int and 0 <= cell < 2**31 for row in value for cell in row):
         return None
     return np.array(value, dtype=np.int64)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import hmac
 import ipaddress
+import secrets
+import socket
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -18,7 +22,10 @@ from fedlens.run_files import EVALUATION, ROUNDS, SUMMARY
 from fedlens.runs.records import read_all
 
 WRITTEN = (ROUNDS, SUMMARY, EVALUATION)
-LOOK_SECONDS = 0.5  # between two looks at what the runs wrote
+LOOK_SECONDS = 0.5  # between two looks at what the runs wrote, at the least
+LOOK_SHARE = 0.1  # of the time, at the most, is for looking: the records may be long
+ASK_SECONDS = 10.0  # in which a request must be there, whole
+SEND_SECONDS = 60.0  # in which an answer must be taken
 BEAT_SECONDS = 15.0  # after which a silent connection is tried
 
 
@@ -32,6 +39,7 @@ class Live:
         self.closed = False
         self.changed = threading.Condition()
         self._pictures: dict[str, tuple[Block, str]] = {}
+        self._page: tuple[int, bytes] | None = None
         self._drawing = threading.Lock()
         self._stamps = self._stamp()
 
@@ -62,10 +70,15 @@ class Live:
             self.closed = True
             self.changed.notify_all()
 
-    def page(self) -> str:
-        runs = self.runs
-        blocks = distinct(run_blocks(runs))
-        return html(title_of(runs), headline(runs), blocks, self._picture, live=True)
+    def page(self) -> bytes:
+        """The page as of the last look: made once, for however many ask."""
+        with self._drawing:  # matplotlib's settings are everybody's, too
+            runs, version = self.runs, self.version
+            if self._page is None or self._page[0] != version:
+                blocks = distinct(run_blocks(runs))
+                text = html(title_of(runs), headline(runs), blocks, self._picture, live=True)
+                self._page = version, text.encode()
+            return self._page[1]
 
     def _picture(self, block: Any) -> str:
         """The SVG of a block; curves are left to the script, and the rest is drawn once."""
@@ -73,11 +86,10 @@ class Live:
 
         if isinstance(block, Curves):
             return ""
-        with self._drawing:  # matplotlib's settings are everybody's
-            kept = self._pictures.get(block.slug)
-            if kept is None or kept[0] != block:
-                drawn = draw.pictures(block, ["svg"])["svg"].decode()
-                kept = self._pictures[block.slug] = (block, draw.for_page(drawn, block.slug))
+        kept = self._pictures.get(block.slug)
+        if kept is None or kept[0] != block:
+            drawn = draw.pictures(block, ["svg"])["svg"].decode()
+            kept = self._pictures[block.slug] = (block, draw.for_page(drawn, block.slug))
         return kept[1]
 
     def _stamp(self) -> list[tuple[int, int]]:
@@ -91,29 +103,40 @@ class Live:
 
 @contextmanager
 def serving(folders: Sequence[Path], host: str = "127.0.0.1", port: int = 0) -> Iterator[str]:
-    """Serve the live page of runs meanwhile; its address. Port 0 is any that is free."""
+    """Serve the live page of runs meanwhile; its address. Port 0 is any that is free.
+
+    Where others than this machine can ask, the address holds a token, and without it nothing is
+    served.
+    """
     live = Live(folders)
+    home = "/" if _is_loopback(host) else f"/{secrets.token_urlsafe(16)}/"
     try:
-        server = ThreadingHTTPServer((host, port), _handler(live, host))
+        server = Server((host, port), _handler(live, host, home))
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ValueError(
             f"cannot serve on {host}, port {port} ({reason}): choose another --host or --port"
         ) from error
-    server.daemon_threads = True
     stop = threading.Event()
 
     def keep_looking() -> None:
-        while not stop.wait(LOOK_SECONDS):
+        pause = LOOK_SECONDS
+        while not stop.wait(pause):
+            started = time.monotonic()
             live.look()
+            pause = max(LOOK_SECONDS, (time.monotonic() - started) * (1 / LOOK_SHARE - 1))
 
-    work = (server.serve_forever, keep_looking)
+    def cut_slow() -> None:
+        while not stop.wait(1.0):
+            server.cut_slow()
+
+    work = (server.serve_forever, keep_looking, cut_slow)
     threads = [threading.Thread(target=one, daemon=True) for one in work]
     for thread in threads:
         thread.start()
     try:
         shown = f"[{host}]" if ":" in host else host
-        yield f"http://{shown}:{server.server_address[1]}/"
+        yield f"http://{shown}:{server.server_address[1]}{home}"
     finally:
         stop.set()
         live.close()
@@ -123,14 +146,49 @@ def serving(folders: Sequence[Path], host: str = "127.0.0.1", port: int = 0) -> 
             thread.join()
 
 
-def _handler(live: Live, host: str) -> type[BaseHTTPRequestHandler]:
+class Server(ThreadingHTTPServer):
+    """A thread for each connection; those that are slow to ask are cut."""
+
+    daemon_threads = True
+    request_queue_size = 256
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self.asking: dict[socket.socket, float] = {}  # and since when
+        if ":" in address[0]:
+            self.address_family = socket.AF_INET6
+        super().__init__(address, handler)
+
+    def cut_slow(self) -> None:
+        """End the connections whose request is still not whole, however it drips in."""
+        for connection, since in list(self.asking.items()):
+            if time.monotonic() - since > ASK_SECONDS:
+                with suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+
+    def handle_error(self, *_: Any) -> None:
+        """Say nothing: whoever asked has gone."""
+
+
+def _handler(live: Live, host: str, home: str) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
+        server: Server
+        timeout = SEND_SECONDS
+
+        def setup(self) -> None:
+            self.server.asking[self.request] = time.monotonic()
+            super().setup()
+
+        def finish(self) -> None:
+            self.server.asking.pop(self.request, None)
+            super().finish()
+
         def do_GET(self) -> None:
+            self.server.asking.pop(self.request, None)
             if _is_loopback(host) and not _is_loopback(_name(self.headers.get("Host", ""))):
                 self.send_error(403, "ask by the address of this machine")  # not by a foreign name
-            elif self.path == "/":
+            elif hmac.compare_digest(self.path.encode(), home.encode()):
                 self._send_page()
-            elif self.path == "/events":
+            elif hmac.compare_digest(self.path.encode(), f"{home}events".encode()):
                 with suppress(OSError):  # whoever listened has gone
                     self._send_events()
             else:
@@ -140,7 +198,7 @@ def _handler(live: Live, host: str) -> type[BaseHTTPRequestHandler]:
             """Say nothing: the terminal is not for every request."""
 
         def _send_page(self) -> None:
-            content = live.page().encode()
+            content = live.page()
             self._begin("text/html; charset=utf-8", len(content))
             with suppress(OSError):
                 self.wfile.write(content)
@@ -167,7 +225,9 @@ def _handler(live: Live, host: str) -> type[BaseHTTPRequestHandler]:
 
 
 def _name(header: str) -> str:
-    return urlsplit(f"//{header}").hostname or ""
+    with suppress(ValueError):  # it is no name at all
+        return urlsplit(f"//{header}").hostname or ""
+    return ""
 
 
 def _is_loopback(host: str) -> bool:

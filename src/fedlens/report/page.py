@@ -15,14 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from fedlens.files import write_atomically
-from fedlens.report.blocks import Block, Curves, Line, Table, Text, format_number
+from fedlens.report.blocks import Block, Cell, Curves, Table, Text, format_number
 from fedlens.runs.records import is_number
 
 STATES = ("finished", "diverged", "stopped", "interrupted", "running", "failed")
 Drawing = Callable[[int, int], None]
 """Told how many figures are drawn, of how many."""
 
-MOST_POINTS = 2000  # of a line in a page; its csv has them all
+MOST_ROWS = 100_000  # of the data behind curves in a page; a file beside it has all
+NUMBER = re.compile(r"[+-]?\d[\d.,]*(e[+-]?\d+)?%?( ± \d[\d.,]*%?)?")  # as tables have them
 HERE = Path(__file__).parent
 
 
@@ -140,13 +141,23 @@ def csv_of(block: Block) -> bytes:
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     header, rows = block.sheet()
-    writer.writerow(header)
-    writer.writerows(rows)
+    writer.writerow(map(_inert, header))
+    writer.writerows([map(_inert, row) for row in rows])
     return file.getvalue().encode()
 
 
+def _inert(cell: Cell) -> Cell:
+    """A cell that no spreadsheet takes for a formula: text that looks like one gets a quote."""
+    if isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return cell if NUMBER.fullmatch(cell) else f"'{cell}"
+    return cell
+
+
 def _shown(block: Block, svg: str) -> Shown:
-    address = f"data:text/csv;base64,{base64.b64encode(csv_of(block)).decode()}"
+    thin = block.thinned() if isinstance(block, Curves) else block
+    long = isinstance(block, Curves) and sum(len(line.x) for line in block.lines) > MOST_ROWS
+    data = base64.b64encode(csv_of(thin if long else block)).decode()
+    block, address = thin, f"data:text/csv;base64,{data}"
     shown = Shown(block, block.slug, block.alt or block.words(), address, svg)
     if isinstance(block, Curves):
         return replace(shown, chart=_chart(block))
@@ -174,7 +185,6 @@ def _chart(block: Curves) -> str:
     place = places(block.lines)
     lines = []
     for line in block.lines:
-        line = _thinned(line)
         lines.append(
             {
                 "name": line.name,
@@ -200,18 +210,6 @@ def _chart(block: Curves) -> str:
     }
     text = json.dumps(chart, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace("&", "\\u0026")
-
-
-def _thinned(line: Line) -> Line:
-    step = -(-len(line.x) // MOST_POINTS)
-    if step == 1 or not line.x:
-        return line
-    kept = [*range(0, len(line.x) - 1, step), len(line.x) - 1]
-
-    def keep(values: Any) -> Any:
-        return None if values is None else [values[i] for i in kept]
-
-    return replace(line, x=keep(line.x), y=keep(line.y), low=keep(line.low), high=keep(line.high))
 
 
 def _plain(values: Sequence[float | None] | None) -> list[float | None] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fedlens.reading import printable
 from fedlens.report.blocks import NONE, format_number
 from fedlens.runs.budgets import rounds_to
 from fedlens.runs.records import Run, primary_part
@@ -38,6 +39,7 @@ def rows(runs: Sequence[Run]) -> tuple[list[str], list[list[str]]]:
 
 def table(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
     """Columns as wide as their words: for people and for pipes."""
+    header, *body = [[printable(word) for word in row] for row in (header, *body)]
     widths = [max(len(row[i]) for row in (header, *body)) for i in range(len(header))]
     lines = (header, ["-" * width for width in widths], *body)
     return "\n".join(

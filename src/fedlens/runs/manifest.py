@@ -46,6 +46,7 @@ def manifest(setup: Setup) -> dict[str, Any]:
         "parameters": setup.network.num_parameters,
         "weights": setup.weights._asdict() if setup.weights else None,
         "classes": list(setup.dataset.classes),
+        "left_out": [one._asdict() for one in setup.dataset.left_out],
         "code": _own_code(setup.experiment),
     }
 

@@ -18,6 +18,10 @@ PART_NAMES = {"test": "test", "validation": "validation", "train": "training"}
 """The parts of the data, as texts call them."""
 
 
+Curve = tuple[list[int], list[float]]
+"""The rounds in which something was recorded, and its values."""
+
+
 @dataclass(frozen=True)
 class Run:
     """One run folder, read. A number that was never recorded, or is not finite, is None."""
@@ -31,6 +35,7 @@ class Run:
     summary: dict[str, Any]
     partition: dict[str, Any] | None
     evaluation: dict[str, Any] = field(default_factory=dict)  # of the final model, in detail
+    _curves: dict[str, Curve] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def algorithm(self) -> str:
@@ -45,11 +50,13 @@ class Run:
     def num_rounds(self) -> int:
         return max((row["round"] for row in self.rounds), default=0)
 
-    def curve(self, metric: str) -> tuple[list[int], list[float]]:
+    def curve(self, metric: str) -> Curve:
         """The rounds in which a metric was recorded, and its values; NaN where not finite."""
-        points = [(row["round"], row[metric]) for row in self.rounds if metric in row]
-        values = [math.nan if (y := number(value)) is None else y for _, value in points]
-        return [round for round, _ in points], values
+        if metric not in self._curves:  # a page asks for it often, and a run may be long
+            points = [(row["round"], row[metric]) for row in self.rounds if metric in row]
+            values = [math.nan if (y := number(value)) is None else y for _, value in points]
+            self._curves[metric] = [round for round, _ in points], values
+        return self._curves[metric]
 
     def has(self, metric: str) -> bool:
         return any(math.isfinite(value) for value in self.curve(metric)[1])

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import gzip
-import io
-import zlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +9,7 @@ import numpy as np
 
 from fedlens.core import Examples, Holdings
 from fedlens.data.partitions.dealing import NOBODY, holdings
+from fedlens.reading import csv_lines, expanded, shortened
 
 HEADER = ("user_id", "image_id", "class")
 
@@ -31,7 +28,7 @@ def published(
     where these have a column image_id, by that. Its class must be that of the example. Examples
     that the file does not name are at no client.
     """
-    file = Path(path).expanduser()
+    file = expanded(path)
     rows = _rows(file)
     position = _positions(examples)
     labels = examples.labels.tolist()
@@ -61,27 +58,21 @@ def published(
 
 def _rows(file: Path) -> list[tuple[int, str, str, str]]:
     """Line, user, image and class of each row."""
-    try:
-        content = file.read_bytes()
-        text = (gzip.decompress(content) if file.suffix == ".gz" else content).decode("utf-8-sig")
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise ValueError(f"{file} cannot be read ({why}): set path to a csv or csv.gz") from error
-    reader = csv.reader(io.StringIO(text, newline=""))
-    header = [cell.strip() for cell in next(reader, [])]
+    lines = csv_lines(file, "set path to a csv or csv.gz")
+    header = lines[0][1] if lines else []
     for name in HEADER:
         if name not in header:
-            said = ",".join(header) or "nothing"
+            said = shortened(",".join(header)) or "nothing"
             raise ValueError(f"{file}:1: no column {name!r} in {said}: it needs {','.join(HEADER)}")
     columns = [header.index(name) for name in HEADER]
     rows = []
-    for cells in reader:
+    for line, cells in lines[1:]:
         if len(cells) != len(header):
             raise ValueError(
-                f"{file}:{reader.line_num}: {len(cells)} cells under {len(header)} columns: mend it"
+                f"{file}:{line}: {len(cells)} cells under {len(header)} columns: mend it"
             )
-        user, image, label = (cells[column].strip() for column in columns)
-        rows.append((reader.line_num, user, image, label))
+        user, image, label = (cells[column] for column in columns)
+        rows.append((line, user, image, label))
     if not rows:
         raise ValueError(f"{file} has no rows: add one for each image")
     return rows
@@ -96,4 +87,4 @@ def _positions(examples: Examples) -> dict[str, int]:
 
 def _rank(user: str) -> tuple[int, str]:
     """Numbers in their order, then names in theirs."""
-    return (int(user), "") if user.isdecimal() else (2**63, user)
+    return (int(user), "") if user.isdecimal() and len(user) < 19 else (2**63, user)

@@ -62,7 +62,9 @@ def experiment(
 
 def published(algorithm: str, split: Split) -> dict[str, list[float | None]]:
     """The report's curves, read off its figures to within 0.005: train and test, loss and acc."""
-    content = json.loads((files("fedlens.recipes.ghaemi") / "curves.json").read_text())
+    content = json.loads(
+        (files("fedlens.recipes.ghaemi") / "curves.json").read_text(encoding="utf-8")
+    )
     found: dict[str, list[float | None]] = content[
         f"{algorithm} {'iid' if split == 'iid' else 'noniid'}"
     ]

@@ -36,7 +36,7 @@ class Point(NamedTuple):
 @cache
 def _chosen() -> dict[str, dict[str, dict[str, list[float]]]]:
     found: dict[str, dict[str, dict[str, list[float]]]] = json.loads(
-        (files("fedlens.recipes.hsu2020") / CHOSEN).read_text()
+        (files("fedlens.recipes.hsu2020") / CHOSEN).read_text(encoding="utf-8")
     )
     return found
 

@@ -1,0 +1,142 @@
+"""Files that others made: whatever a reader raises becomes one line with the file and a remedy."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from fedlens import memory
+
+LONGEST = 300  # characters of a reason: it may quote what the file holds
+
+MOST_UNPACKED = 1032  # times its own size: deflate, of gzip and zip, cannot do more
+MOST_COLUMNS = 1_000  # of a csv file
+UNPACKED_SHARE = 20  # of the free memory: text takes many times its size once it is read
+
+Place = str | os.PathLike[str]
+
+
+class BadFile(ValueError):
+    """A file that is not what it should be: which one, why, and what to do about it."""
+
+    def __init__(self, file: Place, why: str, remedy: str = "take another copy") -> None:
+        super().__init__(f"{file} cannot be read ({why}): {remedy}")
+        self.file, self.why = Path(file), why
+
+
+@contextmanager
+def reading(file: Place, remedy: str = "take another copy") -> Iterator[None]:
+    """Raise a BadFile for whatever the body raises, unless that names the file already."""
+    try:
+        yield
+    except Exception as error:  # broken files make decoders raise anything
+        if isinstance(error, ValueError) and str(file) in str(error):
+            raise
+        raise BadFile(file, reason(error), remedy) from error
+
+
+def is_file(path: Path) -> bool:
+    """Whether there is a file of that name; no name is too long to ask."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
+
+
+def unpacked(file: Path) -> bytes:
+    """The content of a file, gunzipped if its name says so, and no more of it than can be used."""
+    if file.suffix != ".gz":
+        return file.read_bytes()
+    most = memory.available() // UNPACKED_SHARE
+    with gzip.open(file) as opened:
+        content = opened.read(most + 1)
+    if len(content) > most:
+        raise ValueError(f"it unpacks to more than {memory.in_words(most)}")
+    return content
+
+
+def csv_lines(file: Path, remedy: str, strict: bool = False) -> list[tuple[int, list[str]]]:
+    """The lines of a csv file that are not empty, each with its number and its cells stripped."""
+    with reading(file, remedy):
+        text = unpacked(file).decode("utf-8-sig")
+        reader = csv.reader(io.StringIO(text, newline=""), strict=strict)
+        lines = []
+        for cells in reader:
+            if len(cells) > MOST_COLUMNS:
+                raise ValueError(f"{len(cells):,} columns in line {reader.line_num}, above 1,000")
+            if cells:
+                lines.append((reader.line_num, [cell.strip() for cell in cells]))
+        return lines
+
+
+def reason(error: BaseException) -> str:
+    """Why it failed, in a few words without a line break."""
+    if isinstance(error, MemoryError):
+        return "it asks for more memory than there is"
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    if isinstance(error, KeyError):
+        return f"it has no {shortened(str(error))}"
+    return shortened(next(iter(str(error).splitlines()), "")) or "it is damaged"
+
+
+def shortened(text: str, longest: int = LONGEST) -> str:
+    """The beginning of a text that is too long for a line."""
+    return text if len(text) <= longest else f"{text[: longest - 4]} ..."
+
+
+def printable(text: str) -> str:
+    """A text without the control characters by which it could write anywhere on a terminal."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def demand_text(texts: str | Sequence[str], where: str) -> None:
+    """Refuse text that no file can hold: halves of characters, as names of other encodings have."""
+    for text in [texts] if isinstance(texts, str) else texts:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"{where} {shortened(printable(text))} is not UTF-8: write it with other letters"
+            ) from error
+
+
+Fields = Mapping[str, type | tuple[type, ...]]
+
+
+def demand_fields(content: Any, fields: Fields, file: Place, remedy: str) -> dict[str, Any]:
+    """`content` if it is a table that has all of these fields, each of its type."""
+    if not isinstance(content, dict):
+        raise BadFile(file, f"it holds {_called(content)}, not a table", remedy)
+    for name, kind in fields.items():
+        if name not in content:
+            raise BadFile(file, f"it has no {name!r}", remedy)
+        value = content[name]
+        kinds = kind if isinstance(kind, tuple) else (kind,)
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+            raise BadFile(file, f"its {name!r} is {_called(value)}", remedy)
+    return content
+
+
+def _called(value: Any) -> str:
+    names = {dict: "a table", list: "a list", str: "text", int: "a number", float: "a number"}
+    names |= {bool: "true or false", type(None): "nothing"}
+    return names.get(type(value), type(value).__name__)
+
+
+def expanded(path: Place) -> Path:
+    """The path, with ~ for somebody's home."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise ValueError(
+            f"{path} begins with a home that is not known here: write the whole path"
+        ) from error
