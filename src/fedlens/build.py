@@ -81,6 +81,8 @@ def build(experiment: Experiment, data: Path | None = None, beside: Setup | None
         split, held_out = _hold_out(split, experiment)
 
     network, weights = _network(experiment, dataset)
+    if not all(bool(p.isfinite().all()) for p in network.params.values()):
+        raise ValueError("the model starts with numbers that are not finite: initialise it anew")
     algorithm = _algorithm(experiment)
     algorithm.combine.check(network.layout)
     program = ClientProgram(algorithm, network.layout, experiment.augment)
@@ -124,9 +126,14 @@ def _dataset(experiment: Experiment, data: Path | None) -> Dataset:
     given = experiment.dataset
     data = existing(data)
     if isinstance(given, Dataset):
-        return given
-    made = call(find(DATASETS, given.name, "dataset"), Source(data), options=given.options)
-    return _expect(made, Dataset, f"dataset {given.name!r}")
+        made = given
+    else:
+        found = call(find(DATASETS, given.name, "dataset"), Source(data), options=given.options)
+        made = _expect(found, Dataset, f"dataset {given.name!r}")
+    for name in made.classes:
+        if not name.isascii() and name.encode(errors="ignore").decode() != name:
+            raise ValueError(f"the class {name!r} of {made.name} is not text: give it another name")
+    return made
 
 
 def _placed(

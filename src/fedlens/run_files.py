@@ -6,13 +6,16 @@ Nothing in this module needs torch.
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from fedlens.locks import is_locked
 from fedlens.tables import read_text
 
 EXPERIMENT = "experiment.toml"
@@ -22,10 +25,9 @@ ROUNDS = "rounds.jsonl"  # one record a line
 SUMMARY = "summary.json"
 EVALUATION = "evaluation.json"  # of the final model, in detail
 MODEL = "model.safetensors"
-CHECKPOINT = "checkpoint"
-STATE = f"{CHECKPOINT}/state.json"  # what makes a checkpoint count: written after its tensors
+CHECKPOINT = "checkpoint"  # a folder with the newest states, each as two files
 
-OVER = ("finished", "diverged")
+OVER = ("finished", "diverged", "invalid")
 """The statuses of runs that have nothing left to do."""
 
 
@@ -74,7 +76,12 @@ def read_records(folder: Path) -> list[dict[str, Any]]:
     A last line that a killed run left torn is passed over.
     """
     path = folder / ROUNDS
-    lines = path.read_bytes().split(b"\n") if path.is_file() else []
+    return parse_records(path, path.read_bytes() if path.is_file() else b"")
+
+
+def parse_records(path: Path, content: bytes) -> list[dict[str, Any]]:
+    """The records that `content` holds, which is of this file."""
+    lines = content.split(b"\n")
     written = [(place, line) for place, line in enumerate(lines, 1) if line.strip()]
     records: dict[int, dict[str, Any]] = {}
     for place, line in written:
@@ -98,21 +105,55 @@ def read_summary(folder: Path) -> dict[str, Any]:
 
 
 def read_status(folder: Path) -> str | None:
-    """How a run stands, or None if there is none: a killed one could not say `interrupted`."""
+    """How a run stands, or None if there is none."""
     if not (folder / MANIFEST).is_file():
         return None
-    return str(read_summary(folder).get("status") or "interrupted")
+    return status_of(folder, read_summary(folder))
 
 
-def read_state_index(folder: Path) -> dict[str, Any] | None:
-    """What says which checkpoint counts, or None if the run died before the first one."""
-    path = folder / STATE
-    if not path.is_file():
-        return None
-    index = _parsed(path)
-    if not isinstance(index, dict) or not {"round", "file", "sha256", "state"} <= index.keys():
-        raise damaged(path, "it is incomplete")
+def status_of(folder: Path, summary: Mapping[str, Any]) -> str:
+    """How a run stands: one that says it is running, but is not, could not say `interrupted`."""
+    status = str(summary.get("status") or "interrupted")
+    return "interrupted" if status == "running" and not is_locked(folder) else status
+
+
+def state_files(folder: Path, round: int) -> tuple[Path, Path]:
+    """The two files of the checkpoint of a round: the tensors, and what makes them count."""
+    name = folder / CHECKPOINT / f"state-{round:06d}"
+    return name.with_suffix(".safetensors"), name.with_suffix(".json")
+
+
+def saved_rounds(folder: Path) -> list[int]:
+    """The rounds of which there is a checkpoint or a part of one, the newest first."""
+    names = (path.name for path in (folder / CHECKPOINT).glob("state-*"))
+    found = (re.fullmatch(r"state-(\d{6,})\.(safetensors|json)", name) for name in names)
+    return sorted({int(name[1]) for name in found if name}, reverse=True)
+
+
+def last_saved(folder: Path) -> int | None:
+    """The round of the newest checkpoint that counts, or None if there is none."""
+    for round in saved_rounds(folder):
+        with suppress(ValueError, OSError):
+            read_state_index(folder, round)
+            return round
+    return None
+
+
+def read_state_index(folder: Path, round: int) -> dict[str, Any]:
+    """What makes the checkpoint of a round count. Raises FileNotFoundError."""
+    _, path = state_files(folder, round)
+    signed = _parsed(path)
+    if not isinstance(signed, dict) or not isinstance(signed.get("index"), dict):
+        raise DamagedFile(path, "it is incomplete")
+    index: dict[str, Any] = signed["index"]
+    if signed.get("sha256") != checksum(index):
+        raise DamagedFile(path, "its checksum is wrong")
     return index
+
+
+def checksum(content: Any) -> str:
+    """Of plain values, as JSON has them."""
+    return hashlib.sha256(json.dumps(content, allow_nan=False).encode()).hexdigest()
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
@@ -125,15 +166,19 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return content
 
 
-def damaged(path: Path, why: object) -> ValueError:
-    return ValueError(f"{path} is damaged ({why}): start the run anew")
+class DamagedFile(ValueError):
+    """A file of a run is not as the run wrote it."""
+
+    def __init__(self, path: Path, why: object) -> None:
+        self.what = f"{path} is damaged ({why})"
+        super().__init__(f"{self.what}: start the run anew")
 
 
 def _parsed(path: Path) -> Any:
     try:
         return json.loads(path.read_bytes())
     except ValueError as error:
-        raise damaged(path, error) from error
+        raise DamagedFile(path, error) from error
 
 
 def _remedy(folder: Path, missing: Sequence[str]) -> str:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from matplotlib.text import Annotation
 from PIL import Image
 
+from fedlens.locks import FolderLock
 from fedlens.report import read, read_all, report, rows
 from fedlens.report.look import COLOURS, HEIGHT, name_ends, sheet
 from fedlens.report.runs import differences, headline
@@ -106,7 +107,7 @@ def test_a_run_killed_after_its_start_is_told_by_its_records(run_folder: Make) -
     shown = [cell(folder, column) for column in ("best accuracy (round)", "final loss", "MB up")]
     assert shown == expected
     assert cell(folder, "seconds") == "8.8"
-    assert (cell(folder, "rounds"), cell(folder, "status")) == ("7 of 40", "running")
+    assert (cell(folder, "rounds"), cell(folder, "status")) == ("7 of 40", "interrupted")
     assert read(folder).summary["emd"] == 0.92
 
 
@@ -290,7 +291,9 @@ def test_a_run_that_was_never_evaluated_still_gives_a_page(run_folder: Make) -> 
 
 
 def test_a_run_without_a_single_round_still_gives_a_page(recorded: Make) -> None:
-    page = report([recorded("new", [], status="running")]).read_text("utf-8")
+    folder = recorded("new", [], status="running")
+    with FolderLock(folder):
+        page = report([folder]).read_text("utf-8")
     assert "new was not evaluated (running, 0 rounds)." in page
     assert "Line chart" not in page
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import logging
 import signal
 import sys
 import tempfile
@@ -24,6 +26,7 @@ from fedlens.cli.reproduce import reproduce_command
 from fedlens.cli.run import resume_command, run_command
 from fedlens.cli.sweep import sweep_command
 from fedlens.options import importable
+from fedlens.runs.active import RunFailed
 from fedlens.version import __version__
 
 VERBS: dict[str, Callable[..., None]] = {
@@ -66,6 +69,10 @@ def main() -> None:
     debug = "--debug" in sys.argv
     arguments = [word for word in sys.argv[1:] if word != "--debug"]
     signal.signal(signal.SIGTERM, _interrupt)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a dash that it cannot encode ends no command
+            stream.reconfigure(errors="backslashreplace")
+    _say_what_is_logged()
     try:
         with importable(Path.cwd()):
             # Typer gives back the status of an exit, and 130 after Ctrl-C.
@@ -74,11 +81,24 @@ def main() -> None:
         status = 130
     except click.ClickException as error:
         status = _complain(error.format_message(), 2, debug)
+    except RunFailed as error:
+        status = _complain(_first_line(error), 1, debug)
     except ValueError as error:
         status = _complain(str(error), 2, debug)
     except Exception as error:
         status = _complain(_machine_error(error) or _internal_error(error), 1, debug)
     raise SystemExit(status)
+
+
+def _say_what_is_logged() -> None:
+    """Give what the package has to say besides, such as a damaged checkpoint, a line on stderr."""
+
+    class Said(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            print(f"fedlens: {record.getMessage()}", file=sys.stderr, flush=True)
+
+    package = logging.getLogger("fedlens")
+    package.handlers, package.propagate = [Said()], False
 
 
 def _interrupt(*_: Any) -> None:
