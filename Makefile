@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install demo test test-large test-gpu lint format clean
+.PHONY: install demo test test-long test-large test-gpu lint format clean
 
 install: .venv/installed
 
@@ -19,6 +19,10 @@ demo: install
 # Two processes of one thread each: the tests' tensors are small, and threads would wait for each other.
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
+
+# What takes too long for every change: hundreds of kills at random moments, and the like.
+test-long: install
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -m long
 
 test-large: install
 	FEDLENS_LARGE=1 $(BIN)/pytest -s --durations=1 tests/data/test_large.py
