@@ -157,6 +157,7 @@ class ActiveRun:
         # Where it cannot be kept (the disk may be full), the checkpoint before it is still there.
         with contextlib.suppress(OSError):
             self.save()
+        with contextlib.suppress(OSError):
             self.write_summary("interrupted" if isinstance(error, KeyboardInterrupt) else "failed")
 
     def close(self) -> None:
