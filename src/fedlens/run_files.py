@@ -31,6 +31,10 @@ OVER = ("finished", "diverged", "invalid")
 """The statuses of runs that have nothing left to do."""
 
 
+class RunFailed(RuntimeError):
+    """A run that has written its folder cannot go on."""
+
+
 def is_run(folder: Path) -> bool:
     """Whether a run wrote this folder: these two files are there from its start."""
     return all((folder / name).is_file() for name in (EXPERIMENT, MANIFEST))

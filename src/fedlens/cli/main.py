@@ -26,7 +26,7 @@ from fedlens.cli.reproduce import reproduce_command
 from fedlens.cli.run import resume_command, run_command
 from fedlens.cli.sweep import sweep_command
 from fedlens.options import importable
-from fedlens.runs.active import RunFailed
+from fedlens.run_files import RunFailed
 from fedlens.version import __version__
 
 VERBS: dict[str, Callable[..., None]] = {

@@ -18,7 +18,7 @@ from fedlens.client import ClientProgram
 from fedlens.core import Tree
 from fedlens.engines import Engine
 from fedlens.rounds import RoundInput, State, begin, run_rounds
-from fedlens.run_files import EVALUATION, SUMMARY
+from fedlens.run_files import EVALUATION, SUMMARY, RunFailed
 from fedlens.runs.evaluate import Evaluation, Twin
 from fedlens.runs.folder import Mark, Records, RunFolder, to_json
 from fedlens.runs.measures import OF_MODEL, PARTS, measure_name
@@ -55,10 +55,6 @@ class Whole(NamedTuple):
 
     state: State
     mark: Mark | None  # the end of its records in their file, if they are written
-
-
-class RunFailed(RuntimeError):
-    """A run that has written its folder cannot go on."""
 
 
 class ActiveRun:
