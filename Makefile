@@ -22,7 +22,7 @@ test: lint
 
 # What takes minutes or hours: many more kills, malformed files and rounds than in `make test`.
 test-long: install
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m long
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -m long
 
 test-large: install
 	FEDLENS_LARGE=1 $(BIN)/pytest -s --durations=1 tests/data/test_large.py

@@ -16,6 +16,7 @@ ORDER = [
         "version",
         "keys",
         "trees",
+        "locks",
         "files",
         "memory",
         "reading",

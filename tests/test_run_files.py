@@ -9,6 +9,7 @@ import pytest
 
 import fedlens
 from fedlens import run_files
+from fedlens.locks import FolderLock
 
 WITHOUT_TORCH = """
 import sys, types
@@ -41,7 +42,7 @@ def test_a_run_can_be_read_without_torch(run):
 
 def test_what_is_not_there_yet_is_empty_or_none(run, tmp_path_factory):
     assert run_files.read_summary(run) == {}
-    assert run_files.read_state_index(run) is None
+    assert run_files.last_saved(run) is None
     assert run_files.read_json(run / run_files.EVALUATION) is None
     (run / "rounds.jsonl").unlink()
     assert run_files.read_records(run) == []
@@ -58,12 +59,20 @@ def test_a_status_is_what_the_summary_says_or_interrupted(run):
         assert run_files.read_status(run) == status
 
 
+def test_a_run_that_says_it_is_running_is_if_somebody_writes_it(run):
+    (run / "summary.json").write_text(json.dumps({"status": "running"}))
+    assert run_files.read_status(run) == "interrupted"
+    with FolderLock(run):
+        assert run_files.read_status(run) == "running"
+    assert run_files.read_status(run) == "interrupted"
+
+
 @pytest.mark.parametrize("content", [b"", b'{"status": ', b"\xff\xff"])
 def test_a_damaged_file_is_named_to_whoever_asks(run, content):
     for name, read in (
         ("manifest.json", run_files.read_manifest),
         ("summary.json", run_files.read_status),
-        ("checkpoint/state.json", run_files.read_state_index),
+        ("checkpoint/state-000002.json", lambda folder: run_files.read_state_index(folder, 2)),
     ):
         (run / name).parent.mkdir(exist_ok=True)
         before = (run / name).read_bytes() if (run / name).exists() else b"{}"

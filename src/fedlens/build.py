@@ -88,6 +88,8 @@ def build(experiment: Experiment, data: Path | None = None, beside: Setup | None
     if device.type == "cpu" and not workers:
         _demand_memory(experiment, dataset, algorithm, split)
     network, weights = _network(experiment, dataset)
+    if not all(bool(p.isfinite().all()) for p in network.params.values()):
+        raise ValueError("the model starts with numbers that are not finite: initialise it anew")
     algorithm.combine.check(network.layout)
     clocked = needs_clock(experiment, algorithm)
     program = ClientProgram(algorithm, network.layout, experiment.augment, guarded=clocked)
@@ -133,9 +135,14 @@ def _dataset(experiment: Experiment, data: Path | None) -> Dataset:
     given = experiment.dataset
     data = existing(data)
     if isinstance(given, Dataset):
-        return given
-    made = call(find(DATASETS, given.name, "dataset"), Source(data), options=given.options)
-    return _expect(made, Dataset, f"dataset {given.name!r}")
+        made = given
+    else:
+        found = call(find(DATASETS, given.name, "dataset"), Source(data), options=given.options)
+        made = _expect(found, Dataset, f"dataset {given.name!r}")
+    for name in made.classes:
+        if not name.isascii() and name.encode(errors="ignore").decode() != name:
+            raise ValueError(f"the class {name!r} of {made.name} is not text: give it another name")
+    return made
 
 
 def _placed(

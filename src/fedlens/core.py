@@ -83,6 +83,9 @@ class Examples:
         return Examples(images, self.labels.to(device), self.columns, rows)
 
 
+DIGESTED = 1024  # examples at once: more would copy a mapped set into memory
+
+
 class LeftOut(NamedTuple):
     """A file that a data set was made without."""
 
@@ -120,6 +123,20 @@ class Dataset:
     @property
     def num_classes(self) -> int:
         return len(self.classes)
+
+    @cached_property
+    def digest(self) -> str:
+        """A fingerprint of what is in it: of every pixel and every label."""
+        found = hashlib.sha256(repr((self.classes, self.mean, self.std)).encode())
+        for part in (self.train, self.test):
+            shape = tuple(part.images.shape[1:])
+            found.update(repr((len(part), shape, part.images.dtype)).encode())
+            for start in range(0, len(part), DIGESTED):
+                some = slice(start, start + DIGESTED)
+                for tensor in (part.read(some), part.labels[some]):
+                    flat = tensor.detach().cpu().contiguous().reshape(-1)
+                    found.update(flat.view(torch.uint8).numpy().data)
+        return found.hexdigest()
 
     @property
     def shape(self) -> tuple[int, int, int]:

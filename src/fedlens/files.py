@@ -2,23 +2,62 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
+
+from fedlens.locks import try_lock
+
+PART = ".part"  # how the name of a file ends that is still being written
 
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Write `content` beside `path` and move it there once it is on the disk."""
+    with replacing(path) as file:
+        file.write(content)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file beside `path` that takes its place once it is written and on the disk.
+
+    Should that fail, it goes. What a killed process left of an earlier try goes, too.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    part = Path(name)
+    remove_leftovers(path.parent, glob.escape(path.name))
+    handle, part = _new_part(path)
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(content)
+            yield file
             file.flush()
             os.fsync(file.fileno())
-        part.chmod(0o644)
-        part.replace(path)
+            part.chmod(0o644)
+            part.replace(path)
     except BaseException:
         part.unlink(missing_ok=True)
         raise
+
+
+def remove_leftovers(folder: Path, name: str = "*") -> None:
+    """Remove what dead processes left of files that they were writing: the living lock theirs."""
+    for part in folder.glob(f".{name}.*{PART}"):
+        with suppress(OSError):
+            handle = os.open(part, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                if try_lock(handle):
+                    part.unlink(missing_ok=True)
+            finally:
+                os.close(handle)
+
+
+def _new_part(path: Path) -> tuple[int, Path]:
+    while True:
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=PART, dir=path.parent)
+        if try_lock(handle) is not False and os.fstat(handle).st_nlink:
+            return handle, Path(name)
+        os.close(handle)  # before it was locked, somebody took it for a leftover
+        Path(name).unlink(missing_ok=True)

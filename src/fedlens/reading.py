@@ -26,8 +26,9 @@ class BadFile(ValueError):
     """A file that is not what it should be: which one, why, and what to do about it."""
 
     def __init__(self, file: Place, why: str, remedy: str = "take another copy") -> None:
-        super().__init__(f"{file} cannot be read ({why}): {remedy}")
         self.file, self.why = Path(file), why
+        self.what = f"{file} cannot be read ({why})"
+        super().__init__(f"{self.what}: {remedy}")
 
 
 @contextmanager

@@ -6,12 +6,15 @@ Nothing in this module needs torch.
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from fedlens.locks import is_locked
 from fedlens.reading import BadFile, demand_fields, reading, reason
 from fedlens.tables import parse_tables, read_text
 
@@ -22,13 +25,16 @@ ROUNDS = "rounds.jsonl"  # one record a line
 SUMMARY = "summary.json"
 EVALUATION = "evaluation.json"  # of the final model, in detail
 MODEL = "model.safetensors"
-CHECKPOINT = "checkpoint"
-STATE = f"{CHECKPOINT}/state.json"  # what makes a checkpoint count: written after its tensors
+CHECKPOINT = "checkpoint"  # a folder with the newest states, each as two files
 
 LINES_AT_ONCE = 10_000  # of the records, parsed together
 ANEW = "start the run anew"
-OVER = ("finished", "diverged", "stopped")
+OVER = ("finished", "diverged", "invalid", "stopped")
 """The statuses of runs that have nothing left to do."""
+
+
+class RunFailed(RuntimeError):
+    """A run that has written its folder cannot go on."""
 
 
 def is_run(folder: Path) -> bool:
@@ -72,7 +78,12 @@ def read_records(folder: Path) -> list[dict[str, Any]]:
     A last line that a killed run left torn is passed over.
     """
     path = folder / ROUNDS
-    lines = path.read_bytes().split(b"\n") if path.is_file() else []
+    return parse_records(path, path.read_bytes() if path.is_file() else b"")
+
+
+def parse_records(path: Path, content: bytes) -> list[dict[str, Any]]:
+    """The records that `content` holds, which is of this file."""
+    lines = content.split(b"\n")
     written = [(place, line) for place, line in enumerate(lines, 1) if line.strip()]
     records: dict[int, dict[str, Any]] = {}
     for start in range(0, len(written), LINES_AT_ONCE):
@@ -122,19 +133,54 @@ def read_summary(folder: Path) -> dict[str, Any]:
 
 
 def read_status(folder: Path) -> str | None:
-    """How a run stands, or None if there is none: a killed one could not say `interrupted`."""
+    """How a run stands, or None if there is none."""
     if not (folder / MANIFEST).is_file():
         return None
-    return str(read_summary(folder).get("status") or "interrupted")
+    return status_of(folder, read_summary(folder))
 
 
-def read_state_index(folder: Path) -> dict[str, Any] | None:
-    """What says which checkpoint counts, or None if the run died before the first one."""
-    path = folder / STATE
-    if not path.is_file():
-        return None
-    fields = {"round": int, "file": str, "sha256": str, "state": dict}
-    return demand_fields(_parsed(path), fields, path, ANEW)
+def status_of(folder: Path, summary: Mapping[str, Any]) -> str:
+    """How a run stands: one that says it is running, but is not, could not say `interrupted`."""
+    status = str(summary.get("status") or "interrupted")
+    return "interrupted" if status == "running" and not is_locked(folder) else status
+
+
+def state_files(folder: Path, round: int) -> tuple[Path, Path]:
+    """The two files of the checkpoint of a round: the tensors, and what makes them count."""
+    name = folder / CHECKPOINT / f"state-{round:06d}"
+    return name.with_suffix(".safetensors"), name.with_suffix(".json")
+
+
+def saved_rounds(folder: Path) -> list[int]:
+    """The rounds of which there is a checkpoint or a part of one, the newest first."""
+    names = (path.name for path in (folder / CHECKPOINT).glob("state-*"))
+    found = (re.fullmatch(r"state-(\d{6,})\.(safetensors|json)", name) for name in names)
+    return sorted({int(name[1]) for name in found if name}, reverse=True)
+
+
+def last_saved(folder: Path) -> int | None:
+    """The round of the newest checkpoint that counts, or None if there is none."""
+    for round in saved_rounds(folder):
+        with suppress(ValueError, OSError):
+            read_state_index(folder, round)
+            return round
+    return None
+
+
+def read_state_index(folder: Path, round: int) -> dict[str, Any]:
+    """What makes the checkpoint of a round count. Raises FileNotFoundError."""
+    _, path = state_files(folder, round)
+    signed = _parsed(path)
+    signed = demand_fields(signed, {"index": dict, "sha256": str}, path, ANEW)
+    if signed["sha256"] != checksum(signed["index"]):
+        raise damaged(path, "its checksum is wrong")
+    fields = {"round": int, "sha256": str, "records": dict, "state": dict}
+    return demand_fields(signed["index"], fields, path, ANEW)
+
+
+def checksum(content: Any) -> str:
+    """Of plain values, as JSON has them."""
+    return hashlib.sha256(json.dumps(content, allow_nan=False).encode()).hexdigest()
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
@@ -145,12 +191,16 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def damaged(path: Path, why: object) -> BadFile:
+    """A file of a run is not as the run wrote it."""
     return BadFile(path, str(why), ANEW)
 
 
 def _parsed(path: Path) -> Any:
-    with reading(path, ANEW):
-        return json.loads(path.read_bytes())
+    content = path.read_bytes()
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise damaged(path, reason(error)) from error
 
 
 def _remedy(folder: Path, missing: Sequence[str]) -> str:

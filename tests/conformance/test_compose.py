@@ -38,6 +38,7 @@ from fedlens.network.network import Network
 from fedlens.pieces import Epochs, Sgd, Uniformly
 from fedlens.rounds import begin, run_round
 from fedlens.runs.folder import RunFolder
+from tests.checkpoints import load_state
 from tests.conformance.quadratics import Quadratics, close, end, plain, some
 from tests.federations import CPU, assert_equal, noisy_images, small_cnn, train
 
@@ -178,7 +179,7 @@ def test_a_state_survives_its_checkpoint_exactly(name, tmp_path):
 
     folder = RunFolder(tmp_path)
     folder.save_state(state)
-    loaded = folder.load_state(CPU)
+    loaded = load_state(folder)
     assert loaded.clients.rows.keys() == state.clients.rows.keys()
     one, _ = run_round(program, federation, engine, state, 0)
     two, _ = run_round(program, federation, engine, loaded, 0)

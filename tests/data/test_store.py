@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 import sys
@@ -125,6 +126,64 @@ def test_work_that_was_stopped_goes_on_and_is_not_done_again(nature: Path, monke
     again = prepared(nature, lambda done, _: told.append(done // 192))
     assert told == [150, 200, 210]
     assert again == whole
+
+
+@pytest.mark.parametrize("damage", ["lost", "cut", "emptied", "a bit", "of zeros", "marks lost"])
+def test_pixels_that_were_lost_while_work_was_stopped_are_decoded_again(
+    nature: Path, monkeypatch, damage: str
+) -> None:
+    monkeypatch.setattr(store, "CHUNK", 50)
+    whole = prepared(nature)
+    place = nature.parent / f"{NAME}-8"
+    for file in place.iterdir():
+        file.unlink()
+
+    def stop(done: int, total: int | None) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepared(nature, stop)
+    part = place / "images.part"
+    content = part.read_bytes()
+    assert any(content)
+    damaged = {
+        "cut": content[:-192],
+        "emptied": b"",
+        "a bit": content[:100] + bytes([content[100] ^ 1]) + content[101:],
+        "of zeros": bytes(len(content)),
+    }
+    if damage in damaged:
+        part.write_bytes(damaged[damage])
+    else:
+        (part if damage == "lost" else place / "done.part").unlink()
+    assert prepared(nature) == whole, "the checksum of all pixels is the same"
+
+
+def test_a_full_disk_is_said_in_a_line_before_anything_is_mapped(nature: Path, monkeypatch) -> None:
+    def full(handle: int, offset: int, size: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.posix_fallocate", full)
+    with pytest.raises(OSError, match=r"images.part needs 0.0 MB \(No space left .*: make room"):
+        prepared(nature)
+    monkeypatch.undo()
+    assert prepared(nature)["num_train"] == 200
+
+
+def test_a_file_system_that_cannot_set_room_apart_is_written_to(nature: Path, monkeypatch) -> None:
+    def unknown(handle: int, offset: int, size: int) -> None:
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    monkeypatch.setattr("os.posix_fallocate", unknown)
+    assert prepared(nature)["num_train"] == 200
+
+
+def test_one_at_a_time_prepares_a_store(nature: Path) -> None:
+    def again(done: int, total: int | None) -> None:
+        with pytest.raises(ValueError, match=r"-8 is being written by process \d+ on "):
+            prepared(nature)
+
+    assert prepared(nature, again)["num_train"] == 200
 
 
 def test_a_whole_store_is_kept_and_a_damaged_one_is_made_again(nature: Path) -> None:

@@ -23,6 +23,7 @@ from fedlens.runs.folder import RunFolder
 from fedlens.trees import tensors_in
 from fedlens.uploads import Uploads
 from fedlens.work import Part
+from tests.checkpoints import load_state
 from tests.federations import CPU, RAGGED, noisy_images, small_cnn, wide
 from tests.papers_under_test import ALGORITHMS, PLAIN
 
@@ -118,7 +119,7 @@ def test_what_clients_remember_is_found_again_in_whatever_order_a_file_gives_it(
     for _ in range(3):
         engine = Stacked(network, federation.examples)
         state, _ = run_round(program, federation, engine, state, seed=0)
-    folder = RunFolder.create(tmp_path / "run")
+    folder = RunFolder(tmp_path)
     folder.save_state(state)
     load = safetensors.torch.load
     monkeypatch.setattr(
@@ -127,7 +128,7 @@ def test_what_clients_remember_is_found_again_in_whatever_order_a_file_gives_it(
     ends = []
     for recorder in (None, Captures(EagerCapture)):
         engine = Stacked(network, federation.examples, make_recorder=always(recorder))
-        after = folder.load_state(torch.device("cpu"))
+        after = load_state(folder)
         for _ in range(11):
             after, _ = run_round(program, federation, engine, after, seed=0)
         ends.append(after)

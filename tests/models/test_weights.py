@@ -1,8 +1,10 @@
 """Weights from a file or an address: what loads, what is refused, and what is said."""
 
+import contextlib
 import functools
 import hashlib
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -12,7 +14,7 @@ from torch import nn
 
 import fedlens as fl
 from fedlens.build import build
-from fedlens.models import MODELS
+from fedlens.models import MODELS, weights
 from fedlens.models.weights import load_weights
 
 
@@ -174,11 +176,67 @@ def test_what_an_address_gives_is_kept_only_if_it_is_whole_and_right(tmp_path, s
     home, _ = server
     write(tmp_path / "weights.pth", published)
     module = model(4)
-    assert "which was not kept" in refusal(module, f"{home}/weights.pth", "0" * 64)
+    assert "has the sha256" in refusal(module, f"{home}/weights.pth", "0" * 64)
+    (tmp_path / "page.pth").write_text("<html>Please log in</html>")
+    assert "page.pth cannot be read" in refusal(module, f"{home}/page.pth")
     assert "(the connection was cut)" in refusal(module, f"{home}/weights.pth?cut")
     assert "cannot be fetched (Not Found): try again" in refusal(module, f"{home}/none.pth")
     assert list((tmp_path / "cache" / "fedlens" / "weights").iterdir()) == []
     assert "cannot be fetched" in refusal(module, "http://127.0.0.1:1/weights.pth")
+
+
+def test_a_wrong_file_in_the_cache_is_fetched_again(tmp_path, server, published):
+    home, asked = server
+    address = f"{home}/weights.pth"
+    (tmp_path / "weights.pth").write_text("<html>Come back later</html>")
+    refusal(model(4), address)
+    write(tmp_path / "weights.pth", published)
+    load_weights(model(4), address)
+    assert len(asked) == 2
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_numbers_that_are_not_finite_are_refused(tmp_path, published, number):
+    changed = {name: tensor.clone() for name, tensor in published.items()}
+    changed["classifier.1.bias"][2] = number
+    said = refusal(model(4), write(tmp_path / "a.pth", changed))
+    assert "has numbers that are not finite in classifier.1.bias: no model can start" in said
+
+
+class Endless(BaseHTTPRequestHandler):
+    """Sends as much as anyone takes; or drop by drop, for ever."""
+
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        with contextlib.suppress(ConnectionError):
+            while True:
+                self.wfile.write(b"x" if "drip" in self.path else bytes(2**16))
+                time.sleep(0.01 if "drip" in self.path else 0)
+
+    def log_message(self, *_):
+        pass
+
+
+def test_an_address_that_never_ends_is_given_up(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(weights, "ROOM", 2**20)
+    module = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
+    with ThreadingHTTPServer(("127.0.0.1", 0), Endless) as serving:
+        serving.daemon_threads = True
+        thread = threading.Thread(target=functools.partial(serving.serve_forever, 0.01))
+        thread.start()
+        home = f"http://127.0.0.1:{serving.server_port}"
+        try:
+            with pytest.raises(ConnectionError, match="gives more than 1 MB, too much for"):
+                load_weights(module, f"{home}/endless.pth")
+            monkeypatch.setattr(weights, "TIMEOUT", 0.3)  # on a busy machine it is silence
+            with pytest.raises(ConnectionError, match=r"less than 1000 bytes a second|timed out"):
+                load_weights(module, f"{home}/drip.pth")
+        finally:
+            serving.shutdown()
+            thread.join()
+    assert list((tmp_path / "cache" / "fedlens" / "weights").iterdir()) == []
 
 
 def pictures(num_classes=3):

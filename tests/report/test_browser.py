@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from fedlens.locks import FolderLock
 from fedlens.report import report
 from fedlens.report.live import serving
 from tests.report.browser import CHROMIUM, Page, browser
@@ -134,7 +135,7 @@ def test_a_live_page_renews_itself_and_keeps_what_was_switched_off(
     tab: Page, tmp_path: Path
 ) -> None:
     folder = make_run(tmp_path / "going", rounds=4, status="running")
-    with serving([folder]) as address:
+    with FolderLock(folder), serving([folder]) as address:
         tab.open(address)
         tab.run(f"{FIRST}.querySelector('.legend button').click()")
         lines = (folder / "rounds.jsonl").read_text()

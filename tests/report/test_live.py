@@ -15,6 +15,7 @@ from urllib.request import urlopen
 
 import pytest
 
+from fedlens.locks import FolderLock
 from fedlens.report import live
 from fedlens.report.live import serving
 
@@ -37,7 +38,11 @@ def test_a_page_is_renewed_as_another_process_writes(recorded: Make) -> None:
     folder = recorded("going", [{"round": 1, "test_accuracy": 0.5}], status="running")
     summary = json.loads((folder / "summary.json").read_text())
     (folder / "summary.json").write_text(json.dumps({"status": "running"}))
-    with serving([folder]) as address, urlopen(f"{address}events", timeout=30) as events:
+    with (
+        FolderLock(folder),
+        serving([folder]) as address,
+        urlopen(f"{address}events", timeout=30) as events,
+    ):
         assert next_event(events) == "change"
         assert (
             "going reached 50.0% test accuracy (running, 1 round)"
@@ -54,6 +59,18 @@ def test_a_page_is_renewed_as_another_process_writes(recorded: Make) -> None:
         summary["status"] = "finished"
         (folder / "summary.json").write_text(json.dumps(summary | {"final": {}}))
         assert next_event(events) == "end"
+
+
+def test_a_run_that_dies_without_a_word_is_seen_as_interrupted(recorded: Make) -> None:
+    folder = recorded("going", [{"round": 1, "test_accuracy": 0.5}], status="running")
+    (folder / "summary.json").write_text(json.dumps({"status": "running"}))
+    lock = FolderLock(folder)
+    with serving([folder]) as address, urlopen(f"{address}events", timeout=30) as events:
+        assert next_event(events) == "change"
+        lock.release()  # as the system does for a process that was killed
+        assert next_event(events) == "end"
+        page = urlopen(address).read().decode()
+    assert "(interrupted after 1 round)" in page
 
 
 def test_a_run_that_is_being_replaced_leaves_the_page_as_it_was(run_folder: Make) -> None:

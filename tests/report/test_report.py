@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from matplotlib.text import Annotation
 from PIL import Image
 
+from fedlens.locks import FolderLock
 from fedlens.report import read, read_all, report, rows
 from fedlens.report.look import COLOURS, HEIGHT, name_ends, sheet
 from fedlens.report.runs import differences, headline
@@ -106,8 +107,39 @@ def test_a_run_killed_after_its_start_is_told_by_its_records(run_folder: Make) -
     shown = [cell(folder, column) for column in ("best accuracy (round)", "final loss", "MB up")]
     assert shown == expected
     assert cell(folder, "seconds") == "8.8"
-    assert (cell(folder, "rounds"), cell(folder, "status")) == ("7 of 40", "running")
+    assert (cell(folder, "rounds"), cell(folder, "status")) == ("7 of 40", "interrupted")
     assert read(folder).summary["emd"] == 0.92
+
+
+def test_a_page_names_no_files_but_its_own_for_removal(run_folder: Make, tmp_path: Path) -> None:
+    """A folder may come from anyone."""
+    folder = run_folder("mailed", rounds=3)
+    report([folder])
+    outside = [tmp_path / "thesis.pdf", folder / "model.csv", tmp_path / "paper.csv"]
+    for path in outside:
+        path.write_text("years of work")
+    mine = folder / "figures" / "own notes.csv"
+    mine.write_text("")
+    names = f"{tmp_path / 'thesis'} ../model ../../paper own.notes old"
+    old = folder / "figures" / "old.csv"
+    old.write_text("")
+    page = folder / "report.html"
+    text = re.sub(r'data-files="[^"]*"', f'data-files="{names}"', page.read_text("utf-8"))
+    page.write_text(text, "utf-8")
+    report([folder])
+    assert all(path.exists() for path in (*outside, mine))
+    assert not old.exists(), "a figure of an earlier page"
+
+
+def test_figures_that_lie_elsewhere_are_not_removed(run_folder: Make, tmp_path: Path) -> None:
+    folder = run_folder("linked", rounds=3)
+    (tmp_path / "home").mkdir()
+    thesis = tmp_path / "home" / "thesis.pdf"
+    thesis.write_text("years of work")
+    (folder / "figures").symlink_to(tmp_path / "home")
+    (folder / "report.html").write_text('<body data-files="thesis">')
+    report([folder])
+    assert thesis.exists()
 
 
 def test_damaged_files_are_named(run_folder: Make) -> None:
@@ -292,7 +324,9 @@ def test_a_run_that_was_never_evaluated_still_gives_a_page(run_folder: Make) -> 
 
 
 def test_a_run_without_a_single_round_still_gives_a_page(recorded: Make) -> None:
-    page = report([recorded("new", [], status="running")]).read_text("utf-8")
+    folder = recorded("new", [], status="running")
+    with FolderLock(folder):
+        page = report([folder]).read_text("utf-8")
     assert "new was not evaluated (running, 0 rounds)." in page
     assert "Line chart" not in page
 

@@ -1,16 +1,17 @@
 import json
+import logging
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from fedlens.rounds import ClientMemory, State
-from fedlens.run_files import STATE
-from fedlens.runs.folder import RunFolder, check_free, to_json
+from fedlens.run_files import checksum, last_saved, state_files
+from fedlens.runs.folder import Records, RunFolder, check_free, to_json
+from tests.checkpoints import load_state
 
 CPU = torch.device("cpu")
 
@@ -54,17 +55,19 @@ def assert_same(one: State, two: State) -> None:
 
 
 @pytest.fixture
-def folder(tmp_path) -> RunFolder:
-    return RunFolder.create(tmp_path / "run")
+def folder(tmp_path) -> Iterator[RunFolder]:
+    made = RunFolder.create(tmp_path / "run")
+    yield made
+    made.close()
 
 
 @pytest.mark.parametrize("clients", [0, 2])
 def test_a_state_is_read_as_it_was_saved(folder, clients):
-    assert folder.last_saved is None
+    assert last_saved(folder.path) is None
     saved = state(clients=clients)
     folder.save_state(saved)
-    assert folder.last_saved == 3
-    assert_same(folder.load_state(CPU), saved)
+    assert last_saved(folder.path) == 3
+    assert_same(load_state(folder), saved)
 
 
 def test_a_state_whose_parts_share_memory_is_read_as_it_was_saved(folder):
@@ -74,35 +77,44 @@ def test_a_state_whose_parts_share_memory_is_read_as_it_was_saved(folder):
         plain, told={"start": plain.params, "rows": {"a": plain.params["fc.weight"][1:]}}
     )
     folder.save_state(tied)
-    assert_same(folder.load_state(CPU), tied)
+    assert_same(load_state(folder), tied)
 
 
 def test_names_come_back_in_their_order_and_clients_have_memory_of_their_own(folder):
     """Sums over all parameters go by it."""
     params = {name: torch.rand(2) for name in ("z", "a", "m")}
     folder.save_state(replace(state(), params=params))
-    loaded = folder.load_state(CPU)
+    loaded = load_state(folder)
     assert list(loaded.params) == ["z", "a", "m"]
     one, two = (memory["solver.velocity"]["fc.bias"] for memory in loaded.clients.rows.values())
     assert one.untyped_storage().data_ptr() != two.untyped_storage().data_ptr()
 
 
+def change_index(folder: RunFolder, round: int, **changed: object) -> None:
+    """As another version would have written it, with the checksum that it then has."""
+    _, path = state_files(folder.path, round)
+    index = json.loads(path.read_text())["index"]
+    index |= changed
+    path.write_text(json.dumps({"sha256": checksum(index), "index": index}))
+
+
 def test_a_state_of_another_version_is_refused_in_words(folder):
     folder.save_state(state())
-    index = json.loads((folder.path / STATE).read_text())
+    _, path = state_files(folder.path, 3)
+    described = json.loads(path.read_text())["index"]["state"]
     for changed in ({"more": 1}, {"params": {"fc.weight": "unknown"}}):
-        folder.write(STATE, json.dumps(index | {"state": index["state"] | changed}))
-        with pytest.raises(
-            ValueError, match=r"cannot be read \(it is of another version of Fedlens\)"
-        ):
-            folder.load_state(CPU)
+        change_index(folder, 3, state=described | changed)
+        with pytest.raises(ValueError, match=r"cannot be read \(it is of another version"):
+            load_state(folder)
 
 
-def test_only_the_newest_state_is_kept(folder):
+def test_the_two_newest_states_are_kept(folder):
     for round in (1, 2, 3):
         folder.save_state(state(round))
     names = {path.name for path in (folder.path / "checkpoint").iterdir()}
-    assert names == {"state.json", "state-000003.safetensors"}
+    assert names == {
+        f"state-00000{round}.{kind}" for round in (2, 3) for kind in ("json", "safetensors")
+    }
 
 
 def test_a_state_half_written_leaves_the_one_before(folder, monkeypatch):
@@ -111,68 +123,109 @@ def test_a_state_half_written_leaves_the_one_before(folder, monkeypatch):
     written = Path.replace
 
     def die(self: Path, target: Path) -> Path:
-        if target.name == "state.json":
+        if target.name == "state-000002.json":
             raise KeyboardInterrupt
         return written(self, target)
 
     monkeypatch.setattr(Path, "replace", die)
     with pytest.raises(KeyboardInterrupt):
         folder.save_state(state(2))
-    assert_same(folder.load_state(CPU), first)
+    assert_same(load_state(folder), first)
 
 
 def flip(content: bytes) -> bytes:
-    return content[:-1] + bytes([content[-1] ^ 1])
+    middle = len(content) // 2
+    return content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
 
 
-@pytest.mark.parametrize("damage", [lambda c: c[: len(c) // 2], lambda c: c[:0], flip])
-def test_a_damaged_state_is_never_used(folder, damage):
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "cut": lambda c: c[: len(c) // 2],
+    "emptied": lambda c: c[:0],
+    "flipped": flip,
+}
+
+
+@pytest.mark.parametrize("kind", ["json", "safetensors"])
+@pytest.mark.parametrize("how", [*DAMAGE, "removed"])
+def test_a_damaged_checkpoint_is_said_and_the_one_before_it_is_used(folder, caplog, kind, how):
+    first = state(1)
+    folder.save_state(first)
+    folder.save_state(state(2))
+    path = folder.path / "checkpoint" / f"state-000002.{kind}"
+    if how == "removed":
+        path.unlink()
+    else:
+        path.write_bytes(DAMAGE[how](path.read_bytes()))
+    with caplog.at_level(logging.WARNING, "fedlens"):
+        assert_same(load_state(folder), first)
+    (said,) = caplog.messages
+    assert str(path) in said
+
+
+@pytest.mark.parametrize("kind", ["json", "safetensors"])
+@pytest.mark.parametrize("how", DAMAGE)
+def test_a_damaged_checkpoint_with_none_before_it_is_an_error(folder, kind, how):
     folder.save_state(state())
-    path = folder.path / "checkpoint" / "state-000003.safetensors"
-    path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(
-        ValueError, match=r"state-000003.safetensors cannot be read .*: start .* anew"
-    ):
-        folder.load_state(CPU)
+    path = folder.path / "checkpoint" / f"state-000003.{kind}"
+    path.write_bytes(DAMAGE[how](path.read_bytes()))
+    with pytest.raises(ValueError, match=rf"state-000003.{kind} cannot be read .*: start .* anew"):
+        load_state(folder)
 
 
 def test_a_state_that_is_gone_is_named(folder):
     folder.save_state(state())
     (folder.path / "checkpoint" / "state-000003.safetensors").unlink()
-    with pytest.raises(
-        ValueError, match=r"cannot be read \(No such file or directory\): start the run"
-    ):
-        folder.load_state(CPU)
+    with pytest.raises(ValueError, match=r"cannot be read \(No such file .*\): start the run"):
+        load_state(folder)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b'{"round": 3}', b"\xff\xff"])
 def test_a_damaged_index_is_named(folder, content):
     folder.save_state(state())
-    (folder.path / STATE).write_bytes(content)
-    with pytest.raises(ValueError, match=r"state.json cannot be read \(.*\): start the run anew"):
-        folder.load_state(CPU)
+    state_files(folder.path, 3)[1].write_bytes(content)
+    with pytest.raises(ValueError, match=r"state-000003.json cannot be read \(.*\): start the run"):
+        load_state(folder)
 
 
-@given(st.lists(st.integers(1, 9), max_size=5), st.integers(0, 60), st.integers(0, 9))
-def test_records_are_cut_at_a_round_or_where_a_line_is_torn(tmp_path_factory, more, cut, last):
-    folder = RunFolder(tmp_path_factory.mktemp("run"))
-    records = [{"round": place, "loss": value} for place, value in enumerate(more, 1)]
-    for record in records:
-        folder.append(record)
+@pytest.mark.parametrize("cut", ["in a line", "after a line", "a bit", "all"])
+def test_the_records_that_a_checkpoint_rests_on_are_checked_and_the_one_before_is_used(
+    folder, caplog, cut
+):
     path = folder.path / "rounds.jsonl"
-    content = path.read_bytes() if more else b""
-    path.write_bytes(content[: len(content) - cut])
-    whole = content[: len(content) - cut].count(b"\n")
-    kept = folder.cut_records(last)
-    # A last line that lacks nothing but its end is whole.
-    assert kept in (records[: min(whole, last)], records[: min(whole + 1, last)])
-    assert [json.loads(line) for line in path.read_text().splitlines()] == kept
-    folder.append({"round": len(kept) + 1})
-    assert len(path.read_text().splitlines()) == len(kept) + 1
+    records = Records(path)
+    for round in range(1, 7):
+        records.append({"round": round, "loss": round / 7})
+        if round in (2, 6):
+            records.sync()
+            folder.save_state(state(round), records.mark)
+    records.append({"round": 7})
+    found = folder.load_checkpoint(CPU)
+    assert found is not None
+    assert [record["round"] for record in found.records] == [1, 2, 3, 4, 5, 6]
 
-
-def test_records_that_were_never_written_are_none(folder):
-    assert folder.cut_records(5) == []
+    whole = path.read_bytes()
+    lines = whole.splitlines(keepends=True)
+    first = b"".join(lines[:3])
+    damaged = {
+        "in a line": whole[: len(first) + 4],
+        "after a line": first,
+        "a bit": first + flip(lines[3]) + b"".join(lines[4:]),
+        "all": b"",
+    }
+    path.write_bytes(damaged[cut])
+    if cut == "all":
+        with pytest.raises(ValueError, match=r"rounds.jsonl cannot be read \(it has 0 of the 6 "):
+            folder.load_checkpoint(CPU)
+        return
+    with caplog.at_level(logging.WARNING, "fedlens"):
+        found = folder.load_checkpoint(CPU)
+    assert found is not None
+    assert found.state.round == 2
+    assert [record["round"] for record in found.records] == [1, 2]
+    (said,) = caplog.messages
+    assert (
+        "rounds.jsonl cannot be read" in said and "going on from the checkpoint of round 2" in said
+    )
 
 
 def test_a_place_that_is_free_is_free(tmp_path):
@@ -185,9 +238,10 @@ def test_what_exists_is_refused_unless_it_may_go(tmp_path):
     run = RunFolder.create(tmp_path / "run")
     run.write("experiment.toml", "")
     run.write_json("manifest.json", {})
+    run.close()
     with pytest.raises(ValueError, match=r"run exists: choose another, or set overwrite=True"):
         check_free(run.path, overwrite=False)
-    RunFolder.create(run.path, overwrite=True)
+    RunFolder.create(run.path, overwrite=True).close()
     assert not list(run.path.iterdir())
 
 

@@ -8,8 +8,8 @@ from torch import nn
 
 import fedlens as fl
 from fedlens.build import build
+from fedlens.run_files import last_saved
 from fedlens.runs.active import run_to_end
-from fedlens.runs.folder import RunFolder
 from fedlens.runs.run import start
 from tests.runs.test_resume import assert_same_run, forgetful
 
@@ -38,6 +38,6 @@ def test_a_run_can_be_interrupted_in_its_first_round(tmp_path, algorithm, monkey
         patch.setattr(Interrupted, "armed", True)
         run_to_end([start(experiment, setup, run)])
     assert json.loads((run / "summary.json").read_text())["status"] == "interrupted"
-    assert RunFolder(run).last_saved == 0
+    assert last_saved(run) == 0
     fl.resume(run, experiment=experiment)
     assert_same_run(run, tmp_path / "whole")

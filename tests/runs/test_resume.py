@@ -237,8 +237,11 @@ def test_other_data_or_another_model_are_refused(tmp_path):
     fewer = fl.Dataset("toy", toy().train.take(torch.arange(40)), toy().test, ("a", "b", "c"))
     with pytest.raises(ValueError, match="the data are not those it started with"):
         fl.resume(run, experiment=forgetful(dataset=fewer))
-    with pytest.raises(ValueError, match="was run with another model: put the old one back"):
+    with pytest.raises(ValueError, match=r"was begun with model = '<Sequential: .*, not 'linear'"):
         fl.resume(run, experiment=forgetful(model="linear"))
+    other = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
+    with pytest.raises(ValueError, match="was run with another model: put the old one back"):
+        fl.resume(run, experiment=forgetful(model=other))
     with pytest.raises(ValueError, match="was given from Python"):
         fl.resume(run)
     assert contents(run) == before
@@ -361,7 +364,7 @@ def test_a_run_that_cannot_be_resumed_gets_one_line_and_is_left_alone(
     for place, message in cases.items():
         assert fedlens(monkeypatch, "resume", place) == 2
         assert capsys.readouterr().err.startswith(f"fedlens: {message}")
-    for path in (state, checkpoint / "state.json", tmp_path / "run" / "manifest.json"):
+    for path in (state, state.with_suffix(".json"), tmp_path / "run" / "manifest.json"):
         whole = path.read_bytes()
         path.write_bytes(whole[: len(whole) // 2])
         before = contents(tmp_path)

@@ -19,6 +19,7 @@ from fedlens.runs.evaluate import Evaluation, correct_answers
 from fedlens.runs.folder import RunFolder
 from fedlens.runs.metrics import accuracy_by_client, spread
 from fedlens.runs.summary import Record
+from tests.checkpoints import load_state
 
 OF_TRAINING = {
     "round",
@@ -267,7 +268,7 @@ def test_the_last_evaluation_is_kept_in_detail(tmp_path):
 def test_clients_are_tested_with_the_normalisation_layers_they_keep(tmp_path):
     experiment = described(norm="local", clients=fl.Clients(count=4, holdout=0.4), rounds=9)
     fl.run(experiment, tmp_path / "run")
-    state = RunFolder(tmp_path / "run").load_state(torch.device("cpu"))
+    state = load_state(RunFolder(tmp_path / "run"))
     assert state.clients.rows.keys() == {0, 1, 2, 3}
     # Clients 0 and 1 keep layers that let nothing through: they predict one class for all.
     silent = {"1.weight": torch.zeros(4), "1.bias": torch.zeros(4)}

@@ -8,7 +8,7 @@ import pytest
 
 import fedlens as fl
 from fedlens.rounds import State
-from fedlens.runs.folder import RunFolder
+from fedlens.runs.folder import Mark, RunFolder
 from fedlens.runs.summary import Record
 from tests.runs.test_run import OF_TRAINING, described, lines
 
@@ -51,7 +51,7 @@ def test_saving_takes_a_tenth_of_the_time_at_the_most(tmp_path, monkeypatch):
     clock = [0.0]
     saved: list[tuple[float, int]] = []
 
-    def save(self: RunFolder, state: State) -> None:
+    def save(self: RunFolder, state: State, records: Mark) -> None:
         saved.append((clock[0], state.round))
         clock[0] += 30.0  # what clients remember is large
 

@@ -14,7 +14,7 @@ import torch
 
 import fedlens as fl
 from fedlens.rounds import begin
-from fedlens.run_files import STATE
+from fedlens.run_files import CHECKPOINT
 from fedlens.runs.active import ActiveRun
 from fedlens.runs.folder import RunFolder
 
@@ -111,10 +111,10 @@ def test_a_checkpoint_costs_the_same_however_many_rounds_were_recorded(tmp_path)
     for num_records in (0, 5_000):
         folder = RunFolder.create(tmp_path / str(num_records))
         records = [{"round": i, "seconds": 0.1, "train_loss": 0.5} for i in range(num_records)]
+        file = folder.records_after()
         for record in records[:100]:
-            folder.append(record)
-        run = ActiveRun(setup, state, folder, records)
-        folder.save_state(run.state)
-        saved = (folder.path / STATE).parent
+            file.append(record)
+        ActiveRun(setup, state, folder, records, file=file).save()
+        saved = folder.path / CHECKPOINT
         sizes.append(sum(file.stat().st_size for file in saved.iterdir()))
     assert sizes[0] == sizes[1]

@@ -35,3 +35,12 @@ def watching(quiet: bool, kind: Any, *about: Any) -> Iterator[Any]:
     else:
         with kind(*about) as watch:
             yield watch
+
+
+@contextmanager
+def once_written() -> Iterator[None]:
+    """What goes wrong from here on is no mistake in the command, since files were written."""
+    try:
+        yield
+    except ValueError as error:
+        raise OSError(str(error)) from error

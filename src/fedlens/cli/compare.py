@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fedlens.cli.arguments import DataFolder, Json, Quiet
+from fedlens.cli.arguments import DataFolder, Json, Quiet, once_written
 from fedlens.reading import printable
 
 SEEDS = 5  # of each experiment, where nobody says how many
@@ -42,12 +42,14 @@ def compare_command(
     from fedlens.report.compare import compare
 
     runs = what
+    drawn: AbstractContextManager[None] = nullcontext()
     if any(path.is_file() for path in what):
         out = out or Path("runs") / "-or-".join(path.stem for path in what)
         runs = _run(what, SEEDS if seeds is None else seeds, out, data, quiet)
+        drawn = once_written()
     elif seeds is not None:
         raise ValueError(f"--seeds {seeds} is for experiment files: the runs named have theirs")
-    with progress.figures() as drawing:
+    with drawn, progress.figures() as drawing:
         found = compare(runs, by, target, out, drawing)
     if as_json:
         print(json.dumps([asdict(pair) for pair in found.pairs]))

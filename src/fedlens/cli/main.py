@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import io
+import logging
 import signal
 import sys
 import tempfile
@@ -26,6 +28,7 @@ from fedlens.cli.run import resume_command, run_command
 from fedlens.cli.sweep import sweep_command
 from fedlens.options import importable
 from fedlens.reading import printable, reason, shortened
+from fedlens.run_files import RunFailed
 from fedlens.version import __version__
 
 LONGEST_LINE = 20_000  # characters: it may name many files
@@ -70,6 +73,10 @@ def main() -> None:
     debug = "--debug" in sys.argv
     arguments = [word for word in sys.argv[1:] if word != "--debug"]
     signal.signal(signal.SIGTERM, _interrupt)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a dash that it cannot encode ends no command
+            stream.reconfigure(errors="backslashreplace")
+    _say_what_is_logged()
     try:
         with importable(Path.cwd()):
             # Typer gives back the status of an exit, and 130 after Ctrl-C.
@@ -78,6 +85,8 @@ def main() -> None:
         status = 130
     except click.ClickException as error:
         status = _complain(error.format_message(), 2, debug)
+    except RunFailed as error:
+        status = _complain(_first_line(error), 1, debug)
     except ValueError as error:
         status = _complain(str(error), 2, debug)
     except OSError as error:
@@ -85,6 +94,17 @@ def main() -> None:
     except Exception as error:
         status = _complain(_machine_error(error) or _internal_error(error), 1, debug)
     raise SystemExit(status)
+
+
+def _say_what_is_logged() -> None:
+    """Give what the package has to say besides, such as a damaged checkpoint, a line on stderr."""
+
+    class Said(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            print(f"fedlens: {record.getMessage()}", file=sys.stderr, flush=True)
+
+    package = logging.getLogger("fedlens")
+    package.handlers, package.propagate = [Said()], False
 
 
 def _interrupt(*_: Any) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedlens.cli.arguments import DataFolder, Json, Quiet
+from fedlens.cli.arguments import DataFolder, Json, Quiet, once_written
 from fedlens.recipes import ScaleName
 
 if TYPE_CHECKING:
@@ -73,7 +73,8 @@ def reproduce_command(
         if left:
             with _progress(planned, quiet) as watch:
                 run_cells(planned, watch)
-        done = show(planned)
+        with once_written():
+            done = show(planned)
     except KeyboardInterrupt:
         print(
             "\nfedlens: stopped; the same command goes on where this one was",

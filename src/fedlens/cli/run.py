@@ -19,13 +19,14 @@ from fedlens.cli.arguments import (
     Quiet,
     Seed,
     Track,
+    once_written,
     watching,
 )
 
 if TYPE_CHECKING:
     from fedlens.runs.active import Result
 
-EXIT = {"finished": 0, "diverged": 3, "stopped": 4}
+EXIT = {"finished": 0, "invalid": 1, "diverged": 3, "stopped": 4}
 
 
 def run_command(
@@ -69,6 +70,9 @@ def resume_command(
     folder: Annotated[
         Path, typer.Argument(metavar="RUN", help="The folder of a run that stopped.")
     ],
+    rounds: Annotated[
+        int | None, typer.Option(help="So many rounds in all: more than the run was begun with.")
+    ] = None,
     data: DataFolder = None,
     track: Track = None,
     quiet: Quiet = False,
@@ -76,42 +80,51 @@ def resume_command(
 ) -> None:
     """Go on where a run stopped, to the same result."""
     from fedlens.cli import progress
-    from fedlens.run_files import read_experiment
-    from fedlens.runs.folder import RunFolder
+    from fedlens.run_files import last_saved, read_experiment
     from fedlens.runs.run import resume
     from fedlens.runs.track import tracking
 
     tables = read_experiment(folder)
-    total = tables.get("rounds", 0)
-    done = RunFolder(folder).last_saved or 0
+    total = tables.get("rounds", 0) if rounds is None else rounds
+    done = last_saved(folder) or 0
     with (
         _resume_hint(folder),
         tracking(track or (), folder, tables) as send,
         watching(quiet, progress.rounds, folder.name, total, done) as watch,
     ):
-        result = resume(folder, data=data, watch=progress.all_of(watch, send))
+        both = progress.all_of(watch, send)
+        result = resume(folder, rounds=rounds, data=data, watch=both)
     _finish(result, as_json)
 
 
 def _finish(result: Result, as_json: bool) -> None:
     from fedlens.report import read_all, report, rows, table
     from fedlens.run_files import MANIFEST, SUMMARY, read_manifest
+    from fedlens.runs.active import not_finite
 
     assert result.folder is not None
-    if as_json:
-        print((result.folder / SUMMARY).read_text(encoding="utf-8"), end="", flush=True)
-    else:
-        print(table(*rows(read_all([result.folder]))))
-        print(f"run:    {result.folder}", flush=True)  # the page takes longer than some runs
-    page = report([result.folder])
-    if not as_json:
-        print(f"report: {page}")
+    with once_written():
+        if as_json:
+            print((result.folder / SUMMARY).read_text(encoding="utf-8"), end="", flush=True)
+        else:
+            print(table(*rows(read_all([result.folder]))))
+            print(f"run:    {result.folder}", flush=True)  # the page takes longer than some runs
+        page = report([result.folder])
+        if not as_json:
+            print(f"report: {page}")
     left_out = len(read_manifest(result.folder).get("left_out", []))
     if left_out:
         counted = "1 image was" if left_out == 1 else f"{left_out:,} images were"
         where = result.folder / MANIFEST
         print(f"fedlens: {counted} left out, listed in {where}", file=sys.stderr)
-    if result.summary["collapsed"] and result.status != "diverged":
+    wrong = not_finite(result.records) if result.status == "invalid" else []
+    if wrong:
+        print(
+            f"fedlens: the run is over, but its final {' and '.join(wrong)} is no finite number: "
+            "look at the test images and at the model, or try a smaller local.lr",
+            file=sys.stderr,
+        )
+    elif result.summary["collapsed"] and result.status != "diverged":
         print(
             f"fedlens: after {len(result.records)} rounds the model gives every image the same "
             "class: train longer or, if it did better before, with a smaller local.lr",

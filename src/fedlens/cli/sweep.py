@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedlens.cli.arguments import DataFolder, ExperimentFile, Json, Quiet
+from fedlens.cli.arguments import DataFolder, ExperimentFile, Json, Quiet, once_written
+from fedlens.cli.run import EXIT
 
 if TYPE_CHECKING:
     from fedlens.runs.active import Result
-
-ALL_DIVERGED = 3
 
 
 def sweep_command(
@@ -64,16 +63,20 @@ def _finish(results: dict[str, Result], folder: Path, as_json: bool) -> None:
     from fedlens.runs.folder import to_json
 
     runs = [folder / name for name in results]
-    if as_json:
-        print(to_json({name: result.summary for name, result in results.items()}), flush=True)
-    else:
-        print(table(*rows(read_all(runs))))
-        print(f"runs:   {folder}", flush=True)
-    page = report(runs, folder)
-    if not as_json:
-        print(f"report: {page}")
-    diverged = [name for name, result in results.items() if result.status == "diverged"]
-    if diverged:
-        count = f"{len(diverged)} of {len(results)} points"
-        print(f"fedlens: {count} diverged: {' '.join(diverged)}", file=sys.stderr)
-    raise SystemExit(ALL_DIVERGED if len(diverged) == len(results) else 0)
+    with once_written():
+        if as_json:
+            print(to_json({name: result.summary for name, result in results.items()}), flush=True)
+        else:
+            print(table(*rows(read_all(runs))))
+            print(f"runs:   {folder}", flush=True)
+        page = report(runs, folder)
+        if not as_json:
+            print(f"report: {page}")
+    ends = {"diverged": "diverged", "invalid": "ended with a loss that is not a finite number"}
+    for status, words in ends.items():
+        names = [name for name, result in results.items() if result.status == status]
+        if names:
+            count = f"{len(names)} of {len(results)} points"
+            print(f"fedlens: {count} {words}: {' '.join(names)}", file=sys.stderr)
+    statuses = {result.status for result in results.values()}
+    raise SystemExit(0 if "finished" in statuses else EXIT[min(statuses, key=EXIT.__getitem__)])

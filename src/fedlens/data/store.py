@@ -2,19 +2,22 @@
 
 A store is a folder: `listing.npz` says what is in it, `images.u8` holds the pixels, and
 `manifest.json`, written last, what came of it. While it is made, `images.part` holds the pixels
-and `done.u8` a byte an image, so that work that was stopped goes on where it was.
+and `done.part` what became of each image, with a checksum of its pixels: work that was stopped
+goes on where it was, and what has been lost or changed since is done again.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import json
 import os
+import zlib
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -23,16 +26,19 @@ from fedlens.data import numpy_files
 from fedlens.data.arrays import Column, examples
 from fedlens.data.curation import Listing
 from fedlens.data.pictures import ENDINGS, read
-from fedlens.files import write_atomically
+from fedlens.files import remove_leftovers, replacing, write_atomically
+from fedlens.locks import one_writer
 from fedlens.reading import Fields, demand_fields, reading
 
 CHUNK = 256  # images between two marks of what is done
+BLOCK = 2**24  # bytes
 DONE, MISSING, BROKEN = 1, 2, 3  # what became of an image; 0 is nothing yet
 FIELDS: Fields = {
     **{"name": str, "size": int, "num_train": int, "num_test": int, "num_left_out": int},
     **{"left_out": list, "sha256": str, "mean": list, "std": list},
 }  # of the manifest
 WHY = {MISSING: "missing", BROKEN: "cannot be decoded"}
+MARK = np.dtype([("state", "u1"), ("checksum", "<u4")])  # of an image
 
 Progress = Callable[[int, int | None], None]
 """Is told the bytes of pixels done so far, and of how many."""
@@ -55,15 +61,16 @@ def prepare(
         raise ValueError(f"size is {size}: choose a number of pixels, such as 96")
     if not images.is_dir():
         raise ValueError(f"{images} is not a folder: name the one that holds the images")
-    store.mkdir(parents=True, exist_ok=True)
-    _keep_listing(store, listed, size)
-    whole = manifest(store)
-    if whole is not None and _sha256(store / "images.u8") == whole["sha256"]:
-        _tidy(store)
-        return whole
-    (store / "manifest.json").unlink(missing_ok=True)
-    done = _decode_all(listed, _found(images, listed.ids), store, size, progress)
-    return _finish(name, listed, store, size, done)
+    with one_writer(store):
+        remove_leftovers(store)
+        _keep_listing(store, listed, size)
+        whole = manifest(store)
+        if whole is not None and _sha256(store / "images.u8") == whole["sha256"]:
+            _tidy(store)
+            return whole
+        (store / "manifest.json").unlink(missing_ok=True)
+        done = _decode_all(listed, _found(images, listed.ids), store, size, progress)
+        return _finish(name, listed, store, size, done)
 
 
 def manifest(store: Path) -> dict[str, Any] | None:
@@ -171,39 +178,59 @@ def _decode_all(
 ) -> Column:
     """Fill `images.part`, and return what became of each image."""
     num, weight = len(listed.ids), size * size * 3
-    pixels = _mapped(store / "images.part", (num, size, size, 3))
-    done = _mapped(store / "done.u8", (num,))
+    pixels = _mapped(store / "images.part", np.dtype(np.uint8), (num, size, size, 3))
+    marks = _mapped(store / "done.part", MARK, (num,))
 
-    def fill(i: int) -> int:
+    def fill(i: int) -> tuple[int, int]:
         path = found.get(listed.ids[i])
         try:
             if path is None:
-                return MISSING
+                return MISSING, 0
             pixels[i] = read(path, 3, size)
         except ValueError:
-            return BROKEN
-        return DONE
+            return BROKEN, 0
+        return DONE, zlib.crc32(pixels[i])
 
-    todo = np.flatnonzero(done != DONE)
+    def is_done(i: int) -> bool:
+        return bool(marks["checksum"][i] == zlib.crc32(pixels[i]))
+
+    done = [i for i in np.flatnonzero(marks["state"] == DONE).tolist() if is_done(i)]
+    todo = np.setdiff1d(np.arange(num), done)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for start in range(0, len(todo), CHUNK):
             part = todo[start : start + CHUNK]
-            states = list(pool.map(fill, part.tolist()))
+            filled = list(pool.map(fill, part.tolist()))
             pixels.flush()  # before the marks, or a mark could outlive its pixels
-            done[part] = states
-            done.flush()
+            marks[part] = np.array(filled, MARK)
+            marks.flush()
             if progress:
                 progress((num - len(todo) + start + len(part)) * weight, num * weight)
-    return np.array(done)
+    return np.array(marks["state"])
 
 
-def _mapped(file: Path, shape: tuple[int, ...]) -> Any:
-    """A file of bytes in memory: as it is, or new and full of zeros."""
-    size = int(np.prod(shape))
+def _mapped(file: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
+    """A file in memory: as it is, or new and full of zeros."""
+    size = int(np.prod(shape)) * dtype.itemsize
     if not file.is_file() or file.stat().st_size != size:
         with file.open("wb") as new:
-            new.truncate(size)
-    return np.memmap(file, np.uint8, "r+", shape=shape)
+            _allocate(new, size)
+    return np.memmap(file, dtype, "r+", shape=shape)
+
+
+def _allocate(file: BinaryIO, size: int) -> None:
+    """Have room on the disk for all of a file now: who finds none in a map is killed."""
+    try:
+        os.posix_fallocate(file.fileno(), 0, size)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+            Path(file.name).unlink()
+            need = f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
+            why = (
+                f"{file.name} needs {need} ({error.strerror}): make room, or choose another --data"
+            )
+            raise OSError(why) from error
+        for start in range(0, size, BLOCK):  # a file system that cannot be asked
+            file.write(bytes(min(BLOCK, size - start)))
 
 
 def _finish(name: str, listed: Listing, store: Path, size: int, done: Column) -> dict[str, Any]:
@@ -218,8 +245,7 @@ def _finish(name: str, listed: Listing, store: Path, size: int, done: Column) ->
     pixels = np.memmap(store / "images.part", np.uint8, "r", shape=(len(done), size, size, 3))
     counts = np.zeros((3, 256), np.int64)
     digest = hashlib.sha256()
-    part = store / "images.new"
-    with part.open("wb") as file:
+    with replacing(store / "images.u8") as file:
         for start in range(0, len(kept), CHUNK):
             chunk = pixels[kept[start : start + CHUNK]]
             digest.update(chunk.tobytes())
@@ -227,9 +253,6 @@ def _finish(name: str, listed: Listing, store: Path, size: int, done: Column) ->
             training = chunk[: max(num_train - start, 0)]
             for channel in range(3):
                 counts[channel] += np.bincount(training[..., channel].ravel(), minlength=256)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(store / "images.u8")
     value = np.arange(256) / 255
     share = counts / counts.sum(1, keepdims=True)
     mean = share @ value
@@ -249,7 +272,7 @@ def _finish(name: str, listed: Listing, store: Path, size: int, done: Column) ->
 
 
 def _tidy(store: Path) -> None:
-    for name in ("images.part", "done.u8"):
+    for name in ("images.part", "done.part"):
         (store / name).unlink(missing_ok=True)
 
 

@@ -10,6 +10,7 @@ import functools
 import multiprocessing
 import os
 import pickle
+import signal
 import traceback
 import warnings
 from collections.abc import Callable
@@ -19,6 +20,8 @@ from typing import TypeVar
 import torch
 
 T = TypeVar("T")
+
+INTERRUPTS = {signal.SIGINT, signal.SIGTERM}
 
 USED = (
     "this process has used a GPU already, so no worker can be forked for one: start anew, "
@@ -47,10 +50,26 @@ def in_a_child(function: Callable[[], T]) -> T:
 
 
 def fork(process: multiprocessing.process.BaseProcess) -> None:
-    with warnings.catch_warnings():
-        # Python warns of forking beside threads; a child starts none and takes no lock.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        process.start()
+    """Start a child, which calls `forked` first.
+
+    Ctrl-C waits meanwhile: raised in the middle of a fork, Python would print it and go on.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, INTERRUPTS)
+    try:
+        with warnings.catch_warnings():
+            # Python warns of forking beside threads; a child starts none and takes no lock.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            process.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, INTERRUPTS)
+
+
+def forked() -> None:
+    """In a child: leave Ctrl-C to the parent, and end when it says so."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, INTERRUPTS)
+    torch.set_num_threads(1)  # those of the parent are not there any more
 
 
 @functools.cache
@@ -90,7 +109,7 @@ def has_bf16(device: torch.device) -> bool:
 
 
 def _answer(function: Callable[[], object], pipe: Connection) -> None:
-    torch.set_num_threads(1)  # those of the parent are not there any more
+    forked()
     answer: object = None
     error = None
     try:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import multiprocessing
 import pickle
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -20,9 +23,14 @@ from fedlens.engines.shared_memory import SharedBuffer, leaves, num_bytes, trees
 from fedlens.engines.worker import Answer, Begin, Predicting, Training, Worker
 from fedlens.work import Shared, Work
 
+TRIES = 3  # of a task whose worker is gone
+BUFFERED = 2**15  # bytes that can be sent to one that reads nothing
+LOOK_SECONDS = 1.0  # between two looks at workers that say nothing
 UPLOADS = 512 * 2**20  # bytes of uploads that may wait to be added up
 
 VERSIONS = 16  # of the model, that memory is set apart for; what does not fit crosses pipes
+
+logger = logging.getLogger(__name__)
 
 Task = Callable[[int, SharedBuffer], Training | Predicting]
 """What a worker is to do, once it is known which slot it has."""
@@ -75,6 +83,50 @@ class Sizes(NamedTuple):
         return self._replace(slot_bytes=slot_bytes, num_slots=max(fewer, self.num_slots // 4))
 
 
+class Hired:
+    """A worker process, and the tasks that it was given and has not answered."""
+
+    def __init__(self, worker: Worker, others: Sequence[Hired]) -> None:
+        context = multiprocessing.get_context("fork")
+        self.pipe, theirs = context.Pipe()
+        self.given: deque[tuple[int, int]] = deque()  # the number of a task, and its slot
+        self.most_bytes = 0  # see `Answer.most_bytes`
+        self.was_stopped = False  # when it was last looked at
+        self.missed = False  # something that it was sent
+        ours = [self.pipe, *(other.pipe for other in others)]
+        self.process = context.Process(target=_serve, args=(worker, theirs, ours), daemon=True)
+        fork(self.process)
+        theirs.close()
+
+    def send(self, message: bytes) -> None:
+        if len(message) > BUFFERED and _is_stopped(self.process.pid):
+            self.missed = True  # to write more than it has room for would wait for it
+            return
+        with contextlib.suppress(OSError):  # it is dead: whoever waits for its answer will see
+            self.pipe.send_bytes(message)
+
+    def receive(self) -> Answer | None:
+        """Its next answer, or None if it is dead."""
+        try:
+            answer: Answer = pickle.loads(self.pipe.recv_bytes())
+        except (EOFError, OSError):
+            return None
+        return answer
+
+    def is_stopped(self) -> bool:
+        """Whether somebody stopped it, and it stood still at the last look, too.
+
+        After Ctrl-Z and `fg` it is this process that may be the first to go on.
+        """
+        stopped, self.was_stopped = self.was_stopped, _is_stopped(self.process.pid)
+        return self.missed or (stopped and self.was_stopped)
+
+    def dismiss(self) -> None:
+        self.process.kill()  # one that was stopped would not end by anything less
+        self.process.join()
+        self.pipe.close()
+
+
 class Pool:
     def __init__(
         self,
@@ -91,23 +143,20 @@ class Pool:
         self.costs = Costs()
         self.busy_seconds = 0.0
         self.most_answered = 0  # bytes that an answer took, or would have
-        self._bytes: dict[Any, int] = {}  # by worker
-        self._pipes: list[Connection] = []
-        self._processes = []
-        context = multiprocessing.get_context("fork")
-        for make in workers:
-            ours, theirs = context.Pipe()
-            self._pipes.append(ours)
-            arguments = make(self.model, self.slots), theirs, list(self._pipes)
-            process = context.Process(target=_serve, args=arguments, daemon=True)
-            fork(process)
-            theirs.close()
-            self._processes.append(process)
+        self._make = workers
+        self._begun = b""  # what the workers were told last
+        self._hired: list[Hired] = []
+        try:
+            for make in workers:
+                self._hired.append(Hired(make(self.model, self.slots), self._hired))
+        except BaseException:
+            self.terminate()
+            raise
 
     @property
     def most_bytes(self) -> int:
         """What all workers together have had: see `Answer.most_bytes`."""
-        return sum(self._bytes.values())
+        return sum(worker.most_bytes for worker in self._hired)
 
     @property
     def slot_is_too_small(self) -> bool:
@@ -121,9 +170,9 @@ class Pool:
 
     def _begin(self, trees: Memory, work: Work | None = None) -> None:
         written = self.model.write(trees)
-        message = pickle.dumps(Begin(written.positions, written.rest, work))
-        for pipe in self._pipes:
-            _send(pipe, message)
+        self._begun = pickle.dumps(Begin(written.positions, written.rest, work))
+        for worker in self._hired:
+            worker.send(self._begun)
 
     def answers(
         self, tasks: Sequence[Task], order: list[int]
@@ -132,57 +181,70 @@ class Pool:
 
         A worker has its next task before it is done with one, so that it need not wait for this
         process; but the last tasks are for those that are done first. A slot is used again as
-        soon as the next answer is asked for.
+        soon as the next answer is asked for. The tasks of a worker that was killed or stopped are
+        given to another: they are the same, and so is what comes of them.
         """
         free = list(range(len(self.slots)))
-        given: dict[Any, deque[tuple[int, int]]] = {pipe: deque() for pipe in self._pipes}
         done: dict[int, tuple[Answer, int]] = {}
+        lost: Counter[int] = Counter()  # how often a task was lost with its worker
         turn = 0
         while turn < len(tasks):
             while order and free:
-                pipe = min(given, key=lambda one: len(given[one]))
-                if len(given[pipe]) >= (2 if len(order) > len(self._pipes) else 1):
+                worker = min(self._hired, key=lambda one: len(one.given))
+                if len(worker.given) >= (2 if len(order) > len(self._hired) else 1):
                     break
                 number, slot = order.pop(0), free.pop()
-                _send(pipe, pickle.dumps(tasks[number](slot, self.slots[slot])))
-                given[pipe].append((number, slot))
-            timeout = None
+                worker.send(pickle.dumps(tasks[number](slot, self.slots[slot])))
+                worker.given.append((number, slot))
+            timeout = LOOK_SECONDS
             if turn in done:
                 # One at a time: while it is added up, a worker may have become idle.
                 answer, slot = done.pop(turn)
                 yield answer, self.slots[slot]
                 free.append(slot)
                 turn, timeout = turn + 1, 0
-            for ready in wait([pipe for pipe, has in given.items() if has], timeout):
-                number, slot = given[ready].popleft()
-                done[number] = self._receive(ready), slot
+            busy = {worker.pipe: worker for worker in self._hired if worker.given}
+            ready = [busy[pipe] for pipe in wait(list(busy), timeout)]  # type: ignore[index]
+            gone = [] if ready or not timeout else [w for w in busy.values() if w.is_stopped()]
+            for worker in ready:
+                found = worker.receive()
+                if found is None:
+                    gone.append(worker)
+                else:
+                    number, slot = worker.given.popleft()
+                    done[number] = self._accept(found, worker), slot
+            for worker in gone:
+                numbers = [number for number, _ in worker.given]
+                free += [slot for _, slot in worker.given]
+                order[:0] = numbers
+                lost.update(numbers[:1])  # the one it was at work on
+                self._replace(worker, lost[numbers[0]])
 
-    def _receive(self, pipe: Any) -> Answer:
-        try:
-            answer: Answer = pickle.loads(pipe.recv_bytes())
-        except (EOFError, ConnectionError):
-            raise _killed() from None
+    def _accept(self, answer: Answer, worker: Hired) -> Answer:
         if answer.error:
             raise RuntimeError(f"a worker process failed: {answer.error}")
-        self._bytes[pipe] = answer.most_bytes
+        worker.most_bytes = answer.most_bytes
         self.most_answered = max(self.most_answered, answer.num_bytes)
         self.busy_seconds += answer.busy
         return answer
 
+    def _replace(self, worker: Hired, times: int) -> None:
+        """Fork another in the place of one that is gone, unless it would go the same way."""
+        place = self._hired.index(worker)
+        worker.dismiss()
+        if times == TRIES:
+            raise ChildProcessError(
+                f"a worker process was killed {times} times over the same clients, perhaps for "
+                'want of memory: choose engine = "sequential", or a smaller local.batch_size'
+            )
+        logger.warning("a worker process was killed or stopped: another trains its clients")
+        others = [one for one in self._hired if one is not worker]
+        self._hired[place] = Hired(self._make[place](self.model, self.slots), others)
+        self._hired[place].send(self._begun)
+
     def terminate(self) -> None:
-        for process in self._processes:
-            process.terminate()
-        for process in self._processes:
-            process.join()
-        for pipe in self._pipes:
-            pipe.close()
-
-
-def _send(pipe: Connection, message: bytes) -> None:
-    try:
-        pipe.send_bytes(message)
-    except ConnectionError:
-        raise _killed() from None
+        for worker in self._hired:
+            worker.dismiss()
 
 
 def _serve(worker: Worker, pipe: Connection, others: Sequence[Connection]) -> None:
@@ -191,8 +253,9 @@ def _serve(worker: Worker, pipe: Connection, others: Sequence[Connection]) -> No
     worker.serve(pipe)
 
 
-def _killed() -> ChildProcessError:
-    return ChildProcessError(
-        "a worker process was killed, perhaps for want of memory: "
-        'choose engine = "sequential", or a smaller local.batch_size'
-    )
+def _is_stopped(pid: int | None) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] == "T"

@@ -7,7 +7,6 @@ import mmap
 import os
 import pickle
 import resource
-import signal
 import sys
 import time
 import traceback
@@ -23,6 +22,7 @@ from torch import Tensor
 from fedlens.client import ClientProgram
 from fedlens.core import Examples, Memory, tree_map
 from fedlens.engines.engine import Which
+from fedlens.engines.gpus import forked
 from fedlens.engines.sequential import Sequential
 from fedlens.engines.shared_memory import Positions, SharedBuffer, shared_of, under
 from fedlens.engines.stacked import Stacked
@@ -90,9 +90,7 @@ class Worker:
     _moved: Memory | None = None
 
     def serve(self, pipe: Connection) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        torch.set_num_threads(1)
+        forked()
         forked_with = largest_yet()
         keep_memory()
         on_gpu = self.device.type == "cuda"

@@ -6,13 +6,11 @@ Only tensors are ever read: safetensors, or PyTorch's files through its safe loa
 from __future__ import annotations
 
 import hashlib
-import http.client
-import os
-import shutil
-import tempfile
+import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 from urllib.parse import urlsplit
@@ -23,9 +21,13 @@ from torch import Tensor, nn
 from fedlens import memory
 from fedlens.core import Tree
 from fedlens.data.places import cache
+from fedlens.files import replacing
 from fedlens.reading import expanded, is_file, reading
 
 TIMEOUT = 30.0  # seconds of silence
+SLOWEST = 1000  # bytes a second, over as long: less is no download
+ROOM, TIMES_MODEL = 2**28, 8  # bytes that a download may have at the most, besides the model's
+CHUNK = 2**16
 COUNTER = "num_batches_tracked"  # files of old versions of PyTorch do not have it
 
 
@@ -47,16 +49,26 @@ def load_weights(module: nn.Module, source: str, sha256: str | None = None) -> L
     The head, which is the last linear layers back to the first that fits, may differ: it stays as
     it is. Anything else that is missing, left over or of another shape is refused.
     """
-    path = _fetched(source, sha256) if is_address(source) else expanded(source)
+    own = module.state_dict()
+    path = expanded(source)
+    if is_address(source):
+        most = ROOM + TIMES_MODEL * sum(tensor.nbytes for tensor in own.values())
+        path = _fetched(source, most)
     if not is_file(path):
         raise ValueError(f"there is no {path}: name a file of weights, or an address of one")
-    digest = _digest(path)
-    if sha256 not in (None, digest):
-        raise ValueError(
-            f"{path} has the sha256 {digest}: it is not the file meant, or correct weights_sha256"
-        )
-    found = _tensors(path)
-    own = module.state_dict()
+    try:
+        digest = _digest(path)
+        if sha256 not in (None, digest):
+            raise ValueError(
+                f"{source} has the sha256 {digest}: it is not the file meant, or correct "
+                "weights_sha256"
+            )
+        found = _tensors(path)
+        _refuse_not_finite(found, source)
+    except ValueError:
+        if is_address(source):  # what was wrong once is not kept for the next time
+            path.unlink(missing_ok=True)
+        raise
     head = _head(module, own, found)
     _refuse_other_norms(module, found, source)
     _refuse_misfits(own, found, head, source)
@@ -83,6 +95,14 @@ def _head(module: nn.Module, own: Tree, found: Tree) -> list[str]:
             break
         head.insert(0, layer)
     return head
+
+
+def _refuse_not_finite(found: Tree, source: str) -> None:
+    bad = [n for n, t in found.items() if t.is_floating_point() and not t.isfinite().all()]
+    if bad:
+        raise ValueError(
+            f"{source} has numbers that are not finite in {_some(bad)}: no model can start from it"
+        )
 
 
 def _refuse_other_norms(module: nn.Module, found: Tree, source: str) -> None:
@@ -150,45 +170,39 @@ def _is_plain(tensor: Tensor) -> bool:
     return tensor.nbytes <= tensor.untyped_storage().nbytes()
 
 
-def _fetched(address: str, sha256: str | None) -> Path:
-    """The file at an address, downloaded unless it is in the cache."""
+def _fetched(address: str, most: int) -> Path:
+    """The file at an address, of `most` bytes, downloaded unless it is in the cache."""
     name = Path(urlsplit(address).path).name
     place = cache() / "weights" / f"{hashlib.sha256(address.encode()).hexdigest()[:12]}-{name}"
-    if place.is_file():
-        return place
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        handle, made = tempfile.mkstemp(prefix=f".{place.name}.", dir=place.parent)
-    except OSError as error:
-        raise ValueError(
-            f"{place.parent} cannot be written ({error.strerror}): set XDG_CACHE_HOME to a folder "
-            "that can, or give the path of a file"
-        ) from error
-    part = Path(made)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            _download(address, file)
-        digest = _digest(part)
-        if sha256 not in (None, digest):
+    if not place.is_file():
+        try:
+            with replacing(place) as file:
+                _download(address, file, most)
+        except ConnectionError:
+            raise
+        except OSError as error:
             raise ValueError(
-                f"{address} gave a file with the sha256 {digest}, which was not kept: "
-                "correct the address or weights_sha256"
-            )
-        part.replace(place)
-    finally:
-        part.unlink(missing_ok=True)
+                f"{place.parent} cannot be written ({error.strerror}): set XDG_CACHE_HOME to a "
+                "folder that can, or give the path of a file"
+            ) from error
     return place
 
 
-def _download(address: str, file: BinaryIO) -> None:
+def _download(address: str, file: BinaryIO, most: int) -> None:
     request = urllib.request.Request(address, headers={"User-Agent": "fedlens"})
     try:
         with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
-            shutil.copyfileobj(response, file)
             length = response.headers.get("Content-Length")
+            for chunk in _received(response, most):
+                file.write(chunk)
         if length is not None and int(length) != file.tell():
-            raise OSError("the connection was cut")
-    except (OSError, http.client.HTTPException) as error:
+            raise ConnectionError("the connection was cut")
+    except (
+        urllib.error.URLError,
+        ConnectionError,
+        TimeoutError,
+        HTTPException,
+    ) as error:
         if isinstance(error, urllib.error.HTTPError):
             error.close()
         reason = getattr(error, "reason", None) or str(error) or type(error).__name__
@@ -196,6 +210,21 @@ def _download(address: str, file: BinaryIO) -> None:
         raise (ValueError if wrong else ConnectionError)(
             f"{address} cannot be fetched ({reason}): try again, or give the path of a copy"
         ) from error
+
+
+def _received(response: HTTPResponse, most: int) -> Iterator[bytes]:
+    """What comes over a connection, which is given up if it is too much or too slow."""
+    total, since, came = 0, time.monotonic(), 0
+    while chunk := response.read1(CHUNK):
+        total, came = total + len(chunk), came + len(chunk)
+        if total > most:
+            raise ConnectionError(f"it gives more than {most / 1e6:.0f} MB, too much for the model")
+        yield chunk
+        passed = time.monotonic() - since
+        if passed >= TIMEOUT:
+            if came < SLOWEST * passed:
+                raise ConnectionError(f"it gives less than {SLOWEST} bytes a second")
+            since, came = time.monotonic(), 0
 
 
 def _digest(path: Path) -> str:

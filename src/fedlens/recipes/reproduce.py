@@ -6,21 +6,30 @@ import contextlib
 import os
 import re
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedlens.experiment import Experiment
+from fedlens.locks import LOCK, FolderLock, one_writer
 from fedlens.options import did_you_mean
 from fedlens.recipes import RECIPES, ScaleName
 from fedlens.recipes.page import experiments, opening
 from fedlens.recipes.recipe import FROM_CELL, Recipe, Results, Scale
 from fedlens.report.page import render_page
-from fedlens.run_files import MODEL, OVER, experiment_text, is_run, read_manifest, read_status
+from fedlens.run_files import (
+    MODEL,
+    OVER,
+    experiment_text,
+    is_run,
+    last_saved,
+    read_manifest,
+    read_status,
+)
 from fedlens.runs.active import Watch
-from fedlens.runs.folder import RunFolder
+from fedlens.runs.folder import new_folder
 from fedlens.runs.records import Run, read
 from fedlens.runs.summary import Record
 from fedlens.runs.sweep import sweep
@@ -120,7 +129,8 @@ def plan(
     if overwrite:
         for place in cells:
             if is_run(place):
-                shutil.rmtree(place)
+                with FolderLock(place):
+                    shutil.rmtree(place)
     return Reproduction(name, at, recipe, folder, cells)
 
 
@@ -143,6 +153,11 @@ def run_cells(planned: Reproduction, watch: Watch | None = None) -> None:
 
     `watch` is called as by `fedlens.runs.sweep.sweep`, as if all cells were one sweep.
     """
+    with one_writer(planned.out):
+        _run_cells(planned, watch)
+
+
+def _run_cells(planned: Reproduction, watch: Watch | None) -> None:
     for place, experiment in planned.left.items():
         if read_status(place) is None:
             _take_over(place, experiment)
@@ -198,7 +213,7 @@ def slug(cell: str) -> str:
 def _rounds_done(place: Path, cell: Experiment) -> int:
     if read_status(place) in OVER:
         return cell.rounds
-    return RunFolder(place).last_saved or 0
+    return last_saved(place) or 0
 
 
 def _overridden(experiment: Experiment, overrides: Sequence[str]) -> Experiment:
@@ -217,10 +232,14 @@ def _take_over(place: Path, experiment: Experiment) -> None:
     for other in sorted(place.parents[2].glob("*/runs/*")):
         if not (_is_of(other, experiment) and _is_ours(other)):
             continue
-        place.parent.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=place.parent))
-        shutil.copytree(other, made, dirs_exist_ok=True, copy_function=_link)
-        made.replace(place)
+        copy = partial(
+            shutil.copytree,
+            other,
+            dirs_exist_ok=True,
+            copy_function=_link,
+            ignore=shutil.ignore_patterns(LOCK),
+        )
+        new_folder(place, copy).release()
         return
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from fedlens.locks import is_locked
 from fedlens.report.blocks import Block, Curves
 from fedlens.report.page import distinct, html
 from fedlens.report.runs import headline, run_blocks, title_of
@@ -92,8 +93,9 @@ class Live:
             kept = self._pictures[block.slug] = (block, draw.for_page(drawn, block.slug))
         return kept[1]
 
-    def _stamp(self) -> list[tuple[int, int]]:
-        found = []
+    def _stamp(self) -> list[tuple[int, int] | bool]:
+        """What changes when a run writes, or dies without a word."""
+        found: list[tuple[int, int] | bool] = [is_locked(folder) for folder in self.folders]
         for path in (folder / name for folder in self.folders for name in WRITTEN):
             with suppress(OSError):
                 status = path.stat()

@@ -18,7 +18,8 @@ from fedlens.files import write_atomically
 from fedlens.report.blocks import Block, Cell, Curves, Table, Text, format_number
 from fedlens.runs.records import is_number
 
-STATES = ("finished", "diverged", "stopped", "interrupted", "running", "failed")
+STATES = ("finished", "diverged", "invalid", "stopped", "interrupted", "running", "failed")
+OWN_NAME = re.compile("[a-z0-9_]+")  # of a figure: see `Block.slug`
 Drawing = Callable[[int, int], None]
 """Told how many figures are drawn, of how many."""
 
@@ -70,9 +71,10 @@ def render_page(
                 write_atomically(out / "figures" / f"{one.slug}.csv", csv_of(one))
         page = html(title, summary, blocks, lambda block: pictures[block.slug])
         write_atomically(out / name, page.encode())
-        for slug in earlier - {block.slug for block in blocks}:
-            for kind in (*draw.FORMATS, "csv"):
-                (out / "figures" / f"{slug}.{kind}").unlink(missing_ok=True)
+        if not (out / "figures").is_symlink():  # else they lie in a folder of somebody's own
+            for slug in earlier - {block.slug for block in blocks}:
+                for kind in (*draw.FORMATS, "csv"):
+                    (out / "figures" / f"{slug}.{kind}").unlink(missing_ok=True)
     except OSError as error:
         raise ValueError(
             f"the report cannot be written to {out} ({error.strerror}): name another folder"
@@ -219,8 +221,8 @@ def _plain(values: Sequence[float | None] | None) -> list[float | None] | None:
 
 
 def _files_of(page: Path) -> set[str]:
-    """The figures that a page of an earlier time wrote."""
+    """The figures that a page of an earlier time wrote, as far as such a page may name them."""
     if not page.is_file():
         return set()
     found = re.search(r'<body data-files="([^"]*)"', page.read_text("utf-8", errors="replace"))
-    return set(found[1].split()) if found else set()
+    return {name for name in (found[1].split() if found else ()) if OWN_NAME.fullmatch(name)}

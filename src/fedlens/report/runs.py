@@ -344,6 +344,7 @@ def _end(one: Group) -> str:
     rounds = f"{run.num_rounds} round{'' if run.num_rounds == 1 else 's'}"
     ends = {"diverged": f"(diverged in round {run.num_rounds})"}
     ends |= {"stopped": f"(stopped after {rounds}: too few clients reported)"}
+    ends |= {"invalid": f"(its loss is not a finite number after {rounds})"}
     ends |= {"interrupted": f"(interrupted after {rounds})", "running": f"(running, {rounds})"}
     return ends.get(run.status, f"after {rounds}")
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -18,8 +19,10 @@ from fedlens.cohorts import BelowQuorum
 from fedlens.core import Tree
 from fedlens.engines import Engine
 from fedlens.rounds import Outcome, RoundInput, State, begin, run_rounds
+from fedlens.run_files import EVALUATION, SUMMARY, RunFailed
 from fedlens.runs.evaluate import Evaluation, Twin
-from fedlens.runs.folder import RunFolder, to_json
+from fedlens.runs.folder import Mark, Records, RunFolder, to_json
+from fedlens.runs.measures import OF_MODEL, PARTS, measure_name
 from fedlens.runs.records import is_number
 from fedlens.runs.settings import torch_settings
 from fedlens.runs.summary import Record, summary
@@ -35,7 +38,7 @@ SAVING_SHARE = 0.1  # of the time, at the most, is for saving: what clients reme
 class Result:
     """What a run came to."""
 
-    status: str  # finished, diverged or stopped
+    status: str  # finished, diverged, invalid or stopped
     records: list[Record]
     summary: dict[str, Any]
     model: Tree  # parameters and buffers, as module.load_state_dict takes them
@@ -46,6 +49,13 @@ class Result:
         """The last evaluation, by name: test_accuracy, test_loss, ..."""
         final: dict[str, float] = self.summary["final"]
         return final
+
+
+class Whole(NamedTuple):
+    """Where a run stands after a whole round: one value, so that nothing can come in between."""
+
+    state: State
+    mark: Mark | None  # the end of its records in their file, if they are written
 
 
 class ActiveRun:
@@ -59,10 +69,13 @@ class ActiveRun:
         records: list[Record] | None = None,
         watch: Watch | None = None,
         twin: Twin | None = None,
+        file: Records | None = None,
     ) -> None:
-        self.setup, self.state, self.folder = setup, state, folder
+        self.setup, self.folder = setup, folder
         self.newest_state = state  # after the rounds that have started, which may not have ended
         self.records, self.watch, self.twin = records or [], watch, twin
+        self.file = file
+        self._whole = Whole(state, file.mark if file else None)
         diverged = not math.isfinite(float(_sum_of_model(state))) or _has_diverged(self.records)
         self.status = "diverged" if diverged else "running"
         self.reason = ""  # why it stopped, if it did
@@ -72,6 +85,11 @@ class ActiveRun:
         spent = sum(r["seconds"] + r.get("evaluation_seconds", 0.0) for r in self.records)
         earlier = self.earlier_summary
         self.earlier_seconds = earlier["seconds"]["total"] if earlier else spent
+
+    @property
+    def state(self) -> State:
+        """After the last whole round."""
+        return self._whole.state
 
     @property
     def is_over(self) -> bool:
@@ -111,20 +129,22 @@ class ActiveRun:
             measured, details = evaluation.read(self.twin)
             record |= measured
             if self.folder is not None and state.round == experiment.rounds:
-                self.folder.write("evaluation.json", to_json(details.plain()) + "\n")
+                self.folder.write(EVALUATION, to_json(details.plain()) + "\n")
             record["evaluation_seconds"] = time.perf_counter() - trained
-        if self.folder is not None:
-            self.folder.append(record)
+        if self.file is not None:
+            self.file.append(record)
         self.records.append(record)
-        self.state = state
+        self._whole = Whole(state, self.file.mark if self.file else None)
         if self.watch is not None:
             self.watch(record)
         self.record_time = time.perf_counter()
 
     def finish(self) -> None:
         status = "finished" if self.status == "running" else self.status
+        if status == "finished" and not_finite(self.records):
+            status = "invalid"
+        self.save()
         if self.folder is not None:
-            self.folder.save_state(self.state)
             self.folder.save_model(self.model)
         self.write_summary(status)
 
@@ -132,12 +152,26 @@ class ActiveRun:
         """Go no further, as the experiment has it where too few clients report."""
         self.status, self.reason = "stopped", reason
 
+    def save(self) -> None:
+        """Write the checkpoint, once the records that it rests on are on the disk."""
+        state, mark = self._whole
+        if self.folder is not None and self.file is not None and mark is not None:
+            self.file.sync()
+            self.folder.save_state(state, mark)
+
     def stop(self, error: BaseException) -> None:
         """Keep the last whole round: a state is a value, whatever was in progress."""
+        del self.records[self.state.round :]
+        # Where it cannot be kept (the disk may be full), the checkpoint before it is still there.
+        with contextlib.suppress(OSError):
+            self.save()
+        with contextlib.suppress(OSError):
+            self.write_summary("interrupted" if isinstance(error, KeyboardInterrupt) else "failed")
+
+    def close(self) -> None:
+        """Let others write into its folder."""
         if self.folder is not None:
-            self.folder.save_state(self.state)
-            del self.records[self.state.round :]
-        self.write_summary("interrupted" if isinstance(error, KeyboardInterrupt) else "failed")
+            self.folder.close()
 
     def write_summary(self, status: str) -> None:
         self.status, self.summary = status, self.earlier_summary
@@ -147,7 +181,7 @@ class ActiveRun:
             self.summary = summary(self.setup, status, self.records, elapsed, self.twin)
             self.summary |= {"reason": self.reason} if self.reason else {}
         if self.folder is not None:
-            self.folder.write_json("summary.json", self.summary)
+            self.folder.write_json(SUMMARY, self.summary)
 
     @property
     def model(self) -> Tree:
@@ -197,11 +231,16 @@ def run_to_end(runs: Sequence[ActiveRun]) -> list[Result]:
                     run.finish()
                     unfinished.remove(run)
     except BaseException as error:
+        setup.engine.close()
         for run in unfinished:
             run.stop(error)
+        if isinstance(error, ValueError) and any(run.folder for run in runs):
+            raise RunFailed(str(error)) from error  # no mistake that could be found before
         raise
     finally:
         setup.engine.close()
+        for run in runs:
+            run.close()
     return [run.result for run in runs]
 
 
@@ -216,8 +255,7 @@ class Checkpoints:
         if now - self.saved <= max(CHECKPOINT_SECONDS, pause):
             return
         for run in runs:
-            if run.folder is not None:
-                run.folder.save_state(run.state)
+            run.save()
         self.saved = time.perf_counter()
         self.took = self.saved - now
 
@@ -287,6 +325,17 @@ def on_clock(state: State, outcome: Outcome) -> Record:
     else:
         record["attempts"] = reports.attempts
     return record
+
+
+def not_finite(records: list[Record]) -> list[str]:
+    """The losses of the last evaluation that are no finite numbers."""
+    losses = [measure_name(part, "loss") for part in PARTS]
+    evaluated = [record for record in records if OF_MODEL.keys() & record.keys()]
+    return (
+        [name for name in losses if not is_number(evaluated[-1].get(name, 0.0))]
+        if evaluated
+        else []
+    )
 
 
 def _has_diverged(records: list[Record]) -> bool:

@@ -1,62 +1,122 @@
-"""A run's folder, as the run writes it: each file whole or not at all."""
+"""A run's folder, as the run writes it: each file whole or not at all, by one process at a time."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
+import os
 import shutil
-import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from fedlens.core import Tree
-from fedlens.files import write_atomically
+from fedlens.files import remove_leftovers, write_atomically
+from fedlens.locks import LOCK, FolderLock
+from fedlens.reading import BadFile
 from fedlens.rounds import State
 from fedlens.run_files import (
     CHECKPOINT,
     MODEL,
     ROUNDS,
-    STATE,
+    checksum,
     damaged,
     is_run,
-    read_records,
+    parse_records,
     read_state_index,
     read_summary,
+    saved_rounds,
+    state_files,
 )
 from fedlens.runs.checkpoint import describe, from_bytes, restore, to_bytes
+
+KEPT = 2  # checkpoints: should the newest be damaged, there is the one before it
+
+logger = logging.getLogger(__name__)
+
+
+class Mark(NamedTuple):
+    """How far the records of a run go, and a checksum of all of them to there."""
+
+    num_records: int
+    num_bytes: int
+    sha256: str
+
+
+NO_RECORDS = Mark(0, 0, hashlib.sha256().hexdigest())
+
+
+class Records:
+    """rounds.jsonl, as a run writes it: a record a line."""
+
+    def __init__(self, path: Path, content: bytes = b"") -> None:
+        """Of which `content` is there already, and nothing behind it."""
+        self.path = path
+        self._count, self._size = content.count(b"\n"), len(content)
+        self._digest = hashlib.sha256(content)
+
+    @property
+    def mark(self) -> Mark:
+        return Mark(self._count, self._size, self._digest.hexdigest())
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        line = f"{to_json(record)}\n".encode()
+        with self.path.open("ab") as file:
+            file.write(line)
+        self._digest.update(line)
+        self._count, self._size = self._count + 1, self._size + len(line)
+
+    def sync(self) -> None:
+        """Have on the disk what was appended."""
+        with suppress(FileNotFoundError), self.path.open("rb") as file:
+            os.fsync(file.fileno())
+
+
+class Checkpoint(NamedTuple):
+    """A state that was saved, and the records up to it."""
+
+    state: State
+    records: list[dict[str, Any]]
+    content: bytes  # the records as they lie in the file
 
 
 @dataclass(frozen=True)
 class RunFolder:
+    """The folder of a run. Whoever writes into it has its lock, from `create` or from `open`."""
+
     path: Path
+    lock: FolderLock | None = None
 
     @classmethod
     def create(
         cls, path: Path, overwrite: bool = False, files: Mapping[str, str] | None = None
     ) -> RunFolder:
-        """A new folder with these files, in the place of an old run's if `overwrite`.
+        """A new folder with these files, in the place of an old run's if `overwrite`."""
 
-        It is made beside `path` and moved there whole, so that a run is always known to be one.
-        """
-        check_free(path, overwrite)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            made = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
-            made.chmod(0o755)
+        def fill(folder: Path) -> None:
             for name, text in (files or {}).items():
-                write_atomically(made / name, text.encode())
-            if path.exists():
-                shutil.rmtree(path)
-            made.replace(path)
-        except OSError as error:
-            reason = error.strerror or error
-            raise ValueError(f"{path} cannot be written ({reason}): choose another") from error
-        return cls(path)
+                write_atomically(folder / name, text.encode())
+
+        return cls(path, new_folder(path, fill, overwrite))
+
+    @classmethod
+    def open(cls, path: Path) -> RunFolder:
+        """The folder of a run that is to go on; what it left half-written when it died goes."""
+        lock = FolderLock(path)
+        for folder in (path, path / CHECKPOINT, path / "figures"):
+            remove_leftovers(folder)
+        return cls(path, lock)
+
+    def close(self) -> None:
+        """Let others write into it."""
+        if self.lock is not None:
+            self.lock.release()
 
     def write(self, name: str, text: str) -> None:
         write_atomically(self.path / name, text.encode())
@@ -69,16 +129,11 @@ class RunFolder:
         summary = read_summary(self.path)
         return summary if summary.get("rounds") == num_rounds else {}
 
-    def append(self, record: Mapping[str, Any]) -> None:
-        with (self.path / ROUNDS).open("a", encoding="utf-8") as file:
-            file.write(to_json(record) + "\n")
-
-    def cut_records(self, last: int) -> list[dict[str, Any]]:
-        """Keep the records up to round `last`, and drop what came after or was torn."""
-        kept = [record for record in read_records(self.path) if record["round"] <= last]
-        lines = "".join(to_json(record) + "\n" for record in kept)
-        write_atomically(self.path / ROUNDS, lines.encode())
-        return kept
+    def records_after(self, content: bytes = b"") -> Records:
+        """The records, cut to `content`: what came after is run again."""
+        # Anew, and not cut where it lies: the file may be a finished run's, too.
+        write_atomically(self.path / ROUNDS, content)
+        return Records(self.path / ROUNDS, content)
 
     def load_model(self) -> Tree:
         from safetensors.torch import load_file
@@ -89,32 +144,60 @@ class RunFolder:
     def save_model(self, model: Tree) -> None:
         write_atomically(self.path / MODEL, to_bytes(model))
 
-    def save_state(self, state: State) -> None:
-        """The checkpoint: tensors first, then the small file that makes them count."""
-        folder = self.path / CHECKPOINT
-        folder.mkdir(exist_ok=True)
-        name = f"state-{state.round:06d}.safetensors"
+    def save_state(self, state: State, records: Mark = NO_RECORDS) -> None:
+        """The checkpoint: tensors first, then the small file that makes them count.
+
+        The records that it rests on must be on the disk.
+        """
+        (self.path / CHECKPOINT).mkdir(exist_ok=True)
+        tensors_file, index_file = state_files(self.path, state.round)
         tensors: Tree = {}
         described = describe(state, tensors)
         content = to_bytes(tensors)
-        write_atomically(folder / name, content)
-        digest = hashlib.sha256(content).hexdigest()
-        index = {"round": state.round, "file": name, "sha256": digest, "state": described}
-        write_atomically(self.path / STATE, to_json(index).encode())
-        for old in folder.glob("state-*.safetensors"):
-            if old.name != name:
-                old.unlink()
+        index_file.unlink(missing_ok=True)  # of the same round in an earlier life of the run
+        write_atomically(tensors_file, content)
+        index = {
+            "round": state.round,
+            "sha256": hashlib.sha256(content).hexdigest(),
+            "records": records._asdict(),
+            "state": described,
+        }
+        plain = json.loads(to_json(index))
+        signed = {"sha256": checksum(plain), "index": plain}
+        write_atomically(index_file, to_json(signed).encode())
+        self._remove_states(saved_rounds(self.path)[KEPT:])
 
-    @property
-    def last_saved(self) -> int | None:
-        """The round that the checkpoint holds, or None if the run died before the first one."""
-        index = read_state_index(self.path)
-        return None if index is None else index["round"]
+    def load_checkpoint(self, device: torch.device) -> Checkpoint | None:
+        """The newest checkpoint that is whole, with its records; None if there never was one.
 
-    def load_state(self, device: torch.device) -> State:
-        index = read_state_index(self.path)
-        assert index is not None, "there is no checkpoint: ask for last_saved first"
-        path = self.path / CHECKPOINT / index["file"]
+        That a newer one is not is said. If none is, that is an error.
+        """
+        wrong: list[BadFile] = []
+        passed_over: list[int] = []
+        for round in saved_rounds(self.path):
+            _, index_file = state_files(self.path, round)
+            if not index_file.exists():  # the run died as it wrote this one, so it never counted
+                logger.warning(
+                    "%s is missing: the checkpoint of round %d is not whole", index_file, round
+                )
+                continue
+            try:
+                found = self._loaded(round, device)
+            except BadFile as error:
+                wrong.append(error)
+                passed_over.append(round)
+                continue
+            for one in wrong:
+                logger.warning("%s: going on from the checkpoint of round %d", one.what, round)
+            self._remove_states(passed_over)
+            return found
+        if wrong:
+            raise wrong[0]
+        return None
+
+    def _loaded(self, round: int, device: torch.device) -> Checkpoint:
+        index = read_state_index(self.path, round)
+        path, _ = state_files(self.path, round)
         try:
             content = path.read_bytes()
         except OSError as error:
@@ -122,9 +205,74 @@ class RunFolder:
         if hashlib.sha256(content).hexdigest() != index["sha256"]:
             raise damaged(path, "its checksum is wrong")
         try:
-            return restore(State, index["state"], from_bytes(content, device))
+            state = restore(State, index["state"], from_bytes(content, device))
+            mark = Mark(**index["records"])
         except (LookupError, TypeError) as error:
             raise damaged(path, "it is of another version of Fedlens") from error
+        recorded = self._recorded(mark)
+        return Checkpoint(state, parse_records(self.path / ROUNDS, recorded), recorded)
+
+    def _recorded(self, mark: Mark) -> bytes:
+        """The records that a checkpoint rests on, if they are as they were."""
+        path = self.path / ROUNDS
+        content = path.read_bytes() if path.is_file() else b""
+        content = content[: mark.num_bytes]
+        if len(content) < mark.num_bytes:
+            have, needed = content.count(b"\n"), mark.num_records
+            raise damaged(path, f"it has {have} of the {needed} records of a checkpoint")
+        if hashlib.sha256(content).hexdigest() != mark.sha256:
+            raise damaged(path, "its checksum is wrong")
+        return content
+
+    def _remove_states(self, rounds: list[int]) -> None:
+        for round in rounds:
+            for path in reversed(state_files(self.path, round)):
+                path.unlink(missing_ok=True)
+
+
+def new_folder(path: Path, fill: Callable[[Path], None], overwrite: bool = False) -> FolderLock:
+    """Make a folder beside `path`, fill it, and move it there whole; it stays locked.
+
+    So a run is always known to be one. An old run that is in the way goes, if it may and nobody
+    writes it.
+    """
+    check_free(path, overwrite)
+    made = path.with_name(f".{path.name}.new")
+    try:
+        made.mkdir(parents=True, exist_ok=True)
+        if any(made.iterdir()) and not (made / LOCK).exists():
+            raise ValueError(f"{made} is in the way, and not a run's: move it")
+    except OSError as error:
+        raise _not_writable(path, error) from error
+    lock = FolderLock(made)
+    try:
+        _empty(made)  # another may have died here
+        fill(made)
+        check_free(path, overwrite)  # and another may have been faster
+        if path.exists():
+            with FolderLock(path):
+                shutil.rmtree(path)
+        made.replace(path)
+    except BaseException as error:
+        shutil.rmtree(made, ignore_errors=True)
+        lock.release()
+        if isinstance(error, OSError):
+            raise _not_writable(path, error) from error
+        raise
+    lock.folder = path
+    return lock
+
+
+def _empty(folder: Path) -> None:
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name != LOCK:
+            path.unlink()
+
+
+def _not_writable(path: Path, error: OSError) -> ValueError:
+    return ValueError(f"{path} cannot be written ({error.strerror or error}): choose another")
 
 
 def check_free(path: Path, overwrite: bool) -> None:

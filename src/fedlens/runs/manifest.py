@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import logging
 import os
 import platform
 import subprocess
 import sys
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,7 +20,15 @@ import torch
 from fedlens.build import Setup
 from fedlens.engines.gpus import gpu_names
 from fedlens.experiment import Experiment, Named
+from fedlens.run_files import EXPERIMENT
+from fedlens.runs.folder import to_json
+from fedlens.runs.records import settings
 from fedlens.version import __version__
+
+SAID = ("fedlens", "revision", "python", "torch", "numpy", "device")
+"""What may differ when a run goes on, but is said: its bytes may then differ, too."""
+
+logger = logging.getLogger(__name__)
 
 
 def partition_hash(setup: Setup) -> str:
@@ -28,26 +39,61 @@ def partition_hash(setup: Setup) -> str:
 def manifest(setup: Setup) -> dict[str, Any]:
     """What is written down when a run starts."""
     return {
+        **_machine(setup),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "fedlens": __version__,
-        "revision": _revision(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
         "platform": platform.platform(),
-        "device": ", ".join(_name(setup, device) for device in setup.devices),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "engine": setup.engine.name,
         "precision": setup.experiment.precision,
         "at_once": setup.engine.clients_at_once,
         "seed": setup.experiment.seed,
+        "data": setup.dataset.digest,
         "partition": partition_hash(setup),
         "parameters": setup.network.num_parameters,
         "weights": setup.weights._asdict() if setup.weights else None,
         "classes": list(setup.dataset.classes),
         "left_out": [one._asdict() for one in setup.dataset.left_out],
         "code": _own_code(setup.experiment),
+    }
+
+
+def check_settings(folder: Path, experiment: Experiment, before: Mapping[str, Any]) -> None:
+    """Refuse to go on with other settings than a run was begun with; only `rounds` may grow."""
+    if "settings" not in before:
+        return
+    old, new = (settings(json.loads(to_json(s))) for s in (before["settings"], experiment.plain()))
+    for key in [*old, *(key for key in new if key not in old)]:
+        was, now = old.get(key), new.get(key)
+        if was == now or (key == "rounds" and experiment.rounds > before["settings"]["rounds"]):
+            continue
+        remedy = "only more can be asked for" if key == "rounds" else f"put it back in {EXPERIMENT}"
+        raise ValueError(f"{folder} was begun with {key} = {was!r}, not {now!r}: {remedy}")
+
+
+def check_unchanged(folder: Path, setup: Setup, before: Mapping[str, Any]) -> None:
+    """Refuse to go on with other data than a run was begun with; say what else is different."""
+    remedy = "the data are not those it started with: find the old ones"
+    if before.get("data", setup.dataset.digest) != setup.dataset.digest:
+        raise ValueError(f"{folder}: {remedy} (images or labels of {setup.dataset.name} differ)")
+    if before["partition"] != partition_hash(setup):
+        raise ValueError(f"{folder}: {remedy} (clients hold other examples)")
+    if setup.weights and setup.weights.sha256 != before["weights"]["sha256"]:
+        raise ValueError(f"{folder}: {setup.weights.source} has changed: find the old file")
+    now = _machine(setup)
+    other = [f"{key} {before[key]}, now {now[key]}" for key in SAID if before.get(key) != now[key]]
+    if other:
+        logger.warning("%s was begun with %s: its bytes may differ", folder, "; ".join(other))
+
+
+def _machine(setup: Setup) -> dict[str, Any]:
+    return {
+        "fedlens": __version__,
+        "revision": _revision(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "device": ", ".join(_name(setup, device) for device in setup.devices),
     }
 
 

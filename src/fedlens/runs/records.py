@@ -43,7 +43,7 @@ class Run:
 
     @property
     def status(self) -> str:
-        """finished, interrupted, diverged or running. A killed run had no time to write it."""
+        """finished, diverged, invalid, failed, interrupted or running: see `run_files`."""
         return str(self.summary.get("status") or "interrupted")
 
     @property
@@ -96,6 +96,7 @@ def read(folder: Path) -> Run:
     run_files.check_run(folder, [EXPERIMENT, MANIFEST, ROUNDS])
     experiment, rounds = run_files.read_experiment(folder), run_files.read_records(folder)
     summary = run_files.read_summary(folder)
+    summary = summary | {"status": run_files.status_of(folder, summary)}
     if summary.get("rounds") not in (None, len(rounds)):  # killed: what it was when it started
         summary = {key: summary[key] for key in ("status", "emd", "twin") if key in summary}
     return Run(

@@ -12,11 +12,18 @@ from fedlens.build import Setup, build
 from fedlens.data import statistics
 from fedlens.experiment import Experiment
 from fedlens.rounds import State, begin
-from fedlens.run_files import EXPERIMENT, MANIFEST, PARTITION, read_manifest
+from fedlens.run_files import (
+    EXPERIMENT,
+    MANIFEST,
+    PARTITION,
+    ROUNDS,
+    check_run,
+    read_manifest,
+)
 from fedlens.runs.active import ActiveRun, Result, Watch, run_to_end
 from fedlens.runs.evaluate import Twin
-from fedlens.runs.folder import RunFolder, check_free, readable_json
-from fedlens.runs.manifest import manifest, partition_hash
+from fedlens.runs.folder import Records, RunFolder, check_free, readable_json
+from fedlens.runs.manifest import check_settings, check_unchanged, manifest
 from fedlens.runs.twin import trained
 
 
@@ -43,19 +50,30 @@ def run(
 def resume(
     path: str | Path,
     *,
+    rounds: int | None = None,
     data: str | Path | None = None,
     watch: Watch | None = None,
     experiment: Experiment | None = None,
 ) -> Result:
     """Go on where a run stopped, to the result it would have had.
 
-    `experiment` is needed only if the run's data or model were given from Python.
+    `rounds` asks for more of them than the run was begun with. `experiment` is needed only if the
+    run's data or model were given from Python.
     """
-    folder = RunFolder(Path(path))
-    before = read_manifest(folder.path)
-    experiment = as_begun(experiment or Experiment.read(folder.path / EXPERIMENT), before)
-    setup = build(experiment, Path(data) if data is not None else None)
-    (result,) = run_to_end([reopen(folder, setup, watch)])
+    check_run(Path(path), [EXPERIMENT, MANIFEST])
+    folder = RunFolder.open(Path(path))
+    try:
+        before = read_manifest(folder.path)
+        described = experiment or Experiment.read(folder.path / EXPERIMENT)
+        described = described if rounds is None else replace(described, rounds=rounds)
+        check_settings(folder.path, described, before)
+        setup = build(as_begun(described, before), Path(data) if data is not None else None)
+        active = reopen(folder, setup, watch)
+        if described.rounds != before.get("settings", {}).get("rounds", described.rounds):
+            folder.write(EXPERIMENT, described.toml())
+        (result,) = run_to_end([active])
+    finally:
+        folder.close()
     return result
 
 
@@ -80,28 +98,31 @@ def start(
     if out is not None:
         files = {
             EXPERIMENT: experiment.toml(),
-            MANIFEST: readable_json(manifest(setup)),
+            MANIFEST: readable_json(manifest(setup) | {"settings": experiment.plain()}),
             PARTITION: readable_json(_partition(setup)),
+            ROUNDS: "",
         }
         folder = RunFolder.create(Path(out), overwrite, files)
-    return ActiveRun(setup, state, folder, watch=watch, twin=twin)
+    file = Records(folder.path / ROUNDS) if folder else None
+    return ActiveRun(setup, state, folder, watch=watch, twin=twin, file=file)
 
 
 def reopen(folder: RunFolder, setup: Setup, watch: Watch | None = None) -> ActiveRun:
     """A run where its last checkpoint is; `setup` is made of its own experiment."""
     path, before = folder.path, read_manifest(folder.path)
-    if partition_hash(setup) != before["partition"]:
-        raise ValueError(f"{path}: the data are not those it started with: find the old ones")
-    if setup.weights and setup.weights.sha256 != before["weights"]["sha256"]:
-        raise ValueError(f"{path}: {setup.weights.source} has changed: find the old file")
+    check_unchanged(path, setup, before)
     twin = _twin(setup, watch)
     state = begin(setup.network, setup.program, setup.federation, setup.device)
-    if folder.last_saved is not None:
-        saved = folder.load_state(setup.device)
-        if _shapes(saved) != _shapes(state):
-            raise ValueError(f"{path} was run with another model: put the old one back")
-        state = saved
-    return ActiveRun(setup, state, folder, folder.cut_records(state.round), watch, twin)
+    saved = folder.load_checkpoint(setup.device)
+    if saved is None:
+        return ActiveRun(setup, state, folder, [], watch, twin, folder.records_after())
+    if _shapes(saved.state) != _shapes(state):
+        raise ValueError(f"{path} was run with another model: put the old one back")
+    rounds = setup.experiment.rounds
+    if saved.state.round > rounds:
+        raise ValueError(f"{path} has {saved.state.round} rounds already: {rounds} are too few")
+    file = folder.records_after(saved.content)
+    return ActiveRun(setup, saved.state, folder, saved.records, watch, twin, file)
 
 
 def _twin(setup: Setup, watch: Watch | None) -> Twin | None:

@@ -8,6 +8,7 @@ run one after another. The results are the same.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
 from collections import Counter
@@ -25,12 +26,14 @@ from fedlens.build import Setup, build
 from fedlens.core import Dataset, Examples, Tree
 from fedlens.engines import Stacked
 from fedlens.experiment import Experiment, Named
+from fedlens.locks import one_writer
 from fedlens.rounds import begin
 from fedlens.run_files import (
     EXPERIMENT,
     OVER,
     experiment_text,
     is_run,
+    last_saved,
     read_manifest,
     read_records,
     read_status,
@@ -38,6 +41,7 @@ from fedlens.run_files import (
 )
 from fedlens.runs.active import ActiveRun, Result, Watch, run_to_end
 from fedlens.runs.folder import RunFolder, check_free
+from fedlens.runs.manifest import check_settings
 from fedlens.runs.run import as_begun, reopen, start
 from fedlens.runs.summary import Record
 from fedlens.tables import apply_override, to_value
@@ -133,23 +137,29 @@ class Point:
     overwrite: bool
 
     @property
-    def begun(self) -> RunFolder | None:
+    def begun(self) -> Path | None:
         """Its folder, if it is to go on from there."""
         if self.folder is None or self.overwrite or not self.folder.exists():
             return None
-        return RunFolder(self.folder)
+        return self.folder
 
     @property
     def num_saved(self) -> int:
         """Rounds that need not be run again."""
-        return (self.begun.last_saved or 0) if self.begun else 0
+        return (last_saved(self.begun) or 0) if self.begun else 0
 
     def open(self, watch: Watch | None) -> ActiveRun:
-        if self.begun is not None:
-            return reopen(self.begun, self.setup, watch)
-        return start(
-            self.experiment, self.setup, self.folder, overwrite=self.overwrite, watch=watch
-        )
+        if self.begun is None:
+            return start(
+                self.experiment, self.setup, self.folder, overwrite=self.overwrite, watch=watch
+            )
+        folder = RunFolder.open(self.begun)
+        try:
+            check_settings(folder.path, self.experiment, read_manifest(folder.path))
+            return reopen(folder, self.setup, watch)
+        except BaseException:
+            folder.close()
+            raise
 
 
 @dataclass(frozen=True)
@@ -157,6 +167,7 @@ class Sweep:
     """A sweep whose points are made and checked."""
 
     names: tuple[str, ...]
+    out: Path | None
     kept: dict[str, Result]  # what was finished before
     stacks: list[list[Point]]  # what is to be run, one after another
     total: int  # rounds of all points
@@ -205,11 +216,16 @@ class Sweep:
                 record = record | {"point": point.name, "done": done, "total": self.total}
             watch(record)
 
-        for stack in self.stacks:
-            runs = [point.open(partial(forward, point) if watch else None) for point in stack]
-            for point, result in zip(stack, run_to_end(runs), strict=True):
-                results[point.name] = result
-                left[point.name] = 0  # what diverged is over early
+        with one_writer(self.out if self.stacks else None):
+            for stack in self.stacks:
+                with contextlib.ExitStack() as opened:
+                    runs = []
+                    for point in stack:
+                        runs.append(point.open(partial(forward, point) if watch else None))
+                        opened.callback(runs[-1].close)
+                    for point, result in zip(stack, run_to_end(runs), strict=True):
+                        results[point.name] = result
+                        left[point.name] = 0  # what diverged is over early
         return {name: results[name] for name in self.names}
 
 
@@ -246,7 +262,7 @@ def prepare(
         setup = _build(described, data, loaded)
         made.append(Point(name, experiment, _sharing(setup, made), folder, overwrite))
     total = sum(experiment.rounds for experiment in points.values())
-    return Sweep(tuple(points), kept, into_stacks(made), total)
+    return Sweep(tuple(points), parent, kept, into_stacks(made), total)
 
 
 def _check_same(folder: RunFolder, experiment: Experiment) -> None:

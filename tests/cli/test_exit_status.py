@@ -1,0 +1,125 @@
+"""Status 2 means that nothing was written; what goes wrong later is another one."""
+
+import errno
+import io
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedlens.cli.main import main
+from fedlens.data import DATASETS
+from fedlens.report import draw
+from fedlens.runs.folder import RunFolder
+
+
+def test_a_disk_that_fills_up_while_figures_are_drawn_is_no_mistake_in_the_command(
+    here, fedlens, monkeypatch
+):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(draw, "save", full)
+    ended = fedlens("run", "a.toml", "--out", "run", "-q")
+    assert ended.status == 1
+    assert ended.err == (
+        "fedlens: the report cannot be written to run (No space left on device): "
+        "name another folder\n"
+    )
+    assert json.loads(Path("run/summary.json").read_text())["status"] == "finished"
+    assert fedlens("sweep", "a.toml", "--seeds", 1, "--out", "sweep", "-q").status == 1
+
+
+def test_a_disk_that_fills_up_in_a_round_gives_one_line_and_leaves_the_last_checkpoint(
+    here, fedlens, monkeypatch
+):
+    assert fedlens("run", "a.toml", "rounds=3", "--out", "whole", "-q").status == 0
+    monkeypatch.setattr("fedlens.runs.active.CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr("fedlens.runs.active.SAVING_SHARE", 1.0)
+    written, syncs = os.fsync, iter(range(10**6))
+
+    def full(handle: int) -> None:
+        if next(syncs) > 14:  # from then on, whatever is written
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written(handle)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        ended = fedlens("run", "a.toml", "rounds=3", "--out", "run", "-q")
+    assert (ended.status, ended.out) == (1, "")
+    assert ended.err == "fedlens: [Errno 28] No space left on device\n"
+    assert list(Path("run/checkpoint").glob("state-*.json"))
+    assert not list(Path("run").rglob("*.part"))
+    assert fedlens("resume", "run", "-q").status == 0
+    models = [Path(name, "model.safetensors").read_bytes() for name in ("run", "whole")]
+    assert models[0] == models[1]
+
+
+def test_a_value_that_is_found_wrong_in_a_round_is_status_1(here, fedlens, monkeypatch):
+    def wrong(*_):
+        raise ValueError("a number does not fit")
+
+    monkeypatch.setattr("fedlens.runs.active.run_rounds", wrong)
+    ended = fedlens("run", "a.toml", "--out", "run", "-q")
+    assert (ended.status, ended.err) == (1, "fedlens: a number does not fit\n")
+    assert json.loads(Path("run/summary.json").read_text())["status"] == "failed"
+
+
+def test_a_loss_that_is_no_number_is_said_and_is_status_1(here, fedlens, monkeypatch):
+    load = DATASETS["fashion-mnist-mini"]
+
+    def with_a_hole(source):
+        made = load(source)
+        images = made.test.images.float()
+        images[0] = float("nan")
+        object.__setattr__(made.test, "images", images)
+        return made
+
+    monkeypatch.setitem(DATASETS, "fashion-mnist-mini", with_a_hole)
+    ended = fedlens("run", "a.toml", "--out", "run", "-q")
+    assert ended.status == 1
+    assert "the run is over, but its final test_loss is no finite number: look" in ended.err
+    assert ended.err.count("\n") == 1
+    assert "invalid" in ended.out
+    assert fedlens("report", "run").status == 0
+    assert "(its loss is not a finite number after 2 rounds)" in Path("run/report.html").read_text()
+    ended = fedlens("sweep", "a.toml", "--seeds", 1, "--out", "sweep", "-q")
+    assert ended.status == 1
+    assert "1 of 1 points ended with a loss that is not a finite number: seed=0" in ended.err
+
+
+def test_a_second_writer_is_told_of_the_first_with_status_2(here, fedlens):
+    assert fedlens("run", "a.toml", "--out", "run", "-q").status == 0
+    folder = RunFolder.open(Path("run"))
+    for words in (["resume", "run"], ["run", "a.toml", "--out", "run", "--overwrite"]):
+        ended = fedlens(*words, "-q")
+        assert ended.status == 2
+        assert f"run is being written by process {os.getpid()} on " in ended.err
+    folder.close()
+
+
+def test_what_a_resume_finds_is_a_line_on_stderr(here, fedlens):
+    assert fedlens("run", "a.toml", "--out", "run", "-q").status == 0
+    manifest = json.loads(Path("run/manifest.json").read_text())
+    Path("run/manifest.json").write_text(json.dumps(manifest | {"torch": "1.0"}))
+    ended = fedlens("resume", "run", "--rounds", 3, "-q")
+    assert ended.status == 0
+    said = f"run was begun with torch 1.0, now {torch.__version__}: its bytes may differ"
+    assert ended.err == f"fedlens: {said}\n"
+    assert len(Path("run/rounds.jsonl").read_text().splitlines()) == 3
+
+
+def test_a_terminal_that_knows_no_dash_ends_no_command(here, fedlens, monkeypatch):
+    assert fedlens("run", "a.toml", "--out", "run–1", "-q").status == 0
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    with monkeypatch.context() as patch, pytest.raises(SystemExit) as ended:
+        patch.setattr(sys, "argv", ["fedlens", "report", "run–1"])
+        patch.setattr(sys, "stdout", out)
+        main()
+    out.flush()
+    assert ended.value.code == 0
+    out.buffer.seek(0)
+    assert b"report: run\\u20131" in out.buffer.read()
