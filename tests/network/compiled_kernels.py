@@ -1,6 +1,6 @@
 """Every Triton kernel compiles for a GPU, without one: what interpretation does not notice.
 
-The layers of `interpreted_kernels` are called in bfloat16, and each kernel is compiled for an H100
+Some layers of `interpreted_kernels` are called in bfloat16, and each kernel is compiled for an H100
 (compute capability 9.0) in the place of being launched. What they compute is nothing.
 """
 
@@ -12,6 +12,8 @@ from triton.runtime.jit import JITFunction
 from fedlens.network.ops import FACTORED_ROWS
 from tests.network import interpreted_kernels
 
+# Between them all kernels of convolutions: to compile takes long, and one of each is enough.
+CONVOLUTIONS = ["padded pool, even and odd", "stride", "wider than a tile"]
 SHARED = 232_448  # bytes of shared memory that a program on an H100 can have
 
 
@@ -44,13 +46,12 @@ def main() -> None:
     interpreted_kernels.agree = lambda *_: None
     torch.testing.assert_close = lambda *_, **__: None
     torch.set_default_dtype(torch.bfloat16)
-    interpreted_kernels.convolutions()
-    interpreted_kernels.depthwise_convolutions()
-    interpreted_kernels.group_norms()
+    interpreted_kernels.convolutions(CONVOLUTIONS)
+    interpreted_kernels.depthwise_convolutions(["depthwise with stride, sides differ"])
+    interpreted_kernels.group_norms(["norm, addition, relu, several tiles"])
     interpreted_kernels.the_rest()
-    interpreted_kernels.factors(batch=5, features=70, out=24, steps=3)
     interpreted_kernels.factors(batch=FACTORED_ROWS, features=600, out=600, steps=2)  # the largest
-    interpreted_kernels.small_layers()
+    interpreted_kernels.small_layer(batch=5, features=70, out=24, relu=True)
     torch.set_default_dtype(torch.float32)
     interpreted_kernels.steps()
     print(*sorted(compiled))

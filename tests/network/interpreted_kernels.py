@@ -4,6 +4,7 @@ On a GPU the same runs as it is, compiled: `python tests/network/interpreted_ker
 """
 
 import itertools
+from collections.abc import Iterable
 from unittest import mock
 
 import torch
@@ -21,6 +22,7 @@ from fedlens.network.ops import normalise
 from fedlens.network.pool import Windows
 from fedlens.network.stacked import products
 from fedlens.network.stacked.epilogue import Epilogue
+from fedlens.network.stacked.model import LayeredModel
 from fedlens.network.stacked.products import drifted
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -56,12 +58,13 @@ def agree(what: str, found: torch.Tensor, expected: torch.Tensor, tolerance: flo
 
 def whole(*shape: int) -> torch.Tensor:
     """Small whole numbers: products and sums of them are exact, also in tf32."""
-    return torch.randint(-3, 4, shape, device=DEVICE).float()
+    return torch.randint(-3, 4, shape, device=DEVICE).to(torch.get_default_dtype())
 
 
-def convolutions() -> None:
+def convolutions(names: Iterable[str] = CONVOLUTIONS) -> None:
     clients, batch = 2, 3
-    for name, (channels, out, size, padding, stride, relu, pool) in CONVOLUTIONS.items():
+    for name in names:
+        channels, out, size, padding, stride, relu, pool = CONVOLUTIONS[name]
         x = last(whole(clients * batch, channels, 10, 9)).requires_grad_()
         weight = whole(clients, out, channels, size, size).requires_grad_()
         has_bias = relu or pool is not None  # without, the grads are read as they come
@@ -81,9 +84,10 @@ DEPTHWISE = {  # channels, size, padding, stride, size of images
 }
 
 
-def depthwise_convolutions() -> None:
+def depthwise_convolutions(names: Iterable[str] = DEPTHWISE) -> None:
     clients, batch = 2, 3
-    for name, (channels, size, padding, stride, image) in DEPTHWISE.items():
+    for name in names:
+        channels, size, padding, stride, image = DEPTHWISE[name]
         for has_bias in (True, False):
             x = last(whole(clients * batch, channels, *image)).requires_grad_()
             weight = whole(clients, channels, 1, *size).requires_grad_()
@@ -105,9 +109,10 @@ NORMS = {  # channels, groups, size of images, affine, add, relu, limit
 }
 
 
-def group_norms() -> None:
+def group_norms(names: Iterable[str] = NORMS) -> None:
     clients, batch = 2, 3
-    for name, (channels, groups, image, affine, add, relu, limit) in NORMS.items():
+    for name in names:
+        channels, groups, image, affine, add, relu, limit = NORMS[name]
         x = last(3 * torch.randn(clients * batch, channels, *image, device=DEVICE) + 5)
         around = last(torch.randn_like(x)).requires_grad_() if add else None
         weight = torch.randn(clients, channels, device=DEVICE).requires_grad_() if affine else None
@@ -144,6 +149,7 @@ class Residual(nn.Module):
 def networks() -> None:
     """A module read as it is: with kernels and without."""
     network, clients = Network(Residual()), 3
+    assert isinstance(network.stacked, LayeredModel)
     start = {name: p.expand(clients, *p.shape).to(DEVICE) for name, p in network.params.items()}
     params = {name: (p + 0.1 * torch.randn_like(p)).requires_grad_() for name, p in start.items()}
     x = torch.randn(clients, 2, 3, 7, 6, device=DEVICE)
@@ -264,19 +270,18 @@ def factors(batch: int, features: int, out: int, steps: int) -> None:
     print("factors agree")
 
 
-def small_layers() -> None:
-    for batch, features, out, relu in ((5, 70, 24, True), (64, 130, 72, False)):
-        x = torch.randn(3, batch, features, device=DEVICE, requires_grad=True)
-        weight = torch.randn(3, out, features, device=DEVICE, requires_grad=True)
-        bias = torch.randn(3, out, device=DEVICE, requires_grad=True)
-        found = functions.linear(x, weight, bias, relu=relu)
-        expected = products.linear(x, weight, bias, relu=relu)
-        agree("small layer", found, expected)
-        pull = torch.randn_like(expected)
-        both = (torch.autograd.grad(y, (x, weight, bias), pull) for y in (found, expected))
-        for what, one, other in zip(("dx", "dw", "db"), *both, strict=True):
-            agree(f"small layer, {what}", one, other)
-    print("small layers agree")
+def small_layer(batch: int, features: int, out: int, *, relu: bool) -> None:
+    x = torch.randn(3, batch, features, device=DEVICE, requires_grad=True)
+    weight = torch.randn(3, out, features, device=DEVICE, requires_grad=True)
+    bias = torch.randn(3, out, device=DEVICE, requires_grad=True)
+    found = functions.linear(x, weight, bias, relu=relu)
+    expected = products.linear(x, weight, bias, relu=relu)
+    agree("small layer", found, expected)
+    pull = torch.randn_like(expected)
+    both = (torch.autograd.grad(y, (x, weight, bias), pull) for y in (found, expected))
+    for what, one, other in zip(("dx", "dw", "db"), *both, strict=True):
+        agree(f"small layer, {what}", one, other)
+    print("small layer agrees")
 
 
 def steps() -> None:
@@ -317,6 +322,7 @@ if __name__ == "__main__":
     the_rest()
     factors(batch=5, features=70, out=24, steps=3)
     factors(batch=40, features=300, out=70, steps=2)  # several blocks of everything
-    small_layers()
+    small_layer(batch=5, features=70, out=24, relu=True)
+    small_layer(batch=64, features=130, out=72, relu=False)
     steps()
     print("all agree")

@@ -1,9 +1,11 @@
 """Every row of the table of layers is, for several clients, what the layer is for each of them."""
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -20,6 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even k
 
 CLIENTS, BATCH = 3, 4
 IMAGES, ROWS = (4, 6, 8), (8,)
+Join = Callable[[Tensor, Tensor], Tensor]
 
 EXAMPLES: dict[type[nn.Module], list[tuple[nn.Module, tuple[int, ...]]]] = {
     nn.Conv2d: [
@@ -29,6 +32,8 @@ EXAMPLES: dict[type[nn.Module], list[tuple[nn.Module, tuple[int, ...]]]] = {
         (nn.Conv2d(4, 6, 4, padding="same"), IMAGES),
         (nn.Conv2d(4, 8, 3, padding="valid", groups=2, dilation=2), IMAGES),
         (nn.Conv2d(4, 6, 3, padding=1, padding_mode="reflect"), IMAGES),
+        (nn.Conv2d(4, 4, 3, stride=2, padding=1, groups=4, bias=False), IMAGES),  # depthwise
+        (nn.Conv2d(4, 4, (3, 2), padding="same", groups=4), IMAGES),
     ],
     nn.Linear: [
         (nn.Linear(8, 5), ROWS),
@@ -137,6 +142,57 @@ def test_a_convolution_does_the_relu_and_the_pooling_behind_it(convolution, behi
     _, stacked = read(convolution, *behind)
     assert len(stacked.absorbed) == 2
     agree([convolution, *behind], IMAGES)
+
+
+class Block(nn.Module):
+    """Two ways from the images to one result, which `join` makes of theirs."""
+
+    def __init__(self, one: nn.Module, other: nn.Module, join: Join) -> None:
+        super().__init__()
+        self.one, self.other, self.join = one, other, join
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.join(self.one(x), self.other(x))
+
+
+def in_place(a: Tensor, b: Tensor) -> Tensor:
+    a += b
+    return a
+
+
+NORMS = [nn.GroupNorm(2, 4), nn.GroupNorm(1, 4, affine=False), nn.BatchNorm2d(4)]
+JOINS: dict[str, tuple[Join, int]] = {  # and how many of its operations the norms do
+    "addition": (lambda a, b: a + b, 1),
+    "addition, ReLU": (lambda a, b: F.relu(a + b), 2),
+    "the other way round": (lambda a, b: torch.relu(torch.add(b, a)), 2),
+    "in place, ReLU6": (lambda a, b: F.relu6(in_place(a, b)), 2),
+    "each its ReLU6 before": (lambda a, b: F.relu6(a) + F.relu6(b), 2),
+    "a number besides": (lambda a, b: F.relu(a + b + 1.0), 1),
+    "itself, then the other": (lambda a, b: F.relu(a + a) + b, 1),
+    "read once more": (lambda a, b: F.relu(a + b) + a, 2),
+}
+
+
+@pytest.mark.parametrize("norm", NORMS, ids=str)
+@pytest.mark.parametrize(("join", "number"), JOINS.values(), ids=JOINS)
+def test_a_norm_does_the_addition_and_the_relu_behind_it(join, number, norm):
+    block = Block(nn.Sequential(nn.Conv2d(4, 4, 1), norm), copy.deepcopy(norm), join)
+    assert len(read(block)[1].absorbed) == number
+    agree([block], IMAGES)
+
+
+@pytest.mark.parametrize("norm", NORMS, ids=str)
+def test_a_norm_adds_what_has_another_shape(norm):
+    join, pixel = JOINS["addition, ReLU"][0], nn.AdaptiveAvgPool2d(1)
+    for one, other in ((norm, pixel), (nn.Identity(), nn.Sequential(pixel, norm))):
+        block = Block(one, other, join)
+        assert len(read(block)[1].absorbed) == 2
+        agree([block], IMAGES)
+
+
+def test_a_relu_in_place_of_what_others_read_is_left_to_pytorch():
+    block = Block(nn.Identity(), nn.ReLU(), lambda a, b: F.relu(a, inplace=True) + b)
+    assert read_module(block) is None
 
 
 def test_only_what_a_form_absorbs_is_taken_from_the_layers_behind():

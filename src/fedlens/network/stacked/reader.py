@@ -207,8 +207,10 @@ def _is_readable(node: fx.Node) -> bool:
     if node.op == "call_module":
         return len(node.args) == 1 and not node.kwargs
     if node.op == "call_function":
-        flattens = node.target is torch.flatten and tuple(node.args[1:]) == (1,)
-        return not node.kwargs and (flattens or node.target in PLAIN_FUNCTIONS)
+        if node.target is torch.flatten:
+            return tuple(node.args[1:]) == (1,) and not node.kwargs
+        # F.relu and F.relu6 are read with their default.
+        return node.target in PLAIN_FUNCTIONS and node.kwargs in ({}, {"inplace": False})
     if node.op == "call_method":  # the mean over all pixels of an image
         over = node.args[1] if len(node.args) == 2 and not node.kwargs else None
         return node.target == "mean" and over in ((2, 3), [2, 3], (-2, -1), [-2, -1])
