@@ -63,11 +63,11 @@ def main() -> None:
     torch.use_deterministic_algorithms(True)
     ragged = noisy_images(RAGGED)
     federation = Federation(ragged.examples.to(GPU), ragged.num_classes, ragged.split)
-    bad = 0
+    bad = total = 0
 
     def note(off: float, what: str) -> None:
-        nonlocal bad
-        bad += not off < 1e-9
+        nonlocal bad, total
+        bad, total = bad + (not off < 1e-9), total + 1
         print(f"{'agrees ' if off < 1e-9 else 'differs'} {off:.1e}  {what}", flush=True)
 
     for name, algorithm in ALGORITHMS.items():
@@ -76,8 +76,9 @@ def main() -> None:
             expected = train(algorithm, Sequential, module, federation)
             found = train(algorithm, Stacked, module, federation)
             note(difference(found, expected), f"{kind} norm  {name}")
-        note(apart(algorithm), f"side by side  {name}")
-    print(f"{3 * len(ALGORITHMS) - bad} passed, {bad} failed")
+        if algorithm.pace is None:  # asynchronous rounds are those of one experiment
+            note(apart(algorithm), f"side by side  {name}")
+    print(f"{total - bad} passed, {bad} failed")
     sys.exit(1 if bad else 0)
 
 
