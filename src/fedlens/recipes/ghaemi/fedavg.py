@@ -66,7 +66,7 @@ def blocks(results: Results) -> list[Block]:
         ),
         dead_runs(results, [f"{split}, {AS_PUBLISHED}" for split in SPLITS]),
         *over_published(
-            results,
+            alive,
             "FedAvg",
             {
                 "iid": {"iid, double softmax": AS_PUBLISHED, "iid, logits": OURS},

@@ -89,7 +89,7 @@ def blocks(results: Results) -> list[Block]:
             y_label="test accuracy",
             percent=True,
         ),
-        *over_published(results, "FedProx", named),
+        *over_published(alive, "FedProx", named),
         Text(
             title="The report's proximal term had no effect",
             paragraphs=(

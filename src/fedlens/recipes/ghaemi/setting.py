@@ -149,7 +149,7 @@ def dead_runs(results: Results, cells: Sequence[str]) -> Table:
         caption="A run is dead if it gives one class to all test images in every evaluation of the "
         "last quarter of the rounds: its accuracy is 0.100, and saturated as it is the double "
         "softmax gives no gradient back. Which runs die depends on the seed and on rounding. Their "
-        "share is told here; the tables above are of the others, in %.",
+        "share is told here; the table above and the curves are of the others, in %.",
         header=("clients, network", "dead", "their seeds", "the others"),
         rows=rows,
     )
