@@ -58,7 +58,7 @@ def spoilt_npz() -> str:
          "lambda-sum and fedavg both refill `weigh`: leave one out"),
         (["a.toml", "--out", "a.toml"], "a.toml exists: choose another --out, or add --overwrite"),
         (["a.toml", "--out", "a.toml", "--overwrite"], "a.toml is not a run, so it is not over"),
-        (["a.toml", "--out", "a.toml/run"], "cannot be written (File exists): choose another"),
+        (["a.toml", "--out", "a.toml/run"], "cannot be written (Not a directory): choose another"),
         ([], "Missing argument 'EXPERIMENT'"),
     ],
 )  # fmt: skip

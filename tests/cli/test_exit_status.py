@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from fedlens.cli.main import main
-from fedlens.data import DATASETS
 from fedlens.report import draw
 from fedlens.runs.folder import RunFolder
 
@@ -68,25 +67,29 @@ def test_a_value_that_is_found_wrong_in_a_round_is_status_1(here, fedlens, monke
     assert json.loads(Path("run/summary.json").read_text())["status"] == "failed"
 
 
-def test_a_loss_that_is_no_number_is_said_and_is_status_1(here, fedlens, monkeypatch):
-    load = DATASETS["fashion-mnist-mini"]
+WITH_A_HOLE = """
+from dataclasses import replace
+from tests.toys import toy
 
-    def with_a_hole(source):
-        made = load(source)
-        images = made.test.images.float()
-        images[0] = float("nan")
-        object.__setattr__(made.test, "images", images)
-        return made
+def images(source):
+    made = toy()
+    holed = made.test.images.clone()
+    holed[0] = float("nan")
+    return replace(made, test=replace(made.test, images=holed))
+"""
 
-    monkeypatch.setitem(DATASETS, "fashion-mnist-mini", with_a_hole)
-    ended = fedlens("run", "a.toml", "--out", "run", "-q")
+
+def test_a_loss_that_is_no_number_is_said_and_is_status_1(here, fedlens):
+    Path("with_a_hole.py").write_text(WITH_A_HOLE)
+    given = ["dataset=with_a_hole:images", "clients.count=4"]
+    ended = fedlens("run", "a.toml", *given, "--out", "run", "-q")
     assert ended.status == 1
     assert "the run is over, but its final test_loss is no finite number: look" in ended.err
     assert ended.err.count("\n") == 1
     assert "invalid" in ended.out
     assert fedlens("report", "run").status == 0
     assert "(its loss is not a finite number after 2 rounds)" in Path("run/report.html").read_text()
-    ended = fedlens("sweep", "a.toml", "--seeds", 1, "--out", "sweep", "-q")
+    ended = fedlens("sweep", "a.toml", *given, "--seeds", 1, "--out", "sweep", "-q")
     assert ended.status == 1
     assert "1 of 1 points ended with a loss that is not a finite number: seed=0" in ended.err
 
