@@ -42,9 +42,12 @@ def run_command(
     as_json: Json = False,
 ) -> None:
     """Run one experiment."""
+    from fedlens.build import build
     from fedlens.cli import progress
+    from fedlens.data import statistics
     from fedlens.experiment import Experiment
-    from fedlens.runs.run import run
+    from fedlens.runs.active import run_to_end
+    from fedlens.runs.run import start
     from fedlens.runs.track import tracking
 
     given = list(overrides or [])
@@ -56,13 +59,18 @@ def run_command(
     folder = out or _free(Path("runs") / experiment.stem)
     if folder.exists() and not overwrite:
         raise ValueError(f"{folder} exists: choose another --out, or add --overwrite")
+    setup = build(described, data)
+    if not quiet:
+        line = statistics.found(setup.dataset, setup.federation.described())
+        print(line, file=sys.stderr, flush=True)
     with (
         _resume_hint(folder),
         tracking(track or (), folder, described.plain()) as send,
         watching(quiet, progress.rounds, folder.name, described.rounds) as watch,
     ):
         both = progress.all_of(watch, send)
-        result = run(described, folder, overwrite=overwrite, data=data, watch=both)
+        started = start(described, setup, folder, overwrite=overwrite, watch=both)
+        (result,) = run_to_end([started])
     _finish(result, as_json)
 
 
@@ -99,6 +107,7 @@ def resume_command(
 
 def _finish(result: Result, as_json: bool) -> None:
     from fedlens.report import read_all, report, rows, table
+    from fedlens.report.tables import CLIENTS, client_rows
     from fedlens.run_files import MANIFEST, SUMMARY, read_manifest
     from fedlens.runs.active import not_finite
 
@@ -107,7 +116,11 @@ def _finish(result: Result, as_json: bool) -> None:
         if as_json:
             print((result.folder / SUMMARY).read_text(encoding="utf-8"), end="", flush=True)
         else:
-            print(table(*rows(read_all([result.folder]))))
+            (run,) = read_all([result.folder])
+            print(table(*rows([run])))
+            named = run.partition is not None and "client_names" in run.partition
+            if named and (clients := client_rows(run)):
+                print(f"\n{table(CLIENTS, clients)}\n")
             print(f"run:    {result.folder}", flush=True)  # the page takes longer than some runs
         page = report([result.folder])
         if not as_json:
