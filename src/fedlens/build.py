@@ -297,23 +297,27 @@ def _own_tests(experiment: Experiment, test: Examples, split: Split) -> ClientTe
     return ClientTests("test", Holdings(index, offsets_of(sizes), split.everyone.names))
 
 
+def untrained(experiment: Experiment, shape: tuple[int, int, int], outputs: int) -> nn.Module:
+    """The model of an experiment, as its seed initialises it."""
+    given, outputs = experiment.model, experiment.outputs or outputs
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(keys.fold(keys.root(experiment.seed), keys.purpose("model"))))
+        if isinstance(given, Named):
+            made = call(find(MODELS, given.name, "model"), shape, outputs, options=given.options)
+            module = _expect(made, nn.Module, f"model {given.name!r}")
+        else:
+            module = copy.deepcopy(given)
+    return group_norm(module) if experiment.norm == "group" else module
+
+
 def _network(experiment: Experiment, dataset: Dataset) -> tuple[Network, Loaded | None]:
-    given, outputs = experiment.model, experiment.outputs or dataset.num_classes
+    outputs = experiment.outputs or dataset.num_classes
     if outputs < dataset.num_classes:
         raise ValueError(
             f"outputs is {outputs}, but {dataset.name} has {dataset.num_classes} classes: "
             f"choose {dataset.num_classes} or more"
         )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(keys.fold(keys.root(experiment.seed), keys.purpose("model"))))
-        if isinstance(given, Named):
-            function = find(MODELS, given.name, "model")
-            made = call(function, dataset.shape, outputs, options=given.options)
-            module = _expect(made, nn.Module, f"model {given.name!r}")
-        else:
-            module = copy.deepcopy(given)
-    if experiment.norm == "group":
-        module = group_norm(module)
+    module = untrained(experiment, dataset.shape, outputs)
     loaded = None
     if experiment.weights is not None:
         loaded = load_weights(module, experiment.weights, experiment.weights_sha256)

@@ -22,6 +22,7 @@ from fedlens.cli.data import data_app
 from fedlens.cli.doctor import doctor_command
 from fedlens.cli.list import list_command
 from fedlens.cli.partition import partition_command
+from fedlens.cli.predict import evaluate_command, export_command, predict_command
 from fedlens.cli.report import report_command, watch_command
 from fedlens.cli.reproduce import reproduce_command
 from fedlens.cli.run import resume_command, run_command
@@ -40,6 +41,9 @@ VERBS: dict[str, Callable[..., None]] = {
     "report": report_command,
     "compare": compare_command,
     "watch": watch_command,
+    "predict": predict_command,
+    "evaluate": evaluate_command,
+    "export": export_command,
     "reproduce": reproduce_command,
     "partition": partition_command,
     "list": list_command,

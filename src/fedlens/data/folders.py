@@ -60,6 +60,15 @@ def laid_out(place: Path, layout: Layout | None) -> Found:
     return Found(place.resolve().name, classes, train, test, "site" if by_site else None)
 
 
+def class_layout(place: Path, classes: Sequence[str]) -> Layout | None:
+    """The layout in which the folders have the names of these classes, if there is one."""
+    outer = _folders(place / "test" if (place / "test").is_dir() else place)
+    inner = [entry for group in outer for entry in _folders(group)]
+    if outer and {entry.name for entry in outer} <= set(classes):
+        return "class"
+    return "site/class" if inner and {entry.name for entry in inner} <= set(classes) else None
+
+
 def _refuse_two_levels(place: Path) -> None:
     """Refuse folders in which more folders hold images: they may be sites, or classes."""
     for outer in _folders(place):

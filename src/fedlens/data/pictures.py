@@ -165,8 +165,8 @@ def decode(
     return pixels, [error for error in found if error is not None]
 
 
-def read(path: Path, channels: int, size: int | None = None) -> Pixels:
-    """The pixels [H, W, channels] of an image file, resized to `size` if that is given."""
+def read(path: Path, channels: int, size: int | tuple[int, int] | None = None) -> Pixels:
+    """The pixels [H, W, channels] of an image file, resized to `size` (a side, or H and W)."""
     from PIL import Image, ImageOps
 
     try:
@@ -178,7 +178,8 @@ def read(path: Path, channels: int, size: int | None = None) -> Pixels:
         raise Undecodable(path, reason(error)) from error
     if deep:
         raise Undecodable(path, "more than 8 bits a pixel: convert it to 8 bits")
-    if size is not None and image.size != (size, size):
-        image = image.resize((size, size), Image.Resampling.BILINEAR)
+    height, width = (size, size) if isinstance(size, int) else size or image.size[::-1]
+    if image.size != (width, height):
+        image = image.resize((width, height), Image.Resampling.BILINEAR)
     pixels = np.asarray(image)
     return pixels.reshape(*pixels.shape[:2], channels)
