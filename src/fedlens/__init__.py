@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fedlens.deploy.classifier import Classifier, load
     from fedlens.experiment import Clients, Evaluate, Experiment, LocalTraining, Named, Server
     from fedlens.report.compare import Comparison, compare
-    from fedlens.runs.active import Result
+    from fedlens.runs.result import Result
     from fedlens.runs.run import resume, run
     from fedlens.runs.sweep import grid, sweep
     from fedlens.runs.track import tracking
@@ -38,7 +38,7 @@ HOMES = {
     "Holdings": "core",
     "LocalTraining": "experiment",
     "Named": "experiment",
-    "Result": "runs.active",
+    "Result": "runs.result",
     "Server": "experiment",
     "compare": "report.compare",
     "compose": "algorithm",

@@ -24,7 +24,7 @@ from fedlens.cli.arguments import (
 )
 
 if TYPE_CHECKING:
-    from fedlens.runs.active import Result
+    from fedlens.runs.result import Result
 
 EXIT = {"finished": 0, "invalid": 1, "diverged": 3, "stopped": 4}
 
@@ -43,9 +43,9 @@ def run_command(
 ) -> None:
     """Run one experiment."""
     from fedlens.build import build
-    from fedlens.cli import progress
     from fedlens.data import statistics
     from fedlens.experiment import Experiment
+    from fedlens.runs import progress
     from fedlens.runs.active import run_to_end
     from fedlens.runs.run import start
     from fedlens.runs.track import tracking
@@ -87,8 +87,8 @@ def resume_command(
     as_json: Json = False,
 ) -> None:
     """Go on where a run stopped, to the same result."""
-    from fedlens.cli import progress
     from fedlens.run_files import last_saved, read_experiment
+    from fedlens.runs import progress
     from fedlens.runs.run import resume
     from fedlens.runs.track import tracking
 
@@ -101,7 +101,7 @@ def resume_command(
         watching(quiet, progress.rounds, folder.name, total, done) as watch,
     ):
         both = progress.all_of(watch, send)
-        result = resume(folder, rounds=rounds, data=data, watch=both)
+        result = resume(folder, rounds=rounds, data=data, watch=both, progress=False)
     _finish(result, as_json)
 
 
