@@ -20,7 +20,9 @@ from fedlens.cli.bench import bench_command
 from fedlens.cli.compare import compare_command
 from fedlens.cli.data import data_app
 from fedlens.cli.doctor import doctor_command
+from fedlens.cli.import_images import import_command
 from fedlens.cli.list import list_command
+from fedlens.cli.new import new_command
 from fedlens.cli.partition import partition_command
 from fedlens.cli.predict import evaluate_command, export_command, predict_command
 from fedlens.cli.report import report_command, watch_command
@@ -45,6 +47,8 @@ VERBS: dict[str, Callable[..., None]] = {
     "evaluate": evaluate_command,
     "export": export_command,
     "reproduce": reproduce_command,
+    "new": new_command,
+    "import": import_command,
     "partition": partition_command,
     "list": list_command,
     "bench": bench_command,
