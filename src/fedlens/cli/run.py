@@ -47,6 +47,7 @@ def run_command(
     from fedlens.experiment import Experiment
     from fedlens.runs import progress
     from fedlens.runs.active import run_to_end
+    from fedlens.runs.folder import check_free
     from fedlens.runs.run import start
     from fedlens.runs.track import tracking
 
@@ -59,10 +60,8 @@ def run_command(
     folder = out or _free(Path("runs") / experiment.stem)
     if folder.exists() and not overwrite:
         raise ValueError(f"{folder} exists: choose another --out, or add --overwrite")
+    check_free(folder, overwrite)
     setup = build(described, data)
-    if not quiet:
-        line = statistics.found(setup.dataset, setup.federation.described())
-        print(line, file=sys.stderr, flush=True)
     with (
         _resume_hint(folder),
         tracking(track or (), folder, described.plain()) as send,
@@ -70,6 +69,9 @@ def run_command(
     ):
         both = progress.all_of(watch, send)
         started = start(described, setup, folder, overwrite=overwrite, watch=both)
+        if not quiet:
+            line = statistics.found(setup.dataset, setup.federation.described())
+            print(line, file=sys.stderr, flush=True)
         (result,) = run_to_end([started])
     _finish(result, as_json)
 
