@@ -223,12 +223,13 @@ def test_clients_are_tested_on_a_share_of_their_own_examples():
     setup = build(described(clients=fl.Clients(count=4, holdout=0.34)))
     kept = setup.federation.everyone(0)
     assert kept.sizes.tolist() == [4, 4, 4, 4]
-    assert setup.held_out is not None
-    assert setup.held_out.sizes.tolist() == [2, 2, 2, 2]
+    assert setup.client_tests is not None
+    part, held_out = setup.client_tests
+    assert (part, held_out.sizes.tolist()) == ("train", [2, 2, 2, 2])
     for client in range(4):
-        both = {*kept.members(client).tolist(), *setup.held_out.members(client).tolist()}
+        both = {*kept.members(client).tolist(), *held_out.members(client).tolist()}
         assert both == set(everyone.members(client).tolist())
-    assert build(described()).held_out is None
+    assert build(described()).client_tests is None
 
 
 def test_one_seed_gives_one_model_and_leaves_torchs_own_random_numbers_alone():

@@ -96,6 +96,10 @@ def place(tmp_path, monkeypatch):
         Image.fromarray(picture).save(file)
         lines.append(f"{file.relative_to(tmp_path)},{label},{client}")
     (tmp_path / "photos.csv").write_text("\n".join(lines))
+    own = (
+        'dataset = { name = "csv", path = "photos.csv", size = 32 }\nmodel = "linear"\nrounds = 1\n'
+    )
+    (tmp_path / "hospitals.toml").write_text(own)
     numbers = np.arange(24) % 2
     gray = pixels[..., 0]
     np.savez("digits.npz", x_train=gray, y_train=numbers, x_test=gray, y_test=numbers)

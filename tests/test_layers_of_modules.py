@@ -37,6 +37,7 @@ ORDER = [
     ["experiment", "clock", "build"],
     ["runs"],
     ["report", "recipes"],
+    ["deploy"],
     ["__init__"],  # what `import fedlens` offers
     ["cli"],
     ["__main__"],

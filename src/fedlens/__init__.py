@@ -15,9 +15,10 @@ if TYPE_CHECKING:
     from fedlens.algorithm import Algorithm, Amendment, compose, paper
     from fedlens.augment import Augment
     from fedlens.core import Dataset, Examples, Federation, Holdings
+    from fedlens.deploy.classifier import Classifier, load
     from fedlens.experiment import Clients, Evaluate, Experiment, LocalTraining, Named, Server
     from fedlens.report.compare import Comparison, compare
-    from fedlens.runs.active import Result
+    from fedlens.runs.result import Result
     from fedlens.runs.run import resume, run
     from fedlens.runs.sweep import grid, sweep
     from fedlens.runs.track import tracking
@@ -26,6 +27,7 @@ HOMES = {
     "Algorithm": "algorithm",
     "Amendment": "algorithm",
     "Augment": "augment",
+    "Classifier": "deploy.classifier",
     "Clients": "experiment",
     "Comparison": "report.compare",
     "Dataset": "core",
@@ -36,11 +38,12 @@ HOMES = {
     "Holdings": "core",
     "LocalTraining": "experiment",
     "Named": "experiment",
-    "Result": "runs.active",
+    "Result": "runs.result",
     "Server": "experiment",
     "compare": "report.compare",
     "compose": "algorithm",
     "grid": "runs.sweep",
+    "load": "deploy.classifier",
     "paper": "algorithm",
     "resume": "runs.run",
     "run": "runs.run",
@@ -53,6 +56,7 @@ __all__ = [
     "Algorithm",
     "Amendment",
     "Augment",
+    "Classifier",
     "Clients",
     "Comparison",
     "Dataset",
@@ -69,6 +73,7 @@ __all__ = [
     "compare",
     "compose",
     "grid",
+    "load",
     "paper",
     "resume",
     "run",

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from fedlens.algorithm import Algorithm, Amendment, compose
 from fedlens.client import ClientProgram
 from fedlens.clock import make_clock, needs_clock
 from fedlens.core import Dataset, Examples, Federation, Fixed, Holdings, Split, offsets_of
+from fedlens.data.partitions import natural_column
 from fedlens.data.partitions.altered import Altered
 from fedlens.data.partitions.by_name import dealt
 from fedlens.data.places import Source, existing
@@ -43,6 +44,13 @@ PRECISIONS = {
 }  # what parameters are kept in, what they are multiplied in
 
 
+class ClientTests(NamedTuple):
+    """What each client is tested on."""
+
+    part: Literal["train", "test"]  # what it is a part of
+    holdings: Holdings  # positions in the examples of that part
+
+
 @dataclass(frozen=True)
 class Setup:
     """Everything that a run needs, made and checked."""
@@ -54,7 +62,7 @@ class Setup:
     weights: Loaded | None  # the file that the model starts from
     program: ClientProgram
     federation: Federation
-    held_out: Holdings | None  # what clients are tested on, positions in the train examples
+    client_tests: ClientTests | None
     parts: dict[str, Examples]  # what the server's model is evaluated on, by name
     engine: Engine
     clock: Clock | None = None  # what clients are on a virtual one, and who is waited for
@@ -80,9 +88,11 @@ def build(experiment: Experiment, data: Path | None = None, beside: Setup | None
     clients = replace(experiment.clients, count=split.num_clients)
     precision = _precision(experiment, device, workers)
     experiment = replace(experiment, clients=clients, precision=precision)
-    held_out = None
     if clients.holdout:
         split, held_out = _hold_out(split, experiment)
+        client_tests: ClientTests | None = ClientTests("train", held_out)
+    else:
+        client_tests = _own_tests(experiment, dataset.test, split)
 
     algorithm = _algorithm(experiment)
     if device.type == "cpu" and not workers:
@@ -112,7 +122,7 @@ def build(experiment: Experiment, data: Path | None = None, beside: Setup | None
         weights=weights,
         program=program,
         federation=federation,
-        held_out=held_out,
+        client_tests=client_tests,
         parts=asked,
         engine=_engine(experiment, network, train, device, workers, [*asked.values()]),
         clock=make_clock(experiment, network, program, federation) if clocked else None,
@@ -194,7 +204,8 @@ def _split(experiment: Experiment, train: Examples, num_classes: int) -> tuple[E
     split = made if isinstance(made, Split) else Fixed(_expect(made, Holdings, what))
     if clients.count not in (None, split.num_clients):
         raise ValueError(
-            f"{what} made {split.num_clients} clients: set clients.count to {split.num_clients}"
+            f"{what} made {split.num_clients} clients: set clients.count to {split.num_clients}, "
+            "or choose a clients.partition that deals examples to as many as you like"
         )
     return train, split
 
@@ -271,23 +282,43 @@ class _Undrawn(TorchFunctionMode):
         return func(*args, **kwargs or {})
 
 
+def _own_tests(experiment: Experiment, test: Examples, split: Split) -> ClientTests | None:
+    """The test examples that are the clients' own, where a column says so."""
+    named = experiment.clients.partition
+    column = natural_column(named.name, named.options)
+    if column is None or column not in test.columns or "test" not in experiment.evaluate.on:
+        return None
+    if not isinstance(split, Fixed) or split.everyone.names is None:  # all at one: a twin's
+        return None
+    number = {name: client for client, name in enumerate(split.everyone.names)}
+    owner = torch.tensor([number.get(str(value), -1) for value in test.columns[column].tolist()])
+    index = owner.argsort(stable=True)
+    sizes = torch.bincount(owner[owner >= 0], minlength=len(number))
+    index = index[len(index) - int(sizes.sum()) :]  # those of nobody stand first
+    return ClientTests("test", Holdings(index, offsets_of(sizes), split.everyone.names))
+
+
+def untrained(experiment: Experiment, shape: tuple[int, int, int], outputs: int) -> nn.Module:
+    """The model of an experiment, as its seed initialises it."""
+    given, outputs = experiment.model, experiment.outputs or outputs
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(keys.fold(keys.root(experiment.seed), keys.purpose("model"))))
+        if isinstance(given, Named):
+            made = call(find(MODELS, given.name, "model"), shape, outputs, options=given.options)
+            module = _expect(made, nn.Module, f"model {given.name!r}")
+        else:
+            module = copy.deepcopy(given)
+    return group_norm(module) if experiment.norm == "group" else module
+
+
 def _network(experiment: Experiment, dataset: Dataset) -> tuple[Network, Loaded | None]:
-    given, outputs = experiment.model, experiment.outputs or dataset.num_classes
+    outputs = experiment.outputs or dataset.num_classes
     if outputs < dataset.num_classes:
         raise ValueError(
             f"outputs is {outputs}, but {dataset.name} has {dataset.num_classes} classes: "
             f"choose {dataset.num_classes} or more"
         )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(keys.fold(keys.root(experiment.seed), keys.purpose("model"))))
-        if isinstance(given, Named):
-            function = find(MODELS, given.name, "model")
-            made = call(function, dataset.shape, outputs, options=given.options)
-            module = _expect(made, nn.Module, f"model {given.name!r}")
-        else:
-            module = copy.deepcopy(given)
-    if experiment.norm == "group":
-        module = group_norm(module)
+    module = untrained(experiment, dataset.shape, outputs)
     loaded = None
     if experiment.weights is not None:
         loaded = load_weights(module, experiment.weights, experiment.weights_sha256)

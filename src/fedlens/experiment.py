@@ -13,10 +13,11 @@ from torch import nn
 
 from fedlens.augment import Augment
 from fedlens.core import Dataset
+from fedlens.data.own_clients import own_clients
 from fedlens.data.partitions import finds_clients
 from fedlens.engines import EngineName
 from fedlens.models.weights import is_address
-from fedlens.names import ALGORITHMS, DATASETS, DEVICES, MODELS, OWN_CLIENTS, PARTITIONS
+from fedlens.names import ALGORITHMS, DATASETS, DEVICES, MODELS, PARTITIONS
 from fedlens.options import (
     Given,
     check,
@@ -218,7 +219,7 @@ class Experiment:
             object.__setattr__(self, "model", filled(self.model, MODELS, "model"))
         partition, count = self.clients.partition, self.clients.count
         if partition.name == "auto":
-            own = OWN_CLIENTS.get(self.dataset.name) if isinstance(self.dataset, Named) else None
+            own = own_clients(self.dataset) if isinstance(self.dataset, Named) else None
             partition = Named("natural", {"column": own}) if own else Named("iid")
         partition = filled(partition, PARTITIONS, "partition")
         if count is None and not finds_clients(partition.name, partition.options):

@@ -77,8 +77,9 @@ def test_a_run_over_writers_keeps_their_names_and_is_described_whole(tmp_path) -
     train = examples(np.arange(60) % 10, writer=np.arange(60) % 3)
     natural = {"name": "natural", "column": "writer"}
     setup = build(described(train, partition=natural, holdout=0.5))
-    assert setup.held_out is not None
-    assert setup.federation.everyone(0).names == setup.held_out.names == ("0", "1", "2")
+    assert setup.client_tests is not None
+    tested = setup.client_tests.holdings
+    assert setup.federation.everyone(0).names == tested.names == ("0", "1", "2")
     plain = described(train, partition=natural).plain()
     assert plain["clients"]["partition"] == natural
     assert "count" not in plain["clients"]

@@ -20,7 +20,7 @@ import torch
 from fedlens.experiment import Experiment
 from fedlens.recipes import RECIPES
 from fedlens.recipes.recipe import FROM_CELL, Scale
-from fedlens.runs.active import Result
+from fedlens.runs.result import Result
 from fedlens.runs.sweep import prepare
 
 

@@ -288,3 +288,13 @@ def test_keys_that_make_no_sense_are_refused(changes, message):
     with pytest.raises(ValueError) as refused:
         fl.Experiment(fl.Named("fashion-mnist-mini"), fl.Named("linear"), 1, **changes)
     assert message in str(refused.value)
+
+
+@pytest.mark.parametrize("key", ["state_dict", "model_state_dict"])
+def test_weights_in_a_checkpoint_of_a_wrapped_module_are_read(tmp_path, key):
+    module = nn.Linear(3, 2)
+    wrapped = {f"module.{name}": tensor for name, tensor in module.state_dict().items()}
+    torch.save({"epoch": 3, key: wrapped}, tmp_path / "a.pt")
+    other = nn.Linear(3, 2)
+    assert load_weights(other, str(tmp_path / "a.pt")).new_layers == []
+    assert torch.equal(other.weight, module.weight)

@@ -275,8 +275,8 @@ def test_clients_are_tested_with_the_normalisation_layers_they_keep(tmp_path):
     kept = {0: silent, 1: silent}
     rows = {client: {"norm": own} for client, own in kept.items()}
     setup = build(experiment)
-    examples, held_out = setup.federation.examples, setup.held_out
-    assert held_out is not None
+    assert setup.client_tests is not None
+    examples, held_out = setup.federation.examples, setup.client_tests.holdings
     altered = replace(state, clients=ClientMemory(rows))
     correct = correct_answers(setup.engine, altered, examples, held_out)
     found = spread(accuracy_by_client(correct, held_out))

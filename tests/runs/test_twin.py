@@ -11,8 +11,8 @@ from torch import nn
 
 import fedlens as fl
 from fedlens.build import build, partition
-from fedlens.cli import progress
 from fedlens.report import read, report, rows
+from fedlens.runs import progress
 from fedlens.runs.active import train as plainly
 from fedlens.runs.summary import Record
 from fedlens.runs.twin import accuracy, trained, twin

@@ -38,8 +38,8 @@ def compare_command(
     as_json: Json = False,
 ) -> None:
     """Say whether one algorithm is better than another: the same work, paired by seed."""
-    from fedlens.cli import progress
     from fedlens.report.compare import compare
+    from fedlens.runs import progress
 
     runs = what
     drawn: AbstractContextManager[None] = nullcontext()
@@ -61,8 +61,8 @@ def compare_command(
 
 def _run(files: list[Path], seeds: int, out: Path, data: Path | None, quiet: bool) -> list[Path]:
     """Run each experiment with the same seeds, or what is left of that; the run folders."""
-    from fedlens.cli import progress
     from fedlens.experiment import Experiment
+    from fedlens.runs import progress
     from fedlens.runs.sweep import prepare
 
     names = [path.stem for path in files]

@@ -44,10 +44,10 @@ def data_get(
     quiet: Quiet = False,
 ) -> None:
     """Fetch a data set from its official address, or take files one already has."""
-    from fedlens.cli import progress
     from fedlens.data import Source
     from fedlens.data.fetch import get, get_from
     from fedlens.data.places import roots
+    from fedlens.runs import progress
 
     dest = roots(Source(data))[0]
     if have is not None:
@@ -70,10 +70,10 @@ def data_prepare(
     quiet: Quiet = False,
 ) -> None:
     """Decode a large data set once; what was stopped goes on where it was."""
-    from fedlens.cli import progress
     from fedlens.data import Source, store
     from fedlens.data.curation import listing
     from fedlens.data.places import roots
+    from fedlens.runs import progress
 
     listed = listing(name, metadata)
     place = roots(Source(data))[0] / f"{name}-{size}"

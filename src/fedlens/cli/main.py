@@ -20,8 +20,11 @@ from fedlens.cli.bench import bench_command
 from fedlens.cli.compare import compare_command
 from fedlens.cli.data import data_app
 from fedlens.cli.doctor import doctor_command
+from fedlens.cli.import_images import import_command
 from fedlens.cli.list import list_command
+from fedlens.cli.new import new_command
 from fedlens.cli.partition import partition_command
+from fedlens.cli.predict import evaluate_command, export_command, predict_command
 from fedlens.cli.report import report_command, watch_command
 from fedlens.cli.reproduce import reproduce_command
 from fedlens.cli.run import resume_command, run_command
@@ -40,7 +43,12 @@ VERBS: dict[str, Callable[..., None]] = {
     "report": report_command,
     "compare": compare_command,
     "watch": watch_command,
+    "predict": predict_command,
+    "evaluate": evaluate_command,
+    "export": export_command,
     "reproduce": reproduce_command,
+    "new": new_command,
+    "import": import_command,
     "partition": partition_command,
     "list": list_command,
     "bench": bench_command,

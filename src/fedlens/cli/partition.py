@@ -35,6 +35,11 @@ def partition_command(
     else:
         for line in statistics.describe(holdings, train.labels, dataset.num_classes):
             print(line)
+        crossed = statistics.cross_table(holdings, train.labels, dataset.classes)
+        if crossed is not None:
+            from fedlens.report.tables import table
+
+            print(table(*crossed))
     if out is not None or not as_json:
         from fedlens.report.partition import draw, title_of
 

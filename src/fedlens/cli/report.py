@@ -16,8 +16,8 @@ def report_command(
     out: Annotated[Path | None, typer.Option(help="Where the page goes.")] = None,
 ) -> None:
     """Draw what runs came to: figures, and one HTML page that needs nothing else."""
-    from fedlens.cli import progress
     from fedlens.report import read_all, report, rows, table
+    from fedlens.runs import progress
 
     with progress.figures() as watch:
         page = report(runs, out, watch)

@@ -106,8 +106,8 @@ def _print(recipe: str, scale: ScaleName, done: Reproduced, as_json: bool) -> No
 
 def _say_how_long(planned: Reproduction) -> None:
     """The time that the runs still to be made will take here, stack by stack."""
-    from fedlens.cli.progress import span
     from fedlens.recipes.estimate import Timing
+    from fedlens.runs.progress import span
 
     count, total = len(planned.left), 0.0
     if count:
@@ -128,7 +128,7 @@ def _say_how_long(planned: Reproduction) -> None:
 
 
 def _progress(planned: Reproduction, quiet: bool) -> AbstractContextManager[Watch | None]:
-    from fedlens.cli import progress
+    from fedlens.runs import progress
 
     if quiet:
         return nullcontext()

@@ -24,7 +24,7 @@ from fedlens.cli.arguments import (
 )
 
 if TYPE_CHECKING:
-    from fedlens.runs.active import Result
+    from fedlens.runs.result import Result
 
 EXIT = {"finished": 0, "invalid": 1, "diverged": 3, "stopped": 4}
 
@@ -42,9 +42,13 @@ def run_command(
     as_json: Json = False,
 ) -> None:
     """Run one experiment."""
-    from fedlens.cli import progress
+    from fedlens.build import build
+    from fedlens.data import statistics
     from fedlens.experiment import Experiment
-    from fedlens.runs.run import run
+    from fedlens.runs import progress
+    from fedlens.runs.active import run_to_end
+    from fedlens.runs.folder import check_free
+    from fedlens.runs.run import start
     from fedlens.runs.track import tracking
 
     given = list(overrides or [])
@@ -56,13 +60,19 @@ def run_command(
     folder = out or _free(Path("runs") / experiment.stem)
     if folder.exists() and not overwrite:
         raise ValueError(f"{folder} exists: choose another --out, or add --overwrite")
+    check_free(folder, overwrite)
+    setup = build(described, data)
     with (
         _resume_hint(folder),
         tracking(track or (), folder, described.plain()) as send,
         watching(quiet, progress.rounds, folder.name, described.rounds) as watch,
     ):
         both = progress.all_of(watch, send)
-        result = run(described, folder, overwrite=overwrite, data=data, watch=both)
+        started = start(described, setup, folder, overwrite=overwrite, watch=both)
+        if not quiet:
+            line = statistics.found(setup.dataset, setup.federation.described())
+            print(line, file=sys.stderr, flush=True)
+        (result,) = run_to_end([started])
     _finish(result, as_json)
 
 
@@ -79,8 +89,8 @@ def resume_command(
     as_json: Json = False,
 ) -> None:
     """Go on where a run stopped, to the same result."""
-    from fedlens.cli import progress
     from fedlens.run_files import last_saved, read_experiment
+    from fedlens.runs import progress
     from fedlens.runs.run import resume
     from fedlens.runs.track import tracking
 
@@ -93,12 +103,13 @@ def resume_command(
         watching(quiet, progress.rounds, folder.name, total, done) as watch,
     ):
         both = progress.all_of(watch, send)
-        result = resume(folder, rounds=rounds, data=data, watch=both)
+        result = resume(folder, rounds=rounds, data=data, watch=both, progress=False)
     _finish(result, as_json)
 
 
 def _finish(result: Result, as_json: bool) -> None:
     from fedlens.report import read_all, report, rows, table
+    from fedlens.report.tables import CLIENTS, client_rows
     from fedlens.run_files import MANIFEST, SUMMARY, read_manifest
     from fedlens.runs.active import not_finite
 
@@ -107,7 +118,11 @@ def _finish(result: Result, as_json: bool) -> None:
         if as_json:
             print((result.folder / SUMMARY).read_text(encoding="utf-8"), end="", flush=True)
         else:
-            print(table(*rows(read_all([result.folder]))))
+            (run,) = read_all([result.folder])
+            print(table(*rows([run])))
+            named = run.partition is not None and "client_names" in run.partition
+            if named and (clients := client_rows(run)):
+                print(f"\n{table(CLIENTS, clients)}\n")
             print(f"run:    {result.folder}", flush=True)  # the page takes longer than some runs
         page = report([result.folder])
         if not as_json:

@@ -13,7 +13,7 @@ from fedlens.cli.arguments import DataFolder, ExperimentFile, Json, Quiet, once_
 from fedlens.cli.run import EXIT
 
 if TYPE_CHECKING:
-    from fedlens.runs.active import Result
+    from fedlens.runs.result import Result
 
 
 def sweep_command(
@@ -35,8 +35,8 @@ def sweep_command(
     as_json: Json = False,
 ) -> None:
     """Run every combination of values; the same command again goes on where it stopped."""
-    from fedlens.cli import progress
     from fedlens.experiment import Experiment
+    from fedlens.runs import progress
     from fedlens.runs.sweep import combinations, prepare
     from fedlens.tables import parse_axis
 

@@ -54,22 +54,38 @@ def mean_and_std(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     return tuple(mean.tolist()), tuple(torch.where(std > 0, std, 1.0).tolist())
 
 
-def held_out(names: Sequence[str], labels: Sequence[int], share: float) -> list[bool]:
+def held_out(
+    names: Sequence[str],
+    labels: Sequence[int],
+    share: float,
+    sites: Sequence[str] | None = None,
+) -> list[bool]:
     """Which examples become test: a fixed `share` of each class, at least one and never all.
 
     A name's hash decides, so that the choice is the same on every machine, and one image that is
-    listed twice falls on one side.
+    listed twice falls on one side. Of a class, each of the `sites` gives about the same share.
     """
     if not 0 < share < 1:
         raise ValueError(f"test_share is {share}: choose a share between 0 and 1")
     classes: dict[int, dict[str, list[int]]] = {}
+    places: dict[tuple[int, str], set[str]] = {}
     for i, (name, label) in enumerate(zip(names, labels, strict=True)):
         classes.setdefault(label, {}).setdefault(name, []).append(i)
+        places.setdefault((label, sites[i] if sites is not None else ""), set()).add(name)
+    # How far down its site's images of the class each stands: sites are then cut alike.
+    depth: dict[tuple[int, str], float] = {}
+    for (label, _), members in places.items():
+        for rank, name in enumerate(sorted(members, key=_hash)):
+            depth[label, name] = (rank + 0.5) / len(members)
     chosen = [False] * len(names)
-    for members in classes.values():
-        ranked = sorted(members, key=lambda name: hashlib.sha256(os.fsencode(name)).digest())
+    for label, found in classes.items():
+        ranked = sorted(found, key=lambda name: (depth[label, name], _hash(name)))
         num_test = min(max(round(share * len(ranked)), 1), len(ranked) - 1)
         for name in ranked[:num_test]:
-            for i in members[name]:
+            for i in found[name]:
                 chosen[i] = True
     return chosen
+
+
+def _hash(name: str) -> bytes:
+    return hashlib.sha256(os.fsencode(name)).digest()

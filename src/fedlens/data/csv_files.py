@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from csv import Error, reader
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -12,13 +13,14 @@ import numpy as np
 
 from fedlens.core import Dataset
 from fedlens.data.arrays import Column
-from fedlens.data.pictures import Listed, OnError, dataset
+from fedlens.data.pictures import Found, Listed, OnError, dataset
 from fedlens.data.places import Source
 from fedlens.options import did_you_mean
 from fedlens.reading import csv_lines, is_file, shortened
 
 NEEDED = ("path", "label")
 KNOWN = (*NEEDED, "client", "lat", "lon", "split")
+LONGEST_HEADER = 1_000_000  # characters
 RANGES = {"lat": 90.0, "lon": 180.0}
 
 
@@ -43,7 +45,21 @@ def csv(
     to `size` × `size`; without a size all must be as large as the first. Files that cannot be
     decoded are named, or left out if `on_error` is "skip".
     """
-    file = source.resolve(path)
+    return dataset(listed_in(source.resolve(path)), size, channels, test_share, on_error)
+
+
+def names_clients(file: Path) -> bool:
+    """Whether a csv file has a column `client`; of a file that cannot be read, it is not known."""
+    try:
+        with file.open(encoding="utf-8-sig", newline="") as opened:
+            header = opened.readline(LONGEST_HEADER)
+        return "client" in [cell.strip() for cell in next(reader([header]), [])]
+    except (OSError, ValueError, Error):
+        return False
+
+
+def listed_in(file: Path) -> Found:
+    """The images that a csv file lists."""
     rows = _rows(file)
     _refuse_twins(rows)
     for row in rows:
@@ -57,15 +73,15 @@ def csv(
     number = {name: i for i, name in enumerate(classes)}
     names = [row.cells["path"] for row in rows]
     listed = Listed(names, [number[text] for text in texts], file.parent, _columns(rows))
-    if "split" in rows[0].cells:
-        chosen = _chosen(rows)
-        train, test = listed.take([not test for test in chosen]), listed.take(chosen)
-        for part, what in ((train, "train"), (test, "test")):
-            if not part.names:
-                raise ValueError(f"{file}: no row has split {what}: mark some, or drop the column")
-    else:
-        train, test = listed.divided(test_share)
-    return dataset(file.stem, train, test, classes, size, channels, on_error)
+    clients = "client" if "client" in listed.columns else None
+    if "split" not in rows[0].cells:
+        return Found(file.stem, classes, listed, clients=clients)
+    chosen = _chosen(rows)
+    train, test = listed.take([not test for test in chosen]), listed.take(chosen)
+    for part, what in ((train, "train"), (test, "test")):
+        if not part.names:
+            raise ValueError(f"{file}: no row has split {what}: mark some, or drop the column")
+    return Found(file.stem, classes, train, test, clients)
 
 
 def _rows(file: Path) -> list[Row]:

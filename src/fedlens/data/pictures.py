@@ -56,42 +56,55 @@ class Listed:
             {name: column[index] for name, column in self.columns.items()},
         )
 
-    def divided(self, share: float) -> tuple[Listed, Listed]:
-        """Train and test: a fixed share of each class becomes test."""
-        chosen = held_out(self.names, self.labels, share)
+    def divided(self, share: float, by: str | None) -> tuple[Listed, Listed]:
+        """Train and test: a fixed share of each class, and of each site in the column `by`."""
+        sites = None if by is None else self.columns[by].tolist()
+        chosen = held_out(self.names, self.labels, share, sites)
         if not any(chosen):
             raise ValueError(f"{self.base}: one image a class leaves none to test on: add images")
         return self.take([not test for test in chosen]), self.take(chosen)
 
 
+@dataclass(frozen=True)
+class Found:
+    """Image files as somebody laid them out or listed them."""
+
+    name: str
+    classes: Sequence[str]
+    train: Listed
+    test: Listed | None = None  # None: nobody said which
+    clients: str | None = None  # the column that names whose each image is
+
+
 def dataset(
-    name: str,
-    train: Listed,
-    test: Listed,
-    classes: Sequence[str],
+    found: Found,
     size: int | None,
     channels: int,
-    on_error: OnError,
+    test_share: float = 0.2,
+    on_error: OnError = "stop",
 ) -> Dataset:
     """The data set of these files. Without a `size`, all must be as large as the first."""
     if size is not None and size < 1:
         raise ValueError(f"size is {size}: choose a number of pixels, such as 32")
+    train, test = found.train, found.test
+    if test is None:
+        train, test = train.divided(test_share, found.clients)
     parts = [[part.base / name for name in part.names] for part in (train, test)]
     shape = (size, size) if size else _first_shape(parts[0], channels)
     decoded = [decode(paths, shape, channels, size) for paths in parts]
-    broken = [one for _, found in decoded for one in found]
+    broken = [one for _, some in decoded for one in some]
     if on_error == "stop":
         refuse(broken)
     made = [
-        _without(part, pixels, found)
-        for part, (pixels, found) in zip((train, test), decoded, strict=True)
+        _without(part, pixels, some)
+        for part, (pixels, some) in zip((train, test), decoded, strict=True)
     ]
     for part, what in zip(made, ("training", "test"), strict=True):
         if not len(part):
             refuse(broken, f"no {what} image is left")
     mean, std = mean_and_std(made[0].images)
     left_out = tuple(LeftOut(str(one.path), one.why) for one in broken)
-    return Dataset(name, made[0], made[1], tuple(classes), mean, std, left_out)
+    return Dataset(found.name, made[0], made[1], tuple(found.classes), mean, std, left_out)
 
 
 def _first_shape(paths: Sequence[Path], channels: int) -> tuple[int, ...]:
@@ -142,7 +155,7 @@ def decode(
             height, width = image.shape[:2]
             raise ValueError(
                 f"{paths[i]} is {width}×{height}, but the first image is {shape[1]}×{shape[0]}: "
-                "set size, and all are resized to it"
+                f"set size = {min(shape)} or another, and all are resized to it"
             )
         pixels[i] = image
         return None
@@ -152,8 +165,8 @@ def decode(
     return pixels, [error for error in found if error is not None]
 
 
-def read(path: Path, channels: int, size: int | None = None) -> Pixels:
-    """The pixels [H, W, channels] of an image file, resized to `size` if that is given."""
+def read(path: Path, channels: int, size: int | tuple[int, int] | None = None) -> Pixels:
+    """The pixels [H, W, channels] of an image file, resized to `size` (a side, or H and W)."""
     from PIL import Image, ImageOps
 
     try:
@@ -165,7 +178,8 @@ def read(path: Path, channels: int, size: int | None = None) -> Pixels:
         raise Undecodable(path, reason(error)) from error
     if deep:
         raise Undecodable(path, "more than 8 bits a pixel: convert it to 8 bits")
-    if size is not None and image.size != (size, size):
-        image = image.resize((size, size), Image.Resampling.BILINEAR)
+    height, width = (size, size) if isinstance(size, int) else size or image.size[::-1]
+    if image.size != (width, height):
+        image = image.resize((width, height), Image.Resampling.BILINEAR)
     pixels = np.asarray(image)
     return pixels.reshape(*pixels.shape[:2], channels)

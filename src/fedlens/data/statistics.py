@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedlens.core import MOST_DESCRIBED, Holdings
+from fedlens.core import MOST_DESCRIBED, Dataset, Holdings
 from fedlens.data.emd import emd, emd_per_client
 
 BLOCK = 65_536  # clients
+FEW = 12  # classes or clients that are named in a line
+MOST_ROWS = 40  # clients in a table
+WIDTH = 80  # columns of a terminal
 
 
 def summary(
@@ -39,6 +43,41 @@ def emd_of(holdings: Holdings, labels: Tensor, num_classes: int) -> float:
         counts = holdings.take(some).label_counts(labels, num_classes).numpy()
         total += float(counts.sum(1) @ emd_per_client(counts, everyone))
     return total / max(len(holdings.index), 1)
+
+
+def found(dataset: Dataset, holdings: Holdings) -> str:
+    """What a data set turned out to hold, in a line: its classes, its images, its clients."""
+    shape = "×".join(map(str, dataset.shape))
+    clients = f"{len(holdings):,} clients{_some(holdings.names or ())}"
+    return (
+        f"{dataset.name}: {dataset.num_classes} classes{_some(dataset.classes)}, "
+        f"{len(dataset.train):,} training and {len(dataset.test):,} test images of {shape}, "
+        f"{clients}"
+    )
+
+
+def _some(names: Sequence[str]) -> str:
+    """The names, in brackets, if there are few."""
+    return f" ({', '.join(names)})" if 0 < len(names) <= FEW else ""
+
+
+def cross_table(
+    holdings: Holdings, labels: Tensor, classes: Sequence[str]
+) -> tuple[list[str], list[list[str]]] | None:
+    """How many examples of each class each client holds: a header, and a row a client.
+
+    None if there are too many of them to be read, or if clients have no names.
+    """
+    if holdings.names is None or len(holdings) > MOST_ROWS or len(classes) > FEW:
+        return None
+    counts = holdings.label_counts(labels, len(classes))
+    width = max((WIDTH - max(map(len, holdings.names)) - 12) // len(classes) - 2, 3)
+    short = [name if len(name) <= width else f"{name[: width - 1]}…" for name in classes]
+    rows = [
+        [name, *map(str, row), str(sum(row))]
+        for name, row in zip(holdings.names, counts.tolist(), strict=True)
+    ]
+    return ["client", *short, "all"], rows
 
 
 def describe(holdings: Holdings, labels: Tensor, num_classes: int) -> list[str]:

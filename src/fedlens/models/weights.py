@@ -12,7 +12,7 @@ import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 from urllib.parse import urlsplit
 
 import torch
@@ -23,11 +23,14 @@ from fedlens.core import Tree
 from fedlens.data.places import cache
 from fedlens.files import replacing
 from fedlens.reading import expanded, is_file, reading
+from fedlens.run_files import MANIFEST, MODEL
 
 TIMEOUT = 30.0  # seconds of silence
 SLOWEST = 1000  # bytes a second, over as long: less is no download
 ROOM, TIMES_MODEL = 2**28, 8  # bytes that a download may have at the most, besides the model's
 CHUNK = 2**16
+WRAPPERS = ("state_dict", "model_state_dict", "model")  # where checkpoints have the weights
+PREFIXES = ("_orig_mod.", "module.")  # of torch.compile, and of (Distributed)DataParallel
 COUNTER = "num_batches_tracked"  # files of old versions of PyTorch do not have it
 
 
@@ -54,6 +57,10 @@ def load_weights(module: nn.Module, source: str, sha256: str | None = None) -> L
     if is_address(source):
         most = ROOM + TIMES_MODEL * sum(tensor.nbytes for tensor in own.values())
         path = _fetched(source, most)
+    elif is_file(path / MANIFEST):
+        path = path / MODEL
+        if not is_file(path):
+            raise ValueError(f"{source} has no {MODEL} yet: finish it with fedlens resume {source}")
     if not is_file(path):
         raise ValueError(f"there is no {path}: name a file of weights, or an address of one")
     try:
@@ -152,6 +159,7 @@ def _tensors(path: Path) -> Tree:
             content = load_file(path)
         else:
             content = torch.load(path, map_location="cpu", weights_only=True)
+        content = _unwrapped(content)
         if not isinstance(content, Mapping):
             raise ValueError("it holds more than tensors by name")
         for name, tensor in content.items():
@@ -159,7 +167,23 @@ def _tensors(path: Path) -> Tree:
                 raise ValueError("it holds more than tensors by name")
             if not _is_plain(tensor):
                 raise ValueError(f"{name} is no plain tensor of numbers")
-    return dict(content)
+    return _unprefixed(dict(content))
+
+
+def _unwrapped(content: Any) -> Any:
+    """The state dict in a checkpoint that holds more: the epoch, an optimiser, ..."""
+    for key in WRAPPERS:
+        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
+            return content[key]
+    return content
+
+
+def _unprefixed(tensors: Tree) -> Tree:
+    """The names without what wrappers of a module put before all of them."""
+    for prefix in PREFIXES:
+        if tensors and all(name.startswith(prefix) for name in tensors):
+            tensors = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
+    return tensors
 
 
 def _is_plain(tensor: Tensor) -> bool:

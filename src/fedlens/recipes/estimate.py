@@ -169,7 +169,7 @@ def _rounds(setups: Sequence[Setup], batches: int | None) -> tuple[float, Cost]:
             most = batches * experiment.local.batch_size
             parts = {name: _first(part, TESTED) for name, part in setup.parts.items()}
             federation = _shortened(setup.federation, most)
-            shown = replace(shown, federation=federation, parts=parts, held_out=None)
+            shown = replace(shown, federation=federation, parts=parts, client_tests=None)
         state = begin(shown.network, shown.program, shown.federation, shown.device)
         runs.append(ActiveRun(shown, state))
     results = run_to_end(runs)

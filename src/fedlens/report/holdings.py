@@ -8,8 +8,19 @@ from typing import Any
 import numpy as np
 
 from fedlens.data.emd import emd, emd_per_client
-from fedlens.report.blocks import Bars, Block, Curves, Heat, Line, Series, Strip, format_number
+from fedlens.report.blocks import (
+    Bars,
+    Block,
+    Curves,
+    Heat,
+    Line,
+    Series,
+    Strip,
+    Table,
+    format_number,
+)
 from fedlens.report.groups import Group
+from fedlens.report.tables import CLIENTS, client_rows
 from fedlens.runs.records import Run
 
 Array = np.ndarray[Any, Any]
@@ -21,18 +32,19 @@ MOST_PICTURES = 4  # of partitions, or of confusions, on one page
 
 def partition_blocks(groups: Sequence[Group]) -> Iterator[Block]:
     """The client × class picture of each partition, and the EMD of each client."""
-    found: dict[str, tuple[str, Array, list[str]]] = {}
+    found: dict[str, tuple[str, Array, list[str], list[str] | None]] = {}
     for run in (run for one in groups for run in one.runs):
         counts = _matrix((run.partition or {}).get("label_counts"))
         if counts is not None:
             key = str(run.manifest.get("partition"))
-            found.setdefault(key, (run.name, counts, _classes(run, counts.shape[1])))
+            classes = _classes(run, counts.shape[1])
+            found.setdefault(key, (run.name, counts, classes, _client_names(run)))
     strip = []
-    for i, (name, counts, classes) in enumerate(found.values()):
+    for i, (name, counts, classes, clients) in enumerate(found.values()):
         of = f": {name}" if len(found) > 1 else ""
         strip.append((name, emd_per_client(counts).tolist()))
         if i < MOST_PICTURES:
-            yield partition_heat(counts, classes, f"Who holds what{of}")
+            yield partition_heat(counts, classes, f"Who holds what{of}", clients)
     if strip:
         yield Strip(
             title="EMD of each client",
@@ -43,7 +55,12 @@ def partition_blocks(groups: Sequence[Group]) -> Iterator[Block]:
         )
 
 
-def partition_heat(counts: Array, classes: Sequence[str], title: str) -> Heat:  # [K, L]
+def partition_heat(
+    counts: Array,  # [K, L]
+    classes: Sequence[str],
+    title: str,
+    clients: Sequence[str] | None = None,
+) -> Heat:
     """Which share of its examples each client has in each class."""
     num_clients, distance = len(counts), emd(counts)
     order, ordered = np.arange(num_clients), num_clients > MANY and distance >= UNLIKE
@@ -60,7 +77,7 @@ def partition_heat(counts: Array, classes: Sequence[str], title: str) -> Heat:  
         + (" Clients are ordered by their main class." if ordered else ""),
         values=shares.T.tolist(),
         row_names=list(classes),
-        column_names=[str(client) for client in order.tolist()],
+        column_names=[clients[k] if clients else str(k) for k in order.tolist()],
         row_label="class",
         column_label="clients, ordered by their main class" if ordered else "client",
         value_label="share of the client's examples",
@@ -146,17 +163,39 @@ def client_blocks(groups: Sequence[Group]) -> Iterator[Block]:
             percent=True,
             styles={"solid": "median client", "dashed": "tenth percentile"},
         )
+    yield from _client_tables(groups)
     dots = [(one.name, run.evaluation["client_accuracy"]) for one in groups
             if (run := one.runs[0]).evaluation.get("client_accuracy")]  # fmt: skip
     if dots:
         yield Strip(
             title="Accuracy of each client",
-            caption="Accuracy of the final model on each client's own held-out examples. A dot is "
-            "a client; the stroke is the median.",
+            caption="Accuracy of the final model on examples of each client's own that nobody "
+            "trained on. A dot is a client; the stroke is the median.",
             groups=dots,
             x_label="accuracy",
             percent=True,
         )
+
+
+def _client_tables(groups: Sequence[Group]) -> Iterator[Table]:
+    """Clients one by one, where they have names."""
+    for one in groups[:MOST_PICTURES]:
+        rows = client_rows(one.runs[0])
+        if rows and _client_names(one.runs[0]):
+            of = f": {one.name}" if len(groups) > 1 else ""
+            yield Table(
+                title=f"Client by client{of}",
+                caption="The one model, tested on examples of each client's own that nobody "
+                "trained on. The interval is Wilson's: with few examples it is wide."
+                + (" Of repeats, the first run." if len(one.runs) > 1 else ""),
+                header=CLIENTS,
+                rows=rows,
+            )
+
+
+def _client_names(run: Run) -> list[str] | None:
+    named = (run.partition or {}).get("client_names")
+    return [str(name) for name in named] if isinstance(named, list) else None
 
 
 def _confusion(one: Group) -> Array | None:  # [L, L + 1]

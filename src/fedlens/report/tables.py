@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from fedlens.reading import printable
 from fedlens.report.blocks import NONE, format_number
 from fedlens.runs.budgets import rounds_to
-from fedlens.runs.records import Run, primary_part
+from fedlens.runs.intervals import wilson
+from fedlens.runs.records import Run, is_number, primary_part
 
 HEADER = [
     "run",
@@ -35,6 +36,35 @@ def rows(runs: Sequence[Run]) -> tuple[list[str], list[list[str]]]:
     for row, cells in zip(body, more, strict=True):
         row[column:column] = [cells[i] for i in shown]
     return [*HEADER[:column], *(MORE[i] for i in shown), *HEADER[column:]], body
+
+
+CLIENTS = ["client", "trained on", "tested on", "accuracy", "95% interval"]
+MOST_CLIENTS = 60  # that are listed one by one
+
+
+def client_rows(run: Run) -> list[list[str]]:
+    """How good the final model is for each client, if they were tested and are not too many."""
+    partition = run.partition or {}
+    columns = [
+        holder.get(key)
+        for holder, key in (
+            (partition, "sizes"),
+            (run.evaluation, "client_tested"),
+            (run.evaluation, "client_accuracy"),
+        )
+    ]
+    sizes, tested, accuracy = (one if isinstance(one, list) else [] for one in columns)
+    if not len(sizes) == len(tested) == len(accuracy) or len(sizes) > MOST_CLIENTS:
+        return []
+    names = partition.get("client_names") or range(len(sizes))
+    found = []
+    for name, size, count, share in zip(names, sizes, tested, accuracy, strict=False):
+        words = [NONE, NONE]
+        if is_number(share) and count:
+            low, high = (format_number(end, True) for end in wilson(share, count))
+            words = [format_number(share, True), f"{low} to {high}"]
+        found.append([str(name), str(size), str(count), *words])
+    return found
 
 
 def table(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:

@@ -7,9 +7,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -24,6 +22,7 @@ from fedlens.runs.evaluate import Evaluation, Twin
 from fedlens.runs.folder import Mark, Records, RunFolder, to_json
 from fedlens.runs.measures import OF_MODEL, PARTS, measure_name
 from fedlens.runs.records import is_number
+from fedlens.runs.result import Result
 from fedlens.runs.settings import torch_settings
 from fedlens.runs.summary import Record, summary
 from fedlens.trees import HostCopy
@@ -32,23 +31,6 @@ Watch = Callable[[Record], None]
 
 CHECKPOINT_SECONDS = 10.0  # between two checkpoints, at the least: what is done twice after a death
 SAVING_SHARE = 0.1  # of the time, at the most, is for saving: what clients remember may be large
-
-
-@dataclass(frozen=True)
-class Result:
-    """What a run came to."""
-
-    status: str  # finished, diverged, invalid or stopped
-    records: list[Record]
-    summary: dict[str, Any]
-    model: Tree  # parameters and buffers, as module.load_state_dict takes them
-    folder: Path | None
-
-    @property
-    def final(self) -> dict[str, float]:
-        """The last evaluation, by name: test_accuracy, test_loss, ..."""
-        final: dict[str, float] = self.summary["final"]
-        return final
 
 
 class Whole(NamedTuple):

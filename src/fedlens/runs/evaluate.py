@@ -37,7 +37,8 @@ class Details(NamedTuple):
 
     part: str | None  # the primary part
     confusion: Tensor | None  # [L, L + 1] true label, prediction; the last column is "no label"
-    client_accuracy: Tensor | None  # [K] on what each client held out
+    client_accuracy: Tensor | None  # [K] on what each client is tested on
+    client_tested: Tensor | None  # [K] how many examples these are
 
     def plain(self) -> dict[str, Any]:
         """What there is of it, ready for JSON."""
@@ -61,13 +62,15 @@ class Evaluation:
         """Start it; what a GPU has counted is read later."""
         setup, engine, state = self.setup, self.engine, self.state
         loss, num_classes = setup.program.algorithm.objective.loss, setup.dataset.num_classes
-        tallies = {
-            part: evaluate(engine, state, examples, num_classes, loss)
-            for part, examples in setup.parts.items()
-        }
-        correct = None
-        if setup.held_out is not None:
-            correct = correct_answers(engine, state, setup.federation.examples, setup.held_out)
+        tallies, answers = {}, {}
+        for part, examples in setup.parts.items():
+            tallies[part], answers[part] = answer(engine, state, examples, num_classes, loss)
+        correct, tests = None, setup.client_tests
+        if tests is not None and tests.part == "test" and not _own_norms(state):
+            correct = answers["test"]  # whose they are is looked up when they are read
+        elif tests is not None:
+            examples = setup.parts["test"] if tests.part == "test" else setup.federation.examples
+            correct = correct_answers(engine, state, examples, tests.holdings)
         self._counts = HostCopy((tallies, correct))
         return self._counts
 
@@ -82,27 +85,39 @@ class Evaluation:
             assert primary is not None, "a twin is compared on some part: evaluate.on was checked"
             own = found[measure_name(primary, "accuracy")]
             found["relative_accuracy"] = own / twin.accuracy if twin.accuracy else math.nan
-        by_client = None
-        if self.setup.held_out is not None:
-            by_client = accuracy_by_client(correct, self.setup.held_out)
+        by_client, tested = None, None
+        if self.setup.client_tests is not None:
+            part, held = self.setup.client_tests
+            if part == "test" and not _own_norms(self.state):
+                correct = correct[held.index]
+            by_client, tested = accuracy_by_client(correct, held), held.sizes
             found |= {f"client_accuracy_{key}": value for key, value in spread(by_client).items()}
-        return found, Details(primary, tallies[primary].confusion if primary else None, by_client)
+        confusion = tallies[primary].confusion if primary else None
+        return found, Details(primary, confusion, by_client, tested)
 
 
 def evaluate(
     engine: Engine, state: State, examples: Examples, num_classes: int, loss: Loss
 ) -> Tally:
     """What the answers of the server's model add up to; `metrics` reads it."""
+    return answer(engine, state, examples, num_classes, loss)[0]
+
+
+def answer(
+    engine: Engine, state: State, examples: Examples, num_classes: int, loss: Loss
+) -> tuple[Tally, Tensor]:
+    """The same, and which of the examples were classified correctly: [N] bool."""
     batch = _batch(examples)
     batches = [slice(start, start + batch) for start in range(0, len(examples), batch)]
 
-    def tally(model: Tree) -> Tally:
-        total = Tally.zero(num_classes, examples.labels.device)
+    def tally(model: Tree) -> tuple[Tally, Tensor]:
+        total, correct = Tally.zero(num_classes, examples.labels.device), []
         for which, logits in zip(batches, engine.predict(model, examples, batches), strict=True):
             labels = examples.labels[which]
             losses = loss(logits.unsqueeze(0), labels.unsqueeze(0)).squeeze(0)
             total = total + Tally.of(logits, labels, num_classes, losses)
-        return total
+            correct.append(logits.argmax(1) == labels)
+        return total, torch.cat(correct)
 
     key = "evaluate", id(examples), num_classes, loss
     return _recorded(engine, key, tally, state.params | state.buffers)
@@ -116,7 +131,7 @@ def correct_answers(
     A client that keeps normalisation layers of its own is tested with them.
     """
     model, device = state.params | state.buffers, examples.labels.device
-    own = {client: row["norm"] for client, row in state.clients.rows.items() if "norm" in row}
+    own = _own_norms(state)
     if not own:
         key = "clients", id(examples), id(held_out)
         return _recorded(engine, key, _judge(engine, examples, held_out.index), model)
@@ -125,6 +140,12 @@ def correct_answers(
         norm = {name: t.to(device) for name, t in own.get(client, {}).items()}
         correct.append(_judge(engine, examples, held_out.members(client))(model | norm))
     return torch.cat(correct)
+
+
+def _own_norms(state: State) -> dict[int, Tree]:
+    """The normalisation layers that clients keep, by client."""
+    rows = state.clients.rows.items()
+    return {client: row["norm"] for client, row in rows if "norm" in row}
 
 
 def _judge(engine: Engine, examples: Examples, index: Tensor) -> Callable[[Tree], Tensor]:

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from fedlens.build import Setup
+from fedlens.core import Dataset
 from fedlens.engines.gpus import gpu_names
 from fedlens.experiment import Experiment, Named
 from fedlens.run_files import EXPERIMENT
@@ -54,6 +55,7 @@ def manifest(setup: Setup) -> dict[str, Any]:
         "weights": setup.weights._asdict() if setup.weights else None,
         "classes": list(setup.dataset.classes),
         "left_out": [one._asdict() for one in setup.dataset.left_out],
+        "images": _images(setup.dataset),
         "code": _own_code(setup.experiment),
     }
 
@@ -94,6 +96,17 @@ def _machine(setup: Setup) -> dict[str, Any]:
         "torch": torch.__version__,
         "numpy": np.__version__,
         "device": ", ".join(_name(setup, device) for device in setup.devices),
+    }
+
+
+def _images(dataset: Dataset) -> dict[str, Any]:
+    """How an image is prepared for the model: whoever asks it later does the same."""
+    channels = dataset.shape[0]
+    return {
+        "shape": list(dataset.shape),
+        "mean": list(dataset.mean or [0.0] * channels),
+        "std": list(dataset.std or [1.0] * channels),
+        "floats": dataset.train.images.is_floating_point(),
     }
 
 

@@ -18,12 +18,15 @@ from fedlens.run_files import (
     PARTITION,
     ROUNDS,
     check_run,
+    last_saved,
     read_manifest,
 )
-from fedlens.runs.active import ActiveRun, Result, Watch, run_to_end
+from fedlens.runs.active import ActiveRun, Watch, run_to_end
 from fedlens.runs.evaluate import Twin
 from fedlens.runs.folder import Records, RunFolder, check_free, readable_json
 from fedlens.runs.manifest import check_settings, check_unchanged, manifest
+from fedlens.runs.progress import all_of, shown
+from fedlens.runs.result import Result
 from fedlens.runs.twin import trained
 
 
@@ -34,16 +37,21 @@ def run(
     overwrite: bool = False,
     data: str | Path | None = None,
     watch: Watch | None = None,
+    progress: bool | None = None,
 ) -> Result:
     """Run an experiment, and write its folder if `out` names one.
 
     `data` is where named data sets are looked for first; `watch` is called with each record and,
     before, with each pass of the centralised twin, if one is trained (see `twin.trained`).
+    `progress` shows how far it is; unless told, it does so in a terminal and in a notebook.
     """
     if out is not None:
         check_free(Path(out), overwrite)
     setup = build(experiment, Path(data) if data is not None else None)
-    (result,) = run_to_end([start(experiment, setup, out, overwrite=overwrite, watch=watch)])
+    name = Path(out).name if out is not None else setup.dataset.name
+    with shown(progress, name, experiment.rounds) as bar:
+        both = all_of(bar, watch)
+        (result,) = run_to_end([start(experiment, setup, out, overwrite=overwrite, watch=both)])
     return result
 
 
@@ -54,11 +62,12 @@ def resume(
     data: str | Path | None = None,
     watch: Watch | None = None,
     experiment: Experiment | None = None,
+    progress: bool | None = None,
 ) -> Result:
     """Go on where a run stopped, to the result it would have had.
 
     `rounds` asks for more of them than the run was begun with. `experiment` is needed only if the
-    run's data or model were given from Python.
+    run's data or model were given from Python. `watch` and `progress` are those of `run`.
     """
     check_run(Path(path), [EXPERIMENT, MANIFEST])
     folder = RunFolder.open(Path(path))
@@ -68,10 +77,12 @@ def resume(
         described = described if rounds is None else replace(described, rounds=rounds)
         check_settings(folder.path, described, before)
         setup = build(as_begun(described, before), Path(data) if data is not None else None)
-        active = reopen(folder, setup, watch)
-        if described.rounds != before.get("settings", {}).get("rounds", described.rounds):
-            folder.write(EXPERIMENT, described.toml())
-        (result,) = run_to_end([active])
+        done = last_saved(folder.path) or 0
+        with shown(progress, folder.path.name, described.rounds, done) as bar:
+            active = reopen(folder, setup, all_of(bar, watch))
+            if described.rounds != before.get("settings", {}).get("rounds", described.rounds):
+                folder.write(EXPERIMENT, described.toml())
+            (result,) = run_to_end([active])
     finally:
         folder.close()
     return result

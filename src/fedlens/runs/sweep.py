@@ -39,9 +39,10 @@ from fedlens.run_files import (
     read_status,
     read_summary,
 )
-from fedlens.runs.active import ActiveRun, Result, Watch, run_to_end
+from fedlens.runs.active import ActiveRun, Watch, run_to_end
 from fedlens.runs.folder import RunFolder, check_free
 from fedlens.runs.manifest import check_settings
+from fedlens.runs.result import Result
 from fedlens.runs.run import as_begun, reopen, start
 from fedlens.runs.summary import Record
 from fedlens.tables import apply_override, to_value

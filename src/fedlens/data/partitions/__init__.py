@@ -14,6 +14,15 @@ from typing import Any
 from fedlens.names import PARTITIONS as PARTITIONS
 
 
+def natural_column(name: Any, options: Mapping[str, Any]) -> str | None:
+    """The column whose values are the clients, if that is what the partition is made of."""
+    of = options.get("of")
+    if isinstance(of, Mapping):
+        return natural_column(of.get("name"), of)
+    column = options.get("column")
+    return column if name == "natural" and isinstance(column, str) else None
+
+
 def finds_clients(name: Any, options: Mapping[str, Any]) -> bool:
     """Whether a partition finds its clients in the data: nobody chooses how many there are."""
     of = options.get("of")

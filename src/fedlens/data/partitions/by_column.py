@@ -18,9 +18,15 @@ def natural(
     num_clients: int | None,
     rng: np.random.Generator,
     *,
-    column: str,
+    column: str | None = None,
 ) -> Holdings:
     """A client for each value of a column: the writer, the user, the camera."""
+    if column is None:
+        known = ", ".join(sorted(examples.columns))
+        remedy = (
+            f"set column to one of {known}" if known else "the data have none, so choose another"
+        )
+        raise ValueError(f"partition 'natural' needs the column that names clients: {remedy}")
     values, owner = np.unique(column_of(examples, column), return_inverse=True)
     names = tuple(map(str, values.tolist()))
     return replace(holdings(owner, len(values)), names=names)

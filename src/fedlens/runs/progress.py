@@ -35,6 +35,17 @@ def rounds(title: str, total: int, done: int = 0) -> Iterator[Watch]:
         yield _lines(title, total, done)
 
 
+@contextmanager
+def shown(wanted: bool | None, title: str, total: int, done: int = 0) -> Iterator[Watch | None]:
+    """A watch over a run started from Python: if nobody says, where there is somebody to see it."""
+    in_notebook = "ipykernel" in sys.modules
+    if wanted is False or (wanted is None and not sys.stderr.isatty() and not in_notebook):
+        yield None
+    else:
+        with rounds(title, total, done) as watch:
+            yield watch
+
+
 def all_of(*watches: Watch | None) -> Watch:
     """One watch that calls several."""
 

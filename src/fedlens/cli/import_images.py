@@ -1,0 +1,111 @@
+"""`fedlens import`."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+if TYPE_CHECKING:
+    from fedlens.data.survey import Survey
+
+ROUNDS = 30
+NUM_CLIENTS = 10  # where there are no sites
+
+
+def import_command(
+    folder: Annotated[Path, typer.Argument(help="A folder of images.")],
+    out: Annotated[
+        Path | None, typer.Option(help="The experiment file. [default: NAME.toml]")
+    ] = None,
+    layout: Annotated[
+        Literal["class", "site/class", "class/site"] | None,
+        typer.Option(help="What the folders stand for, the outermost first."),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option(help="Replace files that are there.")] = False,
+) -> None:
+    """Look at a folder of images, and write an experiment and a csv file for it."""
+    from fedlens.data.survey import survey
+    from fedlens.files import write_atomically
+    from fedlens.tables import to_toml
+
+    described = out or Path(f"{folder.resolve().name}.toml")
+    if described.suffix != ".toml":
+        raise ValueError(f"--out {described}: let its name end in .toml")
+    listed = described.with_suffix(".csv")
+    for path in (described, listed):
+        if path.exists() and not overwrite:
+            raise ValueError(f"{path} exists: choose another --out, or add --overwrite")
+    found = survey(folder, layout)
+    write_atomically(listed, _rows(found, listed.parent).encode())
+    write_atomically(described, to_toml(_experiment(found, listed)).encode())
+    for line in _told(found):
+        print(line)
+    print(f"images:     {listed}")
+    print(f"experiment: {described}")
+    print(f"next:       fedlens run {described}")
+
+
+def _rows(found: Survey, base: Path) -> str:
+    """The csv file: what cannot be decoded is not in it."""
+    has_split = any(one.split for one in found.seen)
+    header = [
+        "path",
+        "label",
+        *(["client"] if found.sites else []),
+        *(["split"] if has_split else []),
+    ]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header)
+    for one in found.seen:
+        path = Path(os.path.relpath(found.folder / one.path, base)).as_posix()
+        cells = {"path": path, "label": one.label, "client": one.site, "split": one.split}
+        writer.writerow([cells[name] for name in header])
+    return text.getvalue()
+
+
+def _experiment(found: Survey, listed: Path) -> dict[str, Any]:
+    dataset: dict[str, Any] = {"name": "csv", "path": listed.name, "channels": found.channels}
+    if found.side is not None:
+        dataset["size"] = found.side
+    clients: dict[str, Any] = {"count": NUM_CLIENTS, "partition": "iid"}
+    if found.sites:
+        clients = {"partition": {"name": "natural", "column": "client"}}
+    return {
+        "dataset": dataset,
+        "model": "simple-cnn",
+        "rounds": ROUNDS,
+        "clients": clients,
+        "local": {"epochs": 2, "batch_size": 16, "lr": 0.05},
+    }
+
+
+def _told(found: Survey) -> list[str]:
+    """What was found, and what was assumed."""
+    classes = ", ".join(f"{name} {count:,}" for name, count in sorted(found.classes.items()))
+    sizes = sorted({one.size for one in found.seen})
+    shapes = [f"{width}×{height}" for width, height in (sizes[0], sizes[-1])]
+    lines = [f"found {len(found.seen):,} images of {len(found.classes)} classes: {classes}"]
+    if found.sites:
+        sites = ", ".join(f"{name} {count:,}" for name, count in sorted(found.sites.items()))
+        lines.append(f"found {len(found.sites)} sites: {sites}")
+    lines += [f"missing: {site} has no {label}" for site, label in found.missing]
+    lines += [f"left out: {line}" for line in found.broken]
+    lines += [f"twice: {a} and {b} are the same image: keep one" for a, b in found.twins]
+    if found.layout != "class":
+        other = "class/site" if found.layout == "site/class" else "site/class"
+        lines.append(f"assumed: folders are {found.layout}; else add --layout {other}")
+    else:
+        lines.append(f"assumed: no sites, so {NUM_CLIENTS} clients get equal random parts")
+    if found.side is not None:
+        lines.append(
+            f"assumed: all are resized to {found.side}×{found.side}, for they are of {len(sizes)} "
+            f"sizes from {shapes[0]} to {shapes[1]}; else change size"
+        )
+    lines.append(f"assumed: {'gray' if found.channels == 1 else 'colour'}; else change channels")
+    return lines

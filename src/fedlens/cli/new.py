@@ -1,0 +1,31 @@
+"""`fedlens new`."""
+
+from __future__ import annotations
+
+import re
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+ENDING = ".txt"  # of the files of a project as they lie in the package: nothing imports them there
+
+
+def new_command(
+    name: Annotated[Path, typer.Argument(metavar="NAME", help="The folder to make.")],
+) -> None:
+    """Lay out a project: an experiment, a model and an algorithm of your own, and tests."""
+    from fedlens.files import write_atomically
+
+    if not re.fullmatch(r"[\w.-]+", name.name):
+        raise ValueError(f"{name.name!r} is no name of a project: use letters, digits, _ and -")
+    if name.exists():
+        raise ValueError(f"{name} exists: choose another name")
+    name.mkdir(parents=True)
+    for file in sorted(files("fedlens.cli").joinpath("project").iterdir(), key=lambda f: f.name):
+        text = file.read_text(encoding="utf-8").replace("# NAME\n", f"# {name.name}\n")
+        path = name / file.name.removesuffix(ENDING)
+        write_atomically(path, text.encode())
+        print(path)
+    print(f"next: cd {name} && fedlens run experiment.toml")

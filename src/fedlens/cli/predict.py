@@ -1,0 +1,112 @@
+"""`fedlens predict`, `fedlens evaluate` and `fedlens export`: a trained model, put to use."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from fedlens.cli.arguments import Json
+
+TrainedRun = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")]
+
+
+def predict_command(
+    run: TrainedRun,
+    images: Annotated[list[Path], typer.Argument(help="Image files, or folders of them.")],
+    top: Annotated[int, typer.Option(help="How many classes to name, the likeliest first.")] = 3,
+    as_json: Json = False,
+) -> None:
+    """Say what a run's model takes images for: csv, or JSON."""
+    from fedlens.data.pictures import read
+    from fedlens.deploy.classifier import image_files, load
+
+    classifier = load(run)
+    sound, broken = [], []
+    for path in image_files(images):
+        try:
+            read(path, classifier.preprocessing.shape[0])
+            sound.append(path)
+        except ValueError as error:
+            broken.append(str(error))
+    answers = list(classifier.predict(sound, top))
+    if as_json:
+        print(json.dumps([answer.plain() for answer in answers]))
+    else:
+        most = min(top, len(classifier.classes))
+        ranks = [
+            f"{word}_{rank}" for rank in range(1, most + 1) for word in ("class", "probability")
+        ]
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        writer.writerow(["path", *ranks])
+        for answer in answers:
+            cells = [cell for name, share in answer.classes for cell in (name, f"{share:.6f}")]
+            writer.writerow([answer.path, *cells])
+    sys.stdout.flush()
+    if broken:
+        for line in broken[:-1]:
+            print(f"fedlens: {line}", file=sys.stderr)
+        raise ValueError(broken[-1])
+
+
+def evaluate_command(
+    run: TrainedRun,
+    data: Annotated[
+        Path, typer.Option(help="A folder of class folders, of sites or not; or a csv file.")
+    ],
+    as_json: Json = False,
+) -> None:
+    """Test a run's model on other images, whose classes are known."""
+    from fedlens.deploy.classifier import load
+    from fedlens.deploy.testing import tested_on
+    from fedlens.report.blocks import NONE, format_number
+    from fedlens.report.tables import table
+
+    found = tested_on(load(run), data)
+    if as_json:
+        print(json.dumps(found))
+        return
+    rows = [("all", found), *found["by_class"].items(), *found.get("by_client", {}).items()]
+    kinds = ["", *["class"] * len(found["by_class"]), *["client"] * len(found.get("by_client", {}))]
+    body = []
+    for kind, (name, about) in zip(kinds, rows, strict=True):
+        low, high = (format_number(end, True) for end in about["interval"])
+        interval = f"{low} to {high}" if about["images"] else NONE
+        share = format_number(about["accuracy"], True)
+        body.append([kind, name, str(about["images"]), share, interval])
+    print(table(["", "", "images", "accuracy", "95% interval"], body))
+    print(f"macro F1 {found['f1']:.3f}, loss {found['loss']:.3f}")
+
+
+def export_command(
+    run: TrainedRun,
+    out: Annotated[Path, typer.Option(help="The file; its model card goes beside it, as .md.")],
+    kind: Annotated[
+        Literal["onnx", "torchscript", "safetensors"] | None,
+        typer.Option("--format", help="onnx, torchscript or safetensors. [default: by the name]"),
+    ] = None,
+) -> None:
+    """Write a run's model as one file that needs no Fedlens, with a model card."""
+    from fedlens.deploy.card import card
+    from fedlens.deploy.classifier import load
+    from fedlens.deploy.export import ENDINGS, export
+    from fedlens.files import write_atomically
+
+    chosen = kind or ENDINGS.get(out.suffix)
+    if chosen is None:
+        raise ValueError(f"--out {out}: choose a --format, or let the name end in .onnx")
+    if not out.parent.is_dir():
+        raise ValueError(
+            f"--out {out}: there is no folder {out.parent}: make it, or choose another"
+        )
+    beside = out.with_suffix(".md")
+    apart = export(load(run), out, chosen)
+    write_atomically(beside, card(run, out.name, chosen).encode())
+    print(f"model: {out}")
+    print(f"card:  {beside}")
+    if apart is not None:
+        print(f"checked: its probabilities are PyTorch's to {apart:.1g}, on real images")

@@ -1,0 +1,140 @@
+"""A trained model with all that it needs to be asked: its preprocessing and its classes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedlens.build import untrained
+from fedlens.data.folders import images as images_below
+from fedlens.data.pictures import read
+from fedlens.experiment import Experiment
+from fedlens.run_files import EXPERIMENT, MODEL, check_run, read_manifest
+
+BATCH = 64  # images asked about at a time
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """What becomes of an image before the model sees it: what it was in training."""
+
+    shape: tuple[int, int, int]  # channels, height, width
+    mean: tuple[float, ...]  # per channel, of images scaled to [0, 1]
+    std: tuple[float, ...]
+
+    def read(self, path: str | Path) -> Tensor:  # [channels, H, W] uint8
+        """The pixels of an image file, upright, in the model's channels and size."""
+        channels, height, width = self.shape
+        pixels = read(Path(path), channels, (height, width))
+        return torch.from_numpy(np.array(pixels)).permute(2, 0, 1)
+
+    def __call__(self, images: Tensor) -> Tensor:  # [N, channels, any H, any W] -> floats
+        """Images of bytes, 0 to 255, as the model takes them.
+
+        Those of another size are resized as Pillow does it, to the rounding of a byte.
+        """
+        scaled = images.to(torch.float32)
+        scaled = F.interpolate(scaled, self.shape[1:], mode="bilinear", antialias=True)
+        scaled = scaled.round().clamp(0, 255) / 255
+        mean, std = (
+            torch.tensor(v, device=images.device)[:, None, None] for v in (self.mean, self.std)
+        )
+        return (scaled - mean) / std
+
+
+class Answer(NamedTuple):
+    """What the model takes an image for: the likeliest classes first."""
+
+    path: str
+    classes: list[tuple[str, float]]  # with their probabilities
+
+    def plain(self) -> dict[str, Any]:
+        best = [{"class": name, "probability": share} for name, share in self.classes]
+        return {"path": self.path, "classes": best}
+
+
+class Classifier(nn.Module):
+    """Images of bytes in, logits out: the model of a run behind its own preprocessing."""
+
+    def __init__(
+        self, module: nn.Module, preprocessing: Preprocessing, classes: Sequence[str]
+    ) -> None:
+        super().__init__()
+        self.module, self.preprocessing, self.classes = module, preprocessing, tuple(classes)
+
+    def forward(self, images: Tensor) -> Tensor:  # [N, channels, H, W] uint8 -> [N, L]
+        """A model may have more outputs than there are classes: those are left out."""
+        logits: Tensor = self.module(self.preprocessing(images))
+        return logits[:, : len(self.classes)]
+
+    @torch.no_grad()
+    def predict(self, paths: Iterable[str | Path], top: int = 1) -> Iterator[Answer]:
+        """The `top` classes of each image file, in order."""
+        if top < 1:
+            raise ValueError(f"top is {top}: choose 1 or more")
+        device = next(self.module.parameters()).device
+        left = iter(paths)
+        while some := list(islice(left, BATCH)):
+            images = torch.stack([self.preprocessing.read(path) for path in some]).to(device)
+            best = self(images).softmax(1).topk(min(top, len(self.classes)), dim=1)
+            for path, shares, labels in zip(
+                some, best.values.tolist(), best.indices.tolist(), strict=True
+            ):
+                named = [(self.classes[k], p) for k, p in zip(labels, shares, strict=True)]
+                yield Answer(str(path), named)
+
+
+def load(run: str | Path, module: nn.Module | None = None) -> Classifier:
+    """The model of a run, in eval mode, with its preprocessing and its classes.
+
+    `module` is needed only if the run's model was given from Python: one that is built alike.
+    """
+    from safetensors.torch import load_file
+
+    folder = Path(run)
+    check_run(folder, [EXPERIMENT])
+    if not (folder / MODEL).is_file():
+        raise ValueError(f"{folder} has no {MODEL} yet: finish it with fedlens resume {folder}")
+    manifest = read_manifest(folder)
+    about, classes = manifest.get("images"), manifest.get("classes")
+    if not isinstance(about, dict) or not isinstance(classes, list):
+        raise ValueError(f"{folder} does not say how its images were prepared: run it again")
+    if about["floats"]:
+        raise ValueError(
+            f"{folder} was trained on tensors of floats, so nobody knows how an image becomes one: "
+            "load model.safetensors into your module"
+        )
+    shape = tuple(about["shape"])
+    preprocessing = Preprocessing(shape, tuple(about["mean"]), tuple(about["std"]))
+    if module is None:
+        module = untrained(Experiment.read(folder / EXPERIMENT), shape, len(classes))
+    own = load_file(folder / MODEL)
+    try:
+        module.load_state_dict(own)
+    except RuntimeError as error:
+        raise ValueError(
+            f"{folder / MODEL} does not fit the model ({str(error).splitlines()[-1].strip()}): "
+            "give the module that the run trained"
+        ) from error
+    return Classifier(module.float(), preprocessing, classes).eval()
+
+
+def image_files(given: Sequence[Path]) -> list[Path]:
+    """The files named, and those below the folders named, in order."""
+    found: list[Path] = []
+    for path in given:
+        inside = sorted(images_below(path)) if path.is_dir() else [path]
+        if not inside:
+            raise ValueError(f"{path} has no images: name files or folders of images")
+        if not inside[0].is_file():
+            raise ValueError(f"there is no {path}: name files or folders of images")
+        found += inside
+    return found

@@ -1,0 +1,157 @@
+"""A model as one file that runs without Fedlens, checked against the model it is made of."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedlens.data import Source
+from fedlens.data.mini import fashion_mnist_mini
+from fedlens.deploy.classifier import Classifier
+from fedlens.files import write_atomically
+
+Format = Literal["onnx", "torchscript", "safetensors"]
+ENDINGS: dict[str, Format] = {
+    ".onnx": "onnx",
+    ".pt": "torchscript",
+    ".safetensors": "safetensors",
+}
+NEEDED = ("onnx", "onnxscript", "onnxruntime")
+CLOSE = 1e-3  # between two probabilities of a class
+CHECKED = 16  # images
+
+
+class Probabilities(nn.Module):
+    """Images of bytes in, probabilities of the classes out."""
+
+    def __init__(self, classifier: Classifier) -> None:
+        super().__init__()
+        self.classifier = classifier
+
+    def forward(self, images: Tensor) -> Tensor:  # [N, channels, H, W] uint8 -> [N, L]
+        logits: Tensor = self.classifier(images)
+        return logits.softmax(1)
+
+
+def export(classifier: Classifier, out: Path, kind: Format) -> float | None:
+    """Write the model; how far its probabilities were from PyTorch's, on real images.
+
+    ONNX and TorchScript take bytes of any size and give probabilities: to resize, to normalise and
+    the softmax are in the graph. A safetensors file has the tensors alone, and says in its
+    metadata how images are prepared; there is nothing to run.
+    """
+    model = Probabilities(classifier).eval()
+    if kind == "safetensors":
+        write_atomically(out, _tensors(classifier))
+        return None
+    content, run = (_onnx if kind == "onnx" else _torchscript)(model)
+    apart = 0.0
+    for images in real_images(classifier.preprocessing.shape[0]):
+        with torch.no_grad():
+            expected = model(images)
+        apart = max(apart, float((run(images) - expected).abs().max()))
+    if not apart <= CLOSE:
+        raise RuntimeError(f"the {kind} file answers otherwise than PyTorch, by {apart:.2g}")
+    write_atomically(out, content)
+    return apart
+
+
+def real_images(channels: int) -> Iterator[Tensor]:  # [N, channels, H, W] uint8
+    """Some clothes, as they are and larger."""
+    images = fashion_mnist_mini(Source()).test.images[:CHECKED].expand(-1, channels, -1, -1)
+    yield images.contiguous()
+    larger = F.interpolate(images.float(), (75, 61), mode="bilinear").round()
+    yield larger.to(torch.uint8)
+
+
+def _tensors(classifier: Classifier) -> bytes:
+    from safetensors.torch import save
+
+    about = classifier.preprocessing
+    said = {
+        "classes": json.dumps(classifier.classes),
+        "shape": json.dumps(about.shape),
+        "mean": json.dumps(about.mean),
+        "std": json.dumps(about.std),
+    }
+    tensors = {name: t.contiguous() for name, t in classifier.module.state_dict().items()}
+    content: bytes = save(tensors, said)
+    return content
+
+
+Made = tuple[bytes, Callable[[Tensor], Tensor]]
+"""The content of a file, and a function that runs it."""
+
+
+def _torchscript(model: Probabilities) -> Made:
+    with _quietly():
+        example = next(real_images(model.classifier.preprocessing.shape[0]))
+        traced = torch.jit.trace(model, example)  # type: ignore[no-untyped-call]
+        file = io.BytesIO()
+        torch.jit.save(traced, file)
+        content = file.getvalue()
+        loaded = torch.jit.load(io.BytesIO(content))  # type: ignore[no-untyped-call]
+
+    def run(images: Tensor) -> Tensor:
+        with torch.no_grad():
+            answer: Tensor = loaded(images)
+        return answer
+
+    return content, run
+
+
+def _onnx(model: Probabilities) -> Made:
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    if missing:
+        raise ValueError(f"ONNX needs {', '.join(missing)}: pip install 'fedlens[export]'")
+    import onnx
+    import onnxruntime
+
+    example = next(real_images(model.classifier.preprocessing.shape[0]))
+    sizes = {0: "images", 2: "height", 3: "width"}
+    with _quietly():
+        program: Any = torch.onnx.export(
+            model,
+            (example,),
+            input_names=["images"],
+            output_names=["probabilities"],
+            dynamic_shapes=({axis: torch.export.Dim(name) for axis, name in sizes.items()},),
+            dynamo=True,
+            verbose=False,
+        )
+    made = program.model_proto
+    about = {"classes": json.dumps(model.classifier.classes)}
+    onnx.helper.set_model_props(made, about)
+    onnx.checker.check_model(made)
+    content = made.SerializeToString()
+    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+
+    def run(images: Tensor) -> Tensor:
+        (answer,) = session.run(None, {"images": images.numpy()})
+        return torch.from_numpy(answer)
+
+    return content, run
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Without what exporters say of themselves: what they write is checked."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)

@@ -1,0 +1,89 @@
+"""What a run came to, for people to look at."""
+
+from __future__ import annotations
+
+import html
+import io
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedlens.core import Tree
+from fedlens.runs.measures import PARTS, measure_name
+from fedlens.runs.summary import Record
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+@dataclass(frozen=True, repr=False)
+class Result:
+    """What a run came to. In a notebook it draws itself."""
+
+    status: str  # finished, diverged, invalid or stopped
+    records: list[Record]
+    summary: dict[str, Any]
+    model: Tree  # parameters and buffers, as module.load_state_dict takes them
+    folder: Path | None
+
+    @property
+    def final(self) -> dict[str, float]:
+        """The last evaluation, by name: test_accuracy, test_loss, ..."""
+        final: dict[str, float] = self.summary["final"]
+        return final
+
+    def __repr__(self) -> str:
+        words = [self.status, f"{len(self.records)} rounds"]
+        measure = self._measure
+        if measure in self.final:
+            words.append(f"{measure} {self.final[measure]:.4g}")
+        if self.folder is not None:
+            words.append(str(self.folder))
+        return f"<Result: {', '.join(words)}>"
+
+    @property
+    def _measure(self) -> str:
+        """What is looked at first: accuracy on test, else on validation, else on train."""
+        names = [measure_name(part, "accuracy") for part in PARTS]
+        return next((name for name in names if name in self.final), "train_loss")
+
+    def plot(self, measure: str | None = None, axes: Axes | None = None) -> Axes:
+        """A measure round by round, on `axes` or on new ones; without one, the accuracy."""
+        if axes is None:
+            from matplotlib import pyplot
+
+            axes = pyplot.subplots()[1]
+        name = measure or self._measure
+        points = [(record["round"], record[name]) for record in self.records if name in record]
+        if not points:
+            known = sorted({key for record in self.records for key in record} - {"round"})
+            raise ValueError(f"{name!r} was not recorded: choose one of {', '.join(known)}")
+        axes.plot(*zip(*points, strict=True))
+        axes.set_xlabel("round")
+        axes.set_ylabel(name.replace("_", " "))
+        return axes
+
+    def to_pandas(self) -> Any:
+        """The records as a DataFrame, a row a round; it needs pandas."""
+        try:
+            import pandas
+        except ImportError as error:
+            raise ValueError("to_pandas needs pandas: pip install pandas") from error
+        return pandas.DataFrame(self.records).set_index("round")
+
+    def _repr_html_(self) -> str:
+        """A curve and the last evaluation, for notebooks."""
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(5, 3), layout="constrained")
+        self.plot(axes=figure.add_subplot())
+        drawn = io.StringIO()
+        figure.savefig(drawn, format="svg")
+        picture = drawn.getvalue()
+        rows = "".join(
+            f"<tr><td>{html.escape(name)}</td><td>{value:.4g}</td></tr>"
+            for name, value in self.final.items()
+            if isinstance(value, int | float)
+        )
+        title = html.escape(repr(self).strip("<>"))
+        return f"<b>{title}</b><div>{picture[picture.index('<svg') :]}</div><table>{rows}</table>"

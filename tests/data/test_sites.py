@@ -1,0 +1,159 @@
+"""Image files of several sites: which folders are sites, and what each is tested on."""
+
+import csv
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+
+import fedlens as fl
+from fedlens.build import build, partition
+from fedlens.data.arrays import held_out
+from fedlens.report.tables import client_rows
+from fedlens.runs.records import read
+from tests.sites import CLASSES, SIDES, write_sites
+
+
+@pytest.fixture
+def hospitals(tmp_path):
+    return write_sites(tmp_path / "hospitals")
+
+
+def described(place, **options):
+    more = {key: options.pop(key) for key in ("clients", "norm", "rounds") if key in options}
+    given = {"name": "folder", "path": str(place), "size": 8, "channels": 1} | options
+    return fl.Experiment.of(
+        {"dataset": given, "model": "linear", "rounds": 1, "engine": "sequential"} | more
+    )
+
+
+def test_folders_within_folders_are_refused_with_both_readings(hospitals):
+    with pytest.raises(ValueError) as refused:
+        build(described(hospitals))
+    said = str(refused.value)
+    assert "north, south, west are sites" in said and 'layout = "site/class"' in said
+    assert "the classes bag, boot, trouser" in said and 'layout = "class"' in said
+    assert build(described(hospitals, layout="class")).dataset.classes == tuple(SIDES)
+
+
+def test_sites_are_clients_and_have_test_images_of_their_own(hospitals):
+    experiment = described(hospitals, layout="site/class")
+    assert experiment.clients.partition == fl.Named("natural", {"column": "site"})
+    setup = build(experiment)
+    assert setup.dataset.classes == tuple(CLASSES)
+    held = setup.federation.everyone(0)
+    assert held.names == tuple(SIDES)
+    counts = setup.federation.label_counts(held)
+    assert counts[2].tolist()[2] == 0  # a class that a site does not have
+    assert setup.client_tests is not None
+    part, tested = setup.client_tests
+    sites = setup.dataset.test.columns["site"]
+    assert part == "test" and sorted(tested.index.tolist()) == list(range(len(sites)))
+    for client, name in enumerate(SIDES):
+        assert set(sites[tested.members(client).numpy()]) == {name}
+    shares = tested.sizes / (tested.sizes + held.sizes)
+    assert shares.tolist() == pytest.approx([0.2] * 3, abs=0.07)
+
+
+def test_something_else_may_be_said(hospitals):
+    other = described(hospitals, layout="site/class", clients={"count": 2, "partition": "iid"})
+    assert build(other).client_tests is None
+    assert partition(other)[2].sizes.tolist() == [39, 38]
+    with pytest.raises(ValueError, match=r"made 3 clients: set clients.count to 3, or choose"):
+        build(described(hospitals, layout="site/class", clients={"count": 7}))
+
+
+def test_an_image_beside_the_classes_of_its_site_is_named(hospitals):
+    (hospitals / "west" / "bag" / "0.jpg").rename(hospitals / "west" / "lost.jpg")
+    with pytest.raises(ValueError, match=r"west/lost.jpg is in no class folder of its site"):
+        build(described(hospitals, layout="site/class"))
+
+
+def test_images_of_several_sizes_say_what_to_set(hospitals):
+    with pytest.raises(ValueError, match=r"is 40×40, but the first image is 28×28: set size = 28"):
+        build(described(hospitals, layout="site/class", size=None))
+
+
+def listed(hospitals, column):
+    rows = [
+        [file.relative_to(hospitals).as_posix(), file.parts[-2], file.parts[-3]]
+        for file in sorted(hospitals.rglob("*.jpg"))
+    ]
+    with (hospitals / "all.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["path", "label", column], *rows])
+    return {"name": "csv", "path": str(hospitals / "all.csv")}
+
+
+def test_a_column_client_in_a_csv_file_is_the_clients(hospitals):
+    experiment = described(hospitals, **listed(hospitals, "client"))
+    assert experiment.clients.partition == fl.Named("natural", {"column": "client"})
+    assert partition(experiment)[2].names == tuple(SIDES)
+
+
+def test_another_column_is_asked_for_by_name(hospitals):
+    given = listed(hospitals, "scanner")
+    assert described(hospitals, **given).clients.partition.name == "iid"
+    with pytest.raises(ValueError, match=r"needs the column .*: set column to one of scanner"):
+        build(described(hospitals, **given, clients={"partition": "natural"}))
+
+
+def test_each_site_gives_its_share_to_the_test():
+    names = [
+        f"{site}/{i}" for site, count in (("a", 100), ("b", 50), ("c", 20)) for i in range(count)
+    ]
+    sites = [name[0] for name in names]
+    chosen = held_out(names, [0] * len(names), 0.2, sites)
+    tested = Counter(site for site, test in zip(sites, chosen, strict=True) if test)
+    assert tested == {"a": 20, "b": 10, "c": 4}
+    alone = held_out(names, [0] * len(names), 0.2)
+    assert sum(alone) == sum(chosen) == 34
+
+
+@pytest.mark.parametrize("norm", ["shared", "local"])
+def test_accuracy_by_site_is_that_of_its_test_images(hospitals, tmp_path, norm):
+    model = {"shared": "linear", "local": "tests.data.test_sites:normed"}[norm]
+    experiment = described(hospitals, layout="site/class", norm=norm)
+    experiment = fl.Experiment.of(experiment.plain() | {"model": model})
+    result = fl.run(experiment, tmp_path / "run")
+    evaluation = read(tmp_path / "run").evaluation
+    setup = build(experiment)
+    assert setup.client_tests is not None
+    tested = setup.client_tests.holdings
+    assert evaluation["client_tested"] == tested.sizes.tolist()
+    if norm == "shared":
+        test = setup.dataset.test
+        tensors = [result.model[name] for name in setup.network.params]
+        params = dict(zip(setup.network.params, tensors, strict=True))
+        right = setup.network.predict(params, {}, test.images).argmax(1) == test.labels
+        own = [float(right[tested.members(k)].double().mean()) for k in range(3)]
+        assert evaluation["client_accuracy"] == own
+        total = np.dot(own, tested.sizes.numpy()) / len(test)
+        assert total == pytest.approx(result.final["test_accuracy"])
+    rows = client_rows(read(tmp_path / "run"))
+    assert [row[0] for row in rows] == list(SIDES)
+    assert all(row[4].count("%") == 2 for row in rows)
+
+
+def normed(shape, num_classes):
+    features = shape[0] * shape[1] * shape[2]
+    return torch.nn.Sequential(
+        torch.nn.Flatten(), torch.nn.BatchNorm1d(features), torch.nn.Linear(features, num_classes)
+    )
+
+
+def test_the_terminal_and_the_page_name_classes_and_sites(hospitals, here, fedlens):
+    (here / "h.toml").write_text(described(hospitals, layout="site/class").toml())
+    ended = fedlens("partition", "h.toml")
+    assert "client  bag  boot  trouser  all" in ended.out
+    assert [line.split() for line in ended.out.splitlines() if line.startswith("west")] == [
+        ["west", "9", "10", "0", "19"]
+    ]
+    ended = fedlens("run", "h.toml")
+    assert ended.status == 0
+    assert "3 classes (bag, boot, trouser)" in ended.err
+    assert "3 clients (north, south, west)" in ended.err
+    assert any(line.startswith("south") and "% to " in line for line in ended.out.splitlines())
+    page = (here / "runs" / "h" / "report.html").read_text()
+    assert "Client by client" in page
+    assert page.count("south") > 1

@@ -1,0 +1,176 @@
+"""A model that is taken away answers as it did in its run."""
+
+import csv
+import io
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors import safe_open
+
+import fedlens as fl
+from fedlens.build import build
+from fedlens.deploy.export import real_images
+from fedlens.run_files import EXPERIMENT, MODEL
+from fedlens.runs.records import read
+from tests.sites import CLASSES, SIDES
+
+
+def test_a_loaded_model_answers_as_in_its_run(trained):
+    classifier = fl.load(trained.run)
+    assert not classifier.training and classifier.classes == tuple(CLASSES)
+    test = build(fl.Experiment.read(trained.run / EXPERIMENT)).dataset.test
+    with torch.no_grad():
+        correct = (classifier(test.images).argmax(1) == test.labels).double().mean()
+    assert float(correct) == read(trained.run).final("test_accuracy")
+
+
+def test_images_of_another_size_are_resized_as_files_are(trained):
+    preprocessing = fl.load(trained.run).preprocessing
+    for site, side in SIDES.items():
+        path = trained.images / site / "bag" / "0.jpg"
+        pixels = np.array(Image.open(path).convert("RGB"))
+        assert pixels.shape == (side, side, 3)
+        given = preprocessing(torch.from_numpy(pixels).permute(2, 0, 1)[None])
+        as_file = preprocessing(preprocessing.read(path)[None])
+        step = 1 / 255 / min(preprocessing.std)
+        assert float((given - as_file).abs().max()) <= 1.01 * step
+
+
+def test_predict_names_classes_with_probabilities(trained, here, fedlens):
+    ended = fedlens("predict", trained.run, trained.images / "west", "--top", 2)
+    rows = list(csv.DictReader(io.StringIO(ended.out)))
+    assert (ended.status, len(rows)) == (0, 24)
+    assert list(rows[0]) == ["path", "class_1", "probability_1", "class_2", "probability_2"]
+    assert {row["class_1"] for row in rows} <= set(CLASSES)
+    assert all(float(row["probability_1"]) >= float(row["probability_2"]) for row in rows)
+    one = trained.images / "north" / "boot" / "1.jpg"
+    (answer,) = json.loads(fedlens("predict", trained.run, one, "--json").out)
+    assert answer["path"] == str(one)
+    assert sum(each["probability"] for each in answer["classes"]) == pytest.approx(1)
+
+
+def test_predict_names_broken_files_and_answers_the_others(trained, here, fedlens):
+    shutil.copy(trained.images / "west" / "bag" / "0.jpg", here / "good.jpg")
+    (here / "bad.jpg").write_bytes((here / "good.jpg").read_bytes()[:100])
+    ended = fedlens("predict", trained.run, "bad.jpg", "good.jpg")
+    assert ended.status == 2
+    assert ended.err.startswith("fedlens: bad.jpg cannot be decoded")
+    assert ended.out.splitlines()[1].startswith("good.jpg,")
+    assert "there is no nowhere.jpg" in fedlens("predict", trained.run, "nowhere.jpg").err
+    assert "is not a run folder" in fedlens("predict", here / "no", "good.jpg").err
+
+
+def test_evaluate_counts_by_class_and_by_site(trained, here, fedlens):
+    found = json.loads(fedlens("evaluate", trained.run, "--data", trained.images, "--json").out)
+    assert found["images"] == 96
+    assert found["by_class"]["trouser"]["images"] == 24
+    assert {name: one["images"] for name, one in found["by_client"].items()} == {
+        "north": 36, "south": 36, "west": 24,
+    }  # fmt: skip
+    hits = sum(one["images"] * one["accuracy"] for one in found["by_client"].values())
+    assert hits / 96 == pytest.approx(found["accuracy"])
+    ended = fedlens("evaluate", trained.run, "--data", trained.images / "west")
+    assert [line.split()[:3] for line in ended.out.splitlines() if "boot" in line] == [
+        ["class", "boot", "12"]
+    ]
+    (here / "a").mkdir()
+    shutil.copytree(trained.images / "west" / "bag", here / "a" / "bags")
+    ended = fedlens("evaluate", trained.run, "--data", "a")
+    assert "has the class 'bags', which the model has not: did you mean 'bag'" in ended.err
+
+
+def on_real_images(trained, run):
+    """That another runtime takes files for what `predict` takes them for."""
+    classifier = fl.load(trained.run)
+    for path in sorted(trained.images.rglob("1*.jpg")):
+        pixels = np.array(Image.open(path).convert("RGB")).transpose(2, 0, 1)[None]
+        (answer,) = classifier.predict([path])
+        found = run(np.ascontiguousarray(pixels))[0]
+        name, share = answer.classes[0]
+        assert float(found.max()) == pytest.approx(share, abs=0.02)
+        assert classifier.classes[int(found.argmax())] == name
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+def test_torchscript_answers_alike(trained, here, fedlens):
+    ended = fedlens("export", trained.run, "--out", "m.pt")
+    assert ended.status == 0 and "checked" in ended.out
+    loaded = torch.jit.load("m.pt")
+    on_real_images(trained, lambda pixels: loaded(torch.from_numpy(pixels)).detach().numpy())
+
+
+def test_onnx_answers_alike(trained, here, fedlens):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    ended = fedlens("export", trained.run, "--out", "m.onnx")
+    assert ended.status == 0 and "checked" in ended.out
+    session = onnxruntime.InferenceSession("m.onnx", providers=["CPUExecutionProvider"])
+    on_real_images(trained, lambda pixels: session.run(None, {"images": pixels})[0])
+    kept = session.get_modelmeta().custom_metadata_map
+    assert json.loads(kept["classes"]) == list(CLASSES)
+
+
+def test_without_the_extra_one_line_says_so(trained, here, fedlens, monkeypatch):
+    monkeypatch.setattr("fedlens.deploy.export.find_spec", lambda _: None)
+    ended = fedlens("export", trained.run, "--out", "m.onnx")
+    assert (ended.status, list(here.glob("m.*"))) == (2, [])
+    assert "pip install 'fedlens[export]'" in ended.err
+
+
+def test_safetensors_say_how_images_are_prepared(trained, here, fedlens):
+    assert fedlens("export", trained.run, "--out", "m.safetensors").status == 0
+    with safe_open("m.safetensors", "pt") as file:
+        about = file.metadata()
+    preprocessing = fl.load(trained.run).preprocessing
+    assert json.loads(about["classes"]) == list(CLASSES)
+    assert tuple(json.loads(about["mean"])) == preprocessing.mean
+
+
+def test_the_card_says_who_how_and_how_well(trained, here, fedlens):
+    fedlens("export", trained.run, "--out", "m.safetensors")
+    card = (here / "m.md").read_text()
+    for words in ("west had no training images of trouser", "| north |", "95% interval", "fedavg"):
+        assert words in card
+    assert "folder: hospitals" in card
+
+
+def test_an_export_that_answers_otherwise_is_not_written(trained, here, fedlens, monkeypatch):
+    def wrong(model):
+        return b"", lambda images: torch.zeros(len(images), 3)
+
+    monkeypatch.setattr("fedlens.deploy.export._torchscript", wrong)
+    ended = fedlens("export", trained.run, "--out", "m.pt")
+    assert (ended.status, list(here.glob("m.*"))) == (1, [])
+    assert "answers otherwise than PyTorch" in ended.err
+
+
+def test_what_is_checked_on_are_images_of_two_sizes():
+    shapes = [tuple(images.shape[1:]) for images in real_images(3)]
+    assert shapes == [(3, 28, 28), (3, 75, 61)]
+
+
+def test_a_run_that_is_not_finished_or_whose_model_has_no_name_says_so(trained, tmp_path):
+    shutil.copytree(trained.run, tmp_path / "half")
+    (tmp_path / "half" / MODEL).unlink()
+    with pytest.raises(ValueError, match=r"has no model.safetensors yet: finish it with"):
+        fl.load(tmp_path / "half")
+    module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(784, 10))
+    given = fl.Experiment(dataset="fashion-mnist-mini", model=module, rounds=1)
+    result = fl.run(given, tmp_path / "own")
+    with pytest.raises(ValueError, match="was given from Python"):
+        fl.load(tmp_path / "own")
+    loaded = fl.load(tmp_path / "own", module)
+    assert torch.equal(loaded.module.state_dict()["1.bias"], result.model["1.bias"])
+
+
+def test_a_run_starts_from_the_model_of_another(trained):
+    experiment = fl.Experiment.read(trained.run / EXPERIMENT, [f'weights="{trained.run}"'])
+    setup = build(experiment)
+    assert setup.weights is not None
+    assert setup.weights.new_layers == []
+    own = fl.load(trained.run).module.state_dict()
+    assert torch.equal(setup.network.params["6.weight"], own["6.weight"])

@@ -1,0 +1,53 @@
+"""A result as people look at it: printed, drawn, as a table; and progress while it is made."""
+
+import sys
+from xml.etree import ElementTree
+
+import pytest
+from matplotlib.figure import Figure
+
+import fedlens as fl
+
+
+@pytest.fixture(scope="module")
+def result():
+    return fl.run(fl.Experiment(dataset="fashion-mnist-mini", model="linear", rounds=2))
+
+
+def test_it_prints_one_short_line(result):
+    assert repr(result).startswith("<Result: finished, 2 rounds, test_accuracy 0.")
+    assert "\n" not in str(result) and len(str(result)) < 80
+
+
+def test_it_plots_what_was_recorded(result):
+    axes = result.plot(axes=Figure().add_subplot())
+    (line,) = axes.get_lines()
+    assert line.get_xydata()[:, 0].tolist() == [1, 2]
+    assert line.get_xydata()[-1, 1] == result.final["test_accuracy"]
+    assert result.plot("test_loss", Figure().add_subplot()).get_ylabel() == "test loss"
+    with pytest.raises(ValueError, match=r"'nonsense' was not recorded: choose one of .*test_f1"):
+        result.plot("nonsense", Figure().add_subplot())
+
+
+def test_it_draws_itself_in_a_notebook(result):
+    page = result._repr_html_()
+    assert "<svg" in page and "<td>test_accuracy</td>" in page
+    ElementTree.fromstring(page[page.index("<svg") : page.index("</svg>") + 6])
+
+
+def test_it_becomes_a_data_frame_where_pandas_is(result, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ValueError, match="pip install pandas"):
+        result.to_pandas()
+    monkeypatch.undo()
+    pytest.importorskip("pandas")
+    assert result.to_pandas()["test_accuracy"].iloc[-1] == result.final["test_accuracy"]
+
+
+@pytest.mark.parametrize(("told", "terminal"), [(None, False), (None, True), (True, False)])
+def test_progress_is_shown_to_people_unless_told(told, terminal, monkeypatch, capsys):
+    monkeypatch.setattr("fedlens.runs.progress.sys.stderr.isatty", lambda: terminal)
+    experiment = fl.Experiment(dataset="fashion-mnist-mini", model="linear", rounds=1)
+    fl.run(experiment, progress=told)
+    said = capsys.readouterr().err
+    assert ("fashion-mnist-mini" in said) == (terminal or bool(told))
