@@ -17,7 +17,7 @@ import fedlens as fl
 from fedlens import build as building
 from fedlens.client import ClientProgram
 from fedlens.core import Upload, zeros_at_first
-from fedlens.engines import Processes, Sequential, gpus, pool
+from fedlens.engines import Processes, Sequential, gpus, pool, processes
 from fedlens.engines.costs import Costs
 from fedlens.engines.dealt import even_blocks, longest_first
 from fedlens.engines.engine import Which
@@ -329,7 +329,7 @@ def test_a_process_that_has_used_a_gpu_says_so(monkeypatch):
 
 
 def test_a_worker_for_each_gpu_or_for_the_one_named(monkeypatch):
-    for module in (building, manifests):
+    for module in (building, processes):
         monkeypatch.setattr(module, "gpu_names", lambda: ("one", "two"))
     names = {"cuda": "one, two", "auto": "one, two", "cuda:1": "two", "cpu": "cpu"}
     for device, called in names.items():

@@ -33,7 +33,6 @@ TASKS = 8  # a worker and round, at the least, if there are so many clients
 class Crew(Protocol):
     """Workers that know one program, and the way to them."""
 
-    program: ClientProgram
     costs: Costs
 
     @property

@@ -23,6 +23,7 @@ from fedlens.core import Examples, Tree
 from fedlens.engines.costs import Costs
 from fedlens.engines.dealt import Dealt
 from fedlens.engines.engine import Which
+from fedlens.engines.gpus import gpu_names
 from fedlens.engines.pool import Pool, Sizes
 from fedlens.engines.shared_memory import SharedBuffer
 from fedlens.engines.trainer import Done, Trainer
@@ -61,13 +62,16 @@ class Processes(Dealt):
     def num_workers(self) -> int:
         return self._num_workers
 
+    def device_name(self, device: torch.device) -> str:
+        return gpu_names()[device.index]  # this process asks it nothing
+
     def _hire(self, program: ClientProgram, shared: Shared, work: Work) -> Forked:
         crew = self._crew
         assert crew is None or isinstance(crew, Forked)
-        if crew is not None and crew.program is program and not crew.pool.slot_is_too_small:
+        if crew is not None and crew.pool.program is program and not crew.pool.slot_is_too_small:
             return crew
         sizes = Sizes.of(program, shared, work, self.num_workers, len(self.devices))
-        if crew is not None and crew.program is program:
+        if crew is not None and crew.pool.program is program:
             sizes = sizes.grown(crew.pool.most_answered)  # what clients sent did not fit
         self.close()
 
@@ -85,7 +89,7 @@ class Forked:
 
     def __init__(self, pool: Pool, num_workers: int) -> None:
         self.pool, self.num_workers = pool, num_workers
-        self.program, self.costs = pool.program, Costs()
+        self.costs = Costs()
         self.num_waiting, self.clients_a_task = len(pool.slots), pool.sizes.clients_a_slot
 
     @property

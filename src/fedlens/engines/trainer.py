@@ -56,7 +56,7 @@ class Trainer:
     known: Sequence[Examples]  # the first are those that clients train on
     device: torch.device
     stacks: bool  # whether clients train side by side
-    program: ClientProgram
+    program: ClientProgram | None = None  # until it is told
     _images: dict[int, Tensor] = field(default_factory=dict)
     _given: Memory = field(default_factory=dict)
     _moved: Memory | None = None
@@ -90,6 +90,7 @@ class Trainer:
         """Let clients train; `work` is theirs alone."""
         memory = moved(stack(work.memory), self.device)
         work = replace(work, memory=unstack(memory, len(work)))
+        assert self.program is not None
         parts = self._engine.map(self.program, shared_of(self._trees), work)
         part = next(parts) if len(work) == 1 else _together(parts)
         trees = {"update": part.update, "counters": part.counters}
