@@ -1,7 +1,7 @@
 """How long a round takes on a cluster: a model on paper, and a simulation that checks it.
 
     python benchmarks/cluster_rounds.py           # a table, from one node to a hundred
-    python benchmarks/cluster_rounds.py measure   # overhead a round on this machine, and two workers
+    python benchmarks/cluster_rounds.py measure   # on this machine: overhead, and two workers
 
 The simulation plays a round task by task: the model crosses the server's link once a node, tasks
 are handed out longest first to whoever is free, what comes back crosses the link one after another,
@@ -17,7 +17,7 @@ import sys
 import time
 from dataclasses import dataclass, replace
 
-TASKS = 8  # a worker and round, as in fedlens/engines/dealt.py
+from fedlens.engines.dealt import tasks_a_worker
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,8 @@ class Cluster:
     @property
     def tasks(self) -> int:
         """As many as are aligned: a power of two of clients each."""
-        wanted = TASKS * self.nodes * self.workers
+        workers = self.nodes * self.workers
+        wanted = tasks_a_worker(workers) * workers
         size = 1
         while self.clients / (2 * size) >= wanted:
             size *= 2
@@ -123,7 +124,7 @@ def measure() -> None:
     from fedlens.runs.bench import WORKLOADS, experiment
 
     print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
-    for name, rounds in (("pfl-cnn", 15), ("hsu-cnn", 5)):
+    for name, rounds in (("pfl-cnn", 3), ("hsu-cnn", 3)):
         setup = build(experiment(WORKLOADS[name], "processes", "cpu", "fp32"))
         for kind in (Processes, Ray):
             for workers in (1, 2):

@@ -27,7 +27,8 @@ from fedlens.work import Part, Shared, Work
 
 T = TypeVar("T")
 
-TASKS = 8  # a worker and round, at the least, if there are so many clients
+TASKS = 8  # a worker and round, if there are so many clients: none waits long for the last
+ALL_TASKS = 512  # from so many on fewer a worker: what comes back crosses one link
 
 
 class Crew(Protocol):
@@ -133,7 +134,7 @@ class Dealt(Engine):
         if self.devices:
             blocks = even_blocks(steps.tolist(), crew.num_workers, crew.clients_a_task)
         else:
-            most_cost = sum(costs) / (TASKS * crew.num_workers)
+            most_cost = sum(costs) / (tasks_a_worker(crew.num_workers) * crew.num_workers)
             blocks = paired_blocks(costs, most_cost, crew.clients_a_task)
         order = longest_first([sum(costs[rows]) for rows in blocks], crew.num_waiting)
         for rows, done in zip(blocks, crew.train(shared, work, blocks, order), strict=True):
@@ -151,6 +152,10 @@ class Dealt(Engine):
             raise
         finally:
             torch.set_num_threads(threads)
+
+
+def tasks_a_worker(num_workers: int) -> int:
+    return max(min(TASKS, ALL_TASKS // num_workers), 1)
 
 
 def paired_blocks(costs: Sequence[float], most_cost: float, most_clients: int) -> list[slice]:
