@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install demo test test-long test-large test-gpu lint format clean
+.PHONY: install demo test test-long test-large test-ray test-gpu lint format clean
 
 install: .venv/installed
 
@@ -26,6 +26,10 @@ test-long: install
 
 test-large: install
 	FEDLENS_LARGE=1 $(BIN)/pytest -s --durations=1 tests/data/test_large.py
+
+# Every algorithm on a Ray cluster, actors, nodes and drivers killed at random: some minutes.
+test-ray: install
+	OMP_NUM_THREADS=1 FEDLENS_RAY=1 $(BIN)/pytest tests/engines/test_ray.py tests/engines/test_ray_nodes.py
 
 # On a GPU, by any Python that has torch and triton: PYTHON chooses it, nothing is installed.
 test-gpu:

@@ -6,6 +6,7 @@ import copy
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -23,7 +24,8 @@ from fedlens.data.partitions import natural_column
 from fedlens.data.partitions.altered import Altered
 from fedlens.data.partitions.by_name import dealt
 from fedlens.data.places import Source, existing
-from fedlens.engines import ENGINES, Engine
+from fedlens.engines import ENGINES, Engine, cluster
+from fedlens.engines.actors import OnDisk
 from fedlens.engines.gpus import all_have_bf16, gpu_names, has_bf16
 from fedlens.engines.processes import num_cores
 from fedlens.experiment import LOSSES, Experiment, Named
@@ -79,7 +81,7 @@ def build(experiment: Experiment, data: Path | None = None, beside: Setup | None
     `beside` is a setup whose examples are the same, as clients see them: the two share them.
     """
     device, workers = _devices(experiment)
-    dataset = _dataset(experiment, data)
+    dataset = _dataset(experiment.dataset, data)
     train, validation = dataset.train, None
     if "validation" in experiment.evaluate.on:
         train, validation = _set_apart(train, experiment)
@@ -124,7 +126,15 @@ def build(experiment: Experiment, data: Path | None = None, beside: Setup | None
         federation=federation,
         client_tests=client_tests,
         parts=asked,
-        engine=_engine(experiment, network, train, device, workers, [*asked.values()]),
+        engine=_engine(
+            experiment,
+            network,
+            train,
+            device,
+            workers,
+            [*asked.values()],
+            _on_disk(dataset, experiment.dataset, data),
+        ),
         clock=make_clock(experiment, network, program, federation) if clocked else None,
     )
 
@@ -133,7 +143,7 @@ def partition(
     experiment: Experiment, data: Path | None = None
 ) -> tuple[Dataset, Examples, Holdings]:
     """The data set, what is trained on, and who holds what of it (in the first round)."""
-    dataset = _dataset(experiment, data)
+    dataset = _dataset(experiment.dataset, data)
     train = dataset.train
     if "validation" in experiment.evaluate.on:
         train, _ = _set_apart(train, experiment)
@@ -141,8 +151,7 @@ def partition(
     return dataset, train, Federation(train, dataset.num_classes, split).everyone(0)
 
 
-def _dataset(experiment: Experiment, data: Path | None) -> Dataset:
-    given = experiment.dataset
+def _dataset(given: Named | Dataset, data: Path | None) -> Dataset:
     data = existing(data)
     if isinstance(given, Dataset):
         made = given
@@ -153,6 +162,19 @@ def _dataset(experiment: Experiment, data: Path | None) -> Dataset:
         if not name.isascii() and name.encode(errors="ignore").decode() != name:
             raise ValueError(f"the class {name!r} of {made.name} is not text: give it another name")
     return made
+
+
+def _on_disk(dataset: Dataset, given: Named | Dataset, data: Path | None) -> OnDisk | None:
+    """How other machines open images that are too many to be sent."""
+    if not dataset.is_mapped or isinstance(given, Dataset):
+        return None
+    images = dataset.train.images, dataset.test.images
+    return OnDisk(images, partial(_images, given, data))
+
+
+def _images(given: Named, data: Path | None) -> Sequence[torch.Tensor]:
+    dataset = _dataset(given, data)
+    return dataset.train.images, dataset.test.images
 
 
 def _placed(
@@ -409,6 +431,9 @@ def _precision(
     """`auto`: bf16 where clients train on a GPU that has it, else fp32 (see results/)."""
     if experiment.precision != "auto":
         return experiment.precision
+    if experiment.engine == "ray":
+        have_bf16 = bool(devices) and all(gpu.has_bf16 for gpu in cluster.gpus())
+        return "bf16" if have_bf16 else "fp32"
     if devices:
         return "bf16" if all_have_bf16() else "fp32"
     return "bf16" if device.type == "cuda" and has_bf16(device) else "fp32"
@@ -426,8 +451,11 @@ def _devices(experiment: Experiment) -> tuple[torch.device, list[torch.device]]:
     if device.type == "cpu":
         return device, []
     here = torch.device("cpu")
-    if experiment.engine == "processes":  # only a child may ask for GPUs: see gpus.py
-        found = [torch.device("cuda", number) for number in range(len(gpu_names()))]
+    if experiment.engine in ("processes", "ray"):  # only a child may ask for GPUs: see gpus.py
+        count = len(gpu_names()) if experiment.engine == "processes" else len(cluster.gpus())
+        found = [torch.device("cuda", number) for number in range(count)]
+        if device.index is not None and experiment.engine == "ray":
+            raise ValueError(f"device is {name!r}, but Ray deals out GPUs itself: choose cuda")
         devices = found if device.index is None else [one for one in found if one == device]
         if devices or name == "auto":
             return here, devices
@@ -450,11 +478,12 @@ def _engine(
     device: torch.device,
     devices: Sequence[torch.device],
     others: Sequence[Examples],
+    on_disk: OnDisk | None,
 ) -> Engine:
     name: str = experiment.engine
     if name == "auto":
         name = automatic_engine(device, experiment.clients.cohort)
-    return ENGINES[name](network, train, devices, others)
+    return ENGINES[name](network, train, devices, others, on_disk)
 
 
 def automatic_engine(device: torch.device, cohort: int) -> str:

@@ -104,6 +104,7 @@ class Dataset:
     mean: tuple[float, ...] | None = None  # per channel, of images scaled to [0, 1]
     std: tuple[float, ...] | None = None
     left_out: tuple[LeftOut, ...] = ()  # files that could not be decoded
+    is_mapped: bool = False  # its images are a file that may be larger than memory
 
     def __post_init__(self) -> None:
         for part in (self.train, self.test):

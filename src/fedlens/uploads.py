@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,37 +15,61 @@ from fedlens.work import Part
 NORM = "update_norm"  # the scalar by which the server tells sound updates from others
 
 
+class Sum(NamedTuple):
+    """What some clients in a row send, added up."""
+
+    num_clients: int
+    update: Tree
+    extra: Memory
+
+    def plus(self, other: Sum) -> Sum:
+        """Both, in the place of this one."""
+        extra = {name: _added(tree, other.extra[name]) for name, tree in self.extra.items()}
+        num_clients = self.num_clients + other.num_clients
+        return Sum(num_clients, _added(self.update, other.update), extra)
+
+
 class Uploads:
-    """What the clients of one experiment send, added up in cohort order as it arrives."""
+    """What the clients of one experiment send, added up as it arrives, in cohort order.
+
+    They are added two by two, as a tournament pairs them: the first two, the next two, then these
+    four, and so on. Rounding depends on what is added to what, and so whoever trains the
+    clients of a pair, of two pairs, ... may add them up where they are: the sum of all is the same
+    to the last bit. There are at most log2 of the cohort's size sums at a time.
+    """
 
     def __init__(self) -> None:
-        self.update: Tree = {}
+        self.sums: list[Sum] = []  # each of more clients than the next
         self.counters: Tree = {}
-        self.extra: Memory = {}
         self.parts: list[Part] = []
 
     def add(self, part: Part) -> None:
-        if part.combined:
-            self.update = _added(self.update, part.update, part.borrowed)
-        for name, tree in part.extra.items():
-            self.extra[name] = _added(
-                self.extra.get(name, {}), tree, borrowed=True
-            )  # servers keep it
+        sent = Sum(len(part.scalars["loss"]), part.update if part.combined else {}, part.extra)
+        if not self.sums or self.sums[-1].num_clients > sent.num_clients:
+            # Servers keep what is sent besides, wherever it lies.
+            update: Tree = copies(sent.update) if part.borrowed else sent.update
+            sent = Sum(sent.num_clients, update, copies(sent.extra))
+        while self.sums and self.sums[-1].num_clients <= sent.num_clients:
+            sent = self.sums.pop().plus(sent)
+        self.sums.append(sent)
         for name, count in part.counters.items():
             self.counters[name] = torch.maximum(self.counters.get(name, count), count)
         self.parts.append(part._replace(extra={}, update={} if part.combined else part.update))
 
     def whole(self) -> Part:
         """All parts as one."""
-        combined = self.parts[0].combined
-        update = self.update if combined else _join([part.update for part in self.parts])
+        combined, total = self.parts[0].combined, self.sums[-1]
+        for left in reversed(self.sums[:-1]):
+            total = left.plus(total)
+        self.sums = [total]
+        update = total.update if combined else _join([part.update for part in self.parts])
         keep = [memory for part in self.parts for memory in part.keep]
         scalars = _join([dict(part.scalars) for part in self.parts])
         channel = _join([dict(part.channel_scalars) for part in self.parts])
         return Part(
             update,
             self.counters,
-            self.extra,
+            total.extra,
             keep,
             scalars,
             combined,
@@ -53,11 +78,8 @@ class Uploads:
         )
 
 
-def _added(total: Tree, part: Tree, borrowed: bool) -> Tree:
+def _added(total: Tree, part: Tree) -> Tree:
     """`total` plus `part`, in the place of `total`."""
-    if not total:
-        first: Tree = copies(part) if borrowed else part
-        return first
     for name, tensor in total.items():
         tensor += part[name]
     return total

@@ -89,7 +89,7 @@ def test_every_engine_can_be_chosen_by_its_name():
     assert set(get_args(EngineName)) == {"auto", *engines.ENGINES}
     network, examples = Network(small_cnn()), noisy_images(RAGGED).examples
     for name, make in engines.ENGINES.items():
-        assert make(network, examples, (), ()).name == name
+        assert make(network, examples, (), (), None).name == name
 
 
 def test_every_paper_is_under_test():

@@ -17,10 +17,11 @@ import fedlens as fl
 from fedlens import build as building
 from fedlens.client import ClientProgram
 from fedlens.core import Upload, zeros_at_first
-from fedlens.engines import Processes, Sequential, gpus, pool
+from fedlens.engines import Processes, Sequential, gpus, pool, processes
 from fedlens.engines.costs import Costs
+from fedlens.engines.dealt import even_blocks, longest_first
 from fedlens.engines.engine import Which
-from fedlens.engines.processes import even_blocks, longest_first
+from fedlens.engines.processes import Forked
 from fedlens.network.network import Network
 from fedlens.pieces import Uniformly
 from fedlens.pieces.upload import difference
@@ -149,11 +150,11 @@ def test_what_is_sent_besides_may_be_larger_than_anyone_could_know(options):
             for _ in range(3):
                 state, _ = run_round(program, federation, one, state, seed=0)
                 if one is engine:
-                    assert engine._pool is not None
-                    slots.append(engine._pool.sizes.slot_bytes)
+                    assert isinstance(engine._crew, Forked)
+                    slots.append(engine._crew.pool.sizes.slot_bytes)
             ends.append(state)
         assert slots[0] < slots[1] == slots[2], "memory grew once, to what was measured"
-        assert engine._pool is not None and not engine._pool.slot_is_too_small
+        assert isinstance(engine._crew, Forked) and not engine._crew.pool.slot_is_too_small
     finally:
         engine.close()
     for part in ("params", "told"):
@@ -178,7 +179,7 @@ def test_a_worker_that_dies_or_stands_still_is_replaced_and_the_round_comes_to_t
     engine, program, federation, state = forked(BASE, **options)
     try:
         expected, _ = run_round(program, federation, engine, state, seed=0)
-        os.kill(engine._pool._hired[0].process.pid, sign)
+        os.kill(engine._crew.pool._hired[0].process.pid, sign)
         with caplog.at_level("WARNING", "fedlens"):
             found, _ = run_round(program, federation, engine, state, seed=0)
         assert_equal(found=found.params, expected=expected.params)
@@ -195,13 +196,13 @@ def test_much_can_be_sent_to_a_worker_that_stands_still(monkeypatch):
     engine, program, federation, state = forked(BASE, workers=2)
     try:
         expected, _ = run_round(program, federation, engine, state, seed=0)
-        stopped = engine._pool._hired[0].process.pid
+        stopped = engine._crew.pool._hired[0].process.pid
         os.kill(stopped, signal.SIGSTOP)
         while not pool._is_stopped(stopped):
             time.sleep(0.01)
         found, _ = run_round(program, federation, engine, state, seed=0)
         assert_equal(found=found.params, expected=expected.params)
-        assert engine._pool._hired[0].process.pid != stopped
+        assert engine._crew.pool._hired[0].process.pid != stopped
     finally:
         engine.close()
 
@@ -228,7 +229,7 @@ def test_ctrl_c_is_not_lost_while_a_worker_is_forked():
 def test_a_pool_whose_workers_stand_still_can_be_closed():
     engine, program, federation, state = forked(BASE, workers=2)
     run_round(program, federation, engine, state, seed=0)
-    processes = [worker.process for worker in engine._pool._hired]
+    processes = [worker.process for worker in engine._crew.pool._hired]
     for process in processes:
         os.kill(process.pid, signal.SIGSTOP)
     engine.close()
@@ -328,7 +329,7 @@ def test_a_process_that_has_used_a_gpu_says_so(monkeypatch):
 
 
 def test_a_worker_for_each_gpu_or_for_the_one_named(monkeypatch):
-    for module in (building, manifests):
+    for module in (building, processes):
         monkeypatch.setattr(module, "gpu_names", lambda: ("one", "two"))
     names = {"cuda": "one, two", "auto": "one, two", "cuda:1": "two", "cpu": "cpu"}
     for device, called in names.items():
@@ -344,9 +345,9 @@ def test_a_worker_for_each_gpu_or_for_the_one_named(monkeypatch):
 SETTINGS_OF_NEW_MEMORY = """
 import torch
 from pathlib import Path
-from fedlens.engines import worker
+from fedlens.engines import trainer
 
-worker.keep_memory()
+trainer.keep_memory()
 large = torch.ones(2**22)  # as a worker would have it
 place, found = large.data_ptr() + 2**23, False
 for line in Path("/proc/self/smaps").read_text().splitlines():

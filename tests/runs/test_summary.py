@@ -36,7 +36,7 @@ def test_a_resumed_run_remembers_how_long_its_earlier_parts_took(tmp_path):
 
 GREEDY = """
 import fedlens.build, fedlens.engines.processes as processes, torch
-from fedlens.engines.worker import largest_yet
+from fedlens.engines.trainer import largest_yet
 from dataclasses import replace
 from fedlens.runs.active import train
 from fedlens.runs.summary import peak_memory

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +11,13 @@ from typing import Annotated, Any
 import typer
 
 from fedlens.data.places import existing
+
+
+def _name_cluster(address: str | None) -> None:
+    """Say which cluster it is where Ray itself looks for that."""
+    if address is not None:
+        os.environ["RAY_ADDRESS"] = address
+
 
 ExperimentFile = Annotated[Path, typer.Argument(help="An experiment file, TOML or JSON.")]
 Overrides = Annotated[
@@ -22,6 +30,15 @@ DataFolder = Annotated[
 ]
 Track = Annotated[
     list[str] | None, typer.Option(help="A tracker to tell as well: tensorboard, wandb ...")
+]
+RayAddress = Annotated[
+    str | None,
+    typer.Option(
+        "--ray-address",
+        help="The Ray cluster of engine ray, HOST:PORT. [default: RAY_ADDRESS, or this machine]",
+        callback=_name_cluster,
+        expose_value=False,
+    ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else.")]

@@ -15,7 +15,9 @@ def bench_command(
     workloads: Annotated[
         list[str] | None, typer.Argument(help="pfl-cnn, hsu-cnn, mcmahan-cnn (these if none) ...")
     ] = None,
-    engine: Annotated[str, typer.Option(help="auto, sequential, stacked or processes")] = "auto",
+    engine: Annotated[
+        str, typer.Option(help="auto, sequential, stacked, processes or ray")
+    ] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda ...")] = "auto",
     precision: Annotated[str, typer.Option(help="auto, fp32, tf32, bf16 or fp64")] = "auto",
     quiet: Quiet = False,

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from fedlens.cli.arguments import DataFolder, Json, Quiet, once_written
+from fedlens.cli.arguments import DataFolder, Json, Quiet, RayAddress, once_written
 from fedlens.reading import printable
 
 SEEDS = 5  # of each experiment, where nobody says how many
@@ -34,6 +34,7 @@ def compare_command(
         Path | None, typer.Option(help="Where the page goes, and the runs of experiment files.")
     ] = None,
     data: DataFolder = None,
+    ray_address: RayAddress = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:

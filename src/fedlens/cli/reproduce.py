@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedlens.cli.arguments import DataFolder, Json, Quiet, once_written
+from fedlens.cli.arguments import DataFolder, Json, Quiet, RayAddress, once_written
 from fedlens.recipes import ScaleName
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ def reproduce_command(
         typer.Option("--from", help="Draw the page from the runs in this folder; train nothing."),
     ] = None,
     data: DataFolder = None,
+    ray_address: RayAddress = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:

@@ -17,6 +17,7 @@ from fedlens.cli.arguments import (
     Json,
     Overrides,
     Quiet,
+    RayAddress,
     Seed,
     Track,
     once_written,
@@ -37,6 +38,7 @@ def run_command(
     out: Annotated[Path | None, typer.Option(help="The run folder. [default: runs/NAME]")] = None,
     overwrite: Annotated[bool, typer.Option(help="Replace a run that is there.")] = False,
     data: DataFolder = None,
+    ray_address: RayAddress = None,
     track: Track = None,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -84,17 +86,24 @@ def resume_command(
         int | None, typer.Option(help="So many rounds in all: more than the run was begun with.")
     ] = None,
     data: DataFolder = None,
+    engine: Annotated[
+        str | None, typer.Option(help="ray or processes, for a run that began on the other.")
+    ] = None,
+    ray_address: RayAddress = None,
     track: Track = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """Go on where a run stopped, to the same result."""
+    from fedlens.engines import EngineName
+    from fedlens.options import check
     from fedlens.run_files import last_saved, read_experiment
     from fedlens.runs import progress
     from fedlens.runs.run import resume
     from fedlens.runs.track import tracking
 
     tables = read_experiment(folder)
+    chosen: EngineName | None = None if engine is None else check(engine, EngineName, "engine")
     total = tables.get("rounds", 0) if rounds is None else rounds
     done = last_saved(folder) or 0
     with (
@@ -103,7 +112,7 @@ def resume_command(
         watching(quiet, progress.rounds, folder.name, total, done) as watch,
     ):
         both = progress.all_of(watch, send)
-        result = resume(folder, rounds=rounds, data=data, watch=both, progress=False)
+        result = resume(folder, rounds=rounds, data=data, watch=both, engine=chosen, progress=False)
     _finish(result, as_json)
 
 

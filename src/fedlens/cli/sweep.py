@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedlens.cli.arguments import DataFolder, ExperimentFile, Json, Quiet, once_written
+from fedlens.cli.arguments import DataFolder, ExperimentFile, Json, Quiet, RayAddress, once_written
 from fedlens.cli.run import EXIT
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ def sweep_command(
     ] = None,
     overwrite: Annotated[bool, typer.Option(help="Replace runs that are there.")] = False,
     data: DataFolder = None,
+    ray_address: RayAddress = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:

@@ -131,7 +131,9 @@ def _mapped_dataset(store: Path, about: Mapping[str, Any]) -> Dataset:
         for part in (slice(num_train), slice(num_train, None))
     )
     mean, std = tuple(about["mean"]), tuple(about["std"])
-    return Dataset(about["name"], train, test, tuple(map(str, arrays["classes"])), mean, std)
+    return Dataset(
+        about["name"], train, test, tuple(map(str, arrays["classes"])), mean, std, is_mapped=True
+    )
 
 
 def _keep_listing(store: Path, listed: Listing, size: int) -> None:

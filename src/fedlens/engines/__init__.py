@@ -6,24 +6,32 @@ from typing import Literal
 import torch
 
 from fedlens.core import Examples
+from fedlens.engines.actors import OnDisk
 from fedlens.engines.engine import Engine
 from fedlens.engines.processes import Processes
+from fedlens.engines.ray import Ray
 from fedlens.engines.sequential import Sequential
 from fedlens.engines.stacked import Stacked
 from fedlens.network.network import Network
 
-Build = Callable[[Network, Examples, Sequence[torch.device], Sequence[Examples]], Engine]
-"""(network, examples, devices of workers, other examples that are evaluated) -> an engine."""
+Build = Callable[
+    [Network, Examples, Sequence[torch.device], Sequence[Examples], OnDisk | None], Engine
+]
+"""(network, examples, devices of workers, other examples that are evaluated, how a worker on
+another machine opens images that are not sent, or None) -> an engine."""
 
 ENGINES: dict[str, Build] = {
     "sequential": lambda network, examples, *_: Sequential(network, examples),
     "stacked": lambda network, examples, *_: Stacked(network, examples),
-    "processes": lambda network, examples, devices, others: Processes(
+    "processes": lambda network, examples, devices, others, _: Processes(
         network, examples, devices=devices, others=others
+    ),
+    "ray": lambda network, examples, devices, others, on_disk: Ray(
+        network, examples, devices=devices, others=others, on_disk=on_disk
     ),
 }
 
-EngineName = Literal["auto", "sequential", "stacked", "processes"]
+EngineName = Literal["auto", "sequential", "stacked", "processes", "ray"]
 """What an experiment can choose: one of ENGINES, or that the machine decides."""
 
-__all__ = ["ENGINES", "Engine", "EngineName", "Processes", "Sequential", "Stacked"]
+__all__ = ["ENGINES", "Engine", "EngineName", "Processes", "Ray", "Sequential", "Stacked"]

@@ -52,6 +52,15 @@ class Engine(Protocol):
         """Where workers train, if that is not where the server is."""
         return ()
 
+    def device_name(self, device: torch.device) -> str:
+        """What a GPU that clients train on is called."""
+        return torch.cuda.get_device_name(device)
+
+    @property
+    def num_lost(self) -> int:
+        """How many workers were lost since the first round; others did what they had to do."""
+        return 0
+
     @property
     def clients_at_once(self) -> int:
         """How many clients one process trains side by side."""

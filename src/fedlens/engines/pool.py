@@ -17,7 +17,6 @@ import torch
 
 from fedlens.client import ClientProgram
 from fedlens.core import Memory, Tree
-from fedlens.engines.costs import Costs
 from fedlens.engines.gpus import check_unused, fork
 from fedlens.engines.shared_memory import SharedBuffer, leaves, num_bytes, trees_of
 from fedlens.engines.worker import Answer, Begin, Predicting, Training, Worker
@@ -140,7 +139,6 @@ class Pool:
         self.program, self.sizes = program, sizes
         self.model = SharedBuffer(sizes.model_bytes)
         self.slots = [SharedBuffer(sizes.slot_bytes) for _ in range(sizes.num_slots)]
-        self.costs = Costs()
         self.busy_seconds = 0.0
         self.most_answered = 0  # bytes that an answer took, or would have
         self._make = workers

@@ -257,7 +257,9 @@ class StartedRound:
 
     def __init__(self, program: ClientProgram, engine: Engine, runs: Sequence[ActiveRun]) -> None:
         self.start_time, self.runs = time.perf_counter(), list(runs)
+        lost = engine.num_lost
         self.results = run_rounds(program, engine, [run.round_input for run in runs])
+        self.workers_lost = engine.num_lost - lost
         numbers = []
         for run, (state, outcome) in zip(runs, self.results, strict=True):
             run.newest_state = state
@@ -288,6 +290,7 @@ class StartedRound:
                 "bytes_down": outcome.bytes_down,
                 **{name: next(numbers) for name in outcome.scalars},
                 **(on_clock(state, outcome) if run.setup.clock is not None else {}),
+                **({"workers_lost": self.workers_lost} if self.workers_lost else {}),
                 "seconds": seconds / len(self.runs),
             }
             is_finite = math.isfinite(next(numbers))

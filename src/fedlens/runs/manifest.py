@@ -19,7 +19,6 @@ import torch
 
 from fedlens.build import Setup
 from fedlens.core import Dataset
-from fedlens.engines.gpus import gpu_names
 from fedlens.experiment import Experiment, Named
 from fedlens.run_files import EXPERIMENT
 from fedlens.runs.folder import to_json
@@ -111,11 +110,7 @@ def _images(dataset: Dataset) -> dict[str, Any]:
 
 
 def _name(setup: Setup, device: torch.device) -> str:
-    if device.type == "cpu":
-        return "cpu"
-    if device == setup.device:
-        return torch.cuda.get_device_name(device)
-    return gpu_names()[device.index]  # a worker's: this process asks it nothing
+    return "cpu" if device.type == "cpu" else setup.engine.device_name(device)
 
 
 def _own_code(experiment: Experiment) -> list[str]:

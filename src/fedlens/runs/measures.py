@@ -47,7 +47,7 @@ OF_ALGORITHM: dict[str, Better | None] = {
 OF_ROUND = (
     *("round", "seconds", "evaluation_seconds", "train_loss", "examples"),
     *("batches", "batches_total", "clients", "bytes_up", "bytes_down"),
-    *("clock", "failed", "attempts", "staleness"),
+    *("clock", "failed", "attempts", "staleness", "workers_lost"),
 )
 """What a record holds besides measures of the model and of the algorithm."""
 

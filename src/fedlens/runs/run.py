@@ -10,6 +10,7 @@ import torch
 
 from fedlens.build import Setup, build
 from fedlens.data import statistics
+from fedlens.engines import EngineName
 from fedlens.experiment import Experiment
 from fedlens.rounds import State, begin
 from fedlens.run_files import (
@@ -62,12 +63,15 @@ def resume(
     data: str | Path | None = None,
     watch: Watch | None = None,
     experiment: Experiment | None = None,
+    engine: EngineName | None = None,
     progress: bool | None = None,
 ) -> Result:
     """Go on where a run stopped, to the result it would have had.
 
     `rounds` asks for more of them than the run was begun with. `experiment` is needed only if the
-    run's data or model were given from Python. `watch` and `progress` are those of `run`.
+    run's data or model were given from Python. `engine` is for going on elsewhere: what began on
+    `ray` may go on on `processes`, and the other way round. `watch` and `progress` are those of
+    `run`.
     """
     check_run(Path(path), [EXPERIMENT, MANIFEST])
     folder = RunFolder.open(Path(path))
@@ -76,7 +80,9 @@ def resume(
         described = experiment or Experiment.read(folder.path / EXPERIMENT)
         described = described if rounds is None else replace(described, rounds=rounds)
         check_settings(folder.path, described, before)
-        setup = build(as_begun(described, before), Path(data) if data is not None else None)
+        begun = as_begun(described, before)
+        begun = replace(begun, engine=_going_on(begun.engine, engine))
+        setup = build(begun, Path(data) if data is not None else None)
         done = last_saved(folder.path) or 0
         with shown(progress, folder.path.name, described.rounds, done) as bar:
             active = reopen(folder, setup, all_of(bar, watch))
@@ -86,6 +92,18 @@ def resume(
     finally:
         folder.close()
     return result
+
+
+def _going_on(begun: EngineName, wanted: EngineName | None) -> EngineName:
+    """The engine that a run goes on with: its own, or one that comes to the same bytes."""
+    if wanted is None or wanted == begun:
+        return begun
+    if {begun, wanted} == {"processes", "ray"}:
+        return wanted
+    raise ValueError(
+        f"engine is {wanted!r}, but the run began on {begun!r}, and would not come to the same "
+        "result: leave the engine out"
+    )
 
 
 def as_begun(experiment: Experiment, manifest: dict[str, Any]) -> Experiment:

@@ -8,7 +8,7 @@ import torch
 
 from fedlens.build import Setup
 from fedlens.data.statistics import emd_of
-from fedlens.engines.worker import largest_yet
+from fedlens.engines.trainer import largest_yet
 from fedlens.names import OUTCOMES, REPORTED
 from fedlens.runs.budgets import at_round_numbers, clock_at, rounds_to
 from fedlens.runs.evaluate import Twin, primary_part

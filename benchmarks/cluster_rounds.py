@@ -1,0 +1,154 @@
+"""How long a round takes on a cluster: a model on paper, and a simulation that checks it.
+
+    python benchmarks/cluster_rounds.py           # a table, from one node to a hundred
+    python benchmarks/cluster_rounds.py measure   # on this machine: overhead, and two workers
+
+The simulation plays a round task by task: the model crosses the server's link once a node, tasks
+are handed out longest first to whoever is free, what comes back crosses the link one after another,
+and is added up one after another. The model on paper says the same in four terms.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+import statistics
+import sys
+import time
+from dataclasses import dataclass, replace
+
+from fedlens.engines.dealt import tasks_a_worker
+
+
+@dataclass(frozen=True)
+class Cluster:
+    nodes: int
+    workers: int = 16  # a node
+    clients: int = 1_000  # of a round
+    seconds: float = 0.5  # that a client takes, on average
+    spread: float = 0.5  # of a client's seconds: a standard deviation, as a share of the average
+    parameters: int = 1_756_426  # hsu-cnn
+    link: float = 1.25e9  # bytes a second, that the server sends or receives: 10 Gbit
+    add: float = 4e9  # bytes a second, that the server adds up
+    task: float = 0.001  # seconds of the server for a task: to write it, to hand it out
+    once: float = 0.010  # seconds a round besides
+
+    @property
+    def down(self) -> float:  # parameters in float32 and in float64
+        return 12.0 * self.parameters
+
+    @property
+    def up(self) -> float:  # a sum in float64
+        return 8.0 * self.parameters
+
+    @property
+    def tasks(self) -> int:
+        """As many as are aligned: a power of two of clients each."""
+        workers = self.nodes * self.workers
+        wanted = tasks_a_worker(workers) * workers
+        size = 1
+        while self.clients / (2 * size) >= wanted:
+            size *= 2
+        return -(-self.clients // size)
+
+
+def on_paper(cluster: Cluster) -> float:
+    """Seconds of a round.
+
+    To send the model to every node; then the longest of three that go on side by side: training,
+    the server's handing out, and what comes back over the link and is added up; and the last task.
+    """
+    workers = min(cluster.nodes * cluster.workers, cluster.tasks)
+    size = cluster.clients / cluster.tasks
+    send = cluster.nodes * cluster.down / cluster.link
+    train = cluster.clients * cluster.seconds / workers
+    hand_out = cluster.tasks * cluster.task
+    bring_back = cluster.tasks * max(cluster.up / cluster.link, cluster.up / cluster.add)
+    last = cluster.seconds * size / 2 if cluster.tasks > workers else 0.0
+    end = cluster.up / cluster.link + cluster.up / cluster.add
+    return cluster.once + max(send + train, hand_out, bring_back) + last + end
+
+
+def simulated(cluster: Cluster, seed: int = 0) -> float:
+    """The same, played task by task."""
+    rng = random.Random(seed)
+    size = -(-cluster.clients // cluster.tasks)
+    shape = 1 / cluster.spread**2
+    lasts = []
+    for first in range(0, cluster.clients, size):
+        clients = range(first, min(first + size, cluster.clients))
+        lasts.append(sum(rng.gammavariate(shape, cluster.seconds / shape) for _ in clients))
+    lasts.sort(reverse=True)
+    # A node's workers can start when the model is there; it goes to one node after another.
+    free = [
+        cluster.once + (node + 1) * cluster.down / cluster.link
+        for node in range(cluster.nodes)
+        for _ in range(cluster.workers)
+    ]
+    heapq.heapify(free)
+    server = cluster.once
+    ends = []
+    for seconds in lasts:
+        server += cluster.task
+        begin = max(heapq.heappop(free), server)
+        heapq.heappush(free, begin + seconds)
+        ends.append(begin + seconds)
+    link = added = 0.0
+    for end in sorted(ends):
+        link = max(link, end) + cluster.up / cluster.link
+        added = max(added, link) + cluster.up / cluster.add
+    return added
+
+
+def table() -> None:
+    print("nodes  clients a round   tasks   on paper   simulated   at once, of what could be")
+    for clients in (1_000, 10_000, 100_000):
+        for nodes in (1, 3, 10, 30, 100):
+            one = Cluster(nodes, clients=clients)
+            paper, played = on_paper(one), simulated(one)
+            ideal = clients * one.seconds / (nodes * one.workers)
+            print(
+                f"{nodes:5d}  {clients:15,d}  {one.tasks:6,d}  {paper:7.2f} s  {played:8.2f} s"
+                f"   {ideal / played:5.0%}"
+            )
+
+
+def measure() -> None:
+    """On this machine: what a round costs besides its clients, and two workers beside one."""
+    import os
+
+    from fedlens.build import build
+    from fedlens.engines import Processes, Ray
+    from fedlens.engines.dealt import Dealt
+    from fedlens.rounds import begin, run_round
+    from fedlens.runs.bench import WORKLOADS, experiment
+
+    print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+    for name, rounds in (("pfl-cnn", 3), ("hsu-cnn", 3)):
+        setup = build(experiment(WORKLOADS[name], "processes", "cpu", "fp32"))
+        for kind in (Processes, Ray):
+            for workers in (1, 2):
+                engine: Dealt = kind(setup.network, setup.federation.examples, workers=workers)
+                state = begin(setup.network, setup.program, setup.federation, setup.device)
+                took, waited = [], []
+                for _ in range(rounds + 1):
+                    busy, start = engine.busy_seconds, time.perf_counter()
+                    state, _ = run_round(setup.program, setup.federation, engine, state, 0)
+                    took.append(time.perf_counter() - start)
+                    waited.append(took[-1] - (engine.busy_seconds - busy) / workers)
+                engine.close()
+                print(
+                    f"{name:8s} {engine.name:10s} {workers} workers: "
+                    f"{statistics.median(took[1:]) * 1e3:8.1f} ms a round, of which "
+                    f"{statistics.median(waited[1:]) * 1e3:6.1f} ms no client trained",
+                    flush=True,
+                )
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["measure"]:
+        measure()
+    else:
+        table()
+        slow = replace(Cluster(100, clients=10_000), link=1.25e8)
+        print(f"100 nodes at 1 Gbit, 10,000 clients: {simulated(slow):.2f} s")

@@ -1,0 +1,162 @@
+"""The Ray cluster that this process uses: one that runs somewhere, or its own on this machine.
+
+Ray is imported here and in `actors.py`, when it is asked for, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import os
+import shutil
+import signal
+import threading
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from fedlens.engines.gpus import all_have_bf16, gpu_names, has_bf16
+
+ADDRESS = "RAY_ADDRESS"  # the variable that names a cluster
+HOME = Path("/tmp")  # the path of a socket may have 107 bytes: a longer place would not do
+PREFIX = "fedlens-ray-"  # of the folder of a cluster of one's own
+STORE = 2**30  # bytes for models and uploads, besides the examples; what is not used takes no room
+
+QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # else what raylets say of lost workers goes to stdout
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else a warning about GPUs
+}
+
+
+def connect(num_bytes: int = 0) -> Any:
+    """Ray, connected; the first call decides whereto.
+
+    That is the cluster that RAY_ADDRESS names, or else one of this process's own, which ends with
+    it, on all cores and GPUs of this machine. `num_bytes` is what the examples take.
+    """
+    address = os.environ.get(ADDRESS, "")
+    os.environ.update({name: os.environ.get(name, value) for name, value in QUIET.items()})
+    if not address:  # all on 127.0.0.1, not on an address that others can reach
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+    ray = _ray()
+    if ray.is_initialized():
+        return ray
+    silence = {"log_to_driver": False, "logging_level": "ERROR"}
+    if address:
+        if "://" in address:
+            raise ValueError(
+                f"the Ray address is {address!r}: give HOST:PORT or auto, on a node of the cluster"
+            )
+        try:
+            _init(ray, address=address, **silence)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise ValueError(
+                f"no Ray cluster at {address} ({reason}): start one with `ray start --head`, or "
+                "leave the address out"
+            ) from error
+        atexit.register(ray.shutdown)
+        return ray
+    remove_stale()
+    place = HOME / f"{PREFIX}{os.getpid()}"
+    atexit.register(_end, ray, place)
+    room = shutil.disk_usage("/dev/shm").free * 3 // 4 if Path("/dev/shm").exists() else STORE
+    _init(
+        ray,
+        address="local",
+        num_cpus=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
+        include_dashboard=False,
+        object_store_memory=max(min(2 * num_bytes + STORE, room), 80 * 2**20),
+        _temp_dir=str(place),
+        **silence,
+    )
+    return ray
+
+
+def disconnect() -> None:
+    """End a cluster of one's own, or leave another."""
+    ray = _ray()
+    ray.shutdown()
+    shutil.rmtree(HOME / f"{PREFIX}{os.getpid()}", ignore_errors=True)
+
+
+def alive_nodes(ray: Any) -> dict[str, dict[str, float]]:
+    """What each node that lives has in all (CPU, GPU, ...), by its id."""
+    return {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
+
+
+class Gpu(NamedTuple):
+    name: str
+    has_bf16: bool
+
+
+@functools.cache
+def gpus() -> tuple[Gpu, ...]:
+    """The GPUs of the cluster, as it is now."""
+    if not os.environ.get(ADDRESS):  # that of this machine, which is not started for this
+        return tuple(Gpu(name, all_have_bf16()) for name in gpu_names())
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    ray = connect()
+    asked = [
+        ray.remote(_gpus_here)
+        .options(
+            num_gpus=has["GPU"],
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
+        )
+        .remote()
+        for node, has in alive_nodes(ray).items()
+        if has.get("GPU")
+    ]
+    return tuple(gpu for found in ray.get(asked) for gpu in found)
+
+
+def _gpus_here() -> list[Gpu]:
+    numbers = range(torch.cuda.device_count())
+    return [Gpu(torch.cuda.get_device_name(i), has_bf16(torch.device("cuda", i))) for i in numbers]
+
+
+def _init(ray: Any, **options: Any) -> None:
+    """`ray.init`, which would take SIGTERM for itself and print where it came."""
+    main = threading.current_thread() is threading.main_thread()
+    handler = signal.getsignal(signal.SIGTERM)
+    ray.init(**options)
+    if main:
+        signal.signal(signal.SIGTERM, handler)
+
+
+def _ray() -> Any:
+    try:
+        import ray
+    except ImportError as error:
+        raise ValueError(
+            'engine "ray" needs Ray: pip install "fedlens[ray]", or choose engine = "processes"'
+        ) from error
+    return ray
+
+
+def _end(ray: Any, place: Path) -> None:
+    ray.shutdown()
+    shutil.rmtree(place, ignore_errors=True)
+
+
+def remove_stale() -> None:
+    """Remove the folders of clusters whose process was killed."""
+    for place in HOME.glob(f"{PREFIX}*"):
+        pid = place.name.removeprefix(PREFIX)
+        with contextlib.suppress(OSError):
+            if pid.isdigit() and not _lives(int(pid)):
+                shutil.rmtree(place, ignore_errors=True)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True

@@ -1,0 +1,71 @@
+"""The cohort dealt out over a Ray cluster: an actor a core, or one a GPU, of every node.
+
+Examples lie in each node's object store once, however many actors it has; so does the model of
+a round. What clients send comes back added up where `combine` is linear. An actor does what
+a worker of `processes` does (`trainer.py`), and the result is the same to the last bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+
+from fedlens.client import ClientProgram
+from fedlens.core import Examples
+from fedlens.engines.actors import Actors, OnDisk, known_to_all
+from fedlens.engines.cluster import connect, gpus
+from fedlens.engines.dealt import Dealt
+from fedlens.network.network import Network
+from fedlens.work import Shared, Work
+
+
+class Ray(Dealt):
+    """With `devices`, an actor a GPU; else one a core, `workers` of them at the most.
+
+    Images that are `on_disk` are opened by each actor on its machine, and not sent.
+    """
+
+    name: ClassVar[str] = "ray"
+
+    def __init__(
+        self,
+        network: Network,
+        examples: Examples,
+        workers: int | None = None,
+        devices: Sequence[torch.device] = (),
+        others: Sequence[Examples] = (),
+        on_disk: OnDisk | None = None,
+    ) -> None:
+        super().__init__(network, examples, devices, others)
+        self._on_gpus = any(device.type == "cuda" for device in devices)
+        self._most_workers = workers if self._on_gpus else len(devices) or workers
+        self._on_disk = on_disk
+        self._num_lost = 0  # by earlier crews
+
+    def device_name(self, device: torch.device) -> str:
+        return gpus()[device.index].name
+
+    @property
+    def num_workers(self) -> int:
+        return self._crew.num_workers if self._crew is not None else 1
+
+    @property
+    def num_lost(self) -> int:
+        now = self._crew.num_lost if isinstance(self._crew, Actors) else 0
+        return self._num_lost + now
+
+    def close(self) -> None:
+        self._num_lost = self.num_lost
+        super().close()
+
+    def _hire(self, program: ClientProgram, shared: Shared, work: Work) -> Actors:
+        crew = self._crew
+        if not isinstance(crew, Actors):
+            known = known_to_all(self.network, self.known, self._on_disk)
+            ray = connect(sum(t.nbytes for message in known.examples for t in message.tensors))
+            crew = Actors(ray, known, self._on_gpus, bool(self.devices), self._most_workers)
+            self._crew = crew
+        crew.gather(program, shared, work)
+        return crew

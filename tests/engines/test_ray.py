@@ -1,0 +1,278 @@
+"""Actors do what worker processes do, to the same bytes, also if some of them are lost."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+import fedlens as fl
+from fedlens.algorithm import Algorithm
+from fedlens.client import ClientProgram
+from fedlens.core import Upload
+from fedlens.engines import EngineName, Processes, Ray, cluster, dealt
+from fedlens.engines.actors import Actors, OnDisk, known_to_all
+from fedlens.engines.engine import Engine, Which
+from fedlens.engines.messages import pack, unpack
+from fedlens.network.network import Network
+from fedlens.pieces import Uniformly
+from fedlens.pieces.upload import difference
+from fedlens.rounds import State, begin, run_round
+from tests.federations import CPU, RAGGED, assert_equal, noisy_images, small_cnn
+from tests.papers_under_test import ALGORITHMS, BASE
+from tests.toys import toy
+
+LONG = bool(os.environ.get("FEDLENS_RAY"))  # as `make test-ray` has it
+
+# Ray itself leaves files and processes to be collected.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+FEDERATION = noisy_images(RAGGED)
+NETWORK = Network(small_cnn("batch"), dtype=torch.float64)
+
+
+@pytest.fixture(scope="module")
+def ray() -> Iterator[None]:
+    """A cluster of this process's own, with two cores."""
+    pytest.importorskip("ray", reason="Ray is not installed")
+    cluster.connect(num_bytes=0)
+    yield
+    cluster.disconnect()
+
+
+@pytest.fixture(scope="module")
+def engine(ray: None) -> Iterator[Ray]:
+    """One for many tests, whose actors stay, unless a test needs their cores and closes it."""
+    made = Ray(NETWORK, FEDERATION.examples)
+    yield made
+    made.close()
+
+
+def after(engine: Engine, algorithm: Algorithm, rounds: int = 2) -> State:
+    program = ClientProgram(algorithm, NETWORK.layout)
+    state = begin(NETWORK, program, FEDERATION, CPU)
+    for _ in range(rounds):
+        state, _ = run_round(program, FEDERATION, engine, state, seed=0)
+    return state
+
+
+def assert_same(found: State, expected: State) -> None:
+    """Byte for byte, all that a run remembers."""
+    for part in ("params", "buffers"):
+        assert_equal(getattr(found, part), getattr(expected, part))
+    for mine, theirs in ((found.server, expected.server), (found.told, expected.told)):
+        assert mine.keys() == theirs.keys()
+        for name, tree in theirs.items():
+            assert_equal(mine[name], tree)
+    assert found.clients.rows.keys() == expected.clients.rows.keys()
+    for client, memory in expected.clients.rows.items():
+        for name, tree in memory.items():
+            assert_equal(found.clients.rows[client][name], tree)
+
+
+SHORT = ["fedavg", "fedprox without momentum", "scaffold", "median", "fedns", "fedbn"]
+"""What each does differently: penalties, memory, what is told, uploads one by one, norms."""
+
+
+@pytest.mark.parametrize("name", ALGORITHMS if LONG else SHORT)
+def test_every_algorithm_ends_with_the_bytes_of_processes(engine, name):
+    """Which agree with `sequential`: see test_engines.py."""
+    forked = Processes(NETWORK, FEDERATION.examples, workers=2)
+    try:
+        expected = after(forked, ALGORITHMS[name])
+    finally:
+        forked.close()
+    assert_same(after(engine, ALGORITHMS[name]), expected)
+
+
+def test_larger_blocks_and_other_numbers_of_workers_change_no_byte(engine, monkeypatch):
+    """Ten clients, which actors add up in blocks of different sizes, or one by one."""
+    everyone = replace(BASE, select=Uniformly(10))
+    forked = Processes(NETWORK, FEDERATION.examples, workers=3)
+    try:
+        expected = after(forked, everyone)
+    finally:
+        forked.close()
+    for tasks in (8, 1):
+        monkeypatch.setattr(dealt, "TASKS", tasks)
+        assert_same(after(engine, everyone), expected)
+
+
+def test_actors_with_devices_stack_their_blocks_as_processes_do(engine):
+    engine.close()
+    ends = []
+    for kind in (Processes, Ray):
+        made = kind(NETWORK, FEDERATION.examples, devices=[CPU] * 2, others=[FEDERATION.examples])
+        try:
+            state = after(made, BASE)
+            model = state.params | state.buffers
+            batches: list[Which] = [slice(0, 7), torch.tensor([5, 3, 250])]
+            logits = list(made.predict(model, FEDERATION.examples, batches))
+        finally:
+            made.close()
+        ends.append((state, logits))
+    assert_same(ends[1][0], ends[0][0])
+    assert all(map(torch.equal, ends[1][1], ends[0][1]))
+
+
+def kill_one(engine: Ray, seconds: float) -> threading.Timer:
+    """Kill an actor's process, so much later."""
+    import ray
+
+    assert isinstance(engine._crew, Actors)
+    workers = engine._crew._hired
+    pid = ray.get(random.choice(workers).handle.process_id.remote())
+    timer = threading.Timer(seconds, os.kill, (pid, signal.SIGKILL))
+    timer.start()
+    return timer
+
+
+def test_an_actor_killed_in_mid_round_changes_no_byte(engine):
+    times = 10 if LONG else 1
+    everyone = replace(BASE, select=Uniformly(10))
+    whole = after(engine, everyone)
+    begun = time.perf_counter()
+    expected = after(engine, everyone)
+    took = time.perf_counter() - begun
+    assert_same(expected, whole)
+    lost = engine.num_lost
+    for _ in range(times):
+        timer = kill_one(engine, random.uniform(0, took))
+        assert_same(after(engine, everyone), expected)
+        timer.join()
+        after(engine, everyone, rounds=1)  # by which it has been noticed, and replaced
+    assert engine.num_lost == lost + times
+
+
+@dataclass(frozen=True)
+class Raises:
+    """upload: a client that fails."""
+
+    def __call__(self, local) -> Upload:
+        raise ArithmeticError("in its own words")
+
+
+def test_what_goes_wrong_in_an_actor_is_told(engine):
+    with pytest.raises(RuntimeError, match="a worker failed: ArithmeticError: in its own words"):
+        after(engine, replace(BASE, upload=Raises()))
+
+
+@dataclass(frozen=True)
+class DiesInItsTask:
+    """upload: a client over which its worker is killed."""
+
+    def __call__(self, local) -> Upload:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return difference(local)
+
+
+@pytest.mark.skipif(not LONG, reason="takes longer: make test-ray")
+def test_clients_that_kill_their_worker_are_not_tried_for_ever(engine):
+    with pytest.raises(ChildProcessError, match="lost 3 times over the same clients"):
+        after(engine, replace(BASE, upload=DiesInItsTask()))
+
+
+def test_images_are_sent_once_or_opened_where_they_are():
+    """Three sets: two share their images, and those of the third are on every disk."""
+    images, held = FEDERATION.examples, noisy_images([5], seed=1).examples
+    some = images.take(torch.tensor([7, 3]))
+    on_disk = OnDisk([held.images], lambda: [held.images.clone()])
+    known = known_to_all(NETWORK, [images, some, held], on_disk)
+    sent = sum(t.nbytes for message in known.examples for t in message.tensors)
+    assert images.images.nbytes < sent < images.images.nbytes + 10_000
+    found = known.opened()
+    assert found[1].images is found[0].images
+    for mine, theirs in zip(found, (images, some, held), strict=True):
+        assert torch.equal(mine.read(slice(0, 2)), theirs.read(slice(0, 2)))
+        assert torch.equal(mine.labels, theirs.labels)
+    other = known._replace(open_images=lambda: [held.images[:3]])
+    with pytest.raises(ValueError, match="copy the data folder there"):
+        other.opened()
+
+
+def test_a_run_begun_on_ray_goes_on_without_it_and_the_other_way_round(engine, tmp_path):
+    engine.close()
+    experiment = fl.Experiment(
+        dataset=toy(),
+        model=fl.Named("linear"),
+        rounds=4,
+        device="cpu",
+        clients=fl.Clients(count=6, per_round=4),
+        algorithm=fl.Named("scaffold"),
+    )
+    model = "model.safetensors"
+    whole = fl.run(replace(experiment, engine="processes"), tmp_path / "whole")
+    ways: list[tuple[EngineName, EngineName]] = [("ray", "processes"), ("processes", "ray")]
+    for first, then in ways if LONG else ways[:1]:
+
+        def stop(record: dict[str, object]) -> None:
+            if record["round"] == 2:
+                raise KeyboardInterrupt
+
+        begun, out = replace(experiment, engine=first), tmp_path / first
+        with pytest.raises(KeyboardInterrupt):
+            fl.run(begun, out, watch=stop)
+        done = fl.resume(out, experiment=begun, engine=then)
+        assert done.summary["rounds"] == 4
+        assert (out / model).read_bytes() == (tmp_path / "whole" / model).read_bytes()
+    with pytest.raises(ValueError, match="engine is 'stacked', but the run began on 'ray'"):
+        fl.resume(tmp_path / "ray", experiment=replace(begun, engine="ray"), engine="stacked")
+    assert whole.status == "finished"
+
+
+def test_without_ray_one_line_says_what_to_do(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    made = Ray(NETWORK, FEDERATION.examples)
+    with pytest.raises(ValueError, match=r'engine "ray" needs Ray: pip install "fedlens\[ray\]"'):
+        after(made, BASE)
+
+
+def test_an_address_that_is_none_is_told(monkeypatch):
+    pytest.importorskip("ray", reason="Ray is not installed")
+    monkeypatch.setenv("RAY_ADDRESS", "ray://somewhere:10001")
+    cluster.disconnect()
+    with pytest.raises(ValueError, match="give HOST:PORT or auto"):
+        cluster.connect()
+
+
+def test_folders_of_clusters_whose_process_was_killed_are_removed(monkeypatch, tmp_path):
+    monkeypatch.setattr(cluster, "HOME", tmp_path)
+    alive, dead = tmp_path / f"fedlens-ray-{os.getpid()}", tmp_path / "fedlens-ray-999999999"
+    for place in (alive, dead):
+        (place / "session").mkdir(parents=True)
+    cluster.remove_stale()
+    assert list(tmp_path.iterdir()) == [alive]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
+def test_tensors_cross_as_they_lie_in_memory(dtype):
+    plain = torch.arange(120).reshape(2, 3, 4, 5).to(dtype)
+    there = {
+        "plain": plain,
+        "channels last": plain.to(memory_format=torch.channels_last),
+        "a column": plain[:, 1],
+        "one number": plain[0, 0, 0, 1],
+        "none": plain[:0],
+    }
+    here = unpack(pack((there, "more")))
+    assert here[1] == "more"
+    for name, tensor in there.items():
+        assert torch.equal(here[0][name], tensor), name
+        assert here[0][name].dtype is dtype
+    assert here[0]["channels last"].stride() == there["channels last"].stride()
+    assert len(pack(plain[:, 1]).tensors[0]) == plain[:, 1].nbytes, "nothing but its own numbers"
+
+
+def test_import_needs_no_ray():
+    code = "import sys, fedlens, fedlens.build; sys.exit('ray' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
