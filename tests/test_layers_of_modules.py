@@ -37,6 +37,7 @@ ORDER = [
     ["experiment", "clock", "build"],
     ["runs"],
     ["report", "recipes"],
+    ["fleet"],
     ["__init__"],  # what `import fedlens` offers
     ["cli"],
     ["__main__"],

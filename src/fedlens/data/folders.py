@@ -46,6 +46,14 @@ def folder(
     return dataset(place.name, train, test, classes, size, channels, on_error)
 
 
+def listed_by_class(place: Path) -> tuple[Listed, list[str]]:
+    """All images of a folder with a folder for each class, and these classes."""
+    classes = sorted(entry.name for entry in _folders(place))
+    if not classes:
+        raise ValueError(f"{place} has no class folders: put each class's images into its own")
+    return _listed(place, classes), classes
+
+
 def tiny_imagenet(
     source: Source, *, size: int | None = None, on_error: OnError = "stop"
 ) -> Dataset:

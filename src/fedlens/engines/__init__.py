@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 
 from fedlens.core import Examples
-from fedlens.engines.engine import Engine
+from fedlens.engines.engine import Engine, Unreported
 from fedlens.engines.processes import Processes
 from fedlens.engines.sequential import Sequential
 from fedlens.engines.stacked import Stacked
@@ -26,4 +26,4 @@ ENGINES: dict[str, Build] = {
 EngineName = Literal["auto", "sequential", "stacked", "processes"]
 """What an experiment can choose: one of ENGINES, or that the machine decides."""
 
-__all__ = ["ENGINES", "Engine", "EngineName", "Processes", "Sequential", "Stacked"]
+__all__ = ["ENGINES", "Engine", "EngineName", "Processes", "Sequential", "Stacked", "Unreported"]

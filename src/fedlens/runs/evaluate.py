@@ -66,7 +66,7 @@ class Evaluation:
             for part, examples in setup.parts.items()
         }
         correct = None
-        if setup.held_out is not None:
+        if setup.held_out is not None and engine.reporting is None:
             correct = correct_answers(engine, state, setup.federation.examples, setup.held_out)
         self._counts = HostCopy((tallies, correct))
         return self._counts
@@ -84,7 +84,12 @@ class Evaluation:
             found["relative_accuracy"] = own / twin.accuracy if twin.accuracy else math.nan
         by_client = None
         if self.setup.held_out is not None:
-            by_client = accuracy_by_client(correct, self.setup.held_out)
+            if correct is None:
+                model = self.state.params | self.state.buffers
+                by_client = self.engine.client_accuracy(model, self.state.clients.rows)
+                assert by_client is not None, "who waits for clients can ask them"
+            else:
+                by_client = accuracy_by_client(correct, self.setup.held_out)
             found |= {f"client_accuracy_{key}": value for key, value in spread(by_client).items()}
         return found, Details(primary, tallies[primary].confusion if primary else None, by_client)
 

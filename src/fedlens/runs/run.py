@@ -131,6 +131,8 @@ def _twin(setup: Setup, watch: Watch | None) -> Twin | None:
 
 def _partition(setup: Setup) -> dict[str, Any]:
     federation = setup.federation
+    if not setup.knows_labels:
+        return statistics.sizes(federation.described())
     return statistics.summary(
         federation.described(), federation.labels, federation.num_classes, federation.num_clients
     )
