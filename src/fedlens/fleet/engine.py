@@ -217,9 +217,8 @@ class Fleet(Engine):
         sent = {f"model/{name}": t for name, t in model.items()}
         for client, arrived in self._ask("test", orders, sent, len(orders) + 1, 0):
             correct, size = (arrived.facts.get(name) for name in ("correct", "held_out"))
-            whole = isinstance(correct, int) and isinstance(size, int)
-            if whole and 0 <= correct <= size and size:  # type: ignore[operator]
-                accuracy[client] = correct / size  # type: ignore[operator]
+            if type(correct) is int and type(size) is int and 0 <= correct <= size and size:
+                accuracy[client] = correct / size
             elif arrived.failed or "refused" in arrived.facts:
                 self._say(client, arrived)
         return accuracy

@@ -51,7 +51,9 @@ def received(tree: Tree, keep: Memory) -> Part:
     """The part of one client that sent this, and keeps what it keeps."""
     parts = nested(tree)
     return Part(
-        *(parts.get(name, {}) for name in ("update", "counters", "extra")),
+        update=parts["update"],
+        counters=parts.get("counters", {}),
+        extra=parts.get("extra", {}),
         keep=[keep],
         scalars=parts.get("scalars", {}),
         combined=False,

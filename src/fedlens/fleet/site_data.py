@@ -14,7 +14,7 @@ import torch
 
 from fedlens.core import Examples
 from fedlens.data import numpy_files
-from fedlens.data.arrays import Column, Pixels, examples
+from fedlens.data.arrays import Column, Pixels
 from fedlens.data.folders import listed_by_class
 from fedlens.data.pictures import decode
 from fedlens.fleet.terms import Terms
