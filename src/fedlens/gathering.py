@@ -20,6 +20,7 @@ from fedlens.names import OUTCOMES, REPORTED
 from fedlens.reports import PAUSE, Clock, End, Reporting
 
 MOST_ATTEMPTS = 1000  # of asking, in one round
+MOST_ALIKE = 3  # of asking real clients before others are asked in their place
 MOST_TRAINED = 10  # of them after which clients have trained, and too much was rejected
 
 _NONE = torch.empty(0, dtype=torch.int64)
@@ -128,7 +129,10 @@ class Elsewhere(Gathering):
             return left
         if self.reporting.below_quorum == "stop" or left.attempts >= MOST_TRAINED:
             raise _below_quorum(self.call, left, len(self.asked.clients), quorum)
-        again = _ask_again(self.call, left.attempts)
+        # Those who answered need not train again. The others may be back, and then the round is
+        # what it would have been.
+        same = left.attempts < MOST_ALIKE
+        again = self.asked if same else _ask_again(self.call, left.attempts)
         idle = set(left.reported.clients.tolist()) - set(again.clients.tolist())
         failed = _joined(left.failed, {"surplus": sorted(idle)})
         return replace(left, reported=again, failed=failed, attempts=left.attempts + 1)

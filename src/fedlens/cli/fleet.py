@@ -21,6 +21,10 @@ def _tell(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
+def _ignore(line: str) -> None:
+    return
+
+
 @fleet_app.command("keys")
 def keys_command(
     folder: Annotated[Path, typer.Argument(help="Where the keys are put.")],
@@ -135,11 +139,8 @@ def approve_command(
     site = Site(home, home)
     offers = [terms for terms in site.offers if terms.hash.startswith(experiment or "")]
     if not offers:
-        what = f"an experiment {experiment}" if experiment else "nothing new"
-        raise ValueError(
-            f"{home} was offered {what if not experiment else 'no such experiment'}: "
-            "join the server first, or ask for the right hash"
-        )
+        what = "no such experiment" if experiment else "nothing that is not approved"
+        raise ValueError(f"{home} was offered {what}: join the server first")
     for terms in offers:
         print("\n".join(terms.describe()))
         try:
@@ -174,7 +175,7 @@ def try_command(
     described = of_sites(Experiment.read(experiment, overrides or []), sites)
     if out is not None:
         check_free(out, overwrite=False)
-    tell = (lambda line: None) if quiet else _tell
+    tell = _ignore if quiet else _tell
     with (
         tempfile.TemporaryDirectory(prefix="fedlens-fleet-", ignore_cleanup_errors=True) as place,
         watching(quiet, progress.rounds, "fleet", described.rounds) as watch,

@@ -49,7 +49,7 @@ def unpacked(content: RecordDict) -> tuple[dict[str, Any], Tree]:
     """What was packed; a ValueError if it is not what anybody packed so."""
     try:
         told = json.loads(str(content["facts"]["json"]))
-        arrays = content["arrays"] if "arrays" in content else {}
+        arrays = content.get("arrays", {})
         if sorted(arrays) != sorted(told["names"]):
             raise ValueError("its names are not those of its arrays")
         tensors = {name: _tensor(arrays[name].numpy()) for name in told["names"]}

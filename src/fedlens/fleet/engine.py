@@ -89,12 +89,12 @@ class Fleet(Engine):
             raise Unreported(failed)
         algorithm = program.algorithm
         for row, key in enumerate(own_keys):
-            part = self._answers[key]
+            part = self._answers.pop(key)  # `combine` may write in the place of what it is given
             if algorithm.sums_parts:
                 mine = work.rows(slice(row, row + 1))
                 update = algorithm.combine(part.update, mine.shares, mine.cohort, program.layout)
                 part = part._replace(update=update, combined=True)
-            yield part._replace(borrowed=True)  # it may be asked for again
+            yield part
 
     def _gather(
         self, program: ClientProgram, shared: Shared, work: Work, rows: Mapping[int, list[int]]
@@ -166,7 +166,7 @@ class Fleet(Engine):
                 waiting.discard(client)
                 yield client, arrived
             if unsent and not waiting:
-                # Nobody else is waited for. Those who were away before are not, if it can be helped.
+                # Nobody else is waited for. Those who were away before are not, if need not be.
                 known = unsent <= self._away and len(self._answers) >= needed
                 if passed > AWAY or known:
                     break

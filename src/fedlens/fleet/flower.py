@@ -11,7 +11,6 @@ import ssl
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -179,9 +178,9 @@ class SuperLink:
         while time.monotonic() < last:
             if self.process.poll() is not None:
                 break
-            with suppress(OSError):
-                with urllib.request.urlopen(f"https://{self.address}/health", context=trust):
-                    return
+            health = f"https://{self.address}/health"
+            with suppress(OSError), urllib.request.urlopen(health, context=trust):
+                return
             time.sleep(0.1)
         raise OSError(f"Flower's SuperLink does not start: see {self.log}")
 

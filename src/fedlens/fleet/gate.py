@@ -26,8 +26,11 @@ CALLS = (
 )
 PATHS = frozenset(f"/v1/fleet/{call}".encode() for call in CALLS)
 HOP = frozenset(  # headers of one connection, or that are made anew
-    (b"host", b"connection", b"keep-alive", b"te", b"trailer", b"transfer-encoding", b"upgrade")
-    + (b"content-length", b"proxy-connection", b"proxy-authorization", b"expect")
+    name.encode()
+    for name in (
+        *("host", "connection", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade"),
+        *("content-length", "proxy-connection", "proxy-authorization", "expect"),
+    )
 )
 MOST_BYTES = 64 * 2**20  # of a request: Flower sends arrays in pieces of 5 MB
 SILENCE = 120.0  # seconds after which a connection without a request is closed

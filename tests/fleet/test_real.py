@@ -1,0 +1,77 @@
+"""A federation of real processes, over TLS, with keys: the short form."""
+
+import http.client
+import ssl
+import time
+
+import pytest
+
+import fedlens as fl
+from fedlens.fleet.terms import for_fleet
+from fedlens.run_files import read_records
+from tests.fleet.sites import model_bytes, write_experiment
+
+pytest.importorskip("flwr", reason="a fleet needs flwr: pip install 'fedlens[fleet]'")
+
+from fedlens.fleet.keys import CA
+from tests.fleet.real import Federation, orders, processes_of, soon
+
+
+def post(port, path, ca):
+    trust = ssl.create_default_context(cafile=ca)
+    connection = http.client.HTTPSConnection("127.0.0.1", port, context=trust, timeout=30)
+    try:
+        connection.request("POST", path, body=b"")
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+def test_a_federation_of_processes(tmp_path):
+    """SCAFFOLD ends with the simulation's bytes; sites reach the Fleet API alone; then one ends."""
+    path = write_experiment(tmp_path, '{ name = "scaffold" }', per_round=2)
+    path.write_text(path.read_text().replace("count = 4", "count = 2"))
+    fleet = Federation(tmp_path / "fleet", path)
+    with fleet.opened():
+        ca, port = fleet.keys / CA, fleet.port
+        for name in fleet.sites:
+            fleet.start(name)
+        for place in ("/v1/control/start-run", "/v1/runtime/pull-messages", "/health"):
+            assert post(port, place, ca) == 404
+        assert post(port, "/v1/fleet/../control/start-run", ca) == 404
+        assert post(port, "/v1/fleet/pull-messages", ca) >= 400  # without a key
+        assert post(fleet.link.port, "/v1/control/list-runs", ca) != 404  # from here it is there
+        with pytest.raises(ssl.SSLError):
+            post(port, "/v1/fleet/pull-messages", None)  # a site that trusts another CA
+        assert fleet.run(path, tmp_path / "run") == "finished"
+        fl.run(for_fleet(fl.Experiment.read(path)), tmp_path / "here")
+        assert model_bytes(tmp_path / "run") == model_bytes(tmp_path / "here")
+
+        last = tmp_path / "last.toml"
+        text = path.read_text().replace("scaffold", "fedavg").replace("rounds = 2", "rounds = 1")
+        last.write_text(text + "reporting = { deadline = 60.0 }\nseed = 7\n")
+        fleet.approve(last)
+        ended = soon(lambda: _end_when_asked(fleet, "site-0001"))
+        assert fleet.run(last, tmp_path / "one") == "finished"
+        ended.join()
+        (record,) = read_records(tmp_path / "one")
+        assert record["clients"] == [0]
+        (outcome,) = record["failed"]
+        assert outcome in ("dropped", "unavailable", "late")
+    assert any("refused '/v1/control/start-run'" in line for line in fleet.told)
+    assert any("unknown ca" in line for line in fleet.told)
+    _wait_until(lambda: not processes_of(tmp_path))
+
+
+def _end_when_asked(fleet, name):
+    """A site ends once it has said what it holds."""
+    before = orders(fleet.sites[name], "sizes")
+    _wait_until(lambda: orders(fleet.sites[name], "sizes") > before)
+    fleet.kill(name, how=15)
+
+
+def _wait_until(true, seconds=120):
+    last = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < last
+        time.sleep(0.2)
