@@ -100,6 +100,13 @@ def soon(act: Callable[[], None]) -> threading.Thread:
     return thread
 
 
+def wait_until(true: Callable[[], bool], seconds: float = 180.0) -> None:
+    last = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < last
+        time.sleep(0.2)
+
+
 def processes_of(folder: Path) -> list[str]:
     """The command lines of processes that have to do with a folder."""
     found = []

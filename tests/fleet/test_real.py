@@ -1,8 +1,8 @@
 """A federation of real processes, over TLS, with keys: the short form."""
 
 import http.client
+import signal
 import ssl
-import time
 
 import pytest
 
@@ -14,7 +14,7 @@ from tests.fleet.sites import model_bytes, write_experiment
 pytest.importorskip("flwr", reason="a fleet needs flwr: pip install 'fedlens[fleet]'")
 
 from fedlens.fleet.keys import CA
-from tests.fleet.real import Federation, orders, processes_of, soon
+from tests.fleet.real import Federation, processes_of, soon, wait_until
 
 
 def post(port, path, ca):
@@ -43,7 +43,7 @@ def test_a_federation_of_processes(tmp_path):
         assert post(fleet.link.port, "/v1/control/list-runs", ca) != 404  # from here it is there
         with pytest.raises(ssl.SSLError):
             post(port, "/v1/fleet/pull-messages", None)  # a site that trusts another CA
-        assert fleet.run(path, tmp_path / "run") == "finished"
+        assert fleet.run(path, tmp_path / "run", wait=200.0) == "finished"
         fl.run(for_fleet(fl.Experiment.read(path)), tmp_path / "here")
         assert model_bytes(tmp_path / "run") == model_bytes(tmp_path / "here")
 
@@ -52,7 +52,7 @@ def test_a_federation_of_processes(tmp_path):
         last.write_text(text + "reporting = { deadline = 60.0 }\nseed = 7\n")
         fleet.approve(last)
         ended = soon(lambda: _end_when_asked(fleet, "site-0001"))
-        assert fleet.run(last, tmp_path / "one") == "finished"
+        assert fleet.run(last, tmp_path / "one", wait=200.0) == "finished"
         ended.join()
         (record,) = read_records(tmp_path / "one")
         assert record["clients"] == [0]
@@ -60,18 +60,12 @@ def test_a_federation_of_processes(tmp_path):
         assert outcome in ("dropped", "unavailable", "late")
     assert any("refused '/v1/control/start-run'" in line for line in fleet.told)
     assert any("unknown ca" in line for line in fleet.told)
-    _wait_until(lambda: not processes_of(tmp_path))
+    wait_until(lambda: not processes_of(tmp_path))
 
 
 def _end_when_asked(fleet, name):
-    """A site ends once it has said what it holds."""
-    before = orders(fleet.sites[name], "sizes")
-    _wait_until(lambda: orders(fleet.sites[name], "sizes") > before)
-    fleet.kill(name, how=15)
-
-
-def _wait_until(true, seconds=120):
-    last = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < last
-        time.sleep(0.2)
+    """A site ends in the midst of training."""
+    place = fleet.sites[name].home / "orders"  # a file for each experiment, once it is asked
+    before = len([*place.iterdir()])
+    wait_until(lambda: len([*place.iterdir()]) > before)
+    fleet.kill(name, how=signal.SIGTERM)

@@ -125,7 +125,7 @@ def join_command(
 @fleet_app.command("approve")
 def approve_command(
     home: Annotated[Path, typer.Argument(help="The site's own folder.")],
-    experiment: Annotated[
+    digits: Annotated[
         str | None, typer.Argument(help="The first digits of its hash. [default: what is offered]")
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Approve without asking.")] = False,
@@ -134,12 +134,12 @@ def approve_command(
     from fedlens.fleet.policy import Policy, Refused
     from fedlens.fleet.site import Site
 
-    if yes and experiment is None:
+    if yes and digits is None:
         raise ValueError("--yes approves what you have seen: give the first digits of its hash")
     site = Site(home, home)
-    offers = [terms for terms in site.offers if terms.hash.startswith(experiment or "")]
+    offers = [terms for terms in site.offers if terms.hash.startswith(digits or "")]
     if not offers:
-        what = "no such experiment" if experiment else "nothing that is not approved"
+        what = "no such experiment" if digits else "nothing that is not approved"
         raise ValueError(f"{home} was offered {what}: join the server first")
     for terms in offers:
         print("\n".join(terms.describe()))
@@ -194,7 +194,8 @@ def try_command(
 @fleet_app.command("app")
 def app_command(
     experiment: ExperimentFile,
-    folder: Annotated[Path, typer.Argument(help="Where the app is put.")],
+    overrides: Overrides = None,
+    folder: Annotated[Path, typer.Option("--to", help="Where the app is put.")] = Path("app"),
     sites: Annotated[int, typer.Option(min=1, help="How many sites it waits for.")] = 2,
     out: Annotated[str, typer.Option(help="The run folder, on the server.")] = "runs/fleet",
 ) -> None:
@@ -204,7 +205,9 @@ def app_command(
 
     if folder.exists():
         raise ValueError(f"{folder} exists: choose another")
-    write_app(folder, Experiment.read(experiment).toml(), sites, str(Path(out).resolve()))
+    write_app(
+        folder, Experiment.read(experiment, overrides or []).toml(), sites, str(Path(out).resolve())
+    )
     print(f"{folder}: run it with: flwr run {folder}")
 
 

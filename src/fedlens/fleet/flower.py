@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import os
 import shlex
 import signal
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -222,15 +224,15 @@ class SuperLink:
 
     def run(self, app: Path, config: Mapping[str, str]) -> int:
         """Start a run of an app; its number."""
-        import hashlib
-
         from flwr.cli.build import build_fab_from_disk
         from flwr.common.serde import fab_to_proto, user_config_to_proto
         from flwr.proto.control_pb2 import StartRunRequest
         from flwr.supercore.constant import NOOP_FEDERATION_ID
         from flwr.supercore.fab import Fab
 
-        content = build_fab_from_disk(app)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Flower calls what others are about to give up
+            content = build_fab_from_disk(app)
         fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
         request = StartRunRequest(
             fab=fab_to_proto(fab),

@@ -146,6 +146,7 @@ def client_blocks(groups: Sequence[Group]) -> Iterator[Block]:
             percent=True,
             styles={"solid": "median client", "dashed": "tenth percentile"},
         )
+    yield from _by_name(groups)
     dots = [(one.name, run.evaluation["client_accuracy"]) for one in groups
             if (run := one.runs[0]).evaluation.get("client_accuracy")]  # fmt: skip
     if dots:
@@ -157,6 +158,26 @@ def client_blocks(groups: Sequence[Group]) -> Iterator[Block]:
             x_label="accuracy",
             percent=True,
         )
+
+
+def _by_name(groups: Sequence[Group]) -> Iterator[Block]:
+    """The accuracy of each client, where there are few of them and they have names."""
+    for one in groups:
+        run = one.runs[0]
+        names = (run.partition or {}).get("client_names")
+        accuracy = run.evaluation.get("client_accuracy")
+        if not isinstance(names, list) or not isinstance(accuracy, list):
+            continue
+        if len(names) == len(accuracy) <= MANY // 3:
+            of = f": {one.name}" if len(groups) > 1 else ""
+            yield Bars(
+                title=f"Accuracy by client{of}",
+                caption="Accuracy of the final model on what each client holds out.",
+                groups=[str(name) for name in names],
+                series=[Series("accuracy", accuracy)],
+                y_label="accuracy",
+                percent=True,
+            )
 
 
 def _confusion(one: Group) -> Array | None:  # [L, L + 1]
