@@ -15,13 +15,12 @@ from fedlens.run_files import read_records, read_summary
 from fedlens.runs.folder import RunFolder
 from tests.fleet.sites import (
     NAMES,
+    Nearby,
     make_sites,
     model_bytes,
     run_nearby,
     write_experiment,
 )
-
-EVERYONE = {"per_round": 4}
 
 
 def spoilt(arrived: Arrived, fn) -> Arrived:
@@ -59,9 +58,9 @@ NAMED = {
 @pytest.mark.parametrize("fault", BAD)
 def test_a_bad_update_is_named_and_never_in_the_model(fault, tmp_path):
     path = write_experiment(
-        tmp_path, '{ name = "scaffold" }', "reporting = { largest = 1000.0 }\n", **EVERYONE
+        tmp_path, '{ name = "scaffold" }', "reporting = { largest = 1000.0 }\n", per_round=4
     )
-    sites, told = make_sites(path, tmp_path / "sites"), []
+    sites, told = make_sites(path, tmp_path / "sites"), list[str]()
 
     def change(name, what, arrived):
         return BAD[fault](arrived) if (name, what) == ("bob", "train") else arrived
@@ -76,7 +75,7 @@ def test_a_bad_update_is_named_and_never_in_the_model(fault, tmp_path):
 
 
 def test_shares_are_those_of_the_sites_that_answered(tmp_path):
-    path = write_experiment(tmp_path, rounds=1, **EVERYONE)
+    path = write_experiment(tmp_path, rounds=1, per_round=4)
     sites = make_sites(path, tmp_path / "sites")
     for count, site in enumerate(sites, 1):
         with np.load(site.data) as held:
@@ -112,7 +111,7 @@ def test_a_site_goes_on_from_its_last_update_that_counted(tmp_path):
         '{ name = "scaffold" }',
         "reporting = { quorum = 1.0 }\n",
         rounds=3,
-        **EVERYONE,
+        per_round=4,
     )
     sites = make_sites(path, tmp_path / "sites")
 
@@ -131,8 +130,8 @@ def test_a_site_goes_on_from_its_last_update_that_counted(tmp_path):
 
 def test_an_update_that_was_not_taken_is_not_gone_on_from(tmp_path):
     """One site's update of the first round comes too late; with the next ones it starts anew."""
-    path = write_experiment(tmp_path, '{ name = "scaffold" }', rounds=2, **EVERYONE)
-    sites, orders = make_sites(path, tmp_path / "sites"), []
+    path = write_experiment(tmp_path, '{ name = "scaffold" }', rounds=2, per_round=4)
+    sites, orders = make_sites(path, tmp_path / "sites"), list[str]()
 
     def change(name, what, arrived):
         if (name, what) == ("cat", "train") and not orders:
@@ -140,7 +139,7 @@ def test_an_update_that_was_not_taken_is_not_gone_on_from(tmp_path):
             return Arrived({}, {}, "late")
         return arrived
 
-    made = []
+    made: list[Nearby] = []
     run_nearby(path, tmp_path / "run", sites, change, nearby=made)
     asked = [o for one in made for name, what, o in one.orders if (name, what) == ("cat", "train")]
     assert [order["counted"] for order in asked] == [None, None]
@@ -155,7 +154,7 @@ class Killed(BaseException):
 @pytest.mark.parametrize("at", range(1, 12, 2))
 def test_a_server_that_was_killed_goes_on_to_the_same_bytes(at, tmp_path):
     """After any reply: between two of a round, or after the last and before its checkpoint."""
-    path = write_experiment(tmp_path, '{ name = "scaffold" }', rounds=3, **EVERYONE)
+    path = write_experiment(tmp_path, '{ name = "scaffold" }', rounds=3, per_round=4)
     sites = make_sites(path, tmp_path / "sites")
     count = 0
 
@@ -176,9 +175,9 @@ def test_a_server_that_was_killed_goes_on_to_the_same_bytes(at, tmp_path):
 
 def test_a_site_that_is_away_is_waited_for_and_then_left_out(tmp_path, monkeypatch):
     monkeypatch.setattr(engine, "AWAY", 0.3)
-    path = write_experiment(tmp_path, rounds=2, **EVERYONE)
+    path = write_experiment(tmp_path, rounds=2, per_round=4)
     sites = make_sites(path, tmp_path / "sites")
-    made = []
+    made: list[Nearby] = []
 
     def change(name, what, arrived):
         for one in made:
@@ -202,7 +201,7 @@ def test_the_first_sites_are_taken_where_more_are_asked(tmp_path):
 
 def test_a_run_stops_below_quorum_where_the_experiment_says_so(tmp_path):
     more = 'reporting = { quorum = 1.0, below_quorum = "stop" }\n'
-    path = write_experiment(tmp_path, more=more, **EVERYONE)
+    path = write_experiment(tmp_path, more=more, per_round=4)
     sites = make_sites(path, tmp_path / "sites")
 
     def change(name, what, arrived):

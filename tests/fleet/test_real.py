@@ -7,14 +7,13 @@ import ssl
 import pytest
 
 import fedlens as fl
+from fedlens.fleet.keys import CA
 from fedlens.fleet.terms import for_fleet
 from fedlens.run_files import read_records
+from tests.fleet.real import Federation, processes_of, soon, wait_until
 from tests.fleet.sites import model_bytes, write_experiment
 
 pytest.importorskip("flwr", reason="a fleet needs flwr: pip install 'fedlens[fleet]'")
-
-from fedlens.fleet.keys import CA
-from tests.fleet.real import Federation, processes_of, soon, wait_until
 
 
 def post(port, path, ca):

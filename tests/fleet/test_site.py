@@ -14,7 +14,7 @@ from fedlens.fleet.policy import FILE
 from fedlens.fleet.site import Site
 from fedlens.fleet.site_data import site_examples
 from fedlens.fleet.terms import Terms, for_fleet
-from tests.fleet.sites import CLASSES, make_sites, run_nearby, write_experiment
+from tests.fleet.sites import CLASSES, Nearby, make_sites, run_nearby, write_experiment
 
 
 def one_site(tmp_path, algorithm='{ name = "fedavg" }', approved=True, **options):
@@ -31,7 +31,7 @@ def sizes(site, terms):
 
 def test_nothing_but_the_declared_payload_leaves_a_site(tmp_path):
     path = write_experiment(tmp_path, '{ name = "scaffold" }', holdout=0.2)
-    made = []
+    made: list[Nearby] = []
     run_nearby(path, tmp_path / "run", make_sites(path, tmp_path / "sites"), nearby=made)
     allowed = {
         "sizes": {"experiment", "size", "held_out"},
@@ -103,7 +103,7 @@ def test_an_update_that_is_too_long_does_not_leave(tmp_path):
     path = write_experiment(tmp_path, rounds=1, per_round=4)
     sites = make_sites(path, tmp_path / "sites")
     (sites[2].home / FILE).write_text("largest_norm = 1e-6\n")
-    told, made = [], []
+    told, made = list[str](), list[Nearby]()
     run_nearby(path, tmp_path / "run", sites, told=told, nearby=made)
     assert any(line.startswith("cat: refused: its policy holds back") for line in told)
     sent = [a for one in made for name, what, a in one.replies if (name, what) == ("cat", "train")]
