@@ -7,6 +7,7 @@ import ssl
 import pytest
 
 import fedlens as fl
+from fedlens.fleet import flower
 from fedlens.fleet.keys import CA
 from fedlens.fleet.terms import for_fleet
 from fedlens.run_files import read_records
@@ -26,8 +27,20 @@ def post(port, path, ca):
         connection.close()
 
 
-def test_a_federation_of_processes(tmp_path):
-    """SCAFFOLD ends with the simulation's bytes; sites reach the Fleet API alone; then one ends."""
+POISON = """
+from pathlib import Path
+
+if "{half}" == "client":
+    Path({marker!r}).touch()
+"""
+
+
+def test_a_federation_of_processes(tmp_path, monkeypatch):
+    """SCAFFOLD ends with the simulation's bytes, though the app that the server sends would do
+    something else; sites reach the Fleet API alone; and then one of them ends."""
+    marker = tmp_path / "ran"
+    text = POISON.replace("{marker!r}", repr(str(marker))) + flower.HALF
+    monkeypatch.setattr(flower, "HALF", text)
     path = write_experiment(tmp_path, '{ name = "scaffold" }', per_round=2)
     path.write_text(path.read_text().replace("count = 4", "count = 2"))
     fleet = Federation(tmp_path / "fleet", path)
@@ -45,6 +58,9 @@ def test_a_federation_of_processes(tmp_path):
         assert fleet.run(path, tmp_path / "run", wait=200.0) == "finished"
         fl.run(for_fleet(fl.Experiment.read(path)), tmp_path / "here")
         assert model_bytes(tmp_path / "run") == model_bytes(tmp_path / "here")
+
+        assert not marker.exists()
+        assert not any((site.home / "flower" / "apps").exists() for site in fleet.sites.values())
 
         last = tmp_path / "last.toml"
         text = path.read_text().replace("scaffold", "fedavg").replace("rounds = 2", "rounds = 1")

@@ -13,6 +13,7 @@ import hashlib
 import socket
 import ssl
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,7 @@ class Gate:
         self._error: OSError | None = None
         self._told: set[str] = set()
         self._open: set[asyncio.Task[None]] = set()
+        self._transports: weakref.WeakSet[asyncio.Transport] = weakref.WeakSet()
         self._thread = threading.Thread(target=self._run, name="fleet-gate", daemon=True)
 
     def __enter__(self) -> Gate:
@@ -101,6 +103,9 @@ class Gate:
                 for task in (accepting, *self._open):
                     task.cancel()
                 await asyncio.gather(accepting, *self._open, return_exceptions=True)
+                for transport in list(self._transports):
+                    transport.abort()
+                await asyncio.sleep(0.1)  # in which they are closed
 
     async def _accept(self, listener: socket.socket, context: ssl.SSLContext, client: Any) -> None:
         while True:
@@ -130,6 +135,7 @@ class Gate:
                 why = (error.reason or "no TLS").replace("_", " ").lower()
                 self._say(f"refused a connection from {peer}: {why}")
             return
+        self._transports.add(transport)
         writer = asyncio.StreamWriter(transport, protocol, reader, self._loop)
         http = h11.Connection(h11.SERVER, max_incomplete_event_size=2**16)
         try:

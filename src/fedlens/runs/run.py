@@ -79,6 +79,8 @@ def resume(
 
 def as_begun(experiment: Experiment, manifest: dict[str, Any]) -> Experiment:
     """With the engine and the precision that a run began with, whatever `auto` means here."""
+    if manifest.get("engine") == "fleet":
+        raise ValueError("it ran on a fleet: go on with `fedlens fleet serve` and --resume")
     chosen = {key: manifest[key] for key in ("engine", "precision") if key in manifest}
     return replace(experiment, **chosen)
 
