@@ -21,7 +21,8 @@ from fedlens.fleet.keys import (
     make_server_keys,
     make_site_key,
     public_keys,
-)from tests.fleet.real import wait_until
+)
+from tests.fleet.real import wait_until
 
 for needed in ("h11", "httpx", "cryptography"):
     pytest.importorskip(needed, reason="a fleet needs flwr: pip install 'fedlens[fleet]'")
