@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install demo test test-long test-large test-ray test-gpu lint format clean
+.PHONY: install demo test test-long test-fleet test-ray test-large test-gpu lint format clean
 
 install: .venv/installed
 
@@ -23,6 +23,10 @@ test: lint
 # What takes minutes or hours: many more kills, malformed files and rounds than in `make test`.
 test-long: install
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -m long
+
+# Federations of real processes, with every fault that they may have: a quarter of an hour.
+test-fleet: install
+	OMP_NUM_THREADS=1 $(BIN)/pytest -s -m fleet tests/fleet/test_long.py
 
 test-large: install
 	FEDLENS_LARGE=1 $(BIN)/pytest -s --durations=1 tests/data/test_large.py

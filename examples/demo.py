@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import fedlens as fl
-from fedlens.cli import progress
 from fedlens.report import read_all, report, rows, table
+from fedlens.runs import progress
 
 FOLDER = Path("runs/demo")
 ALGORITHMS: dict[str, dict[str, Any]] = {

@@ -38,6 +38,7 @@ ORDER = [
     ["runs"],
     ["report", "recipes"],
     ["deploy"],
+    ["fleet"],
     ["__init__"],  # what `import fedlens` offers
     ["cli"],
     ["__main__"],

@@ -68,6 +68,12 @@ class Setup:
     parts: dict[str, Examples]  # what the server's model is evaluated on, by name
     engine: Engine
     clock: Clock | None = None  # what clients are on a virtual one, and who is waited for
+    knows_labels: bool = True  # whether the server knows which labels clients hold
+
+    @property
+    def some_may_fail(self) -> bool:
+        """Whether not everybody who is asked need report."""
+        return self.clock is not None or self.engine.reporting is not None
 
     @property
     def devices(self) -> tuple[torch.device, ...]:
@@ -81,7 +87,7 @@ def build(experiment: Experiment, data: Path | None = None, beside: Setup | None
     `beside` is a setup whose examples are the same, as clients see them: the two share them.
     """
     device, workers = _devices(experiment)
-    dataset = _dataset(experiment.dataset, data)
+    dataset = load_dataset(experiment.dataset, data)
     train, validation = dataset.train, None
     if "validation" in experiment.evaluate.on:
         train, validation = _set_apart(train, experiment)
@@ -96,10 +102,10 @@ def build(experiment: Experiment, data: Path | None = None, beside: Setup | None
     else:
         client_tests = _own_tests(experiment, dataset.test, split)
 
-    algorithm = _algorithm(experiment)
+    algorithm = make_algorithm(experiment)
     if device.type == "cpu" and not workers:
         _demand_memory(experiment, dataset, algorithm, split)
-    network, weights = _network(experiment, dataset)
+    network, weights = make_network(experiment, dataset)
     if not all(bool(p.isfinite().all()) for p in network.params.values()):
         raise ValueError("the model starts with numbers that are not finite: initialise it anew")
     algorithm.combine.check(network.layout)
@@ -143,7 +149,7 @@ def partition(
     experiment: Experiment, data: Path | None = None
 ) -> tuple[Dataset, Examples, Holdings]:
     """The data set, what is trained on, and who holds what of it (in the first round)."""
-    dataset = _dataset(experiment.dataset, data)
+    dataset = load_dataset(experiment.dataset, data)
     train = dataset.train
     if "validation" in experiment.evaluate.on:
         train, _ = _set_apart(train, experiment)
@@ -151,7 +157,7 @@ def partition(
     return dataset, train, Federation(train, dataset.num_classes, split).everyone(0)
 
 
-def _dataset(given: Named | Dataset, data: Path | None) -> Dataset:
+def load_dataset(given: Named | Dataset, data: Path | None) -> Dataset:
     data = existing(data)
     if isinstance(given, Dataset):
         made = given
@@ -173,7 +179,7 @@ def _on_disk(dataset: Dataset, given: Named | Dataset, data: Path | None) -> OnD
 
 
 def _images(given: Named, data: Path | None) -> Sequence[torch.Tensor]:
-    dataset = _dataset(given, data)
+    dataset = load_dataset(given, data)
     return dataset.train.images, dataset.test.images
 
 
@@ -240,9 +246,16 @@ def _hold_out(split: Split, experiment: Experiment) -> tuple[Split, Holdings]:
             f"{experiment.clients.partition.name!r} gives clients other examples in every round: "
             "leave clients.holdout out"
         )
-    everyone = split.everyone
+    train, tested = held_out(split.everyone, experiment, torch.arange(split.num_clients))
+    return Fixed(train), tested
+
+
+def held_out(
+    everyone: Holdings, experiment: Experiment, clients: torch.Tensor
+) -> tuple[Holdings, Holdings]:
+    """What these clients train on, and what each is tested on."""
     root = keys.fold(keys.root(_split_seed(experiment)), keys.purpose("holdout"))
-    own = keys.fold(root, torch.arange(len(everyone)))
+    own = keys.fold(root, clients)
     order = torch.from_numpy(keys.shuffle_segments(everyone.offsets.numpy(), own.numpy()))
     position = torch.arange(len(order)) - everyone.offsets[everyone.owners]
     apart = (everyone.sizes * experiment.clients.holdout).long()
@@ -253,7 +266,7 @@ def _hold_out(split: Split, experiment: Experiment) -> tuple[Split, Holdings]:
         sizes = torch.bincount(everyone.owners[mask], minlength=len(everyone))
         return Holdings(index[mask], offsets_of(sizes), everyone.names)
 
-    return Fixed(holdings(~tested)), holdings(tested)
+    return holdings(~tested), holdings(tested)
 
 
 def _demand_memory(
@@ -333,7 +346,7 @@ def untrained(experiment: Experiment, shape: tuple[int, int, int], outputs: int)
     return group_norm(module) if experiment.norm == "group" else module
 
 
-def _network(experiment: Experiment, dataset: Dataset) -> tuple[Network, Loaded | None]:
+def make_network(experiment: Experiment, dataset: Dataset) -> tuple[Network, Loaded | None]:
     outputs = experiment.outputs or dataset.num_classes
     if outputs < dataset.num_classes:
         raise ValueError(
@@ -407,7 +420,7 @@ def _try_training(network: Network, images: torch.Tensor) -> None:
         )
 
 
-def _algorithm(experiment: Experiment) -> Algorithm:
+def make_algorithm(experiment: Experiment) -> Algorithm:
     local = experiment.local
     base = Algorithm(
         select=Uniformly(experiment.clients.cohort),

@@ -69,6 +69,7 @@ class ClientProgram:
     each: tuple[Algorithm, ...] = ()
     form: WeightForm | None = None
     guarded: bool = False  # whether the norm of all that a client sends is measured
+    apart: bool = False  # whether uploads stay as they are: who else reports is not known yet
 
     @classmethod
     def joint(cls, programs: Sequence[ClientProgram], like: Tensor) -> ClientProgram:
@@ -100,7 +101,7 @@ class ClientProgram:
     @cached_property
     def structure(self) -> list[Any]:
         """All that is recorded of it, but for `numbers`: what clients do, and what is combined."""
-        found: list[Any] = [self.layout, self.augment, self.form, self.guarded]
+        found: list[Any] = [self.layout, self.augment, self.form, self.guarded, self.apart]
         for one in self.algorithms:
             rules = with_numbers((one.objective, one.solve), itertools.repeat(_A_NUMBER))
             found += [rules, one.upload, one.channel, one.combine, one.carries, one.memory]
@@ -356,7 +357,8 @@ class ClientProgram:
         scalars = {"loss": loss, **upload.scalars}
         if self.guarded:
             scalars[NORM] = norm_of([sent, *upload.extra.values()], loss)
-        combined = algorithm.sums_parts or len(loss) == inputs.cohort_sizes[number]
+        whole = len(loss) == inputs.cohort_sizes[number]
+        combined = not self.apart and (algorithm.sums_parts or whole)
         if combined:
             sent = algorithm.combine(sent, shares, cohort, self.layout)
         counters = {name: t.amax(0) for name, t in model.items() if not t.is_floating_point()}

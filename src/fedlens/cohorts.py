@@ -15,7 +15,7 @@ from torch import Tensor
 from fedlens import keys
 from fedlens.algorithm import Algorithm
 from fedlens.core import Federation, Holdings, Plan, Tree
-from fedlens.reports import REJECTED, Clock, End
+from fedlens.reports import REJECTED, Clock, End, Reporting
 
 SELECT, CLIENT, DRAW = keys.purpose("select"), keys.purpose("client"), keys.purpose("draw")
 ATTEMPT = keys.purpose("attempt")
@@ -89,6 +89,7 @@ class Call:
     clock: Clock | None = None
     time: float = 0.0
     flights: Tree = field(default_factory=dict)
+    elsewhere: Reporting | None = None  # the rules by which real clients are waited for
 
     def select(self, count: int | None = None, *again: int) -> Tensor:  # [C]
         """`count` clients, or as many as the algorithm has; others for every other word."""
@@ -103,11 +104,11 @@ class Call:
     @property
     def num_asked(self) -> int | None:
         """How many clients are asked, if not as many as the algorithm has."""
-        over = 1.0 if self.clock is None else self.clock.reporting.over_select
-        if over == 1:
+        rules = self.elsewhere or (self.clock.reporting if self.clock is not None else None)
+        if rules is None or rules.over_select == 1:
             return None
         select = self.algorithm.select
-        many = math.ceil(over * select.cohort_size - 1e-9)
+        many = math.ceil(rules.over_select * select.cohort_size - 1e-9)
         return many if select.replacement else min(many, self.federation.num_clients)
 
 

@@ -6,7 +6,6 @@ reports, and ask again if these are too few; `Asynchronous` ones take what arriv
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -18,9 +17,10 @@ from fedlens.cohorts import ATTEMPT, DRAW, Asked, BelowQuorum, Call, Flight, Rep
 from fedlens.core import Holdings, Plan, Tree
 from fedlens.devices import alike
 from fedlens.names import OUTCOMES, REPORTED
-from fedlens.reports import PAUSE, Clock, End
+from fedlens.reports import PAUSE, Clock, End, Reporting
 
 MOST_ATTEMPTS = 1000  # of asking, in one round
+MOST_ALIKE = 3  # of asking real clients before others are asked in their place
 MOST_TRAINED = 10  # of them after which clients have trained, and too much was rejected
 
 _NONE = torch.empty(0, dtype=torch.int64)
@@ -64,8 +64,7 @@ class Synchronous(Gathering):
 
     @property
     def quorum(self) -> int:
-        share = math.ceil(self.clock.reporting.quorum * self.goal - 1e-9)
-        return max(share, self.call.algorithm.combine.fewest, 1)
+        return self.clock.reporting.needed(self.goal, self.call.algorithm.combine.fewest)
 
     def reports(self) -> Reports:
         return self._from(Reports(_NOBODY, time=self.call.time, attempts=0, num_trained=0))
@@ -84,7 +83,7 @@ class Synchronous(Gathering):
         """The next attempt that brings a quorum."""
         time, failed = before.time, before.failed
         for attempt in range(before.attempts, MOST_ATTEMPTS):
-            asked = self.asked if attempt == 0 else self._ask_again(attempt)
+            asked = self.asked if attempt == 0 else _ask_again(self.call, attempt)
             fault_keys = asked.keys if attempt == 0 else keys.fold(asked.keys, ATTEMPT, attempt)
             ends = self.clock.ends(asked.clients, fault_keys, asked.plan.counts.sum(1), time)
             outcomes, time = self.clock.first(ends, self.goal, time)
@@ -103,22 +102,40 @@ class Synchronous(Gathering):
             time += PAUSE
         raise self._stop(found)
 
-    def _ask_again(self, attempt: int) -> Asked:
-        call = self.call
-        (asked,) = ask([(call, call.select(call.num_asked, ATTEMPT, attempt))])
-        return asked
-
     def _check_repeats(self, found: Reports) -> None:
         if self.clock.reporting.below_quorum == "stop":
             raise self._stop(found)
 
     def _stop(self, found: Reports) -> BelowQuorum:
-        return BelowQuorum(
-            f"in round {self.call.round + 1} {len(found.reported.clients)} of "
-            f"{len(self.asked.clients)} clients reported, and the quorum is {self.quorum} "
-            f"(attempt {found.attempts}): choose a lower reporting.quorum, a later deadline, or a "
-            "higher over_select"
-        )
+        return _below_quorum(self.call, found, len(self.asked.clients), self.quorum)
+
+
+@dataclass(frozen=True)
+class Elsewhere(Gathering):
+    """Clients in places of their own, of whom it is seen only afterwards who answered."""
+
+    call: Call
+    reporting: Reporting
+    asked: Asked  # at first
+
+    def reports(self) -> Reports:
+        return Reports(self.asked)
+
+    def without(self, reports: Reports, rejected: Mapping[int, str]) -> Reports:
+        left, algorithm = _refused(reports, rejected), self.call.algorithm
+        goal = min(algorithm.select.cohort_size, len(self.asked.clients))
+        quorum = self.reporting.needed(goal, algorithm.combine.fewest)
+        if len(left.reported.clients) >= quorum:
+            return left
+        if self.reporting.below_quorum == "stop" or left.attempts >= MOST_TRAINED:
+            raise _below_quorum(self.call, left, len(self.asked.clients), quorum)
+        # Those who answered need not train again. The others may be back, and then the round is
+        # what it would have been.
+        same = left.attempts < MOST_ALIKE
+        again = self.asked if same else _ask_again(self.call, left.attempts)
+        idle = set(left.reported.clients.tolist()) - set(again.clients.tolist())
+        failed = _joined(left.failed, {"surplus": sorted(idle)})
+        return replace(left, reported=again, failed=failed, attempts=left.attempts + 1)
 
 
 @dataclass(frozen=True)
@@ -235,7 +252,22 @@ def gathering(call: Call, asked: Asked | None) -> Gathering:
         clock = call.clock or Clock(alike(call.federation.num_clients, keys.root(call.seed)))
         return Asynchronous(call, clock, pace.buffer)
     assert asked is not None
+    if call.elsewhere is not None:
+        return Elsewhere(call, call.elsewhere, asked)
     return Everyone(asked) if call.clock is None else Synchronous(call, call.clock, asked)
+
+
+def _ask_again(call: Call, attempt: int) -> Asked:
+    (asked,) = ask([(call, call.select(call.num_asked, ATTEMPT, attempt))])
+    return asked
+
+
+def _below_quorum(call: Call, found: Reports, num_asked: int, quorum: int) -> BelowQuorum:
+    return BelowQuorum(
+        f"in round {call.round + 1} {len(found.reported.clients)} of {num_asked} clients reported, "
+        f"and the quorum is {quorum} (attempt {found.attempts}): choose a lower reporting.quorum, "
+        "a later deadline, or a higher over_select"
+    )
 
 
 def _refused(reports: Reports, rejected: Mapping[int, str]) -> Reports:

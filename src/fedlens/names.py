@@ -170,5 +170,6 @@ REPORTED = "reported"
 OUTCOMES = (
     *(REPORTED, "surplus", "late", "unavailable"),
     *("absent", "dropped", "nan", "infinite", "huge", "malformed"),  # `reports.Faults`
+    *("raised", "refused", "stale", "foreign"),  # of sites: see docs/fleet.md
 )
 """What may become of a client that is asked. `surplus`: enough others were faster."""

@@ -51,7 +51,8 @@ class Faults:
         return [[*names, REPORTED][place] for place in places.tolist()]
 
 
-REJECTED = ("nan", "infinite", "huge", "malformed")  # they arrive, and are not taken
+REJECTED = ("nan", "infinite", "huge", "malformed", "stale", "foreign")
+"""They arrive, and are not taken."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,10 @@ class Reporting:
         ):
             if not fits:
                 raise ValueError(f"reporting.{name} is {getattr(self, name)}: {remedy}")
+
+    def needed(self, goal: int, fewest: int) -> int:
+        """How many of `goal` clients must report, if what they send needs `fewest`."""
+        return max(math.ceil(self.quorum * goal - 1e-9), fewest, 1)
 
     def rejects(self, norm: float) -> str | None:
         """Why an update of this norm is not taken, if it is not."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -24,10 +24,10 @@ from fedlens.core import (
     Tree,
     tree_map,
 )
-from fedlens.engines import Engine
+from fedlens.engines import Engine, Unreported
 from fedlens.gathering import Gathering, gathering
 from fedlens.network.network import Network
-from fedlens.reports import Clock
+from fedlens.reports import Clock, Reporting
 from fedlens.traffic import num_bytes, sum_of_bytes
 from fedlens.trees import converted, copy_tensors, moved, stack
 from fedlens.uploads import NORM, Uploads
@@ -154,17 +154,20 @@ def run_rounds(
     taken is found when all have trained: then they train again without it, which gives the others'
     updates once more, and the shares that are right without it.
     """
-    gathered = _gatherings(experiments)
+    gathered = _gatherings(experiments, engine.reporting)
     reports = [_named(g, one.reports) for g, one in enumerate(gathered)]
     while True:
         models = [_models(*each) for each in zip(experiments, reports, strict=True)]
         works = [_work(*each) for each in zip(experiments, reports, models, strict=True)]
         shared, exact = _shared(experiments, models)
         uploads = [Uploads() for _ in experiments]
-        for part in engine.map(program, shared, Work.joint(works)):
-            uploads[part.group].add(part)
-        wholes = [one.whole() for one in uploads]
-        rejected = [_rejected(*each) for each in zip(experiments, wholes, strict=True)]
+        try:
+            for part in engine.map(program, shared, Work.joint(works)):
+                uploads[part.group].add(part)
+            wholes = [one.whole() for one in uploads]
+            rejected = [_rejected(*each) for each in zip(experiments, wholes, strict=True)]
+        except Unreported as error:  # of an experiment that is alone
+            rejected = [dict(error.rows)]
         if not any(rejected):
             break
         for g, rows in enumerate(rejected):
@@ -176,9 +179,9 @@ def run_rounds(
     ]
 
 
-def _gatherings(experiments: Sequence[RoundInput]) -> list[Gathering]:
+def _gatherings(experiments: Sequence[RoundInput], elsewhere: Reporting | None) -> list[Gathering]:
     """How the reports of each experiment's round come together."""
-    calls = [one.call for one in experiments]
+    calls = [replace(one.call, elsewhere=elsewhere) for one in experiments]
     if any(call.algorithm.pace is not None for call in calls):
         return [gathering(call, None) for call in calls]
     asked = ask([(call, call.select(call.num_asked)) for call in calls])
@@ -216,19 +219,20 @@ def _shared(
     """What clients are sent, and the models [G, ...] in float64 that servers move."""
     sent = [model for versions in models for model in versions.values()]
     params, buffers, told = (stack([one[part] for one in sent]) for part in _PARTS)
-    exact = _exact(params | buffers)
+    exact = exact_model(params | buffers)
     pace = experiments[0].program.algorithm.pace
     if pace is None:
         return Shared(params, buffers, exact, told), exact
     assert len(experiments) == 1, "asynchronous rounds are those of one experiment"
     state = experiments[0].state
-    now = _exact(stack([state.params | state.buffers]))
+    now = exact_model(stack([state.params | state.buffers]))
     if pace.since == "now":
         exact = {name: t.expand(len(sent), *t.shape[1:]).contiguous() for name, t in now.items()}
     return Shared(params, buffers, exact, told), now
 
 
-def _exact(model: Tree) -> Tree:
+def exact_model(model: Tree) -> Tree:
+    """What updates are taken from: the floats of a model, in float64."""
     floats = {name: t for name, t in model.items() if t.is_floating_point()}
     return converted(floats, torch.float64)  # also if it is that: the server moves it in place
 

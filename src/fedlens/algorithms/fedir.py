@@ -66,4 +66,5 @@ def fedir(base: Algorithm, p: tuple[float, ...] | None = None) -> Algorithm:
         base,
         objective=base.objective.times(LabelWeight()),
         tell=(*base.tell, TellLabels(p)),
+        discloses=base.discloses | ({"label_counts"} if p is None else set()),
     )

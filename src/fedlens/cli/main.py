@@ -20,6 +20,7 @@ from fedlens.cli.bench import bench_command
 from fedlens.cli.compare import compare_command
 from fedlens.cli.data import data_app
 from fedlens.cli.doctor import doctor_command
+from fedlens.cli.fleet import fleet_app
 from fedlens.cli.import_images import import_command
 from fedlens.cli.list import list_command
 from fedlens.cli.new import new_command
@@ -59,6 +60,7 @@ app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 for verb, command in VERBS.items():
     app.command(verb)(command)
 app.add_typer(data_app, name="data")
+app.add_typer(fleet_app, name="fleet")
 
 
 def _version(wanted: bool) -> None:

@@ -117,49 +117,54 @@ def resume_command(
 
 
 def _finish(result: Result, as_json: bool) -> None:
+    assert result.folder is not None
+    finish_run(result.folder, result.status, as_json)
+
+
+def finish_run(folder: Path, status: str, as_json: bool) -> None:
+    """The page of a run that is over, what it came to, and the exit status."""
     from fedlens.report import read_all, report, rows, table
     from fedlens.report.tables import CLIENTS, client_rows
-    from fedlens.run_files import MANIFEST, SUMMARY, read_manifest
+    from fedlens.run_files import MANIFEST, SUMMARY, read_manifest, read_records, read_summary
     from fedlens.runs.active import not_finite
 
-    assert result.folder is not None
     with once_written():
         if as_json:
-            print((result.folder / SUMMARY).read_text(encoding="utf-8"), end="", flush=True)
+            print((folder / SUMMARY).read_text(encoding="utf-8"), end="", flush=True)
         else:
-            (run,) = read_all([result.folder])
+            (run,) = read_all([folder])
             print(table(*rows([run])))
             named = run.partition is not None and "client_names" in run.partition
             if named and (clients := client_rows(run)):
                 print(f"\n{table(CLIENTS, clients)}\n")
-            print(f"run:    {result.folder}", flush=True)  # the page takes longer than some runs
-        page = report([result.folder])
+            print(f"run:    {folder}", flush=True)  # the page takes longer than some runs
+        page = report([folder])
         if not as_json:
             print(f"report: {page}")
-    left_out = len(read_manifest(result.folder).get("left_out", []))
+    summary = read_summary(folder)
+    left_out = len(read_manifest(folder).get("left_out", []))
     if left_out:
         counted = "1 image was" if left_out == 1 else f"{left_out:,} images were"
-        where = result.folder / MANIFEST
-        print(f"fedlens: {counted} left out, listed in {where}", file=sys.stderr)
-    wrong = not_finite(result.records) if result.status == "invalid" else []
+        print(f"fedlens: {counted} left out, listed in {folder / MANIFEST}", file=sys.stderr)
+    wrong = not_finite(read_records(folder)) if status == "invalid" else []
     if wrong:
         print(
             f"fedlens: the run is over, but its final {' and '.join(wrong)} is no finite number: "
             "look at the test images and at the model, or try a smaller local.lr",
             file=sys.stderr,
         )
-    elif result.summary["collapsed"] and result.status != "diverged":
+    elif summary["collapsed"] and status != "diverged":
         print(
-            f"fedlens: after {len(result.records)} rounds the model gives every image the same "
+            f"fedlens: after {summary['rounds']} rounds the model gives every image the same "
             "class: train longer or, if it did better before, with a smaller local.lr",
             file=sys.stderr,
         )
-    if result.status == "diverged":
-        last = result.records[-1]["round"]
+    if status == "diverged":
+        last = summary["rounds"]
         print(f"fedlens: the run diverged in round {last}: try a smaller local.lr", file=sys.stderr)
-    if result.status == "stopped":
-        print(f"fedlens: the run stopped: {result.summary['reason']}", file=sys.stderr)
-    raise SystemExit(EXIT[result.status])
+    if status == "stopped":
+        print(f"fedlens: the run stopped: {summary['reason']}", file=sys.stderr)
+    raise SystemExit(EXIT[status])
 
 
 def _free(wanted: Path) -> Path:

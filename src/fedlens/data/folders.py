@@ -83,6 +83,14 @@ def _refuse_two_levels(place: Path) -> None:
                 )
 
 
+def listed_by_class(place: Path) -> tuple[Listed, list[str]]:
+    """All images of a folder with a folder for each class, and these classes."""
+    classes = sorted(entry.name for entry in _folders(place))
+    if not classes:
+        raise ValueError(f"{place} has no class folders: put each class's images into its own")
+    return _listed(place, classes), classes
+
+
 def tiny_imagenet(
     source: Source, *, size: int | None = None, on_error: OnError = "stop"
 ) -> Dataset:

@@ -25,13 +25,20 @@ def summary(
     `num_clients` is that of the federation, should these be the holdings of some. Of more clients
     than MOST_DESCRIBED none is listed.
     """
+    about = sizes(holdings, num_clients)
+    if about["num_clients"] <= MOST_DESCRIBED:
+        about["label_counts"] = holdings.label_counts(labels, num_classes).tolist()
+    return about | {"emd": emd_of(holdings, labels, num_classes)}
+
+
+def sizes(holdings: Holdings, num_clients: int | None = None) -> dict[str, Any]:
+    """The same without labels."""
     count = num_clients or len(holdings)
     about: dict[str, Any] = {"num_clients": count}
     if count <= MOST_DESCRIBED:
         about |= {} if holdings.names is None else {"client_names": list(holdings.names)}
-        counts = holdings.label_counts(labels, num_classes)
-        about |= {"sizes": holdings.sizes.tolist(), "label_counts": counts.tolist()}
-    return about | {"emd": emd_of(holdings, labels, num_classes)}
+        about["sizes"] = holdings.sizes.tolist()
+    return about
 
 
 def emd_of(holdings: Holdings, labels: Tensor, num_classes: int) -> float:

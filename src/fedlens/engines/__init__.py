@@ -7,7 +7,7 @@ import torch
 
 from fedlens.core import Examples
 from fedlens.engines.actors import OnDisk
-from fedlens.engines.engine import Engine
+from fedlens.engines.engine import Engine, Unreported
 from fedlens.engines.processes import Processes
 from fedlens.engines.ray import Ray
 from fedlens.engines.sequential import Sequential
@@ -34,4 +34,13 @@ ENGINES: dict[str, Build] = {
 EngineName = Literal["auto", "sequential", "stacked", "processes", "ray"]
 """What an experiment can choose: one of ENGINES, or that the machine decides."""
 
-__all__ = ["ENGINES", "Engine", "EngineName", "Processes", "Ray", "Sequential", "Stacked"]
+__all__ = [
+    "ENGINES",
+    "Engine",
+    "EngineName",
+    "Processes",
+    "Ray",
+    "Sequential",
+    "Stacked",
+    "Unreported",
+]

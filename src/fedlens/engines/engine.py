@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
 from fedlens.client import ClientProgram
-from fedlens.core import Examples, Tree
+from fedlens.core import Examples, Memory, Tree
 from fedlens.engines.recording import Recorder
 from fedlens.network.network import Network
+from fedlens.reports import Reporting
 from fedlens.work import Part, Shared, Work
 
 Which = slice | Tensor
 """Some of the examples, by their positions."""
+
+
+class Unreported(Exception):
+    """Some clients of a cohort did not answer, or with what cannot be taken: rows, with why."""
+
+    def __init__(self, rows: Mapping[int, str]) -> None:
+        super().__init__(", ".join(f"{row}: {why}" for row, why in rows.items()))
+        self.rows = rows
 
 
 class Engine(Protocol):
@@ -41,6 +50,19 @@ class Engine(Protocol):
     @property
     def evaluation_recorder(self) -> Recorder | None:
         """What makes whole evaluations fast that come again and again, if anything does."""
+        return None
+
+    @property
+    def reporting(self) -> Reporting | None:
+        """The rules by which it waits for clients that are elsewhere, if they are.
+
+        Such clients keep what they remember themselves, and `map` may raise `Unreported`. It is
+        called again without the rows that this names, or with others in their place.
+        """
+        return None
+
+    def client_accuracy(self, model: Tree, memory: Mapping[int, Memory]) -> Tensor | None:  # [K]
+        """What clients that are elsewhere say of a model, on what each holds out."""
         return None
 
     def close(self) -> None:

@@ -187,7 +187,8 @@ def run_to_end(runs: Sequence[ActiveRun]) -> list[Result]:
 
     If there are several, their clients train as one cohort: `sweep.py` says which can.
     """
-    unfinished, setup, checkpoints = list(runs), runs[0].setup, Checkpoints()
+    unfinished, setup = list(runs), runs[0].setup
+    checkpoints = Checkpoints(every_round=setup.engine.reporting is not None)
     started: deque[StartedRound] = deque()
     joined: list[ActiveRun] = []  # the runs that `program` is of
     program: ClientProgram | None = None
@@ -227,14 +228,18 @@ def run_to_end(runs: Sequence[ActiveRun]) -> list[Result]:
 
 
 class Checkpoints:
-    """When the states of runs are saved: now and then, and never so often that it is felt."""
+    """When the states of runs are saved: now and then, and never so often that it is felt.
 
-    def __init__(self) -> None:
-        self.saved, self.took = time.perf_counter(), 0.0
+    After every round if clients keep their memory elsewhere: they go on from the last update of
+    theirs that counted, and drop what was before it.
+    """
+
+    def __init__(self, every_round: bool = False) -> None:
+        self.saved, self.took, self.every_round = time.perf_counter(), 0.0, every_round
 
     def save_if_due(self, runs: Sequence[ActiveRun]) -> None:
         now, pause = time.perf_counter(), self.took * (1 / SAVING_SHARE - 1)
-        if now - self.saved <= max(CHECKPOINT_SECONDS, pause):
+        if not self.every_round and now - self.saved <= max(CHECKPOINT_SECONDS, pause):
             return
         for run in runs:
             run.save()
@@ -289,7 +294,7 @@ class StartedRound:
                 "bytes_up": outcome.bytes_up,
                 "bytes_down": outcome.bytes_down,
                 **{name: next(numbers) for name in outcome.scalars},
-                **(on_clock(state, outcome) if run.setup.clock is not None else {}),
+                **(who_failed(run.setup, state, outcome) if run.setup.some_may_fail else {}),
                 **({"workers_lost": self.workers_lost} if self.workers_lost else {}),
                 "seconds": seconds / len(self.runs),
             }
@@ -298,13 +303,11 @@ class StartedRound:
                 run.record_round(state, record, is_finite, evaluation)
 
 
-def on_clock(state: State, outcome: Outcome) -> Record:
-    """When a round was over on the virtual clock, and what became of clients that were asked."""
+def who_failed(setup: Setup, state: State, outcome: Outcome) -> Record:
+    """When a round was over on a virtual clock, and what became of clients that were asked."""
     reports = outcome.reports
-    record: Record = {
-        "clock": state.time,
-        "failed": {name: list(clients) for name, clients in reports.failed.items()},
-    }
+    record: Record = {} if setup.clock is None else {"clock": state.time}
+    record["failed"] = {name: list(clients) for name, clients in reports.failed.items()}
     if reports.landed:
         record["staleness"] = [state.round - 1 - flight.version for flight in reports.landed]
     else:

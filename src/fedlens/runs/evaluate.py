@@ -66,9 +66,11 @@ class Evaluation:
         for part, examples in setup.parts.items():
             tallies[part], answers[part] = answer(engine, state, examples, num_classes, loss)
         correct, tests = None, setup.client_tests
-        if tests is not None and tests.part == "test" and not _own_norms(state):
+        if tests is None or engine.reporting is not None:  # clients elsewhere are asked
+            pass
+        elif tests.part == "test" and not _own_norms(state):
             correct = answers["test"]  # whose they are is looked up when they are read
-        elif tests is not None:
+        else:
             examples = setup.parts["test"] if tests.part == "test" else setup.federation.examples
             correct = correct_answers(engine, state, examples, tests.holdings)
         self._counts = HostCopy((tallies, correct))
@@ -88,9 +90,15 @@ class Evaluation:
         by_client, tested = None, None
         if self.setup.client_tests is not None:
             part, held = self.setup.client_tests
-            if part == "test" and not _own_norms(self.state):
-                correct = correct[held.index]
-            by_client, tested = accuracy_by_client(correct, held), held.sizes
+            if correct is None:
+                model = self.state.params | self.state.buffers
+                by_client = self.engine.client_accuracy(model, self.state.clients.rows)
+                assert by_client is not None, "who waits for clients can ask them"
+            else:
+                if part == "test" and not _own_norms(self.state):
+                    correct = correct[held.index]
+                by_client = accuracy_by_client(correct, held)
+            tested = held.sizes
             found |= {f"client_accuracy_{key}": value for key, value in spread(by_client).items()}
         confusion = tallies[primary].confusion if primary else None
         return found, Details(primary, confusion, by_client, tested)

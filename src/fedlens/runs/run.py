@@ -108,6 +108,8 @@ def _going_on(begun: EngineName, wanted: EngineName | None) -> EngineName:
 
 def as_begun(experiment: Experiment, manifest: dict[str, Any]) -> Experiment:
     """With the engine and the precision that a run began with, whatever `auto` means here."""
+    if manifest.get("engine") == "fleet":
+        raise ValueError("it ran on a fleet: go on with `fedlens fleet serve` and --resume")
     chosen = {key: manifest[key] for key in ("engine", "precision") if key in manifest}
     return replace(experiment, **chosen)
 
@@ -160,6 +162,8 @@ def _twin(setup: Setup, watch: Watch | None) -> Twin | None:
 
 def _partition(setup: Setup) -> dict[str, Any]:
     federation = setup.federation
+    if not setup.knows_labels:
+        return statistics.sizes(federation.described())
     return statistics.summary(
         federation.described(), federation.labels, federation.num_classes, federation.num_clients
     )

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from fedlens.build import Setup
+from fedlens.core import Federation
 from fedlens.data.statistics import emd_of
 from fedlens.engines.trainer import largest_yet
 from fedlens.names import OUTCOMES, REPORTED
@@ -58,28 +59,36 @@ def summary(
         "best": best_values,
         **at_budgets,
         **against,
-        "emd": emd_of(federation.described(), federation.labels, federation.num_classes),
+        **(_emd(federation) if setup.knows_labels else {}),
         "seconds": {"training": training, "evaluation": evaluation, "total": elapsed},
         **{
             key: sum(record[key] for record in records)
             for key in ("batches", "examples", "bytes_up", "bytes_down")
         },
+        **(_outcomes(records) if setup.some_may_fail else {}),
         **(_on_clock(setup, records) if setup.clock is not None else {}),
         "peak_memory_bytes": peak_memory(setup),
         **({} if padding is None else {"padding_share": padding}),
     }
 
 
-def _on_clock(setup: Setup, records: list[Record]) -> dict[str, Any]:
-    """What became of all that were asked, and when on the virtual clock accuracies were reached."""
+def _emd(federation: Federation) -> dict[str, float]:
+    held = federation.described()
+    return {"emd": emd_of(held, federation.labels, federation.num_classes)}
+
+
+def _outcomes(records: list[Record]) -> dict[str, Any]:
+    """What became of all that were asked."""
     outcomes = {REPORTED: sum(len(record["clients"]) for record in records)}
     for record in records:
         for name, clients in record["failed"].items():
             outcomes[name] = outcomes.get(name, 0) + len(clients)
-    found: dict[str, Any] = {
-        "clock": records[-1]["clock"] if records else 0.0,
-        "outcomes": {name: outcomes[name] for name in OUTCOMES if name in outcomes},
-    }
+    return {"outcomes": {name: outcomes[name] for name in OUTCOMES if name in outcomes}}
+
+
+def _on_clock(setup: Setup, records: list[Record]) -> dict[str, Any]:
+    """When on the virtual clock accuracies were reached."""
+    found: dict[str, Any] = {"clock": records[-1]["clock"] if records else 0.0}
     if setup.experiment.evaluate.on:
         accuracy = measure_name(primary_part(setup.experiment), "accuracy")
         reached = {percent: clock_at(records, percent / 100, accuracy) for percent in TENTHS}

@@ -1,0 +1,218 @@
+"""`fedlens fleet`: a real federation, by Flower."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedlens.cli.arguments import DataFolder, ExperimentFile, Json, Overrides, Quiet, watching
+
+fleet_app = typer.Typer(no_args_is_help=True, help="A real federation: a server, and sites.")
+
+Out = Annotated[Path | None, typer.Option(help="The run folder. [default: runs/NAME]")]
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _ignore(line: str) -> None:
+    return
+
+
+@fleet_app.command("keys")
+def keys_command(
+    folder: Annotated[Path, typer.Argument(help="Where the keys are put.")],
+    host: Annotated[
+        list[str] | None, typer.Option(help="An address or name by which sites reach the server.")
+    ] = None,
+    site: Annotated[str | None, typer.Option(help="The name of a site.")] = None,
+) -> None:
+    """Make the keys of a server (--host), or of a site (--site). Nothing is overwritten."""
+    from fedlens.fleet.flower import check_installed
+    from fedlens.fleet.keys import make_server_keys, make_site_key
+
+    check_installed()
+    if not host and not site:
+        raise ValueError("whose keys? give --host for a server, or --site for a site")
+    if host:
+        make_server_keys(folder, host)
+        print(f"{folder}: ca.pem is for every site; ca.key and server.key stay here")
+    if site:
+        make_site_key(folder, site)
+        print(f"{folder}: {site}.pub is for the server; node.key stays here")
+
+
+@fleet_app.command("serve")
+def serve_command(
+    experiment: ExperimentFile,
+    overrides: Overrides = None,
+    keys: Annotated[
+        Path, typer.Option(help="The server's keys, and the *.pub of its sites.")
+    ] = Path("fleet-keys"),
+    address: Annotated[str, typer.Option(help="Where sites reach it.")] = "0.0.0.0:9092",
+    home: Annotated[
+        Path | None, typer.Option(help="What it remembers of sites. [default: KEYS/server]")
+    ] = None,
+    out: Out = None,
+    overwrite: Annotated[bool, typer.Option(help="Replace a run that is there.")] = False,
+    resume: Annotated[bool, typer.Option(help="Go on with the run that is there.")] = False,
+    wait: Annotated[float, typer.Option(help="Seconds for which sites are waited for.")] = 3600.0,
+    at_least: Annotated[
+        int | None, typer.Option(help="Begin with so many sites, if others do not come in time.")
+    ] = None,
+    data: DataFolder = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Run an experiment on the sites that join."""
+    from fedlens.cli.run import finish_run
+    from fedlens.experiment import Experiment
+    from fedlens.fleet.flower import check_installed
+    from fedlens.fleet.serve import serve
+    from fedlens.fleet.server import Job
+    from fedlens.fleet.trial import write_experiment
+    from fedlens.runs import progress
+
+    check_installed()
+    described = Experiment.read(experiment, overrides or [])
+    folder = out or Path("runs") / experiment.stem
+    if folder.exists() and not (overwrite or resume):
+        raise ValueError(f"{folder} exists: choose another --out, or add --resume or --overwrite")
+    place = home or keys / "server"
+    path = write_experiment(described, place / "experiment.toml")
+    host, port = _address(address)
+    job = Job(
+        experiment=str(path),
+        out=str(folder),
+        sites={},
+        data=str(data) if data else None,
+        overwrite=overwrite,
+        resume=resume,
+        wait=wait,
+        at_least=at_least,
+    )
+    with watching(quiet, progress.rounds, folder.name, described.rounds) as watch:
+        status = serve(job, keys, place, host, port, _tell, watch)
+    finish_run(folder, status, as_json)
+
+
+@fleet_app.command("join")
+def join_command(
+    server: Annotated[str, typer.Option(help="HOST:PORT of the server.")],
+    data: Annotated[
+        Path, typer.Option(help="Its examples: a .npz file, or a folder of class folders.")
+    ],
+    name: Annotated[str, typer.Option(help="The name of the site, that of its key.")],
+    home: Annotated[
+        Path | None, typer.Option(help="Its own folder: keys, policy, memory. [default: ./NAME]")
+    ] = None,
+    device: Annotated[str, typer.Option(help="Where it trains: cpu, or cuda.")] = "cpu",
+) -> None:
+    """Take part with the examples of this site, until interrupted."""
+    from fedlens.fleet.flower import check_installed
+    from fedlens.fleet.join import join
+
+    check_installed()
+    join(home or Path(name), name, data, server, device, lambda line: _tell(f"{name}: {line}"))
+
+
+@fleet_app.command("approve")
+def approve_command(
+    home: Annotated[Path, typer.Argument(help="The site's own folder.")],
+    digits: Annotated[
+        str | None, typer.Argument(help="The first digits of its hash. [default: what is offered]")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Approve without asking.")] = False,
+) -> None:
+    """Show what a server asks of this site, and approve it."""
+    from fedlens.fleet.policy import Policy, Refused
+    from fedlens.fleet.site import Site
+
+    if yes and digits is None:
+        raise ValueError("--yes approves what you have seen: give the first digits of its hash")
+    site = Site(home, home)
+    offers = [terms for terms in site.offers if terms.hash.startswith(digits or "")]
+    if not offers:
+        what = "no such experiment" if digits else "nothing that is not approved"
+        raise ValueError(f"{home} was offered {what}: join the server first")
+    for terms in offers:
+        print("\n".join(terms.describe()))
+        try:
+            Policy.read(home).check(terms)
+        except Refused as refusal:
+            print(f"the policy of this site does not allow it: {refusal}")
+        if yes or typer.confirm("approve it?", err=True):
+            site.approve(terms)
+            print(f"approved {terms.hash[:12]}")
+
+
+@fleet_app.command("try")
+def try_command(
+    experiment: ExperimentFile,
+    overrides: Overrides = None,
+    sites: Annotated[
+        int | None, typer.Option(min=1, help="How many sites. [default: the experiment's clients]")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Keep the run here.")] = None,
+    data: DataFolder = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Run a whole federation on this machine, and compare it with the simulation."""
+    from fedlens.experiment import Experiment
+    from fedlens.fleet.flower import check_installed
+    from fedlens.fleet.trial import of_sites, try_fleet
+    from fedlens.runs import progress
+    from fedlens.runs.folder import check_free
+
+    check_installed()
+    described = of_sites(Experiment.read(experiment, overrides or []), sites)
+    if out is not None:
+        check_free(out, overwrite=False)
+    tell = _ignore if quiet else _tell
+    with (
+        tempfile.TemporaryDirectory(prefix="fedlens-fleet-", ignore_cleanup_errors=True) as place,
+        watching(quiet, progress.rounds, "fleet", described.rounds) as watch,
+    ):
+        where = out or Path(place) / "run"
+        found = try_fleet(described, Path(place), where, tell, data, watch)
+    if as_json:
+        print(json.dumps(found))
+    else:
+        same = "the same bytes" if found["identical"] else "NOT the same bytes"
+        print(f"{found['sites']} sites, {found['rounds']} rounds: {same} as the simulation")
+        print(f"largest difference {found['largest_difference']:g}")
+    raise SystemExit(0 if found["identical"] else 1)
+
+
+@fleet_app.command("app")
+def app_command(
+    experiment: ExperimentFile,
+    overrides: Overrides = None,
+    folder: Annotated[Path, typer.Option("--to", help="Where the app is put.")] = Path("app"),
+    sites: Annotated[int, typer.Option(min=1, help="How many sites it waits for.")] = 2,
+    out: Annotated[str, typer.Option(help="The run folder, on the server.")] = "runs/fleet",
+) -> None:
+    """Make a Flower app of an experiment, for `flwr run`."""
+    from fedlens.experiment import Experiment
+    from fedlens.fleet.flower import write_app
+
+    if folder.exists():
+        raise ValueError(f"{folder} exists: choose another")
+    write_app(
+        folder, Experiment.read(experiment, overrides or []).toml(), sites, str(Path(out).resolve())
+    )
+    print(f"{folder}: run it with: flwr run {folder}")
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise ValueError(f"--address is {text!r}: give HOST:PORT, as 0.0.0.0:9092")
+    return host.strip("[]"), int(port)

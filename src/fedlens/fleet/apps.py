@@ -1,0 +1,203 @@
+"""Fedlens as a Flower app: the two halves, and the messages between them."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from fedlens.core import Tree
+from fedlens.files import write_atomically
+from fedlens.fleet.engine import Arrived
+from fedlens.fleet.server import Job, run_job
+from fedlens.fleet.site import Site
+
+TYPES = {"sizes": "query.sizes", "train": "train.train", "test": "evaluate.test"}
+FAILED = {3: "late", 5: "dropped", 8: "dropped"}  # by Flower's code of an error; others raised
+LOOK = 1.0  # seconds between two looks at who is online
+
+
+def packed(
+    facts: Mapping[str, Any], arrays: ArrayRecord | None, names: Sequence[str]
+) -> RecordDict:
+    text = json.dumps({"facts": facts, "names": list(names)})
+    records: dict[str, Any] = {"facts": ConfigRecord({"json": text})}
+    if arrays is not None:
+        records["arrays"] = arrays
+    return RecordDict(records)
+
+
+def as_record(tensors: Tree) -> ArrayRecord | None:
+    if not tensors:
+        return None
+    return ArrayRecord({name: Array(t.detach().cpu().numpy()) for name, t in tensors.items()})
+
+
+def unpacked(content: RecordDict) -> tuple[dict[str, Any], Tree]:
+    """What was packed; a ValueError if it is not what anybody packed so."""
+    try:
+        told = json.loads(str(content["facts"]["json"]))
+        arrays = content.get("arrays", {})
+        if sorted(arrays) != sorted(told["names"]):
+            raise ValueError("its names are not those of its arrays")
+        tensors = {name: _tensor(arrays[name].numpy()) for name in told["names"]}
+        facts = told["facts"]
+        if not isinstance(facts, dict):
+            raise ValueError("it has no facts")
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"it cannot be read: {error}") from error
+    return facts, tensors
+
+
+def _tensor(array: Any) -> torch.Tensor:
+    if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiub":
+        raise ValueError("it is no array of numbers")
+    return torch.from_numpy(np.array(array))
+
+
+@dataclass
+class FlowerSites:
+    """Sites that Flower's grid reaches; `nodes` are their numbers there, by client."""
+
+    grid: Grid
+    nodes: Sequence[int]
+    waiting: dict[str, int] = field(default_factory=dict)  # client by message
+    looked: float = float("-inf")
+    seen: set[int] = field(default_factory=set)
+
+    def online(self) -> set[int]:
+        now = time.monotonic()
+        if now - self.looked >= LOOK:
+            there = set(self.grid.get_node_ids())
+            self.seen = {client for client, node in enumerate(self.nodes) if node in there}
+            self.looked = now
+        return self.seen
+
+    def send(
+        self, what: str, orders: Mapping[int, Mapping[str, Any]], tensors: Tree, seconds: float
+    ) -> None:
+        record, names = as_record(tensors), list(tensors)
+        messages = [
+            Message(
+                packed(order, record, names), self.nodes[client], TYPES[what], ttl=max(seconds, 1.0)
+            )
+            for client, order in orders.items()
+        ]
+        ids = list(self.grid.push_messages(messages))
+        self.waiting |= dict(zip(ids, orders, strict=True))
+        self.looked = float("-inf")
+
+    def arrived(self) -> list[tuple[int, Arrived]]:
+        found = []
+        for reply in self.grid.pull_messages(list(self.waiting)) if self.waiting else ():
+            client = self.waiting.pop(reply.metadata.reply_to_message_id, None)
+            if client is not None:
+                found.append((client, _arrived(reply)))
+        return found
+
+    def forget(self) -> None:
+        self.waiting = {}
+
+
+def _arrived(reply: Message) -> Arrived:
+    if reply.has_error():
+        reason = (reply.error.reason or "").splitlines()
+        failed = FAILED.get(reply.error.code, "raised")
+        return Arrived({}, {}, failed, reason[0][:200] if reason else "")
+    try:
+        return Arrived(*unpacked(reply.content))
+    except ValueError as error:
+        return Arrived({}, {}, "malformed", str(error)[:200])
+
+
+def client_app(experiment: Path | None = None) -> ClientApp:
+    """A site's half. In Flower's simulation a site holds a part of the experiment's own data."""
+    app = ClientApp()
+
+    def answer(what: str, message: Message, context: Context) -> Message:
+        order, tensors = unpacked(message.content)
+        reply = _site(context.node_config, experiment).answer(what, order, tensors)
+        content = packed(reply.facts, as_record(reply.tensors), list(reply.tensors))
+        return Message(content, reply_to=message)
+
+    @app.query("sizes")
+    def sizes(message: Message, context: Context) -> Message:
+        return answer("sizes", message, context)
+
+    @app.train("train")
+    def train(message: Message, context: Context) -> Message:
+        return answer("train", message, context)
+
+    @app.evaluate("test")
+    def test(message: Message, context: Context) -> Message:
+        return answer("test", message, context)
+
+    return app
+
+
+def _site(config: Mapping[str, Any], experiment: Path | None) -> Site:
+    if "home" in config and "data" in config:
+        device = torch.device(str(config.get("device", "cpu")))
+        return Site(Path(str(config["home"])), Path(str(config["data"])), device)
+    if experiment is None or "partition-id" not in config:
+        raise ValueError("the node has no home and no data: start it by `fedlens fleet join`")
+    from fedlens.fleet.trial import part_of
+
+    place = Path(tempfile.gettempdir()) / f"fedlens-simulated-{os.getuid()}"
+    return part_of(experiment, place, int(config["partition-id"]), int(config["num-partitions"]))
+
+
+def server_app(experiment: Path | None = None) -> ServerApp:
+    """The server's half: `job` in the run's configuration names the file of what is to do."""
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        config = context.run_config
+        if config["job"]:
+            path = Path(str(config["job"]))
+            write_atomically(path.with_suffix(".pid"), str(os.getpid()).encode())
+            _run(grid, Job.read(path), path)
+            return
+        nodes: list[int] = []
+        while len(nodes) < int(config["sites"]):
+            nodes = sorted(grid.get_node_ids())
+            time.sleep(0.5)
+        names = {f"site-{place:04d}": node for place, node in enumerate(nodes)}
+        out = str(Path(str(config["out"])).expanduser())
+        job = Job(str(experiment), out, names, overwrite=bool(config["overwrite"]))
+        run_job(job, lambda some: FlowerSites(grid, [names[n] for n in some]), print)
+
+    return app
+
+
+def _run(grid: Grid, job: Job, path: Path) -> None:
+    """Do a job, and leave beside its file what was said meanwhile and what came of it."""
+    events, result = path.with_suffix(".events"), path.with_suffix(".result")
+
+    def tell(line: str) -> None:
+        with events.open("a") as file:
+            file.write(line + "\n")
+
+    try:
+        done = run_job(job, lambda some: FlowerSites(grid, [job.sites[n] for n in some]), tell)
+        outcome = {"status": done.status}
+    except ValueError as error:
+        outcome = {"mistake": str(error)}
+    except Exception as error:
+        outcome = {"error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()}
+    write_atomically(result, json.dumps(outcome).encode())
+    if "error" in outcome:
+        raise RuntimeError(outcome["error"])

@@ -1,0 +1,241 @@
+"""Clients at sites: the engine of a fleet.
+
+Orders go out, replies come back as they come, and what arrives is checked before it counts. Sites
+send updates as they are, and shares are put on here, once it is known who answered.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from fedlens.client import ClientProgram
+from fedlens.core import Examples, Memory, Tree
+from fedlens.engines import Sequential
+from fedlens.engines.engine import Engine, Unreported
+from fedlens.fleet import payload
+from fedlens.network.network import Network
+from fedlens.reports import Reporting
+from fedlens.work import Part, Shared, Work
+
+DEADLINE = 3600.0  # seconds, where the experiment has none
+AWAY = 90.0  # seconds for which a site is waited for that is not there: Flower refuses it for 60
+PAUSE = 0.1  # seconds between two looks for replies
+
+
+class Arrived(NamedTuple):
+    """What came back from a site: a reply, or what became of it otherwise."""
+
+    facts: Mapping[str, Any]
+    tensors: Tree
+    failed: str | None = None  # one of OUTCOMES
+    reason: str = ""
+
+
+class Sites(Protocol):
+    """How sites are reached; each is known by its client number."""
+
+    def online(self) -> set[int]: ...
+
+    def send(
+        self, what: str, orders: Mapping[int, Mapping[str, Any]], tensors: Tree, seconds: float
+    ) -> None:
+        """Ask sites, each with an order of its own and all with the same tensors."""
+        ...
+
+    def arrived(self) -> list[tuple[int, Arrived]]:
+        """What has come since the last look."""
+        ...
+
+    def forget(self) -> None:
+        """Wait no more for what has not come."""
+        ...
+
+
+@dataclass
+class Fleet(Engine):
+    """`names` and `sizes` are by client number."""
+
+    network: Network
+    sites: Sites
+    experiment: str  # its hash
+    names: Sequence[str]
+    sizes: Sequence[int]
+    rules: Reporting
+    tell: Any = print  # called with a line about a site that failed
+    name: ClassVar[str] = "fleet"
+    _answers: dict[int, Part] = field(default_factory=dict)  # of this round, by key
+    _away: set[int] = field(default_factory=set)  # sites that were waited for in vain
+    _declared: Tree | None = None
+
+    @property
+    def reporting(self) -> Reporting:
+        return self.rules
+
+    def map(self, program: ClientProgram, shared: Shared, work: Work) -> Iterator[Part]:
+        own_keys, clients = work.keys.tolist(), work.cohort.clients.tolist()
+        self._answers = {key: self._answers[key] for key in own_keys if key in self._answers}
+        rows: dict[int, list[int]] = {}
+        for row, client in enumerate(clients):
+            if own_keys[row] not in self._answers:
+                rows.setdefault(client, []).append(row)
+        failed = self._gather(program, shared, work, rows) if rows else {}
+        if failed:
+            raise Unreported(failed)
+        algorithm = program.algorithm
+        for row, key in enumerate(own_keys):
+            part = self._answers.pop(key)  # `combine` may write in the place of what it is given
+            if algorithm.sums_parts:
+                mine = work.rows(slice(row, row + 1))
+                update = algorithm.combine(part.update, mine.shares, mine.cohort, program.layout)
+                part = part._replace(update=update, combined=True)
+            yield part
+
+    def _gather(
+        self, program: ClientProgram, shared: Shared, work: Work, rows: Mapping[int, list[int]]
+    ) -> dict[int, str]:
+        """Ask sites, and take what is sound; the rows for which there is nothing, with why."""
+        own_keys = work.keys.tolist()
+        model = payload.flat(
+            {"params": shared.params, "buffers": shared.buffers, "told": shared.told}
+        )
+        orders = {
+            client: {
+                "experiment": self.experiment,
+                "client": client,
+                "size": self.sizes[client],
+                "keys": [own_keys[row] for row in some],
+                "counted": counted(work.memory[some[0]]),
+            }
+            for client, some in rows.items()
+        }
+        if self._declared is None:
+            plain = Sequential(self.network, _no_examples())
+            self._declared = payload.declared(replace(program, apart=True), plain, shared)
+        algorithm, failed = program.algorithm, dict[int, str]()
+        goal = min(algorithm.select.cohort_size, len(work))
+        needed = self.rules.needed(goal, algorithm.combine.fewest)
+        for client, arrived in self._ask("train", orders, model, goal, needed):
+            found = self._checked(arrived, [own_keys[row] for row in rows[client]])
+            if isinstance(found, dict):
+                self._answers |= found
+            else:
+                failed |= dict.fromkeys(rows[client], found.failed or "malformed")
+                self._say(client, found)
+        missing = [row for some in rows.values() for row in some]
+        enough = len(self._answers) >= goal
+        for row in missing:
+            if own_keys[row] not in self._answers and row not in failed:
+                client = int(work.cohort.clients[row])
+                away = client in self._away
+                failed[row] = "surplus" if enough else "unavailable" if away else "late"
+                if not enough:
+                    self._say(client, Arrived({}, {}, failed[row]))
+        return failed
+
+    def _ask(
+        self,
+        what: str,
+        orders: Mapping[int, Mapping[str, Any]],
+        tensors: Tree,
+        goal: int,
+        needed: int,
+    ) -> Iterator[tuple[int, Arrived]]:
+        """Replies as they come, until all are there, or enough of them, or time is over.
+
+        Who is not there is sent its order when it comes back, if that is soon.
+        """
+        begun, last = time.monotonic(), self.rules.deadline or DEADLINE
+        unsent, waiting = set(orders), set[int]()
+        while unsent or waiting:
+            passed = time.monotonic() - begun
+            if passed > last or len(self._answers) >= goal:
+                break
+            online = self.sites.online() & unsent
+            if online:
+                some = {client: orders[client] for client in sorted(online)}
+                self.sites.send(what, some, tensors, last - passed)
+                unsent, waiting = unsent - online, waiting | online
+                self._away -= online
+            for client, arrived in self.sites.arrived():
+                waiting.discard(client)
+                yield client, arrived
+            if unsent and not waiting:
+                # Nobody else is waited for. Those who were away before are not, if need not be.
+                known = unsent <= self._away and len(self._answers) >= needed
+                if passed > AWAY or known:
+                    break
+            if unsent or waiting:
+                time.sleep(PAUSE)
+        self._away |= unsent
+        self.sites.forget()
+
+    def _checked(self, arrived: Arrived, own_keys: list[int]) -> dict[int, Part] | Arrived:
+        """The parts that a site sent, by key; or what is wrong with them."""
+        facts, declared = arrived.facts, self._declared
+        assert declared is not None
+        if arrived.failed is not None:
+            return arrived
+        if "refused" in facts:
+            return arrived._replace(failed="refused", reason=str(facts["refused"]))
+        if facts.get("experiment") != self.experiment:
+            return arrived._replace(failed="foreign", reason="it is another experiment's")
+        if facts.get("keys") != own_keys:
+            return arrived._replace(failed="stale", reason="it is of another order")
+        parts = {}
+        for row, key in enumerate(own_keys):
+            tree = _under(f"{row}/", arrived.tensors)
+            wrong = payload.mismatch(tree, declared)
+            if wrong is not None:
+                return arrived._replace(failed="malformed", reason=wrong)
+            why = self.rules.rejects(payload.norm(tree))
+            if why is not None:
+                return arrived._replace(failed=why)
+            keep: Memory = {"counted": {"key": torch.tensor(key)}} if facts.get("kept") else {}
+            parts[key] = payload.received({name: tree[name] for name in declared}, keep)
+        if len(arrived.tensors) != len(own_keys) * len(declared):
+            return arrived._replace(failed="malformed", reason="it has more than was asked for")
+        return parts
+
+    def client_accuracy(self, model: Tree, memory: Mapping[int, Memory]) -> Tensor:  # [K]
+        accuracy = torch.full((len(self.names),), torch.nan, dtype=torch.float64)
+        orders = {
+            client: {
+                "experiment": self.experiment,
+                "client": client,
+                "size": size,
+                "counted": counted(memory.get(client, {})),
+            }
+            for client, size in enumerate(self.sizes)
+        }
+        self._answers = {}
+        sent = {f"model/{name}": t for name, t in model.items()}
+        for client, arrived in self._ask("test", orders, sent, len(orders) + 1, 0):
+            correct, size = (arrived.facts.get(name) for name in ("correct", "held_out"))
+            if type(correct) is int and type(size) is int and 0 <= correct <= size and size:
+                accuracy[client] = correct / size
+            elif arrived.failed or "refused" in arrived.facts:
+                self._say(client, arrived)
+        return accuracy
+
+    def _say(self, client: int, arrived: Arrived) -> None:
+        why = arrived.reason or str(arrived.facts.get("refused", ""))
+        self.tell(f"{self.names[client]}: {arrived.failed or 'refused'}{why and f': {why}'}")
+
+
+def counted(memory: Memory) -> int | None:
+    """The key of the last order of a client that counted, if its memory is at its site."""
+    return int(memory["counted"]["key"]) if "counted" in memory else None
+
+
+def _under(prefix: str, tree: Tree) -> Tree:
+    return {name.removeprefix(prefix): t for name, t in tree.items() if name.startswith(prefix)}
+
+
+def _no_examples() -> Examples:
+    return Examples(torch.zeros((1, 1, 1, 1), dtype=torch.uint8), torch.zeros(1).long())

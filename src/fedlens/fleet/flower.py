@@ -1,0 +1,269 @@
+"""Flower's processes: the SuperLink of a server, the SuperNode of a site, and the app they run."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import shlex
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+import urllib.request
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from fedlens.files import write_atomically
+from fedlens.fleet.keys import CA, SERVER, SERVER_KEY
+
+REMEDY = "install it with: pip install 'fedlens[fleet]'"
+COMMANDS = ("flwr-agentapp", "flwr-connector", "flwr-model", "flwr-serverapp", "flwr-simulation")
+"""What a SuperNode could be told to start besides `flwr-clientapp`: all of it runs sent code."""
+
+APP = """\
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "fedlens-fleet"
+version = "1.0.0"
+description = "An experiment of Fedlens, whose code is that of the installed package"
+license = "Apache-2.0"
+dependencies = ["fedlens[fleet]"]
+
+[tool.hatch.build.targets.wheel]
+packages = ["."]
+
+[tool.flwr.app]
+publisher = "fedlens"
+
+[tool.flwr.app.components]
+serverapp = "fedlens_fleet.server:app"
+clientapp = "fedlens_fleet.client:app"
+
+[tool.flwr.app.config]
+job = ""
+sites = {sites}
+out = "{out}"
+overwrite = false
+"""
+HALF = """\
+from pathlib import Path
+
+from fedlens.fleet.apps import {half}_app
+
+app = {half}_app(Path(__file__).parent / "experiment.toml")
+"""
+
+
+def check_installed() -> None:
+    try:
+        import flwr  # noqa: F401
+    except ImportError as error:
+        raise ValueError(f"a fleet needs Flower (flwr 1.41): {REMEDY}") from error
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def environment(home: Path, first: Path | None = None) -> dict[str, str]:
+    """Of every process of Flower's: its own folder, no telemetry, no calls to anybody."""
+    places = [*([str(first)] if first else []), str(Path(sys.executable).parent)]
+    return {
+        **os.environ,
+        "FLWR_HOME": str(home / "flower"),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05",
+        "PYTHONUNBUFFERED": "1",
+        "PATH": os.pathsep.join([*places, os.environ.get("PATH", "")]),
+    }
+
+
+def start(command: Sequence[object], log: Path, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """A process that ends when this one does, however that ends."""
+    words = [str(word) for word in command]
+    words[0] = str(Path(sys.executable).parent / words[0])
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as out:
+        return subprocess.Popen(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            env=dict(env),
+            start_new_session=True,
+            preexec_fn=_end_with_parent if sys.platform == "linux" else None,
+        )
+
+
+def _end_with_parent() -> None:
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+
+
+def end(process: subprocess.Popen[bytes], patience: float = 8.0) -> None:
+    """End a process that was started here, with those of its session."""
+    for how in (signal.SIGTERM, signal.SIGKILL):
+        if process.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, how)
+        try:
+            process.wait(patience)
+            return
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def write_app(folder: Path, experiment: str, sites: int = 2, out: str = "runs/fleet") -> None:
+    """A Flower app that does an experiment: a few lines that call the installed Fedlens."""
+    package = folder / "fedlens_fleet"
+    files = {
+        folder / "pyproject.toml": APP.format(sites=sites, out=out),
+        package / "__init__.py": "",
+        package / "experiment.toml": experiment,
+        **{package / f"{half}.py": HALF.format(half=half) for half in ("client", "server")},
+    }
+    for path, text in files.items():
+        write_atomically(path, text.encode())
+
+
+class SuperLink:
+    """A SuperLink on this machine alone. What it knows outlives it, in `folder`."""
+
+    def __init__(self, folder: Path, keys: Path) -> None:
+        self.folder, self.keys, self.port = folder, keys, free_port()
+        self.log = folder / "superlink.log"
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def __enter__(self) -> SuperLink:
+        (self.folder / "flower").mkdir(parents=True, exist_ok=True)
+        self.process = start(
+            (
+                *("flower-superlink", "--host", "127.0.0.1", "--port", self.port),
+                *("--ssl-ca-certfile", self.keys / CA, "--ssl-certfile", self.keys / SERVER),
+                *("--ssl-keyfile", self.keys / SERVER_KEY, "--enable-supernode-auth"),
+                *("--database", self.folder / "superlink.db", "--isolation", "subprocess"),
+                "--disable-runtime-dependency-installation",
+            ),
+            self.log,
+            environment(self.folder),
+        )
+        try:
+            self._wait()
+            self.control = self._control()
+        except BaseException:
+            end(self.process)
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.control.close()
+        end(self.process)
+
+    def _wait(self) -> None:
+        trust = ssl.create_default_context(cafile=str(self.keys / CA))
+        last = time.monotonic() + 120
+        while time.monotonic() < last:
+            if self.process.poll() is not None:
+                break
+            health = f"https://{self.address}/health"
+            with suppress(OSError), urllib.request.urlopen(health, context=trust):
+                return
+            time.sleep(0.1)
+        raise OSError(f"Flower's SuperLink does not start: see {self.log}")
+
+    def _control(self) -> Any:
+        from flwr.supercore.control import ControlHttpClient
+        from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+
+        return ControlHttpClient.from_server_address(
+            server_address=self.address,
+            insecure=False,
+            root_certificates=(self.keys / CA).read_bytes(),
+            interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
+        )
+
+    def register(self, public: Mapping[str, bytes]) -> dict[str, int]:
+        """Let in sites that have these keys, and no others; the numbers that Flower gives them."""
+        from flwr.proto.control_pb2 import (
+            ListNodesRequest,
+            RegisterNodeRequest,
+            UnregisterNodeRequest,
+        )
+
+        known = {
+            node.public_key: node.node_id
+            for node in self.control.ListNodes(ListNodesRequest()).nodes_info
+            if node.status != "unregistered"
+        }
+        for key, number in known.items():
+            if key not in public.values():
+                self.control.UnregisterNode(UnregisterNodeRequest(node_id=number))
+        found = {}
+        for name, key in public.items():
+            if key in known:
+                found[name] = known[key]
+            else:
+                request = RegisterNodeRequest(public_key=key, name=name)
+                found[name] = self.control.RegisterNode(request).node_id
+        return {name: int(number) for name, number in found.items()}
+
+    def run(self, app: Path, config: Mapping[str, str]) -> int:
+        """Start a run of an app; its number."""
+        from flwr.cli.build import build_fab_from_disk
+        from flwr.common.serde import fab_to_proto, user_config_to_proto
+        from flwr.proto.control_pb2 import StartRunRequest
+        from flwr.supercore.constant import NOOP_FEDERATION_ID
+        from flwr.supercore.fab import Fab
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Flower calls what others are about to give up
+            content = build_fab_from_disk(app)
+        fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
+        request = StartRunRequest(
+            fab=fab_to_proto(fab),
+            override_config=user_config_to_proto(dict(config)),
+            federation=NOOP_FEDERATION_ID,
+        )
+        return int(self.control.StartRun(request).run_id)
+
+
+def start_supernode(
+    home: Path, name: str, data: Path, server: str, device: str, log: Path
+) -> subprocess.Popen[bytes]:
+    """The SuperNode of a site, which runs no code but what is installed here."""
+    from fedlens.fleet.keys import NODE_KEY
+
+    commands = home / "bin"
+    refuse = '#!/bin/sh\necho "refused: this site runs no app of its server" >&2\nexit 1\n'
+    ours = f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m fedlens.fleet.clientapp "$@"\n'
+    for command, text in {**dict.fromkeys(COMMANDS, refuse), "flwr-clientapp": ours}.items():
+        write_atomically(commands / command, text.encode())
+        (commands / command).chmod(0o755)
+    (home / "flower").mkdir(parents=True, exist_ok=True)
+    places = {"name": name, "home": home.resolve(), "data": data.resolve(), "device": device}
+    config = " ".join(f'{key}="{value}"' for key, value in places.items())
+    return start(
+        (
+            *("flower-supernode", "--superlink", server),
+            *("--root-certificates", home / CA, "--auth-supernode-private-key", home / NODE_KEY),
+            *("--node-config", config, "--host", "127.0.0.1", "--port", free_port()),
+            *("--isolation", "subprocess"),
+        ),
+        log,
+        environment(home, commands),
+    )

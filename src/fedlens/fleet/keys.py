@@ -1,0 +1,125 @@
+"""Certificates and keys of a fleet: a CA, a server signed by it, a key for each site."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+CA, CA_KEY, SERVER, SERVER_KEY = "ca.pem", "ca.key", "server.pem", "server.key"
+NODE_KEY = "node.key"
+YEARS = 5
+
+
+def make_server_keys(folder: Path, hosts: Sequence[str]) -> None:
+    """ca.pem for everybody; server.pem and server.key for a server that has these addresses."""
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    _refuse_existing([folder / name for name in (CA, CA_KEY, SERVER, SERVER_KEY)])
+    ca, server = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
+    _write(folder / CA, _signed("Fedlens fleet CA", ca, ca, []))
+    _write(folder / CA_KEY, _private(ca, ssh=False))
+    _write(folder / SERVER, _signed(hosts[0], server, ca, [*hosts, "127.0.0.1", "localhost"]))
+    _write(folder / SERVER_KEY, _private(server, ssh=False))
+
+
+def make_site_key(folder: Path, name: str) -> None:
+    """node.key, which never leaves the site, and NAME.pub, which the server needs."""
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+    check_name(name)
+    _refuse_existing([folder / NODE_KEY, folder / f"{name}.pub"])
+    key = ec.generate_private_key(ec.SECP384R1())
+    _write(folder / NODE_KEY, _private(key, ssh=True))
+    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    _write(folder / f"{name}.pub", public)
+
+
+def check_name(name: str) -> None:
+    if not name.isascii() or not name.replace("-", "").replace("_", "").isalnum():
+        raise ValueError(f"{name!r} is no name of a site: use letters, digits, - and _")
+
+
+def public_keys(folder: Path) -> dict[str, bytes]:
+    """The keys of the sites that a server knows, by name, as Flower takes them."""
+    from cryptography.hazmat.primitives.serialization import (
+        Encoding,
+        PublicFormat,
+        load_ssh_public_key,
+    )
+
+    found = {}
+    for path in sorted(folder.glob("*.pub")):
+        try:
+            key = load_ssh_public_key(path.read_bytes())
+        except ValueError as error:
+            raise ValueError(f"{path} is no public key of a site: {error}") from error
+        found[path.stem] = key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    if not found:
+        raise ValueError(f"{folder} has no *.pub: put the public keys of the sites there")
+    return found
+
+
+def _private(key: Any, ssh: bool) -> bytes:
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+    form = PrivateFormat.OpenSSH if ssh else PrivateFormat.PKCS8
+    content: bytes = key.private_bytes(Encoding.PEM, form, NoEncryption())
+    return content
+
+
+def _signed(name: str, key: Any, ca: Any, hosts: Sequence[str]) -> bytes:
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.serialization import Encoding
+    from cryptography.x509.oid import NameOID
+
+    def named(text: str) -> Any:
+        return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+
+    now = datetime.datetime.now(datetime.UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(named(name))
+        .issuer_name(named("Fedlens fleet CA"))
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(minutes=5))
+        .not_valid_after(now + datetime.timedelta(days=365 * YEARS))
+        .add_extension(x509.BasicConstraints(ca=key is ca, path_length=None), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(ca.public_key()), critical=False
+        )
+    )
+    if hosts:
+        names = [_general_name(host) for host in dict.fromkeys(hosts)]
+        made = made.add_extension(x509.SubjectAlternativeName(names), critical=False)
+    content: bytes = made.sign(ca, hashes.SHA256()).public_bytes(Encoding.PEM)
+    return content
+
+
+def _general_name(host: str) -> Any:
+    from cryptography import x509
+
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _refuse_existing(paths: Sequence[Path]) -> None:
+    for path in paths:
+        if path.exists():
+            raise ValueError(f"{path} exists, and is not overwritten: choose another folder")
+
+
+def _write(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(handle, "wb") as file:
+        file.write(content)

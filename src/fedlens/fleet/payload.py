@@ -1,0 +1,130 @@
+"""What travels: tensors by flat names, bit by bit, and the declared form that they must have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from fedlens.client import ClientProgram
+from fedlens.core import Cohort, Facts, Memory, Plan, Tree
+from fedlens.engines import Sequential
+from fedlens.rounds import exact_model
+from fedlens.trees import map_tensors
+from fedlens.uploads import norm_of
+from fedlens.work import Part, Shared, Work
+
+PARTS = ("update", "counters", "extra", "scalars", "channel_scalars")
+"""Of a client's `Part`, what it sends."""
+
+
+def flat(value: Any, path: str = "") -> Tree:
+    """Tensors in dicts, one within another, by their paths."""
+    if isinstance(value, Mapping):
+        found: Tree = {}
+        for name, part in value.items():
+            assert "/" not in name, f"{name!r} is no name of a part"
+            found |= flat(part, f"{path}/{name}" if path else name)
+        return found
+    return {path: value}
+
+
+def nested(tree: Tree) -> dict[str, Any]:
+    """The dicts that were flat."""
+    found: dict[str, Any] = {}
+    for path, tensor in tree.items():
+        *parents, name = path.split("/")
+        place = found
+        for parent in parents:
+            place = place.setdefault(parent, {})
+        place[name] = tensor
+    return found
+
+
+def sent(part: Part) -> Tree:
+    """What a client sends of its part."""
+    return flat({name: getattr(part, name) for name in PARTS})
+
+
+def received(tree: Tree, keep: Memory) -> Part:
+    """The part of one client that sent this, and keeps what it keeps."""
+    parts = nested(tree)
+    return Part(
+        update=parts["update"],
+        counters=parts.get("counters", {}),
+        extra=parts.get("extra", {}),
+        keep=[keep],
+        scalars=parts.get("scalars", {}),
+        combined=False,
+        borrowed=False,
+        channel_scalars=parts.get("channel_scalars", {}),
+    )
+
+
+def declared(program: ClientProgram, engine: Sequential, shared: Shared) -> Tree:
+    """What a client sends, by one that takes no step: names, shapes and dtypes."""
+    none = torch.zeros((1, 0), dtype=torch.int64)
+    zero = torch.zeros(1, dtype=torch.int64)
+    facts = Facts(zero, none)
+    plan = Plan(none[..., None], none)
+    params, buffers, told = map_tensors((shared.params, shared.buffers, shared.told), _first)
+    memory = program.memory(params, buffers, told)
+    (part,) = engine.map(program, shared, work_alone(plan, zero, facts, memory))
+    return sent(part)
+
+
+def work_alone(plan: Plan, keys: torch.Tensor, facts: Facts, memory: Memory) -> Work:
+    """The work of clients of which each one knows itself alone."""
+    count = len(keys)
+    ones = torch.ones(count, dtype=torch.float64)
+    cohort = Cohort(
+        clients=torch.zeros(count, dtype=torch.int64),
+        sizes=facts.size,
+        steps=plan.steps,
+        size_shares=ones,
+        label_shares=None,
+        num_clients=count,
+        num_examples=int(facts.size.sum()),
+    )
+    return Work(plan, keys, facts, [memory] * count, ones, cohort, cohort_sizes=(count,))
+
+
+def shared_of(model: Tree) -> Shared:
+    """What the server sent, as clients take it."""
+    parts = nested(model)
+    params, buffers, told = (parts.get(name, {}) for name in ("params", "buffers", "told"))
+    return Shared(params, buffers, exact_model(params | buffers), told)
+
+
+def mismatch(given: Tree, expected: Tree) -> str | None:
+    """How some tensors differ in form from those that were declared."""
+    for what, names in (("lacks", expected.keys() - given), ("has", given.keys() - expected)):
+        if names:
+            return f"it {what} {min(names)}"
+    for name, like in expected.items():
+        tensor = given[name]
+        if tensor.shape != like.shape or tensor.dtype != like.dtype:
+            return f"{name} is {_form(tensor)}, and should be {_form(like)}"
+    return None
+
+
+def norm(tree: Tree) -> float:
+    """The norm of all that a client sends; not finite if any number of it is not."""
+    parts = nested(tree)
+    trees = [parts.get("update", {})]
+    trees += [{n: t[None] for n, t in one.items()} for one in parts.get("extra", {}).values()]
+    others: Iterable[torch.Tensor] = [
+        *parts["scalars"].values(),
+        *parts.get("channel_scalars", {}).values(),
+    ]
+    total = sum((t.double().sum() for t in others), torch.zeros((), dtype=torch.float64))
+    return float(norm_of(trees, total[None]))
+
+
+def _form(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+
+
+def _first(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor[0]

@@ -1,0 +1,63 @@
+"""What a site allows, whoever asks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedlens.fleet.terms import Terms
+from fedlens.options import check
+from fedlens.tables import read_tables
+from fedlens.version import __version__
+
+FILE = "policy.toml"
+DEFAULT = """\
+# What this site allows, also of experiments that it has approved.
+
+# algorithms = ["fedavg", "scaffold"]   # no others; without this line, any
+most_rounds = 10000                     # of one experiment
+label_counts = false                    # whether it may tell how many examples it has of each class
+# largest_norm = 100.0                  # an update longer than this does not leave
+own_code = []                           # import paths of code besides Fedlens' that may run here
+"""
+
+
+class Refused(Exception):
+    """The site will not, and says why."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    algorithms: tuple[str, ...] | None = None
+    most_rounds: int = 10000
+    label_counts: bool = False
+    largest_norm: float | None = None
+    own_code: tuple[str, ...] = ()
+
+    @classmethod
+    def read(cls, home: Path) -> Policy:
+        path = home / FILE
+        if not path.is_file():
+            return cls()
+        policy: Policy = check(read_tables(path), cls, str(path))
+        return policy
+
+    def check(self, terms: Terms) -> None:
+        """Refuse an experiment that this site does not allow."""
+        if terms.version != __version__:
+            raise Refused(f"it is for Fedlens {terms.version}, and here is {__version__}")
+        foreign = [name for name in terms.own_code if name not in self.own_code]
+        if foreign:
+            raise Refused(f"its policy does not allow code of its own: {', '.join(foreign)}")
+        if self.algorithms is not None:
+            others = [name for name in terms.algorithms if name not in self.algorithms]
+            if others:
+                raise Refused(f"its policy does not allow {', '.join(others)}")
+        if terms.rounds > self.most_rounds:
+            raise Refused(f"its policy allows {self.most_rounds} rounds, not {terms.rounds}")
+        if "label_counts" in terms.algorithm.discloses and not self.label_counts:
+            raise Refused("its policy does not allow to tell label counts")
+
+    def check_update(self, norm: float) -> None:
+        if self.largest_norm is not None and not norm <= self.largest_norm:
+            raise Refused(f"its policy holds back updates longer than {self.largest_norm:g}")

@@ -1,0 +1,224 @@
+"""What the server of a fleet does: it hears what sites hold, and runs the experiment on them."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedlens.build import ClientTests, Setup, load_dataset, make_algorithm, make_network
+from fedlens.client import ClientProgram
+from fedlens.core import Dataset, Examples, Federation, Fixed, Holdings, offsets_of
+from fedlens.experiment import Experiment
+from fedlens.files import write_atomically
+from fedlens.fleet.engine import Fleet, Sites
+from fedlens.fleet.terms import Terms, for_fleet
+from fedlens.reports import Reporting
+from fedlens.run_files import EXPERIMENT
+from fedlens.runs.active import Watch, run_to_end
+from fedlens.runs.folder import RunFolder
+from fedlens.runs.result import Result
+from fedlens.runs.run import reopen, start
+
+SITES = "sites.json"  # in the run folder: what sites said that they hold
+ASK_AGAIN = (
+    5.0  # seconds until a site is asked again that has refused: it may be approved meanwhile
+)
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a site says that it holds."""
+
+    name: str
+    size: int
+    held_out: int
+    label_counts: list[int] | None = None
+
+
+def hear(
+    sites: Sites,
+    names: Sequence[str],
+    terms: Terms,
+    tell: Tell,
+    wait: float,
+    at_least: int | None = None,
+) -> list[Held | None]:
+    """What each site holds: of all of them or, after `wait` seconds, of `at_least` so many."""
+    begun = time.monotonic()
+    found: list[Held | None] = [None] * len(names)
+    asked, last_word = dict[int, float](), dict[int, str]()
+    while True:
+        now = time.monotonic()
+        missing = [client for client, held in enumerate(found) if held is None]
+        if not missing:
+            return found
+        if now - begun > wait:
+            absent = ", ".join(names[client] for client in missing)
+            if at_least is not None and len(names) - len(missing) >= at_least:
+                tell(f"without {absent}")
+                return found
+            raise ValueError(
+                f"after {wait:g} s these sites are missing: {absent}; start them, let them "
+                "approve the experiment, or set --at-least"
+            )
+        due = [
+            client
+            for client in sites.online()
+            if found[client] is None and now - asked.get(client, -ASK_AGAIN) >= ASK_AGAIN
+        ]
+        if due:
+            order = {"experiment": terms.hash, "terms": terms.text}
+            sites.send("sizes", {client: {**order, "client": client} for client in due}, {}, 600.0)
+            asked |= dict.fromkeys(due, float("inf"))
+        for client, arrived in sites.arrived():
+            asked[client] = time.monotonic()
+            held = _held(names[client], arrived.facts, terms)
+            if held is not None:
+                found[client] = held
+                tell(f"{names[client]}: {held.size} examples")
+                continue
+            word = str(arrived.facts.get("refused") or arrived.reason or "it gave no sizes")
+            if last_word.get(client) != word:
+                last_word[client] = word
+                tell(f"{names[client]}: refused: {word}")
+        time.sleep(0.2)
+
+
+def _held(name: str, facts: Any, terms: Terms) -> Held | None:
+    """What a site said, if it makes sense."""
+    size, apart, counts = (facts.get(key) for key in ("size", "held_out", "label_counts"))
+    if not all(type(number) is int and number >= 0 for number in (size, apart)) or not size:
+        return None
+    if "label_counts" not in terms.algorithm.discloses:
+        return Held(name, size, apart)
+    fits = isinstance(counts, list) and len(counts) == len(terms.classes)
+    if not fits or not all(type(n) is int and n >= 0 for n in counts) or sum(counts) != size:
+        return None
+    return Held(name, size, apart, counts)
+
+
+def make_setup(
+    experiment: Experiment, dataset: Dataset, held: Sequence[Held], sites: Sites, tell: Tell
+) -> Setup:
+    """The parts of a run whose clients are sites."""
+    terms = Terms.of(experiment, dataset)
+    clients = replace(experiment.clients, count=len(held))
+    experiment = replace(experiment, clients=clients)
+    network, weights = make_network(experiment, dataset)
+    algorithm = make_algorithm(experiment)
+    algorithm.combine.check(network.layout)
+    program = ClientProgram(algorithm, network.layout, experiment.augment)
+    engine = Fleet(
+        network,
+        sites,
+        terms.hash,
+        [one.name for one in held],
+        [one.size for one in held],
+        experiment.reporting or Reporting(),
+        tell,
+    )
+    tested = None
+    if clients.holdout:
+        tested = _holdings([one.held_out for one in held], held)
+    if "test" in experiment.evaluate.on and not len(dataset.test):
+        raise ValueError(f"{dataset.name} has no test examples: set evaluate.on = []")
+    return Setup(
+        experiment=experiment,
+        dataset=dataset,
+        device=torch.device("cpu"),
+        network=network,
+        weights=weights,
+        program=program,
+        federation=_federation(dataset, held),
+        client_tests=None if tested is None else ClientTests("train", tested),
+        parts={"test": dataset.test} if "test" in experiment.evaluate.on else {},
+        engine=engine,
+        knows_labels=held[0].label_counts is not None,
+    )
+
+
+def _federation(dataset: Dataset, held: Sequence[Held]) -> Federation:
+    """Who holds how many examples; of the examples themselves there is nothing here.
+
+    Labels are as many of each class as sites told, if they did.
+    """
+    labels = [
+        torch.zeros(one.size, dtype=torch.int64)
+        if one.label_counts is None
+        else torch.arange(dataset.num_classes).repeat_interleave(torch.tensor(one.label_counts))
+        for one in held
+    ]
+    joined = torch.cat(labels)
+    nothing = torch.zeros((1, *dataset.shape), dtype=torch.uint8)
+    examples = Examples(nothing, joined, rows=torch.zeros_like(joined))
+    return Federation(
+        examples, dataset.num_classes, Fixed(_holdings([one.size for one in held], held))
+    )
+
+
+def _holdings(sizes: Sequence[int], held: Sequence[Held]) -> Holdings:
+    offsets = offsets_of(torch.tensor(sizes, dtype=torch.int64))
+    names = tuple(one.name for one in held)
+    return Holdings(torch.arange(int(offsets[-1])), offsets, names)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a server is started for."""
+
+    experiment: str  # a TOML file
+    out: str
+    sites: dict[str, int]  # by name: the number by which Flower knows each
+    data: str | None = None
+    overwrite: bool = False
+    resume: bool = False
+    wait: float = 600.0
+    at_least: int | None = None
+
+    @classmethod
+    def read(cls, path: Path) -> Job:
+        return cls(**json.loads(path.read_text()))
+
+    def write(self, path: Path) -> None:
+        write_atomically(path, json.dumps(asdict(self)).encode())
+
+
+def run_job(
+    job: Job, connect: Callable[[Sequence[str]], Sites], tell: Tell, watch: Watch | None = None
+) -> Result:
+    """Run, or go on with, an experiment on sites; `connect` reaches those of some names."""
+    out = Path(job.out)
+    resumes = job.resume and (out / SITES).is_file()
+    place = out / EXPERIMENT if resumes else Path(job.experiment)
+    experiment = for_fleet(Experiment.read(place))
+    dataset = load_dataset(experiment.dataset, Path(job.data) if job.data else None)
+    if resumes:
+        known = [Held(**one) for one in json.loads((out / SITES).read_text())]
+        unknown = [one.name for one in known if one.name not in job.sites]
+        if unknown:
+            raise ValueError(f"{out} was begun with {unknown[0]}: add its key")
+        sites = connect([one.name for one in known])
+        setup = make_setup(experiment, dataset, known, sites, tell)
+        active = reopen(RunFolder(out), setup, watch)
+    else:
+        terms, names = Terms.of(experiment, dataset), sorted(job.sites)
+        tell(f"experiment {terms.hash}")
+        heard = hear(connect(names), names, terms, tell, job.wait, job.at_least)
+        if None in heard:  # what clients hold out depends on their numbers
+            names = [one.name for one in heard if one is not None]
+            heard = hear(connect(names), names, terms, tell, job.wait)
+        known = [one for one in heard if one is not None]
+        setup = make_setup(experiment, dataset, known, connect(names), tell)
+        overwrite = job.overwrite or job.resume
+        active = start(experiment, setup, out, overwrite=overwrite, watch=watch)
+        write_atomically(out / SITES, json.dumps([asdict(one) for one in known]).encode())
+    (result,) = run_to_end([active])
+    return result

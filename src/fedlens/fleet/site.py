@@ -1,0 +1,260 @@
+"""What a site does when it is asked: it says what it holds, trains, or tests a model.
+
+It runs the Fedlens that is installed here, on an experiment that was approved here. All it takes
+from the server are numbers: the terms of an experiment, a model, the key of an order.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from fedlens import keys
+from fedlens.build import held_out, make_algorithm, make_network
+from fedlens.client import ClientProgram
+from fedlens.cohorts import DRAW
+from fedlens.core import Examples, Facts, Holdings, Tree
+from fedlens.engines import Sequential, Stacked
+from fedlens.experiment import Experiment
+from fedlens.files import write_atomically
+from fedlens.fleet import payload
+from fedlens.fleet.memory import SiteMemory
+from fedlens.fleet.policy import Policy, Refused
+from fedlens.fleet.site_data import site_examples
+from fedlens.fleet.terms import Terms, read_terms
+from fedlens.network.network import Network
+from fedlens.runs.settings import torch_settings
+from fedlens.trees import map_tensors, moved
+
+OFFERED, APPROVED = "offered", "approved"
+
+
+class Reply(NamedTuple):
+    """What a site sends back."""
+
+    facts: Mapping[str, Any]
+    tensors: Tree
+
+
+@dataclass(frozen=True)
+class Site:
+    """A site's own folder, the data that it holds, and where it trains."""
+
+    home: Path
+    data: Path
+    device: torch.device = torch.device("cpu")
+
+    def answer(self, what: str, order: Mapping[str, Any], tensors: Tree) -> Reply:
+        """The reply to an order; one that is refused says so, and why."""
+        begun = time.monotonic()
+        asked = {"sizes": self._sizes, "train": self._train, "test": self._test}
+        try:
+            reply = asked[what](order, tensors)
+        except Refused as refusal:
+            reply = Reply({"refused": str(refusal)}, {})
+        except ValueError as error:  # of its own files: the server can do nothing about it
+            reply = Reply({"refused": str(error)}, {})
+        facts = {"experiment": order.get("experiment"), **reply.facts}
+        self._log(what, order, facts, reply.tensors, time.monotonic() - begun)
+        return Reply(facts, reply.tensors)
+
+    def approve(self, terms: Terms) -> None:
+        self._keep(APPROVED, terms)
+
+    @property
+    def offers(self) -> list[Terms]:
+        """What was offered and is not approved yet, the newest first."""
+        found = sorted(
+            (self.home / OFFERED).glob("*.json"),
+            key=lambda path: path.stat().st_mtime,
+            reverse=True,
+        )
+        new = [path for path in found if not (self.home / APPROVED / path.name).is_file()]
+        return [read_terms(path.read_text(), path.stem) for path in new]
+
+    def _keep(self, where: str, terms: Terms) -> None:
+        write_atomically(self.home / where / f"{terms.hash}.json", terms.text.encode())
+
+    def _sizes(self, order: Mapping[str, Any], tensors: Tree) -> Reply:
+        """How much it holds, and nothing else unless the algorithm says that it is told."""
+        terms = Terms(str(order["terms"]))
+        if terms.hash != order.get("experiment"):
+            raise Refused("the terms are not those of the hash")
+        if not (self.home / APPROVED / f"{terms.hash}.json").is_file():
+            self._keep(OFFERED, terms)
+        task = self._task(order)
+        facts: dict[str, Any] = {
+            "size": int(task.holdings.sizes.sum()),
+            "held_out": 0 if task.tested is None else int(task.tested.sizes.sum()),
+        }
+        if "label_counts" in task.program.algorithm.discloses:
+            facts["label_counts"] = task.facts.label_counts[0].tolist()
+        return Reply(facts, {})
+
+    def _train(self, order: Mapping[str, Any], tensors: Tree) -> Reply:
+        task = self._task(order)
+        own_keys = [int(key) for key in order["keys"]]
+        counted = order.get("counted")
+        self._count_orders(task.terms, own_keys)
+        shared = payload.shared_of(task.as_ordered(tensors))
+        program, algorithm = task.program, task.program.algorithm
+        remembered = self._memory(task.terms)
+        memory = remembered.read(counted)
+        if memory is None:
+            first = map_tensors((shared.params, shared.buffers, shared.told), lambda t: t[0])
+            memory = program.memory(*first)
+        remembered.settle(counted)
+        several = torch.tensor(own_keys, dtype=torch.int64)
+        holdings = task.holdings.take(torch.zeros(len(several), dtype=torch.int64))
+        plan = algorithm.draw(holdings, keys.fold(several, DRAW))
+        facts = map_tensors(task.facts, lambda t: t.expand(len(several), *t.shape[1:]))
+        work = payload.work_alone(plan, several, facts, memory)
+        sent: Tree = {}
+        kept = False
+        with torch_settings(task.experiment, self.device):
+            parts = list(task.engine.map(program, moved(shared, self.device), work))
+        for row, part in enumerate(map_tensors(parts, lambda t: t.cpu())):
+            tree = payload.sent(part)
+            Policy.read(self.home).check_update(payload.norm(tree))
+            if part.keep[0]:
+                remembered.write(own_keys[row], part.keep[0])
+                kept = True
+            sent |= {f"{row}/{name}": t for name, t in tree.items()}
+        return Reply({"keys": own_keys, "kept": kept}, sent)
+
+    def _test(self, order: Mapping[str, Any], tensors: Tree) -> Reply:
+        """How many of the examples that it holds out a model classifies correctly."""
+        task = self._task(order)
+        if task.tested is None:
+            raise Refused("it holds nothing out")
+        model = {name.removeprefix("model/"): t for name, t in tensors.items()}
+        own = self._memory(task.terms).read(order.get("counted")) or {}
+        model |= own.get("norm", {})
+        correct, index = 0, task.tested.index
+        for some in torch.split(index, 500):
+            logits = task.network.predict(model, {}, task.examples.read(some))
+            correct += int((logits.argmax(1) == task.examples.labels[some]).sum())
+        return Reply({"correct": correct, "held_out": len(index)}, {})
+
+    def _task(self, order: Mapping[str, Any]) -> Task:
+        """What was approved here, and is within the site's policy."""
+        wanted = str(order.get("experiment"))
+        path = self.home / APPROVED / f"{wanted}.json"
+        if not wanted.isalnum() or not path.is_file():
+            raise Refused(f"experiment {wanted[:12]} is not approved here")
+        terms = read_terms(path.read_text(), wanted)
+        Policy.read(self.home).check(terms)
+        examples = site_examples(self.data, terms, self.home / "cache")
+        task = Task(terms, examples, int(order["client"]), self.device)
+        known = order.get("size")
+        if known is not None and known != int(task.holdings.sizes.sum()):
+            raise Refused("its examples are not those that it had when the run began")
+        return task
+
+    def _memory(self, terms: Terms) -> SiteMemory:
+        return SiteMemory(self.home / "memory" / terms.hash)
+
+    def _count_orders(self, terms: Terms, own_keys: list[int]) -> None:
+        """Refuse more orders than the terms have rounds: the same one may come again."""
+        path = self.home / "orders" / f"{terms.hash}.json"
+        known = set(json.loads(path.read_text())) if path.is_file() else set()
+        known.add(own_keys[0])
+        if len(known) > terms.rounds:
+            raise Refused(f"it was asked more often than in the {terms.rounds} rounds approved")
+        write_atomically(path, json.dumps(sorted(known)).encode())
+
+    def _log(
+        self,
+        what: str,
+        order: Mapping[str, Any],
+        facts: Mapping[str, Any],
+        tensors: Tree,
+        seconds: float,
+    ) -> None:
+        """What was asked, and what was sent."""
+        line = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "asked": what,
+            "experiment": str(order.get("experiment"))[:12],
+            "said": {name: value for name, value in facts.items() if name != "experiment"},
+            "sent_tensors": len(tensors),
+            "sent_bytes": sum(t.nbytes for t in tensors.values()),
+            "seconds": round(seconds, 3),
+        }
+        self.home.mkdir(parents=True, exist_ok=True)
+        with (self.home / "log.jsonl").open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+@dataclass(frozen=True)
+class Task:
+    """An approved experiment on a site's examples."""
+
+    terms: Terms
+    examples: Examples
+    client: int  # its number in the federation
+    device: torch.device
+
+    @cached_property
+    def experiment(self) -> Experiment:
+        return self.terms.experiment(self.examples)
+
+    @cached_property
+    def _held(self) -> tuple[Holdings, Holdings | None]:
+        everything = Holdings.of([torch.arange(len(self.examples))])
+        if not self.experiment.clients.holdout:
+            return everything, None
+        return held_out(everything, self.experiment, torch.tensor([self.client]))
+
+    @property
+    def holdings(self) -> Holdings:
+        return self._held[0]
+
+    @property
+    def tested(self) -> Holdings | None:
+        return self._held[1]
+
+    @cached_property
+    def facts(self) -> Facts:
+        counts = self.holdings.label_counts(self.examples.labels, len(self.terms.classes))
+        return Facts(self.holdings.sizes, counts)
+
+    @cached_property
+    def network(self) -> Network:
+        dataset = self.experiment.dataset
+        return make_network(self.experiment, dataset)[0]  # type: ignore[arg-type]
+
+    @cached_property
+    def program(self) -> ClientProgram:
+        algorithm = make_algorithm(self.experiment)
+        return ClientProgram(algorithm, self.network.layout, self.experiment.augment, apart=True)
+
+    @cached_property
+    def engine(self) -> Sequential | Stacked:
+        examples = self.examples.to(self.device)
+        if self.device.type == "cuda":
+            return Stacked(self.network, examples)
+        fast = self.experiment.engine == "processes"
+        if fast:
+            torch.set_num_threads(1)  # as a worker has: the result is the same to the last bit
+        return Sequential(self.network, examples, fast)
+
+    def as_ordered(self, tensors: Tree) -> Tree:
+        """What the server sent, if it is a model of this experiment."""
+        like = {
+            f"{kind}/{name}": t[None]
+            for kind, tree in (("params", self.network.params), ("buffers", self.network.buffers))
+            for name, t in tree.items()
+        }
+        given = {name: t for name, t in tensors.items() if not name.startswith("told/")}
+        wrong = payload.mismatch(given, like)
+        if wrong is not None:
+            raise Refused(f"the model that was sent is of another form: {wrong}")
+        return tensors

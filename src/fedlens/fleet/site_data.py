@@ -1,0 +1,98 @@
+"""The examples that a site has: read once as they are, then mapped from a file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fedlens.core import Examples
+from fedlens.data import numpy_files
+from fedlens.data.arrays import Column, Pixels
+from fedlens.data.folders import listed_by_class
+from fedlens.data.pictures import decode, refuse
+from fedlens.fleet.terms import Terms
+
+IMAGES, LABELS = "images.npy", "labels.npy"
+
+
+def site_examples(data: Path, terms: Terms, cache: Path) -> Examples:
+    """The examples in `data`, labelled as the terms have it.
+
+    `data` is a .npz file with x_train and y_train (and classes, if its labels are others), or a
+    folder with a folder of images for each class. What was read is kept in `cache`.
+    """
+    place = cache / _fingerprint(data, terms)
+    if not (place / LABELS).is_file():
+        pixels, labels = _read(data, terms)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(prefix=".reading-", dir=place.parent))
+        np.save(made / IMAGES, pixels)
+        np.save(made / LABELS, labels)
+        try:
+            made.replace(place)
+        except OSError:  # another message's process was faster
+            shutil.rmtree(made)
+    # Copied on write, since torch knows no memory that it may only read.
+    mapped = np.load(place / IMAGES, mmap_mode="c", allow_pickle=False)
+    labels = np.load(place / LABELS, allow_pickle=False)
+    images = torch.from_numpy(mapped).permute(0, 3, 1, 2)
+    return Examples(images, torch.from_numpy(labels))
+
+
+def write_site(path: Path, held: Examples, classes: Sequence[str]) -> None:
+    """A site's file, of examples in the order in which a client holds them."""
+    images = held.read(slice(None)).permute(0, 2, 3, 1)
+    if images.dtype is not torch.uint8:
+        raise ValueError("a site's file holds images of uint8: give the data set as pixels")
+    names = np.array(list(classes))
+    np.savez(path, x_train=images.numpy(), y_train=held.labels.numpy(), classes=names)
+
+
+def _read(data: Path, terms: Terms) -> tuple[Pixels, Column]:
+    channels, height, width = terms.shape
+    if data.is_dir():
+        listed, classes = listed_by_class(data)
+        size = height if height == width else None
+        paths = [listed.base / name for name in listed.names]
+        pixels, broken = decode(paths, (height, width), channels, size)
+        refuse(broken)
+        own = np.asarray(listed.labels)
+    else:
+        try:
+            with data.open("rb") as file:
+                arrays = numpy_files.read(file, str(data))
+        except OSError as error:
+            raise ValueError(f"{data} cannot be read ({error.strerror}): set --data") from error
+        part = numpy_files.part(arrays, "train", str(data))
+        pixels, own = part.images.permute(0, 2, 3, 1).numpy(), part.labels.numpy()
+        classes = [str(name) for name in arrays.get("classes", np.array(terms.classes))]
+    if pixels.shape[1:] != (height, width, channels):
+        found = "×".join(map(str, pixels.shape[1:]))
+        raise ValueError(f"{data} has images of {found}: {height}×{width}×{channels} are asked for")
+    unknown = sorted({classes[label] for label in set(own.tolist())} - set(terms.classes))
+    if unknown:
+        raise ValueError(f"{data} has the class {unknown[0]!r}, which the experiment has not")
+    number = {name: i for i, name in enumerate(terms.classes)}
+    table = np.array([number.get(name, -1) for name in classes], dtype=np.int64)
+    return np.ascontiguousarray(pixels), table[own]
+
+
+def _fingerprint(data: Path, terms: Terms) -> str:
+    """Another one if the files or what is made of them are others."""
+    if not data.exists():
+        raise ValueError(f"{data} does not exist: set --data to the site's examples")
+    files = sorted(data.rglob("*")) if data.is_dir() else [data]
+    listed = [
+        (str(file), stat.st_size, stat.st_mtime_ns)
+        for file in files
+        if (stat := file.stat()) and file.is_file()
+    ]
+    content = json.dumps([listed, terms.classes, terms.shape])
+    return hashlib.sha256(content.encode()).hexdigest()[:16]

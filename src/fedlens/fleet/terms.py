@@ -1,0 +1,185 @@
+"""What sites are asked to take part in, as text with a hash: what a site approves, and nothing else
+is run there."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from fedlens.algorithm import Algorithm
+from fedlens.build import make_algorithm
+from fedlens.core import Dataset, Examples
+from fedlens.experiment import Clients, Evaluate, Experiment, Named
+from fedlens.version import __version__
+
+NOT_TOLD = ("dataset", "device", "evaluate", "faults", "reporting", "weights", "weights_sha256")
+"""What of an experiment is the server's own affair."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """An experiment as a site sees it; two that differ in anything have different hashes."""
+
+    text: str  # JSON: fedlens, experiment, data
+
+    @classmethod
+    def of(cls, experiment: Experiment, dataset: Dataset) -> Terms:
+        _check(experiment)
+        tables = {k: v for k, v in experiment.plain().items() if k not in NOT_TOLD}
+        clients = dict(tables["clients"])
+        tables["clients"] = {k: v for k, v in clients.items() if k not in ("count", "partition")}
+        data = {
+            "classes": list(dataset.classes),
+            "shape": list(dataset.shape),
+            "mean": None if dataset.mean is None else list(dataset.mean),
+            "std": None if dataset.std is None else list(dataset.std),
+        }
+        content = {"fedlens": __version__, "experiment": tables, "data": data}
+        return cls(json.dumps(content, sort_keys=True, ensure_ascii=True, allow_nan=False))
+
+    @cached_property
+    def hash(self) -> str:
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+    @cached_property
+    def content(self) -> dict[str, Any]:
+        try:
+            content = json.loads(self.text)
+            if not isinstance(content, dict) or {"fedlens", "experiment", "data"} - content.keys():
+                raise ValueError("it lacks a part")
+        except ValueError as error:
+            raise ValueError(f"these are no terms of an experiment ({error})") from error
+        return content
+
+    @property
+    def version(self) -> str:
+        return str(self.content["fedlens"])
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return tuple(self.content["data"]["classes"])
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        channels, height, width = self.content["data"]["shape"]
+        return channels, height, width
+
+    @property
+    def algorithms(self) -> list[str]:
+        return [one["name"] for one in self.content["experiment"]["algorithm"]]
+
+    @property
+    def rounds(self) -> int:
+        return int(self.content["experiment"]["rounds"])
+
+    @property
+    def own_code(self) -> list[str]:
+        """The import paths that it names: code that is neither Fedlens' nor in the terms."""
+        tables = self.content["experiment"]
+        model = tables["model"]
+        names = [model if isinstance(model, str) else model["name"], tables["loss"]]
+        names += self.algorithms
+        return [name for name in names if ":" in name]
+
+    def experiment(self, examples: Examples) -> Experiment:
+        """The experiment on a site's own examples."""
+        data = self.content["data"]
+        mean, std = (None if data[key] is None else tuple(data[key]) for key in ("mean", "std"))
+        none = Examples(examples.images[:0], examples.labels[:0])
+        dataset = Dataset("the site's", examples, none, self.classes, mean, std)
+        tables = dict(self.content["experiment"])
+        told = dict(tables.pop("clients"))
+        share = told["per_round"]
+        count = share if isinstance(share, int) else 1
+        clients = Clients(**told, count=count, partition=Named("iid"))
+        return Experiment(dataset=dataset, clients=clients, **tables)
+
+    def describe(self) -> list[str]:
+        """What it asks of a site, in plain words."""
+        tables, shape = self.content["experiment"], "×".join(map(str, self.shape))
+        algorithm = self.algorithm
+        model = tables["model"] if isinstance(tables["model"], str) else tables["model"]["name"]
+        leaves = ["how many examples it holds", "its updates of the model, and its training loss"]
+        if "label_counts" in algorithm.discloses:
+            leaves.insert(1, "how many examples it holds of each class")
+        if tables["clients"]["holdout"]:
+            leaves.append("how many of its held-out examples the model classifies correctly")
+        local = tables["local"]
+        return [
+            f"experiment {self.hash}",
+            f"data:      images {shape} of {len(self.classes)} classes: "
+            f"{', '.join(self.classes[:12])}{', ...' if len(self.classes) > 12 else ''}",
+            f"model:     {model}",
+            f"algorithm: {' + '.join(self.algorithms)}",
+            f"training:  {self.rounds} rounds of {local['epochs']} epochs, "
+            f"batches of {local['batch_size']}, lr {local['lr']:g}",
+            f"channel:   {', '.join(map(repr, algorithm.channel)) or 'updates leave as they are'}",
+            f"leaves the site: {'; '.join(leaves)}",
+            f"stays at the site: images, labels{', what it remembers' * bool(algorithm.memory)}",
+            f"code of its own: {', '.join(self.own_code) or 'none'}",
+            f"by Fedlens {self.version}",
+        ]
+
+    @cached_property
+    def algorithm(self) -> Algorithm:
+        nothing = Examples(
+            torch.zeros((0, *self.shape), dtype=torch.uint8), torch.zeros(0, dtype=torch.int64)
+        )
+        return make_algorithm(self.experiment(nothing))
+
+
+def for_fleet(experiment: Experiment) -> Experiment:
+    """With what `auto` means in a fleet: a site has one client, that one core trains."""
+    engine = "processes" if experiment.engine == "auto" else experiment.engine
+    precision = "fp32" if experiment.precision == "auto" else experiment.precision
+    return replace(experiment, engine=engine, precision=precision, device="cpu")
+
+
+def _check(experiment: Experiment) -> None:
+    """Refuse what a fleet cannot do."""
+    if not isinstance(experiment.model, Named):
+        raise ValueError("model was given from Python: in a fleet it needs a name")
+    for what, given in (
+        ("faults", experiment.faults),
+        ("clients.devices", experiment.clients.devices),
+    ):
+        if given is not None:
+            raise ValueError(f"{what} is for simulations, real sites fail by themselves: leave out")
+    evaluate: Evaluate = experiment.evaluate
+    if set(evaluate.on) - {"test"} or evaluate.twin:
+        raise ValueError(
+            "the server of a fleet has no training examples: evaluate on test alone, without a "
+            "twin (clients.holdout tests the model at the sites)"
+        )
+    if experiment.weights is not None and (experiment.train_last or experiment.norm == "frozen"):
+        raise ValueError(
+            "sites are not sent layers that stay frozen at loaded weights: leave weights out, or "
+            "train all layers"
+        )
+    if experiment.engine == "stacked":
+        raise ValueError('each site trains one client: choose engine "processes" or "sequential"')
+    algorithm = make_algorithm(
+        replace(experiment, clients=replace(experiment.clients, count=_some(experiment)))
+    )
+    if algorithm.pace is not None:
+        raise ValueError("a fleet runs in rounds: leave asynchronous algorithms out")
+    if not algorithm.draw.by_client:
+        raise ValueError("what a client draws depends on the others: a fleet cannot do that")
+
+
+def _some(experiment: Experiment) -> int:
+    share = experiment.clients.per_round
+    return experiment.clients.count or (share if isinstance(share, int) else 1)
+
+
+def read_terms(text: str, wanted: str) -> Terms:
+    """Terms that were kept, if they are those of this hash."""
+    terms = Terms(text)
+    if terms.hash != wanted:
+        raise ValueError(f"the terms kept as {wanted[:12]} are others: approve them again")
+    return terms

@@ -1,0 +1,160 @@
+"""`fedlens fleet try`: a whole federation on this machine, compared with its simulation."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedlens.build import load_dataset, partition
+from fedlens.experiment import Experiment
+from fedlens.files import write_atomically
+from fedlens.fleet.flower import end, free_port, start_supernode
+from fedlens.fleet.keys import CA, make_server_keys, make_site_key
+from fedlens.fleet.policy import FILE
+from fedlens.fleet.serve import serve
+from fedlens.fleet.server import Job
+from fedlens.fleet.site import Site
+from fedlens.fleet.site_data import write_site
+from fedlens.fleet.terms import Terms, for_fleet
+from fedlens.runs.active import Watch
+from fedlens.runs.folder import RunFolder
+from fedlens.runs.run import run
+
+Tell = Callable[[str], None]
+
+
+def of_sites(experiment: Experiment, sites: int | None) -> Experiment:
+    """The experiment with as many clients as there are sites."""
+    experiment = for_fleet(experiment)
+    if sites is None:
+        return experiment
+    per_round = experiment.clients.per_round
+    if isinstance(per_round, int):
+        per_round = min(per_round, sites)
+    return replace(
+        experiment, clients=replace(experiment.clients, count=sites, per_round=per_round)
+    )
+
+
+def make_homes(experiment: Experiment, folder: Path, data: Path | None = None) -> list[Site]:
+    """A home for each client of an experiment, with what it holds; it has approved it."""
+    whole = replace(experiment, clients=replace(experiment.clients, holdout=0.0))
+    dataset, train, holdings = partition(whole, data)
+    terms = Terms.of(experiment, load_dataset(experiment.dataset, data))
+    made = []
+    for client in range(len(holdings)):
+        home = folder / f"site-{client:04d}"
+        home.mkdir(parents=True, exist_ok=True)
+        write_site(home / "data.npz", train.take(holdings.members(client)), dataset.classes)
+        write_atomically(home / FILE, b"label_counts = true\n")
+        site = Site(home, home / "data.npz")
+        site.approve(terms)
+        made.append(site)
+    return made
+
+
+def part_of(path: Path, folder: Path, client: int, count: int) -> Site:
+    """The site that a simulated node is: it holds a part of the experiment's own data."""
+    experiment = of_sites(Experiment.read(path), count)
+    terms = Terms.of(experiment, load_dataset(experiment.dataset, None))
+    place = folder / f"{terms.hash[:16]}-{count}"
+    if not place.is_dir():
+        made = Path(tempfile.mkdtemp(prefix=".making-", dir=_made(folder)))
+        make_homes(experiment, made)
+        try:
+            made.replace(place)
+        except OSError:  # another node was faster
+            shutil.rmtree(made)
+    home = place / f"site-{client:04d}"
+    return Site(home, home / "data.npz")
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return folder
+
+
+def write_experiment(experiment: Experiment, path: Path) -> Path:
+    write_atomically(path, experiment.toml().encode())
+    return path
+
+
+@contextmanager
+def joined(sites: list[Site], server: str) -> Iterator[dict[str, Any]]:
+    """The processes of sites that take part, by name."""
+    processes = {}
+    try:
+        for site in sites:
+            processes[site.home.name] = start_site(site, server)
+        yield processes
+    finally:
+        for process in processes.values():
+            process.terminate()
+        for process in processes.values():
+            end(process)
+
+
+def start_site(site: Site, server: str) -> Any:
+    home = site.home
+    return start_supernode(home, home.name, site.data, server, "cpu", home / "supernode.log")
+
+
+def make_keys(sites: list[Site], keys: Path) -> None:
+    """Keys of a server here, and of sites that it knows."""
+    make_server_keys(keys, ["127.0.0.1"])
+    for site in sites:
+        make_site_key(site.home, site.home.name)
+        shutil.copy(site.home / f"{site.home.name}.pub", keys)
+        shutil.copy(keys / CA, site.home)
+
+
+def try_fleet(
+    experiment: Experiment,
+    folder: Path,
+    out: Path,
+    tell: Tell,
+    data: Path | None = None,
+    watch: Watch | None = None,
+) -> dict[str, Any]:
+    """Run it on sites with processes and sockets of their own, and here; how the two compare."""
+    sites = make_homes(experiment, folder / "sites", data)
+    make_keys(sites, folder / "keys")
+    path, port = write_experiment(experiment, folder / "experiment.toml"), free_port()
+    begun = time.monotonic()
+    with joined(sites, f"127.0.0.1:{port}"):
+        job = Job(str(path), str(out), {}, data=str(data) if data else None)
+        status = serve(job, folder / "keys", folder / "server", "127.0.0.1", port, tell, watch)
+    seconds = time.monotonic() - begun
+    here = run(experiment, folder / "simulated", data=data)
+    return {
+        "status": status,
+        "sites": len(sites),
+        "rounds": len(here.records),
+        **compared(out, folder / "simulated"),
+        "seconds": seconds,
+        "run": str(out),
+    }
+
+
+def compared(one: Path, other: Path) -> dict[str, Any]:
+    """Whether two runs ended with the same bytes, and how far apart their numbers are."""
+    a, b = (RunFolder(path).load_model() for path in (one, other))
+    same = a.keys() == b.keys() and all(_bytes(a[name]) == _bytes(b[name]) for name in a)
+    apart = max((float((a[name].double() - b[name].double()).abs().max()) for name in a), default=0)
+    return {"identical": same, "largest_difference": apart}
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    return (
+        tensor.contiguous().view(torch.uint8).numpy().tobytes()
+        if tensor.ndim
+        else bytes(str(tensor.item()), "ascii")
+    )

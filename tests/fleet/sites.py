@@ -1,0 +1,153 @@
+"""A small experiment with sites, and sites that are asked within this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedlens.build import load_dataset, partition
+from fedlens.core import Tree
+from fedlens.experiment import Experiment
+from fedlens.fleet.engine import Arrived
+from fedlens.fleet.server import Job, run_job
+from fedlens.fleet.site import Site
+from fedlens.fleet.site_data import write_site
+from fedlens.fleet.terms import Terms, for_fleet
+from fedlens.runs.result import Result
+from fedlens.trees import map_tensors
+
+NAMES = ("ann", "bob", "cat", "dan")
+CLASSES = ("cat", "dog", "owl", "yak")
+EXPERIMENT = """\
+model = "{model}"
+rounds = {rounds}
+norm = "{norm}"
+dataset = {{ name = "npz", path = "data.npz" }}
+local = {{ batch_size = 8, lr = 0.1 }}
+clients = {{ count = 4, per_round = {per_round}, holdout = {holdout}, \
+partition = {{ name = "dirichlet", alpha = 1.0 }} }}
+algorithm = [{algorithm}]
+"""
+
+
+def write_experiment(
+    folder: Path,
+    algorithm: str = '{ name = "fedavg" }',
+    more: str = "",
+    rounds: int = 2,
+    per_round: int = 3,
+    holdout: float = 0.0,
+    model: str = "linear",
+    norm: str = "shared",
+) -> Path:
+    rng = np.random.default_rng(0)
+    labels = rng.integers(4, size=160)
+    prototypes = rng.integers(60, 200, size=(4, 8, 8, 3))
+    pixels = (prototypes[labels] + rng.integers(-50, 50, size=(160, 8, 8, 3))).astype(np.uint8)
+    np.savez(
+        folder / "data.npz",
+        x_train=pixels[:120],
+        y_train=labels[:120],
+        x_test=pixels[120:],
+        y_test=labels[120:],
+        classes=np.array(CLASSES),
+    )
+    path = folder / "experiment.toml"
+    text = EXPERIMENT.format(
+        algorithm=algorithm,
+        rounds=rounds,
+        per_round=per_round,
+        holdout=holdout,
+        model=model,
+        norm=norm,
+    )
+    path.write_text(text + more)
+    return path
+
+
+def make_sites(path: Path, folder: Path, approved: bool = True) -> list[Site]:
+    """A site for each client of an experiment, with the examples that it holds."""
+    experiment = for_fleet(Experiment.read(path))
+    whole = replace(experiment, clients=replace(experiment.clients, holdout=0.0))
+    dataset, train, holdings = partition(whole)
+    terms = Terms.of(experiment, load_dataset(experiment.dataset, None))
+    sites = []
+    for client, name in enumerate(NAMES[: len(holdings)]):
+        home = folder / name
+        home.mkdir(parents=True)
+        write_site(home / "data.npz", train.take(holdings.members(client)), dataset.classes)
+        site = Site(home, home / "data.npz")
+        if approved:
+            site.approve(terms)
+        sites.append(site)
+    return sites
+
+
+Change = Callable[[str, str, Arrived], Arrived | None]
+"""(site, what it was asked, what it answers) -> what arrives; None: nothing does."""
+
+
+class Nearby:
+    """Sites in this process."""
+
+    def __init__(self, sites: Sequence[Site], change: Change | None = None) -> None:
+        self.sites, self.change = list(sites), change
+        self.waiting: list[tuple[int, Arrived]] = []
+        self.orders: list[tuple[str, str, Mapping[str, Any]]] = []
+        self.replies: list[tuple[str, str, Arrived]] = []
+        self.away: set[str] = set()
+
+    def online(self) -> set[int]:
+        return {k for k, site in enumerate(self.sites) if site.home.name not in self.away}
+
+    def send(
+        self, what: str, orders: Mapping[int, Mapping[str, Any]], tensors: Tree, seconds: float
+    ) -> None:
+        for client, order in orders.items():
+            site = self.sites[client]
+            name = site.home.name
+            self.orders.append((name, what, order))
+            copies = map_tensors(tensors, torch.clone)
+            arrived = Arrived(*site.answer(what, order, copies))
+            self.replies.append((name, what, arrived))
+            changed = self.change(name, what, arrived) if self.change else arrived
+            if changed is not None:
+                self.waiting.append((client, changed))
+
+    def arrived(self) -> list[tuple[int, Arrived]]:
+        found, self.waiting = self.waiting, []
+        return found
+
+    def forget(self) -> None:
+        self.waiting = []
+
+
+def run_nearby(
+    path: Path,
+    out: Path,
+    sites: Sequence[Site],
+    change: Change | None = None,
+    told: list[str] | None = None,
+    nearby: list[Nearby] | None = None,
+    **job: Any,
+) -> Result:
+    by_name = {site.home.name: site for site in sites}
+
+    def connect(names: Sequence[str]) -> Nearby:
+        made = Nearby([by_name[name] for name in names], change)
+        if nearby is not None:
+            nearby.append(made)
+        return made
+
+    numbers = {name: number for number, name in enumerate(by_name)}
+    tell = (told if told is not None else []).append
+    return run_job(Job(str(path), str(out), numbers, **job), connect, tell)
+
+
+def model_bytes(out: Path) -> bytes:
+    return (out / "model.safetensors").read_bytes()

@@ -1,0 +1,224 @@
+"""Sites that fail, refuse or send what cannot be taken: named in the record, never in the model."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import fedlens as fl
+from fedlens.fleet import engine
+from fedlens.fleet.engine import Arrived
+from fedlens.fleet.terms import for_fleet
+from fedlens.run_files import read_records, read_summary
+from fedlens.runs.folder import RunFolder
+from tests.fleet.sites import (
+    NAMES,
+    Nearby,
+    make_sites,
+    model_bytes,
+    run_nearby,
+    write_experiment,
+)
+
+
+def spoilt(arrived: Arrived, fn) -> Arrived:
+    name = "0/update/fc.weight"
+    return arrived._replace(tensors=arrived.tensors | {name: fn(arrived.tensors[name])})
+
+
+BAD = {
+    "nan": lambda a: spoilt(a, lambda t: t * torch.nan),
+    "infinite": lambda a: spoilt(a, lambda t: t / 0.0),
+    "huge": lambda a: spoilt(a, lambda t: t + 1e6),
+    "malformed": lambda a: spoilt(a, lambda t: t[..., :-1]),
+    "another dtype": lambda a: spoilt(a, lambda t: t.float()),
+    "more than asked": lambda a: a._replace(
+        tensors=a.tensors | {"1/update/fc.bias": torch.ones(3)}
+    ),
+    "less than asked": lambda a: a._replace(tensors=dict(list(a.tensors.items())[1:])),
+    "a loss that is none": lambda a: a._replace(
+        tensors=a.tensors | {"0/scalars/loss": torch.tensor([torch.nan])}
+    ),
+    "stale": lambda a: a._replace(facts={**a.facts, "keys": [7]}),
+    "foreign": lambda a: a._replace(facts={**a.facts, "experiment": "0" * 64}),
+    "raised": lambda _: Arrived({}, {}, "raised", "RuntimeError"),
+    "dropped": lambda _: Arrived({}, {}, "dropped"),
+    "refused": lambda _: Arrived({"refused": "it will not"}, {}),
+}
+NAMED = {
+    "another dtype": "malformed",
+    "more than asked": "malformed",
+    "less than asked": "malformed",
+    "a loss that is none": "nan",
+}
+
+
+@pytest.mark.parametrize("fault", BAD)
+def test_a_bad_update_is_named_and_never_in_the_model(fault, tmp_path):
+    path = write_experiment(
+        tmp_path, '{ name = "scaffold" }', "reporting = { largest = 1000.0 }\n", per_round=4
+    )
+    sites, told = make_sites(path, tmp_path / "sites"), list[str]()
+
+    def change(name, what, arrived):
+        return BAD[fault](arrived) if (name, what) == ("bob", "train") else arrived
+
+    run_nearby(path, tmp_path / "run", sites, change, told)
+    outcome = NAMED.get(fault, fault)
+    for record in read_records(tmp_path / "run"):
+        assert record["failed"] == {outcome: [1]}
+        assert record["clients"].count(1) == 0
+    assert any(line.startswith(f"bob: {outcome}") for line in told)
+    assert read_summary(tmp_path / "run")["outcomes"] == {"reported": 6, outcome: 2}
+
+
+def test_shares_are_those_of_the_sites_that_answered(tmp_path):
+    path = write_experiment(tmp_path, rounds=1, per_round=4)
+    sites = make_sites(path, tmp_path / "sites")
+    for count, site in enumerate(sites, 1):
+        with np.load(site.data) as held:
+            fewer = {name: array[: 6 * count] for name, array in held.items()}
+        np.savez(site.data, **fewer)
+    sizes, updates = {}, {}
+
+    def change(name, what, arrived):
+        if what == "sizes":
+            sizes[name] = arrived.facts["size"]
+        elif name == "bob":
+            return Arrived({}, {}, "dropped")
+        else:
+            updates[name] = arrived.tensors["0/update/fc.weight"][0].clone()
+        return arrived
+
+    run_nearby(path, tmp_path / "run", sites, change)
+    assert sizes == {"ann": 6, "bob": 12, "cat": 18, "dan": 24}
+    total = sum(sizes[name] for name in updates)
+    mean = sum(sizes[name] / total * update for name, update in updates.items())
+    start = fl.run(
+        replace(for_fleet(fl.Experiment.read(path)), local={"lr": 0.0}), tmp_path / "start"
+    ).model["fc.weight"]
+    found = RunFolder(tmp_path / "run").load_model()["fc.weight"]
+    torch.testing.assert_close(found, (start.double() + mean).float(), rtol=0, atol=1e-7)
+
+
+def test_a_site_goes_on_from_its_last_update_that_counted(tmp_path):
+    """Updates that are lost on the way leave no trace at the site, though it had trained."""
+    lost = iter([True, False, True, False])
+    path = write_experiment(
+        tmp_path,
+        '{ name = "scaffold" }',
+        "reporting = { quorum = 1.0 }\n",
+        rounds=3,
+        per_round=4,
+    )
+    sites = make_sites(path, tmp_path / "sites")
+
+    def change(name, what, arrived):
+        if (name, what) == ("cat", "train") and next(lost, False):
+            return Arrived({}, {}, "dropped")
+        return arrived
+
+    run_nearby(path, tmp_path / "run", sites, change)
+    fl.run(for_fleet(fl.Experiment.read(path)), tmp_path / "here")
+    assert model_bytes(tmp_path / "run") == model_bytes(tmp_path / "here")
+    assert [r["attempts"] for r in read_records(tmp_path / "run")] == [2, 2, 1]
+    kept = list((tmp_path / "sites" / "cat" / "memory").rglob("*.safetensors"))
+    assert len(kept) == 2  # what counted, and what the last order left
+
+
+def test_an_update_that_was_not_taken_is_not_gone_on_from(tmp_path):
+    """One site's update of the first round comes too late; with the next ones it starts anew."""
+    path = write_experiment(tmp_path, '{ name = "scaffold" }', rounds=2, per_round=4)
+    sites, orders = make_sites(path, tmp_path / "sites"), list[str]()
+
+    def change(name, what, arrived):
+        if (name, what) == ("cat", "train") and not orders:
+            orders.append(name)
+            return Arrived({}, {}, "late")
+        return arrived
+
+    made: list[Nearby] = []
+    run_nearby(path, tmp_path / "run", sites, change, nearby=made)
+    asked = [o for one in made for name, what, o in one.orders if (name, what) == ("cat", "train")]
+    assert [order["counted"] for order in asked] == [None, None]
+    others = [o for one in made for name, what, o in one.orders if (name, what) == ("ann", "train")]
+    assert others[1]["counted"] == others[0]["keys"][0]
+
+
+class Killed(BaseException):
+    """The server's end."""
+
+
+@pytest.mark.parametrize("at", range(1, 12, 2))
+def test_a_server_that_was_killed_goes_on_to_the_same_bytes(at, tmp_path):
+    """After any reply: between two of a round, or after the last and before its checkpoint."""
+    path = write_experiment(tmp_path, '{ name = "scaffold" }', rounds=3, per_round=4)
+    sites = make_sites(path, tmp_path / "sites")
+    count = 0
+
+    def change(name, what, arrived):
+        nonlocal count
+        count += what == "train"
+        if count == at:
+            count += 100
+            raise Killed
+        return arrived
+
+    with pytest.raises(Killed):
+        run_nearby(path, tmp_path / "run", sites, change)
+    run_nearby(path, tmp_path / "run", sites, resume=True)
+    fl.run(for_fleet(fl.Experiment.read(path)), tmp_path / "here")
+    assert model_bytes(tmp_path / "run") == model_bytes(tmp_path / "here")
+
+
+def test_a_site_that_is_away_is_waited_for_and_then_left_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(engine, "AWAY", 0.3)
+    path = write_experiment(tmp_path, rounds=2, per_round=4)
+    sites = make_sites(path, tmp_path / "sites")
+    made: list[Nearby] = []
+
+    def change(name, what, arrived):
+        for one in made:
+            one.away = {"dan"} if what == "train" or len(made) > 1 else set()
+        return arrived
+
+    run_nearby(path, tmp_path / "run", sites, change, nearby=made)
+    failed = [record["failed"] for record in read_records(tmp_path / "run")]
+    assert failed[1] == {"unavailable": [3]}
+
+
+def test_the_first_sites_are_taken_where_more_are_asked(tmp_path):
+    path = write_experiment(
+        tmp_path, more="reporting = { over_select = 1.4 }\n", rounds=1, per_round=3
+    )
+    sites = make_sites(path, tmp_path / "sites")
+    run_nearby(path, tmp_path / "run", sites)
+    (record,) = read_records(tmp_path / "run")
+    assert len(record["clients"]) == 3 or not record["failed"]
+
+
+def test_a_run_stops_below_quorum_where_the_experiment_says_so(tmp_path):
+    more = 'reporting = { quorum = 1.0, below_quorum = "stop" }\n'
+    path = write_experiment(tmp_path, more=more, per_round=4)
+    sites = make_sites(path, tmp_path / "sites")
+
+    def change(name, what, arrived):
+        return Arrived({}, {}, "dropped") if (name, what) == ("bob", "train") else arrived
+
+    result = run_nearby(path, tmp_path / "run", sites, change)
+    assert result.status == "stopped"
+
+
+def test_sites_test_the_model_on_what_they_hold_out(tmp_path):
+    path = write_experiment(tmp_path, holdout=0.3)
+    sites = make_sites(path, tmp_path / "sites")
+    run_nearby(path, tmp_path / "run", sites)
+    fl.run(for_fleet(fl.Experiment.read(path)), tmp_path / "here")
+    assert model_bytes(tmp_path / "run") == model_bytes(tmp_path / "here")
+    fleet, here = (
+        json.loads((tmp_path / name / "evaluation.json").read_text()) for name in ("run", "here")
+    )
+    assert fleet["client_accuracy"] == here["client_accuracy"]
+    assert json.loads((tmp_path / "run" / "partition.json").read_text())["client_names"] == [*NAMES]

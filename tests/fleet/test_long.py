@@ -1,0 +1,171 @@
+"""Federations of real processes and their faults: the long form, `make test-fleet`."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+
+import pytest
+
+import fedlens as fl
+from fedlens.fleet.flower import end
+from fedlens.fleet.keys import CA, NODE_KEY, make_server_keys, make_site_key
+from fedlens.fleet.terms import for_fleet
+from fedlens.fleet.trial import start_site
+from fedlens.run_files import read_records
+from tests.fleet.real import Federation, processes_of, soon, wait_until
+from tests.fleet.sites import model_bytes, write_experiment
+from tests.fleet.test_same_bytes import PAPERS
+
+pytest.importorskip("flwr", reason="a fleet needs flwr: pip install 'fedlens[fleet]'")
+pytestmark = pytest.mark.fleet
+
+SITES = 5
+KILLS = int(os.environ.get("FEDLENS_KILLS", "20"))
+
+
+def described(folder, paper, name="experiment.toml", more="", rounds=2, sites=SITES):
+    path = write_experiment(folder, PAPERS[paper], more, rounds=rounds, per_round=sites - 1)
+    text = path.read_text().replace("count = 4", f"count = {sites}")
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def test_five_sites_end_with_the_bytes_of_the_simulation(tmp_path):
+    papers = ("fedavg", "scaffold", "fedadmm", "fedns", "fedvc", "median")
+    first = described(tmp_path, papers[0])
+    fleet = Federation(tmp_path / "fleet", first)
+    with fleet.opened():
+        for name in fleet.sites:
+            fleet.start(name)
+        for paper in papers:
+            path = described(tmp_path, paper, f"{paper}.toml")
+            fleet.approve(path)
+            begun = time.monotonic()
+            assert fleet.run(path, tmp_path / paper) == "finished"
+            seconds = [record["seconds"] for record in read_records(tmp_path / paper)]
+            fl.run(for_fleet(fl.Experiment.read(path)), tmp_path / f"{paper}-here")
+            assert model_bytes(tmp_path / paper) == model_bytes(tmp_path / f"{paper}-here"), paper
+            rounds = ", ".join(f"{s:.1f}" for s in seconds)
+            print(f"{paper}: same bytes; {time.monotonic() - begun:.0f} s, rounds of {rounds} s")
+    wait_until(lambda: not processes_of(tmp_path))
+
+
+def test_strangers_are_refused_and_named(tmp_path):
+    path = described(tmp_path, "fedavg", rounds=1, sites=3)
+    fleet = Federation(tmp_path / "fleet", path)
+    eve, mallory, dan = (fleet.sites[name] for name in sorted(fleet.sites))
+    with fleet.opened():
+        (eve.home / NODE_KEY).unlink()
+        make_site_key(eve.home, "eve")  # a key that the server does not know
+        make_server_keys(tmp_path / "other", ["127.0.0.1"])
+        (mallory.home / CA).write_bytes((tmp_path / "other" / CA).read_bytes())
+        for site in (eve, mallory):
+            process = start_site(site, fleet.server)
+            assert process.wait(60) != 0
+        for kept in (dan.home / "approved").iterdir():
+            kept.unlink()  # an experiment that was never approved here
+        fleet.start(dan.home.name)
+        with pytest.raises(ValueError, match="these sites are missing"):
+            fleet.run(path, tmp_path / "run", wait=60.0)
+    told = "\n".join(fleet.told)
+    assert "is not registered" in told
+    assert "unknown ca" in told
+    assert f"{dan.home.name}: refused: experiment" in told
+
+
+def test_servers_and_sites_that_are_killed_end_with_the_same_bytes(tmp_path):
+    """Random kills of the server with all that belongs to it, and of sites, in mid-round."""
+    rng = random.Random(0)
+    path = described(
+        tmp_path, "scaffold", more="reporting = { quorum = 1.0 }\n", rounds=KILLS, sites=3
+    )
+    fleet = Federation(tmp_path / "fleet", path)
+    out = tmp_path / "run"
+    server = _serve(fleet, path, out)
+    kills = {"server": 0, "site": 0}
+    try:
+        for name in fleet.sites:
+            fleet.start(name)
+        while server.poll() is None and sum(kills.values()) < KILLS:
+            _wait_for_a_round(server, out)
+            time.sleep(rng.uniform(0, 15))
+            if server.poll() is not None:
+                break
+            if rng.random() < 0.5:
+                with suppress(ProcessLookupError):
+                    os.kill(server.pid, signal.SIGKILL)
+                server.wait()
+                server = _serve(fleet, path, out)
+                kills["server"] += 1
+            else:
+                name = rng.choice(sorted(fleet.sites))
+                fleet.kill(name)
+                fleet.come_back(name)
+                kills["site"] += 1
+        assert server.wait(1800) == 0
+    finally:
+        fleet.close()
+        end(server)
+    fl.run(for_fleet(fl.Experiment.read(path)), tmp_path / "here")
+    assert model_bytes(out) == model_bytes(tmp_path / "here")
+    print(f"same bytes after {kills}")
+
+
+def _wait_for_a_round(server, out):
+    """Until another round is over, or the server."""
+
+    def done():
+        return len(read_records(out)) if out.is_dir() else 0
+
+    before = done()
+    wait_until(lambda: server.poll() is not None or done() > before, 600)
+
+
+def _serve(fleet, path, out):
+    words = ["fleet", "serve", path, "--keys", fleet.keys, "--home", fleet.home, "--quiet"]
+    words += ["--address", fleet.server, "--out", out, "--resume"]
+    with (fleet.folder / "serve.log").open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "fedlens", *map(str, words)],
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+
+
+def test_a_site_that_died_is_waited_for(tmp_path):
+    """SIGKILL in mid-round: named as dropped, and asked again once it is back."""
+    path = described(tmp_path, "scaffold", more="reporting = { quorum = 1.0 }\n", sites=3)
+    fleet = Federation(tmp_path / "fleet", path)
+    with fleet.opened():
+        for name in fleet.sites:
+            fleet.start(name)
+        victim = sorted(fleet.sites)[1]
+        orders = fleet.sites[victim].home / "orders"
+
+        def act():
+            wait_until(lambda: orders.is_dir(), 300)
+            fleet.kill(victim)
+            fleet.come_back(victim)
+
+        acting = soon(act)
+        assert fleet.run(path, tmp_path / "run") == "finished"
+        acting.join()
+    fl.run(for_fleet(fl.Experiment.read(path)), tmp_path / "here")
+    assert model_bytes(tmp_path / "run") == model_bytes(tmp_path / "here")
+    print(json.dumps([record["failed"] for record in read_records(tmp_path / "run")]))
+
+
+def test_the_command_tries_a_fleet(tmp_path):
+    path = described(tmp_path, "clip, quantize x scaffold", sites=3)
+    words = [sys.executable, "-m", "fedlens", "fleet", "try", str(path), "--json", "--sites", "2"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["identical"], found["largest_difference"], found["sites"]) == (True, 0.0, 2)

@@ -1,0 +1,86 @@
+"""A federation of real processes, over TLS, with keys: the short form."""
+
+import http.client
+import signal
+import ssl
+
+import pytest
+
+import fedlens as fl
+from fedlens.fleet import flower
+from fedlens.fleet.keys import CA
+from fedlens.fleet.terms import for_fleet
+from fedlens.run_files import read_records
+from tests.fleet.real import Federation, processes_of, soon, wait_until
+from tests.fleet.sites import model_bytes, write_experiment
+
+pytest.importorskip("flwr", reason="a fleet needs flwr: pip install 'fedlens[fleet]'")
+
+
+def post(port, path, ca):
+    trust = ssl.create_default_context(cafile=ca)
+    connection = http.client.HTTPSConnection("127.0.0.1", port, context=trust, timeout=30)
+    try:
+        connection.request("POST", path, body=b"")
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+POISON = """
+from pathlib import Path
+
+if "{half}" == "client":
+    Path({marker!r}).touch()
+"""
+
+
+def test_a_federation_of_processes(tmp_path, monkeypatch):
+    """SCAFFOLD ends with the simulation's bytes, though the app that the server sends would do
+    something else; sites reach the Fleet API alone; and then one of them ends."""
+    marker = tmp_path / "ran"
+    text = POISON.replace("{marker!r}", repr(str(marker))) + flower.HALF
+    monkeypatch.setattr(flower, "HALF", text)
+    path = write_experiment(tmp_path, '{ name = "scaffold" }', per_round=2)
+    path.write_text(path.read_text().replace("count = 4", "count = 2"))
+    fleet = Federation(tmp_path / "fleet", path)
+    with fleet.opened():
+        ca, port = fleet.keys / CA, fleet.port
+        for name in fleet.sites:
+            fleet.start(name)
+        for place in ("/v1/control/start-run", "/v1/runtime/pull-messages", "/health"):
+            assert post(port, place, ca) == 404
+        assert post(port, "/v1/fleet/../control/start-run", ca) == 404
+        assert post(port, "/v1/fleet/pull-messages", ca) >= 400  # without a key
+        assert post(fleet.link.port, "/v1/control/list-runs", ca) != 404  # from here it is there
+        with pytest.raises(ssl.SSLError):
+            post(port, "/v1/fleet/pull-messages", None)  # a site that trusts another CA
+        assert fleet.run(path, tmp_path / "run", wait=200.0) == "finished"
+        fl.run(for_fleet(fl.Experiment.read(path)), tmp_path / "here")
+        assert model_bytes(tmp_path / "run") == model_bytes(tmp_path / "here")
+
+        assert not marker.exists()
+        assert not any((site.home / "flower" / "apps").exists() for site in fleet.sites.values())
+
+        last = tmp_path / "last.toml"
+        text = path.read_text().replace("scaffold", "fedavg").replace("rounds = 2", "rounds = 1")
+        last.write_text(text + "reporting = { deadline = 60.0 }\nseed = 7\n")
+        fleet.approve(last)
+        ended = soon(lambda: _end_when_asked(fleet, "site-0001"))
+        assert fleet.run(last, tmp_path / "one", wait=200.0) == "finished"
+        ended.join()
+        (record,) = read_records(tmp_path / "one")
+        assert record["clients"] == [0]
+        (outcome,) = record["failed"]
+        assert outcome in ("dropped", "unavailable", "late")
+    assert any("refused '/v1/control/start-run'" in line for line in fleet.told)
+    assert any("unknown ca" in line for line in fleet.told)
+    wait_until(lambda: not processes_of(tmp_path))
+
+
+def _end_when_asked(fleet, name):
+    """A site ends in the midst of training."""
+    place = fleet.sites[name].home / "orders"  # a file for each experiment, once it is asked
+    before = len([*place.iterdir()])
+    wait_until(lambda: len([*place.iterdir()]) > before)
+    fleet.kill(name, how=signal.SIGTERM)

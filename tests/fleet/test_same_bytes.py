@@ -1,0 +1,40 @@
+"""A fleet ends with the bytes of the simulation, whatever the algorithm."""
+
+import pytest
+
+import fedlens as fl
+from fedlens.fleet.policy import FILE
+from fedlens.fleet.terms import for_fleet
+from fedlens.run_files import read_records
+from tests.fleet.sites import make_sites, model_bytes, run_nearby, write_experiment
+
+PAPERS = {
+    "fedavg": '{ name = "fedavg" }',
+    "fedprox": '{ name = "fedprox", mu = 0.1 }',
+    "scaffold": '{ name = "scaffold" }',
+    "fedadmm": '{ name = "fedadmm", rho = 0.1 }',
+    "fedns": '{ name = "fedns" }',
+    "fedir": '{ name = "fedir" }',
+    "fedvc": '{ name = "fedvc", size = 16 }',
+    "fedadam": '{ name = "fedadam" }',
+    "feddyn": '{ name = "feddyn", alpha = 0.1 }',
+    "median": '{ name = "median" }',
+    "krum": '{ name = "krum", byzantine = 0 }',
+    "clip, quantize x scaffold": '{ name = "scaffold" }, { name = "clip", norm = 0.5 }, '
+    '{ name = "quantize", bits = 8 }',
+}
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_a_fleet_ends_with_the_bytes_of_the_simulation(paper, tmp_path):
+    path = write_experiment(tmp_path, PAPERS[paper], rounds=3)
+    sites = make_sites(path, tmp_path / "sites")
+    for site in sites:
+        (site.home / FILE).write_text("label_counts = true\n")
+    run_nearby(path, tmp_path / "fleet", sites)
+    fl.run(for_fleet(fl.Experiment.read(path)), tmp_path / "here")
+    assert model_bytes(tmp_path / "fleet") == model_bytes(tmp_path / "here")
+    fleet, here = (read_records(tmp_path / name) for name in ("fleet", "here"))
+    for one, other in zip(fleet, here, strict=True):
+        for name in ("train_loss", "clients", "test_accuracy", "examples", "batches", "bytes_up"):
+            assert one[name] == other[name], name

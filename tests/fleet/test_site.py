@@ -1,0 +1,179 @@
+"""What a site lets out, and what it refuses."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from fedlens.build import load_dataset
+from fedlens.experiment import Experiment
+from fedlens.fleet import payload
+from fedlens.fleet.policy import FILE
+from fedlens.fleet.site import Site
+from fedlens.fleet.site_data import site_examples
+from fedlens.fleet.terms import Terms, for_fleet
+from tests.fleet.sites import CLASSES, Nearby, make_sites, run_nearby, write_experiment
+
+
+def one_site(tmp_path, algorithm='{ name = "fedavg" }', approved=True, **options):
+    path = write_experiment(tmp_path, algorithm, **options)
+    site = make_sites(path, tmp_path / "sites", approved)[0]
+    experiment = for_fleet(Experiment.read(path))
+    return path, site, Terms.of(experiment, load_dataset(experiment.dataset, None))
+
+
+def sizes(site, terms):
+    order = {"experiment": terms.hash, "terms": terms.text, "client": 0}
+    return site.answer("sizes", order, {}).facts
+
+
+def test_nothing_but_the_declared_payload_leaves_a_site(tmp_path):
+    path = write_experiment(tmp_path, '{ name = "scaffold" }', holdout=0.2)
+    made: list[Nearby] = []
+    run_nearby(path, tmp_path / "run", make_sites(path, tmp_path / "sites"), nearby=made)
+    allowed = {
+        "sizes": {"experiment", "size", "held_out"},
+        "train": {"experiment", "keys", "kept"},
+        "test": {"experiment", "correct", "held_out"},
+    }
+    replies = [reply for one in made for reply in one.replies]
+    assert {what for _, what, _ in replies} == {*allowed}
+    for _, what, arrived in replies:
+        assert arrived.facts.keys() == allowed[what]
+        names = {name.partition("/")[2] for name in arrived.tensors}
+        sent = {"update/fc.weight", "update/fc.bias", "scalars/loss"}
+        sent |= {"extra/control/fc.weight", "extra/control/fc.bias"}
+        assert names == (sent if what == "train" else set())
+
+
+def test_label_counts_are_told_only_where_the_policy_allows_it(tmp_path):
+    _, site, terms = one_site(tmp_path, '{ name = "fedns" }')
+    assert "label counts" in sizes(site, terms)["refused"]
+    (site.home / FILE).write_text("label_counts = true\n")
+    told = sizes(site, terms)
+    assert sum(told["label_counts"]) == told["size"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "why"),
+    [
+        ('algorithms = ["scaffold"]', "does not allow fedavg"),
+        ("most_rounds = 1", "allows 1 rounds, not 2"),
+        ("unknown = 1", "unknown key"),
+    ],
+)
+def test_a_policy_is_kept_to(policy, why, tmp_path):
+    _, site, terms = one_site(tmp_path)
+    (site.home / FILE).write_text(policy + "\n")
+    assert why in sizes(site, terms)["refused"]
+
+
+def test_an_experiment_is_refused_until_it_is_approved(tmp_path):
+    _, site, terms = one_site(tmp_path, approved=False)
+    assert "not approved" in sizes(site, terms)["refused"]
+    assert [offer.hash for offer in site.offers] == [terms.hash]
+    site.approve(site.offers[0])
+    assert sizes(site, terms)["size"] > 0
+    assert site.offers == []
+
+
+def test_terms_of_another_hash_are_refused(tmp_path):
+    _, site, terms = one_site(tmp_path)
+    order = {"experiment": terms.hash, "terms": terms.text + " ", "client": 0}
+    assert "not those of the hash" in site.answer("sizes", order, {}).facts["refused"]
+    order = {"experiment": "../../etc/passwd", "client": 0, "keys": [1]}
+    assert "not approved" in site.answer("train", order, {}).facts["refused"]
+
+
+def test_code_of_its_own_is_refused_unless_the_policy_names_it(tmp_path):
+    path, site, _ = one_site(tmp_path)
+    own = "fedlens.models.linear:linear"
+    path.write_text(path.read_text().replace('model = "linear"', f'model = "{own}"'))
+    experiment = for_fleet(Experiment.read(path))
+    terms = Terms.of(experiment, load_dataset(experiment.dataset, None))
+    site.approve(terms)
+    assert "code of its own" in sizes(site, terms)["refused"]
+    (site.home / FILE).write_text('own_code = ["fedlens.models.linear:linear"]\n')
+    assert sizes(site, terms)["size"] > 0
+
+
+def test_an_update_that_is_too_long_does_not_leave(tmp_path):
+    path = write_experiment(tmp_path, rounds=1, per_round=4)
+    sites = make_sites(path, tmp_path / "sites")
+    (sites[2].home / FILE).write_text("largest_norm = 1e-6\n")
+    told, made = list[str](), list[Nearby]()
+    run_nearby(path, tmp_path / "run", sites, told=told, nearby=made)
+    assert any(line.startswith("cat: refused: its policy holds back") for line in told)
+    sent = [a for one in made for name, what, a in one.replies if (name, what) == ("cat", "train")]
+    assert all(not arrived.tensors for arrived in sent)
+
+
+def test_a_site_is_not_asked_more_often_than_it_approved(tmp_path):
+    _, site, terms = one_site(tmp_path)
+    model = {
+        "params/fc.weight": torch.zeros(1, 4, 192),
+        "params/fc.bias": torch.zeros(1, 4),
+    }
+    order = {"experiment": terms.hash, "client": 0, "counted": None}
+    for key in (1, 2, 2):
+        assert "refused" not in site.answer("train", {**order, "keys": [key]}, model).facts
+    assert "more often" in site.answer("train", {**order, "keys": [3]}, model).facts["refused"]
+
+
+def test_a_model_of_another_form_is_refused(tmp_path):
+    _, site, terms = one_site(tmp_path)
+    order = {"experiment": terms.hash, "client": 0, "counted": None, "keys": [1]}
+    model = {"params/fc.weight": torch.zeros(1, 4, 191), "params/fc.bias": torch.zeros(1, 4)}
+    assert "another form" in site.answer("train", order, model).facts["refused"]
+
+
+def test_a_site_says_what_was_asked_and_what_was_sent(tmp_path):
+    _, site, terms = one_site(tmp_path)
+    sizes(site, terms)
+    (line,) = (site.home / "log.jsonl").read_text().splitlines()
+    assert json.loads(line)["asked"] == "sizes"
+
+
+def test_images_in_class_folders_get_the_labels_of_the_experiment(tmp_path):
+    _, site, terms = one_site(tmp_path)
+    for name in ("yak", "dog"):
+        (tmp_path / "images" / name).mkdir(parents=True)
+        for number in range(3):
+            pixels = np.full((8, 8, 3), number, np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "images" / name / f"{number}.png")
+    own = Site(site.home, tmp_path / "images")
+    assert sizes(own, terms)["size"] == 6
+    held = site_examples(tmp_path / "images", terms, site.home / "cache")
+    assert sorted(held.labels.tolist()) == [1, 1, 1, 3, 3, 3]
+    (tmp_path / "images" / "emu").mkdir()
+    Image.fromarray(pixels).save(tmp_path / "images" / "emu" / "0.png")
+    assert "'emu', which the experiment has not" in sizes(own, terms)["refused"]
+
+
+def test_terms_say_in_words_what_is_asked(tmp_path):
+    _, _, terms = one_site(tmp_path, '{ name = "fedns" }')
+    text = "\n".join(terms.describe())
+    assert terms.hash in text
+    assert "how many examples it holds of each class" in text
+    assert all(name in text for name in CLASSES)
+
+
+def test_tensors_travel_bit_by_bit():
+    pytest.importorskip("flwr")
+    from fedlens.fleet.apps import as_record, packed, unpacked
+
+    bits = torch.randint(0, 2**31, (257,), dtype=torch.int32)
+    tensors = {
+        "z/a": bits.view(torch.float32),
+        "a/z": torch.tensor(-0.0, dtype=torch.float64),
+        "m": torch.arange(6).view(2, 3),
+    }
+    facts, back = unpacked(packed({"n": 1}, as_record(tensors), list(tensors)))
+    assert facts == {"n": 1}
+    assert list(back) == list(tensors)
+    for name, t in tensors.items():
+        assert back[name].dtype == t.dtype
+        assert back[name].numpy().tobytes() == t.numpy().tobytes()
+    assert payload.mismatch(back, tensors) is None
