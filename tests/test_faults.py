@@ -121,8 +121,8 @@ def test_a_client_drawn_twice_may_fail_once():
 def test_faults_come_as_often_as_they_should():
     chances = Faults(0.1, 0.2, 0.05, 0.02, 0.03, 0.1)
     drawn = Counter(chances.drawn(keys.fold(KEY, torch.arange(20_000))))
-    assert OUTCOMES[4:] == tuple(f.name for f in fields(Faults))
-    for name in OUTCOMES[4:]:
+    assert OUTCOMES[4:10] == tuple(f.name for f in fields(Faults))
+    for name in OUTCOMES[4:10]:
         assert drawn[name] / 20_000 == pytest.approx(getattr(chances, name), abs=0.01)
     assert drawn["reported"] / 20_000 == pytest.approx(0.5, abs=0.015)
 

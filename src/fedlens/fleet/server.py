@@ -207,18 +207,22 @@ def run_job(
             raise ValueError(f"{out} was begun with {unknown[0]}: add its key")
         sites = connect([one.name for one in known])
         setup = make_setup(experiment, dataset, known, sites, tell)
-        active = reopen(RunFolder(out), setup, watch)
-    else:
-        terms, names = Terms.of(experiment, dataset), sorted(job.sites)
-        tell(f"experiment {terms.hash}")
-        heard = hear(connect(names), names, terms, tell, job.wait, job.at_least)
-        if None in heard:  # what clients hold out depends on their numbers
-            names = [one.name for one in heard if one is not None]
-            heard = hear(connect(names), names, terms, tell, job.wait)
-        known = [one for one in heard if one is not None]
-        setup = make_setup(experiment, dataset, known, connect(names), tell)
-        overwrite = job.overwrite or job.resume
-        active = start(experiment, setup, out, overwrite=overwrite, watch=watch)
-        write_atomically(out / SITES, json.dumps([asdict(one) for one in known]).encode())
+        folder = RunFolder.open(out)
+        try:
+            (result,) = run_to_end([reopen(folder, setup, watch)])
+        finally:
+            folder.close()
+        return result
+    terms, names = Terms.of(experiment, dataset), sorted(job.sites)
+    tell(f"experiment {terms.hash}")
+    heard = hear(connect(names), names, terms, tell, job.wait, job.at_least)
+    if None in heard:  # what clients hold out depends on their numbers
+        names = [one.name for one in heard if one is not None]
+        heard = hear(connect(names), names, terms, tell, job.wait)
+    known = [one for one in heard if one is not None]
+    setup = make_setup(experiment, dataset, known, connect(names), tell)
+    overwrite = job.overwrite or job.resume
+    active = start(experiment, setup, out, overwrite=overwrite, watch=watch)
+    write_atomically(out / SITES, json.dumps([asdict(one) for one in known]).encode())
     (result,) = run_to_end([active])
     return result
