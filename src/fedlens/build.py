@@ -25,7 +25,7 @@ from fedlens.data.partitions.altered import Altered
 from fedlens.data.partitions.by_name import dealt
 from fedlens.data.places import Source, existing
 from fedlens.engines import ENGINES, Engine, cluster
-from fedlens.engines.actors import OnDisk
+from fedlens.engines.actor import OnDisk
 from fedlens.engines.gpus import all_have_bf16, gpu_names, has_bf16
 from fedlens.engines.processes import num_cores
 from fedlens.experiment import LOSSES, Experiment, Named

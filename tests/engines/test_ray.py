@@ -18,7 +18,8 @@ from fedlens.algorithm import Algorithm
 from fedlens.client import ClientProgram
 from fedlens.core import Upload
 from fedlens.engines import EngineName, Processes, Ray, cluster, dealt
-from fedlens.engines.actors import Actors, OnDisk, known_to_all
+from fedlens.engines.actor import OnDisk, known_to_all
+from fedlens.engines.actors import Actors
 from fedlens.engines.engine import Engine, Which
 from fedlens.engines.messages import pack, unpack
 from fedlens.network.network import Network

@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 
 from fedlens.core import Examples
-from fedlens.engines.actors import OnDisk
+from fedlens.engines.actor import OnDisk
 from fedlens.engines.engine import Engine, Unreported
 from fedlens.engines.processes import Processes
 from fedlens.engines.ray import Ray

@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import logging
-import os
-import platform
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from fedlens.client import ClientProgram
-from fedlens.core import Examples, Memory, Tree
+from fedlens.core import Memory, Tree
+from fedlens.engines.actor import Actor, Begun, Known
 from fedlens.engines.cluster import alive_nodes
 from fedlens.engines.costs import Costs
 from fedlens.engines.engine import Which
-from fedlens.engines.messages import Message, pack, unpack
+from fedlens.engines.messages import pack, unpack
 from fedlens.engines.pool import Sizes
 from fedlens.engines.shared_memory import trees_of
-from fedlens.engines.trainer import Done, Sent, Trainer
-from fedlens.network.network import Network
-from fedlens.trees import map_tensors, stack, unstack
+from fedlens.engines.trainer import Done
+from fedlens.trees import map_tensors, stack
 from fedlens.work import Shared, Work
 
 TRIES = 3  # of a task whose worker is gone
@@ -33,136 +30,6 @@ FIRST_SECONDS = 300.0  # until the first worker is there
 OTHERS_SECONDS = 10.0  # after it, that are waited for others; who comes later joins later
 
 logger = logging.getLogger(__name__)
-
-
-class OnDisk(NamedTuple):
-    """Images that are not sent: a worker opens them itself, in the data folder of its machine."""
-
-    images: Sequence[Tensor]  # as they are here
-    open: Callable[[], Sequence[Tensor]]  # the same, there
-
-
-class TorchSettings(NamedTuple):
-    """What this process asks of torch as a whole, for another to do the same."""
-
-    matmul: str
-    tf32: bool
-    deterministic: bool
-    workspace: str | None
-
-    @classmethod
-    def here(cls) -> TorchSettings:
-        return cls(
-            torch.get_float32_matmul_precision(),
-            torch.backends.cudnn.allow_tf32,
-            torch.are_deterministic_algorithms_enabled(),
-            os.environ.get("CUBLAS_WORKSPACE_CONFIG"),
-        )
-
-    def apply(self) -> None:
-        torch.set_float32_matmul_precision(self.matmul)
-        torch.backends.cudnn.allow_tf32 = self.tf32
-        if self.workspace is not None:
-            os.environ["CUBLAS_WORKSPACE_CONFIG"] = self.workspace
-        if self.deterministic:
-            torch.use_deterministic_algorithms(True)
-
-
-class SentExamples(NamedTuple):
-    """Examples on their way: with images, with those of an earlier set, or with those on disk."""
-
-    images: Tensor | None
-    labels: Tensor
-    rows: Tensor | None
-    shape: torch.Size
-    like: int | None  # the number of the set
-    on_disk: int | None  # their number there
-
-
-class Known(NamedTuple):
-    """What a worker has from the start."""
-
-    network: Network
-    examples: list[Message]
-    open_images: Callable[[], Sequence[Tensor]] | None
-    settings: TorchSettings
-
-    def opened(self) -> list[Examples]:
-        """The examples; those that share images there share them here."""
-        on_disk = list(self.open_images()) if self.open_images is not None else []
-        found: list[Examples] = []
-        for message in self.examples:
-            sent: SentExamples = unpack(message)
-            images = sent.images
-            if sent.like is not None:
-                images = found[sent.like].images
-            elif sent.on_disk is not None:
-                images = on_disk[sent.on_disk]
-                if images.shape != sent.shape:
-                    raise ValueError(
-                        f"its images on {platform.node()} are {tuple(images.shape)}, not "
-                        f"{tuple(sent.shape)}: copy the data folder there"
-                    )
-            assert images is not None
-            found.append(Examples(images, sent.labels, rows=sent.rows))
-        return found
-
-
-class Begun(NamedTuple):
-    """What tasks have in common. References within it are fetched by whoever has not yet."""
-
-    number: int
-    trees: Any
-    program: Any
-
-
-class Actor:
-    """A `Trainer` that Ray reaches."""
-
-    def __init__(self, on_gpu: bool, stacks: bool) -> None:
-        self.device, self.stacks = torch.device("cuda" if on_gpu else "cpu"), stacks
-        self.begun: Begun | None = None
-
-    def know(self, known: Known) -> str:
-        """Make ready to train; in one line what went wrong, if anything did."""
-        try:
-            known.settings.apply()
-            self.trainer = Trainer(known.network, known.opened(), self.device, self.stacks)
-            self.trainer.settle()
-        except Exception as error:
-            return f"{type(error).__name__}: {error}".splitlines()[0]
-        return ""
-
-    def process_id(self) -> int:
-        return os.getpid()
-
-    def train(self, begun: Begun, message: Message) -> tuple[Message, Done]:
-        def task() -> Sent:
-            self._begin(begun)
-            work, memory = unpack(message)
-            return self.trainer.train(replace(work, memory=unstack(memory, len(work))))
-
-        return self._packed(self.trainer.do(task))
-
-    def predict(self, begun: Begun, examples: int, which: Message) -> tuple[Message, Done]:
-        def task() -> Tensor:
-            self._begin(begun)
-            return self.trainer.predict(examples, unpack(which))
-
-        return self._packed(self.trainer.do(task))
-
-    def _begin(self, begun: Begun) -> None:
-        import ray
-
-        before, self.begun = self.begun, begun
-        if before is None or begun.program != before.program:
-            self.trainer.program = ray.get(begun.program)
-        if before is None or begun.number != before.number:
-            self.trainer.begin(unpack(ray.get(begun.trees)))
-
-    def _packed(self, done: Done) -> tuple[Message, Done]:
-        result = map_tensors(done.result, lambda t: t.cpu().contiguous())
-        return pack(result), done._replace(result=None)
 
 
 class Hired:
@@ -382,31 +249,6 @@ def lost_with(ray: Any) -> tuple[type[Exception], ...]:
     """What `ray.get` raises for an answer that will never come, though the cluster lives."""
     found = ray.exceptions
     return found.RayActorError, found.ObjectLostError, found.NodeDiedError, found.OutOfMemoryError
-
-
-def known_to_all(
-    network: Network,
-    examples: Sequence[Examples],
-    on_disk: OnDisk | None,
-) -> Known:
-    """What every worker has from the start: images once, however many sets share them."""
-    places = {id(images): n for n, images in enumerate(on_disk.images if on_disk else ())}
-    first: dict[int, int] = {}
-    messages = []
-    for number, one in enumerate(examples):
-        place = places.get(id(one.images))
-        like = first.setdefault(id(one.images), number)
-        sends = like == number and place is None
-        sent = SentExamples(
-            one.images if sends else None,
-            one.labels,
-            one.rows,
-            one.images.shape,
-            None if like == number else like,
-            place,
-        )
-        messages.append(pack(sent))
-    return Known(network, messages, on_disk.open if on_disk else None, TorchSettings.here())
 
 
 def _contiguous(trees: Any) -> Any:

@@ -12,6 +12,7 @@ import os
 import shutil
 import signal
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ ADDRESS = "RAY_ADDRESS"  # the variable that names a cluster
 HOME = Path("/tmp")  # the path of a socket may have 107 bytes: a longer place would not do
 PREFIX = "fedlens-ray-"  # of the folder of a cluster of one's own
 STORE = 2**30  # bytes for models and uploads, besides the examples; what is not used takes no room
+STARTS = 3  # of Ray on this machine: where all cores are busy, it gives up after 30 s
 
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -64,7 +66,8 @@ def connect(num_bytes: int = 0) -> Any:
     place = HOME / f"{PREFIX}{os.getpid()}"
     atexit.register(_end, ray, place)
     room = shutil.disk_usage("/dev/shm").free * 3 // 4 if Path("/dev/shm").exists() else STORE
-    _init(
+    own = partial(
+        _init,
         ray,
         address="local",
         num_cpus=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
@@ -73,6 +76,15 @@ def connect(num_bytes: int = 0) -> Any:
         _temp_dir=str(place),
         **silence,
     )
+    for attempt in range(1, STARTS + 1):
+        try:
+            own()
+            break
+        except Exception as error:  # Ray has no class of its own for this
+            ray.shutdown()
+            if attempt == STARTS:
+                line = (str(error).splitlines() or [type(error).__name__])[0]
+                raise ChildProcessError(f"Ray did not start on this machine: {line}") from error
     return ray
 
 

@@ -14,7 +14,8 @@ import torch
 
 from fedlens.client import ClientProgram
 from fedlens.core import Examples
-from fedlens.engines.actors import Actors, OnDisk, known_to_all
+from fedlens.engines.actor import OnDisk, known_to_all
+from fedlens.engines.actors import Actors
 from fedlens.engines.cluster import connect, gpus
 from fedlens.engines.dealt import Dealt
 from fedlens.network.network import Network
