@@ -26,13 +26,14 @@ test-long: install
 
 # Federations of real processes, with every fault that they may have: a quarter of an hour.
 test-fleet: install
-	OMP_NUM_THREADS=1 $(BIN)/pytest -s -m fleet tests/fleet/test_long.py
+	OMP_NUM_THREADS=1 $(BIN)/pytest -s -m fleet tests/fleet
 
 test-large: install
 	FEDLENS_LARGE=1 $(BIN)/pytest -s --durations=1 tests/data/test_large.py
 
 # Every algorithm on a Ray cluster, actors, nodes and drivers killed at random: some minutes.
 test-ray: install
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[ray]'
 	OMP_NUM_THREADS=1 FEDLENS_RAY=1 $(BIN)/pytest tests/engines/test_ray.py tests/engines/test_ray_nodes.py
 
 # On a GPU, by any Python that has torch and triton: PYTHON chooses it, nothing is installed.

@@ -15,6 +15,7 @@ from tests.fleet.real import Federation, processes_of, soon, wait_until
 from tests.fleet.sites import model_bytes, write_experiment
 
 pytest.importorskip("flwr", reason="a fleet needs flwr: pip install 'fedlens[fleet]'")
+pytestmark = pytest.mark.fleet  # a round of real processes takes seconds
 
 
 def post(port, path, ca):
