@@ -127,8 +127,9 @@ def test_p_may_be_given_and_need_not_sum_to_one():
             train(compose(BASE, fedir(p=wrong)), federation=federation)
 
 
-def test_what_clients_hold_is_not_disclosed():
-    assert not compose(BASE, fedir()).discloses
+def test_what_clients_hold_is_disclosed_only_if_p_is_to_be_found_from_it():
+    assert compose(BASE, fedir()).discloses == {"label_counts"}
+    assert not compose(BASE, fedir(p=(0.25,) * 4)).discloses
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])

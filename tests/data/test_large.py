@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from fedlens.data.curation import listing
-from fedlens.data.store import CHUNK
+from fedlens.data.store import CHUNK, MARK
 from tests.data.naturalists import make
 
 NAME = "inaturalist-user-120k"
@@ -67,7 +67,7 @@ def killed_when(file: Path, num_done: int, command: list[str]) -> None:
     """Start a command, and kill it as soon as so many images are marked as done."""
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     try:
-        while not file.exists() or np.count_nonzero(np.fromfile(file, np.uint8)) < num_done:
+        while not file.exists() or np.count_nonzero(np.fromfile(file, MARK)["state"]) < num_done:
             assert process.poll() is None, "it ended by itself"
             time.sleep(0.05)
     finally:
@@ -98,7 +98,7 @@ def test_geotagged_photographs_become_clients_and_train(num_images: int, tmp_pat
     words = (NAME, "--from", nature, "--images", nature, "--size", SIZE, "--data", tmp_path)
     prepare = fedlens("data", "prepare", *words, "--quiet")
     store = tmp_path / f"{NAME}-{SIZE}"
-    killed_when(store / "done.u8", num_done, prepare)
+    killed_when(store / "done.part", num_done, prepare)
     for name in listed.ids[:num_done]:
         files[name].unlink()
     picture.unlink()

@@ -136,7 +136,9 @@ def test_two_hundred_readers_are_served_and_the_page_is_made_once(
     monkeypatch.setattr(live, "html", html)
     folder = recorded("going", [{"round": 1, "test_accuracy": 0.5}], status="running")
     (folder / "summary.json").write_text(json.dumps({"status": "running"}), encoding="utf-8")
+    lock = FolderLock(folder)  # without one nobody runs it
     with serving([folder]) as address, ExitStack() as readers:
+        readers.callback(lock.release)
         streams = [
             readers.enter_context(urlopen(f"{address}events", timeout=60)) for _ in range(200)
         ]

@@ -150,7 +150,7 @@ def test_damaged_files_are_named(run_folder: Make) -> None:
     ):
         read(folder)
     (folder / "experiment.toml").write_text("rounds = ")
-    with pytest.raises(ValueError, match=r"experiment.toml cannot be read"):
+    with pytest.raises(ValueError, match=r"experiment.toml is not valid TOML"):
         read(folder)
 
 
