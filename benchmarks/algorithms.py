@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
-from fedlens.build import build
 from fedlens.experiment import Named
 from fedlens.runs.bench import WORKLOADS, Workload, experiment, rounds, time_of
 from fedlens.runs.settings import torch_settings
+from fedlens.setup import build
 
 
 def algorithms(work: Workload) -> dict[str, tuple[Named, ...]]:

@@ -117,11 +117,11 @@ def measure() -> None:
     """On this machine: what a round costs besides its clients, and two workers beside one."""
     import os
 
-    from fedlens.build import build
     from fedlens.engines import Processes, Ray
     from fedlens.engines.dealt import Dealt
     from fedlens.rounds import begin, run_round
     from fedlens.runs.bench import WORKLOADS, experiment
+    from fedlens.setup import build
 
     print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
     for name, rounds in (("pfl-cnn", 3), ("hsu-cnn", 3)):

@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 import torch
 
 import fedlens as fl
-from fedlens.build import build
 from fedlens.rounds import begin, run_round
 from fedlens.runs.evaluate import evaluate
 from fedlens.runs.metrics import metrics
+from fedlens.setup import build
 
 
 class Workload(NamedTuple):

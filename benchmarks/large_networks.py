@@ -20,7 +20,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from fedlens.build import build
 from fedlens.models import MODELS
 from fedlens.network import ops
 from fedlens.network.network import Network
@@ -28,6 +27,7 @@ from fedlens.network.stacked import layers, products
 from fedlens.network.stacked.epilogue import Epilogue
 from fedlens.runs.bench import WORKLOADS, Workload, experiment, rounds, time_of
 from fedlens.runs.settings import torch_settings
+from fedlens.setup import build
 
 NETWORKS = ["resnet18", "mobilenetv2"]
 WHAT = ["agree", "fused", "plain"]

@@ -10,9 +10,9 @@ import argparse
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from fedlens.build import build
 from fedlens.runs.bench import WORKLOADS, experiment, rounds, time_of
 from fedlens.runs.settings import torch_settings
+from fedlens.setup import build
 
 ROUNDS = 5
 

@@ -16,10 +16,10 @@ from collections.abc import Callable
 
 import torch
 
-from fedlens.build import build
 from fedlens.models import MODELS
 from fedlens.runs.bench import WORKLOADS, experiment, rounds, time_of
 from fedlens.runs.settings import torch_settings
+from fedlens.setup import build
 from sequential_loop import by_hand
 
 ON_GPU = [("by hand", "tf32"), ("sequential", "tf32"), ("stacked", "tf32"), ("stacked", "bf16")]

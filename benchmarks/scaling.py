@@ -24,8 +24,8 @@ import torch
 
 from fedlens.algorithm import Algorithm
 from fedlens.client import ClientProgram
-from fedlens.core import Federation, Fixed, Holdings
 from fedlens.engines import Engine, Sequential
+from fedlens.federation import Federation, Fixed, Holdings
 from fedlens.models import MODELS
 from fedlens.network.network import Network
 from fedlens.pieces import Epochs, Sgd, Uniformly

@@ -23,8 +23,13 @@ from torch import nn
 
 from fedlens.algorithm import Algorithm
 from fedlens.client import ClientProgram
-from fedlens.core import Examples, Federation, Fixed, Holdings
 from fedlens.engines import Sequential
+from fedlens.federation import (
+    Examples,
+    Federation,
+    Fixed,
+    Holdings,
+)
 from fedlens.models import MODELS
 from fedlens.network.network import Network
 from fedlens.pieces import Epochs, Sgd, Uniformly

@@ -19,12 +19,12 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from fedlens.build import Setup, build
-from fedlens.core import Fixed, Holdings
 from fedlens.engines import Processes
+from fedlens.federation import Fixed, Holdings
 from fedlens.pieces import Uniformly
 from fedlens.runs.bench import COMMON, WORKLOADS, Workload, experiment, rounds
 from fedlens.runs.settings import torch_settings
+from fedlens.setup import Setup, build
 
 PFL = WORKLOADS["pfl-cnn"]
 

@@ -38,7 +38,6 @@ from safetensors.torch import save
 
 import fedlens as fl
 from fedlens.algorithms import ALGORITHMS
-from fedlens.build import build
 from fedlens.data import DATASETS, Source, cifar, curation, fetch, idx, pictures, store
 from fedlens.data.partitions import PARTITIONS
 from fedlens.data.partitions.by_file import published
@@ -51,6 +50,7 @@ from fedlens.report.runs import headline, run_blocks
 from fedlens.run_files import checksum
 from fedlens.runs.folder import RunFolder
 from fedlens.runs.records import read_all
+from fedlens.setup import build
 from fedlens.tables import apply_override, parse_axis
 
 ROOM = 1 << 30  # bytes, besides what the program takes before it starts

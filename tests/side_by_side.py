@@ -7,7 +7,8 @@ import torch
 
 from fedlens.algorithm import Algorithm
 from fedlens.client import ClientProgram
-from fedlens.core import Federation, Fixed, Holdings, Memory, Number
+from fedlens.core import Memory, Number
+from fedlens.federation import Federation, Fixed, Holdings
 from fedlens.network.network import Network
 from fedlens.rounds import RoundInput, State, begin, run_rounds
 from tests.federations import CPU, ENGINES, RAGGED, noisy_images, small_cnn

@@ -18,10 +18,10 @@ from PIL import Image
 
 import fedlens as fl
 from fedlens import memory
-from fedlens.build import build
-from fedlens.core import Holdings
 from fedlens.data import DATASETS, Source, cifar, idx
+from fedlens.federation import Holdings
 from fedlens.reading import BadFile, expanded, printable, reading
+from fedlens.setup import build
 from tests.command_line import everything
 
 COMMAND_LINE = pytest.mark.filterwarnings("ignore:'click.utils:DeprecationWarning")

@@ -8,8 +8,9 @@ import torch
 from torch import nn
 
 import fedlens as fl
-from fedlens.build import automatic_engine, build, partition
 from fedlens.engines import Processes, Sequential, Stacked
+from fedlens.setup import build, partition
+from fedlens.setup.engine import automatic_engine
 
 OWN = """
     from dataclasses import replace

@@ -25,7 +25,6 @@ from PIL import Image
 
 import fedlens as fl
 from fedlens.algorithms import ALGORITHMS
-from fedlens.build import partition
 from fedlens.data import DATASETS
 from fedlens.data.catalogue import PUBLISHED
 from fedlens.data.partitions import PARTITIONS
@@ -33,7 +32,8 @@ from fedlens.models import MODELS
 from fedlens.names import DEVICES, OUTCOMES
 from fedlens.options import options_of
 from fedlens.report import report
-from fedlens.reports import Faults, Reporting
+from fedlens.reporting.reports import Faults, Reporting
+from fedlens.setup import partition
 
 ROOT = Path(__file__).parents[1]
 README, EXPERIMENTS = ROOT / "README.md", ROOT / "docs" / "experiments.md"

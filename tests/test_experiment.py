@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import fedlens as fl
-from fedlens.build import build, partition
+from fedlens.setup import build, partition
 
 BASE: dict[str, Any] = {"dataset": "fashion-mnist-mini", "model": "linear", "rounds": 3}
 DESIGNED = {

@@ -11,17 +11,18 @@ import torch
 from torch import Tensor
 
 import fedlens as fl
-from fedlens import gathering, keys
+from fedlens import keys
 from fedlens.algorithm import compose
 from fedlens.algorithms import fedvc, krum
 from fedlens.client import ClientProgram
-from fedlens.cohorts import BelowQuorum
-from fedlens.core import Federation
-from fedlens.devices import DAY, HOUR, Devices, alike, synthetic, trace
+from fedlens.federation import Federation
 from fedlens.names import OUTCOMES
 from fedlens.network.network import Network
 from fedlens.pieces import Uniformly
-from fedlens.reports import Clock, Faults, Reporting
+from fedlens.reporting import gathering
+from fedlens.reporting.cohorts import BelowQuorum
+from fedlens.reporting.devices import DAY, HOUR, Devices, alike, synthetic, trace
+from fedlens.reporting.reports import Clock, Faults, Reporting
 from fedlens.rounds import State, begin, run_round
 from fedlens.slots import Select
 from fedlens.traffic import traffic

@@ -9,16 +9,24 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fedlens import build as building
 from fedlens import keys
 from fedlens.by_client import BITS, ByClient
-from fedlens.core import MOST_DESCRIBED, Dataset, Examples, Federation, Fixed, Holdings, offsets_of
 from fedlens.data.partitions import PARTITIONS
 from fedlens.data.statistics import emd_of, summary
 from fedlens.experiment import Clients, Experiment
+from fedlens.federation import (
+    MOST_DESCRIBED,
+    Dataset,
+    Examples,
+    Federation,
+    Fixed,
+    Holdings,
+    offsets_of,
+)
 from fedlens.pieces import BySize, Uniformly
 from fedlens.pieces.select import LARGE
 from fedlens.rounds import ClientMemory, begin, run_round
+from fedlens.setup import build
 
 MANY = 2 * LARGE
 EXAMPLES = Examples(
@@ -63,7 +71,7 @@ def largest_in_a_round(num_clients: int, partition: Any, algorithm: list[Any]) -
         clients=Clients(count=num_clients, per_round=4, partition=partition),
         algorithm=algorithm,
     )
-    setup = building.build(experiment)
+    setup = build(experiment)
     state = begin(setup.network, setup.program, setup.federation, setup.device)
     state, _ = run_round(setup.program, setup.federation, setup.engine, state, seed=0)
     with Largest() as largest:

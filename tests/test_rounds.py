@@ -10,8 +10,8 @@ from fedlens.algorithm import Algorithm, compose
 from fedlens.algorithms.admm import admm, fedadmm
 from fedlens.algorithms.fedavg import fedavg
 from fedlens.client import ClientProgram
-from fedlens.core import Federation, Holdings, Split
 from fedlens.engines import Sequential
+from fedlens.federation import Federation, Holdings, Split
 from fedlens.network.network import Network
 from fedlens.pieces import Uniformly
 from fedlens.rounds import State, begin, run_round

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from work import LR, Watch, arguments, model
 
-from fedlens.build import build
 from fedlens.rounds import begin, run_round
 from fedlens.runs.bench import experiment
 from fedlens.runs.settings import torch_settings
+from fedlens.setup import build
 
 
 def main() -> None:

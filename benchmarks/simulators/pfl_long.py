@@ -31,9 +31,9 @@ from pfl.metrics import Metrics
 from torch import Tensor
 
 import fedlens as fl
-from fedlens.build import build
 from fedlens.models import MODELS
 from fedlens.network.ops import normalise
+from fedlens.setup import build
 from long_runs import RUNS
 
 TESTED_AT_ONCE = 1000  # images

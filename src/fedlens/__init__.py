@@ -14,9 +14,14 @@ from fedlens.version import __version__
 if TYPE_CHECKING:
     from fedlens.algorithm import Algorithm, Amendment, compose, paper
     from fedlens.augment import Augment
-    from fedlens.core import Dataset, Examples, Federation, Holdings
     from fedlens.deploy.classifier import Classifier, load
     from fedlens.experiment import Clients, Evaluate, Experiment, LocalTraining, Named, Server
+    from fedlens.federation import (
+        Dataset,
+        Examples,
+        Federation,
+        Holdings,
+    )
     from fedlens.report.compare import Comparison, compare
     from fedlens.runs.result import Result
     from fedlens.runs.run import resume, run
@@ -30,12 +35,12 @@ HOMES = {
     "Classifier": "deploy.classifier",
     "Clients": "experiment",
     "Comparison": "report.compare",
-    "Dataset": "core",
+    "Dataset": "federation",
     "Evaluate": "experiment",
-    "Examples": "core",
+    "Examples": "federation",
     "Experiment": "experiment",
-    "Federation": "core",
-    "Holdings": "core",
+    "Federation": "federation",
+    "Holdings": "federation",
     "LocalTraining": "experiment",
     "Named": "experiment",
     "Result": "runs.result",

@@ -23,13 +23,13 @@ from fedlens.algorithm import Algorithm, numbers_of, pick, side_by_side, with_nu
 from fedlens.augment import Augment
 from fedlens.core import (
     Batch,
-    Examples,
     Local,
     Memory,
     Tree,
     Upload,
     tree_map,
 )
+from fedlens.federation import Examples
 from fedlens.network.layout import Layout
 from fedlens.network.model import Model
 from fedlens.network.ops import local_step_

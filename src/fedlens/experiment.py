@@ -12,10 +12,10 @@ from typing import Any, Literal, TypeVar
 from torch import nn
 
 from fedlens.augment import Augment
-from fedlens.core import Dataset
 from fedlens.data.own_clients import own_clients
 from fedlens.data.partitions import finds_clients
 from fedlens.engines import EngineName
+from fedlens.federation import Dataset
 from fedlens.models.weights import is_address
 from fedlens.names import ALGORITHMS, DATASETS, DEVICES, MODELS, PARTITIONS
 from fedlens.options import (
@@ -31,7 +31,7 @@ from fedlens.options import (
 from fedlens.options import Named as Named  # as others import it from here
 from fedlens.pieces import cross_entropy, double_softmax, squared_error
 from fedlens.reading import expanded
-from fedlens.reports import Faults, Reporting
+from fedlens.reporting.reports import Faults, Reporting
 from fedlens.run_files import own_code
 from fedlens.tables import apply_override, read_tables, to_toml
 

@@ -59,7 +59,9 @@ MODELS = ByName(
     },
 )
 
-DEVICES = ByName("fedlens", {"alike": "devices", "synthetic": "devices", "trace": "devices"})
+DEVICES = ByName(
+    "fedlens.reporting", {"alike": "devices", "synthetic": "devices", "trace": "devices"}
+)
 
 PLAIN_PARTITIONS = ByName(
     "fedlens.data.partitions",

@@ -24,6 +24,7 @@ LARGEST = 1e38  # of the numbers that float32 holds
 
 G = TypeVar("G")
 V = TypeVar("V")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -318,3 +319,10 @@ def _in_words(kind: Any) -> str:
     if typing.get_origin(kind) is Literal:
         return " or ".join(repr(choice) for choice in inner)
     return words.get(typing.get_origin(kind) or kind, str(getattr(kind, "__name__", kind)))
+
+
+def expect(made: Any, kind: type[T], what: str) -> T:
+    """What a function made, which may be one of the user's own, if it is what it should be."""
+    if not isinstance(made, kind):
+        raise ValueError(f"{what} gave {type(made).__name__}: it must return {kind.__name__}")
+    return made

@@ -14,20 +14,20 @@ from fedlens import keys
 from fedlens.algorithm import Algorithm
 from fedlens.by_client import ByClient
 from fedlens.client import CHANNEL, ClientProgram
-from fedlens.cohorts import Asked, BelowQuorum, Call, Reports, ask
 from fedlens.core import (
     Cohort,
     Facts,
-    Federation,
     Gathered,
     Memory,
     Tree,
     tree_map,
 )
 from fedlens.engines import Engine, Unreported
-from fedlens.gathering import Gathering, gathering
+from fedlens.federation import Federation
 from fedlens.network.network import Network
-from fedlens.reports import Clock, Reporting
+from fedlens.reporting.cohorts import Asked, BelowQuorum, Call, Reports, ask
+from fedlens.reporting.gathering import Gathering, gathering
+from fedlens.reporting.reports import Clock, Reporting
 from fedlens.traffic import num_bytes, sum_of_bytes
 from fedlens.trees import converted, copy_tensors, moved, stack
 from fedlens.uploads import NORM, Uploads

@@ -16,9 +16,7 @@ from torch import Tensor
 from fedlens.core import (
     Batch,
     Cohort,
-    Federation,
     Gathered,
-    Holdings,
     Local,
     Memory,
     Number,
@@ -27,6 +25,7 @@ from fedlens.core import (
     Upload,
     is_on,
 )
+from fedlens.federation import Federation, Holdings
 from fedlens.network.layout import Layout
 
 

@@ -11,7 +11,12 @@ import torch
 from torch import Tensor
 
 from fedlens.algorithm import Algorithm
-from fedlens.core import FactoredWeights, Local, Plan, Tree
+from fedlens.core import (
+    FactoredWeights,
+    Local,
+    Plan,
+    Tree,
+)
 from fedlens.slots import LocalStep
 from fedlens.trees import join, map_tensors
 from fedlens.work import ClientInputs

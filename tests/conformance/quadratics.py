@@ -16,8 +16,13 @@ from torch import Tensor, nn
 
 from fedlens.algorithm import Algorithm
 from fedlens.client import ClientProgram
-from fedlens.core import Examples, Federation, Fixed, Holdings
 from fedlens.engines import Sequential, Stacked
+from fedlens.federation import (
+    Examples,
+    Federation,
+    Fixed,
+    Holdings,
+)
 from fedlens.network.network import Network
 from fedlens.pieces import Epochs, Objective, Sgd, Uniformly
 from fedlens.rounds import Outcome, State, begin, run_round

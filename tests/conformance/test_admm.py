@@ -10,12 +10,12 @@ from fedlens import keys
 from fedlens.algorithm import Algorithm, compose
 from fedlens.algorithms import admm, ceadmm, fedadmm, fedavgm, fedprox
 from fedlens.client import ClientProgram
-from fedlens.cohorts import SELECT
 from fedlens.core import zeros_like
 from fedlens.engines import Sequential
 from fedlens.network.network import Network
 from fedlens.pieces import Epochs, Sgd, Uniformly, double_softmax
 from fedlens.pieces.consensus import change
+from fedlens.reporting.cohorts import SELECT
 from fedlens.rounds import ClientMemory, begin, run_round
 from tests.conformance.quadratics import (
     DOUBLE,

@@ -32,8 +32,8 @@ from fedlens.algorithms import (
     trimmed_mean,
 )
 from fedlens.client import ClientProgram
-from fedlens.core import Fixed, Holdings
 from fedlens.engines import Sequential
+from fedlens.federation import Fixed, Holdings
 from fedlens.network.network import Network
 from fedlens.pieces import Epochs, Sgd, Uniformly
 from fedlens.rounds import begin, run_round

@@ -10,9 +10,9 @@ from torch import nn
 from fedlens import keys
 from fedlens.algorithm import Algorithm, compose
 from fedlens.algorithms import fedavg, lambda_sum
-from fedlens.cohorts import CLIENT, DRAW, SELECT
-from fedlens.core import Examples, Fixed, Holdings
+from fedlens.federation import Examples, Fixed, Holdings
 from fedlens.pieces import Epochs, Sgd, Uniformly
+from fedlens.reporting.cohorts import CLIENT, DRAW, SELECT
 from tests.conformance.quadratics import (
     DOUBLE,
     Quadratics,

@@ -13,11 +13,12 @@ from fedlens.algorithms import fedasync, fedavgm, fedbuff, fedvc, median, scaffo
 from fedlens.algorithms.fedasync import Mixed
 from fedlens.algorithms.fedbuff import Fading
 from fedlens.client import ClientProgram
-from fedlens.core import Cohort, Federation
-from fedlens.devices import Devices, alike, synthetic
+from fedlens.core import Cohort
+from fedlens.federation import Federation
 from fedlens.network.network import Network
 from fedlens.pieces import ByExamples, Epochs, Equally, Sgd, Uniformly
-from fedlens.reports import Clock, Faults, Reporting
+from fedlens.reporting.devices import Devices, alike, synthetic
+from fedlens.reporting.reports import Clock, Faults, Reporting
 from fedlens.rounds import begin, run_round
 from fedlens.slots import Select
 from tests.federations import CPU, ENGINES, assert_equal, noisy_images, small_cnn

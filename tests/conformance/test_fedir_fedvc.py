@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from fedlens import keys
 from fedlens.algorithm import Algorithm, compose
 from fedlens.algorithms import fedir, fedvc
-from fedlens.core import Batch, Facts, Federation, Fixed, Holdings, Local
+from fedlens.core import Batch, Facts, Local
+from fedlens.federation import Federation, Fixed, Holdings
 from fedlens.pieces import BySize, Epochs, Equally, Objective, Sgd, Uniformly, Virtual
 from tests.conformance.quadratics import DOUBLE, close
 from tests.federations import RAGGED, assert_equal, noisy_images, small_cnn, train

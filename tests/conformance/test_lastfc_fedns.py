@@ -13,7 +13,8 @@ from torch import nn
 from fedlens.algorithm import Algorithm, Amendment, compose
 from fedlens.algorithms import fedns, lastfc
 from fedlens.algorithms.fedns import NodeByNode
-from fedlens.core import Cohort, Fixed, Holdings
+from fedlens.core import Cohort
+from fedlens.federation import Fixed, Holdings
 from fedlens.network.layout import Layout
 from fedlens.pieces import Epochs, Sgd, Uniformly, WeightedSum
 from tests.conformance.quadratics import DOUBLE, close, rounds_of

@@ -8,8 +8,8 @@ import torch
 from fedlens import keys
 from fedlens.algorithm import Algorithm, compose
 from fedlens.algorithms import celiadmm, fedvc, liadmm
-from fedlens.cohorts import SELECT
 from fedlens.pieces import Epochs, Sgd, Uniformly
+from fedlens.reporting.cohorts import SELECT
 from tests.conformance.quadratics import (
     DOUBLE,
     Quadratics,

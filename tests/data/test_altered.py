@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import fedlens as fl
-from fedlens.build import build, partition
-from fedlens.core import Examples, Holdings
 from fedlens.data.partitions import PARTITIONS
 from fedlens.data.partitions.altered import Altered, _blurred, _turned
+from fedlens.federation import Examples, Holdings
+from fedlens.setup import build, partition
 
 
 def examples(num: int = 600, side: int = 8, dtype: torch.dtype = torch.uint8) -> Examples:

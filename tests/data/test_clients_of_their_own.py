@@ -14,8 +14,8 @@ import torch
 from PIL import Image
 
 import fedlens as fl
-from fedlens.build import build, partition
 from fedlens.data import DATASETS, Source
+from fedlens.setup import build, partition
 
 DATA = os.environ.get("FEDLENS_DATA")
 

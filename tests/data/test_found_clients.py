@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedlens as fl
-from fedlens.build import build, partition
-from fedlens.core import Examples
 from fedlens.data.emd import emd
 from fedlens.data.partitions import PARTITIONS
 from fedlens.data.partitions.by_round import Fresh
 from fedlens.data.statistics import summary
+from fedlens.federation import Examples
+from fedlens.setup import build, partition
 
 
 def examples(labels: Any, **columns: Any) -> Examples:

@@ -13,10 +13,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from fedlens import options
-from fedlens.core import Examples, Holdings
 from fedlens.data.emd import emd
 from fedlens.data.partitions import PARTITIONS
 from fedlens.data.partitions.by_round import fresh
+from fedlens.federation import Examples, Holdings
 
 ALPHAS = [0.0, 1e-320, 1e-12, 1e-3, 0.1, 1.0, 100.0, 1e6, 1e308, math.inf]
 COMPLETE: dict[str, tuple[str, dict[str, Any]]] = {

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 import fedlens as fl
-from fedlens.core import Examples, Holdings
 from fedlens.data import DATASETS, Source
 from fedlens.data.emd import emd
 from fedlens.data.partitions import PARTITIONS
+from fedlens.federation import Examples, Holdings
 
 DATA = os.environ.get("FEDLENS_DATA")
 SPLITS = Path(DATA or "/nowhere") / "hsu2020-splits" / "cifar10"

@@ -13,9 +13,9 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fedlens.core import Examples, Holdings
 from fedlens.data import s2
 from fedlens.data.partitions import PARTITIONS
+from fedlens.federation import Examples, Holdings
 
 Array = np.ndarray[Any, Any]
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import fedlens as fl
-from fedlens.build import build, partition
 from fedlens.data.arrays import held_out
 from fedlens.report.tables import client_rows
 from fedlens.runs.records import read
+from fedlens.setup import build, partition
 from tests.sites import CLASSES, SIDES, write_sites
 
 

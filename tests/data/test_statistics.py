@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedlens.core import Holdings
 from fedlens.data.emd import emd, emd_per_client
 from fedlens.data.statistics import describe, summary
+from fedlens.federation import Holdings
 
 
 @st.composite

@@ -14,10 +14,10 @@ import pytest
 import torch
 
 import fedlens as fl
-from fedlens.build import build
 from fedlens.data import DATASETS, Source, store
 from fedlens.data.curation import Listing, listing
 from fedlens.data.pictures import read
+from fedlens.setup import build
 from tests.data.naturalists import make
 
 NAME = "inaturalist-user-120k"

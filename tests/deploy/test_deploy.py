@@ -12,10 +12,10 @@ from PIL import Image
 from safetensors import safe_open
 
 import fedlens as fl
-from fedlens.build import build
 from fedlens.deploy.export import real_images
 from fedlens.run_files import EXPERIMENT, MODEL
 from fedlens.runs.records import read
+from fedlens.setup import build
 from tests.sites import CLASSES, SIDES
 
 

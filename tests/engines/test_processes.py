@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedlens as fl
-from fedlens import build as building
 from fedlens.client import ClientProgram
 from fedlens.core import Upload, zeros_at_first
 from fedlens.engines import Processes, Sequential, gpus, pool, processes
@@ -27,6 +26,7 @@ from fedlens.pieces import Uniformly
 from fedlens.pieces.upload import difference
 from fedlens.rounds import begin, run_round
 from fedlens.runs import manifest as manifests
+from fedlens.setup import assemble, build, devices
 from fedlens.slots import Tell
 from tests.federations import CPU, RAGGED, assert_equal, noisy_images, small_cnn, train
 from tests.papers_under_test import BASE
@@ -307,7 +307,7 @@ def test_a_run_whose_workers_have_devices_comes_to_the_same(monkeypatch, tmp_pat
         evaluate=fl.Evaluate(every=1, on=("test", "train"), twin=True),
     )
     expected = fl.run(experiment)
-    monkeypatch.setattr(building, "_devices", lambda _: (CPU, [CPU] * 2))
+    monkeypatch.setattr(assemble, "devices_of", lambda _: (CPU, [CPU] * 2))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another"))
     found = fl.run(replace(experiment, engine="processes"), tmp_path / "run")
     for mine, theirs in zip(found.records, expected.records, strict=True):
@@ -329,17 +329,17 @@ def test_a_process_that_has_used_a_gpu_says_so(monkeypatch):
 
 
 def test_a_worker_for_each_gpu_or_for_the_one_named(monkeypatch):
-    for module in (building, processes):
+    for module in (devices, processes):
         monkeypatch.setattr(module, "gpu_names", lambda: ("one", "two"))
     names = {"cuda": "one, two", "auto": "one, two", "cuda:1": "two", "cpu": "cpu"}
     for device, called in names.items():
         linear = fl.Named("linear")
         experiment = fl.Experiment(toy(), linear, 1, engine="processes", device=device)
-        setup = building.build(experiment)
+        setup = build(experiment)
         assert setup.device == CPU
         assert manifests.manifest(setup)["device"] == called
     with pytest.raises(ValueError, match="device is 'cuda:7', but torch sees 2 GPUs"):
-        building.build(replace(experiment, device="cuda:7"))
+        build(replace(experiment, device="cuda:7"))
 
 
 SETTINGS_OF_NEW_MEMORY = """

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedlens.build import load_dataset, partition
 from fedlens.core import Tree
 from fedlens.experiment import Experiment
 from fedlens.fleet.engine import Arrived
@@ -19,6 +18,8 @@ from fedlens.fleet.site import Site
 from fedlens.fleet.site_data import write_site
 from fedlens.fleet.terms import Terms, for_fleet
 from fedlens.runs.result import Result
+from fedlens.setup import partition
+from fedlens.setup.data import load_dataset
 from fedlens.trees import map_tensors
 
 NAMES = ("ann", "bob", "cat", "dan")

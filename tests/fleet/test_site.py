@@ -7,13 +7,13 @@ import pytest
 import torch
 from PIL import Image
 
-from fedlens.build import load_dataset
 from fedlens.experiment import Experiment
 from fedlens.fleet import payload
 from fedlens.fleet.policy import FILE
 from fedlens.fleet.site import Site
 from fedlens.fleet.site_data import site_examples
 from fedlens.fleet.terms import Terms, for_fleet
+from fedlens.setup.data import load_dataset
 from tests.fleet.sites import CLASSES, Nearby, make_sites, run_nearby, write_experiment
 
 

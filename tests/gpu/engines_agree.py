@@ -14,8 +14,8 @@ from torch import nn
 
 from fedlens.algorithm import Algorithm
 from fedlens.client import ClientProgram
-from fedlens.core import Federation
 from fedlens.engines import Sequential, Stacked
+from fedlens.federation import Federation
 from fedlens.network.network import Network
 from fedlens.rounds import State, begin, run_round
 from tests import side_by_side

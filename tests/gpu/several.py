@@ -20,11 +20,10 @@ import torch
 
 import fedlens as fl
 from fedlens.algorithm import Algorithm
-from fedlens.build import Setup, build
 from fedlens.client import ClientProgram
-from fedlens.core import Federation
 from fedlens.engines import Engine, Processes, Stacked
 from fedlens.engines.gpus import gpu_names
+from fedlens.federation import Federation
 from fedlens.network.network import Network
 from fedlens.rounds import State, begin, run_round
 from fedlens.runs import bench
@@ -32,6 +31,7 @@ from fedlens.runs.evaluate import evaluate
 from fedlens.runs.metrics import metrics
 from fedlens.runs.settings import torch_settings
 from fedlens.runs.summary import Record
+from fedlens.setup import Setup, build
 from tests.federations import CPU, RAGGED, noisy_images, small_cnn
 from tests.papers_under_test import ALGORITHMS
 

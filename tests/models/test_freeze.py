@@ -5,12 +5,17 @@ import torch
 from torch import nn
 
 import fedlens as fl
-from fedlens.build import build
-from fedlens.core import Examples, Federation, Fixed, Holdings
+from fedlens.federation import (
+    Examples,
+    Federation,
+    Fixed,
+    Holdings,
+)
 from fedlens.models import MODELS
 from fedlens.models.freeze import freeze_norms, train_last
 from fedlens.network.network import Network
 from fedlens.pieces import Epochs, Sgd
+from fedlens.setup import build
 from tests.federations import ENGINES, train
 
 BATCH = 8

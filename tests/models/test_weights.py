@@ -13,9 +13,9 @@ from safetensors.torch import save_file
 from torch import nn
 
 import fedlens as fl
-from fedlens.build import build
 from fedlens.models import MODELS, weights
 from fedlens.models.weights import load_weights
+from fedlens.setup import build
 
 
 def model(num_classes=4, seed=0, **options):

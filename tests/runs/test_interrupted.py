@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 import fedlens as fl
-from fedlens.build import build
 from fedlens.run_files import last_saved
 from fedlens.runs.active import run_to_end
 from fedlens.runs.run import start
+from fedlens.setup import build
 from tests.runs.test_resume import assert_same_run, forgetful
 
 

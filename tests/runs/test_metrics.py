@@ -15,7 +15,7 @@ from sklearn.metrics import (
     top_k_accuracy_score,
 )
 
-from fedlens.core import Holdings
+from fedlens.federation import Holdings
 from fedlens.runs.metrics import Tally, accuracy_by_client, metrics, spread
 
 

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 import fedlens as fl
-from fedlens.build import build, partition
 from fedlens.engines import Stacked
 from fedlens.engines.graphs import Captures, EagerCapture
 from fedlens.network.network import Network
@@ -19,6 +18,7 @@ from fedlens.runs.evaluate import Evaluation, correct_answers
 from fedlens.runs.folder import RunFolder
 from fedlens.runs.metrics import accuracy_by_client, spread
 from fedlens.runs.summary import Record
+from fedlens.setup import build, partition
 from tests.checkpoints import load_state
 
 OF_TRAINING = {

@@ -102,7 +102,7 @@ def test_twenty_thousand_rounds_take_no_more_of_anything_at_the_end(engine, tmp_
 
 
 def test_a_checkpoint_costs_the_same_however_many_rounds_were_recorded(tmp_path):
-    from fedlens.build import build
+    from fedlens.setup import build
 
     experiment = small_experiment(3, "sequential")
     setup = build(experiment)

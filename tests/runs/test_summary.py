@@ -35,7 +35,7 @@ def test_a_resumed_run_remembers_how_long_its_earlier_parts_took(tmp_path):
 
 
 GREEDY = """
-import fedlens.build, fedlens.engines.processes as processes, torch
+import fedlens.setup.network, fedlens.engines.processes as processes, torch
 from fedlens.engines.trainer import largest_yet
 from dataclasses import replace
 from fedlens.runs.active import train
@@ -52,9 +52,9 @@ class Greedy(torch.nn.Module):  # it takes 200 MB in training, and gives them ba
             torch.ones(50_000_000).sum()
         return self.layer(images.flatten(1))
 
-fedlens.build._try_training = lambda *_: None  # which would take them in this process, too
+fedlens.setup.network._try_training = lambda *_: None  # which would take them in this process, too
 processes.num_cores = lambda: 2
-setup = fedlens.build.build(replace(EXPERIMENT, model=Greedy(), engine="processes", rounds=1))
+setup = fedlens.setup.build(replace(EXPERIMENT, model=Greedy(), engine="processes", rounds=1))
 before = largest_yet()
 train(setup)
 own, theirs = largest_yet() - before, setup.engine.worker_bytes

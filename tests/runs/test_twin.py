@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 import fedlens as fl
-from fedlens.build import build, partition
 from fedlens.report import read, report, rows
 from fedlens.runs import progress
 from fedlens.runs.active import train as plainly
 from fedlens.runs.summary import Record
 from fedlens.runs.twin import accuracy, trained, twin
+from fedlens.setup import build, partition
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,13 @@ import torch
 from torch import Tensor
 
 from fedlens.algorithm import Algorithm, at_least, check_pull, paper
-from fedlens.core import Local, Number, Tree, Upload, squared_distance
+from fedlens.core import (
+    Local,
+    Number,
+    Tree,
+    Upload,
+    squared_distance,
+)
 from fedlens.pieces import BySize, Epochs, Equally, Probed, difference
 from fedlens.slots import Penalty
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 
 from fedlens.algorithm import Algorithm, paper
 from fedlens.core import (
-    Federation,
     Gathered,
     Local,
     Memory,
@@ -20,6 +19,7 @@ from fedlens.core import (
     zeros_at_first,
     zeros_like,
 )
+from fedlens.federation import Federation
 from fedlens.pieces import Corrected, Equally, Sgd, difference
 from fedlens.slots import Tell
 

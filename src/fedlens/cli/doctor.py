@@ -32,11 +32,11 @@ def findings(data: Path | None = None) -> dict[str, Any]:
     """By name; None stands for something that is missing."""
     import torch
 
-    from fedlens.build import automatic_engine
     from fedlens.data import Source
     from fedlens.data.fetch import listing
     from fedlens.data.places import roots
     from fedlens.engines.processes import num_cores
+    from fedlens.setup.engine import automatic_engine
 
     on_gpu = torch.cuda.is_available()
     device = torch.device("cuda" if on_gpu else "cpu")

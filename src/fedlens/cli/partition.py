@@ -21,9 +21,9 @@ def partition_command(
     as_json: Json = False,
 ) -> None:
     """Show who holds what, before any training."""
-    from fedlens.build import partition
     from fedlens.data import statistics
     from fedlens.experiment import Experiment
+    from fedlens.setup import partition
 
     if out is not None and out.suffix != ".png":
         raise ValueError(f"--out {out}: the picture is a PNG file, let its name end in .png")

@@ -44,7 +44,6 @@ def run_command(
     as_json: Json = False,
 ) -> None:
     """Run one experiment."""
-    from fedlens.build import build
     from fedlens.data import statistics
     from fedlens.experiment import Experiment
     from fedlens.runs import progress
@@ -52,6 +51,7 @@ def run_command(
     from fedlens.runs.folder import check_free
     from fedlens.runs.run import start
     from fedlens.runs.track import tracking
+    from fedlens.setup import build
 
     given = list(overrides or [])
     if seed is not None:

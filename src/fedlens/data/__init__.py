@@ -9,6 +9,6 @@ from fedlens import names
 from fedlens.data.places import Source as Source
 
 if TYPE_CHECKING:
-    from fedlens.core import Dataset
+    from fedlens.federation import Dataset
 
 DATASETS: Mapping[str, Callable[..., Dataset]] = names.DATASETS

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedlens.core import Examples
+from fedlens.federation import Examples
 
 Pixels = NDArray[np.uint8]
 Column = np.ndarray[Any, Any]

@@ -11,10 +11,10 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from fedlens.core import Dataset
 from fedlens.data.arrays import Column
 from fedlens.data.pictures import Found, Listed, OnError, dataset
 from fedlens.data.places import Source
+from fedlens.federation import Dataset
 from fedlens.options import did_you_mean
 from fedlens.reading import csv_lines, is_file, shortened
 

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from fedlens.core import Dataset
 from fedlens.data import mini, store
 from fedlens.data.catalogue import PUBLISHED, Form, Published
 from fedlens.data.curation import SETS
@@ -20,6 +19,7 @@ from fedlens.data.folders import tiny_imagenet
 from fedlens.data.handwriting import femnist, omniglot
 from fedlens.data.places import PLACED, Source, put_in_place, roots, to_be_placed
 from fedlens.data.published import find, not_found
+from fedlens.federation import Dataset
 from fedlens.options import did_you_mean
 from fedlens.reading import BadFile, reading
 

@@ -8,9 +8,9 @@ from typing import Literal
 
 import numpy as np
 
-from fedlens.core import Dataset
 from fedlens.data.pictures import ENDINGS, Found, Listed, OnError, dataset
 from fedlens.data.places import Source, put_in_place
+from fedlens.federation import Dataset
 from fedlens.options import did_you_mean
 from fedlens.reading import demand_text, reading
 

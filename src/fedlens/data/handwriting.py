@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from fedlens.core import Dataset, Examples
 from fedlens.data import numpy_files
 from fedlens.data.arrays import Column, demand_labels, examples, held_out, mean_and_std
 from fedlens.data.pictures import decode, refuse
 from fedlens.data.places import DRAWINGS, LEAF, Source, put_in_place
+from fedlens.federation import Dataset, Examples
 from fedlens.reading import demand_fields, demand_text, reading
 
 SIDE = 28

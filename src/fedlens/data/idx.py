@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedlens import memory
-from fedlens.core import Examples
 from fedlens.data.arrays import examples
+from fedlens.federation import Examples
 from fedlens.reading import MOST_UNPACKED, BadFile, reading
 
 UNSIGNED_BYTE = 0x08

@@ -9,9 +9,9 @@ from typing import IO
 import numpy as np
 
 from fedlens import memory
-from fedlens.core import Dataset, Examples
 from fedlens.data.arrays import Column, demand_labels, examples, mean_and_std
 from fedlens.data.places import Source
+from fedlens.federation import Dataset, Examples
 from fedlens.options import did_you_mean
 from fedlens.reading import reading
 

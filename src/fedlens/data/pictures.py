@@ -14,8 +14,8 @@ from typing import Literal
 import numpy as np
 
 from fedlens import memory
-from fedlens.core import Dataset, Examples, LeftOut
 from fedlens.data.arrays import Column, Pixels, examples, held_out, mean_and_std
+from fedlens.federation import Dataset, Examples, LeftOut
 from fedlens.reading import reason
 
 ENDINGS = frozenset(  # what Pillow reads everywhere

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fedlens.core import Dataset
 from fedlens.data import store
 from fedlens.data.places import Source, roots
+from fedlens.federation import Dataset
 
 
 def _prepared(name: str) -> Callable[..., Dataset]:

@@ -9,7 +9,6 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from fedlens.core import Dataset, Examples
 from fedlens.data import idx
 from fedlens.data.catalogue import (
     CIFAR10,
@@ -22,6 +21,7 @@ from fedlens.data.catalogue import (
     Published,
 )
 from fedlens.data.places import Source, roots
+from fedlens.federation import Dataset, Examples
 from fedlens.reading import BadFile, reading
 
 

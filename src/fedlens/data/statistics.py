@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedlens.core import MOST_DESCRIBED, Dataset, Holdings
 from fedlens.data.emd import emd, emd_per_client
+from fedlens.federation import MOST_DESCRIBED, Dataset, Holdings
 
 BLOCK = 65_536  # clients
 FEW = 12  # classes or clients that are named in a line

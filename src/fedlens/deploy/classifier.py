@@ -13,11 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedlens.build import untrained
 from fedlens.data.folders import images as images_below
 from fedlens.data.pictures import read
 from fedlens.experiment import Experiment
 from fedlens.run_files import EXPERIMENT, MODEL, check_run, read_manifest
+from fedlens.setup.network import untrained
 
 BATCH = 64  # images asked about at a time
 

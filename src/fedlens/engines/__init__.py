@@ -5,13 +5,13 @@ from typing import Literal
 
 import torch
 
-from fedlens.core import Examples
 from fedlens.engines.actor import OnDisk
 from fedlens.engines.engine import Engine, Unreported
 from fedlens.engines.processes import Processes
 from fedlens.engines.ray import Ray
 from fedlens.engines.sequential import Sequential
 from fedlens.engines.stacked import Stacked
+from fedlens.federation import Examples
 from fedlens.network.network import Network
 
 Build = Callable[

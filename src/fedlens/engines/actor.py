@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedlens.core import Examples
 from fedlens.engines.messages import Message, pack, unpack
 from fedlens.engines.trainer import Done, Sent, Trainer
+from fedlens.federation import Examples
 from fedlens.network.network import Network
 from fedlens.trees import map_tensors, unstack
 

@@ -18,10 +18,11 @@ import torch
 from torch import Tensor
 
 from fedlens.client import ClientProgram
-from fedlens.core import Examples, Tree
+from fedlens.core import Tree
 from fedlens.engines.costs import Costs
 from fedlens.engines.engine import Engine, Which
 from fedlens.engines.trainer import Done, received
+from fedlens.federation import Examples
 from fedlens.network.network import Network
 from fedlens.work import Part, Shared, Work
 

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from fedlens.client import ClientProgram
-from fedlens.core import Examples, Memory, Tree
+from fedlens.core import Memory, Tree
 from fedlens.engines.recording import Recorder
+from fedlens.federation import Examples
 from fedlens.network.network import Network
-from fedlens.reports import Reporting
+from fedlens.reporting.reports import Reporting
 from fedlens.work import Part, Shared, Work
 
 Which = slice | Tensor

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fedlens.client import ClientProgram
-from fedlens.core import Examples, Tree
+from fedlens.core import Tree
 from fedlens.engines.costs import Costs
 from fedlens.engines.dealt import Dealt
 from fedlens.engines.engine import Which
@@ -28,6 +28,7 @@ from fedlens.engines.pool import Pool, Sizes
 from fedlens.engines.shared_memory import SharedBuffer
 from fedlens.engines.trainer import Done, Trainer
 from fedlens.engines.worker import Predicting, Training, Worker, sent_by
+from fedlens.federation import Examples
 from fedlens.network.network import Network
 from fedlens.trees import stack
 from fedlens.work import Shared, Work

@@ -13,11 +13,11 @@ from typing import ClassVar
 import torch
 
 from fedlens.client import ClientProgram
-from fedlens.core import Examples
 from fedlens.engines.actor import OnDisk, known_to_all
 from fedlens.engines.actors import Actors
 from fedlens.engines.cluster import connect, gpus
 from fedlens.engines.dealt import Dealt
+from fedlens.federation import Examples
 from fedlens.network.network import Network
 from fedlens.work import Shared, Work
 

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from fedlens.algorithm import Algorithm
 from fedlens.client import ClientProgram
-from fedlens.core import Examples, Local
+from fedlens.core import Local
+from fedlens.federation import Examples
 from fedlens.network.model import Model
 from fedlens.steps import StepInput, cuts
 from fedlens.trees import copies, copy_tensors

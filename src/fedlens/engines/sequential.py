@@ -9,9 +9,9 @@ from typing import ClassVar
 from torch import Tensor
 
 from fedlens.client import ClientProgram
-from fedlens.core import Examples
 from fedlens.engines.engine import Engine
 from fedlens.engines.recording import run_program
+from fedlens.federation import Examples
 from fedlens.network.model import Model
 from fedlens.network.network import Network
 from fedlens.work import Part, Shared, Work

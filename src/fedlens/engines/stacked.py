@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from fedlens.client import ClientProgram
-from fedlens.core import Examples, Tree
+from fedlens.core import Tree
 from fedlens.engines.engine import Engine, Which
 from fedlens.engines.factored import FactoredForm, factorable
 from fedlens.engines.graphs import Captures
 from fedlens.engines.recording import Recorder, run_program
+from fedlens.federation import Examples
 from fedlens.network.network import Network
 from fedlens.steps import cuts
 from fedlens.work import Part, Shared, Work

@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 
 from fedlens.client import ClientProgram
-from fedlens.core import Examples, Memory, tree_map
+from fedlens.core import Memory, tree_map
 from fedlens.engines.engine import Which
 from fedlens.engines.sequential import Sequential
 from fedlens.engines.shared_memory import shared_of, under
 from fedlens.engines.stacked import Stacked
+from fedlens.federation import Examples
 from fedlens.network.network import Network
 from fedlens.trees import copies, moved, stack, unstack
 from fedlens.uploads import Uploads

@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 
 from fedlens.client import ClientProgram
-from fedlens.core import Examples, Memory, Tree
+from fedlens.core import Memory, Tree
 from fedlens.engines import Sequential
 from fedlens.engines.engine import Engine, Unreported
+from fedlens.federation import Examples
 from fedlens.fleet import payload
 from fedlens.network.network import Network
-from fedlens.reports import Reporting
+from fedlens.reporting.reports import Reporting
 from fedlens.work import Part, Shared, Work
 
 DEADLINE = 3600.0  # seconds, where the experiment has none

@@ -11,19 +11,29 @@ from typing import Any
 
 import torch
 
-from fedlens.build import ClientTests, Setup, load_dataset, make_algorithm, make_network
 from fedlens.client import ClientProgram
-from fedlens.core import Dataset, Examples, Federation, Fixed, Holdings, offsets_of
 from fedlens.experiment import Experiment
+from fedlens.federation import (
+    Dataset,
+    Examples,
+    Federation,
+    Fixed,
+    Holdings,
+    offsets_of,
+)
 from fedlens.files import write_atomically
 from fedlens.fleet.engine import Fleet, Sites
 from fedlens.fleet.terms import Terms, for_fleet
-from fedlens.reports import Reporting
+from fedlens.reporting.reports import Reporting
 from fedlens.run_files import EXPERIMENT
 from fedlens.runs.active import Watch, run_to_end
 from fedlens.runs.folder import RunFolder
 from fedlens.runs.result import Result
 from fedlens.runs.run import reopen, start
+from fedlens.setup import Setup
+from fedlens.setup.algorithm import make_algorithm
+from fedlens.setup.data import ClientTests, load_dataset
+from fedlens.setup.network import make_network
 
 SITES = "sites.json"  # in the run folder: what sites said that they hold
 ASK_AGAIN = (

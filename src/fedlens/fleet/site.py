@@ -17,12 +17,11 @@ from typing import Any, NamedTuple
 import torch
 
 from fedlens import keys
-from fedlens.build import held_out, make_algorithm, make_network
 from fedlens.client import ClientProgram
-from fedlens.cohorts import DRAW
-from fedlens.core import Examples, Facts, Holdings, Tree
+from fedlens.core import Facts, Tree
 from fedlens.engines import Sequential, Stacked
 from fedlens.experiment import Experiment
+from fedlens.federation import Examples, Holdings
 from fedlens.files import write_atomically
 from fedlens.fleet import payload
 from fedlens.fleet.memory import SiteMemory
@@ -30,7 +29,11 @@ from fedlens.fleet.policy import Policy, Refused
 from fedlens.fleet.site_data import site_examples
 from fedlens.fleet.terms import Terms, read_terms
 from fedlens.network.network import Network
+from fedlens.reporting.cohorts import DRAW
 from fedlens.runs.settings import torch_settings
+from fedlens.setup.algorithm import make_algorithm
+from fedlens.setup.data import held_out
+from fedlens.setup.network import make_network
 from fedlens.trees import map_tensors, moved
 
 OFFERED, APPROVED = "offered", "approved"

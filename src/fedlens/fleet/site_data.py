@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedlens.core import Examples
 from fedlens.data import numpy_files
 from fedlens.data.arrays import Column, Pixels
 from fedlens.data.folders import listed_by_class
 from fedlens.data.pictures import decode, refuse
+from fedlens.federation import Examples
 from fedlens.fleet.terms import Terms
 
 IMAGES, LABELS = "images.npy", "labels.npy"

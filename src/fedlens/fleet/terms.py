@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from fedlens.algorithm import Algorithm
-from fedlens.build import make_algorithm
-from fedlens.core import Dataset, Examples
 from fedlens.experiment import Clients, Evaluate, Experiment, Named
+from fedlens.federation import Dataset, Examples
+from fedlens.setup.algorithm import make_algorithm
 from fedlens.version import __version__
 
 NOT_TOLD = ("dataset", "device", "evaluate", "faults", "reporting", "weights", "weights_sha256")

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from fedlens.build import load_dataset, partition
 from fedlens.experiment import Experiment
 from fedlens.files import write_atomically
 from fedlens.fleet.flower import end, free_port, start_supernode
@@ -27,6 +26,8 @@ from fedlens.fleet.terms import Terms, for_fleet
 from fedlens.runs.active import Watch
 from fedlens.runs.folder import RunFolder
 from fedlens.runs.run import run
+from fedlens.setup import partition
+from fedlens.setup.data import load_dataset
 
 Tell = Callable[[str], None]
 

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from fedlens.core import (
-    Federation,
     Gathered,
     Local,
     Memory,
@@ -23,6 +22,7 @@ from fedlens.core import (
     zeros_at_first,
     zeros_like,
 )
+from fedlens.federation import Federation
 from fedlens.pieces.upload import difference
 from fedlens.slots import Advance, LocalStep, Solve, Tell, Wraps
 

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from fedlens import keys
-from fedlens.core import Holdings, Plan
+from fedlens.core import Plan
+from fedlens.federation import Holdings
 from fedlens.slots import Draw
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fedlens import keys
-from fedlens.core import Federation
+from fedlens.federation import Federation
 from fedlens.slots import Select
 
 LARGE = 100_000  # clients: of more, a few are drawn without a look at each

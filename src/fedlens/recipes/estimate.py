@@ -20,13 +20,20 @@ import torch
 from torch import Tensor
 
 from fedlens import keys
-from fedlens.build import Setup
-from fedlens.core import Examples, Federation, Fixed, Holdings, Plan, Split
+from fedlens.core import Plan
 from fedlens.engines import Stacked
 from fedlens.experiment import Evaluate, Experiment
+from fedlens.federation import (
+    Examples,
+    Federation,
+    Fixed,
+    Holdings,
+    Split,
+)
 from fedlens.rounds import begin
 from fedlens.runs.active import ActiveRun, run_to_end
 from fedlens.runs.sweep import Point, into_stacks, prepare
+from fedlens.setup import Setup
 
 TIMED = 3  # rounds
 BATCHES = (1, 4)  # of each client, in the short rounds that are timed first

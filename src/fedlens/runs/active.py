@@ -11,11 +11,10 @@ from typing import NamedTuple
 
 import torch
 
-from fedlens.build import Setup
 from fedlens.client import ClientProgram
-from fedlens.cohorts import BelowQuorum
 from fedlens.core import Tree
 from fedlens.engines import Engine
+from fedlens.reporting.cohorts import BelowQuorum
 from fedlens.rounds import Outcome, RoundInput, State, begin, run_rounds
 from fedlens.run_files import EVALUATION, SUMMARY, RunFailed
 from fedlens.runs.evaluate import Evaluation, Twin
@@ -25,6 +24,7 @@ from fedlens.runs.records import is_number
 from fedlens.runs.result import Result
 from fedlens.runs.settings import torch_settings
 from fedlens.runs.summary import Record, summary
+from fedlens.setup import Setup
 from fedlens.trees import HostCopy
 
 Watch = Callable[[Record], None]

@@ -18,12 +18,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedlens.build import Setup, build
 from fedlens.client import ClientProgram
-from fedlens.core import Dataset, Examples
 from fedlens.engines import Engine, Processes
 from fedlens.engines.gpus import in_a_child
 from fedlens.experiment import Clients, Experiment, LocalTraining, Named
+from fedlens.federation import Dataset, Examples
 from fedlens.models import MODELS
 from fedlens.network.network import Network
 from fedlens.network.ops import normalise
@@ -32,6 +31,7 @@ from fedlens.rounds import begin, run_round
 from fedlens.runs.evaluate import evaluate
 from fedlens.runs.settings import torch_settings
 from fedlens.runs.summary import peak_memory
+from fedlens.setup import Setup, build
 from fedlens.work import Part, Shared, Work
 
 POPULATION = 2  # times the clients of a round

@@ -9,13 +9,14 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from fedlens.build import Setup
-from fedlens.core import Examples, Holdings, Tree
+from fedlens.core import Tree
 from fedlens.engines import Engine
 from fedlens.experiment import Experiment
+from fedlens.federation import Examples, Holdings
 from fedlens.rounds import State
 from fedlens.runs.measures import PARTS, measure_name
 from fedlens.runs.metrics import Tally, accuracy_by_client, metrics, spread
+from fedlens.setup import Setup
 from fedlens.trees import HostCopy
 
 T = TypeVar("T")

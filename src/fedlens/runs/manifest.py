@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedlens.build import Setup
-from fedlens.core import Dataset
 from fedlens.experiment import Experiment, Named
+from fedlens.federation import Dataset
 from fedlens.run_files import EXPERIMENT
 from fedlens.runs.folder import to_json
 from fedlens.runs.records import settings
+from fedlens.setup import Setup
 from fedlens.version import __version__
 
 SAID = ("fedlens", "revision", "python", "torch", "numpy", "device")

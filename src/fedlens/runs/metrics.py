@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedlens.core import Holdings
+from fedlens.federation import Holdings
 
 
 @dataclass(frozen=True)

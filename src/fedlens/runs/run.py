@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from fedlens.build import Setup, build
 from fedlens.data import statistics
 from fedlens.engines import EngineName
 from fedlens.experiment import Experiment
@@ -29,6 +28,7 @@ from fedlens.runs.manifest import check_settings, check_unchanged, manifest
 from fedlens.runs.progress import all_of, shown
 from fedlens.runs.result import Result
 from fedlens.runs.twin import trained
+from fedlens.setup import Setup, build
 
 
 def run(

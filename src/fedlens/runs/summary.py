@@ -6,15 +6,15 @@ from typing import Any
 
 import torch
 
-from fedlens.build import Setup
-from fedlens.core import Federation
 from fedlens.data.statistics import emd_of
 from fedlens.engines.trainer import largest_yet
+from fedlens.federation import Federation
 from fedlens.names import OUTCOMES, REPORTED
 from fedlens.runs.budgets import at_round_numbers, clock_at, rounds_to
 from fedlens.runs.evaluate import Twin, primary_part
 from fedlens.runs.measures import OF_MODEL, OF_ROUND, best, measure_name
 from fedlens.runs.records import is_number
+from fedlens.setup import Setup
 
 Record = dict[str, Any]
 """One line of rounds.jsonl: what a round did and, if it was evaluated, how good the model is."""

@@ -22,10 +22,10 @@ import torch
 from torch import Tensor
 
 from fedlens.algorithm import alike
-from fedlens.build import Setup, build
-from fedlens.core import Dataset, Examples, Tree
+from fedlens.core import Tree
 from fedlens.engines import Stacked
 from fedlens.experiment import Experiment, Named
+from fedlens.federation import Dataset, Examples
 from fedlens.locks import one_writer
 from fedlens.rounds import begin
 from fedlens.run_files import (
@@ -45,6 +45,7 @@ from fedlens.runs.manifest import check_settings
 from fedlens.runs.result import Result
 from fedlens.runs.run import as_begun, reopen, start
 from fedlens.runs.summary import Record
+from fedlens.setup import Setup, build
 from fedlens.tables import apply_override, to_value
 
 MAY_DIFFER = {

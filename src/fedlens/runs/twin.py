@@ -25,18 +25,18 @@ import torch
 from torch import Tensor
 
 from fedlens import keys
-from fedlens.build import Setup, build
-from fedlens.core import Examples, Fixed, Holdings
 from fedlens.data.partitions.altered import Altered
 from fedlens.data.partitions.by_name import dealt
 from fedlens.data.places import cache
 from fedlens.experiment import Clients, Experiment, Named, Server
+from fedlens.federation import Examples, Fixed, Holdings
 from fedlens.files import write_atomically
 from fedlens.runs.active import Watch, train
 from fedlens.runs.evaluate import Twin, primary_part
 from fedlens.runs.folder import to_json
 from fedlens.runs.measures import measure_name
 from fedlens.runs.summary import Record
+from fedlens.setup import Setup, build
 from fedlens.version import __version__
 
 AT_ONCE = 64  # clients whose plans are drawn together

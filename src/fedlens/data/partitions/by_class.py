@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedlens.core import Examples, Holdings
 from fedlens.data.partitions.dealing import (
     NOBODY,
     Array,
@@ -15,6 +14,7 @@ from fedlens.data.partitions.dealing import (
     levelled,
     places,
 )
+from fedlens.federation import Examples, Holdings
 
 
 def shards(

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedlens.core import Examples, Holdings
 from fedlens.data import s2 as cells
 from fedlens.data.partitions.dealing import NOBODY, Array, at_least_one, holdings
+from fedlens.federation import Examples, Holdings
 from fedlens.options import did_you_mean
 
 

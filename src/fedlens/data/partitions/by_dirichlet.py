@@ -10,7 +10,6 @@ import math
 
 import numpy as np
 
-from fedlens.core import Examples, Holdings
 from fedlens.data.partitions.dealing import (
     Array,
     at_least_one,
@@ -24,6 +23,7 @@ from fedlens.data.partitions.dealing import (
     log_gamma,
     places,
 )
+from fedlens.federation import Examples, Holdings
 
 
 def dirichlet(

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedlens.core import Examples, Holdings
 from fedlens.data.partitions.dealing import NOBODY, holdings
+from fedlens.federation import Examples, Holdings
 from fedlens.reading import csv_lines, expanded, shortened
 
 HEADER = ("user_id", "image_id", "class")

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedlens.core import Examples
+from fedlens.federation import Examples
 from fedlens.names import PARTITIONS
 from fedlens.options import call, find, resolve
 

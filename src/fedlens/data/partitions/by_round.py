@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from fedlens import keys
-from fedlens.core import Examples, Holdings
 from fedlens.data.partitions.dealing import at_least_one, labels_of
+from fedlens.federation import Examples, Holdings
 
 _COUNT, _DRAW = keys.purpose("count"), keys.purpose("draw")
 

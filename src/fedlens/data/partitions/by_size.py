@@ -7,7 +7,6 @@ from typing import Literal
 
 import numpy as np
 
-from fedlens.core import Examples, Holdings
 from fedlens.data.partitions.dealing import (
     NOBODY,
     Array,
@@ -17,6 +16,7 @@ from fedlens.data.partitions.dealing import (
     largest_remainder,
     log_gamma,
 )
+from fedlens.federation import Examples, Holdings
 
 
 def iid(

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedlens.build import partition
 from fedlens.recipes.hsu2020.populations import described
 from fedlens.recipes.hsu2020.setting import Population, population, stand_in
 from fedlens.recipes.recipe import Recipe, Results, Scale
 from fedlens.report.blocks import Block, Heat, Table
+from fedlens.setup import partition
 
 
 def figure1(scale: Scale) -> Recipe:

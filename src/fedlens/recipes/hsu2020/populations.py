@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from fedlens.build import partition
 from fedlens.experiment import Clients, Experiment
 from fedlens.recipes.hsu2020.setting import Population
 from fedlens.recipes.recipe import Scale
 from fedlens.report.blocks import Curves, Line
+from fedlens.setup import partition
 
 
 def label_counts(scale: Scale, clients: Population) -> Tensor:  # [K, L]

@@ -9,13 +9,13 @@ import torch
 from fedlens import keys
 from fedlens.algorithm import Algorithm
 from fedlens.client import ClientProgram
-from fedlens.core import Federation
-from fedlens.devices import Devices
 from fedlens.experiment import Experiment
+from fedlens.federation import Federation
 from fedlens.names import DEVICES
 from fedlens.network.network import Network
 from fedlens.options import Named, call, find, resolve
-from fedlens.reports import Clock, Faults, Reporting
+from fedlens.reporting.devices import Devices
+from fedlens.reporting.reports import Clock, Faults, Reporting
 from fedlens.rounds import begin
 from fedlens.traffic import traffic
 

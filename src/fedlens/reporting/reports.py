@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from fedlens import keys
-from fedlens.devices import Devices
 from fedlens.names import REPORTED
+from fedlens.reporting.devices import Devices
 
 FAULT, MOMENT = keys.purpose("fault"), keys.purpose("moment")
 PAUSE = 60.0  # virtual seconds before clients are asked again, where too few reported

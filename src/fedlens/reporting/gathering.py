@@ -13,11 +13,12 @@ from typing import Protocol
 import torch
 
 from fedlens import keys
-from fedlens.cohorts import ATTEMPT, DRAW, Asked, BelowQuorum, Call, Flight, Reports, ask
-from fedlens.core import Holdings, Plan, Tree
-from fedlens.devices import alike
+from fedlens.core import Plan, Tree
+from fedlens.federation import Holdings
 from fedlens.names import OUTCOMES, REPORTED
-from fedlens.reports import PAUSE, Clock, End, Reporting
+from fedlens.reporting.cohorts import ATTEMPT, DRAW, Asked, BelowQuorum, Call, Flight, Reports, ask
+from fedlens.reporting.devices import alike
+from fedlens.reporting.reports import PAUSE, Clock, End, Reporting
 
 MOST_ATTEMPTS = 1000  # of asking, in one round
 MOST_ALIKE = 3  # of asking real clients before others are asked in their place

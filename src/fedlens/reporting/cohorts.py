@@ -14,8 +14,9 @@ from torch import Tensor
 
 from fedlens import keys
 from fedlens.algorithm import Algorithm
-from fedlens.core import Federation, Holdings, Plan, Tree
-from fedlens.reports import REJECTED, Clock, End, Reporting
+from fedlens.core import Plan, Tree
+from fedlens.federation import Federation, Holdings
+from fedlens.reporting.reports import REJECTED, Clock, End, Reporting
 
 SELECT, CLIENT, DRAW = keys.purpose("select"), keys.purpose("client"), keys.purpose("draw")
 ATTEMPT = keys.purpose("attempt")

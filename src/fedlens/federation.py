@@ -1,0 +1,288 @@
+"""Images and labels, and who holds which of them.
+
+Shapes are written as trailing comments: K clients, C the cohort, L labels, N examples, n examples
+held.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedlens.reading import demand_text
+
+MOST_DESCRIBED = 10_000  # clients of whom a run says one by one what they hold
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Images and their labels, and whatever else is known of each (its client, its place).
+
+    Parts of a set share its images: `rows` then says which of them are theirs. Whoever looks at
+    images asks for them by `read`.
+    """
+
+    images: Tensor  # [N, channels, H, W] uint8, or floats that are used as they are
+    labels: Tensor  # [N] int64
+    columns: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict)  # [N] each
+    rows: Tensor | None = None  # [N] positions in `images`; without it, each at its own
+
+    def __post_init__(self) -> None:
+        for what, given in (("images", self.images), ("labels", self.labels)):
+            if not isinstance(given, Tensor):
+                raise ValueError(
+                    f"{what} are a {type(given).__name__}: give a tensor, "
+                    f"as torch.as_tensor({what}) makes one"
+                )
+        if self.images.ndim != 4:
+            shape = tuple(self.images.shape)
+            raise ValueError(f"images must be [N, channels, height, width]: got {shape}")
+        num_images = len(self.images if self.rows is None else self.rows)
+        if num_images != len(self.labels):
+            raise ValueError(f"{num_images} images but {len(self.labels)} labels")
+        if self.labels.is_floating_point() or self.labels.ndim != 1:
+            got = f"{self.labels.dtype} of shape {tuple(self.labels.shape)}"
+            raise ValueError(
+                f"labels are {got}: give one whole number an image "
+                "(of one-hot rows, labels.argmax(1))"
+            )
+        if self.labels.dtype is not torch.int64:
+            object.__setattr__(self, "labels", self.labels.to(torch.int64))
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def read(self, which: Tensor | slice) -> Tensor:
+        """The images of some examples: a copy, unless it is a slice of a whole set."""
+        return self.images[which if self.rows is None else self.rows[which]]
+
+    def take(self, index: Tensor) -> Examples:
+        """Some of the examples, which share the images of all."""
+        columns = {name: column[index.numpy()] for name, column in self.columns.items()}
+        rows = index if self.rows is None else self.rows[index]
+        return Examples(self.images, self.labels[index], columns, rows)
+
+    def to(self, device: torch.device, images: Tensor | None = None) -> Examples:
+        """The same on a device, where the images may be already."""
+        rows = None if self.rows is None else self.rows.to(device)
+        images = self.images.to(device) if images is None else images
+        return Examples(images, self.labels.to(device), self.columns, rows)
+
+
+DIGESTED = 1024  # examples at once: more would copy a mapped set into memory
+
+
+class LeftOut(NamedTuple):
+    """A file that a data set was made without."""
+
+    file: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Examples to train on and to test on, and what a label means."""
+
+    name: str
+    train: Examples
+    test: Examples
+    classes: tuple[str, ...]  # L names
+    mean: tuple[float, ...] | None = None  # per channel, of images scaled to [0, 1]
+    std: tuple[float, ...] | None = None
+    left_out: tuple[LeftOut, ...] = ()  # files that could not be decoded
+    is_mapped: bool = False  # its images are a file that may be larger than memory
+
+    def __post_init__(self) -> None:
+        for part in (self.train, self.test):
+            if (
+                len(part)
+                and not 0 <= int(part.labels.min()) <= int(part.labels.max()) < self.num_classes
+            ):
+                raise ValueError(f"{self.name}: labels must lie in 0..{self.num_classes - 1}")
+        shapes = [tuple(part.images.shape[1:]) for part in (self.train, self.test) if len(part)]
+        if len(set(shapes)) > 1:
+            raise ValueError(
+                f"{self.name}: training images are {shapes[0]} and test images {shapes[1]} "
+                "(channels, height, width): resize one of them"
+            )
+        demand_text(self.classes, f"{self.name}: the class")
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.classes)
+
+    @cached_property
+    def digest(self) -> str:
+        """A fingerprint of what is in it: of every pixel and every label."""
+        found = hashlib.sha256(repr((self.classes, self.mean, self.std)).encode())
+        for part in (self.train, self.test):
+            shape = tuple(part.images.shape[1:])
+            found.update(repr((len(part), shape, part.images.dtype)).encode())
+            for start in range(0, len(part), DIGESTED):
+                some = slice(start, start + DIGESTED)
+                for tensor in (part.read(some), part.labels[some]):
+                    flat = tensor.detach().cpu().contiguous().reshape(-1)
+                    found.update(flat.view(torch.uint8).numpy().data)
+        return found.hexdigest()
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        channels, height, width = self.train.images.shape[1:]
+        return channels, height, width
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """Who holds which examples: an index, one client's part after another's."""
+
+    index: Tensor  # [n] int64, positions in Examples
+    offsets: Tensor  # [K + 1] int64: client k holds index[offsets[k] : offsets[k + 1]]
+    names: tuple[str, ...] | None = None  # K: the writer, the user, the cell, where there is one
+
+    @classmethod
+    def of(cls, members: Sequence[Tensor]) -> Holdings:
+        """The holdings of clients whose examples are listed one by one."""
+        sizes = torch.tensor([len(m) for m in members], dtype=torch.int64)
+        index = torch.cat(list(members)) if members else torch.empty(0, dtype=torch.int64)
+        return cls(index.to(torch.int64), offsets_of(sizes))
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @cached_property
+    def sizes(self) -> Tensor:  # [K]
+        return self.offsets.diff()
+
+    @cached_property
+    def owners(self) -> Tensor:  # [n] which client holds each entry of index
+        return torch.repeat_interleave(torch.arange(len(self)), self.sizes)
+
+    def members(self, client: int) -> Tensor:
+        return self.index[int(self.offsets[client]) : int(self.offsets[client + 1])]
+
+    def take(self, clients: Tensor) -> Holdings:
+        """What these clients hold, in this order; a client may stand in it twice."""
+        wanted, starts = clients.numpy(), self.offsets.numpy()
+        sizes = starts[wanted + 1] - starts[wanted]
+        offsets = np.concatenate([[0], sizes.cumsum()])
+        places = np.repeat(starts[wanted] - offsets[:-1], sizes) + np.arange(offsets[-1])
+        names = self.names and tuple(self.names[client] for client in wanted.tolist())
+        return Holdings(
+            torch.from_numpy(self.index.numpy()[places]), torch.from_numpy(offsets), names
+        )
+
+    @classmethod
+    def joined(cls, some: Sequence[Holdings]) -> Holdings:
+        """The holdings of some clients after those of others, without their names."""
+        sizes = torch.cat([one.sizes for one in some])
+        return cls(torch.cat([one.index for one in some]), offsets_of(sizes))
+
+    def label_counts(self, labels: Tensor, num_classes: int) -> Tensor:  # [K, L] int64
+        cell = self.owners * num_classes + labels.index_select(0, self.index)
+        return torch.bincount(cell, minlength=len(self) * num_classes).view(len(self), num_classes)
+
+    def digest(self) -> str:
+        """A fingerprint: equal for equal partitions, on every machine."""
+        content = hashlib.sha256()
+        for tensor in (self.offsets, self.index):
+            content.update(tensor.numpy().astype("<i8", copy=False).data)
+        return content.hexdigest()[:16]
+
+
+def offsets_of(sizes: Tensor) -> Tensor:  # [K + 1]
+    """Where the part of each client starts, and the last one ends."""
+    return torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+
+
+@runtime_checkable
+class Split(Protocol):
+    """How examples are spread over clients. Most splits are the same in every round."""
+
+    @property
+    def num_clients(self) -> int: ...
+
+    def holdings(self, round: int, cohort: Tensor) -> Holdings:
+        """What each client of the cohort holds in this round."""
+        ...
+
+    def sizes(self, round: int) -> Tensor:  # [K]
+        """How many examples each client holds in this round."""
+        return self.holdings(round, torch.arange(self.num_clients)).sizes
+
+
+@dataclass(frozen=True)
+class Fixed(Split):
+    """A split that does not depend on the round."""
+
+    everyone: Holdings
+
+    @property
+    def num_clients(self) -> int:
+        return len(self.everyone)
+
+    def holdings(self, round: int, cohort: Tensor) -> Holdings:
+        return self.everyone.take(cohort)
+
+    def sizes(self, round: int) -> Tensor:  # [K]
+        return self.everyone.sizes
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Examples and who holds them: an index over one tensor, never a copy."""
+
+    examples: Examples
+    num_classes: int
+    split: Split
+
+    @property
+    def num_clients(self) -> int:
+        return self.split.num_clients
+
+    def holdings(self, round: int, cohort: Tensor) -> Holdings:
+        return self.split.holdings(round, cohort)
+
+    def sizes(self, round: int) -> Tensor:  # [K]
+        return self.split.sizes(round)
+
+    def offsets(self, round: int) -> Tensor:  # [K + 1]
+        """How many examples are held by all clients before each, and by all, in this round."""
+        if isinstance(self.split, Fixed):
+            return self.split.everyone.offsets
+        return offsets_of(self.split.sizes(round))
+
+    def num_examples(self, round: int) -> int:
+        """How many examples all clients hold in this round; one that two hold counts twice."""
+        if isinstance(self.split, Fixed):
+            return len(self.split.everyone.index)
+        return int(self.split.sizes(round).sum())
+
+    def described(self) -> Holdings:
+        """What clients hold, as far as a run describes it: all of it, if that stays the same.
+
+        Of a split that is dealt anew, what the first MOST_DESCRIBED hold in the first round.
+        """
+        if isinstance(self.split, Fixed):
+            return self.split.everyone
+        return self.split.holdings(0, torch.arange(min(self.num_clients, MOST_DESCRIBED)))
+
+    def everyone(self, round: int) -> Holdings:
+        """What all clients hold in this round."""
+        if isinstance(self.split, Fixed):
+            return self.split.everyone
+        return self.split.holdings(round, torch.arange(self.num_clients))
+
+    def label_counts(self, holdings: Holdings) -> Tensor:  # [C, L] int64
+        return holdings.label_counts(self.labels, self.num_classes)
+
+    @cached_property
+    def labels(self) -> Tensor:
+        """The labels where plans are drawn: on the host."""
+        return self.examples.labels.cpu()

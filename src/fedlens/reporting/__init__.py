@@ -1,0 +1,1 @@
+"""Who is asked to take part in a round, who reports, and when: on a virtual clock."""

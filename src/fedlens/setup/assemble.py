@@ -1,0 +1,154 @@
+"""All the parts of a run, made from its description."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from fedlens.client import ClientProgram
+from fedlens.engines import Engine
+from fedlens.experiment import Experiment
+from fedlens.federation import (
+    Dataset,
+    Examples,
+    Federation,
+    Holdings,
+)
+from fedlens.models.weights import Loaded
+from fedlens.network.network import Network
+from fedlens.reporting.reports import Clock
+from fedlens.setup.algorithm import make_algorithm
+from fedlens.setup.clock import make_clock, needs_clock
+from fedlens.setup.data import (
+    ClientTests,
+    hold_out,
+    load_dataset,
+    on_disk,
+    own_tests,
+    set_apart,
+    split_examples,
+)
+from fedlens.setup.devices import devices_of, precision_of
+from fedlens.setup.engine import engine_of
+from fedlens.setup.memory import demand_memory
+from fedlens.setup.network import make_network
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Everything that a run needs, made and checked."""
+
+    experiment: Experiment
+    dataset: Dataset
+    device: torch.device
+    network: Network
+    weights: Loaded | None  # the file that the model starts from
+    program: ClientProgram
+    federation: Federation
+    client_tests: ClientTests | None
+    parts: dict[str, Examples]  # what the server's model is evaluated on, by name
+    engine: Engine
+    clock: Clock | None = None  # what clients are on a virtual one, and who is waited for
+    knows_labels: bool = True  # whether the server knows which labels clients hold
+
+    @property
+    def some_may_fail(self) -> bool:
+        """Whether not everybody who is asked need report."""
+        return self.clock is not None or self.engine.reporting is not None
+
+    @property
+    def devices(self) -> tuple[torch.device, ...]:
+        """Where clients train: where the server is, unless workers have devices of their own."""
+        return self.engine.worker_devices or (self.device,)
+
+
+def build(experiment: Experiment, data: Path | None = None, beside: Setup | None = None) -> Setup:
+    """Make the parts of a run; `data` is where named data sets are looked for first.
+
+    `beside` is a setup whose examples are the same, as clients see them: the two share them.
+    """
+    device, workers = devices_of(experiment)
+    dataset = load_dataset(experiment.dataset, data)
+    train, validation = dataset.train, None
+    if "validation" in experiment.evaluate.on:
+        train, validation = set_apart(train, experiment)
+    train, split = split_examples(experiment, train, dataset.num_classes)
+    # From here on it is known how many clients there are, and whether per_round fits them.
+    clients = replace(experiment.clients, count=split.num_clients)
+    precision = precision_of(experiment, device, workers)
+    experiment = replace(experiment, clients=clients, precision=precision)
+    if clients.holdout:
+        split, held_out = hold_out(split, experiment)
+        client_tests: ClientTests | None = ClientTests("train", held_out)
+    else:
+        client_tests = own_tests(experiment, dataset.test, split)
+
+    algorithm = make_algorithm(experiment)
+    if device.type == "cpu" and not workers:
+        demand_memory(experiment, dataset, algorithm, split)
+    network, weights = make_network(experiment, dataset)
+    if not all(bool(p.isfinite().all()) for p in network.params.values()):
+        raise ValueError("the model starts with numbers that are not finite: initialise it anew")
+    algorithm.combine.check(network.layout)
+    clocked = needs_clock(experiment, algorithm)
+    program = ClientProgram(algorithm, network.layout, experiment.augment, guarded=clocked)
+    if beside is None:
+        parts = {"train": train, "test": dataset.test, "validation": validation}
+        for name in experiment.evaluate.on:
+            if not parts[name]:
+                raise ValueError(
+                    f"{dataset.name} has no {name} examples: leave it out of evaluate.on"
+                )
+        train, asked = _placed(parts, experiment.evaluate.on, device)
+    else:
+        train, asked = beside.federation.examples, beside.parts
+    federation = Federation(train, dataset.num_classes, split)
+    return Setup(
+        experiment=experiment,
+        dataset=dataset,
+        device=device,
+        network=network,
+        weights=weights,
+        program=program,
+        federation=federation,
+        client_tests=client_tests,
+        parts=asked,
+        engine=engine_of(
+            experiment,
+            network,
+            train,
+            device,
+            workers,
+            [*asked.values()],
+            on_disk(dataset, experiment.dataset, data),
+        ),
+        clock=make_clock(experiment, network, program, federation) if clocked else None,
+    )
+
+
+def partition(
+    experiment: Experiment, data: Path | None = None
+) -> tuple[Dataset, Examples, Holdings]:
+    """The data set, what is trained on, and who holds what of it (in the first round)."""
+    dataset = load_dataset(experiment.dataset, data)
+    train = dataset.train
+    if "validation" in experiment.evaluate.on:
+        train, _ = set_apart(train, experiment)
+    train, split = split_examples(experiment, train, dataset.num_classes)
+    return dataset, train, Federation(train, dataset.num_classes, split).everyone(0)
+
+
+def _placed(
+    parts: Mapping[str, Examples | None], asked: Sequence[str], device: torch.device
+) -> tuple[Examples, dict[str, Examples]]:
+    """The training examples on the device, and the parts asked for; they share images."""
+    there: dict[int, torch.Tensor] = {}
+    placed: dict[str, Examples] = {}
+    for name, part in parts.items():
+        if part is not None and name in ("train", *asked):
+            placed[name] = part.to(device, there.get(id(part.images)))
+            there[id(part.images)] = placed[name].images
+    return placed["train"], {name: placed[name] for name in parts if name in asked}

@@ -1,0 +1,136 @@
+"""The data set of an experiment, and how it is split over the clients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+
+from fedlens import keys
+from fedlens.data.partitions import natural_column
+from fedlens.data.partitions.altered import Altered
+from fedlens.data.partitions.by_name import dealt
+from fedlens.data.places import Source, existing
+from fedlens.engines.actor import OnDisk
+from fedlens.experiment import Experiment, Named
+from fedlens.federation import Dataset, Examples, Fixed, Holdings, Split, offsets_of
+from fedlens.names import DATASETS
+from fedlens.options import call, expect, find
+
+
+class ClientTests(NamedTuple):
+    """What each client is tested on."""
+
+    part: Literal["train", "test"]  # what it is a part of
+    holdings: Holdings  # positions in the examples of that part
+
+
+def load_dataset(given: Named | Dataset, data: Path | None) -> Dataset:
+    data = existing(data)
+    if isinstance(given, Dataset):
+        made = given
+    else:
+        found = call(find(DATASETS, given.name, "dataset"), Source(data), options=given.options)
+        made = expect(found, Dataset, f"dataset {given.name!r}")
+    for name in made.classes:
+        if not name.isascii() and name.encode(errors="ignore").decode() != name:
+            raise ValueError(f"the class {name!r} of {made.name} is not text: give it another name")
+    return made
+
+
+def on_disk(dataset: Dataset, given: Named | Dataset, data: Path | None) -> OnDisk | None:
+    """How other machines open images that are too many to be sent."""
+    if not dataset.is_mapped or isinstance(given, Dataset):
+        return None
+    images = dataset.train.images, dataset.test.images
+    return OnDisk(images, partial(_images, given, data))
+
+
+def _images(given: Named, data: Path | None) -> Sequence[torch.Tensor]:
+    dataset = load_dataset(given, data)
+    return dataset.train.images, dataset.test.images
+
+
+def split_seed(experiment: Experiment) -> int:
+    own = experiment.clients.seed
+    return experiment.seed if own is None else own
+
+
+def set_apart(train: Examples, experiment: Experiment) -> tuple[Examples, Examples]:
+    """Train without a seeded share of it, and that share."""
+    key = keys.fold(keys.root(split_seed(experiment)), keys.purpose("validation"))
+    order = keys.fold(key, torch.arange(len(train))).argsort(stable=True)
+    count = max(int(len(train) * experiment.evaluate.validation), 1)
+    apart, rest = order[:count].sort().values, order[count:].sort().values
+    return train.take(rest), train.take(apart)
+
+
+def split_examples(
+    experiment: Experiment, train: Examples, num_classes: int
+) -> tuple[Examples, Split]:
+    """What is trained on, as the clients see it, and how it is spread over them."""
+    clients = experiment.clients
+    named = clients.partition
+    rng = np.random.default_rng([split_seed(experiment), keys.purpose("partition")])
+    made = dealt(named.name, named.options, train, num_classes, clients.count, rng)
+    what = f"partition {named.name!r}"
+    if isinstance(made, Altered):
+        train, made = made.examples, made.held
+    split = made if isinstance(made, Split) else Fixed(expect(made, Holdings, what))
+    if clients.count not in (None, split.num_clients):
+        raise ValueError(
+            f"{what} made {split.num_clients} clients: set clients.count to {split.num_clients}, "
+            "or choose a clients.partition that deals examples to as many as you like"
+        )
+    return train, split
+
+
+def hold_out(split: Split, experiment: Experiment) -> tuple[Split, Holdings]:
+    """What clients train on, and the share of each client's examples on which it is tested."""
+    if not isinstance(split, Fixed):
+        raise ValueError(
+            f"clients.holdout is {experiment.clients.holdout}, but partition "
+            f"{experiment.clients.partition.name!r} gives clients other examples in every round: "
+            "leave clients.holdout out"
+        )
+    train, tested = held_out(split.everyone, experiment, torch.arange(split.num_clients))
+    return Fixed(train), tested
+
+
+def held_out(
+    everyone: Holdings, experiment: Experiment, clients: torch.Tensor
+) -> tuple[Holdings, Holdings]:
+    """What these clients train on, and what each is tested on."""
+    root = keys.fold(keys.root(split_seed(experiment)), keys.purpose("holdout"))
+    own = keys.fold(root, clients)
+    order = torch.from_numpy(keys.shuffle_segments(everyone.offsets.numpy(), own.numpy()))
+    position = torch.arange(len(order)) - everyone.offsets[everyone.owners]
+    apart = (everyone.sizes * experiment.clients.holdout).long()
+    tested = position < apart[everyone.owners]
+    index = everyone.index[order]
+
+    def holdings(mask: torch.Tensor) -> Holdings:
+        sizes = torch.bincount(everyone.owners[mask], minlength=len(everyone))
+        return Holdings(index[mask], offsets_of(sizes), everyone.names)
+
+    return holdings(~tested), holdings(tested)
+
+
+def own_tests(experiment: Experiment, test: Examples, split: Split) -> ClientTests | None:
+    """The test examples that are the clients' own, where a column says so."""
+    named = experiment.clients.partition
+    column = natural_column(named.name, named.options)
+    if column is None or column not in test.columns or "test" not in experiment.evaluate.on:
+        return None
+    if not isinstance(split, Fixed) or split.everyone.names is None:  # all at one: a twin's
+        return None
+    number = {name: client for client, name in enumerate(split.everyone.names)}
+    owner = torch.tensor([number.get(str(value), -1) for value in test.columns[column].tolist()])
+    index = owner.argsort(stable=True)
+    sizes = torch.bincount(owner[owner >= 0], minlength=len(number))
+    index = index[len(index) - int(sizes.sum()) :]  # those of nobody stand first
+    return ClientTests("test", Holdings(index, offsets_of(sizes), split.everyone.names))

@@ -1,0 +1,65 @@
+"""Whether a run fits in memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from fedlens import memory
+from fedlens.algorithm import Algorithm
+from fedlens.engines.processes import num_cores
+from fedlens.experiment import Experiment, Named
+from fedlens.federation import Dataset, Split
+from fedlens.names import MODELS
+from fedlens.options import call
+from fedlens.setup.devices import PRECISIONS
+
+
+def demand_memory(
+    experiment: Experiment, dataset: Dataset, algorithm: Algorithm, split: Split
+) -> None:
+    """Refuse a run whose rounds cannot fit in memory, by what they take at the least."""
+    cohort, sizes = experiment.clients.cohort, split.sizes(0)
+    held = int(sizes.max()) if len(sizes) else 0
+    kept = PRECISIONS[experiment.precision][0].itemsize
+    # Of the model: the server's, its next, and the sum of updates in float64; of each client
+    # that trains at a time, its own and its gradient.
+    training = min(num_cores(), cohort) if experiment.engine in ("auto", "processes") else 1
+    copies = 2 * kept + 8 + 2 * kept * training
+    channels, height, width = dataset.shape
+    padded = (height + 2 * experiment.augment.crop) * (width + 2 * experiment.augment.crop)
+    batch = min(experiment.local.batch_size, held)
+    memory.demand(
+        "a round",
+        {
+            f"{training + 1} models": _num_parameters(experiment, dataset) * copies,
+            "who sees which examples": cohort * algorithm.draw.plan_size(held) * 8,
+            "a batch": batch * channels * padded * kept,
+        },
+        "choose a smaller model, fewer local.epochs, or a smaller augment.crop",
+    )
+
+
+def _num_parameters(experiment: Experiment, dataset: Dataset) -> int:
+    """Of a model of ours, made without memory; 0 of others, which are made once and not to try."""
+    given = experiment.model
+    if not isinstance(given, Named) or given.name not in MODELS:
+        return 0
+    with torch.random.fork_rng(devices=[]), torch.device("meta"), _Undrawn():
+        outputs = experiment.outputs or dataset.num_classes
+        try:
+            module = call(MODELS[given.name], dataset.shape, outputs, options=given.options)
+        except (RuntimeError, TypeError, OverflowError):  # so large that no tensor can be
+            return 2**60
+        return sum(parameter.numel() for parameter in module.parameters())
+
+
+class _Undrawn(TorchFunctionMode):
+    """Draws nothing: on the device "meta", to draw from a normal takes seconds of imports."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") in ("normal_", "kaiming_normal_"):
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs or {})

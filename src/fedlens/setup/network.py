@@ -1,0 +1,106 @@
+"""The model of an experiment, tried on its data."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import nn
+
+from fedlens import keys
+from fedlens.experiment import Experiment, Named
+from fedlens.federation import Dataset
+from fedlens.models.freeze import freeze_norms, train_last
+from fedlens.models.weights import Loaded, load_weights
+from fedlens.names import MODELS
+from fedlens.network.layers import group_norm
+from fedlens.network.network import Network
+from fedlens.options import call, expect, find
+from fedlens.setup.devices import PRECISIONS
+
+
+def untrained(experiment: Experiment, shape: tuple[int, int, int], outputs: int) -> nn.Module:
+    """The model of an experiment, as its seed initialises it."""
+    given, outputs = experiment.model, experiment.outputs or outputs
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(keys.fold(keys.root(experiment.seed), keys.purpose("model"))))
+        if isinstance(given, Named):
+            made = call(find(MODELS, given.name, "model"), shape, outputs, options=given.options)
+            module = expect(made, nn.Module, f"model {given.name!r}")
+        else:
+            module = copy.deepcopy(given)
+    return group_norm(module) if experiment.norm == "group" else module
+
+
+def make_network(experiment: Experiment, dataset: Dataset) -> tuple[Network, Loaded | None]:
+    outputs = experiment.outputs or dataset.num_classes
+    if outputs < dataset.num_classes:
+        raise ValueError(
+            f"outputs is {outputs}, but {dataset.name} has {dataset.num_classes} classes: "
+            f"choose {dataset.num_classes} or more"
+        )
+    module = untrained(experiment, dataset.shape, outputs)
+    loaded = None
+    if experiment.weights is not None:
+        loaded = load_weights(module, experiment.weights, experiment.weights_sha256)
+    if experiment.train_last is not None:
+        train_last(module, experiment.train_last)
+    if experiment.norm == "frozen":
+        freeze_norms(module)
+    dtype, compute = PRECISIONS[experiment.precision]
+    network = Network(module, dataset.mean, dataset.std, dtype, compute)
+    if experiment.norm in ("local", "frozen") and not network.layout.norm_layers:
+        raise ValueError(
+            f'norm is "{experiment.norm}", but the model has no such layers: leave norm out'
+        )
+    if not network.num_parameters:
+        raise ValueError("the model has nothing to train: leave some parameters unfrozen")
+    _try(network, dataset, experiment.outputs)
+    return network, loaded
+
+
+def _try(network: Network, dataset: Dataset, outputs: int | None) -> None:
+    """One forward pass, so that a model that does not fit the data is found now."""
+    part = dataset.train if len(dataset.train) else dataset.test
+    try:
+        logits = network.predict(network.params, network.buffers, part.images[:2])
+    except ValueError:
+        raise
+    except Exception as error:  # a module of the user's own may raise anything
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ValueError(
+            f"the model cannot take images of {dataset.name}, {dataset.shape}: {reason}"
+        ) from error
+    if logits.ndim != 2 or logits.shape[1] < dataset.num_classes:
+        raise ValueError(
+            f"the model gives {tuple(logits.shape[1:])} outputs an image, but {dataset.name} has "
+            f"{dataset.num_classes} classes: give it {dataset.num_classes} outputs"
+        )
+    if outputs not in (None, logits.shape[1]):
+        raise ValueError(
+            f"outputs is {outputs}, but the model has {logits.shape[1]}: leave outputs out"
+        )
+    _try_training(network, part.images[:2])
+
+
+def _try_training(network: Network, images: torch.Tensor) -> None:
+    """One pass as in training, to see whether the model draws numbers that no key reaches."""
+    before = torch.get_rng_state()
+    key = torch.zeros(1, dtype=torch.int64)
+    params, buffers = (
+        {n: t[None] for n, t in tree.items()} for tree in (network.params, network.buffers)
+    )
+    try:
+        with torch.no_grad():
+            network.single(params, buffers, images[None], key, torch.ones(1, len(images)))
+    except ValueError:
+        raise
+    except Exception as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ValueError(f"the model cannot be trained: {reason}") from error
+    if not torch.equal(before, torch.get_rng_state()):
+        torch.set_rng_state(before)
+        raise ValueError(
+            "the model draws random numbers by itself, so that no run could be repeated: use "
+            "nn.Dropout layers in place of torch.nn.functional.dropout and the like"
+        )
