@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
+import fedlens as fl
 from fedlens.experiment import Experiment
 from fedlens.recipes import RECIPES
 from fedlens.recipes.recipe import Measured, Scale
 from fedlens.recipes.reproduce import plan, reproduce, run_cells, show
+from fedlens.recipes.stored import redraw
 from fedlens.report.blocks import Table
 from fedlens.run_files import read_status
 
@@ -128,6 +130,33 @@ def test_a_folder_of_other_experiments_is_left_alone_unless_told(tmp_path):
     run_cells(planned)
     assert all(read_status(place) == "finished" for place in planned.cells)
     assert show(planned).page.exists()
+
+
+def test_some_experiments_of_a_grid_make_a_page_and_the_rest_may_follow(tmp_path):
+    out, name = tmp_path / "out", "hsu2020/figure4"
+    done = reproduce(name, "smoke", out, only=["*, α 0, *"])
+    assert list(done.results.runs) == ["cifar10, α 0, FedAvg, K 2", "cifar10, α 0, FedAvgM, K 2"]
+    assert "2 of the 5 experiments are here." in done.blocks[0].paragraphs
+    again = redraw(name, "smoke", out, tmp_path / "page")
+    assert list(again.results.runs) == list(done.results.runs)
+    assert len(reproduce(name, "smoke", out).results.runs) == 5
+
+
+def test_a_table_has_no_page_before_all_of_it_is_done(tmp_path):
+    planned = plan("fedns/table1", "smoke", tmp_path / "out", only=["iid, FedNS"])
+    assert not planned.can_be_shown
+    assert [place.name for place in planned.left] == ["iid-fedns-seed0", "iid-fedns-seed1"]
+    with pytest.raises(ValueError, match="no experiment is called 'x'"):
+        plan("fedns/table1", "smoke", tmp_path / "out", only=["x"])
+
+
+def test_experiments_that_are_done_keep_no_checkpoint(tmp_path):
+    reproduce("hsu2020/figure4", "smoke", tmp_path / "out", only=["*, α 0, FedAvg, *"])
+    (run,) = (tmp_path / "out" / "runs").iterdir()
+    assert not any(run.glob("checkpoint/*"))
+    with pytest.raises(ValueError, match="is over and kept no checkpoint"):
+        fl.resume(run, rounds=9)
+    assert len((run / "rounds.jsonl").read_text().splitlines()) == 2
 
 
 def test_seeds_are_as_many_as_asked_for(tmp_path):

@@ -29,7 +29,6 @@ def stored(done, tmp_path):
     """Run folders with packed rounds and no models."""
     shutil.copytree(done.page.parent / "runs", tmp_path / "stored")
     for place in (tmp_path / "stored").iterdir():
-        shutil.rmtree(place / "checkpoint")
         (place / "model.safetensors").unlink()
         rounds = place / "rounds.jsonl"
         (place / "rounds.jsonl.gz").write_bytes(gzip.compress(rounds.read_bytes()))

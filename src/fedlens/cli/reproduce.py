@@ -34,6 +34,10 @@ def reproduce_command(
         Path | None, typer.Option(help="The folder. [default: reproductions/PAPER/ITEM-SCALE]")
     ] = None,
     overwrite: Annotated[bool, typer.Option(help="Run again what is there already.")] = False,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help="Run experiments of such names alone: 'iid, *'. May be repeated."),
+    ] = None,
     only_plan: Annotated[
         bool, typer.Option("--plan", help="Say what would be run and how long; train nothing.")
     ] = False,
@@ -50,8 +54,10 @@ def reproduce_command(
     if stored is not None:
         from fedlens.recipes.stored import redraw
 
-        if overrides or seeds is not None or overwrite or only_plan:
-            raise ValueError("--from trains nothing: leave key=value, --seeds, --overwrite, --plan")
+        if overrides or seeds is not None or overwrite or only_plan or only:
+            raise ValueError(
+                "--from trains nothing: leave key=value, --seeds, --only, --overwrite, --plan"
+            )
         _print(recipe, scale, redraw(recipe, scale, stored, out, data=data), as_json)
         return
     from fedlens.recipes.reproduce import plan, run_cells, show
@@ -64,6 +70,7 @@ def reproduce_command(
         seeds=seeds,
         overrides=overrides or (),
         overwrite=overwrite and not only_plan,
+        only=only or (),
     )
     left = planned.left
     if only_plan or (scale == "paper" and left and not quiet):
@@ -74,6 +81,9 @@ def reproduce_command(
         if left:
             with _progress(planned, quiet) as watch:
                 run_cells(planned, watch)
+        if only and not planned.can_be_shown:
+            print(f"{len(planned.chosen)} of {len(planned.cells)} runs are done: {planned.out}")
+            return
         with once_written():
             done = show(planned)
     except KeyboardInterrupt:
@@ -121,7 +131,7 @@ def _say_how_long(planned: Reproduction) -> None:
                 beside = f" and {others} more, side by side" if others else ""
                 print(f"{first}{beside}: about {span(one.seconds)}", file=sys.stderr, flush=True)
     print(
-        f"{planned.name}: {count} run{'' if count == 1 else 's'} of {len(planned.cells)} to do, "
+        f"{planned.name}: {count} run{'' if count == 1 else 's'} of {len(planned.chosen)} to do, "
         f"about {span(total)} on this machine",
         file=sys.stderr,
         flush=True,

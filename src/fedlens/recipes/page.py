@@ -32,7 +32,9 @@ def opening(recipe: Recipe, results: Results) -> Text:
         said.append(f"Not as in the recipe: {', '.join(changed)}.")
     runs = [run for cell in results.runs.values() for run in cell]
     if runs:
-        seeds, count = len(recipe.seeds), len(recipe.cells)
+        seeds, count = len(recipe.seeds), len(results.runs)
+        if count < len(recipe.cells):
+            said.append(f"{count} of the {len(recipe.cells)} experiments are here.")
         said.append(
             f"{count} experiment{'' if count == 1 else 's'}, {seeds} seed{'s' if seeds > 1 else ''}"
             f"{' each' if count > 1 else ''}, on {_machines(runs)}: {_span(runs)} in all. "

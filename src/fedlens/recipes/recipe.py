@@ -113,12 +113,22 @@ class Measured(NamedTuple):
         return cls(statistics.fmean(sound), spread, len(sound))
 
 
+class _Runs(dict[str, "Sequence[Run]"]):
+    """Runs by cell; of a cell that was not run, none."""
+
+    def __missing__(self, cell: str) -> Sequence[Run]:
+        return ()
+
+
 @dataclass(frozen=True)
 class Results:
     """The finished runs of a recipe's cells."""
 
     scale: Scale
     runs: Mapping[str, Sequence[Run]]  # by cell: a run for each seed
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "runs", _Runs(self.runs))
 
     def final(self, cell: str, measure: str = "test_accuracy") -> Measured | None:
         """A cell's last evaluation."""
@@ -167,3 +177,4 @@ class Recipe:
     cells: Mapping[str, Experiment] = field(default_factory=dict)
     seeds: Sequence[int] = (0,)  # each cell is run with each of them
     stand_in: str = ""  # what takes the place of something that is not here
+    is_grid: bool = False  # whether its page can be drawn while some cells are missing

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import os
 import re
 import shutil
@@ -53,11 +54,13 @@ class Reproduction:
     recipe: Recipe
     out: Path
     cells: Cells  # every cell with every seed
+    chosen: frozenset[Path]  # the folders of those that are wanted
 
     @property
     def left(self) -> Cells:
-        """The cells that are not done yet."""
-        return {place: cell for place, cell in self.cells.items() if read_status(place) not in OVER}
+        """The cells that are wanted and not done yet."""
+        cells = {place: self.cells[place] for place in self.cells if place in self.chosen}
+        return {place: cell for place, cell in cells.items() if read_status(place) not in OVER}
 
     @property
     def stages(self) -> Iterator[Cells]:
@@ -70,12 +73,18 @@ class Reproduction:
                 yield {place: left[place] for place in part[start : start + AT_ONCE]}
 
     @property
+    def can_be_shown(self) -> bool:
+        """Whether all cells are done, or some, if the page can be drawn of them."""
+        done = [read_status(place) in OVER for place in self.cells]
+        return any(done) if self.recipe.is_grid else all(done)
+
+    @property
     def rounds(self) -> int:
-        return sum(cell.rounds for cell in self.cells.values())
+        return sum(self.cells[place].rounds for place in self.chosen)
 
     @property
     def rounds_done(self) -> int:
-        return sum(_rounds_done(place, cell) for place, cell in self.cells.items())
+        return sum(_rounds_done(place, self.cells[place]) for place in self.chosen)
 
 
 @dataclass(frozen=True)
@@ -96,11 +105,13 @@ def plan(
     seeds: int | None = None,
     overrides: Sequence[str] = (),
     overwrite: bool = False,
+    only: Sequence[str] = (),
 ) -> Reproduction:
     """What has to be run for a table or figure; missing data and other mistakes are found here.
 
     `seeds` is how many there are of each cell, in place of the recipe's own number. `overrides`
-    are `key=value`, as for `fedlens run`, and change every cell.
+    are `key=value`, as for `fedlens run`, and change every cell. `only` are patterns of cells
+    (`"cifar10, *, K 10"`): the others are not run.
     """
     if name not in RECIPES:
         raise ValueError(f"unknown recipe {name!r}: {did_you_mean(name, RECIPES)}")
@@ -131,7 +142,17 @@ def plan(
             if is_run(place):
                 with FolderLock(place):
                     shutil.rmtree(place)
-    return Reproduction(name, at, recipe, folder, cells)
+    wanted = _matching(recipe, only) if only else list(recipe.cells)
+    chosen = {place_of(folder, cell, seed, recipe) for cell in wanted for seed in recipe.seeds}
+    return Reproduction(name, at, recipe, folder, cells, frozenset(chosen))
+
+
+def _matching(recipe: Recipe, patterns: Sequence[str]) -> list[str]:
+    for pattern in patterns:
+        if not fnmatch.filter(recipe.cells, pattern):
+            some = "; ".join(list(recipe.cells)[:3])
+            raise ValueError(f"no experiment is called {pattern!r}: there are {some}, and so on")
+    return [cell for cell in recipe.cells if any(fnmatch.fnmatch(cell, p) for p in patterns)]
 
 
 def reproduce(
@@ -173,16 +194,17 @@ def _run_cells(planned: Reproduction, watch: Watch | None) -> None:
 
         points = {place.name: experiment for place, experiment in stage.items()}
         folder = next(iter(stage)).parent
-        sweep(points, folder, data=planned.scale.data, watch=say if watch else None)
+        told = say if watch else None
+        sweep(points, folder, data=planned.scale.data, watch=told, keep_states=False)
 
 
 def show(planned: Reproduction) -> Reproduced:
-    """Draw the page of a reproduction whose cells are done."""
-    recipe = planned.recipe
-    runs = {
-        cell: [read(place_of(planned.out, cell, seed, recipe)) for seed in recipe.seeds]
-        for cell in recipe.cells
-    }
+    """Draw the page of a reproduction that can be shown."""
+    recipe, runs = planned.recipe, {}
+    for cell in recipe.cells:
+        places = [place_of(planned.out, cell, seed, recipe) for seed in recipe.seeds]
+        if all(read_status(place) in OVER for place in places):
+            runs[cell] = [read(place) for place in places]
     return draw(planned.name, planned.scale, recipe, runs, planned.out)
 
 

@@ -39,7 +39,14 @@ def redraw(
     recipe = RECIPES[name](at)
     if not recipe.cells:
         raise ValueError(f"{name} trains nothing and has no records: leave --from out")
-    found = {cell: _of_cell(cell, runs, Path(stored)) for cell in recipe.cells}
+    found = {cell: _of_cell(cell, runs) for cell in recipe.cells}
+    missing = next((cell for cell, by_seed in found.items() if not by_seed), None)
+    if missing is not None and not recipe.is_grid:
+        raise ValueError(
+            f"{stored} has no run of {missing!r}, which would be called {slug(missing)}: name a "
+            "folder that holds all runs of the recipe at this scale"
+        )
+    found = {cell: by_seed for cell, by_seed in found.items() if by_seed}
     seeds = _seeds(found)
     recipe = replace(recipe, seeds=seeds, stand_in=f"{recipe.stand_in} {_from(stored)}".strip())
     chosen = {cell: [by_seed[seed] for seed in seeds] for cell, by_seed in found.items()}
@@ -81,21 +88,17 @@ def _used(runs: Sequence[Run]) -> Recorded:
     return Recorded(frozenset(datasets), tuple(dict.fromkeys(sources)))
 
 
-def _of_cell(cell: str, runs: Mapping[str, Run], stored: Path) -> dict[int, Run]:
+def _of_cell(cell: str, runs: Mapping[str, Run]) -> dict[int, Run]:
     """The runs of a cell, by seed."""
     name = slug(cell)
     own = re.compile(rf"{re.escape(name)}(-seed\d+)?")
-    found = {run.manifest["seed"]: run for place, run in runs.items() if own.fullmatch(place)}
-    if not found:
-        raise ValueError(
-            f"{stored} has no run of {cell!r}, which would be called {name}: name a folder that "
-            "holds all runs of the recipe at this scale"
-        )
-    return found
+    return {run.manifest["seed"]: run for place, run in runs.items() if own.fullmatch(place)}
 
 
 def _seeds(found: Mapping[str, Mapping[int, Run]]) -> list[int]:
     """Those that every cell was run with: comparisons are seed by seed."""
+    if not found:
+        raise ValueError("the folder has no run of this recipe: name the folder of its own runs")
     first, *others = found.values()
     common = sorted(set(first).intersection(*others))
     if not common:

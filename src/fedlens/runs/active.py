@@ -121,14 +121,20 @@ class ActiveRun:
             self.watch(record)
         self.record_time = time.perf_counter()
 
-    def finish(self) -> None:
+    def finish(self, keep_state: bool = True) -> None:
+        """Write the model and the summary and, if the run may be gone on with, its last state."""
         status = "finished" if self.status == "running" else self.status
         if status == "finished" and not_finite(self.records):
             status = "invalid"
-        self.save()
+        if keep_state:
+            self.save()
+        elif self.file is not None:
+            self.file.sync()
         if self.folder is not None:
             self.folder.save_model(self.model)
         self.write_summary(status)
+        if self.folder is not None and not keep_state:
+            self.folder.remove_states()
 
     def end_early(self, reason: str) -> None:
         """Go no further, as the experiment has it where too few clients report."""
@@ -182,10 +188,11 @@ def train(setup: Setup, watch: Watch | None = None) -> Result:
     return result
 
 
-def run_to_end(runs: Sequence[ActiveRun]) -> list[Result]:
+def run_to_end(runs: Sequence[ActiveRun], keep_states: bool = True) -> list[Result]:
     """Train runs until all are over, on the engine of the first.
 
-    If there are several, their clients train as one cohort: `sweep.py` says which can.
+    If there are several, their clients train as one cohort: `sweep.py` says which can. Without
+    `keep_states` runs that are over leave no checkpoint: nobody can ask them for more rounds.
     """
     unfinished, setup = list(runs), runs[0].setup
     checkpoints = Checkpoints(every_round=setup.engine.reporting is not None)
@@ -211,7 +218,7 @@ def run_to_end(runs: Sequence[ActiveRun]) -> list[Result]:
                     started.popleft().finish()
                     checkpoints.save_if_due(unfinished)
                 for run in [run for run in unfinished if run.is_over]:
-                    run.finish()
+                    run.finish(keep_states)
                     unfinished.remove(run)
     except BaseException as error:
         setup.engine.close()

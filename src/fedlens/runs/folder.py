@@ -224,6 +224,10 @@ class RunFolder:
             raise damaged(path, "its checksum is wrong")
         return content
 
+    def remove_states(self) -> None:
+        """Every checkpoint: what is over may do without."""
+        self._remove_states(saved_rounds(self.path))
+
     def _remove_states(self, rounds: list[int]) -> None:
         for round in rounds:
             for path in reversed(state_files(self.path, round)):

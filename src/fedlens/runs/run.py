@@ -15,11 +15,13 @@ from fedlens.rounds import State, begin
 from fedlens.run_files import (
     EXPERIMENT,
     MANIFEST,
+    OVER,
     PARTITION,
     ROUNDS,
     check_run,
     last_saved,
     read_manifest,
+    read_status,
 )
 from fedlens.runs.active import ActiveRun, Watch, run_to_end
 from fedlens.runs.evaluate import Twin
@@ -146,6 +148,8 @@ def reopen(folder: RunFolder, setup: Setup, watch: Watch | None = None) -> Activ
     state = begin(setup.network, setup.program, setup.federation, setup.device)
     saved = folder.load_checkpoint(setup.device)
     if saved is None:
+        if read_status(path) in OVER:
+            raise ValueError(f"{path} is over and kept no checkpoint: run it anew for more rounds")
         return ActiveRun(setup, state, folder, [], watch, twin, folder.records_after())
     if _shapes(saved.state) != _shapes(state):
         raise ValueError(f"{path} was run with another model: put the old one back")

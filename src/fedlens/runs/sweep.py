@@ -120,14 +120,17 @@ def sweep(
     overwrite: bool = False,
     data: str | Path | None = None,
     watch: Watch | None = None,
+    keep_states: bool = True,
 ) -> dict[str, Result]:
     """Run experiments that belong together, each to the result it would have alone.
 
     Each has its run folder in `out`, under its name. What is there already is kept if it is
     finished, and gone on with if it is not. `watch` is called with each record, which also says
     whose it is (`point`) and how many rounds are done of how many in all (`done`, `total`).
+    Without `keep_states` points that are done leave no checkpoint: what clients remember may be
+    gigabytes, and is needed only by who asks for more rounds.
     """
-    return prepare(points, out, overwrite=overwrite, data=data).run(watch)
+    return prepare(points, out, overwrite=overwrite, data=data).run(watch, keep_states)
 
 
 @dataclass(frozen=True)
@@ -207,7 +210,7 @@ class Sweep:
             why = "their clients fill the device, or they differ in more than seeds and numbers"
         return f"{count} one after another: {why}"
 
-    def run(self, watch: Watch | None = None) -> dict[str, Result]:
+    def run(self, watch: Watch | None = None, keep_states: bool = True) -> dict[str, Result]:
         results, left = dict(self.kept), self._left()
 
         def forward(point: Point, record: Record) -> None:
@@ -225,7 +228,7 @@ class Sweep:
                     for point in stack:
                         runs.append(point.open(partial(forward, point) if watch else None))
                         opened.callback(runs[-1].close)
-                    for point, result in zip(stack, run_to_end(runs), strict=True):
+                    for point, result in zip(stack, run_to_end(runs, keep_states), strict=True):
                         results[point.name] = result
                         left[point.name] = 0  # what diverged is over early
         return {name: results[name] for name in self.names}

@@ -18,6 +18,7 @@ from fedlens.recipes.hsu2020.setting import BASES
 from fedlens.recipes.page import beside
 from fedlens.recipes.recipe import Measured, Recipe, Results, Scale
 from fedlens.report.blocks import Block, Curves, Line, Strip, Text
+from fedlens.runs.records import Run
 
 
 def report_goals(scale: Scale) -> tuple[int, ...]:
@@ -45,6 +46,7 @@ def figure4(scale: Scale) -> Recipe:
         seeds=range(scale.pick(1, 1, 3)),
         blocks=blocks,
         stand_in=stand_in(scale),
+        is_grid=True,
     )
 
 
@@ -59,10 +61,11 @@ def _tuned(scale: Scale, dataset: str, alpha: float, base: str, k: int) -> Exper
 def blocks(results: Results) -> list[Block]:
     shown: list[Block] = []
     for dataset in datasets(results.scale):
-        goals = report_goals(results.scale)
-        any_cell = f"{next(iter(BASES))}, K {goals[0]}"
-        found = alphas(results.scale, dataset)
-        runs = {a: results.runs[f"{dataset}, α {a:g}, {any_cell}"][0] for a in found}
+        runs = {
+            a: run for a in alphas(results.scale, dataset) if (run := _any(results, dataset, a))
+        }
+        if not runs:
+            continue
         shown += [
             Strip(
                 title=f"{dataset}: how unalike clients are",
@@ -106,12 +109,22 @@ def blocks(results: Results) -> list[Block]:
     ]
 
 
+def _any(results: Results, dataset: str, alpha: float) -> Run | None:
+    """A run at a concentration, if there is one: clients are the same in all."""
+    cells = [
+        f"{dataset}, α {alpha:g}, {b}, K {k}" for b in BASES for k in report_goals(results.scale)
+    ]
+    return next((run for cell in cells for run in results.runs[cell]), None)
+
+
 def _curves(results: Results, dataset: str, emds: dict[float, float]) -> Curves:
     whole = results.final(f"{dataset}, centralised")
     lines = []
     for base in BASES:
         for k in report_goals(results.scale):
             found = [results.final(f"{dataset}, α {a:g}, {base}, K {k}") for a in emds]
+            if not any(found):
+                continue
             y = [f.mean / whole.mean if f and whole and whole.mean else None for f in found]
             lines.append(Line(f"{base}, K {k}", list(emds.values()), y))
     return Curves(

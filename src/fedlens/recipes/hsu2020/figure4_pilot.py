@@ -64,6 +64,7 @@ def figure4_pilot(scale: Scale) -> Recipe:
         cells=cells,
         blocks=blocks,
         stand_in=stand_in(scale),
+        is_grid=True,
     )
 
 
@@ -135,8 +136,8 @@ def blocks(results: Results) -> list[Block]:
             log_y=True,
             percent=True,
         )
-        for dataset in datasets(scale)
-        for alpha in alphas(scale, dataset)
+        for dataset, by_alpha in picked.items()
+        for alpha in map(float, by_alpha)
     ]
     return [
         Table(

@@ -58,6 +58,7 @@ def figure8(scale: Scale) -> Recipe:
         cells=cells,
         blocks=blocks,
         stand_in=stand_in(scale),
+        is_grid=True,
     )
 
 
@@ -76,7 +77,10 @@ def blocks(results: Results) -> list[Block]:
     shown: list[Block] = []
     for dataset in datasets(scale):
         for panel in panels(scale):
-            found = {a: _grid(results, dataset, panel, a) for a in _alphas(scale, dataset)}
+            grids = {a: _grid(results, dataset, panel, a) for a in _alphas(scale, dataset)}
+            found = {a: grid for a, grid in grids.items() if any(map(any, grid))}
+            if not found:
+                continue
             where = f"{dataset}, K = {panel.goal}, E = {panel.epochs}"
             shown.append(
                 Contours(
