@@ -2,8 +2,8 @@
 
     python tools/store_results.py reproductions/ghaemi/fedavg-paper results/papers/ghaemi/fedavg
 
-Of every finished run: experiment.toml, manifest.json, summary.json, evaluation.json if there is
-one, and the rounds packed. With
+Of every finished run: experiment.toml, manifest.json, summary.json, partition.json and
+evaluation.json if there are any, and the rounds packed. With
 `--revision` manifests get this one, where the runs were made from a copy without its history.
 `fedlens reproduce ITEM --scale paper --from results/papers/...` draws the page.
 """
@@ -35,7 +35,7 @@ def store(run: Path, target: Path, revision: str | None) -> bool:
         return False
     place = target / "runs" / run.name
     place.mkdir(parents=True, exist_ok=True)
-    for name in ("experiment.toml", "summary.json", "evaluation.json"):
+    for name in ("experiment.toml", "summary.json", "partition.json", "evaluation.json"):
         if (run / name).exists():
             shutil.copyfile(run / name, place / name)
     manifest = json.loads((run / "manifest.json").read_text(encoding="utf-8"))

@@ -6,7 +6,7 @@ import math
 from typing import Any, NamedTuple
 
 from fedlens.experiment import Experiment, Named
-from fedlens.recipes.ghaemi.setting import Split, experiment
+from fedlens.recipes.ghaemi.setting import SPLITS, Split, experiment
 from fedlens.recipes.page import curves
 from fedlens.recipes.recipe import Recipe, Results, Scale
 from fedlens.report.blocks import NONE, Block, Table, Text
@@ -74,7 +74,8 @@ def why_liadmm_fails(scale: Scale) -> Recipe:
         for h in HYPOTHESES:
             cells[f"{h} alone, iid"] = _cell(scale, "iid", (h,))
             rest = tuple(other for other in HYPOTHESES if other != h)
-            cells[f"all but {h}, non-iid"] = _cell(scale, "non-iid", rest)
+            for split in SPLITS:
+                cells[f"all but {h}, {split}"] = _cell(scale, split, rest)
     return Recipe(
         title="Why LIADMM fails with two classes a client",
         about="The report ends with this question. Six things that its code may have done are "
@@ -109,6 +110,7 @@ def blocks(results: Results) -> list[Block]:
                 said.get(h, ""),
                 _outcome(results, f"{name}, iid"),
                 _outcome(results, f"{name}, non-iid"),
+                _outcome(results, f"all but {h}, iid"),
                 _outcome(results, f"all but {h}, non-iid"),
             ]
         )
@@ -120,7 +122,10 @@ def blocks(results: Results) -> list[Block]:
             "became of the run. Each hypothesis alone is added to LIADMM as printed: plain "
             "logits, no momentum, one full-batch step a round (or one epoch of SGD, where the "
             "hypothesis is about training), all clients' last words averaged.",
-            header=("switched on", "what it says", "iid", "non-iid", "non-iid, all six but it"),
+            header=(
+                *("switched on", "what it says", "iid", "non-iid"),
+                *("iid, all six but it", "non-iid, all six but it"),
+            ),
             rows=rows,
         ),
         curves(
