@@ -59,6 +59,10 @@ MODELS = ByName(
     },
 )
 
+OPTIMIZERS = ByName(
+    "fedlens.pieces", {"sgd": "optimizers", "adam": "optimizers", "adamw": "optimizers"}
+)
+
 DEVICES = ByName(
     "fedlens.reporting", {"alike": "devices", "synthetic": "devices", "trace": "devices"}
 )

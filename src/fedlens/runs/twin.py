@@ -1,8 +1,8 @@
 """The centralised twin of a run: what its model is worth when one client holds everything.
 
 The twin has the run's model, initial weights, seed, loss, augmentation and local settings, and
-the examples of all clients together, as they see them. It is plain SGD, whatever the algorithm:
-one optimiser whose momentum is never reset, normalisation layers that nobody keeps apart.
+the examples of all clients together, as they see them. It is plain training, whatever the
+algorithm: one optimiser that is never reset, normalisation layers that nobody keeps apart.
 
 Its budget is the run's. The clients of all rounds together are planned to process so many
 examples (rounds x cohort x what a client processes in a round, on average over all clients); the
