@@ -26,7 +26,16 @@ from fedlens.algorithms.qfedavg import qfedavg
 from fedlens.algorithms.quantize import quantize
 from fedlens.algorithms.scaffold import scaffold
 from fedlens.algorithms.trimmed_mean import trimmed_mean
-from fedlens.pieces import ClippedByNorm, ClippedByValue, Epochs, Sgd, Uniformly
+from fedlens.pieces import (
+    ByEffectiveNumber,
+    ClippedByNorm,
+    ClippedByValue,
+    Epochs,
+    Objective,
+    Sgd,
+    Uniformly,
+)
+from fedlens.pieces.losses import focal, with_options
 from fedlens.pieces.optimizers import Adam
 
 BASE = Algorithm(
@@ -38,6 +47,7 @@ BASE = Algorithm(
 
 PLAIN = replace(BASE, solve=Sgd(0.1))
 ADAMW = Adam(0.01, weight_decay=0.1, decoupled=True, weight_decay_on="weights")
+FOCAL = Objective(with_options(focal, {"gamma": 1.5}))
 ALGORITHMS = {
     "fedavg": BASE,
     "fedavg over the population": compose(BASE, fedavg(over="population")),
@@ -86,4 +96,5 @@ ALGORITHMS = {
     "adam kept between rounds": replace(BASE, solve=Adam(0.01, weight_decay=0.1), reset=False),
     "adamw, clipped": replace(BASE, solve=ClippedByValue(ClippedByNorm(ADAMW, 0.5), 0.05)),
     "scaffold with momentum": compose(BASE, scaffold()),
+    "focal, class-balanced": replace(BASE, objective=FOCAL.times(ByEffectiveNumber(0.9))),
 }

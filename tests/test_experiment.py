@@ -153,7 +153,7 @@ def test_what_must_be_given_is_asked_for(missing):
         ("evaluate.validation=0.3", lambda e: e.evaluate.validation == 0.3),
         ("algorithm=fedprox", lambda e: [a.name for a in e.algorithm] == ["fedprox"]),
         ("algorithm=['fedprox', 'fedavgm']", lambda e: len(e.algorithm) == 2),
-        ("loss=double_softmax", lambda e: e.loss == "double_softmax"),
+        ("loss=double_softmax", lambda e: e.loss.name == "double_softmax"),
         ("dataset={name='npz', path='/x.npz'}", lambda e: e.dataset.options["path"] == "/x.npz"),
     ],
 )

@@ -7,7 +7,8 @@ number per experiment where one number was.
 
 from fedlens.pieces.combine import WeightedSum
 from fedlens.pieces.draw import Epochs, Virtual
-from fedlens.pieces.objective import Objective, cross_entropy, double_softmax, squared_error
+from fedlens.pieces.losses import cross_entropy, double_softmax, squared_error
+from fedlens.pieces.objective import ByEffectiveNumber, Objective
 from fedlens.pieces.select import BySize, Uniformly
 from fedlens.pieces.solve import (
     ClippedByNorm,
@@ -22,6 +23,7 @@ from fedlens.pieces.upload import difference
 from fedlens.pieces.weigh import ByExamples, Constant, Equally
 
 __all__ = [
+    "ByEffectiveNumber",
     "ByExamples",
     "BySize",
     "ClippedByNorm",

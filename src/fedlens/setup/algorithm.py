@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import torch
+
 from fedlens.algorithm import Algorithm, Amendment, compose
-from fedlens.experiment import LOSSES, Experiment, LocalTraining
-from fedlens.names import ALGORITHMS, OPTIMIZERS
+from fedlens.experiment import Experiment, LocalTraining
+from fedlens.names import ALGORITHMS, LOSSES, OPTIMIZERS
 from fedlens.options import call, expect, find
-from fedlens.pieces import ClippedByNorm, ClippedByValue, Epochs, Objective, Sgd, Uniformly
+from fedlens.pieces import (
+    ByEffectiveNumber,
+    ClippedByNorm,
+    ClippedByValue,
+    Epochs,
+    Objective,
+    Sgd,
+    Uniformly,
+)
+from fedlens.pieces.losses import with_options
 from fedlens.slots import Solve
 
 
@@ -15,7 +26,7 @@ def make_algorithm(experiment: Experiment) -> Algorithm:
     base = Algorithm(
         select=Uniformly(experiment.clients.cohort),
         draw=Epochs(local.epochs, local.batch_size),
-        objective=Objective(find(LOSSES, experiment.loss, "loss")),
+        objective=_objective(experiment),
         solve=_solver(local),
         advance=Sgd(experiment.server.lr),
         reset=local.reset,
@@ -26,6 +37,15 @@ def make_algorithm(experiment: Experiment) -> Algorithm:
         made = call(find(ALGORITHMS, named.name, "algorithm"), options=named.options)
         papers.append(expect(made, Amendment, f"algorithm {named.name!r}"))
     return compose(base, *papers)
+
+
+def _objective(experiment: Experiment) -> Objective:
+    named = experiment.loss
+    loss = with_options(find(LOSSES, named.name, "loss"), named.options)
+    if named.name in LOSSES:  # it refuses options that make no sense
+        loss(torch.zeros(1, 1, 2), torch.zeros(1, 1, dtype=torch.int64))
+    objective, beta = Objective(loss), experiment.local.class_balance
+    return objective.times(ByEffectiveNumber(beta)) if beta else objective
 
 
 def _solver(local: LocalTraining) -> Solve:
