@@ -26,7 +26,17 @@ from fedlens.algorithms.qfedavg import qfedavg
 from fedlens.algorithms.quantize import quantize
 from fedlens.algorithms.scaffold import scaffold
 from fedlens.algorithms.trimmed_mean import trimmed_mean
-from fedlens.pieces import Epochs, Sgd, Uniformly
+from fedlens.pieces import (
+    ByEffectiveNumber,
+    ClippedByNorm,
+    ClippedByValue,
+    Epochs,
+    Objective,
+    Sgd,
+    Uniformly,
+)
+from fedlens.pieces.losses import focal, with_options
+from fedlens.pieces.optimizers import Adam
 
 BASE = Algorithm(
     select=Uniformly(5),
@@ -36,6 +46,8 @@ BASE = Algorithm(
 
 
 PLAIN = replace(BASE, solve=Sgd(0.1))
+ADAMW = Adam(0.01, weight_decay=0.1, decoupled=True, weight_decay_on="weights")
+FOCAL = Objective(with_options(focal, {"gamma": 1.5}))
 ALGORITHMS = {
     "fedavg": BASE,
     "fedavg over the population": compose(BASE, fedavg(over="population")),
@@ -81,4 +93,8 @@ ALGORITHMS = {
     "fedbuff x fedprox x fedavgm": compose(PLAIN, fedbuff(buffer=3), fedprox(0.1), fedavgm(0.9)),
     "fedasync": compose(BASE, fedasync()),
     "momentum kept between rounds": replace(BASE, reset=False),
+    "adam kept between rounds": replace(BASE, solve=Adam(0.01, weight_decay=0.1), reset=False),
+    "adamw, clipped": replace(BASE, solve=ClippedByValue(ClippedByNorm(ADAMW, 0.5), 0.05)),
+    "scaffold with momentum": compose(BASE, scaffold()),
+    "focal, class-balanced": replace(BASE, objective=FOCAL.times(ByEffectiveNumber(0.9))),
 }

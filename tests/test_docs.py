@@ -29,7 +29,7 @@ from fedlens.data import DATASETS
 from fedlens.data.catalogue import PUBLISHED
 from fedlens.data.partitions import PARTITIONS
 from fedlens.models import MODELS
-from fedlens.names import DEVICES, OUTCOMES
+from fedlens.names import DEVICES, LOSSES, OPTIMIZERS, OUTCOMES
 from fedlens.options import options_of
 from fedlens.report import report
 from fedlens.reporting.reports import Faults, Reporting
@@ -276,6 +276,8 @@ def test_the_options_documented_are_the_options_there_are():
     assert documented_options(REFERENCE, "algorithm", 3) == options_in_code(ALGORITHMS)
     assert documented_options(DATA, "partition", 1) == options_in_code(PARTITIONS)
     assert documented_options(FAULTS, "devices", 1) == options_in_code(DEVICES)
+    assert documented_options(EXPERIMENTS, "optimizer", 1) == options_in_code(OPTIMIZERS)
+    assert documented_options(EXPERIMENTS, "loss", 1) == options_in_code(LOSSES)
     models = {name: options for name, options in options_in_code(MODELS).items() if options}
     assert documented_options(EXPERIMENTS, "model", 1) == models
     published = list(PUBLISHED)

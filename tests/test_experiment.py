@@ -1,7 +1,6 @@
 import json
-import math
 import tomllib
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -154,7 +153,7 @@ def test_what_must_be_given_is_asked_for(missing):
         ("evaluate.validation=0.3", lambda e: e.evaluate.validation == 0.3),
         ("algorithm=fedprox", lambda e: [a.name for a in e.algorithm] == ["fedprox"]),
         ("algorithm=['fedprox', 'fedavgm']", lambda e: len(e.algorithm) == 2),
-        ("loss=double_softmax", lambda e: e.loss == "double_softmax"),
+        ("loss=double_softmax", lambda e: e.loss.name == "double_softmax"),
         ("dataset={name='npz', path='/x.npz'}", lambda e: e.dataset.options["path"] == "/x.npz"),
     ],
 )
@@ -354,7 +353,7 @@ def test_records_may_be_given_as_tables_from_python():
         augment=fl.Augment(crop=1),
     )
     assert tables == records
-    assert all(math.isfinite(getattr(tables.local, f.name)) for f in fields(tables.local))
+    assert type(tables.local.lr) is float
 
 
 def test_the_split_follows_the_clients_seed_alone_where_there_is_one():

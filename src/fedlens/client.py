@@ -382,7 +382,7 @@ class ClientProgram:
         algorithm = self.algorithm
         memory = {name: first(params, told) for name, first in algorithm.memory.items()}
         if not algorithm.reset:
-            solver = algorithm.solve.init(params)
+            (solver,) = unstack(algorithm.solve.init({n: p[None] for n, p in params.items()}), 1)
             memory |= {f"solver.{name}": solver[name] for name in algorithm.carries & solver.keys()}
         if algorithm.personal_norm:
             model = params | buffers

@@ -17,7 +17,7 @@ from fedlens.data.partitions import finds_clients
 from fedlens.engines import EngineName
 from fedlens.federation import Dataset
 from fedlens.models.weights import is_address
-from fedlens.names import ALGORITHMS, DATASETS, DEVICES, MODELS, PARTITIONS
+from fedlens.names import ALGORITHMS, DATASETS, DEVICES, LOSSES, MODELS, OPTIMIZERS, PARTITIONS
 from fedlens.options import (
     Given,
     check,
@@ -29,17 +29,12 @@ from fedlens.options import (
     resolve,
 )
 from fedlens.options import Named as Named  # as others import it from here
-from fedlens.pieces import cross_entropy, double_softmax, squared_error
+from fedlens.pieces.solve import DecayOn
 from fedlens.reading import expanded
 from fedlens.reporting.reports import Faults, Reporting
 from fedlens.run_files import own_code
 from fedlens.tables import apply_override, read_tables, to_toml
 
-LOSSES: dict[str, Callable[..., Any]] = {
-    "cross_entropy": cross_entropy,
-    "double_softmax": double_softmax,
-    "squared_error": squared_error,
-}
 NUM_CLIENTS = 10  # where nobody says how many
 
 Table = Mapping[str, Any]
@@ -111,7 +106,12 @@ class LocalTraining:
     lr: float = 0.1
     momentum: float = 0.0
     weight_decay: float = 0.0
-    reset: bool = True  # momentum starts afresh in every round
+    weight_decay_on: DecayOn = "all"  # parameters, or only weights: no biases, no normalisation
+    optimizer: Given[Name, Named] = default(Named("sgd"))
+    clip: float | None = None  # the norm to which a longer gradient is scaled down
+    clip_value: float | None = None  # beyond which no number of a gradient goes
+    class_balance: float = 0.0  # how much more examples of rare classes count
+    reset: bool = True  # what the optimiser remembers starts afresh in every round
 
     def __post_init__(self) -> None:
         _settle(self, "local.")
@@ -123,6 +123,12 @@ class LocalTraining:
             value = getattr(self, name)
             _demand(0 <= value < float("inf"), f"local.{name}", value, "choose 0 or more")
         _demand(self.momentum < 1, "local.momentum", self.momentum, "choose 0 to below 1")
+        fits = 0 <= self.class_balance < 1
+        _demand(fits, "local.class_balance", self.class_balance, "choose 0 to below 1")
+        for name in ("clip", "clip_value"):
+            value = getattr(self, name)
+            fits = value is None or 0 < value < float("inf")
+            _demand(fits, f"local.{name}", value, "choose a number above 0, or leave it out")
 
 
 @dataclass(frozen=True)
@@ -172,7 +178,7 @@ class Experiment:
     device: str = "auto"
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp64"] = "auto"
     deterministic: bool = False  # the same bytes from a GPU, at some cost in speed
-    loss: str = "cross_entropy"
+    loss: Given[Name, Named] = default(Named("cross_entropy"))
     augment: OrTable[Augment] = default(Augment())
     outputs: int | None = None  # of the model's head; without it, the number of classes
     norm: Literal["shared", "local", "group", "frozen"] = "shared"  # what becomes of BatchNorm
@@ -212,7 +218,7 @@ class Experiment:
             function = find(table, named.name, kind)
             return Named(named.name, resolve(function, named.options, f"{kind} {named.name!r}"))
 
-        find(LOSSES, self.loss, "loss")
+        object.__setattr__(self, "loss", filled(self.loss, LOSSES, "loss"))
         if isinstance(self.dataset, Named):
             object.__setattr__(self, "dataset", filled(self.dataset, DATASETS, "dataset"))
         if isinstance(self.model, Named):
@@ -228,6 +234,8 @@ class Experiment:
         devices = None if devices is None else filled(devices, DEVICES, "devices")
         clients = replace(self.clients, partition=partition, count=count, devices=devices)
         object.__setattr__(self, "clients", clients)
+        optimizer = filled(self.local.optimizer, OPTIMIZERS, "optimizer")
+        object.__setattr__(self, "local", replace(self.local, optimizer=optimizer))
         algorithm = tuple(filled(named, ALGORITHMS, "algorithm") for named in self.algorithm)
         object.__setattr__(self, "algorithm", algorithm)
 

@@ -59,6 +59,20 @@ MODELS = ByName(
     },
 )
 
+LOSSES = ByName(
+    "fedlens.pieces",
+    {
+        "cross_entropy": "losses",
+        "focal": "losses",
+        "double_softmax": "losses",
+        "squared_error": "losses",
+    },
+)
+
+OPTIMIZERS = ByName(
+    "fedlens.pieces", {"sgd": "optimizers", "adam": "optimizers", "adamw": "optimizers"}
+)
+
 DEVICES = ByName(
     "fedlens.reporting", {"alike": "devices", "synthetic": "devices", "trace": "devices"}
 )

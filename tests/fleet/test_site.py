@@ -87,15 +87,21 @@ def test_terms_of_another_hash_are_refused(tmp_path):
     assert "not approved" in site.answer("train", order, {}).facts["refused"]
 
 
-def test_code_of_its_own_is_refused_unless_the_policy_names_it(tmp_path):
+@pytest.mark.parametrize(
+    ("key", "own"),
+    [
+        ("model", "fedlens.models.linear:linear"),
+        ("loss", "fedlens.pieces:cross_entropy"),
+        ("local.optimizer", "fedlens.pieces.optimizers:adam"),
+    ],
+)
+def test_code_of_its_own_is_refused_unless_the_policy_names_it(tmp_path, key, own):
     path, site, _ = one_site(tmp_path)
-    own = "fedlens.models.linear:linear"
-    path.write_text(path.read_text().replace('model = "linear"', f'model = "{own}"'))
-    experiment = for_fleet(Experiment.read(path))
+    experiment = for_fleet(Experiment.read(path, [f"{key}={own}"]))
     terms = Terms.of(experiment, load_dataset(experiment.dataset, None))
     site.approve(terms)
     assert "code of its own" in sizes(site, terms)["refused"]
-    (site.home / FILE).write_text('own_code = ["fedlens.models.linear:linear"]\n')
+    (site.home / FILE).write_text(f'own_code = ["{own}"]\n')
     assert sizes(site, terms)["size"] > 0
 
 

@@ -24,7 +24,10 @@ class BySteps(Weigh):
 
     def for_step(self, step: LocalStep | None) -> "BySteps":
         if step is None or step.drift is not None:
-            raise ValueError("fednova knows the steps of SGD alone: leave the other local rule out")
+            raise ValueError(
+                "fednova knows the steps of SGD alone, with heavy-ball momentum: set "
+                'local.optimizer = "sgd", and leave local.clip and other local rules out'
+            )
         below_one(step.momentum, "fednova: local.momentum")
         pull = step.lr * step.pull
         below_one(pull, "fednova: local.lr times fedprox's mu")

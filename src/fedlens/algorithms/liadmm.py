@@ -77,11 +77,15 @@ def _gamma(base: Algorithm, gamma: Number | None, name: str) -> Number:
 
 
 def _refuse_ignored(base: Algorithm, name: str) -> None:
-    """Its one step is along the whole gradient: what SGD would do besides is not done."""
-    if isinstance(base.solve, Sgd):
-        for key in ("momentum", "weight_decay"):
-            if is_on(getattr(base.solve, key)):
-                raise ValueError(f"{name} takes plain gradient steps: set local.{key} = 0")
+    """Its one step is along the whole gradient: what an optimiser would do besides is not done."""
+    if not isinstance(base.solve, Sgd):
+        raise ValueError(
+            f'{name} takes plain gradient steps: set local.optimizer = "sgd", and leave local.clip '
+            "and other local rules out"
+        )
+    for key in ("momentum", "weight_decay"):
+        if is_on(getattr(base.solve, key)):
+            raise ValueError(f"{name} takes plain gradient steps: set local.{key} = 0")
 
 
 def _passes(base: Algorithm, count: int, name: str) -> Algorithm:

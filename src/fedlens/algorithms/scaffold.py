@@ -4,6 +4,10 @@ A client steps along g - c_k + c, where c_k is its own control variate and c the
 them zero at the start. After K steps it sets c_k+ = c_k - c + (x - y) / (K lr), sends y - x and
 c_k+ - c_k, and c moves by the sum of the latter over the number of ALL clients. With the controls
 held at zero it is FedAvg with equal weights.
+
+The paper has plain SGD, of which (x - y) / (K lr) is the mean of the corrected gradients. Public
+benchmarks run it with local momentum too, and leave that formula as it is; so does this file. With
+momentum m it comes to up to 1 / (1 - m) times that mean, and no theory covers it.
 """
 
 from dataclasses import dataclass, replace
@@ -20,7 +24,7 @@ from fedlens.core import (
     zeros_like,
 )
 from fedlens.federation import Federation
-from fedlens.pieces import Corrected, Equally, Sgd, difference
+from fedlens.pieces import Corrected, Equally, difference, is_sgd
 from fedlens.slots import Tell
 
 
@@ -58,10 +62,11 @@ class TellControl(Tell):
 @paper
 def scaffold(base: Algorithm) -> Algorithm:
     """Correct each client's steps for how its gradient differs from everybody's."""
-    if not isinstance(base.solve, Sgd):
-        raise ValueError("scaffold corrects plain SGD: leave the other local rule out")
-    if base.solve.momentum != 0:
-        raise ValueError("scaffold's controls hold for plain SGD: set local.momentum = 0")
+    if not is_sgd(base.solve):
+        raise ValueError(
+            'scaffold reads gradients off the steps of SGD: set local.optimizer = "sgd", and leave '
+            "other local rules out"
+        )
     return replace(
         base,
         solve=Corrected(base.solve, Drift()),

@@ -81,10 +81,9 @@ class Terms:
     def own_code(self) -> list[str]:
         """The import paths that it names: code that is neither Fedlens' nor in the terms."""
         tables = self.content["experiment"]
-        model = tables["model"]
-        names = [model if isinstance(model, str) else model["name"], tables["loss"]]
-        names += self.algorithms
-        return [name for name in names if ":" in name]
+        chosen = [tables["model"], tables["loss"], tables["local"]["optimizer"]]
+        names = [one if isinstance(one, str) else one["name"] for one in chosen]
+        return [name for name in (*names, *self.algorithms) if ":" in name]
 
     def experiment(self, examples: Examples) -> Experiment:
         """The experiment on a site's own examples."""

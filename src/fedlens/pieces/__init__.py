@@ -7,15 +7,27 @@ number per experiment where one number was.
 
 from fedlens.pieces.combine import WeightedSum
 from fedlens.pieces.draw import Epochs, Virtual
-from fedlens.pieces.objective import Objective, cross_entropy, double_softmax, squared_error
+from fedlens.pieces.losses import cross_entropy, double_softmax, squared_error
+from fedlens.pieces.objective import ByEffectiveNumber, Objective
 from fedlens.pieces.select import BySize, Uniformly
-from fedlens.pieces.solve import Corrected, GradientDescent, Probed, Sgd
+from fedlens.pieces.solve import (
+    ClippedByNorm,
+    ClippedByValue,
+    Corrected,
+    GradientDescent,
+    Probed,
+    Sgd,
+    is_sgd,
+)
 from fedlens.pieces.upload import difference
 from fedlens.pieces.weigh import ByExamples, Constant, Equally
 
 __all__ = [
+    "ByEffectiveNumber",
     "ByExamples",
     "BySize",
+    "ClippedByNorm",
+    "ClippedByValue",
     "Constant",
     "Corrected",
     "Epochs",
@@ -30,5 +42,6 @@ __all__ = [
     "cross_entropy",
     "difference",
     "double_softmax",
+    "is_sgd",
     "squared_error",
 ]

@@ -2,36 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
-import torch.nn.functional as F
 from torch import Tensor
 
-from fedlens.core import Batch, Local
+from fedlens.core import Batch, Local, Number, per_row
 from fedlens.network.ops import mean_cross_entropy, weighted_mean
+from fedlens.pieces.losses import Loss, cross_entropy
 from fedlens.slots import ExampleWeight, Penalty
-
-Loss = Callable[[Tensor, Tensor], Tensor]
-"""(logits [C, B, L], labels [C, B]) -> the loss of each example [C, B]."""
-
-
-def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:  # [C, B, L], [C, B] -> [C, B]
-    losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
-    return losses.view(labels.shape)
-
-
-def double_softmax(logits: Tensor, labels: Tensor) -> Tensor:  # [C, B, L], [C, B] -> [C, B]
-    """Cross-entropy of probabilities taken for logits: a softmax layer under a loss that has one.
-
-    A common mistake, and paper 4's. It bounds the gradient: with ten classes the loss lies
-    between ln(1 + 9 / e) = 1.4612 and 2.4612, and a saturated net gets no gradient back.
-    """
-    return cross_entropy(logits.softmax(-1), labels)
-
-
-def squared_error(logits: Tensor, labels: Tensor) -> Tensor:  # [C, B, L], [C, B] -> [C, B]
-    """Half the squared distance to the label as a unit vector: least squares for `linear`."""
-    wanted = F.one_hot(labels, logits.shape[-1]).to(logits)
-    return (logits - wanted).square().sum(-1) / 2
 
 
 @dataclass(frozen=True)
@@ -52,6 +30,26 @@ class WeightBy(ExampleWeight):
 
     def __call__(self, batch: Batch, local: Local) -> Tensor:  # [C, B]
         return self.function(batch, local)
+
+
+@dataclass(frozen=True)
+class ByEffectiveNumber(ExampleWeight):
+    """(1 - beta) / (1 - beta^n), where the client holds n examples of the label.
+
+    That is one over the effective number of the class-balanced loss (Cui et al., CVPR 2019,
+    arXiv:1901.05555, equation 2). Their n counts what is trained on: here, what the client holds.
+    They scale weights to a mean of 1 over classes; here a batch is divided by the sum of its own.
+    With beta = 0 all examples count alike, and as beta nears 1 all classes do.
+    """
+
+    beta: Number
+    reads_model: ClassVar[bool] = False
+
+    def __call__(self, batch: Batch, local: Local) -> Tensor:  # [C, B]
+        held = local.facts.label_counts.clamp(min=1).double()  # [C, L]
+        beta = per_row(self.beta, held)
+        weight = (1 - beta) / (1 - beta**held)
+        return weight.gather(1, batch.labels).to(batch.mask)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -20,6 +21,14 @@ from fedlens.core import (
 from fedlens.network.ops import add_scaled_
 from fedlens.slots import LocalStep, Solve, Wraps
 
+DecayOn = Literal["all", "weights"]
+"""Which parameters decay: all, or only those of two axes and more, so that biases and the scales of
+normalisation layers do not."""
+
+
+def decays(on: DecayOn, param: Tensor) -> bool:  # [C, ...]
+    return on == "all" or param.ndim > 2
+
 
 @dataclass(frozen=True)
 class Sgd(Solve):
@@ -33,6 +42,7 @@ class Sgd(Solve):
     momentum: Number = 0.0
     weight_decay: Number = 0.0
     nesterov: bool = False
+    weight_decay_on: DecayOn = "all"
 
     @property
     def step(self) -> LocalStep | None:
@@ -58,8 +68,11 @@ class Sgd(Solve):
         self, grads: Tree, memory: Memory, params: Tree, context: object = None
     ) -> tuple[Tree, Memory]:
         w, d = list(params.values()), [grads[name] for name in params]
-        if is_on(self.weight_decay):
-            add_scaled_(d, w, self.weight_decay)
+        some = [name for name, p in params.items() if decays(self.weight_decay_on, p)]
+        if is_on(self.weight_decay) and some:
+            add_scaled_(
+                [grads[name] for name in some], [params[name] for name in some], self.weight_decay
+            )
         if memory:
             v = [memory["velocity"][name] for name in params]
             _scale(v, self.momentum)
@@ -70,6 +83,50 @@ class Sgd(Solve):
                 d = v
         add_scaled_(w, d, self._minus_lr)
         return params, memory
+
+
+@dataclass(frozen=True)
+class ClippedByNorm(Wraps):
+    """`inner`, on gradients scaled down to a norm: as torch.nn.utils.clip_grad_norm_ does.
+
+    g = g * min(1, norm / (||g|| + 1e-6)), where ||g|| is over all parameters of a client.
+    """
+
+    inner: Solve
+    norm: Number
+
+    def update(
+        self, grads: Tree, memory: Memory, params: Tree, local: Local
+    ) -> tuple[Tree, Memory]:
+        squares = [g.flatten(1).square().sum(1) for g in grads.values()]
+        length = torch.stack(squares).sum(0).sqrt()  # [C]
+        factor = (self.norm / (length + 1e-6)).clamp(max=1)
+        for g in grads.values():
+            g.mul_(_row(factor, g))
+        return self.inner.update(grads, memory, params, local)
+
+
+@dataclass(frozen=True)
+class ClippedByValue(Wraps):
+    """`inner`, on gradients of which no number is beyond +-value: as clip_grad_value_ does."""
+
+    inner: Solve
+    value: Number
+
+    def update(
+        self, grads: Tree, memory: Memory, params: Tree, local: Local
+    ) -> tuple[Tree, Memory]:
+        for g in grads.values():
+            most: Any = per_row(self.value, g)
+            g.clamp_(-most, most)
+        return self.inner.update(grads, memory, params, local)
+
+
+def is_sgd(solve: Solve) -> bool:
+    """Whether steps are those of SGD, on gradients that may be clipped."""
+    while isinstance(solve, (ClippedByNorm, ClippedByValue)):
+        solve = solve.inner
+    return isinstance(solve, Sgd)
 
 
 @dataclass(frozen=True)

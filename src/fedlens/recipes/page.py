@@ -126,7 +126,7 @@ def _local(cell: Experiment) -> str:
             steps = f"{one.options['size']} examples in batches of {local.batch_size}"
     momentum = f"momentum {local.momentum:g}" if local.momentum else ""
     decay = f"weight decay {local.weight_decay:g}" if local.weight_decay else ""
-    loss = "" if cell.loss == "cross_entropy" else cell.loss.replace("_", " ")
+    loss = "" if cell.loss.name == "cross_entropy" else cell.loss.name.replace("_", " ")
     return ", ".join(filter(None, (steps, lr, momentum, decay, loss)))
 
 

@@ -13,6 +13,7 @@ from fedlens.core import Tree
 from fedlens.engines import Engine
 from fedlens.experiment import Experiment
 from fedlens.federation import Examples, Holdings
+from fedlens.pieces.losses import Loss
 from fedlens.rounds import State
 from fedlens.runs.measures import PARTS, measure_name
 from fedlens.runs.metrics import Tally, accuracy_by_client, metrics, spread
@@ -20,7 +21,6 @@ from fedlens.setup import Setup
 from fedlens.trees import HostCopy
 
 T = TypeVar("T")
-Loss = Callable[[Tensor, Tensor], Tensor]
 
 BATCH, PIXELS = 250, 2**21  # images and pixels at the most: what caches of a CPU hold is faster
 GPU_BATCH, GPU_PIXELS = 4000, 2**23  # on a GPU, where it costs to launch

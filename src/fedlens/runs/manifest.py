@@ -117,9 +117,9 @@ def _own_code(experiment: Experiment) -> list[str]:
     """The folders of the functions named by import path: a resumed run finds them there again."""
     clients = experiment.clients
     chosen = [experiment.dataset, experiment.model, clients.partition, clients.devices]
-    chosen += experiment.algorithm
+    chosen += [experiment.loss, experiment.local.optimizer, *experiment.algorithm]
     names = [one.name for one in chosen if isinstance(one, Named)]
-    names += [experiment.loss, str(clients.partition.options.get("of", ""))]
+    names.append(str(clients.partition.options.get("of", "")))
     names = [name for name in names if ":" in name and name.partition(":")[0] in sys.modules]
     folders = set()
     for name in names:

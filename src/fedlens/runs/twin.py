@@ -1,8 +1,8 @@
 """The centralised twin of a run: what its model is worth when one client holds everything.
 
 The twin has the run's model, initial weights, seed, loss, augmentation and local settings, and
-the examples of all clients together, as they see them. It is plain SGD, whatever the algorithm:
-one optimiser whose momentum is never reset, normalisation layers that nobody keeps apart.
+the examples of all clients together, as they see them. It is plain training, whatever the
+algorithm: one optimiser that is never reset, normalisation layers that nobody keeps apart.
 
 Its budget is the run's. The clients of all rounds together are planned to process so many
 examples (rounds x cohort x what a client processes in a round, on average over all clients); the
@@ -31,6 +31,8 @@ from fedlens.data.places import cache
 from fedlens.experiment import Clients, Experiment, Named, Server
 from fedlens.federation import Examples, Fixed, Holdings
 from fedlens.files import write_atomically
+from fedlens.names import LOSSES, OPTIMIZERS
+from fedlens.options import find
 from fedlens.runs.active import Watch, train
 from fedlens.runs.evaluate import Twin, primary_part
 from fedlens.runs.folder import to_json
@@ -196,9 +198,11 @@ def _contents(examples: Examples, index: Tensor) -> Iterator[bytes]:
 
 
 def _code(setup: Setup) -> Iterator[bytes]:
-    """The code of the model and the loss, which may be the user's own and change."""
+    """The code of model, loss and optimiser, which may be the user's own and change."""
     made_of: set[type | Callable[..., Any]] = {type(m) for m in setup.network.module.modules()}
-    made_of.add(setup.program.algorithm.objective.loss)
+    experiment = setup.experiment
+    made_of.add(find(LOSSES, experiment.loss.name, "loss"))
+    made_of.add(find(OPTIMIZERS, experiment.local.optimizer.name, "optimizer"))
     files = set()
     for part in made_of:
         with contextlib.suppress(TypeError, OSError):  # typed into a console: it has no file
