@@ -28,7 +28,7 @@ lr = 0.05
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
+def here(tmp_path, monkeypatch, quick_pages):
     handler = signal.getsignal(signal.SIGTERM)
     monkeypatch.delenv("FEDLENS_DATA", raising=False)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
