@@ -53,10 +53,11 @@ def quick_pages(some_picture: dict[str, bytes], monkeypatch: pytest.MonkeyPatch)
 
     To draw all of a page takes two seconds, ten times as long as a small run.
     """
-    monkeypatch.setattr(
-        "fedlens.report.draw.pictures",
-        lambda _, formats: {kind: some_picture[kind] for kind in formats},
-    )
+
+    def plain(_: object, formats: Iterable[str]) -> dict[str, bytes]:
+        return {kind: some_picture[kind] for kind in formats}
+
+    monkeypatch.setattr("fedlens.report.draw.pictures", plain)
 
 
 @pytest.fixture
