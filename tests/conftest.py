@@ -4,7 +4,7 @@ import random
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import hypothesis
@@ -38,9 +38,34 @@ def seeded() -> None:
     torch.manual_seed(0)
 
 
+@pytest.fixture(scope="session")
+def some_picture() -> dict[str, bytes]:
+    """A picture in each format."""
+    from fedlens.report.blocks import Curves, Line
+    from fedlens.report.draw import pictures
+
+    return pictures(Curves(title="Any", lines=[Line("any", [1, 2], [0.0, 1.0])]))
+
+
+@pytest.fixture
+def quick_pages(some_picture: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages with one and the same picture, for tests that look at something else.
+
+    To draw all of a page takes two seconds, ten times as long as a small run.
+    """
+
+    def plain(_: object, formats: Iterable[str]) -> dict[str, bytes]:
+        return {kind: some_picture[kind] for kind in formats}
+
+    monkeypatch.setattr("fedlens.report.draw.pictures", plain)
+
+
 @pytest.fixture
 def here(
-    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    quick_pages: None,
 ) -> Iterator[Path]:
     """An empty place with one experiment, and nothing of whoever runs the tests."""
     handler = signal.getsignal(signal.SIGTERM)

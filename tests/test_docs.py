@@ -81,7 +81,7 @@ def in_backticks(text):
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch):
+def place(tmp_path, monkeypatch, quick_pages):
     """A folder to work in, with the files that the pages speak of."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from pathlib import Path
@@ -27,6 +26,7 @@ from fedlens.options import (
     refuse_unknown,
     required,
     resolve,
+    types_of,
 )
 from fedlens.options import Named as Named  # as others import it from here
 from fedlens.pieces.solve import DecayOn
@@ -50,7 +50,7 @@ Part = Literal["test", "validation", "train"]
 
 def _settle(self: Any, prefix: str) -> None:
     """Check every field of a description against its type, taking tables for records."""
-    hints = typing.get_type_hints(type(self))
+    hints = types_of(type(self))
     for f in fields(self):
         value = check(getattr(self, f.name), hints[f.name], prefix + f.name)
         object.__setattr__(self, f.name, value)

@@ -17,6 +17,7 @@ import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, is_dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, Union
 
@@ -265,11 +266,17 @@ def _instance(value: Any, kind: Any, where: str) -> Any:
     raise _unexpected(value, kind, where)
 
 
+@cache
+def types_of(kind: type) -> dict[str, Any]:
+    """The types of a dataclass's fields, read once: that takes longer than to check values."""
+    return typing.get_type_hints(kind)
+
+
 def _record(value: Any, kind: Any, where: str) -> Any:
     """A dataclass, or a table of its fields."""
     if not isinstance(value, Mapping):
         return _instance(value, kind, where)
-    hints = typing.get_type_hints(kind)
+    hints = types_of(kind)
     refuse_unknown(value, hints, f"{where}.")
     return kind(**{k: check(part, hints[k], f"{where}.{k}") for k, part in value.items()})
 

@@ -1,13 +1,18 @@
 """`fedlens sweep`, as people call it."""
 
+import itertools
 import json
+import os
 import signal
-import subprocess
 import sys
-import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from fedlens.runs.folder import Records
+from tests.kills import done, started
 
 # typer 0.20 asks click for names that click is about to drop.
 pytestmark = pytest.mark.filterwarnings("ignore:'click.utils:DeprecationWarning")
@@ -28,7 +33,7 @@ lr = 0.05
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
+def here(tmp_path, monkeypatch, quick_pages):
     handler = signal.getsignal(signal.SIGTERM)
     monkeypatch.delenv("FEDLENS_DATA", raising=False)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
@@ -110,24 +115,40 @@ def test_a_mistake_is_one_line_and_nothing_is_written(sweep, words, message):
     assert out == "" and [path.name for path in Path().iterdir()] == ["a.toml"]
 
 
-def test_a_sweep_that_was_killed_goes_on_with_the_same_command(sweep):
-    words = ["a.toml", "rounds=40", "--seeds", "3", "--out", "killed"]
-    program = [sys.executable, "-m", "fedlens", "sweep", *words]
-    under_way = Path("killed/seed=2/rounds.jsonl")
-    with Path("err").open("w") as err:
-        process = subprocess.Popen(program, stdout=err, stderr=err)
-        end = time.monotonic() + 60
-        while not under_way.exists() and time.monotonic() < end:
-            time.sleep(0.01)
-        process.kill()
-    # On a machine that was busy elsewhere it may have ended by itself; the rest holds then, too.
-    assert process.wait(60) in (-signal.SIGKILL, 0), Path("err").read_text()
-    for name in ("killed", "whole"):  # both in processes of one thread
-        again = [*program[:-1], name, "-q"]
-        subprocess.run(again, check=True, capture_output=True)
+def killed_at(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have this process killed when its points together have recorded so many rounds."""
+    append, recorded = Records.append, itertools.count(1)
+
+    def append_or_die(file: Records, record: Mapping[str, Any]) -> None:
+        append(file, record)
+        if next(recorded) == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    monkeypatch.setattr(Records, "append", append_or_die)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="forks")
+@pytest.mark.parametrize("number", [1, 8, 12, 17])  # of 18: also between the points of one round
+def test_a_sweep_that_was_killed_goes_on_with_the_same_command(sweep, monkeypatch, number):
+    monkeypatch.setattr("fedlens.runs.active.CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr("fedlens.runs.active.SAVING_SHARE", 1.0)
+    words = ("a.toml", "rounds=6", "--seeds", "3", "--out")
+
+    def killed(_: Path) -> None:
+        killed_at(number, monkeypatch)
+        sweep(*words, "killed", "-q")
+
+    assert done(started(killed, Path())) is None, "it was over before it was killed"
+    lines = [len(records(folder)) for folder in sorted(Path("killed").glob("seed=*/"))]
+    assert sum(lines) == number
+    status, _, err = sweep(*words, "killed")
+    assert status == 0
+    saved = (number - 1) // 3  # rounds that all three had behind them
+    assert f"round {3 * saved + 1}/18" in err and (saved == 0 or "round 1/18" not in err)
+    assert sweep(*words, "whole", "-q")[0] == 0
     for seed in range(3):
         found, expected = (Path(name) / f"seed={seed}" for name in ("killed", "whole"))
-        assert len(records(found)) == 40
+        assert len(records(found)) == 6
         assert records(found) == records(expected)
         models = [(folder / "model.safetensors").read_bytes() for folder in (found, expected)]
         assert models[0] == models[1]

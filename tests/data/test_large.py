@@ -76,8 +76,16 @@ def killed_when(file: Path, num_done: int, command: list[str]) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
-@pytest.mark.parametrize("num_images", [400, pytest.param(20_000, marks=large)])
-def test_geotagged_photographs_become_clients_and_train(num_images: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("num_images", "model"),
+    [
+        (400, '"linear"'),
+        pytest.param(20_000, '{ name = "mobilenetv2", norm = "group" }', marks=large),
+    ],
+)
+def test_geotagged_photographs_become_clients_and_train(
+    num_images: int, model: str, tmp_path: Path
+) -> None:
     nature = make(tmp_path / "nature", species(num_images), NUM_VAL, side=120)
     files = {file.stem: file for file in nature.rglob("*.jpg")}
     assert len(files) == num_images
@@ -111,7 +119,7 @@ def test_geotagged_photographs_become_clients_and_train(num_images: int, tmp_pat
     n_max = num_train // 15
     experiment = tmp_path / "nature.toml"
     experiment.write_text(
-        f'dataset = "{NAME}"\nrounds = 2\nmodel = {{ name = "mobilenetv2", norm = "group" }}\n'
+        f'dataset = "{NAME}"\nrounds = 2\nmodel = {model}\n'
         f'clients = {{ per_round = 2, partition = {{ name = "s2", n_max = {n_max} }} }}\n'
         "local = { batch_size = 16, lr = 0.01 }\nevaluate = { every = 2 }\n"
     )

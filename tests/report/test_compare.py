@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import csv
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,9 +14,12 @@ from fedlens.runs.records import read_all
 
 Make = Callable[..., Path]
 
+# typer 0.20 asks click for names that click is about to drop.
+COMMAND_LINE = pytest.mark.filterwarnings("ignore:'click.utils:DeprecationWarning")
+
 
 @pytest.fixture
-def variants(recorded: Make) -> Callable[..., list[Path]]:
+def variants(recorded: Make, quick_pages: None) -> Callable[..., list[Path]]:
     """Makes runs from accuracies: by algorithm, one a seed; each reaches half of it in round 1."""
 
     def make(
@@ -193,33 +194,33 @@ def test_real_runs_are_paired_by_their_seeds(tmp_path):
     ]
 
 
-def fedlens(*words: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "fedlens", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
-
-
-def test_the_command_says_what_it_found_and_where(variants, tmp_path):
+@COMMAND_LINE
+def test_the_command_says_what_it_found_and_where(variants, tmp_path, fedlens):
     folders = variants({"fedavg": [0.7, 0.71], "fedprox": [0.8, 0.82]})
     done = fedlens("compare", *folders, "--target", 0.5, "--out", tmp_path / "page")
-    assert done.returncode == 0 and done.stderr == ""
-    verdict, page = done.stdout.splitlines()
+    assert done.status == 0 and done.err == ""
+    verdict, page = done.out.splitlines()
     assert verdict.startswith("fedprox is better than fedavg, by 10.50") and "n = 2" in verdict
     assert page == f"report: {tmp_path / 'page' / 'report.html'}"
 
 
-def test_the_command_prints_json_if_asked(variants):
+@COMMAND_LINE
+def test_the_command_prints_json_if_asked(variants, fedlens):
     folders = variants({"fedavg": [0.7, 0.71], "fedprox": [0.8, 0.82]})
-    (pair,) = json.loads(fedlens("compare", *folders, "--json").stdout)
+    (pair,) = json.loads(fedlens("compare", *folders, "--json").out)
     assert pair["difference"]["n"] == 2 and pair["one"] == "fedavg"
 
 
-def test_the_command_refuses_in_one_line_what_cannot_be_compared(variants):
+@COMMAND_LINE
+def test_the_command_refuses_in_one_line_what_cannot_be_compared(variants, fedlens):
     done = fedlens("compare", *variants({"fedavg": [0.7, 0.71]}))
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert "nothing to compare" in done.stderr
+    assert (done.status, done.out, done.err.count("\n")) == (2, "", 1)
+    assert "nothing to compare" in done.err
 
 
-def test_experiment_files_are_run_with_the_same_seeds_and_compared(tmp_path):
+@COMMAND_LINE
+@pytest.mark.usefixtures("quick_pages")
+def test_experiment_files_are_run_with_the_same_seeds_and_compared(tmp_path, fedlens):
     work = 'dataset = "fashion-mnist-mini"\nmodel = "linear"\nrounds = 2\nengine = "sequential"\n'
     clients = "clients = { count = 20, per_round = 2 }\n"
     files = [tmp_path / "plain.toml", tmp_path / "heavy.toml"]
@@ -227,16 +228,19 @@ def test_experiment_files_are_run_with_the_same_seeds_and_compared(tmp_path):
         file.write_text(f"{work}{clients}local = {{ lr = {lr} }}\n")
     words = ("compare", *files, "--seeds", 2, "--out", tmp_path / "out")
     done = fedlens(*words)
-    assert done.returncode == 0 and "round 8/8" in done.stderr, done.stderr
-    assert "n = 2" in done.stdout and (tmp_path / "out" / "report.html").is_file()
+    assert done.status == 0 and "round 8/8" in done.err, done.err
+    assert "n = 2" in done.out and (tmp_path / "out" / "report.html").is_file()
     runs = sorted(path.name for path in (tmp_path / "out").iterdir() if path.is_dir())
     assert runs == ["figures", "heavy-0", "heavy-1", "plain-0", "plain-1"]
     written = (tmp_path / "out" / "plain-0" / "rounds.jsonl").stat().st_mtime_ns
-    assert fedlens(*words, "-q").stdout == done.stdout  # what is finished is kept
+    assert fedlens(*words, "-q").out == done.out  # what is finished is kept
     assert (tmp_path / "out" / "plain-0" / "rounds.jsonl").stat().st_mtime_ns == written
 
 
-def test_mistakes_in_what_is_to_be_compared_are_told_before_anything_runs(tmp_path, run_folder):
+@COMMAND_LINE
+def test_mistakes_in_what_is_to_be_compared_are_told_before_anything_runs(
+    tmp_path, run_folder, fedlens
+):
     file, folder = tmp_path / "a.toml", run_folder("a")
     file.write_text("")
     for words, told in (
@@ -245,5 +249,5 @@ def test_mistakes_in_what_is_to_be_compared_are_told_before_anything_runs(tmp_pa
         ((folder, "--seeds", 3), "--seeds 3 is for experiment files"),
     ):
         done = fedlens("compare", *words)
-        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-        assert told in done.stderr
+        assert (done.status, done.out, done.err.count("\n")) == (2, "", 1)
+        assert told in done.err

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -64,7 +61,10 @@ def test_borders_are_cut_where_they_leave_the_map():
     assert sum(len(line) for line in lines) >= 250
 
 
-def test_the_command_draws_the_map_beside_the_picture_and_tells_the_tokens(tmp_path, monkeypatch):
+@pytest.mark.filterwarnings("ignore:'click.utils:DeprecationWarning")
+def test_the_command_draws_the_map_beside_the_picture_and_tells_the_tokens(
+    tmp_path, monkeypatch, fedlens
+):
     monkeypatch.chdir(tmp_path)
     lines = ["path,label,lat,lon"]
     for i in range(40):
@@ -75,12 +75,10 @@ def test_the_command_draws_the_map_beside_the_picture_and_tells_the_tokens(tmp_p
         'dataset = { name = "csv", path = "places.csv" }\nmodel = "linear"\nrounds = 1\n'
         '[clients]\npartition = { name = "s2", n_max = 8 }\n'
     )
-    command: list[str | Path] = [Path(sys.executable).with_name("fedlens"), "partition", "a.toml"]
-    done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True)
-    told = json.loads(done.stdout)
+    told = json.loads(fedlens("partition", "a.toml", "--json").out)
     assert len(told["client_names"]) == told["num_clients"] == len(set(told["client_names"]))
     assert not list(tmp_path.glob("*map*"))
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert "picture: a-split.png\nmap: a-split-map.png\n" in done.stdout
+    told = fedlens("partition", "a.toml").out
+    assert "picture: a-split.png\nmap: a-split-map.png\n" in told
     with Image.open("a-split-map.png") as picture:
         assert picture.width > 500

@@ -111,6 +111,7 @@ def test_a_run_killed_after_its_start_is_told_by_its_records(run_folder: Make) -
     assert read(folder).summary["emd"] == 0.92
 
 
+@pytest.mark.usefixtures("quick_pages")
 def test_a_page_names_no_files_but_its_own_for_removal(run_folder: Make, tmp_path: Path) -> None:
     """A folder may come from anyone."""
     folder = run_folder("mailed", rounds=3)
@@ -131,6 +132,7 @@ def test_a_page_names_no_files_but_its_own_for_removal(run_folder: Make, tmp_pat
     assert not old.exists(), "a figure of an earlier page"
 
 
+@pytest.mark.usefixtures("quick_pages")
 def test_figures_that_lie_elsewhere_are_not_removed(run_folder: Make, tmp_path: Path) -> None:
     folder = run_folder("linked", rounds=3)
     (tmp_path / "home").mkdir()
@@ -251,6 +253,7 @@ def test_one_run_is_reported_in_its_own_folder(run_folder: Make) -> None:
         assert image.getextrema() != ((255, 255),) * 4
 
 
+@pytest.mark.usefixtures("quick_pages")
 def test_several_runs_are_reported_in_the_folder_they_share(
     run_folder: Make, tmp_path: Path
 ) -> None:
@@ -262,6 +265,7 @@ def test_several_runs_are_reported_in_the_folder_they_share(
     assert not list(tmp_path.rglob(".*"))
 
 
+@pytest.mark.usefixtures("quick_pages")
 def test_a_figure_of_an_earlier_report_does_not_linger(run_folder: Make, tmp_path: Path) -> None:
     folders = [run_folder("a"), run_folder("b")]
     report(folders, tmp_path / "out")
@@ -332,7 +336,7 @@ def test_a_run_without_a_single_round_still_gives_a_page(recorded: Make) -> None
 
 
 @hypothesis_settings(
-    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
     values=st.lists(

@@ -277,6 +277,7 @@ def test_progress_says_that_the_twin_is_trained(capsys):
     assert third.startswith("a: round 1/4")
 
 
+@pytest.mark.usefixtures("quick_pages")
 def test_a_report_shows_relative_accuracy_where_it_was_recorded(tmp_path):
     clients = fl.Clients(count=6, per_round=3, holdout=0.3)
     folders = [tmp_path / "with", tmp_path / "without"]

@@ -11,12 +11,16 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedlens.files import write_atomically
 from fedlens.report.blocks import Block, Cell, Curves, Table, Text, format_number
 from fedlens.runs.records import is_number
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 STATES = ("finished", "diverged", "invalid", "stopped", "interrupted", "running", "failed")
 OWN_NAME = re.compile("[a-z0-9_]+")  # of a figure: see `Block.slug`
@@ -90,17 +94,8 @@ def html(
     live: bool = False,
 ) -> str:
     """The page itself. `picture` gives the SVG of a block that is drawn; a live page is renewed."""
-    import jinja2
-
     from fedlens.report.draw import is_drawn
 
-    template = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(HERE),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    ).get_template("page.html.jinja")
     sections: list[dict[str, Any]] = []
     for block in blocks:
         shown = _shown(block, picture(block) if is_drawn(block) else "")
@@ -114,7 +109,7 @@ def html(
             sections.append({"figures": [shown]})
     script = (HERE / "page.js").read_text("utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return template.render(
+    return _template().render(
         title=title,
         summary=summary,
         sections=[{"figures": None, "table": None, **section} for section in sections],
@@ -125,6 +120,20 @@ def html(
         states=STATES,
         live=live,
     )
+
+
+@cache
+def _template() -> Template:
+    """Read once: a live page is made again and again."""
+    import jinja2
+
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(HERE),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    ).get_template("page.html.jinja")
 
 
 def distinct(blocks: Sequence[Block]) -> list[Block]:

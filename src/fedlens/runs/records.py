@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -130,8 +131,13 @@ def read_all(folders: Sequence[Path]) -> list[Run]:
 
 
 def is_number(value: Any) -> TypeGuard[float]:
-    """Whether it is a finite number; a truth value is none."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    """Whether it is a number that a float can hold; a truth value is none, nor are NaN and inf."""
+    largest = sys.float_info.max
+    return (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and -largest <= value <= largest
+    )
 
 
 def number(value: Any) -> float | None:
