@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar
 from torch import nn
 
 from fedlens.augment import Augment
+from fedlens.core import Number
 from fedlens.data.own_clients import own_clients
 from fedlens.data.partitions import finds_clients
 from fedlens.engines import EngineName
@@ -24,6 +25,7 @@ from fedlens.options import (
     default,
     find,
     importable,
+    options_of,
     refuse_unknown,
     required,
     resolve,
@@ -33,6 +35,7 @@ from fedlens.pieces import cross_entropy, double_softmax, squared_error
 from fedlens.reading import expanded
 from fedlens.reporting.reports import Faults, Reporting
 from fedlens.run_files import own_code
+from fedlens.schedules import resolved, value_at
 from fedlens.tables import apply_override, read_tables, to_toml
 
 LOSSES: dict[str, Callable[..., Any]] = {
@@ -45,6 +48,9 @@ NUM_CLIENTS = 10  # where nobody says how many
 Table = Mapping[str, Any]
 Name = str | Table | Named
 """How something is chosen: by a name, by a table with a name and options, or by both as `Named`."""
+
+Scheduled = Given[float | Table | Named, float | Named]
+"""A number, or a schedule that gives it for every round."""
 
 R = TypeVar("R")
 OrTable = Given[R | Table, R]
@@ -108,7 +114,7 @@ class Clients:
 class LocalTraining:
     epochs: int = 1
     batch_size: int = 32
-    lr: float = 0.1
+    lr: Scheduled = default(0.1)
     momentum: float = 0.0
     weight_decay: float = 0.0
     reset: bool = True  # momentum starts afresh in every round
@@ -121,17 +127,22 @@ class LocalTraining:
             )
         for name in ("lr", "momentum", "weight_decay"):
             value = getattr(self, name)
-            _demand(0 <= value < float("inf"), f"local.{name}", value, "choose 0 or more")
+            _demand(_is_step(value), f"local.{name}", value, "choose 0 or more")
         _demand(self.momentum < 1, "local.momentum", self.momentum, "choose 0 to below 1")
 
 
 @dataclass(frozen=True)
 class Server:
-    lr: float = 1.0
+    lr: Scheduled = default(1.0)
 
     def __post_init__(self) -> None:
         _settle(self, "server.")
-        _demand(0 <= self.lr < float("inf"), "server.lr", self.lr, "choose 0 or more")
+        _demand(_is_step(self.lr), "server.lr", self.lr, "choose 0 or more")
+
+
+def _is_step(value: float | Named) -> bool:
+    """What a schedule gives is looked at when it is known for how many rounds."""
+    return isinstance(value, Named) or 0 <= value < float("inf")
 
 
 @dataclass(frozen=True)
@@ -228,8 +239,25 @@ class Experiment:
         devices = None if devices is None else filled(devices, DEVICES, "devices")
         clients = replace(self.clients, partition=partition, count=count, devices=devices)
         object.__setattr__(self, "clients", clients)
-        algorithm = tuple(filled(named, ALGORITHMS, "algorithm") for named in self.algorithm)
+        algorithm = tuple(map(_filled_algorithm, self.algorithm))
         object.__setattr__(self, "algorithm", algorithm)
+        for part in ("local", "server"):
+            table: LocalTraining | Server = getattr(self, part)
+            if isinstance(table.lr, Named):
+                lr = resolved(table.lr, f"{part}.lr")
+                object.__setattr__(self, part, replace(table, lr=lr))
+
+    @property
+    def schedules(self) -> dict[str, Named]:
+        """The numbers that change from round to round, by key."""
+        given: dict[str, Any] = {"local.lr": self.local.lr, "server.lr": self.server.lr}
+        for named in self.algorithm:
+            given |= {f"algorithm.{named.name}.{key}": v for key, v in named.options.items()}
+        return {key: value for key, value in given.items() if isinstance(value, Named)}
+
+    def scheduled(self, round: int) -> dict[str, float]:
+        """What these are in a round, counted from 0."""
+        return {key: value_at(one, round, self.rounds) for key, one in self.schedules.items()}
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> Experiment:
@@ -269,6 +297,22 @@ class Experiment:
 
     def toml(self) -> str:
         return to_toml(self.plain())
+
+
+def _filled_algorithm(named: Named) -> Named:
+    """Its options as given and checked, else by default; a `Number` may be a schedule."""
+    function = find(ALGORITHMS, named.name, "algorithm")
+    may_change = [
+        key for key, p in options_of(function).items() if p.annotation in (Number, Number | None)
+    ]
+    schedules = {
+        key: resolved(Named.of(named.options[key], key), f"algorithm.{named.name}.{key}")
+        for key in may_change
+        if isinstance(named.options.get(key), (Mapping, Named))
+    }
+    numbers = {**named.options, **dict.fromkeys(schedules, 0.0)}
+    options = resolve(function, numbers, f"algorithm {named.name!r}")
+    return Named(named.name, options | schedules)
 
 
 def _anchor(table: Any, folder: Path) -> None:
