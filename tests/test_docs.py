@@ -29,7 +29,7 @@ from fedlens.data import DATASETS
 from fedlens.data.catalogue import PUBLISHED
 from fedlens.data.partitions import PARTITIONS
 from fedlens.models import MODELS
-from fedlens.names import DEVICES, LOSSES, OPTIMIZERS, OUTCOMES
+from fedlens.names import DEVICES, LOSSES, OPTIMIZERS, OUTCOMES, SCHEDULES
 from fedlens.options import options_of
 from fedlens.report import report
 from fedlens.reporting.reports import Faults, Reporting
@@ -294,6 +294,7 @@ def test_the_reference_lists_what_is_inside():
         "partition": PARTITIONS,
         "model": MODELS,
         "devices": DEVICES,
+        "schedule": SCHEDULES,
         "data set": DATASETS,
     }
     for first, registry in registries.items():

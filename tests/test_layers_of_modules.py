@@ -22,6 +22,7 @@ ORDER = [
         "reading",
         "options",
         "names",
+        "schedules",
         "tables",
         "run_files",
         "federation",

@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar
 from torch import nn
 
 from fedlens.augment import Augment
+from fedlens.core import Number
 from fedlens.data.own_clients import own_clients
 from fedlens.data.partitions import finds_clients
 from fedlens.engines import EngineName
@@ -23,6 +24,7 @@ from fedlens.options import (
     default,
     find,
     importable,
+    options_of,
     refuse_unknown,
     required,
     resolve,
@@ -33,6 +35,7 @@ from fedlens.pieces.solve import DecayOn
 from fedlens.reading import expanded
 from fedlens.reporting.reports import Faults, Reporting
 from fedlens.run_files import own_code
+from fedlens.schedules import resolved, value_at
 from fedlens.tables import apply_override, read_tables, to_toml
 
 NUM_CLIENTS = 10  # where nobody says how many
@@ -40,6 +43,9 @@ NUM_CLIENTS = 10  # where nobody says how many
 Table = Mapping[str, Any]
 Name = str | Table | Named
 """How something is chosen: by a name, by a table with a name and options, or by both as `Named`."""
+
+Scheduled = Given[float | Table | Named, float | Named]
+"""A number, or a schedule that gives it for every round."""
 
 R = TypeVar("R")
 OrTable = Given[R | Table, R]
@@ -50,7 +56,7 @@ Part = Literal["test", "validation", "train"]
 
 def _settle(self: Any, prefix: str) -> None:
     """Check every field of a description against its type, taking tables for records."""
-    hints = types_of(type(self))
+    hints = types_of(self.__class__)
     for f in fields(self):
         value = check(getattr(self, f.name), hints[f.name], prefix + f.name)
         object.__setattr__(self, f.name, value)
@@ -103,7 +109,7 @@ class Clients:
 class LocalTraining:
     epochs: int = 1
     batch_size: int = 32
-    lr: float = 0.1
+    lr: Scheduled = default(0.1)
     momentum: float = 0.0
     weight_decay: float = 0.0
     weight_decay_on: DecayOn = "all"  # parameters, or only weights: no biases, no normalisation
@@ -121,7 +127,7 @@ class LocalTraining:
             )
         for name in ("lr", "momentum", "weight_decay"):
             value = getattr(self, name)
-            _demand(0 <= value < float("inf"), f"local.{name}", value, "choose 0 or more")
+            _demand(_is_step(value), f"local.{name}", value, "choose 0 or more")
         _demand(self.momentum < 1, "local.momentum", self.momentum, "choose 0 to below 1")
         fits = 0 <= self.class_balance < 1
         _demand(fits, "local.class_balance", self.class_balance, "choose 0 to below 1")
@@ -133,11 +139,16 @@ class LocalTraining:
 
 @dataclass(frozen=True)
 class Server:
-    lr: float = 1.0
+    lr: Scheduled = default(1.0)
 
     def __post_init__(self) -> None:
         _settle(self, "server.")
-        _demand(0 <= self.lr < float("inf"), "server.lr", self.lr, "choose 0 or more")
+        _demand(_is_step(self.lr), "server.lr", self.lr, "choose 0 or more")
+
+
+def _is_step(value: float | Named) -> bool:
+    """What a schedule gives is looked at when it is known for how many rounds."""
+    return isinstance(value, Named) or 0 <= value < float("inf")
 
 
 @dataclass(frozen=True)
@@ -236,8 +247,25 @@ class Experiment:
         object.__setattr__(self, "clients", clients)
         optimizer = filled(self.local.optimizer, OPTIMIZERS, "optimizer")
         object.__setattr__(self, "local", replace(self.local, optimizer=optimizer))
-        algorithm = tuple(filled(named, ALGORITHMS, "algorithm") for named in self.algorithm)
+        algorithm = tuple(map(_filled_algorithm, self.algorithm))
         object.__setattr__(self, "algorithm", algorithm)
+        for part in ("local", "server"):
+            table: LocalTraining | Server = getattr(self, part)
+            if isinstance(table.lr, Named):
+                lr = resolved(table.lr, f"{part}.lr")
+                object.__setattr__(self, part, replace(table, lr=lr))
+
+    @property
+    def schedules(self) -> dict[str, Named]:
+        """The numbers that change from round to round, by key."""
+        given: dict[str, Any] = {"local.lr": self.local.lr, "server.lr": self.server.lr}
+        for named in self.algorithm:
+            given |= {f"algorithm.{named.name}.{key}": v for key, v in named.options.items()}
+        return {key: value for key, value in given.items() if isinstance(value, Named)}
+
+    def scheduled(self, round: int) -> dict[str, float]:
+        """What these are in a round, counted from 0."""
+        return {key: value_at(one, round, self.rounds) for key, one in self.schedules.items()}
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> Experiment:
@@ -277,6 +305,22 @@ class Experiment:
 
     def toml(self) -> str:
         return to_toml(self.plain())
+
+
+def _filled_algorithm(named: Named) -> Named:
+    """Its options as given and checked, else by default; a `Number` may be a schedule."""
+    function = find(ALGORITHMS, named.name, "algorithm")
+    may_change = [
+        key for key, p in options_of(function).items() if p.annotation in (Number, Number | None)
+    ]
+    schedules = {
+        key: resolved(Named.of(named.options[key], key), f"algorithm.{named.name}.{key}")
+        for key in may_change
+        if isinstance(named.options.get(key), (Mapping, Named))
+    }
+    numbers = {**named.options, **dict.fromkeys(schedules, 0.0)}
+    options = resolve(function, numbers, f"algorithm {named.name!r}")
+    return Named(named.name, options | schedules)
 
 
 def _anchor(table: Any, folder: Path) -> None:

@@ -8,6 +8,7 @@ and defaults, are the options an experiment file may set. Nothing else describes
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib
 import inspect
 import math
@@ -138,9 +139,14 @@ def importable(*folders: Path) -> Iterator[None]:
         sys.path[:] = before
 
 
+@functools.cache  # a schedule is called in every round
+def _signature(function: Callable[..., Any]) -> inspect.Signature:
+    return inspect.signature(function, eval_str=True)
+
+
 def options_of(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """The options that a function takes, by the name an experiment file uses."""
-    parameters = inspect.signature(function, eval_str=True).parameters.values()
+    parameters = _signature(function).parameters.values()
     return {p.name.rstrip("_"): p for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
@@ -168,7 +174,7 @@ def call(function: Callable[..., Any], *handed: Any, options: Mapping[str, Any])
     named = {known[name].name: value for name, value in options.items()}
     called = getattr(function, "__name__", function)
     try:
-        inspect.signature(function).bind(*handed, **named)
+        _signature(function).bind(*handed, **named)
     except TypeError as error:
         raise ValueError(
             f"{called} does not take the {len(handed)} arguments it is handed ({error}): "
@@ -213,6 +219,8 @@ def _union(value: Any, kind: Any, where: str) -> Any:
     choices = typing.get_args(kind)
     if value is None and type(None) in choices:
         return None
+    if Named in choices and float in choices:  # a number, or a schedule
+        return Named.of(value, where) if _is_table(value) else check(value, float, where)
     if Named in choices:  # the others cannot be written down
         others = tuple(choice for choice in choices if choice is not Named)
         return value if isinstance(value, others) else Named.of(value, where)
@@ -223,6 +231,10 @@ def _union(value: Any, kind: Any, where: str) -> Any:
         with suppress(ValueError):
             return check(value, choice, where)
     raise _unexpected(value, kind, where)
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, (Mapping, Named))
 
 
 def _sequence(value: Any, kind: Any, where: str) -> Any:

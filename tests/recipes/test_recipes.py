@@ -136,7 +136,7 @@ def test_some_experiments_of_a_grid_make_a_page_and_the_rest_may_follow(tmp_path
     out, name = tmp_path / "out", "hsu2020/figure4"
     done = reproduce(name, "smoke", out, only=["*, α 0, *"])
     assert list(done.results.runs) == ["cifar10, α 0, FedAvg, K 2", "cifar10, α 0, FedAvgM, K 2"]
-    assert "2 of the 5 experiments are here." in done.blocks[0].paragraphs
+    assert "2 of the 5 experiments are here." in unescape(done.page.read_text(encoding="utf-8"))
     again = redraw(name, "smoke", out, tmp_path / "page")
     assert list(again.results.runs) == list(done.results.runs)
     assert len(reproduce(name, "smoke", out).results.runs) == 5

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -83,7 +84,9 @@ class Terms:
         tables = self.content["experiment"]
         chosen = [tables["model"], tables["loss"], tables["local"]["optimizer"]]
         names = [one if isinstance(one, str) else one["name"] for one in chosen]
-        return [name for name in (*names, *self.algorithms) if ":" in name]
+        names += self.algorithms
+        names += _names_in([tables["local"], tables["server"], tables["algorithm"]])
+        return [name for name in dict.fromkeys(names) if ":" in name]
 
     def experiment(self, examples: Examples) -> Experiment:
         """The experiment on a site's own examples."""
@@ -109,6 +112,8 @@ class Terms:
         if tables["clients"]["holdout"]:
             leaves.append("how many of its held-out examples the model classifies correctly")
         local = tables["local"]
+        lr = local["lr"]
+        lr = f"{lr:g}" if isinstance(lr, int | float) else json.dumps(lr)
         return [
             f"experiment {self.hash}",
             f"data:      images {shape} of {len(self.classes)} classes: "
@@ -116,7 +121,7 @@ class Terms:
             f"model:     {model}",
             f"algorithm: {' + '.join(self.algorithms)}",
             f"training:  {self.rounds} rounds of {local['epochs']} epochs, "
-            f"batches of {local['batch_size']}, lr {local['lr']:g}",
+            f"batches of {local['batch_size']}, lr {lr}",
             f"channel:   {', '.join(map(repr, algorithm.channel)) or 'updates leave as they are'}",
             f"leaves the site: {'; '.join(leaves)}",
             f"stays at the site: images, labels{', what it remembers' * bool(algorithm.memory)}",
@@ -130,6 +135,17 @@ class Terms:
             torch.zeros((0, *self.shape), dtype=torch.uint8), torch.zeros(0, dtype=torch.int64)
         )
         return make_algorithm(self.experiment(nothing))
+
+
+def _names_in(value: Any) -> Iterator[str]:
+    """The names of all that is chosen somewhere in plain tables, as a schedule is."""
+    if isinstance(value, dict):
+        if isinstance(value.get("name"), str):
+            yield value["name"]
+        value = list(value.values())
+    if isinstance(value, list):
+        for part in value:
+            yield from _names_in(part)
 
 
 def for_fleet(experiment: Experiment) -> Experiment:

@@ -90,7 +90,7 @@ class ActiveRun:
     def round_input(self) -> RoundInput:
         setup = self.setup
         return RoundInput(
-            setup.program,
+            setup.program_of(self.newest_state.round),
             setup.federation,
             self.newest_state,
             setup.experiment.seed,
@@ -197,7 +197,7 @@ def run_to_end(runs: Sequence[ActiveRun], keep_states: bool = True) -> list[Resu
     unfinished, setup = list(runs), runs[0].setup
     checkpoints = Checkpoints(every_round=setup.engine.reporting is not None)
     started: deque[StartedRound] = deque()
-    joined: list[ActiveRun] = []  # the runs that `program` is of
+    joined: list[ClientProgram] = []  # the programs that `program` is of
     program: ClientProgram | None = None
     try:
         for run in runs:
@@ -206,10 +206,13 @@ def run_to_end(runs: Sequence[ActiveRun], keep_states: bool = True) -> list[Resu
             while unfinished:
                 training = [run for run in unfinished if run.has_rounds_to_start]
                 if training:
-                    if program is None or training != joined:
-                        joined, program = training, _joint_program(training)
+                    inputs = [run.round_input for run in training]
+                    programs = [one.program for one in inputs]
+                    if program is None or [*map(id, programs)] != [*map(id, joined)]:
+                        like = next(iter(inputs[0].state.params.values()))
+                        joined, program = programs, ClientProgram.joint(programs, like)
                     try:
-                        started.append(StartedRound(program, setup.engine, training))
+                        started.append(StartedRound(program, setup.engine, training, inputs))
                     except BelowQuorum as error:
                         while started:  # what was before it counts
                             started.popleft().finish()
@@ -259,18 +262,19 @@ def rounds_ahead(setup: Setup) -> int:
     return 1 if setup.device.type == "cuda" else 0
 
 
-def _joint_program(runs: Sequence[ActiveRun]) -> ClientProgram:
-    like = next(iter(runs[0].state.params.values()))
-    return ClientProgram.joint([run.setup.program for run in runs], like)
-
-
 class StartedRound:
     """A round of several runs that has started; on a GPU it may not have been computed yet."""
 
-    def __init__(self, program: ClientProgram, engine: Engine, runs: Sequence[ActiveRun]) -> None:
+    def __init__(
+        self,
+        program: ClientProgram,
+        engine: Engine,
+        runs: Sequence[ActiveRun],
+        inputs: Sequence[RoundInput],
+    ) -> None:
         self.start_time, self.runs = time.perf_counter(), list(runs)
         lost = engine.num_lost
-        self.results = run_rounds(program, engine, [run.round_input for run in runs])
+        self.results = run_rounds(program, engine, inputs)
         self.workers_lost = engine.num_lost - lost
         numbers = []
         for run, (state, outcome) in zip(runs, self.results, strict=True):
@@ -300,6 +304,7 @@ class StartedRound:
                 "clients": outcome.clients,
                 "bytes_up": outcome.bytes_up,
                 "bytes_down": outcome.bytes_down,
+                **_scheduled(run.setup, state.round - 1),
                 **{name: next(numbers) for name in outcome.scalars},
                 **(who_failed(run.setup, state, outcome) if run.setup.some_may_fail else {}),
                 **({"workers_lost": self.workers_lost} if self.workers_lost else {}),
@@ -308,6 +313,12 @@ class StartedRound:
             is_finite = math.isfinite(next(numbers))
             if run.status == "running":
                 run.record_round(state, record, is_finite, evaluation)
+
+
+def _scheduled(setup: Setup, round: int) -> Record:
+    """The numbers of a round that others may have had otherwise; that of `local.lr` as `lr`."""
+    numbers = setup.experiment.scheduled(round)
+    return {"lr" if key == "local.lr" else key: value for key, value in numbers.items()}
 
 
 def who_failed(setup: Setup, state: State, outcome: Outcome) -> Record:
