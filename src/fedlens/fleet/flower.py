@@ -23,9 +23,6 @@ from fedlens.files import write_atomically
 from fedlens.fleet.keys import CA, SERVER, SERVER_KEY
 
 REMEDY = "install it with: pip install 'fedlens[fleet]'"
-COMMANDS = ("flwr-agentapp", "flwr-connector", "flwr-model", "flwr-serverapp", "flwr-simulation")
-"""What a SuperNode could be told to start besides `flwr-clientapp`: all of it runs sent code."""
-
 APP = """\
 [build-system]
 requires = ["hatchling"]
@@ -85,7 +82,7 @@ def environment(home: Path, first: Path | None = None) -> dict[str, str]:
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05",
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
         "PYTHONUNBUFFERED": "1",
         "PATH": os.pathsep.join([*places, os.environ.get("PATH", "")]),
     }
@@ -249,11 +246,9 @@ def start_supernode(
     from fedlens.fleet.keys import NODE_KEY
 
     commands = home / "bin"
-    refuse = '#!/bin/sh\necho "refused: this site runs no app of its server" >&2\nexit 1\n'
-    ours = f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m fedlens.fleet.clientapp "$@"\n'
-    for command, text in {**dict.fromkeys(COMMANDS, refuse), "flwr-clientapp": ours}.items():
-        write_atomically(commands / command, text.encode())
-        (commands / command).chmod(0o755)
+    superexec = f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m fedlens.fleet.superexec "$@"\n'
+    write_atomically(commands / "flower-superexec", superexec.encode())
+    (commands / "flower-superexec").chmod(0o755)
     (home / "flower").mkdir(parents=True, exist_ok=True)
     places = {"name": name, "home": home.resolve(), "data": data.resolve(), "device": device}
     config = " ".join(f'{key}="{value}"' for key, value in places.items())
