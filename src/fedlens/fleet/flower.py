@@ -122,6 +122,17 @@ def end(process: subprocess.Popen[bytes], patience: float = 8.0) -> None:
             continue
 
 
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    with suppress(OSError):
+        # One that has ended and is not waited for yet is as good as gone.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return True
+
+
 def write_app(folder: Path, experiment: str, sites: int = 2, out: str = "runs/fleet") -> None:
     """A Flower app that does an experiment: a few lines that call the installed Fedlens."""
     package = folder / "fedlens_fleet"
@@ -246,7 +257,8 @@ def start_supernode(
     from fedlens.fleet.keys import NODE_KEY
 
     commands = home / "bin"
-    superexec = f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m fedlens.fleet.superexec "$@"\n'
+    python, output = shlex.quote(sys.executable), shlex.quote(str(home.resolve() / "superexec.log"))
+    superexec = f'#!/bin/sh\nexec {python} -m fedlens.fleet.superexec "$@" >>{output} 2>&1\n'
     write_atomically(commands / "flower-superexec", superexec.encode())
     (commands / "flower-superexec").chmod(0o755)
     (home / "flower").mkdir(parents=True, exist_ok=True)
