@@ -14,6 +14,7 @@ from typing import Any
 
 from fedlens.experiment import Experiment
 from fedlens.fleet.flower import end, free_port
+from fedlens.fleet.join import Tail
 from fedlens.fleet.serve import open_fleet, run_on
 from fedlens.fleet.server import Job
 from fedlens.fleet.site import Site
@@ -50,11 +51,16 @@ class Federation:
 
     def come_back(self, name: str) -> None:
         """Start a site again until it is let in: one that was killed is refused for a minute."""
-        for _ in range(30):
+        last = time.monotonic() + 300
+        while time.monotonic() < last:
+            log = Tail(self.sites[name].home / "supernode.log")
             self.start(name)
-            time.sleep(6)
-            if self.processes[name].poll() is None:
-                return
+            said = ""
+            while self.processes[name].poll() is None:
+                said += log.new()
+                if "SuperNode ID" in said:
+                    return
+                time.sleep(0.2)
         raise AssertionError(f"{name} does not come back")
 
     @contextmanager

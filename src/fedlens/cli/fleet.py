@@ -203,12 +203,12 @@ def app_command(
     """Make a Flower app of an experiment, for `flwr run`."""
     from fedlens.experiment import Experiment
     from fedlens.fleet.flower import write_app
+    from fedlens.fleet.trial import of_sites
 
     if folder.exists():
-        raise ValueError(f"{folder} exists: choose another")
-    write_app(
-        folder, Experiment.read(experiment, overrides or []).toml(), sites, str(Path(out).resolve())
-    )
+        raise ValueError(f"{folder} exists: choose another --to")
+    described = of_sites(Experiment.read(experiment, overrides or []), sites)
+    write_app(folder, described.toml(), sites, str(Path(out).resolve()))
     print(f"{folder}: run it with: flwr run {folder}")
 
 
