@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-import threading
 import time
 import traceback
 from collections.abc import Mapping, Sequence
@@ -22,7 +21,7 @@ from flwr.serverapp import Grid, ServerApp
 from fedlens.core import Tree
 from fedlens.files import write_atomically
 from fedlens.fleet.engine import Arrived
-from fedlens.fleet.flower import is_alive
+from fedlens.fleet.flower import end_with
 from fedlens.fleet.server import Job, run_job
 from fedlens.fleet.site import Site
 
@@ -188,7 +187,7 @@ def server_app(experiment: Path | None = None) -> ServerApp:
 def _run(grid: Grid, job: Job, path: Path) -> None:
     """Do a job, and leave beside its file what was said meanwhile and what came of it."""
     if job.served_by is not None:
-        threading.Thread(target=_end_after, args=(job.served_by,), daemon=True).start()
+        end_with(job.served_by)  # else it waits for sites, with the run folder locked
     events, result = path.with_suffix(".events"), path.with_suffix(".result")
 
     def tell(line: str) -> None:
@@ -205,11 +204,3 @@ def _run(grid: Grid, job: Job, path: Path) -> None:
     write_atomically(result, json.dumps(outcome).encode())
     if "error" in outcome:
         raise RuntimeError(outcome["error"])
-
-
-def _end_after(process: int) -> None:
-    """End with the process that serves, also if it was killed: this one would wait for sites, with
-    the run folder locked."""
-    while is_alive(process):
-        time.sleep(0.5)
-    os._exit(1)

@@ -11,6 +11,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 import warnings
@@ -131,6 +132,20 @@ def is_alive(pid: int) -> bool:
         # One that has ended and is not waited for yet is as good as gone.
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     return True
+
+
+def end_with(process: int) -> None:
+    """End this process at once when another has ended, also if that was killed.
+
+    Flower's processes look after each other as well, but try for minutes to reach the dead first.
+    """
+
+    def watch() -> None:
+        while is_alive(process):
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def write_app(folder: Path, experiment: str, sites: int = 2, out: str = "runs/fleet") -> None:

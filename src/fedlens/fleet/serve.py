@@ -35,7 +35,8 @@ def open_fleet(
     public = public_keys(keys)
     with one_writer(home), SuperLink(home, keys) as link:
         numbers = link.register(public)
-        with Gate(host, port, link.address, keys, tell):
+        names = {key: name for name, key in public.items()}
+        with Gate(host, port, link.address, keys, tell, names):
             tell(f"listening on {host}:{port} for {', '.join(public)}")
             yield link, numbers
 

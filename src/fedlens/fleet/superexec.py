@@ -7,13 +7,13 @@ Fedlens that is installed: no code that was sent is run, and Flower and torch ar
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import traceback
 from pathlib import Path
 from typing import Any, NoReturn
 
-from flwr.clientapp import ClientApp
 from flwr.supercore.cli import flower_superexec
 from flwr.supercore.constant import TaskType
 from flwr.supercore.superexec import run_superexec as superexec
@@ -21,7 +21,7 @@ from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResult
 from flwr.supercore.tls import validate_and_resolve_root_certificates
 from flwr.supernode.runtime import run_clientapp as runtime
 
-from fedlens.fleet.apps import client_app
+from fedlens.fleet.flower import end_with
 
 
 class Forks:
@@ -38,6 +38,9 @@ class Forks:
     def launch(self, spec: ExecutionSpec) -> LaunchResult:
         if spec.task_type != TaskType.CLIENT_APP:
             return LaunchResult.failed("this site runs no app of its server")
+        # Before the fork, so that it is done once; and not before there is a message, since a
+        # SuperNode that is refused comes here as well.
+        importlib.import_module("fedlens.fleet.apps")
         if os.fork() == 0:
             _answer(spec)
         return LaunchResult.accepted()
@@ -56,6 +59,7 @@ class Forks:
 
 def _answer(spec: ExecutionSpec) -> NoReturn:
     """Answer one message, in the fork: it must not go on with what its parent was doing."""
+    end_with(os.getppid())
     status = 1
     try:
         runtime.run_clientapp(
@@ -87,7 +91,9 @@ def _no_folder(*_: Any, **__: Any) -> Path:
 
 
 def _load_ours(*_: Any, **__: Any) -> Any:
-    def load(*_: Any, **__: Any) -> ClientApp:
+    def load(*_: Any, **__: Any) -> Any:
+        from fedlens.fleet.apps import client_app
+
         return client_app()
 
     return load
@@ -111,6 +117,7 @@ def main() -> None:
         if not hasattr(module, name):
             sys.exit(f"this Flower starts apps in another way ({name}): install flwr 1.41")
         setattr(module, name, ours)
+    end_with(os.getppid())
     sys.argv[0] = "flower-superexec"
     flower_superexec()
 
