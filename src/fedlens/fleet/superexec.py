@@ -59,7 +59,6 @@ class Forks:
 
 def _answer(spec: ExecutionSpec) -> NoReturn:
     """Answer one message, in the fork: it must not go on with what its parent was doing."""
-    end_with(os.getppid())
     status = 1
     try:
         runtime.run_clientapp(
@@ -105,11 +104,13 @@ def _forks(*_: Any, **__: Any) -> Forks:
 
 REPLACED = (
     (superexec, "get_executor", _forks),
+    (superexec, "start_parent_process_monitor", end_with),
+    (runtime, "start_parent_process_monitor", end_with),
     (runtime, "install_from_fab", _installs_nothing),
     (runtime, "get_project_dir", _no_folder),
     (runtime, "get_load_client_app_fn", _load_ours),
 )
-"""By what Flower starts apps, installs them, and loads what was sent."""
+"""By what Flower starts apps, ends them, installs them, and loads what was sent."""
 
 
 def main() -> None:
@@ -117,7 +118,6 @@ def main() -> None:
         if not hasattr(module, name):
             sys.exit(f"this Flower starts apps in another way ({name}): install flwr 1.41")
         setattr(module, name, ours)
-    end_with(os.getppid())
     sys.argv[0] = "flower-superexec"
     flower_superexec()
 
