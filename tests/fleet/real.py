@@ -14,7 +14,6 @@ from typing import Any
 
 from fedlens.experiment import Experiment
 from fedlens.fleet.flower import end, free_port
-from fedlens.fleet.join import Tail
 from fedlens.fleet.serve import open_fleet, run_on
 from fedlens.fleet.server import Job
 from fedlens.fleet.site import Site
@@ -44,24 +43,19 @@ class Federation:
 
     def kill(self, name: str, how: int = signal.SIGKILL) -> None:
         """End a site's SuperNode; what it had started ends by itself."""
-        process = self.processes.pop(name)
+        process = self.processes[name]
         with suppress(ProcessLookupError):
             os.killpg(process.pid, how)
         process.wait(20)
 
-    def come_back(self, name: str) -> None:
-        """Start a site again until it is let in: one that was killed is refused for a minute."""
-        last = time.monotonic() + 300
-        while time.monotonic() < last:
-            log = Tail(self.sites[name].home / "supernode.log")
-            self.start(name)
-            said = ""
-            while self.processes[name].poll() is None:
-                said += log.new()
-                if "SuperNode ID" in said:
-                    return
-                time.sleep(0.2)
-        raise AssertionError(f"{name} does not come back")
+    def look_after(self) -> None:
+        """Start sites that have ended again: one that was killed is refused for a minute.
+
+        By a thread that lives on: a process is ended with the thread that started it.
+        """
+        for name, process in self.processes.items():
+            if process.poll() is not None:
+                self.start(name)
 
     @contextmanager
     def opened(self) -> Iterator[Federation]:

@@ -97,11 +97,10 @@ def test_servers_and_sites_that_are_killed_end_with_the_same_bytes(tmp_path):
     out = tmp_path / "run"
     server = _serve(fleet, path, out)
     kills = {"server": 0, "site": 0}
-    coming: dict[str, threading.Thread] = {}
     try:
         for name in fleet.sites:
             fleet.start(name)
-        _wait_for_a_round(server, out)
+        _wait_for_a_round(fleet, server, out)
         for number in range(KILLS):
             time.sleep(rng.uniform(0, 10))
             assert server.poll() is None, (fleet.folder / "serve.log").read_text()[-2000:]
@@ -110,18 +109,13 @@ def test_servers_and_sites_that_are_killed_end_with_the_same_bytes(tmp_path):
                 server.wait()
                 server = _serve(fleet, path, out)
                 kills["server"] += 1
-                _wait_for_a_round(server, out)
+                _wait_for_a_round(fleet, server, out)
             else:
-                name = rng.choice(sorted(fleet.sites))
-                if name in coming:
-                    coming[name].join()
-                fleet.kill(name)
-                coming[name] = soon(partial(fleet.come_back, name))
+                fleet.kill(rng.choice(sorted(fleet.sites)))
                 kills["site"] += 1
-        assert server.wait(1800) == 0
+        wait_until(partial(_has_ended, fleet, server), 1800)
+        assert server.poll() == 0
     finally:
-        for thread in coming.values():
-            thread.join()
         fleet.close()
         end(server)
     fl.run(for_fleet(fl.Experiment.read(path)), tmp_path / "here")
@@ -133,14 +127,19 @@ def test_servers_and_sites_that_are_killed_end_with_the_same_bytes(tmp_path):
     print(f"same bytes after {kills}; sites were {dict(failed)}; {len(records)} rounds")
 
 
-def _wait_for_a_round(server, out):
+def _wait_for_a_round(fleet, server, out):
     """Until another round is over, or the server."""
 
     def done():
         return len(read_records(out)) if out.is_dir() else 0
 
     before = done()
-    wait_until(lambda: server.poll() is not None or done() > before, 600)
+    wait_until(lambda: _has_ended(fleet, server) or done() > before, 600)
+
+
+def _has_ended(fleet, server):
+    fleet.look_after()
+    return server.poll() is not None
 
 
 def _serve(fleet, path, out):
@@ -162,17 +161,21 @@ def test_a_site_that_died_is_waited_for(tmp_path):
     with fleet.opened():
         for name in fleet.sites:
             fleet.start(name)
-        victim = sorted(fleet.sites)[1]
+        victim, over = sorted(fleet.sites)[1], threading.Event()
         orders = fleet.sites[victim].home / "orders"
 
         def act():
             wait_until(lambda: orders.is_dir(), 300)
             fleet.kill(victim)
-            fleet.come_back(victim)
+            while not over.wait(1):
+                fleet.look_after()
 
         acting = soon(act)
-        assert fleet.run(path, tmp_path / "run") == "finished"
-        acting.join()
+        try:
+            assert fleet.run(path, tmp_path / "run") == "finished"
+        finally:
+            over.set()
+            acting.join()
     fl.run(for_fleet(fl.Experiment.read(path)), tmp_path / "here")
     assert model_bytes(tmp_path / "run") == model_bytes(tmp_path / "here")
     print(json.dumps([record["failed"] for record in read_records(tmp_path / "run")]))
