@@ -43,19 +43,19 @@ class Federation:
 
     def kill(self, name: str, how: int = signal.SIGKILL) -> None:
         """End a site's SuperNode; what it had started ends by itself."""
-        process = self.processes.pop(name)
+        process = self.processes[name]
         with suppress(ProcessLookupError):
             os.killpg(process.pid, how)
         process.wait(20)
 
-    def come_back(self, name: str) -> None:
-        """Start a site again until it is let in: one that was killed is refused for a minute."""
-        for _ in range(30):
-            self.start(name)
-            time.sleep(6)
-            if self.processes[name].poll() is None:
-                return
-        raise AssertionError(f"{name} does not come back")
+    def look_after(self) -> None:
+        """Start sites that have ended again: one that was killed is refused for a minute.
+
+        By a thread that lives on: a process is ended with the thread that started it.
+        """
+        for name, process in self.processes.items():
+            if process.poll() is not None:
+                self.start(name)
 
     @contextmanager
     def opened(self) -> Iterator[Federation]:

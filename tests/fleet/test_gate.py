@@ -1,5 +1,6 @@
 """The gate passes on what sites need, and nothing else."""
 
+import base64
 import contextlib
 import http.client
 import http.server
@@ -60,7 +61,8 @@ def opened(folder: Path):
     port = free_port()
     Inner.seen.clear()
     try:
-        with Gate("127.0.0.1", port, f"127.0.0.1:{inner.server_port}", keys, told.append):
+        address = f"127.0.0.1:{inner.server_port}"
+        with Gate("127.0.0.1", port, address, keys, told.append, {b"ann's key": "ann"}):
             yield port, keys, told
     finally:
         inner.shutdown()
@@ -101,7 +103,14 @@ def test_the_fleet_api_is_passed_on_and_nothing_else(tmp_path):
         assert ask(port, keys, "/v1/fleet/pull-messages", method="GET")[0] == 404
         assert len(Inner.seen) == passed
         assert ask(port, keys, "/v1/fleet/get-fab")[0] == 401
-        assert any("is not registered" in line for line in told)
+        assert any("key (none) is not registered" in line for line in told)
+        for key, word in (
+            (b"ann's key", "ann is held to be here"),
+            (b"eve's", "is not registered"),
+        ):
+            shown = {"flwr-public-key": base64.b64encode(key).decode()}
+            assert ask(port, keys, "/v1/fleet/get-fab", headers=shown)[0] == 401
+            assert word in told[-1]
         assert any("'/v1/control/start-run'" in line for line in told)
     assert len(PATHS) == 12
 
@@ -145,7 +154,7 @@ def test_who_speaks_no_tls_or_trusts_another_ca_is_named(tmp_path):
 
 def test_a_port_that_is_taken_is_a_mistake(tmp_path):
     with opened(tmp_path) as (port, keys, _):
-        taken = Gate("127.0.0.1", port, "127.0.0.1:1", keys, print)
+        taken = Gate("127.0.0.1", port, "127.0.0.1:1", keys, print, {})
         with pytest.raises(ValueError, match="cannot be listened on"):
             taken.__enter__()
 

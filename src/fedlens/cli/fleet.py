@@ -86,7 +86,7 @@ def serve_command(
         raise ValueError(f"{folder} exists: choose another --out, or add --resume or --overwrite")
     place = home or keys / "server"
     path = write_experiment(described, place / "experiment.toml")
-    host, port = _address(address)
+    host, port = _address(address, "--address", "0.0.0.0:9092")
     job = Job(
         experiment=str(path),
         out=str(folder),
@@ -119,6 +119,7 @@ def join_command(
     from fedlens.fleet.join import join
 
     check_installed()
+    _address(server, "--server", "10.0.0.1:9092")
     join(home or Path(name), name, data, server, device, lambda line: _tell(f"{name}: {line}"))
 
 
@@ -202,17 +203,17 @@ def app_command(
     """Make a Flower app of an experiment, for `flwr run`."""
     from fedlens.experiment import Experiment
     from fedlens.fleet.flower import write_app
+    from fedlens.fleet.trial import of_sites
 
     if folder.exists():
-        raise ValueError(f"{folder} exists: choose another")
-    write_app(
-        folder, Experiment.read(experiment, overrides or []).toml(), sites, str(Path(out).resolve())
-    )
+        raise ValueError(f"{folder} exists: choose another --to")
+    described = of_sites(Experiment.read(experiment, overrides or []), sites)
+    write_app(folder, described.toml(), sites, str(Path(out).resolve()))
     print(f"{folder}: run it with: flwr run {folder}")
 
 
-def _address(text: str) -> tuple[str, int]:
+def _address(text: str, option: str, example: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65535:
-        raise ValueError(f"--address is {text!r}: give HOST:PORT, as 0.0.0.0:9092")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise ValueError(f"{option} is {text!r}: give HOST:PORT, as {example}")
     return host.strip("[]"), int(port)

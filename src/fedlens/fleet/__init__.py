@@ -1,4 +1,4 @@
 """A real federation: clients are sites that hold their own data, and Flower carries messages.
 
-Only `apps.py`, `flower.py` and `clientapp.py` import Flower; the rest does not know it.
+Only `apps.py`, `flower.py` and `superexec.py` import Flower; the rest does not know it.
 """

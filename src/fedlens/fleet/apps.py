@@ -21,6 +21,7 @@ from flwr.serverapp import Grid, ServerApp
 from fedlens.core import Tree
 from fedlens.files import write_atomically
 from fedlens.fleet.engine import Arrived
+from fedlens.fleet.flower import end_with
 from fedlens.fleet.server import Job, run_job
 from fedlens.fleet.site import Site
 
@@ -185,6 +186,8 @@ def server_app(experiment: Path | None = None) -> ServerApp:
 
 def _run(grid: Grid, job: Job, path: Path) -> None:
     """Do a job, and leave beside its file what was said meanwhile and what came of it."""
+    if job.served_by is not None:
+        end_with(job.served_by)  # else it waits for sites, with the run folder locked
     events, result = path.with_suffix(".events"), path.with_suffix(".result")
 
     def tell(line: str) -> None:

@@ -26,7 +26,7 @@ from fedlens.work import Part, Shared, Work
 
 DEADLINE = 3600.0  # seconds, where the experiment has none
 AWAY = 90.0  # seconds for which a site is waited for that is not there: Flower refuses it for 60
-PAUSE = 0.1  # seconds between two looks for replies
+PAUSE = 0.25  # seconds between two looks for replies
 
 
 class Arrived(NamedTuple):

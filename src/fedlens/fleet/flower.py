@@ -11,6 +11,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 import warnings
@@ -23,9 +24,6 @@ from fedlens.files import write_atomically
 from fedlens.fleet.keys import CA, SERVER, SERVER_KEY
 
 REMEDY = "install it with: pip install 'fedlens[fleet]'"
-COMMANDS = ("flwr-agentapp", "flwr-connector", "flwr-model", "flwr-serverapp", "flwr-simulation")
-"""What a SuperNode could be told to start besides `flwr-clientapp`: all of it runs sent code."""
-
 APP = """\
 [build-system]
 requires = ["hatchling"]
@@ -85,7 +83,7 @@ def environment(home: Path, first: Path | None = None) -> dict[str, str]:
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05",
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
         "PYTHONUNBUFFERED": "1",
         "PATH": os.pathsep.join([*places, os.environ.get("PATH", "")]),
     }
@@ -123,6 +121,31 @@ def end(process: subprocess.Popen[bytes], patience: float = 8.0) -> None:
             return
         except subprocess.TimeoutExpired:
             continue
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    with suppress(OSError):
+        # One that has ended and is not waited for yet is as good as gone.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return True
+
+
+def end_with(process: int) -> None:
+    """End this process at once when another has ended, also if that was killed.
+
+    Flower's processes look after each other as well, but try for minutes to reach the dead first.
+    """
+
+    def watch() -> None:
+        while is_alive(process):
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def write_app(folder: Path, experiment: str, sites: int = 2, out: str = "runs/fleet") -> None:
@@ -249,11 +272,10 @@ def start_supernode(
     from fedlens.fleet.keys import NODE_KEY
 
     commands = home / "bin"
-    refuse = '#!/bin/sh\necho "refused: this site runs no app of its server" >&2\nexit 1\n'
-    ours = f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m fedlens.fleet.clientapp "$@"\n'
-    for command, text in {**dict.fromkeys(COMMANDS, refuse), "flwr-clientapp": ours}.items():
-        write_atomically(commands / command, text.encode())
-        (commands / command).chmod(0o755)
+    python, output = shlex.quote(sys.executable), shlex.quote(str(home.resolve() / "superexec.log"))
+    superexec = f'#!/bin/sh\nexec {python} -m fedlens.fleet.superexec "$@" >>{output} 2>&1\n'
+    write_atomically(commands / "flower-superexec", superexec.encode())
+    (commands / "flower-superexec").chmod(0o755)
     (home / "flower").mkdir(parents=True, exist_ok=True)
     places = {"name": name, "home": home.resolve(), "data": data.resolve(), "device": device}
     config = " ".join(f'{key}="{value}"' for key, value in places.items())

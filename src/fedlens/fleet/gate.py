@@ -14,7 +14,7 @@ import socket
 import ssl
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +42,22 @@ Tell = Callable[[str], None]
 
 
 class Gate:
-    """Listens on host:port, with the server's certificate; `inner` is the SuperLink's address."""
+    """Listens on host:port, with the server's certificate; `inner` is the SuperLink's address.
 
-    def __init__(self, host: str, port: int, inner: str, keys: Path, tell: Tell) -> None:
+    `names` are those of the sites, by their public keys.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        inner: str,
+        keys: Path,
+        tell: Tell,
+        names: Mapping[bytes, str],
+    ) -> None:
         self.host, self.port, self.inner, self.keys, self.tell = host, port, inner, keys, tell
+        self.names = names
         self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()
         self._error: OSError | None = None
@@ -177,13 +189,21 @@ class Gate:
         if reply.status_code in (401, 403) or (
             reply.status_code >= 400 and request.target.endswith(b"/activate-node")
         ):
-            self._say(f"refused a site at {peer}: key {_key_of(request.headers)} is not registered")
+            self._say(f"refused a site at {peer}: {self._why(request.headers)}")
         back = [
             (name, value)
             for name, value in reply.headers.raw
             if name.lower() not in HOP | {b"content-encoding"}
         ]
         await _respond(http, writer, reply.status_code, back, reply.content)
+
+    def _why(self, headers: Any) -> str:
+        """Why the SuperLink does not take a site that shows this key."""
+        key = _key_of(headers)
+        if key in self.names:
+            return f"{self.names[key]} is held to be here already, for a minute after it died"
+        short = hashlib.sha256(key).hexdigest()[:12] if key else "(none)"
+        return f"key {short} is not registered"
 
     def _say(self, line: str) -> None:
         """Tell it, once."""
@@ -232,12 +252,10 @@ def _family(host: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
-def _key_of(headers: Any) -> str:
-    """A short name of the key that a site shows."""
+def _key_of(headers: Any) -> bytes:
+    """The public key that a site shows; empty if it shows none."""
     shown = [value for name, value in headers if b"public-key" in name.lower()]
-    if not shown:
-        return "(none)"
     try:
-        return hashlib.sha256(base64.b64decode(shown[0])).hexdigest()[:12]
+        return base64.b64decode(shown[0]) if shown else b""
     except ValueError:
-        return "(unreadable)"
+        return b""

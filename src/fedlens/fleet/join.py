@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedlens.files import write_atomically
 from fedlens.fleet.flower import end, start_supernode
 from fedlens.fleet.keys import CA, NODE_KEY, check_name
 from fedlens.fleet.policy import DEFAULT, FILE, Policy
+from fedlens.fleet.site import LOG
 
 PATIENCE = 100.0  # seconds: a node that died is refused for 60, as if another had its key
 PAUSE = 5.0
+LOOK = 0.5  # seconds between two looks at what was logged
+REFUSED = "[code: 2004]"  # in Flower's log: the key is not registered, or in use
 
 Tell = Callable[[str], None]
 
@@ -32,46 +37,111 @@ def join(home: Path, name: str, data: Path, server: str, device: str, tell: Tell
     if not (home / FILE).is_file():
         write_atomically(home / FILE, DEFAULT.encode())
     Policy.read(home)
-    log = home / "supernode.log"
+    say = Changes(tell)
+    answers = Tail(home / LOG)
     refused_since: float | None = None
     while True:
-        start_of_log = log.stat().st_size if log.is_file() else 0
-        process = start_supernode(home, name, data, server, device, log)
+        log = Tail(home / "supernode.log")
+        process = start_supernode(home, name, data, server, device, log.path)
         begun = time.monotonic()
         try:
-            _watch(process, log, start_of_log, tell)
+            said = _follow(process, log, answers, server, say)
         finally:
             end(process)
-        said = _new(log, start_of_log)
         if "CERTIFICATE_VERIFY_FAILED" in said:
-            raise ValueError(f"{server} has no certificate by {home / CA}: get the server's ca.pem")
+            raise ValueError(
+                f"{server} has no certificate by {home / CA}, or one for other addresses: get its "
+                "ca.pem, and see that its keys were made with this --host"
+            )
         now = time.monotonic()
         if now - begun > PATIENCE:
             refused_since = None
         refused_since = refused_since or begun
-        if "2004" in said and now - refused_since > PATIENCE:
+        if REFUSED in said and now - refused_since > PATIENCE:
             raise ValueError(
                 f"{server} does not let {name} in: give {name}.pub to who runs it, and see that "
                 "no other process uses the key"
             )
-        tell(f"not connected ({_reason(said)}); trying again")
+        why = "its key is refused" if REFUSED in said else f"see {log.path}"
+        say.state(f"not connected ({why}); trying again")
         time.sleep(PAUSE)
 
 
-def _watch(process: subprocess.Popen[bytes], log: Path, begin: int, tell: Tell) -> None:
-    told = False
-    while process.poll() is None:
-        if not told and "SuperNode ID" in _new(log, begin):
-            tell("connected")
-            told = True
-        time.sleep(0.5)
+def _follow(
+    process: subprocess.Popen[bytes], log: Tail, answers: Tail, server: str, say: Changes
+) -> str:
+    """Tell how it stands and what is answered, until the process ends; all that it logged."""
+    said, ended = "", False
+    while not ended:
+        ended = process.poll() is not None
+        said += log.new()
+        state = state_by(said, server)
+        if state is not None:
+            say.state(state)
+        for line in answers.new().splitlines():
+            say.answer(answer_by(line))
+        time.sleep(0 if ended else LOOK)
+    return said
 
 
-def _new(log: Path, begin: int) -> str:
-    with log.open("rb") as file:
-        file.seek(begin)
-        return file.read().decode(errors="replace")
+def state_by(said: str, server: str) -> str | None:
+    """How a SuperNode stands, by the last word of its log about that."""
+    signs = {
+        "SuperNode ID": "connected",
+        "Connection successful": "connected",
+        "Connection attempt failed": f"nobody answers at {server}; trying again",
+    }
+    at, state = max((said.rfind(sign), state) for sign, state in signs.items())
+    return state if at >= 0 else None
 
 
-def _reason(said: str) -> str:
-    return "its key is refused" if "2004" in said else "the connection was lost"
+def answer_by(line: str) -> str:
+    """A line of the site's own log, in words."""
+    answer = json.loads(line)
+    refused = answer["said"].get("refused")
+    if refused is not None:
+        return f"refused: {refused}"
+    if answer["asked"] == "train":
+        sent = f"{answer['sent_bytes'] / 1e3:.1f} kB"
+        return f"trained for {answer['seconds']:.1f} s, and sent {sent}"
+    return {"sizes": "told how much it holds", "test": "tested the model"}[answer["asked"]]
+
+
+@dataclass
+class Tail:
+    """What is added to a file from now on, line by line."""
+
+    path: Path
+    place: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.place = self.path.stat().st_size if self.path.is_file() else 0
+
+    def new(self) -> str:
+        if not self.path.is_file():
+            return ""
+        with self.path.open("rb") as file:
+            file.seek(self.place)
+            whole = file.read().rpartition(b"\n")
+        self.place += len(whole[0] + whole[1])
+        return (whole[0] + whole[1]).decode(errors="replace")
+
+
+@dataclass
+class Changes:
+    """Tells how a site stands when that changes; and what it answers, a refusal once."""
+
+    tell: Tell
+    last_state: str = ""
+    last_refusal: str = ""
+
+    def state(self, state: str) -> None:
+        if state != self.last_state:
+            self.last_state = state
+            self.tell(state)
+
+    def answer(self, answer: str) -> None:
+        refusal = answer if answer.startswith("refused") else ""
+        if not refusal or refusal != self.last_refusal:
+            self.tell(answer)
+        self.last_refusal = refusal

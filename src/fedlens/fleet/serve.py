@@ -12,10 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedlens.fleet.flower import SuperLink, write_app
+from fedlens.fleet.flower import SuperLink, is_alive, write_app
 from fedlens.fleet.gate import Gate
 from fedlens.fleet.keys import CA, public_keys
 from fedlens.fleet.server import Job
+from fedlens.locks import one_writer
 from fedlens.run_files import ROUNDS, read_records
 from fedlens.runs.active import Watch
 
@@ -32,9 +33,11 @@ def open_fleet(
     if not (keys / CA).is_file():
         raise ValueError(f"{keys} has no {CA}: make keys with `fedlens fleet keys`")
     public = public_keys(keys)
-    with SuperLink(home, keys) as link:
+    with one_writer(home), SuperLink(home, keys) as link:
         numbers = link.register(public)
-        with Gate(host, port, link.address, keys, tell):
+        names = {key: name for name, key in public.items()}
+        with Gate(host, port, link.address, keys, tell, names):
+            tell(f"listening on {host}:{port} for {', '.join(public)}")
             yield link, numbers
 
 
@@ -53,11 +56,12 @@ def run_on(link: SuperLink, job: Job, home: Path, tell: Tell, watch: Watch | Non
     for ending in (".events", ".result", ".pid"):
         path.with_suffix(ending).unlink(missing_ok=True)
     out = Path(job.out).resolve()
-    job = replace(job, out=str(out), experiment=str(Path(job.experiment).resolve()))
+    experiment = str(Path(job.experiment).resolve())
+    job = replace(job, out=str(out), experiment=experiment, served_by=os.getpid())
     job.write(path)
     write_app(app, "")
+    follow = Follow(path, out, tell, watch, job.resume)
     link.run(app, {"job": str(path)})
-    follow = Follow(path, out, tell, watch)
     try:
         outcome = follow.until_done(link)
     except BaseException:
@@ -74,14 +78,25 @@ def run_on(link: SuperLink, job: Job, home: Path, tell: Tell, watch: Watch | Non
 class Follow:
     """What the ServerApp's process writes, told here as it comes."""
 
-    def __init__(self, job: Path, out: Path, tell: Tell, watch: Watch | None) -> None:
+    def __init__(
+        self, job: Path, out: Path, tell: Tell, watch: Watch | None, resumes: bool
+    ) -> None:
         self.job, self.out, self.tell, self.watch = job, out, tell, watch
         self.num_events = 0
-        self.last_round = self._newest()
+        self.seen: tuple[int, int] | None = None  # of the records: when they were written, how long
+        before = [record["round"] for record in self._new_records()]
+        self.last_round = max(before, default=0) if resumes else 0
 
-    def _newest(self) -> int:
-        records = read_records(self.out) if (self.out / ROUNDS).is_file() else []
-        return max((record["round"] for record in records), default=0)
+    def _new_records(self) -> list[dict[str, Any]]:
+        """All records, if there are others than at the last look."""
+        path = self.out / ROUNDS
+        if not path.is_file():
+            return []
+        stat = path.stat()
+        if (stat.st_mtime_ns, stat.st_size) == self.seen:
+            return []
+        self.seen = (stat.st_mtime_ns, stat.st_size)
+        return read_records(self.out)
 
     def until_done(self, link: SuperLink) -> dict[str, Any]:
         result = self.job.with_suffix(".result")
@@ -93,7 +108,7 @@ class Follow:
             if link.process.poll() is not None:
                 raise OSError(f"Flower's SuperLink has ended: see {link.log}; go on with --resume")
             pid = _pid(self.job)
-            if pid is not None and not _is_alive(pid) and not result.is_file():
+            if pid is not None and not is_alive(pid) and not result.is_file():
                 raise OSError(f"the server's app has ended: see {link.log}; go on with --resume")
             time.sleep(LOOK)
 
@@ -104,10 +119,10 @@ class Follow:
             for line in lines[self.num_events :]:
                 self.tell(line)
             self.num_events = len(lines)
-        if self.watch is not None and (self.out / ROUNDS).is_file():
-            for record in read_records(self.out):
-                if record["round"] > self.last_round:
-                    self.last_round = record["round"]
+        for record in self._new_records():
+            if record["round"] > self.last_round:
+                self.last_round = record["round"]
+                if self.watch is not None:
                     self.watch(record)
 
 
@@ -116,20 +131,9 @@ def _pid(job: Path) -> int | None:
     return int(path.read_text()) if path.is_file() else None
 
 
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    with suppress(OSError):
-        # One that has ended and is not waited for yet is as good as gone.
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return True
-
-
 def _end_app(job: Path) -> None:
     """End the ServerApp's process, which Flower started."""
     pid = _pid(job)
-    if pid is not None and _is_alive(pid):
+    if pid is not None and is_alive(pid):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)

@@ -193,6 +193,7 @@ class Job:
     resume: bool = False
     wait: float = 600.0
     at_least: int | None = None
+    served_by: int | None = None  # the process without which it is to end
 
     @classmethod
     def read(cls, path: Path) -> Job:
@@ -213,6 +214,7 @@ def run_job(
     dataset = load_dataset(experiment.dataset, Path(job.data) if job.data else None)
     if resumes:
         known = [Held(**one) for one in json.loads((out / SITES).read_text())]
+        tell(f"experiment {Terms.of(experiment, dataset).hash}, from where it was")
         unknown = [one.name for one in known if one.name not in job.sites]
         if unknown:
             raise ValueError(f"{out} was begun with {unknown[0]}: add its key")

@@ -37,6 +37,7 @@ from fedlens.setup.network import make_network
 from fedlens.trees import map_tensors, moved
 
 OFFERED, APPROVED = "offered", "approved"
+LOG = "log.jsonl"  # in its folder: what was asked, and what was sent
 
 
 class Reply(NamedTuple):
@@ -151,7 +152,9 @@ class Site:
         wanted = str(order.get("experiment"))
         path = self.home / APPROVED / f"{wanted}.json"
         if not wanted.isalnum() or not path.is_file():
-            raise Refused(f"experiment {wanted[:12]} is not approved here")
+            raise Refused(
+                f"experiment {wanted[:12]} is not approved here: see `fedlens fleet approve`"
+            )
         terms = read_terms(path.read_text(), wanted)
         Policy.read(self.home).check(terms)
         examples = site_examples(self.data, terms, self.home / "cache")
@@ -192,7 +195,7 @@ class Site:
             "seconds": round(seconds, 3),
         }
         self.home.mkdir(parents=True, exist_ok=True)
-        with (self.home / "log.jsonl").open("a") as file:
+        with (self.home / LOG).open("a") as file:
             file.write(json.dumps(line) + "\n")
 
 

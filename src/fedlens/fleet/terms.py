@@ -120,7 +120,7 @@ class Terms:
             f"{', '.join(self.classes[:12])}{', ...' if len(self.classes) > 12 else ''}",
             f"model:     {model}",
             f"algorithm: {' + '.join(self.algorithms)}",
-            f"training:  {self.rounds} rounds of {local['epochs']} epochs, "
+            f"training:  rounds: {self.rounds}, epochs of each: {local['epochs']}, "
             f"batches of {local['batch_size']}, lr {lr}",
             f"channel:   {', '.join(map(repr, algorithm.channel)) or 'updates leave as they are'}",
             f"leaves the site: {'; '.join(leaves)}",

@@ -1,0 +1,122 @@
+"""What a round of a fleet takes beside one of an empty Flower app that sends the same bytes."""
+
+import json
+import time
+from statistics import median
+
+import pytest
+
+from fedlens.fleet.flower import end, environment, free_port, start
+from fedlens.fleet.keys import CA, NODE_KEY
+from fedlens.run_files import read_records
+from tests.fleet.real import Federation, wait_until
+from tests.fleet.sites import write_experiment
+
+pytest.importorskip("flwr", reason="a fleet needs flwr: pip install 'fedlens[fleet]'")
+pytestmark = pytest.mark.fleet
+
+ROUNDS, SITES = 6, 2
+PYPROJECT = """\
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "empty"
+version = "1.0.0"
+description = "It sends back what it is sent"
+license = "Apache-2.0"
+dependencies = []
+
+[tool.flwr.app]
+publisher = "fedlens"
+
+[tool.flwr.app.components]
+serverapp = "empty.server:app"
+clientapp = "empty.client:app"
+
+[tool.flwr.app.config]
+out = ""
+"""
+CLIENT = """\
+from flwr.app import Message
+from flwr.clientapp import ClientApp
+
+app = ClientApp()
+
+@app.query("echo")
+def echo(message, context):
+    return Message(message.content, reply_to=message)
+"""
+SERVER = f"""\
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.serverapp import ServerApp
+
+app = ServerApp()
+
+@app.main()
+def main(grid, context):
+    sizes = {{"weight": (4, 192), "bias": (4,)}}
+    arrays = ArrayRecord({{name: Array(np.ones(size, "f4")) for name, size in sizes.items()}})
+    nodes, seconds = [], []
+    while len(nodes) < {SITES}:
+        nodes = list(grid.get_node_ids())
+        time.sleep(0.25)
+    for _ in range({ROUNDS}):
+        begun = time.monotonic()
+        content = RecordDict({{"arrays": arrays}})
+        waiting = set(grid.push_messages([Message(content, n, "query.echo") for n in nodes]))
+        while waiting:
+            for reply in grid.pull_messages(list(waiting)):
+                assert not reply.has_error(), reply.error
+                waiting.discard(reply.metadata.reply_to_message_id)
+            time.sleep(0.25)
+        seconds.append(time.monotonic() - begun)
+    Path(str(context.run_config["out"])).write_text(json.dumps(seconds))
+"""
+
+
+def floor(fleet, folder):
+    """Seconds of rounds of the empty app, on SuperNodes that are Flower's own throughout."""
+    app, out = folder / "app", folder / "seconds.json"
+    (app / "empty").mkdir(parents=True)
+    (app / "pyproject.toml").write_text(PYPROJECT)
+    for name, text in (("__init__", ""), ("client", CLIENT), ("server", SERVER)):
+        (app / "empty" / f"{name}.py").write_text(text)
+    nodes = []
+    for site in fleet.sites.values():
+        home = site.home
+        words = ["flower-supernode", "--superlink", fleet.link.address]
+        words += ["--root-certificates", home / CA, "--auth-supernode-private-key", home / NODE_KEY]
+        words += ["--host", "127.0.0.1", "--port", free_port(), "--isolation", "subprocess"]
+        nodes.append(start(words, folder / f"{home.name}.log", environment(folder / home.name)))
+    try:
+        fleet.link.run(app, {"out": str(out)})
+        wait_until(out.is_file, 600)
+    finally:
+        for node in nodes:
+            node.terminate()
+        for node in nodes:
+            end(node)
+    return json.loads(out.read_text())
+
+
+def test_a_round_takes_at_most_a_second_more_than_an_empty_one(tmp_path):
+    path = write_experiment(tmp_path, rounds=ROUNDS, per_round=SITES)
+    path.write_text(path.read_text().replace("count = 4", f"count = {SITES}"))
+    fleet = Federation(tmp_path / "fleet", path)
+    with fleet.opened():
+        empty = floor(fleet, tmp_path)
+        time.sleep(1)
+        for name in fleet.sites:
+            fleet.start(name)
+        assert fleet.run(path, tmp_path / "run", wait=200.0) == "finished"
+    ours = [record["seconds"] for record in read_records(tmp_path / "run")]
+    for name, seconds in (("empty app", empty), ("fedlens", ours)):
+        print(f"{name}: median {median(seconds):.1f} s of", ", ".join(f"{s:.1f}" for s in seconds))
+    assert median(ours) < median(empty) + 1.0
