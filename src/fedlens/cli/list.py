@@ -3,17 +3,37 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import typer
 
-from fedlens.names import ALGORITHMS, DATASETS, DEVICES, MODELS, PARTITIONS, RECIPES
+from fedlens.names import (
+    ALGORITHMS,
+    DATASETS,
+    DEVICES,
+    LOSSES,
+    MODELS,
+    OPTIMIZERS,
+    PARTITIONS,
+    RECIPES,
+)
+
+Kind = Literal[
+    "algorithms",
+    "models",
+    "partitions",
+    "devices",
+    "losses",
+    "optimizers",
+    "datasets",
+    "recipes",
+]
 
 
 def list_command(
     kind: Annotated[
-        Literal["algorithms", "models", "partitions", "devices", "datasets", "recipes"] | None,
-        typer.Argument(help="algorithms, models, partitions, devices, datasets or recipes"),
+        Kind | None,
+        typer.Argument(help=f"one of {', '.join(get_args(Kind))}"),
     ] = None,
 ) -> None:
     """Print the names there are to choose from, one a line; or what can be listed."""
@@ -22,6 +42,8 @@ def list_command(
         "models": MODELS,
         "partitions": PARTITIONS,
         "devices": DEVICES,
+        "losses": LOSSES,
+        "optimizers": OPTIMIZERS,
         "datasets": DATASETS,
         "recipes": RECIPES,
     }
