@@ -22,7 +22,6 @@ from fedlens import keys
 from fedlens.algorithm import Algorithm, numbers_of, pick, same, side_by_side, with_numbers
 from fedlens.augment import Augment
 from fedlens.core import (
-    Batch,
     Local,
     Memory,
     Tree,
@@ -44,6 +43,7 @@ from fedlens.steps import (
     numbers_of_clients,
     one_for_all,
     own_rows,
+    read_batch,
     rows_of,
 )
 from fedlens.trees import in_order, map_tensors, stack, unstack
@@ -224,11 +224,7 @@ class ClientProgram:
         self, model: Model, examples: Examples, algorithm: Algorithm, local: Local, now: StepInput
     ) -> tuple[Local, Tensor]:
         """One step of every client; the loss is [C]."""
-        images = examples.read(now.chosen.flatten())
-        images = images.view(*now.chosen.shape, *images.shape[1:])
-        if self.augment is not None:
-            images = self.augment(images, now.augment_keys)
-        batch = Batch(images, now.labels, now.mask)
+        batch, mixture = read_batch(examples, now, self.augment)
         for p in local.params.values():
             p.requires_grad_()
         weights: dict[str, Any] = local.params
@@ -243,6 +239,8 @@ class ClientProgram:
         contracts = step is not None and step.contracts and not step.is_plain
         if contracts:  # the step itself does what penalties do
             objective = replace(objective, penalties=())
+        if mixture is not None:
+            logits, batch = mixture.two_labels(logits, batch)
         loss, plain_loss = objective(logits, batch, local)
         local.step, local.count, local.loss = now.step, now.counts, plain_loss
         found = torch.autograd.grad(

@@ -11,12 +11,16 @@ import torch
 from torch import Tensor
 
 from fedlens.algorithm import Algorithm
+from fedlens.augment import Augment
+from fedlens.augment.mixup import Mixture
 from fedlens.core import (
+    Batch,
     FactoredWeights,
     Local,
     Plan,
     Tree,
 )
+from fedlens.federation import Examples
 from fedlens.slots import LocalStep
 from fedlens.trees import join, map_tensors
 from fedlens.work import ClientInputs
@@ -37,6 +41,21 @@ class StepInput(NamedTuple):
     def at(self, which: int | slice) -> StepInput:
         by_client = {name: t[:, which] for name, t in self._asdict().items() if name != "step"}
         return StepInput(**by_client, step=self.step[which])
+
+
+def read_batch(
+    examples: Examples, now: StepInput, augment: Augment | None
+) -> tuple[Batch, Mixture | None]:
+    """The examples of one step as the model is shown them, and how they are mixed, if they are."""
+    images = examples.read(now.chosen.flatten())
+    images = images.view(*now.chosen.shape, *images.shape[1:])
+    mixture = None
+    if augment is not None:
+        images = augment(images, now.augment_keys)
+        mixture = augment.mixture(now.augment_keys, now.counts, now.chosen.shape[1])
+    if mixture is not None:
+        images = mixture.of_images(images)
+    return Batch(images, now.labels, now.mask), mixture
 
 
 TakeSteps = Callable[[Algorithm, Local, StepInput], tuple[Local, Tensor]]

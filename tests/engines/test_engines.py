@@ -97,11 +97,21 @@ def test_every_paper_is_under_test():
     assert set(PAPERS) <= tested
 
 
-@pytest.mark.parametrize("engine", OTHERS)
-def test_engines_agree_with_augmentation(engine):
-    augment = Augment(crop=1, flip=True)
-    expected = train(BASE, "sequential", augment=augment)
-    found = train(BASE, engine, augment=augment)
+AUGMENTS = {
+    "one image": Augment(1, True, 0.5, rotate=20, brightness=0.3, contrast=0.3, cutout=2),
+    "mixup": Augment(crop=1, flip=True, mixup=0.4),
+}
+
+
+@functools.cache
+def augmented(engine: str, augment: str) -> State:
+    return train(ALGORITHMS["fedir"], engine, augment=AUGMENTS[augment])
+
+
+@pytest.mark.parametrize("engine", [*OTHERS, "stacked, recorded"])
+@pytest.mark.parametrize("augment", AUGMENTS)
+def test_engines_agree_with_augmentation(augment, engine):
+    expected, found = augmented("sequential", augment), augmented(engine, augment)
     for name, value in expected.params.items():
         torch.testing.assert_close(found.params[name], value, rtol=1e-9, atol=1e-11)
 

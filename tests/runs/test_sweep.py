@@ -104,6 +104,23 @@ def test_numbers_side_by_side_give_what_runs_alone_give(tmp_path, algorithm):
     assert_alone(points, tmp_path / "sweep", exact=False)
 
 
+def test_numbers_of_optimisers_and_losses_are_numbers_too(tmp_path):
+    points = {
+        f"{beta1:g}": base(
+            precision="fp64",
+            loss={"name": "cross_entropy", "label_smoothing": smoothing},
+            local={
+                "optimizer": {"name": "adam", "beta1": beta1},
+                **{"lr": 0.01, "clip": clip, "class_balance": 0.9 * beta1, "reset": False},
+            },
+        )
+        for beta1, clip, smoothing in ((0.9, 0.1, 0.1), (0.5, 0.3, 0.2), (0.7, 1.0, 0.3))
+    }
+    assert [len(stack) for stack in prepare(points).stacks] == [3]
+    fl.sweep(points, tmp_path / "sweep")
+    assert_alone(points, tmp_path / "sweep", exact=False)
+
+
 @pytest.fixture(params=[0, 1], ids=["step by step", "a round ahead"])
 def ahead(request, monkeypatch) -> None:
     """As on a CPU, and as on a GPU: the next round begins before the last is looked at."""

@@ -3,20 +3,39 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import typer
 
-from fedlens.names import ALGORITHMS, DATASETS, DEVICES, MODELS, PARTITIONS, RECIPES, SCHEDULES
+from fedlens.names import (
+    ALGORITHMS,
+    DATASETS,
+    DEVICES,
+    LOSSES,
+    MODELS,
+    OPTIMIZERS,
+    PARTITIONS,
+    RECIPES,
+    SCHEDULES,
+)
+
+Kind = Literal[
+    "algorithms",
+    "models",
+    "partitions",
+    "devices",
+    "losses",
+    "optimizers",
+    "schedules",
+    "datasets",
+    "recipes",
+]
 
 
 def list_command(
     kind: Annotated[
-        Literal["algorithms", "models", "partitions", "devices", "datasets", "schedules", "recipes"]
-        | None,
-        typer.Argument(
-            help="algorithms, models, partitions, devices, datasets, schedules or recipes"
-        ),
+        Kind | None,
+        typer.Argument(help=f"one of {', '.join(get_args(Kind))}"),
     ] = None,
 ) -> None:
     """Print the names there are to choose from, one a line; or what can be listed."""
@@ -25,6 +44,8 @@ def list_command(
         "models": MODELS,
         "partitions": PARTITIONS,
         "devices": DEVICES,
+        "losses": LOSSES,
+        "optimizers": OPTIMIZERS,
         "datasets": DATASETS,
         "schedules": SCHEDULES,
         "recipes": RECIPES,

@@ -99,6 +99,7 @@ def build(experiment: Experiment, data: Path | None = None, beside: Setup | None
     else:
         client_tests = own_tests(experiment, dataset.test, split)
 
+    experiment.augment.check(dataset.train.images)
     algorithm = make_algorithm(experiment)
     check_schedules(experiment)
     if device.type == "cpu" and not workers:
