@@ -98,6 +98,8 @@ def main() -> None:
         start = {"seed": arguments.seed, "processes": processes, "device": str(device)}
         seconds = round(time.perf_counter() - begun, 2)
         print(json.dumps(start | versions | {"start_seconds": seconds}), flush=True)
+    lr = setup.experiment.local.lr
+    assert isinstance(lr, float), "what it is compared with has no schedules"
     federated_averaging(
         Classifier(module),
         images,
@@ -107,7 +109,7 @@ def main() -> None:
         rounds=arguments.rounds,
         cohort=setup.experiment.clients.cohort,
         batch=setup.experiment.local.batch_size,
-        lr=setup.experiment.local.lr,
+        lr=lr,
         callback=Judged(Dataset(raw_data=test), arguments.rounds, arguments.every),
     )
 

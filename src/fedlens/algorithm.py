@@ -191,6 +191,10 @@ def same(a: Any, b: Any) -> bool:
     """Whether two fillings are the same, number by number."""
     if isinstance(a, Tensor) or isinstance(b, Tensor):
         return isinstance(a, Tensor) and isinstance(b, Tensor) and torch.equal(a, b)
+    if a is b:
+        return True
+    if isinstance(a, tuple) and isinstance(b, tuple):
+        return len(a) == len(b) and all(map(same, a, b))
     if is_dataclass(a) and type(a) is type(b):
         return all(same(getattr(a, f.name), getattr(b, f.name)) for f in fields(a))
     return bool(a == b)
@@ -280,7 +284,7 @@ def numbers_of(fillings: Sequence[Any]) -> list[list[float]]:  # P of G
     return found
 
 
-def with_numbers(filling: T, numbers: Iterator[Tensor]) -> T:
+def with_numbers(filling: T, numbers: Iterator[Number]) -> T:
     """`filling` with these in the place of its numbers, in the order of `numbers_of`.
 
     A number of a sweep is a tensor [G] in it already, if it differs between the experiments.

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedlens import keys
-from fedlens.algorithm import Algorithm, numbers_of, pick, side_by_side, with_numbers
+from fedlens.algorithm import Algorithm, numbers_of, pick, same, side_by_side, with_numbers
 from fedlens.augment import Augment
 from fedlens.core import (
     Batch,
@@ -53,7 +53,7 @@ from fedlens.work import ClientInputs, Part, Shared, Span, Spans
 DROPOUT, AUGMENT = keys.purpose("dropout"), keys.purpose("augment")
 CHANNEL = keys.purpose("channel")
 
-_A_NUMBER = torch.tensor(torch.nan)  # for any in `ClientProgram.structure`; it equals itself alone
+_A_NUMBER = torch.tensor(1.0)  # for any in `ClientProgram._structure`, where no other is a tensor
 
 
 @dataclass(frozen=True)
@@ -98,15 +98,24 @@ class ClientProgram:
         """The numbers of each experiment's local steps, which a recorded round takes as input."""
         return numbers_of([(one.objective, one.solve) for one in self.algorithms])
 
+    def differs_in_numbers_alone(self, other: ClientProgram) -> bool:
+        """Whether `numbers` are all in which what clients do differs, and what is combined."""
+        return same(self._structure, other._structure)
+
+    def with_numbers(self, numbers: Sequence[float]) -> ClientProgram:
+        """With the `numbers` of a program from which it differs in these alone."""
+        rules = self.algorithm.objective, self.algorithm.solve
+        objective, solve = with_numbers(rules, iter(numbers))
+        return replace(self, algorithm=replace(self.algorithm, objective=objective, solve=solve))
+
     @cached_property
-    def structure(self) -> list[Any]:
-        """All that is recorded of it, but for `numbers`: what clients do, and what is combined."""
+    def _structure(self) -> tuple[Any, ...]:
         found: list[Any] = [self.layout, self.augment, self.form, self.guarded, self.apart]
         for one in self.algorithms:
             rules = with_numbers((one.objective, one.solve), itertools.repeat(_A_NUMBER))
             found += [rules, one.upload, one.channel, one.combine, one.carries, one.memory]
             found += [one.personal_norm, one.discloses]
-        return found
+        return tuple(found)
 
     def run(
         self,

@@ -77,6 +77,14 @@ DEVICES = ByName(
     "fedlens.reporting", {"alike": "devices", "synthetic": "devices", "trace": "devices"}
 )
 
+SCHEDULES = ByName(
+    "fedlens",
+    dict.fromkeys(
+        ("constant", "exponential", "step", "cosine", "polynomial", "piecewise", "warm-up"),
+        "schedules",
+    ),
+)
+
 PLAIN_PARTITIONS = ByName(
     "fedlens.data.partitions",
     {

@@ -16,7 +16,7 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, Union
@@ -138,9 +138,14 @@ def importable(*folders: Path) -> Iterator[None]:
         sys.path[:] = before
 
 
+@cache  # a schedule is called in every round
+def _signature(function: Callable[..., Any]) -> inspect.Signature:
+    return inspect.signature(function, eval_str=True)
+
+
 def options_of(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """The options that a function takes, by the name an experiment file uses."""
-    parameters = inspect.signature(function, eval_str=True).parameters.values()
+    parameters = _signature(function).parameters.values()
     return {p.name.rstrip("_"): p for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
@@ -168,7 +173,7 @@ def call(function: Callable[..., Any], *handed: Any, options: Mapping[str, Any])
     named = {known[name].name: value for name, value in options.items()}
     called = getattr(function, "__name__", function)
     try:
-        inspect.signature(function).bind(*handed, **named)
+        _signature(function).bind(*handed, **named)
     except TypeError as error:
         raise ValueError(
             f"{called} does not take the {len(handed)} arguments it is handed ({error}): "
@@ -213,16 +218,25 @@ def _union(value: Any, kind: Any, where: str) -> Any:
     choices = typing.get_args(kind)
     if value is None and type(None) in choices:
         return None
+    if Named in choices and float in choices:  # a number, or a schedule
+        return Named.of(value, where) if _is_table(value) else check(value, float, where)
     if Named in choices:  # the others cannot be written down
         others = tuple(choice for choice in choices if choice is not Named)
         return value if isinstance(value, others) else Named.of(value, where)
     written = [choice for choice in choices if choice is not type(None)]
     if len(written) == 1:
         return check(value, written[0], where)
+    tables = [choice for choice in choices if is_dataclass(choice)]
+    if isinstance(value, Mapping) and len(tables) == 1:
+        return check(value, tables[0], where)
     for choice in choices:
         with suppress(ValueError):
             return check(value, choice, where)
     raise _unexpected(value, kind, where)
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, (Mapping, Named))
 
 
 def _sequence(value: Any, kind: Any, where: str) -> Any:
@@ -278,6 +292,9 @@ def _record(value: Any, kind: Any, where: str) -> Any:
         return _instance(value, kind, where)
     hints = types_of(kind)
     refuse_unknown(value, hints, f"{where}.")
+    for one in fields(kind):
+        if one.default is MISSING and one.default_factory is MISSING and one.name not in value:
+            raise ValueError(f"{where} needs {one.name!r}: set {where}.{one.name} = ...")
     return kind(**{k: check(part, hints[k], f"{where}.{k}") for k, part in value.items()})
 
 

@@ -263,6 +263,7 @@ def _work(experiment: RoundInput, reports: Reports, models: Mapping[int, Memory]
         shares=algorithm.weigh(cohort).double(),
         cohort=cohort,
         cohort_sizes=(len(clients),),
+        rounds=(state.round,),
         group=group,
     )
 

@@ -77,10 +77,9 @@ def apply_override(content: dict[str, Any], override: str) -> None:
     *tables, last = key.strip().split(".", DEEPEST)
     if "." in last:
         raise ValueError(f"{shortened(key, 80)} has more than {DEEPEST} parts: write key=value")
-    if tables[:1] == ["algorithm"] and tables[1:]:
-        _algorithm_called(".".join(tables[1:]), content)[last] = _parsed(text)
-        return
     table = content
+    if tables[:1] == ["algorithm"] and tables[1:]:
+        table, tables = _algorithm_called(tables[1:], content)
     for name in tables:
         inner = table.setdefault(name, {})
         if isinstance(inner, str):  # a name by itself; an option makes it a table
@@ -120,15 +119,22 @@ def _value(text: str) -> Any:
     return value
 
 
-def _algorithm_called(name: str, content: dict[str, Any]) -> dict[str, Any]:
-    """The table of one of the experiment's algorithms, which are made a list of tables."""
+def _algorithm_called(
+    parts: list[str], content: dict[str, Any]
+) -> tuple[dict[str, Any], list[str]]:
+    """The table of one of the experiment's algorithms, which are made a list of tables.
+
+    Its name is as much of a dotted key as is a name; the rest of the key is given back.
+    """
     given = content.get("algorithm", [])
     listed = given if isinstance(given, list) else [given]
     tables = [{"name": one} if isinstance(one, str) else one for one in listed]
     content["algorithm"] = tables
-    for table in tables:
-        if isinstance(table, dict) and table.get("name") == name:
-            return table
+    for count in range(len(parts), 0, -1):
+        for table in tables:
+            if isinstance(table, dict) and table.get("name") == ".".join(parts[:count]):
+                return table, parts[count:]
+    name = ".".join(parts)
     raise ValueError(f"the experiment has no algorithm {name!r}: put algorithm={name} before it")
 
 

@@ -46,6 +46,7 @@ class Work:
     shares: Tensor  # [C] float64
     cohort: Cohort  # these C clients, as the server sees them
     cohort_sizes: tuple[int, ...]  # how many clients each experiment has, in other blocks too
+    rounds: tuple[int, ...]  # the round of each experiment, counted from 0
     group: Tensor | None = None
     """[C] Which row of `Shared` each gets: that of its experiment in a sweep or, of one experiment
     alone, that of the version of the model that it started from."""
@@ -71,6 +72,7 @@ class Work:
             shares=torch.cat([work.shares for work in works]),
             cohort=_joint_cohort([work.cohort for work in works]),
             cohort_sizes=tuple(map(len, works)),
+            rounds=tuple(round for work in works for round in work.rounds),
             group=torch.arange(len(works)).repeat_interleave(torch.tensor([*map(len, works)])),
         )
 

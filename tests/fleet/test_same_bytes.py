@@ -11,6 +11,7 @@ from tests.fleet.sites import make_sites, model_bytes, run_nearby, write_experim
 PAPERS = {
     "fedavg": '{ name = "fedavg" }',
     "fedprox": '{ name = "fedprox", mu = 0.1 }',
+    "fedprox, scheduled": '{ name = "fedprox", mu = { name = "cosine", start = 0.5 } }',
     "scaffold": '{ name = "scaffold" }',
     "fedadmm": '{ name = "fedadmm", rho = 0.1 }',
     "fedns": '{ name = "fedns" }',

@@ -105,6 +105,22 @@ def test_code_of_its_own_is_refused_unless_the_policy_names_it(tmp_path, key, ow
     assert sizes(site, terms)["size"] > 0
 
 
+def test_a_schedule_of_its_own_is_code_of_its_own(tmp_path):
+    own = "fedlens.schedules:cosine"
+    mu = f'{{ name = "warm-up", rounds = 1, then = {{ name = "{own}", start = 0.1 }} }}'
+    _, site, terms = one_site(tmp_path, f'{{ name = "fedprox", mu = {mu} }}')
+    assert terms.own_code == [own]
+    assert "code of its own" in sizes(site, terms)["refused"]
+
+
+def test_a_round_that_was_not_approved_is_refused(tmp_path):
+    _, site, terms = one_site(tmp_path)
+    order = {"experiment": terms.hash, "client": 0, "counted": None, "keys": [1]}
+    for wrong in (2, -1, None, "0"):
+        refused = site.answer("train", {**order, "round": wrong}, {}).facts["refused"]
+        assert refused == f"it was asked for round {wrong!r} of 2"
+
+
 def test_an_update_that_is_too_long_does_not_leave(tmp_path):
     path = write_experiment(tmp_path, rounds=1, per_round=4)
     sites = make_sites(path, tmp_path / "sites")
@@ -122,7 +138,7 @@ def test_a_site_is_not_asked_more_often_than_it_approved(tmp_path):
         "params/fc.weight": torch.zeros(1, 4, 192),
         "params/fc.bias": torch.zeros(1, 4),
     }
-    order = {"experiment": terms.hash, "client": 0, "counted": None}
+    order = {"experiment": terms.hash, "client": 0, "counted": None, "round": 0}
     for key in (1, 2, 2):
         assert "refused" not in site.answer("train", {**order, "keys": [key]}, model).facts
     assert "more often" in site.answer("train", {**order, "keys": [3]}, model).facts["refused"]
@@ -130,7 +146,7 @@ def test_a_site_is_not_asked_more_often_than_it_approved(tmp_path):
 
 def test_a_model_of_another_form_is_refused(tmp_path):
     _, site, terms = one_site(tmp_path)
-    order = {"experiment": terms.hash, "client": 0, "counted": None, "keys": [1]}
+    order = {"experiment": terms.hash, "client": 0, "counted": None, "keys": [1], "round": 0}
     model = {"params/fc.weight": torch.zeros(1, 4, 191), "params/fc.bias": torch.zeros(1, 4)}
     assert "another form" in site.answer("train", order, model).facts["refused"]
 

@@ -7,13 +7,16 @@ from typing import Annotated, Literal
 
 import typer
 
-from fedlens.names import ALGORITHMS, DATASETS, DEVICES, MODELS, PARTITIONS, RECIPES
+from fedlens.names import ALGORITHMS, DATASETS, DEVICES, MODELS, PARTITIONS, RECIPES, SCHEDULES
 
 
 def list_command(
     kind: Annotated[
-        Literal["algorithms", "models", "partitions", "devices", "datasets", "recipes"] | None,
-        typer.Argument(help="algorithms, models, partitions, devices, datasets or recipes"),
+        Literal["algorithms", "models", "partitions", "devices", "datasets", "schedules", "recipes"]
+        | None,
+        typer.Argument(
+            help="algorithms, models, partitions, devices, datasets, schedules or recipes"
+        ),
     ] = None,
 ) -> None:
     """Print the names there are to choose from, one a line; or what can be listed."""
@@ -23,6 +26,7 @@ def list_command(
         "partitions": PARTITIONS,
         "devices": DEVICES,
         "datasets": DATASETS,
+        "schedules": SCHEDULES,
         "recipes": RECIPES,
     }
     for name in tables if kind is None else tables[kind]:

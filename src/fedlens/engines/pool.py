@@ -160,15 +160,19 @@ class Pool:
     def slot_is_too_small(self) -> bool:
         return self.most_answered > self.sizes.slot_bytes
 
-    def begin_training(self, shared: Shared, work: Work) -> None:
-        self._begin(trees_of(shared), replace(work, memory=[{}] * len(work)))
+    def begin_training(self, program: ClientProgram, shared: Shared, work: Work) -> None:
+        """`program` differs from the pool's in numbers alone."""
+        numbers = [number for (number,) in program.numbers]  # of the one experiment
+        self._begin(trees_of(shared), replace(work, memory=[{}] * len(work)), numbers)
 
     def begin_predicting(self, model: Tree) -> None:
         self._begin({"model": model})
 
-    def _begin(self, trees: Memory, work: Work | None = None) -> None:
+    def _begin(
+        self, trees: Memory, work: Work | None = None, numbers: Sequence[float] | None = None
+    ) -> None:
         written = self.model.write(trees)
-        self._begun = pickle.dumps(Begin(written.positions, written.rest, work))
+        self._begun = pickle.dumps(Begin(written.positions, written.rest, work, numbers))
         for worker in self._hired:
             worker.send(self._begun)
 

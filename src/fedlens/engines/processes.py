@@ -69,10 +69,12 @@ class Processes(Dealt):
     def _hire(self, program: ClientProgram, shared: Shared, work: Work) -> Forked:
         crew = self._crew
         assert crew is None or isinstance(crew, Forked)
-        if crew is not None and crew.pool.program is program and not crew.pool.slot_is_too_small:
+        known = crew is not None and program.differs_in_numbers_alone(crew.pool.program)
+        if crew is not None and known and not crew.pool.slot_is_too_small:
+            crew.program = program  # its numbers travel with the work
             return crew
         sizes = Sizes.of(program, shared, work, self.num_workers, len(self.devices))
-        if crew is not None and crew.pool.program is program:
+        if crew is not None and known:
             sizes = sizes.grown(crew.pool.most_answered)  # what clients sent did not fit
         self.close()
 
@@ -82,14 +84,14 @@ class Processes(Dealt):
 
         devices = self.devices or [torch.device("cpu")] * self.num_workers
         pool = Pool(program, sizes, [partial(worker, device) for device in devices], devices)
-        return Forked(pool, len(devices))
+        return Forked(pool, len(devices), program)
 
 
 class Forked:
     """The workers of a pool as a `Crew`."""
 
-    def __init__(self, pool: Pool, num_workers: int) -> None:
-        self.pool, self.num_workers = pool, num_workers
+    def __init__(self, pool: Pool, num_workers: int, program: ClientProgram) -> None:
+        self.pool, self.num_workers, self.program = pool, num_workers, program
         self.costs = Costs()
         self.num_waiting, self.clients_a_task = len(pool.slots), pool.sizes.clients_a_slot
 
@@ -104,7 +106,7 @@ class Forked:
     def train(
         self, shared: Shared, work: Work, blocks: Sequence[slice], order: list[int]
     ) -> Iterator[Done]:
-        self.pool.begin_training(shared, work)
+        self.pool.begin_training(self.program, shared, work)
 
         def task(rows: slice, number: int, slot: SharedBuffer) -> Training:
             written = slot.write(stack(work.memory[rows]))

@@ -75,9 +75,10 @@ class Stacked(Engine):
         return self._prepared.forms if self._prepared else {}
 
     def map(self, program: ClientProgram, shared: Shared, work: Work) -> Iterator[Part]:
-        if self._prepared is None or self._prepared.program.structure != program.structure:
-            self._prepared = Prepared(program, self._recorder())
-        self._prepared.program = program  # its numbers are an input of what is recorded
+        prepared = self._prepared
+        if prepared is None or not program.differs_in_numbers_alone(prepared.program):
+            self._prepared = prepared = Prepared(program, self._recorder())
+        prepared.program = program  # its numbers are an input of what is recorded
         shared = shared._replace(params=self.network.lay_out_stacked(shared.params))
         start, each = 0, _clients_of_each(work)
         while start < len(work):
@@ -87,12 +88,12 @@ class Stacked(Engine):
             size = max(size // each * each, each) if each <= self.at_once else size
             try:
                 block = work if size == len(work) else work.rows(slice(start, start + size))
-                parts = self._train_block(self._prepared, shared, block)
+                parts = self._train_block(prepared, shared, block)
             except torch.OutOfMemoryError:
                 if size == 1:
                     raise
                 self.at_once = size // 2
-                self._prepared = Prepared(program, self._recorder())
+                self._prepared = prepared = Prepared(program, self._recorder())
                 torch.cuda.empty_cache()
                 continue
             # If they are all, the next round is the first to write there.

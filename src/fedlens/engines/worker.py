@@ -28,6 +28,7 @@ class Begin(NamedTuple):
     model: Positions
     rest: Memory  # of the model, what its memory had no room for
     work: Work | None = None  # of the whole cohort, without memory
+    numbers: Sequence[float] | None = None  # of the program, in this round; None: as they were
 
 
 class Training(NamedTuple):
@@ -78,6 +79,8 @@ class Worker:
             if isinstance(task, Begin):
                 self._begun = task
                 self.trainer.begin(merged(self.model.read(task.model), task.rest))
+                if self.trainer.program is not None and task.numbers is not None:
+                    self.trainer.program = self.trainer.program.with_numbers(task.numbers)
                 continue
             try:
                 pipe.send_bytes(pickle.dumps(self._answer(task)))

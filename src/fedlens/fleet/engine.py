@@ -109,6 +109,7 @@ class Fleet(Engine):
             client: {
                 "experiment": self.experiment,
                 "client": client,
+                "round": work.rounds[0],  # a site knows its numbers from the terms
                 "size": self.sizes[client],
                 "keys": [own_keys[row] for row in some],
                 "counted": counted(work.memory[some[0]]),

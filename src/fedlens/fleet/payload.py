@@ -93,7 +93,9 @@ def work_alone(plan: Plan, keys: torch.Tensor, facts: Facts, memory: Memory) -> 
         num_clients=count,
         num_examples=int(facts.size.sum()),
     )
-    return Work(plan, keys, facts, [memory] * count, ones, cohort, cohort_sizes=(count,))
+    return Work(
+        plan, keys, facts, [memory] * count, ones, cohort, cohort_sizes=(count,), rounds=(0,)
+    )
 
 
 def shared_of(model: Tree) -> Shared:

@@ -31,7 +31,7 @@ from fedlens.runs.folder import RunFolder
 from fedlens.runs.result import Result
 from fedlens.runs.run import reopen, start
 from fedlens.setup import Setup
-from fedlens.setup.algorithm import make_algorithm
+from fedlens.setup.algorithm import check_schedules, make_algorithm
 from fedlens.setup.data import ClientTests, load_dataset
 from fedlens.setup.network import make_network
 
@@ -124,6 +124,7 @@ def make_setup(
     experiment = replace(experiment, clients=clients)
     network, weights = make_network(experiment, dataset)
     algorithm = make_algorithm(experiment)
+    check_schedules(experiment)
     algorithm.combine.check(network.layout)
     program = ClientProgram(algorithm, network.layout, experiment.augment)
     engine = Fleet(

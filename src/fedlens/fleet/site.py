@@ -97,17 +97,17 @@ class Site:
             "size": int(task.holdings.sizes.sum()),
             "held_out": 0 if task.tested is None else int(task.tested.sizes.sum()),
         }
-        if "label_counts" in task.program.algorithm.discloses:
+        if "label_counts" in task.terms.algorithm.discloses:
             facts["label_counts"] = task.facts.label_counts[0].tolist()
         return Reply(facts, {})
 
     def _train(self, order: Mapping[str, Any], tensors: Tree) -> Reply:
         task = self._task(order)
+        program = task.program_of(order.get("round"))
         own_keys = [int(key) for key in order["keys"]]
         counted = order.get("counted")
         self._count_orders(task.terms, own_keys)
         shared = payload.shared_of(task.as_ordered(tensors))
-        program, algorithm = task.program, task.program.algorithm
         remembered = self._memory(task.terms)
         memory = remembered.read(counted)
         if memory is None:
@@ -116,7 +116,7 @@ class Site:
         remembered.settle(counted)
         several = torch.tensor(own_keys, dtype=torch.int64)
         holdings = task.holdings.take(torch.zeros(len(several), dtype=torch.int64))
-        plan = algorithm.draw(holdings, keys.fold(several, DRAW))
+        plan = program.algorithm.draw(holdings, keys.fold(several, DRAW))
         facts = map_tensors(task.facts, lambda t: t.expand(len(several), *t.shape[1:]))
         work = payload.work_alone(plan, several, facts, memory)
         sent: Tree = {}
@@ -234,9 +234,11 @@ class Task:
         dataset = self.experiment.dataset
         return make_network(self.experiment, dataset)[0]  # type: ignore[arg-type]
 
-    @cached_property
-    def program(self) -> ClientProgram:
-        algorithm = make_algorithm(self.experiment)
+    def program_of(self, round: Any) -> ClientProgram:
+        """The program with the numbers that a round has by the terms."""
+        if type(round) is not int or not 0 <= round < self.terms.rounds:
+            raise Refused(f"it was asked for round {round!r} of {self.terms.rounds}")
+        algorithm = make_algorithm(self.experiment, round)
         return ClientProgram(algorithm, self.network.layout, self.experiment.augment, apart=True)
 
     @cached_property

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -17,7 +18,16 @@ from fedlens.federation import Dataset, Examples
 from fedlens.setup.algorithm import make_algorithm
 from fedlens.version import __version__
 
-NOT_TOLD = ("dataset", "device", "evaluate", "faults", "reporting", "weights", "weights_sha256")
+NOT_TOLD = (
+    "dataset",
+    "device",
+    "evaluate",
+    "faults",
+    "reporting",
+    "stop",
+    "weights",
+    "weights_sha256",
+)
 """What of an experiment is the server's own affair."""
 
 
@@ -83,7 +93,8 @@ class Terms:
         tables = self.content["experiment"]
         chosen = [tables["model"], tables["loss"], tables["local"]["optimizer"]]
         names = [one if isinstance(one, str) else one["name"] for one in chosen]
-        return [name for name in (*names, *self.algorithms) if ":" in name]
+        names += _names_in([tables["local"], tables["server"], tables["algorithm"]])
+        return [name for name in dict.fromkeys(names) if ":" in name]
 
     def experiment(self, examples: Examples) -> Experiment:
         """The experiment on a site's own examples."""
@@ -109,14 +120,16 @@ class Terms:
         if tables["clients"]["holdout"]:
             leaves.append("how many of its held-out examples the model classifies correctly")
         local = tables["local"]
+        lr = local["lr"]
+        lr = f"{lr:g}" if isinstance(lr, int | float) else json.dumps(lr)
         return [
             f"experiment {self.hash}",
             f"data:      images {shape} of {len(self.classes)} classes: "
             f"{', '.join(self.classes[:12])}{', ...' if len(self.classes) > 12 else ''}",
             f"model:     {model}",
             f"algorithm: {' + '.join(self.algorithms)}",
-            f"training:  {self.rounds} rounds of {local['epochs']} epochs, "
-            f"batches of {local['batch_size']}, lr {local['lr']:g}",
+            f"training:  {self.rounds} rounds of {_work_of(local)}, "
+            f"batches of {local['batch_size']}, lr {lr}",
             f"channel:   {', '.join(map(repr, algorithm.channel)) or 'updates leave as they are'}",
             f"leaves the site: {'; '.join(leaves)}",
             f"stays at the site: images, labels{', what it remembers' * bool(algorithm.memory)}",
@@ -130,6 +143,27 @@ class Terms:
             torch.zeros((0, *self.shape), dtype=torch.uint8), torch.zeros(0, dtype=torch.int64)
         )
         return make_algorithm(self.experiment(nothing))
+
+
+def _work_of(local: dict[str, Any]) -> str:
+    """How much a site trains in a round."""
+    key = "steps" if "steps" in local else "epochs"
+    amount = local[key]
+    if isinstance(amount, dict):
+        amount = f"{amount['low']:g} to {amount['high']:g}"
+    most = f", {local['max_steps']} steps at the most" if "max_steps" in local else ""
+    return f"{amount} {key}{most}"
+
+
+def _names_in(value: Any) -> Iterator[str]:
+    """The names of all that is chosen somewhere in plain tables, as a schedule is."""
+    if isinstance(value, dict):
+        if isinstance(value.get("name"), str):
+            yield value["name"]
+        value = list(value.values())
+    if isinstance(value, list):
+        for part in value:
+            yield from _names_in(part)
 
 
 def for_fleet(experiment: Experiment) -> Experiment:

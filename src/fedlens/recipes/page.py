@@ -116,18 +116,22 @@ def _local(cell: Experiment) -> str:
     """What a client does in a round, as its algorithm has it."""
     local = cell.local
     steps = f"{local.epochs} epoch{'' if local.epochs == 1 else 's'} of {local.batch_size}"
-    lr = f"lr {local.lr:g}"
+    lr = f"lr {_number(local.lr)}"
     for one in cell.algorithm:
         if one.name == "celiadmm" or (one.name, one.options.get("local")) == ("liadmm", "gradient"):
             count = one.options.get("k0", 1)
             steps = f"{count} full-batch step{'' if count == 1 else 's'}"
-            lr = f"γ {one.options['gamma'] or local.lr:g}"
+            lr = f"γ {_number(one.options['gamma'] or local.lr)}"
         elif one.name == "fedvc":
             steps = f"{one.options['size']} examples in batches of {local.batch_size}"
     momentum = f"momentum {local.momentum:g}" if local.momentum else ""
     decay = f"weight decay {local.weight_decay:g}" if local.weight_decay else ""
     loss = "" if cell.loss.name == "cross_entropy" else cell.loss.name.replace("_", " ")
     return ", ".join(filter(None, (steps, lr, momentum, decay, loss)))
+
+
+def _number(given: float | Named) -> str:
+    return given.name if isinstance(given, Named) else f"{given:g}"
 
 
 def _computed(run: Run) -> str:

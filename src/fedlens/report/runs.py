@@ -26,6 +26,7 @@ from fedlens.report.groups import Group, best_round, curve, group, mean_and_std,
 from fedlens.report.holdings import class_blocks, client_blocks, partition_blocks
 from fedlens.report.outcomes import outcome_blocks
 from fedlens.report.page import Drawing, render_page
+from fedlens.report.schedules import schedule_blocks
 from fedlens.report.tables import decimal, rows
 from fedlens.run_files import EXPERIMENT, MANIFEST
 from fedlens.runs.records import PART_NAMES, Run, number, primary_part, read_all, settings
@@ -56,7 +57,7 @@ def run_blocks(runs: Sequence[Run]) -> list[Block]:
     repeated = any(len(one.runs) > 1 for one in groups)
     blocks: list[Block] = [_results_of_groups(groups, part)] if repeated else [_results(runs)]
     blocks += curve_blocks(groups, part)
-    blocks += [*_bars(groups, part), *_cost(groups, part)]
+    blocks += [*_bars(groups, part), *_cost(groups, part), *schedule_blocks(groups)]
     blocks += outcome_blocks(groups, part)
     blocks += [*client_blocks(groups), *class_blocks(groups), *partition_blocks(groups)]
     if repeated:
@@ -346,7 +347,8 @@ def _end(one: Group) -> str:
     ends |= {"stopped": f"(stopped after {rounds}: too few clients reported)"}
     ends |= {"invalid": f"(its loss is not a finite number after {rounds})"}
     ends |= {"interrupted": f"(interrupted after {rounds})", "running": f"(running, {rounds})"}
-    return ends.get(run.status, f"after {rounds}")
+    early = f" ({written(run.summary['reason'])})" if "reason" in run.summary else ""
+    return ends.get(run.status, f"after {rounds}{early}")
 
 
 def common_folder(runs: Sequence[Run]) -> Path:

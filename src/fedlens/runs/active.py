@@ -23,6 +23,7 @@ from fedlens.runs.measures import OF_MODEL, PARTS, measure_name
 from fedlens.runs.records import is_number
 from fedlens.runs.result import Result
 from fedlens.runs.settings import torch_settings
+from fedlens.runs.stopping import Stopping
 from fedlens.runs.summary import Record, summary
 from fedlens.setup import Setup
 from fedlens.trees import HostCopy
@@ -38,6 +39,7 @@ class Whole(NamedTuple):
 
     state: State
     mark: Mark | None  # the end of its records in their file, if they are written
+    best: Tree | None  # the best model so far, if that is kept
 
 
 class ActiveRun:
@@ -52,12 +54,13 @@ class ActiveRun:
         watch: Watch | None = None,
         twin: Twin | None = None,
         file: Records | None = None,
+        best: Tree | None = None,
     ) -> None:
         self.setup, self.folder = setup, folder
         self.newest_state = state  # after the rounds that have started, which may not have ended
         self.records, self.watch, self.twin = records or [], watch, twin
         self.file = file
-        self._whole = Whole(state, file.mark if file else None)
+        self._whole = Whole(state, file.mark if file else None, best)
         diverged = not math.isfinite(float(_sum_of_model(state))) or _has_diverged(self.records)
         self.status = "diverged" if diverged else "running"
         self.reason = ""  # why it stopped, if it did
@@ -67,6 +70,16 @@ class ActiveRun:
         spent = sum(r["seconds"] + r.get("evaluation_seconds", 0.0) for r in self.records)
         earlier = self.earlier_summary
         self.earlier_seconds = earlier["seconds"]["total"] if earlier else spent
+        self.stopping = Stopping(setup.experiment)
+        for record in self.records:
+            self.stopping.spend(record, self.earlier_seconds)
+            self.stopping.judge(record)
+        self._heed()
+
+    def _heed(self) -> None:
+        """Go no further, if the experiment says so."""
+        if self.stopping.reason and self.status == "running":
+            self.status, self.reason = "finished", self.stopping.reason
 
     @property
     def state(self) -> State:
@@ -90,7 +103,7 @@ class ActiveRun:
     def round_input(self) -> RoundInput:
         setup = self.setup
         return RoundInput(
-            setup.program,
+            setup.program_of(self.newest_state.round),
             setup.federation,
             self.newest_state,
             setup.experiment.seed,
@@ -105,18 +118,24 @@ class ActiveRun:
     ) -> None:
         """The end of a round: evaluate if it is time to, and write the record."""
         experiment, trained = self.setup.experiment, time.perf_counter()
+        best = self._whole.best
+        self.stopping.spend(record, self.earlier_seconds + trained - self.start_time)
         if not is_finite or _has_diverged([record]):
             self.status = "diverged"
-        elif self.is_evaluated(state):
+        elif self.is_evaluated(state) or self.stopping.reason:
             measured, details = evaluation.read(self.twin)
             record |= measured
-            if self.folder is not None and state.round == experiment.rounds:
+            if self.stopping.judge(record) and experiment.evaluate.best:
+                best = self._model_of(state)
+            self._heed()
+            is_last = self.status == "finished" or state.round == experiment.rounds
+            if self.folder is not None and is_last:
                 self.folder.write(EVALUATION, to_json(details.plain()) + "\n")
             record["evaluation_seconds"] = time.perf_counter() - trained
         if self.file is not None:
             self.file.append(record)
         self.records.append(record)
-        self._whole = Whole(state, self.file.mark if self.file else None)
+        self._whole = Whole(state, self.file.mark if self.file else None, best)
         if self.watch is not None:
             self.watch(record)
         self.record_time = time.perf_counter()
@@ -131,7 +150,7 @@ class ActiveRun:
         elif self.file is not None:
             self.file.sync()
         if self.folder is not None:
-            self.folder.save_model(self.model)
+            self.folder.save_model(self.model, self._whole.best)
         self.write_summary(status)
         if self.folder is not None and not keep_state:
             self.folder.remove_states()
@@ -142,10 +161,10 @@ class ActiveRun:
 
     def save(self) -> None:
         """Write the checkpoint, once the records that it rests on are on the disk."""
-        state, mark = self._whole
+        state, mark, best = self._whole
         if self.folder is not None and self.file is not None and mark is not None:
             self.file.sync()
-            self.folder.save_state(state, mark)
+            self.folder.save_state(state, mark, best)
 
     def stop(self, error: BaseException) -> None:
         """Keep the last whole round: a state is a value, whatever was in progress."""
@@ -173,12 +192,16 @@ class ActiveRun:
 
     @property
     def model(self) -> Tree:
-        return self.state.params | self.state.buffers | self.setup.network.frozen
+        return self._model_of(self.state)
+
+    def _model_of(self, state: State) -> Tree:
+        return state.params | state.buffers | self.setup.network.frozen
 
     @property
     def result(self) -> Result:
         folder = self.folder.path if self.folder else None
-        return Result(self.status, self.records, self.summary, self.model, folder)
+        best = self._whole.best
+        return Result(self.status, self.records, self.summary, self.model, folder, best)
 
 
 def train(setup: Setup, watch: Watch | None = None) -> Result:
@@ -197,7 +220,7 @@ def run_to_end(runs: Sequence[ActiveRun], keep_states: bool = True) -> list[Resu
     unfinished, setup = list(runs), runs[0].setup
     checkpoints = Checkpoints(every_round=setup.engine.reporting is not None)
     started: deque[StartedRound] = deque()
-    joined: list[ActiveRun] = []  # the runs that `program` is of
+    joined: list[ClientProgram] = []  # the programs that `program` is of
     program: ClientProgram | None = None
     try:
         for run in runs:
@@ -206,10 +229,13 @@ def run_to_end(runs: Sequence[ActiveRun], keep_states: bool = True) -> list[Resu
             while unfinished:
                 training = [run for run in unfinished if run.has_rounds_to_start]
                 if training:
-                    if program is None or training != joined:
-                        joined, program = training, _joint_program(training)
+                    inputs = [run.round_input for run in training]
+                    programs = [one.program for one in inputs]
+                    if program is None or [*map(id, programs)] != [*map(id, joined)]:
+                        like = next(iter(inputs[0].state.params.values()))
+                        joined, program = programs, ClientProgram.joint(programs, like)
                     try:
-                        started.append(StartedRound(program, setup.engine, training))
+                        started.append(StartedRound(program, setup.engine, training, inputs))
                     except BelowQuorum as error:
                         while started:  # what was before it counts
                             started.popleft().finish()
@@ -259,18 +285,19 @@ def rounds_ahead(setup: Setup) -> int:
     return 1 if setup.device.type == "cuda" else 0
 
 
-def _joint_program(runs: Sequence[ActiveRun]) -> ClientProgram:
-    like = next(iter(runs[0].state.params.values()))
-    return ClientProgram.joint([run.setup.program for run in runs], like)
-
-
 class StartedRound:
     """A round of several runs that has started; on a GPU it may not have been computed yet."""
 
-    def __init__(self, program: ClientProgram, engine: Engine, runs: Sequence[ActiveRun]) -> None:
+    def __init__(
+        self,
+        program: ClientProgram,
+        engine: Engine,
+        runs: Sequence[ActiveRun],
+        inputs: Sequence[RoundInput],
+    ) -> None:
         self.start_time, self.runs = time.perf_counter(), list(runs)
         lost = engine.num_lost
-        self.results = run_rounds(program, engine, [run.round_input for run in runs])
+        self.results = run_rounds(program, engine, inputs)
         self.workers_lost = engine.num_lost - lost
         numbers = []
         for run, (state, outcome) in zip(runs, self.results, strict=True):
@@ -300,6 +327,7 @@ class StartedRound:
                 "clients": outcome.clients,
                 "bytes_up": outcome.bytes_up,
                 "bytes_down": outcome.bytes_down,
+                **_scheduled(run.setup, state.round - 1),
                 **{name: next(numbers) for name in outcome.scalars},
                 **(who_failed(run.setup, state, outcome) if run.setup.some_may_fail else {}),
                 **({"workers_lost": self.workers_lost} if self.workers_lost else {}),
@@ -308,6 +336,12 @@ class StartedRound:
             is_finite = math.isfinite(next(numbers))
             if run.status == "running":
                 run.record_round(state, record, is_finite, evaluation)
+
+
+def _scheduled(setup: Setup, round: int) -> Record:
+    """The numbers of a round that others may have had otherwise; that of `local.lr` as `lr`."""
+    numbers = setup.experiment.scheduled(round)
+    return {"lr" if key == "local.lr" else key: value for key, value in numbers.items()}
 
 
 def who_failed(setup: Setup, state: State, outcome: Outcome) -> Record:

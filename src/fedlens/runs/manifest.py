@@ -22,6 +22,7 @@ from fedlens.federation import Dataset
 from fedlens.run_files import EXPERIMENT
 from fedlens.runs.folder import to_json
 from fedlens.runs.records import settings
+from fedlens.schedules import names_in, value_at
 from fedlens.setup import Setup
 from fedlens.version import __version__
 
@@ -70,6 +71,14 @@ def check_settings(folder: Path, experiment: Experiment, before: Mapping[str, An
             continue
         remedy = "only more can be asked for" if key == "rounds" else f"put it back in {EXPERIMENT}"
         raise ValueError(f"{folder} was begun with {key} = {was!r}, not {now!r}: {remedy}")
+    rounds = before["settings"]["rounds"]
+    for key, schedule in experiment.schedules.items():
+        for round in range(rounds) if experiment.rounds > rounds else ():
+            if value_at(schedule, round, rounds) != value_at(schedule, round, experiment.rounds):
+                raise ValueError(
+                    f"{folder} has {key} scheduled over {rounds} rounds, and cannot have more: "
+                    "begin anew, or set the `rounds` of the schedule next time"
+                )
 
 
 def check_unchanged(folder: Path, setup: Setup, before: Mapping[str, Any]) -> None:
@@ -120,6 +129,7 @@ def _own_code(experiment: Experiment) -> list[str]:
     chosen += [experiment.loss, experiment.local.optimizer, *experiment.algorithm]
     names = [one.name for one in chosen if isinstance(one, Named)]
     names.append(str(clients.partition.options.get("of", "")))
+    names += [name for one in experiment.schedules.values() for name in names_in(one)]
     names = [name for name in names if ":" in name and name.partition(":")[0] in sys.modules]
     folders = set()
     for name in names:

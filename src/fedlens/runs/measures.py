@@ -47,9 +47,10 @@ OF_ALGORITHM: dict[str, Better | None] = {
 OF_ROUND = (
     *("round", "seconds", "evaluation_seconds", "train_loss", "examples"),
     *("batches", "batches_total", "clients", "bytes_up", "bytes_down"),
-    *("clock", "failed", "attempts", "staleness", "workers_lost"),
+    *("lr", "clock", "failed", "attempts", "staleness", "workers_lost"),
 )
-"""What a record holds besides measures of the model and of the algorithm."""
+"""What a record holds besides measures of the model and of the algorithm, and besides numbers by
+their keys (`server.lr`), which have a dot."""
 
 
 def measure_name(part: str, measure: str) -> str:

@@ -31,7 +31,8 @@ def summary(
     twin: Twin | None,
 ) -> dict[str, Any]:
     evaluated = [record for record in records if OF_MODEL.keys() & record.keys()]
-    measures = [key for key in (evaluated[-1] if evaluated else {}) if key not in OF_ROUND]
+    last = evaluated[-1] if evaluated else {}
+    measures = [key for key in last if key not in OF_ROUND and "." not in key]
     best_values: dict[str, Any] = {}
     for key in measures:
         found = best(key, [(r[key], r["round"]) for r in evaluated if is_number(r.get(key))])

@@ -6,7 +6,8 @@ algorithm: one optimiser that is never reset, normalisation layers that nobody k
 
 Its budget is the run's. The clients of all rounds together are planned to process so many
 examples (rounds x cohort x what a client processes in a round, on average over all clients); the
-twin makes as many passes over its examples as that comes to, rounded, and one at the least.
+twin makes as many passes over its examples as that comes to, rounded, and one at the least. A
+schedule of local.lr is stretched over these.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from fedlens.runs.evaluate import Twin, primary_part
 from fedlens.runs.folder import to_json
 from fedlens.runs.measures import measure_name
 from fedlens.runs.summary import Record
+from fedlens.schedules import value_at
 from fedlens.setup import Setup, build
 from fedlens.version import __version__
 
@@ -112,6 +114,21 @@ def together(
     return Altered(examples, Holdings.of([index]))
 
 
+def stretched(round: int, of: int, *, schedule: dict[str, Any], rounds: int) -> float:
+    """A schedule of `rounds` for as many passes as there are: as far on as it was in the run."""
+    named = Named.of(schedule, "schedule")
+    return value_at(named, round * rounds // of, rounds)
+
+
+def _stretched(experiment: Experiment) -> float | Named:
+    lr = experiment.local.lr
+    if not isinstance(lr, Named):
+        return lr
+    plain = {"name": lr.name, **{k: v for k, v in lr.options.items() if v is not None}}
+    options = {"schedule": plain, "rounds": experiment.rounds}
+    return Named("fedlens.runs.twin:stretched", options)
+
+
 def _described(setup: Setup) -> Experiment:
     experiment, clients = setup.experiment, setup.experiment.clients
     of = {"name": clients.partition.name, **clients.partition.options}
@@ -128,9 +145,17 @@ def _described(setup: Setup) -> Experiment:
             seed=clients.seed,
             holdout=clients.holdout,
         ),
-        local=replace(experiment.local, epochs=1, reset=False),
+        local=replace(
+            experiment.local,
+            epochs=1,
+            steps=None,
+            max_steps=None,
+            lr=_stretched(experiment),
+            reset=False,
+        ),
         server=Server(),
-        evaluate=replace(experiment.evaluate, every=passes, twin=False),
+        evaluate=replace(experiment.evaluate, every=passes, twin=False, best=False),
+        stop=None,
         algorithm=(),
         faults=None,
         reporting=None,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Literal, TypeVar
+
 import torch
 
 from fedlens.algorithm import Algorithm, Amendment, compose
-from fedlens.experiment import Experiment, LocalTraining
+from fedlens.experiment import Between, Experiment, LocalTraining
 from fedlens.names import ALGORITHMS, LOSSES, OPTIMIZERS
-from fedlens.options import call, expect, find
+from fedlens.options import Named, call, expect, find
 from fedlens.pieces import (
     ByEffectiveNumber,
     ClippedByNorm,
@@ -15,26 +18,41 @@ from fedlens.pieces import (
     Epochs,
     Objective,
     Sgd,
+    Steps,
     Uniformly,
 )
 from fedlens.pieces.losses import with_options
-from fedlens.slots import Solve
+from fedlens.schedules import value_at
+from fedlens.slots import Draw, Solve
+
+SMALLEST = 2.0**-126  # of the numbers that float32 holds in full
+
+V = TypeVar("V")
 
 
-def make_algorithm(experiment: Experiment) -> Algorithm:
+def make_algorithm(experiment: Experiment, round: int = 0) -> Algorithm:
+    """That of a round, counted from 0: schedules give its numbers."""
+
+    def now(given: V | Named) -> V | float:
+        if not isinstance(given, Named):
+            return given
+        # 0.0 would switch a term off, and with it what is remembered for later rounds.
+        return value_at(given, round, experiment.rounds) or SMALLEST
+
     local = experiment.local
     base = Algorithm(
         select=Uniformly(experiment.clients.cohort),
-        draw=Epochs(local.epochs, local.batch_size),
+        draw=_draw(local),
         objective=_objective(experiment),
-        solve=_solver(local),
-        advance=Sgd(experiment.server.lr),
+        solve=_solver(replace(local, lr=now(local.lr))),
+        advance=Sgd(now(experiment.server.lr)),
         reset=local.reset,
         personal_norm=experiment.norm == "local",
     )
     papers = []
     for named in experiment.algorithm:
-        made = call(find(ALGORITHMS, named.name, "algorithm"), options=named.options)
+        options = {name: now(value) for name, value in named.options.items()}
+        made = call(find(ALGORITHMS, named.name, "algorithm"), options=options)
         papers.append(expect(made, Amendment, f"algorithm {named.name!r}"))
     return compose(base, *papers)
 
@@ -58,3 +76,34 @@ def _solver(local: LocalTraining) -> Solve:
     if local.clip_value is not None:
         solve = ClippedByValue(solve, local.clip_value)
     return solve
+
+
+def _draw(local: LocalTraining) -> Draw:
+    amount = local.epochs if local.steps is None else local.steps
+    if isinstance(amount, Between):
+        low, high = amount.low, amount.high
+    elif local.steps is None and local.max_steps is None and float(amount).is_integer():
+        return Epochs(int(amount), local.batch_size)
+    else:
+        low = high = amount
+    of: Literal["epochs", "steps"] = "epochs" if local.steps is None else "steps"
+    return Steps(local.batch_size, low, high, of, local.max_steps)
+
+
+def check_schedules(experiment: Experiment) -> None:
+    """Refuse a schedule that leads, in some round, to what cannot be run.
+
+    What can be is an interval of each number, so the least and the greatest of it tell.
+    """
+    for key, schedule in experiment.schedules.items():
+        values = [
+            value_at(schedule, round, experiment.rounds) for round in range(experiment.rounds)
+        ]
+        for extreme in (min(values), max(values)):
+            place = values.index(extreme)
+            if extreme < 0 and key in ("local.lr", "server.lr"):
+                raise ValueError(f"{key} is {extreme:g} in round {place + 1}: choose 0 or more")
+            try:
+                make_algorithm(experiment, place)
+            except ValueError as error:
+                raise ValueError(f"{error} (in round {place + 1}, by its schedule)") from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -20,7 +20,7 @@ from fedlens.federation import (
 from fedlens.models.weights import Loaded
 from fedlens.network.network import Network
 from fedlens.reporting.reports import Clock
-from fedlens.setup.algorithm import make_algorithm
+from fedlens.setup.algorithm import check_schedules, make_algorithm
 from fedlens.setup.clock import make_clock, needs_clock
 from fedlens.setup.data import (
     ClientTests,
@@ -46,13 +46,26 @@ class Setup:
     device: torch.device
     network: Network
     weights: Loaded | None  # the file that the model starts from
-    program: ClientProgram
+    program: ClientProgram  # of the first round
     federation: Federation
     client_tests: ClientTests | None
     parts: dict[str, Examples]  # what the server's model is evaluated on, by name
     engine: Engine
     clock: Clock | None = None  # what clients are on a virtual one, and who is waited for
     knows_labels: bool = True  # whether the server knows which labels clients hold
+
+    _latest: dict[tuple[float, ...], ClientProgram] = field(default_factory=dict, repr=False)
+
+    def program_of(self, round: int) -> ClientProgram:
+        """The program with the numbers of a round, counted from 0: one as long as these are."""
+        numbers = tuple(self.experiment.scheduled(round).values())
+        if not numbers:
+            return self.program
+        if numbers not in self._latest:
+            self._latest.clear()
+            algorithm = make_algorithm(self.experiment, round)
+            self._latest[numbers] = replace(self.program, algorithm=algorithm)
+        return self._latest[numbers]
 
     @property
     def some_may_fail(self) -> bool:
@@ -87,6 +100,7 @@ def build(experiment: Experiment, data: Path | None = None, beside: Setup | None
         client_tests = own_tests(experiment, dataset.test, split)
 
     algorithm = make_algorithm(experiment)
+    check_schedules(experiment)
     if device.type == "cpu" and not workers:
         demand_memory(experiment, dataset, algorithm, split)
     network, weights = make_network(experiment, dataset)

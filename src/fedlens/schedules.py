@@ -1,0 +1,119 @@
+"""Schedules: numbers of an experiment that change from round to round.
+
+A schedule is a function of the round, counted from 0, and of how many rounds there are; its options
+are those that an experiment file gives it. Those that PyTorch has, too, agree with PyTorch's.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from fedlens.names import SCHEDULES
+from fedlens.options import Named, call, find, resolve
+
+
+def constant(round: int, of: int, *, start: float) -> float:
+    """The same in every round."""
+    return start
+
+
+def exponential(round: int, of: int, *, start: float, decay: float) -> float:
+    """`start`, times `decay` for every round that is over."""
+    return start * decay**round
+
+
+def step(round: int, of: int, *, start: float, every: int, decay: float = 0.1) -> float:
+    """`start`, times `decay` after `every` so many rounds."""
+    _demand(every >= 1, f"every is {every}: choose 1 or more")
+    return start * decay ** (round // every)
+
+
+def cosine(
+    round: int, of: int, *, start: float, end: float = 0.0, rounds: int | None = None
+) -> float:
+    """From `start` to `end` along half a cosine, over `rounds`: without it, over all there are."""
+    return end + (start - end) * (1 + math.cos(math.pi * _share(round, of, rounds))) / 2
+
+
+def polynomial(
+    round: int,
+    of: int,
+    *,
+    start: float,
+    end: float = 0.0,
+    power: float = 1.0,
+    rounds: int | None = None,
+) -> float:
+    """From `start` to `end` by a power of what is left of `rounds`; with power 1 in a line."""
+    _demand(power > 0, f"power is {power:g}: choose a number above 0")
+    left: float = (1 - _share(round, of, rounds)) ** power
+    return end + (start - end) * left
+
+
+def piecewise(round: int, of: int, *, values: list[float], at: list[int]) -> float:
+    """The first of `values` and, from the end of each round of `at` on, the next."""
+    _demand(len(values) == len(at) + 1, f"{len(at)} changes need {len(at) + 1} values")
+    _demand(at == sorted(set(at)) and min(at, default=1) >= 1, f"at is {at}: let the rounds grow")
+    return values[sum(round >= change for change in at)]
+
+
+def warm_up(round: int, of: int, *, rounds: int, then: float | dict[str, Any]) -> float:
+    """In a line to the first value of `then`, a number or a schedule, which goes on from there.
+
+    The first of the `rounds` has its share of that value, the last has all of it.
+    """
+    _demand(rounds >= 1, f"rounds is {rounds}: choose 1 or more")
+    if round < rounds:
+        return (round + 1) / rounds * _value(then, 0, of - rounds)
+    return _value(then, round - rounds, of - rounds)
+
+
+def value_at(schedule: Named, round: int, rounds: int) -> float:
+    """The number of a round, counted from 0, of so many."""
+    what = f"schedule {schedule.name!r}"
+    try:
+        value = call(_function(schedule), round, rounds, options=schedule.options)
+    except ArithmeticError:  # it is beyond all floats
+        value = math.inf
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{what} gave {value!r} in round {round + 1}: it must be a finite number")
+    return float(value)
+
+
+def resolved(schedule: Named, where: str) -> Named:
+    """With every option checked, and those that are not given as they are by default."""
+    options = resolve(_function(schedule), schedule.options, f"{where}: {schedule.name}")
+    for key, value in options.items():
+        if isinstance(value, dict):  # a schedule in a schedule
+            inner = resolved(Named.of(value, f"{where}.{key}"), f"{where}.{key}")
+            options[key] = {"name": inner.name, **inner.options}
+    return Named(schedule.name, options)
+
+
+def names_in(schedule: Named) -> list[str]:
+    """Its name, and those of the schedules in it."""
+    inner = [Named.of(value, "") for value in schedule.options.values() if isinstance(value, dict)]
+    return [schedule.name, *(name for one in inner for name in names_in(one))]
+
+
+def _function(schedule: Named) -> Any:
+    return find(SCHEDULES, schedule.name, "schedule")
+
+
+def _value(given: float | dict[str, Any], round: int, rounds: int) -> float:
+    if not isinstance(given, dict):
+        return given
+    return value_at(Named.of(given, "then"), round, max(rounds, 1))
+
+
+def _share(round: int, of: int, rounds: int | None) -> float:
+    """How much is over of `rounds`, else of all there are."""
+    whole = of if rounds is None else rounds
+    _demand(whole >= 1, f"rounds is {whole}: choose 1 or more")
+    return min(round / whole, 1.0)
+
+
+def _demand(fits: bool, remedy: str) -> None:
+    if not fits:
+        raise ValueError(f"a schedule: {remedy}")
