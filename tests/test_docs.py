@@ -28,6 +28,7 @@ from fedlens.algorithms import ALGORITHMS
 from fedlens.data import DATASETS
 from fedlens.data.catalogue import PUBLISHED
 from fedlens.data.partitions import PARTITIONS
+from fedlens.experiment import Stop
 from fedlens.models import MODELS
 from fedlens.names import DEVICES, LOSSES, OPTIMIZERS, OUTCOMES, SCHEDULES
 from fedlens.options import options_of
@@ -39,6 +40,7 @@ ROOT = Path(__file__).parents[1]
 README, EXPERIMENTS = ROOT / "README.md", ROOT / "docs" / "experiments.md"
 REFERENCE = ROOT / "docs" / "reference.md"
 FAULTS = ROOT / "docs" / "faults.md"
+SCHEDULES_PAGE = ROOT / "docs" / "schedules.md"
 DATA, ARCHITECTURE = ROOT / "docs" / "data.md", ROOT / "docs" / "architecture.md"
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md"))]
 EXAMPLES = [*ROOT.glob("examples/*.toml"), *ROOT.glob("examples/*.json")]
@@ -301,9 +303,11 @@ def test_the_reference_lists_what_is_inside():
         assert [row[0] for row in table(REFERENCE, first)] == list(registry)
 
 
-@pytest.mark.parametrize("record", [Faults, Reporting])
-def test_the_keys_of_faults_and_of_reporting_are_documented_with_their_defaults(record):
-    rows = table(FAULTS, record.__name__.lower())
+@pytest.mark.parametrize(
+    ("page", "record"), [(FAULTS, Faults), (FAULTS, Reporting), (SCHEDULES_PAGE, Stop)]
+)
+def test_the_keys_of_tables_that_may_be_missing_are_documented_with_their_defaults(page, record):
+    rows = table(page, record.__name__.lower())
     for name, default, _ in rows:
         expected = getattr(record(), name)
         given = None if default == "none" else tomllib.loads(f"x = {default.strip('`')}")["x"]

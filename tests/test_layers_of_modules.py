@@ -36,7 +36,7 @@ ORDER = [
     ["work", "uploads", "steps", "client", "traffic"],
     ["engines"],
     ["rounds"],
-    ["experiment", "setup"],
+    ["sections", "experiment", "setup"],
     ["runs"],
     ["report", "recipes"],
     ["deploy"],

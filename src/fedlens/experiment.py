@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from torch import nn
 
@@ -20,7 +20,6 @@ from fedlens.models.weights import is_address
 from fedlens.names import ALGORITHMS, DATASETS, DEVICES, LOSSES, MODELS, OPTIMIZERS, PARTITIONS
 from fedlens.options import (
     Given,
-    check,
     default,
     find,
     importable,
@@ -28,150 +27,22 @@ from fedlens.options import (
     refuse_unknown,
     required,
     resolve,
-    types_of,
 )
 from fedlens.options import Named as Named  # as others import it from here
-from fedlens.pieces.solve import DecayOn
 from fedlens.reading import expanded
 from fedlens.reporting.reports import Faults, Reporting
 from fedlens.run_files import own_code
 from fedlens.schedules import resolved, value_at
+from fedlens.sections import Between as Between
+from fedlens.sections import Clients as Clients
+from fedlens.sections import Evaluate as Evaluate
+from fedlens.sections import LocalTraining as LocalTraining
+from fedlens.sections import Name, OrTable, Table, demand, settle
+from fedlens.sections import Server as Server
+from fedlens.sections import Stop as Stop
 from fedlens.tables import apply_override, read_tables, to_toml
 
 NUM_CLIENTS = 10  # where nobody says how many
-
-Table = Mapping[str, Any]
-Name = str | Table | Named
-"""How something is chosen: by a name, by a table with a name and options, or by both as `Named`."""
-
-Scheduled = Given[float | Table | Named, float | Named]
-"""A number, or a schedule that gives it for every round."""
-
-R = TypeVar("R")
-OrTable = Given[R | Table, R]
-"""A record, or a table of its fields."""
-
-Part = Literal["test", "validation", "train"]
-
-
-def _settle(self: Any, prefix: str) -> None:
-    """Check every field of a description against its type, taking tables for records."""
-    hints = types_of(self.__class__)
-    for f in fields(self):
-        value = check(getattr(self, f.name), hints[f.name], prefix + f.name)
-        object.__setattr__(self, f.name, value)
-
-
-def _demand(fits: bool, key: str, value: Any, remedy: str) -> None:
-    if not fits:
-        raise ValueError(f"{key} is {value!r}: {remedy}")
-
-
-@dataclass(frozen=True)
-class Clients:
-    count: int | None = None  # without it 10, or as many as the partition finds in the data
-    per_round: int | float = 1.0  # a number of clients, or a share of them
-    partition: Given[Name, Named] = default(
-        Named("auto")
-    )  # the data set's own clients if it has any, else iid
-    seed: int | None = None  # of the split alone; without it, the experiment's
-    holdout: float = 0.0  # the share of its examples on which a client is tested, not trained
-    devices: Given[Name | None, Named | None] = default(None)  # how fast they are, and when there
-
-    def __post_init__(self) -> None:
-        _settle(self, "clients.")
-        if self.count is not None:
-            _demand(self.count >= 1, "clients.count", self.count, "choose 1 or more")
-        if isinstance(self.per_round, float):
-            fits = 0 < self.per_round <= 1
-            _demand(fits, "clients.per_round", self.per_round, "a share lies in (0, 1]")
-        elif self.count is None:
-            _demand(self.per_round >= 1, "clients.per_round", self.per_round, "choose 1 or more")
-        else:
-            fits = 1 <= self.per_round <= self.count
-            remedy = f"there are {self.count} clients: choose 1 to {self.count}"
-            _demand(fits, "clients.per_round", self.per_round, remedy)
-        if self.seed is not None:
-            _demand(self.seed >= 0, "clients.seed", self.seed, "choose 0 or more")
-        _demand(0 <= self.holdout < 1, "clients.holdout", self.holdout, "choose 0 to below 1")
-
-    @property
-    def cohort(self) -> int:
-        """How many clients take part in a round, once it is known how many there are."""
-        if isinstance(self.per_round, int):
-            return self.per_round
-        assert self.count is not None
-        # The nudge keeps 0.29 * 100 = 28.999999999999996 from losing a client.
-        return max(int(self.per_round * self.count + 1e-9), 1)
-
-
-@dataclass(frozen=True)
-class LocalTraining:
-    epochs: int = 1
-    batch_size: int = 32
-    lr: Scheduled = default(0.1)
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    weight_decay_on: DecayOn = "all"  # parameters, or only weights: no biases, no normalisation
-    optimizer: Given[Name, Named] = default(Named("sgd"))
-    clip: float | None = None  # the norm to which a longer gradient is scaled down
-    clip_value: float | None = None  # beyond which no number of a gradient goes
-    class_balance: float = 0.0  # how much more examples of rare classes count
-    reset: bool = True  # what the optimiser remembers starts afresh in every round
-
-    def __post_init__(self) -> None:
-        _settle(self, "local.")
-        for name in ("epochs", "batch_size"):
-            _demand(
-                getattr(self, name) >= 1, f"local.{name}", getattr(self, name), "choose 1 or more"
-            )
-        for name in ("lr", "momentum", "weight_decay"):
-            value = getattr(self, name)
-            _demand(_is_step(value), f"local.{name}", value, "choose 0 or more")
-        _demand(self.momentum < 1, "local.momentum", self.momentum, "choose 0 to below 1")
-        fits = 0 <= self.class_balance < 1
-        _demand(fits, "local.class_balance", self.class_balance, "choose 0 to below 1")
-        for name in ("clip", "clip_value"):
-            value = getattr(self, name)
-            fits = value is None or 0 < value < float("inf")
-            _demand(fits, f"local.{name}", value, "choose a number above 0, or leave it out")
-
-
-@dataclass(frozen=True)
-class Server:
-    lr: Scheduled = default(1.0)
-
-    def __post_init__(self) -> None:
-        _settle(self, "server.")
-        _demand(_is_step(self.lr), "server.lr", self.lr, "choose 0 or more")
-
-
-def _is_step(value: float | Named) -> bool:
-    """What a schedule gives is looked at when it is known for how many rounds."""
-    return isinstance(value, Named) or 0 <= value < float("inf")
-
-
-@dataclass(frozen=True)
-class Evaluate:
-    every: int = 1  # rounds
-    at: tuple[int, ...] = ()  # rounds besides
-    on: Given[Part | Sequence[Part], tuple[Part, ...]] = default(("test",))
-    validation: float = 0.1  # the share of train set apart, if `on` has validation
-    twin: bool = False  # also train a centralised twin, and say how near to it the run came
-
-    def __post_init__(self) -> None:
-        _settle(self, "evaluate.")
-        _demand(self.every >= 1, "evaluate.every", self.every, "choose 1 or more")
-        numbered = all(round >= 1 for round in self.at)
-        _demand(numbered, "evaluate.at", list(self.at), "rounds are counted from 1")
-        fits = 0 < self.validation < 1
-        _demand(fits, "evaluate.validation", self.validation, "choose a share between 0 and 1")
-        compared = bool(self.on) or not self.twin
-        _demand(compared, "evaluate.on", list(self.on), "name what a twin is compared on: test")
-
-    def is_due(self, round: int, rounds: int) -> bool:
-        """Whether a run of so many rounds is evaluated after this one."""
-        return round % self.every == 0 or round == rounds or round in self.at
 
 
 @dataclass(frozen=True)
@@ -200,6 +71,7 @@ class Experiment:
     local: OrTable[LocalTraining] = default(LocalTraining())
     server: OrTable[Server] = default(Server())
     evaluate: OrTable[Evaluate] = default(Evaluate())
+    stop: Given[Stop | Table | None, Stop | None] = default(None)  # before the last round
     algorithm: Given[Name | Sequence[Name], tuple[Named, ...]] = default(())
     faults: Given[Faults | Table | None, Faults | None] = default(None)  # what clients do wrong
     reporting: Given[Reporting | Table | None, Reporting | None] = default(
@@ -209,17 +81,23 @@ class Experiment:
     def __post_init__(self) -> None:
         if self.algorithm in ((), []):
             object.__setattr__(self, "algorithm", (Named("fedavg"),))
-        _settle(self, "")
-        _demand(self.rounds >= 1, "rounds", self.rounds, "choose 1 or more")
-        _demand(self.seed >= 0, "seed", self.seed, "choose 0 or more")
+        settle(self, "")
+        demand(self.rounds >= 1, "rounds", self.rounds, "choose 1 or more")
+        demand(self.seed >= 0, "seed", self.seed, "choose 0 or more")
         if self.outputs is not None:
-            _demand(self.outputs >= 1, "outputs", self.outputs, "choose 1 or more")
+            demand(self.outputs >= 1, "outputs", self.outputs, "choose 1 or more")
         if self.train_last is not None:
-            _demand(self.train_last >= 1, "train_last", self.train_last, "choose 1 or more")
+            demand(self.train_last >= 1, "train_last", self.train_last, "choose 1 or more")
         if self.weights_sha256 is not None:
             fits = re.fullmatch("[0-9a-f]{64}", self.weights_sha256) is not None
-            _demand(fits, "weights_sha256", self.weights_sha256, "give 64 digits of 0-9, a-f")
-            _demand(self.weights is not None, "weights", None, "name the file that has this sum")
+            demand(fits, "weights_sha256", self.weights_sha256, "give 64 digits of 0-9, a-f")
+            demand(self.weights is not None, "weights", None, "name the file that has this sum")
+        if self.stop is not None:
+            on, stop = self.evaluate.on, self.stop
+            fits = "validation" in on or stop.patience is None
+            demand(fits, "stop.patience", stop.patience, 'add "validation" to evaluate.on')
+            fits = bool({"validation", "test"} & set(on)) or stop.accuracy is None
+            demand(fits, "stop.accuracy", stop.accuracy, 'add "validation" to evaluate.on')
         self._resolve_options()
 
     def _resolve_options(self) -> None:

@@ -17,7 +17,7 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, Union
@@ -139,7 +139,7 @@ def importable(*folders: Path) -> Iterator[None]:
         sys.path[:] = before
 
 
-@functools.cache  # a schedule is called in every round
+@cache  # a schedule is called in every round
 def _signature(function: Callable[..., Any]) -> inspect.Signature:
     return inspect.signature(function, eval_str=True)
 
@@ -227,6 +227,9 @@ def _union(value: Any, kind: Any, where: str) -> Any:
     written = [choice for choice in choices if choice is not type(None)]
     if len(written) == 1:
         return check(value, written[0], where)
+    tables = [choice for choice in choices if is_dataclass(choice)]
+    if isinstance(value, Mapping) and len(tables) == 1:
+        return check(value, tables[0], where)
     for choice in choices:
         with suppress(ValueError):
             return check(value, choice, where)
@@ -290,6 +293,9 @@ def _record(value: Any, kind: Any, where: str) -> Any:
         return _instance(value, kind, where)
     hints = types_of(kind)
     refuse_unknown(value, hints, f"{where}.")
+    for one in fields(kind):
+        if one.default is MISSING and one.default_factory is MISSING and one.name not in value:
+            raise ValueError(f"{where} needs {one.name!r}: set {where}.{one.name} = ...")
     return kind(**{k: check(part, hints[k], f"{where}.{k}") for k, part in value.items()})
 
 

@@ -25,6 +25,7 @@ ROUNDS = "rounds.jsonl"  # one record a line
 SUMMARY = "summary.json"
 EVALUATION = "evaluation.json"  # of the final model, in detail
 MODEL = "model.safetensors"
+BEST = "best.safetensors"  # the model that was best on validation, if it is kept
 CHECKPOINT = "checkpoint"  # a folder with the newest states, each as two files
 
 LINES_AT_ONCE = 10_000  # of the records, parsed together

@@ -15,7 +15,7 @@ from typing import Literal
 
 from fedlens.algorithm import Algorithm, at_least, check_pull, paper
 from fedlens.core import Number
-from fedlens.pieces import ByExamples, Epochs, Sgd, WeightedSum
+from fedlens.pieces import WHOLE_EPOCHS, ByExamples, Epochs, Sgd, WeightedSum
 from fedlens.pieces.consensus import (
     COLD,
     WARM,
@@ -54,7 +54,7 @@ def _admm(
     at_least(rho, 0, f"{name}: rho")
     check_pull(base, rho, f"{name}: rho")
     if not isinstance(base.draw, Epochs) or base.draw.uneven:
-        raise ValueError(f"{name} needs whole epochs: leave fedvc and uneven work out")
+        raise ValueError(f"{name} needs whole epochs: {WHOLE_EPOCHS}")
     if k0 < 1:
         raise ValueError(f"{name}: k0 is {k0}: choose 1 or more")
     base = replace(base, draw=replace(base.draw, count=base.draw.count * k0))

@@ -19,7 +19,7 @@ from fedlens.core import (
     Upload,
     squared_distance,
 )
-from fedlens.pieces import BySize, Epochs, Equally, Probed, difference
+from fedlens.pieces import WHOLE_EPOCHS, BySize, Epochs, Equally, Probed, difference
 from fedlens.slots import Penalty
 
 
@@ -74,7 +74,7 @@ def fedprox(
     if not (uneven or inexactness):
         return amended
     if not isinstance(base.draw, Epochs):
-        raise ValueError("fedprox: uneven work and inexactness need epochs: leave fedvc out")
+        raise ValueError(f"fedprox: uneven work and inexactness need epochs: {WHOLE_EPOCHS}")
     if not 0 <= uneven <= 1 or (uneven and inexactness):
         raise ValueError(f"fedprox: uneven is {uneven}: choose 0 to 1, and no inexactness with it")
     if uneven:

@@ -30,7 +30,9 @@ def fedvc(
             the choice already favours large clients, that counts them twice.
     """
     if not isinstance(base.draw, Epochs):
-        raise ValueError("fedvc sets what clients draw: leave the other algorithm that does so out")
+        raise ValueError(
+            "fedvc sets what clients draw: leave local.steps, max_steps and other rules for it out"
+        )
     batch = base.draw.batch_size
     if size < 1 or size % batch:
         raise ValueError(

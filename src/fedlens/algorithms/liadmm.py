@@ -26,7 +26,7 @@ from fedlens.core import (
     per_row,
     tree_map,
 )
-from fedlens.pieces import ByExamples, Epochs, GradientDescent, Sgd
+from fedlens.pieces import WHOLE_EPOCHS, ByExamples, Epochs, GradientDescent, Sgd
 from fedlens.pieces.consensus import Consensus, change
 from fedlens.slots import Solve, Wraps
 
@@ -90,7 +90,7 @@ def _refuse_ignored(base: Algorithm, name: str) -> None:
 
 def _passes(base: Algorithm, count: int, name: str) -> Algorithm:
     if not isinstance(base.draw, Epochs) or base.draw.uneven:
-        raise ValueError(f"{name} needs whole passes: leave fedvc and uneven work out")
+        raise ValueError(f"{name} needs whole passes: {WHOLE_EPOCHS}")
     if count < 1:
         raise ValueError(f"{name}: k0 is {count}: choose 1 or more")
     return replace(base, draw=replace(base.draw, count=count))
@@ -126,7 +126,7 @@ def liadmm(
         amended = replace(amended, upload=SendReading(False, average, dual_weight))
     else:
         if not isinstance(base.draw, Epochs):
-            raise ValueError("liadmm: training needs epochs: leave fedvc out")
+            raise ValueError(f"liadmm: training needs epochs: {WHOLE_EPOCHS}")
         passes = base.draw.count if dual == "epoch" else None
         solve = base.solve if dual == "once" else DualApplied(base.solve, passes)
         amended = consensus(base, solve, 1 / step)

@@ -20,7 +20,16 @@ from fedlens.core import (
     Upload,
     per_row,
 )
-from fedlens.pieces import Constant, Epochs, Probed, Sgd, WeightedSum, difference, is_sgd
+from fedlens.pieces import (
+    WHOLE_EPOCHS,
+    Constant,
+    Epochs,
+    Probed,
+    Sgd,
+    WeightedSum,
+    difference,
+    is_sgd,
+)
 from fedlens.slots import Advance
 
 
@@ -67,11 +76,12 @@ def qfedavg(base: Algorithm, q: Number = 1.0) -> Algorithm:
         q: how much a badly served client counts; 0 is FedAvg.
     """
     at_least(q, 0, "qfedavg: q")
-    if not (is_sgd(base.solve) and isinstance(base.draw, Epochs)):
+    if not is_sgd(base.solve):
         raise ValueError(
-            'qfedavg needs SGD over epochs: set local.optimizer = "sgd", and leave other local '
-            "rules out"
+            'qfedavg needs SGD: set local.optimizer = "sgd", and leave other local rules out'
         )
+    if not isinstance(base.draw, Epochs):
+        raise ValueError(f"qfedavg needs whole epochs: {WHOLE_EPOCHS}")
     if not isinstance(base.advance, Sgd):
         raise ValueError("qfedavg has its own server step: leave the other server rule out")
     passes = base.draw.count + 1

@@ -7,35 +7,16 @@ from typing import Annotated, Literal, get_args
 
 import typer
 
-from fedlens.names import (
-    ALGORITHMS,
-    DATASETS,
-    DEVICES,
-    LOSSES,
-    MODELS,
-    OPTIMIZERS,
-    PARTITIONS,
-    RECIPES,
-    SCHEDULES,
-)
-
-Kind = Literal[
-    "algorithms",
-    "models",
-    "partitions",
-    "devices",
-    "losses",
-    "optimizers",
-    "schedules",
-    "datasets",
-    "recipes",
-]
+from fedlens.names import ALGORITHMS, DATASETS, DEVICES, MODELS, PARTITIONS, RECIPES, SCHEDULES
 
 
 def list_command(
     kind: Annotated[
-        Kind | None,
-        typer.Argument(help=f"one of {', '.join(get_args(Kind))}"),
+        Literal["algorithms", "models", "partitions", "devices", "datasets", "schedules", "recipes"]
+        | None,
+        typer.Argument(
+            help="algorithms, models, partitions, devices, datasets, schedules or recipes"
+        ),
     ] = None,
 ) -> None:
     """Print the names there are to choose from, one a line; or what can be listed."""

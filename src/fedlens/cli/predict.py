@@ -12,6 +12,7 @@ import typer
 
 from fedlens.cli.arguments import Json
 
+Best = Annotated[bool, typer.Option("--best", help="The model that was best on validation.")]
 TrainedRun = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")]
 
 
@@ -19,13 +20,14 @@ def predict_command(
     run: TrainedRun,
     images: Annotated[list[Path], typer.Argument(help="Image files, or folders of them.")],
     top: Annotated[int, typer.Option(help="How many classes to name, the likeliest first.")] = 3,
+    best: Best = False,
     as_json: Json = False,
 ) -> None:
     """Say what a run's model takes images for: csv, or JSON."""
     from fedlens.data.pictures import read
     from fedlens.deploy.classifier import image_files, load
 
-    classifier = load(run)
+    classifier = load(run, best=best)
     sound, broken = [], []
     for path in image_files(images):
         try:
@@ -58,6 +60,7 @@ def evaluate_command(
     data: Annotated[
         Path, typer.Option(help="A folder of class folders, of sites or not; or a csv file.")
     ],
+    best: Best = False,
     as_json: Json = False,
 ) -> None:
     """Test a run's model on other images, whose classes are known."""
@@ -66,7 +69,7 @@ def evaluate_command(
     from fedlens.report.blocks import NONE, format_number
     from fedlens.report.tables import table
 
-    found = tested_on(load(run), data)
+    found = tested_on(load(run, best=best), data)
     if as_json:
         print(json.dumps(found))
         return
@@ -89,6 +92,7 @@ def export_command(
         Literal["onnx", "torchscript", "safetensors"] | None,
         typer.Option("--format", help="onnx, torchscript or safetensors. [default: by the name]"),
     ] = None,
+    best: Best = False,
 ) -> None:
     """Write a run's model as one file that needs no Fedlens, with a model card."""
     from fedlens.deploy.card import card
@@ -104,8 +108,8 @@ def export_command(
             f"--out {out}: there is no folder {out.parent}: make it, or choose another"
         )
     beside = out.with_suffix(".md")
-    apart = export(load(run), out, chosen)
-    write_atomically(beside, card(run, out.name, chosen).encode())
+    apart = export(load(run, best=best), out, chosen)
+    write_atomically(beside, card(run, out.name, chosen, best).encode())
     print(f"model: {out}")
     print(f"card:  {beside}")
     if apart is not None:

@@ -137,6 +137,8 @@ def finish_run(folder: Path, status: str, as_json: bool) -> None:
             named = run.partition is not None and "client_names" in run.partition
             if named and (clients := client_rows(run)):
                 print(f"\n{table(CLIENTS, clients)}\n")
+            if status == "finished" and run.summary.get("reason"):
+                print(f"ended:  {run.summary['reason']}")
             print(f"run:    {folder}", flush=True)  # the page takes longer than some runs
         page = report([folder])
         if not as_json:

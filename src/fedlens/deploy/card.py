@@ -9,7 +9,9 @@ from typing import Any
 from fedlens.report.blocks import NONE, format_number
 from fedlens.report.tables import CLIENTS, client_rows
 from fedlens.runs.intervals import wilson
+from fedlens.runs.measures import measure_name
 from fedlens.runs.records import PART_NAMES, Run, read, settings
+from fedlens.runs.stopping import CHOSEN_BY
 
 FEW = 100  # test images of which an accuracy is told with a warning
 
@@ -25,8 +27,8 @@ CALLS = {
 }
 
 
-def card(folder: Path, file: str, kind: str) -> str:
-    """The card of a run's model, in Markdown."""
+def card(folder: Path, file: str, kind: str, best: bool = False) -> str:
+    """The card of a run's model, the last or the best, in Markdown."""
     run = read(folder)
     flat, manifest = settings(run.experiment), run.manifest
     classes = [str(name) for name in manifest.get("classes", [])]
@@ -66,7 +68,7 @@ def card(folder: Path, file: str, kind: str) -> str:
         "",
         "## How good it is",
         "",
-        *_quality(run, classes),
+        *(_quality_of_best(run) if best else _quality(run, classes)),
         "",
         "## Limits",
         "",
@@ -118,6 +120,24 @@ def _quality(run: Run, classes: Sequence[str]) -> list[str]:
     if clients:
         lines += ["", "Client by client:", "", *_table(CLIENTS, clients)]
     return lines
+
+
+def _quality_of_best(run: Run) -> list[str]:
+    """Of the round whose model it is there are accuracies alone."""
+    found = run.best(CHOSEN_BY)
+    assert found is not None, "it was chosen by this"
+    record = next(row for row in run.rounds if row["round"] == found[1])
+    rows = [
+        [name, format_number(record[measure_name(part, "accuracy")], True)]
+        for part, name in PART_NAMES.items()
+        if measure_name(part, "accuracy") in record
+    ]
+    return [
+        f"It is the model after round {found[1]} of {run.num_rounds}: the best on the validation "
+        "images, by which it was chosen, so that they flatter it.",
+        "",
+        *_table(["images", "accuracy"], rows),
+    ]
 
 
 def _measured(hits: int, count: int) -> list[str]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fedlens.data.folders import images as images_below
 from fedlens.data.pictures import read
 from fedlens.experiment import Experiment
-from fedlens.run_files import EXPERIMENT, MODEL, check_run, read_manifest
+from fedlens.run_files import BEST, EXPERIMENT, MODEL, check_run, read_manifest
 from fedlens.setup.network import untrained
 
 BATCH = 64  # images asked about at a time
@@ -92,16 +92,20 @@ class Classifier(nn.Module):
                 yield Answer(str(path), named)
 
 
-def load(run: str | Path, module: nn.Module | None = None) -> Classifier:
+def load(run: str | Path, module: nn.Module | None = None, *, best: bool = False) -> Classifier:
     """The model of a run, in eval mode, with its preprocessing and its classes.
 
-    `module` is needed only if the run's model was given from Python: one that is built alike.
+    It is the last or, with `best`, the one that was best on validation (evaluate.best). `module` is
+    needed only if the run's model was given from Python: one that is built alike.
     """
     from safetensors.torch import load_file
 
     folder = Path(run)
     check_run(folder, [EXPERIMENT])
-    if not (folder / MODEL).is_file():
+    if best and not (folder / BEST).is_file():
+        raise ValueError(f"{folder} has no {BEST}: run it with evaluate.best = true, to its end")
+    file = folder / (BEST if best else MODEL)
+    if not file.is_file():
         raise ValueError(f"{folder} has no {MODEL} yet: finish it with fedlens resume {folder}")
     manifest = read_manifest(folder)
     about, classes = manifest.get("images"), manifest.get("classes")
@@ -116,12 +120,12 @@ def load(run: str | Path, module: nn.Module | None = None) -> Classifier:
     preprocessing = Preprocessing(shape, tuple(about["mean"]), tuple(about["std"]))
     if module is None:
         module = untrained(Experiment.read(folder / EXPERIMENT), shape, len(classes))
-    own = load_file(folder / MODEL)
+    own = load_file(file)
     try:
         module.load_state_dict(own)
     except RuntimeError as error:
         raise ValueError(
-            f"{folder / MODEL} does not fit the model ({str(error).splitlines()[-1].strip()}): "
+            f"{file} does not fit the model ({str(error).splitlines()[-1].strip()}): "
             "give the module that the run trained"
         ) from error
     return Classifier(module.float(), preprocessing, classes).eval()

@@ -18,7 +18,16 @@ from fedlens.federation import Dataset, Examples
 from fedlens.setup.algorithm import make_algorithm
 from fedlens.version import __version__
 
-NOT_TOLD = ("dataset", "device", "evaluate", "faults", "reporting", "weights", "weights_sha256")
+NOT_TOLD = (
+    "dataset",
+    "device",
+    "evaluate",
+    "faults",
+    "reporting",
+    "stop",
+    "weights",
+    "weights_sha256",
+)
 """What of an experiment is the server's own affair."""
 
 
@@ -84,7 +93,6 @@ class Terms:
         tables = self.content["experiment"]
         chosen = [tables["model"], tables["loss"], tables["local"]["optimizer"]]
         names = [one if isinstance(one, str) else one["name"] for one in chosen]
-        names += self.algorithms
         names += _names_in([tables["local"], tables["server"], tables["algorithm"]])
         return [name for name in dict.fromkeys(names) if ":" in name]
 
@@ -120,7 +128,7 @@ class Terms:
             f"{', '.join(self.classes[:12])}{', ...' if len(self.classes) > 12 else ''}",
             f"model:     {model}",
             f"algorithm: {' + '.join(self.algorithms)}",
-            f"training:  rounds: {self.rounds}, epochs of each: {local['epochs']}, "
+            f"training:  {self.rounds} rounds of {_work_of(local)}, "
             f"batches of {local['batch_size']}, lr {lr}",
             f"channel:   {', '.join(map(repr, algorithm.channel)) or 'updates leave as they are'}",
             f"leaves the site: {'; '.join(leaves)}",
@@ -135,6 +143,16 @@ class Terms:
             torch.zeros((0, *self.shape), dtype=torch.uint8), torch.zeros(0, dtype=torch.int64)
         )
         return make_algorithm(self.experiment(nothing))
+
+
+def _work_of(local: dict[str, Any]) -> str:
+    """How much a site trains in a round."""
+    key = "steps" if "steps" in local else "epochs"
+    amount = local[key]
+    if isinstance(amount, dict):
+        amount = f"{amount['low']:g} to {amount['high']:g}"
+    most = f", {local['max_steps']} steps at the most" if "max_steps" in local else ""
+    return f"{amount} {key}{most}"
 
 
 def _names_in(value: Any) -> Iterator[str]:

@@ -6,7 +6,7 @@ number per experiment where one number was.
 """
 
 from fedlens.pieces.combine import WeightedSum
-from fedlens.pieces.draw import Epochs, Virtual
+from fedlens.pieces.draw import WHOLE_EPOCHS, Epochs, Steps, Virtual
 from fedlens.pieces.losses import cross_entropy, double_softmax, squared_error
 from fedlens.pieces.objective import ByEffectiveNumber, Objective
 from fedlens.pieces.select import BySize, Uniformly
@@ -23,6 +23,7 @@ from fedlens.pieces.upload import difference
 from fedlens.pieces.weigh import ByExamples, Constant, Equally
 
 __all__ = [
+    "WHOLE_EPOCHS",
     "ByEffectiveNumber",
     "ByExamples",
     "BySize",
@@ -36,6 +37,7 @@ __all__ = [
     "Objective",
     "Probed",
     "Sgd",
+    "Steps",
     "Uniformly",
     "Virtual",
     "WeightedSum",

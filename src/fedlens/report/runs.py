@@ -347,7 +347,8 @@ def _end(one: Group) -> str:
     ends |= {"stopped": f"(stopped after {rounds}: too few clients reported)"}
     ends |= {"invalid": f"(its loss is not a finite number after {rounds})"}
     ends |= {"interrupted": f"(interrupted after {rounds})", "running": f"(running, {rounds})"}
-    return ends.get(run.status, f"after {rounds}")
+    early = f" ({written(run.summary['reason'])})" if "reason" in run.summary else ""
+    return ends.get(run.status, f"after {rounds}{early}")
 
 
 def common_folder(runs: Sequence[Run]) -> Path:

@@ -23,6 +23,7 @@ from fedlens.runs.measures import OF_MODEL, PARTS, measure_name
 from fedlens.runs.records import is_number
 from fedlens.runs.result import Result
 from fedlens.runs.settings import torch_settings
+from fedlens.runs.stopping import Stopping
 from fedlens.runs.summary import Record, summary
 from fedlens.setup import Setup
 from fedlens.trees import HostCopy
@@ -38,6 +39,7 @@ class Whole(NamedTuple):
 
     state: State
     mark: Mark | None  # the end of its records in their file, if they are written
+    best: Tree | None  # the best model so far, if that is kept
 
 
 class ActiveRun:
@@ -52,12 +54,13 @@ class ActiveRun:
         watch: Watch | None = None,
         twin: Twin | None = None,
         file: Records | None = None,
+        best: Tree | None = None,
     ) -> None:
         self.setup, self.folder = setup, folder
         self.newest_state = state  # after the rounds that have started, which may not have ended
         self.records, self.watch, self.twin = records or [], watch, twin
         self.file = file
-        self._whole = Whole(state, file.mark if file else None)
+        self._whole = Whole(state, file.mark if file else None, best)
         diverged = not math.isfinite(float(_sum_of_model(state))) or _has_diverged(self.records)
         self.status = "diverged" if diverged else "running"
         self.reason = ""  # why it stopped, if it did
@@ -67,6 +70,16 @@ class ActiveRun:
         spent = sum(r["seconds"] + r.get("evaluation_seconds", 0.0) for r in self.records)
         earlier = self.earlier_summary
         self.earlier_seconds = earlier["seconds"]["total"] if earlier else spent
+        self.stopping = Stopping(setup.experiment)
+        for record in self.records:
+            self.stopping.spend(record, self.earlier_seconds)
+            self.stopping.judge(record)
+        self._heed()
+
+    def _heed(self) -> None:
+        """Go no further, if the experiment says so."""
+        if self.stopping.reason and self.status == "running":
+            self.status, self.reason = "finished", self.stopping.reason
 
     @property
     def state(self) -> State:
@@ -105,18 +118,24 @@ class ActiveRun:
     ) -> None:
         """The end of a round: evaluate if it is time to, and write the record."""
         experiment, trained = self.setup.experiment, time.perf_counter()
+        best = self._whole.best
+        self.stopping.spend(record, self.earlier_seconds + trained - self.start_time)
         if not is_finite or _has_diverged([record]):
             self.status = "diverged"
-        elif self.is_evaluated(state):
+        elif self.is_evaluated(state) or self.stopping.reason:
             measured, details = evaluation.read(self.twin)
             record |= measured
-            if self.folder is not None and state.round == experiment.rounds:
+            if self.stopping.judge(record) and experiment.evaluate.best:
+                best = self._model_of(state)
+            self._heed()
+            is_last = self.status == "finished" or state.round == experiment.rounds
+            if self.folder is not None and is_last:
                 self.folder.write(EVALUATION, to_json(details.plain()) + "\n")
             record["evaluation_seconds"] = time.perf_counter() - trained
         if self.file is not None:
             self.file.append(record)
         self.records.append(record)
-        self._whole = Whole(state, self.file.mark if self.file else None)
+        self._whole = Whole(state, self.file.mark if self.file else None, best)
         if self.watch is not None:
             self.watch(record)
         self.record_time = time.perf_counter()
@@ -131,7 +150,7 @@ class ActiveRun:
         elif self.file is not None:
             self.file.sync()
         if self.folder is not None:
-            self.folder.save_model(self.model)
+            self.folder.save_model(self.model, self._whole.best)
         self.write_summary(status)
         if self.folder is not None and not keep_state:
             self.folder.remove_states()
@@ -142,10 +161,10 @@ class ActiveRun:
 
     def save(self) -> None:
         """Write the checkpoint, once the records that it rests on are on the disk."""
-        state, mark = self._whole
+        state, mark, best = self._whole
         if self.folder is not None and self.file is not None and mark is not None:
             self.file.sync()
-            self.folder.save_state(state, mark)
+            self.folder.save_state(state, mark, best)
 
     def stop(self, error: BaseException) -> None:
         """Keep the last whole round: a state is a value, whatever was in progress."""
@@ -173,12 +192,16 @@ class ActiveRun:
 
     @property
     def model(self) -> Tree:
-        return self.state.params | self.state.buffers | self.setup.network.frozen
+        return self._model_of(self.state)
+
+    def _model_of(self, state: State) -> Tree:
+        return state.params | state.buffers | self.setup.network.frozen
 
     @property
     def result(self) -> Result:
         folder = self.folder.path if self.folder else None
-        return Result(self.status, self.records, self.summary, self.model, folder)
+        best = self._whole.best
+        return Result(self.status, self.records, self.summary, self.model, folder, best)
 
 
 def train(setup: Setup, watch: Watch | None = None) -> Result:

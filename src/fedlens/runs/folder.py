@@ -22,6 +22,7 @@ from fedlens.locks import LOCK, FolderLock
 from fedlens.reading import BadFile
 from fedlens.rounds import State
 from fedlens.run_files import (
+    BEST,
     CHECKPOINT,
     MODEL,
     ROUNDS,
@@ -84,6 +85,7 @@ class Checkpoint(NamedTuple):
     state: State
     records: list[dict[str, Any]]
     content: bytes  # the records as they lie in the file
+    best: Tree | None  # the best model up to it, if that is kept
 
 
 @dataclass(frozen=True)
@@ -141,10 +143,19 @@ class RunFolder:
         model: Tree = load_file(self.path / MODEL)
         return model
 
-    def save_model(self, model: Tree) -> None:
-        write_atomically(self.path / MODEL, to_bytes(model))
+    def load_best(self) -> Tree | None:
+        from safetensors.torch import load_file
 
-    def save_state(self, state: State, records: Mark = NO_RECORDS) -> None:
+        return load_file(self.path / BEST) if (self.path / BEST).is_file() else None
+
+    def save_model(self, model: Tree, best: Tree | None = None) -> None:
+        write_atomically(self.path / MODEL, to_bytes(model))
+        if best is not None:
+            write_atomically(self.path / BEST, to_bytes(best))
+
+    def save_state(
+        self, state: State, records: Mark = NO_RECORDS, best: Tree | None = None
+    ) -> None:
         """The checkpoint: tensors first, then the small file that makes them count.
 
         The records that it rests on must be on the disk.
@@ -153,6 +164,7 @@ class RunFolder:
         tensors_file, index_file = state_files(self.path, state.round)
         tensors: Tree = {}
         described = describe(state, tensors)
+        described_best = None if best is None else describe(best, tensors, "best")
         content = to_bytes(tensors)
         index_file.unlink(missing_ok=True)  # of the same round in an earlier life of the run
         write_atomically(tensors_file, content)
@@ -161,6 +173,7 @@ class RunFolder:
             "sha256": hashlib.sha256(content).hexdigest(),
             "records": records._asdict(),
             "state": described,
+            "best": described_best,
         }
         plain = json.loads(to_json(index))
         signed = {"sha256": checksum(plain), "index": plain}
@@ -205,12 +218,14 @@ class RunFolder:
         if hashlib.sha256(content).hexdigest() != index["sha256"]:
             raise damaged(path, "its checksum is wrong")
         try:
-            state = restore(State, index["state"], from_bytes(content, device))
+            tensors = from_bytes(content, device)
+            state = restore(State, index["state"], tensors)
+            best = restore(dict, index["best"], tensors) if index.get("best") else None
             mark = Mark(**index["records"])
         except (LookupError, TypeError) as error:
             raise damaged(path, "it is of another version of Fedlens") from error
         recorded = self._recorded(mark)
-        return Checkpoint(state, parse_records(self.path / ROUNDS, recorded), recorded)
+        return Checkpoint(state, parse_records(self.path / ROUNDS, recorded), recorded, best)
 
     def _recorded(self, mark: Mark) -> bytes:
         """The records that a checkpoint rests on, if they are as they were."""

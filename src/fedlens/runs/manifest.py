@@ -130,6 +130,7 @@ def _own_code(experiment: Experiment) -> list[str]:
     names = [one.name for one in chosen if isinstance(one, Named)]
     names += [name for one in experiment.schedules.values() for name in names_in(one)]
     names.append(str(clients.partition.options.get("of", "")))
+    names += [name for one in experiment.schedules.values() for name in names_in(one)]
     names = [name for name in names if ":" in name and name.partition(":")[0] in sys.modules]
     folders = set()
     for name in names:

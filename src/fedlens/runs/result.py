@@ -25,6 +25,7 @@ class Result:
     summary: dict[str, Any]
     model: Tree  # parameters and buffers, as module.load_state_dict takes them
     folder: Path | None
+    best_model: Tree | None = None  # that was best on validation, with evaluate.best
 
     @property
     def final(self) -> dict[str, float]:

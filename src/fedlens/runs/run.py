@@ -157,7 +157,7 @@ def reopen(folder: RunFolder, setup: Setup, watch: Watch | None = None) -> Activ
     if saved.state.round > rounds:
         raise ValueError(f"{path} has {saved.state.round} rounds already: {rounds} are too few")
     file = folder.records_after(saved.content)
-    return ActiveRun(setup, saved.state, folder, saved.records, watch, twin, file)
+    return ActiveRun(setup, saved.state, folder, saved.records, watch, twin, file, saved.best)
 
 
 def _twin(setup: Setup, watch: Watch | None) -> Twin | None:

@@ -50,7 +50,7 @@ from fedlens.tables import apply_override, to_value
 
 MAY_DIFFER = {
     *("dataset", "engine", "device"),  # of which the outcome is compared
-    *("rounds", "seed", "loss", "clients", "local", "server", "evaluate", "algorithm"),
+    *("rounds", "seed", "clients", "local", "server", "evaluate", "algorithm", "stop"),
     *("faults", "reporting"),
 }
 """Keys in which stacked points may differ, as long as what their clients do is alike."""
@@ -282,7 +282,8 @@ def _check_same(folder: RunFolder, experiment: Experiment) -> None:
 def _result(folder: RunFolder) -> Result:
     """What a run that is over came to."""
     summary, records = read_summary(folder.path), read_records(folder.path)
-    return Result(summary["status"], records, summary, folder.load_model(), folder.path)
+    model, best = folder.load_model(), folder.load_best()
+    return Result(summary["status"], records, summary, model, folder.path, best)
 
 
 def _build(experiment: Experiment, data: str | Path | None, loaded: dict[str, Dataset]) -> Setup:

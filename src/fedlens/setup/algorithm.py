@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import torch
 
 from fedlens.algorithm import Algorithm, Amendment, compose
-from fedlens.experiment import Experiment, LocalTraining
+from fedlens.experiment import Between, Experiment, LocalTraining
 from fedlens.names import ALGORITHMS, LOSSES, OPTIMIZERS
 from fedlens.options import Named, call, expect, find
 from fedlens.pieces import (
@@ -18,11 +18,16 @@ from fedlens.pieces import (
     Epochs,
     Objective,
     Sgd,
+    Steps,
     Uniformly,
 )
 from fedlens.pieces.losses import with_options
 from fedlens.schedules import value_at
-from fedlens.slots import Solve
+from fedlens.slots import Draw, Solve
+
+SMALLEST = 2.0**-126  # of the numbers that float32 holds in full
+
+V = TypeVar("V")
 
 SMALLEST = 2.0**-126  # of the numbers that float32 holds in full
 
@@ -38,10 +43,19 @@ def make_algorithm(experiment: Experiment, round: int = 0) -> Algorithm:
         # 0.0 would switch a term off, and with it what is remembered for later rounds.
         return value_at(given, round, experiment.rounds) or SMALLEST
 
+def make_algorithm(experiment: Experiment, round: int = 0) -> Algorithm:
+    """That of a round, counted from 0: schedules give its numbers."""
+
+    def now(given: V | Named) -> V | float:
+        if not isinstance(given, Named):
+            return given
+        # 0.0 would switch a term off, and with it what is remembered for later rounds.
+        return value_at(given, round, experiment.rounds) or SMALLEST
+
     local = experiment.local
     base = Algorithm(
         select=Uniformly(experiment.clients.cohort),
-        draw=Epochs(local.epochs, local.batch_size),
+        draw=_draw(local),
         objective=_objective(experiment),
         solve=_solver(replace(local, lr=now(local.lr))),
         advance=Sgd(now(experiment.server.lr)),
@@ -75,6 +89,18 @@ def _solver(local: LocalTraining) -> Solve:
     if local.clip_value is not None:
         solve = ClippedByValue(solve, local.clip_value)
     return solve
+
+
+def _draw(local: LocalTraining) -> Draw:
+    amount = local.epochs if local.steps is None else local.steps
+    if isinstance(amount, Between):
+        low, high = amount.low, amount.high
+    elif local.steps is None and local.max_steps is None and float(amount).is_integer():
+        return Epochs(int(amount), local.batch_size)
+    else:
+        low = high = amount
+    of: Literal["epochs", "steps"] = "epochs" if local.steps is None else "steps"
+    return Steps(local.batch_size, low, high, of, local.max_steps)
 
 
 def check_schedules(experiment: Experiment) -> None:

@@ -1,0 +1,64 @@
+"""When a run has had enough, by its records; and which of its models was the best."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fedlens.experiment import Experiment
+from fedlens.runs.measures import measure_name
+from fedlens.runs.records import is_number
+
+CHOSEN_BY = measure_name("validation", "accuracy")
+"""What the best model is best by: never the test examples, which would flatter it."""
+
+
+@dataclass
+class Stopping:
+    """What the rules of an experiment say of a run, record by record: the first that holds."""
+
+    experiment: Experiment
+    reason: str = ""  # to stop, once there is one
+    best: float | None = None
+    best_round: int = 0
+    num_since: int = 0  # evaluations since the best
+    num_bytes: int = 0
+
+    def spend(self, record: Mapping[str, Any], seconds: float) -> None:
+        """Take in what a round cost; `seconds` are those of the whole run."""
+        stop = self.experiment.stop
+        self.num_bytes += record["bytes_up"] + record["bytes_down"]
+        if stop is None or self.reason:
+            return
+        spent = {
+            "batches": (record["batches_total"], stop.batches),
+            "bytes": (self.num_bytes, stop.bytes),
+            "seconds": (seconds, stop.seconds),
+        }
+        for what, (amount, most) in spent.items():
+            if most is not None and amount >= most:
+                self.reason = f"stop.{what}: {amount:,.0f} of {most:,.0f} {what} are spent"
+                return
+
+    def judge(self, record: Mapping[str, Any]) -> bool:
+        """Take in an evaluation, if it is one; whether its model is the best so far."""
+        stop, accuracy = self.experiment.stop, record.get(CHOSEN_BY)
+        is_best = is_number(accuracy) and (self.best is None or accuracy > self.best)
+        if is_best:
+            self.best, self.best_round, self.num_since = accuracy, record["round"], 0
+        elif CHOSEN_BY in record:
+            self.num_since += 1
+        if stop is None or self.reason:
+            return is_best
+        part = "validation" if CHOSEN_BY in record else "test"
+        reached = record.get(measure_name(part, "accuracy"))
+        if stop.accuracy is not None and is_number(reached) and reached >= stop.accuracy:
+            self.reason = f"stop.accuracy: the {part} accuracy is {reached:.4g}"
+        elif stop.patience is not None and self.num_since >= stop.patience:
+            count = "1 evaluation" if self.num_since == 1 else f"{self.num_since} evaluations"
+            self.reason = (
+                f"stop.patience: the validation accuracy was best in round {self.best_round}, "
+                f"{count} ago"
+            )
+        return is_best
