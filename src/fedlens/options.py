@@ -8,7 +8,6 @@ and defaults, are the options an experiment file may set. Nothing else describes
 from __future__ import annotations
 
 import difflib
-import functools
 import importlib
 import inspect
 import math

@@ -7,16 +7,35 @@ from typing import Annotated, Literal, get_args
 
 import typer
 
-from fedlens.names import ALGORITHMS, DATASETS, DEVICES, MODELS, PARTITIONS, RECIPES, SCHEDULES
+from fedlens.names import (
+    ALGORITHMS,
+    DATASETS,
+    DEVICES,
+    LOSSES,
+    MODELS,
+    OPTIMIZERS,
+    PARTITIONS,
+    RECIPES,
+    SCHEDULES,
+)
+
+Kind = Literal[
+    "algorithms",
+    "models",
+    "partitions",
+    "devices",
+    "losses",
+    "optimizers",
+    "schedules",
+    "datasets",
+    "recipes",
+]
 
 
 def list_command(
     kind: Annotated[
-        Literal["algorithms", "models", "partitions", "devices", "datasets", "schedules", "recipes"]
-        | None,
-        typer.Argument(
-            help="algorithms, models, partitions, devices, datasets, schedules or recipes"
-        ),
+        Kind | None,
+        typer.Argument(help=f"one of {', '.join(get_args(Kind))}"),
     ] = None,
 ) -> None:
     """Print the names there are to choose from, one a line; or what can be listed."""
@@ -27,8 +46,8 @@ def list_command(
         "devices": DEVICES,
         "losses": LOSSES,
         "optimizers": OPTIMIZERS,
-        "datasets": DATASETS,
         "schedules": SCHEDULES,
+        "datasets": DATASETS,
         "recipes": RECIPES,
     }
     for name in tables if kind is None else tables[kind]:

@@ -50,7 +50,7 @@ from fedlens.tables import apply_override, to_value
 
 MAY_DIFFER = {
     *("dataset", "engine", "device"),  # of which the outcome is compared
-    *("rounds", "seed", "clients", "local", "server", "evaluate", "algorithm", "stop"),
+    *("rounds", "seed", "loss", "clients", "local", "server", "evaluate", "algorithm", "stop"),
     *("faults", "reporting"),
 }
 """Keys in which stacked points may differ, as long as what their clients do is alike."""

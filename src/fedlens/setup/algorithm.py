@@ -29,19 +29,6 @@ SMALLEST = 2.0**-126  # of the numbers that float32 holds in full
 
 V = TypeVar("V")
 
-SMALLEST = 2.0**-126  # of the numbers that float32 holds in full
-
-V = TypeVar("V")
-
-
-def make_algorithm(experiment: Experiment, round: int = 0) -> Algorithm:
-    """That of a round, counted from 0: schedules give its numbers."""
-
-    def now(given: V | Named) -> V | float:
-        if not isinstance(given, Named):
-            return given
-        # 0.0 would switch a term off, and with it what is remembered for later rounds.
-        return value_at(given, round, experiment.rounds) or SMALLEST
 
 def make_algorithm(experiment: Experiment, round: int = 0) -> Algorithm:
     """That of a round, counted from 0: schedules give its numbers."""
