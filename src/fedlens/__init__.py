@@ -6,10 +6,14 @@ result = fl.run(fl.Experiment(dataset="fashion-mnist-mini", model="lenet5", roun
 print(result.final["test_accuracy"])
 """
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from fedlens.version import __version__
+
+if sys.platform == "win32":
+    raise ImportError("Fedlens runs on Linux and macOS: on Windows, use it in WSL")
 
 if TYPE_CHECKING:
     from fedlens.algorithm import Algorithm, Amendment, compose, paper

@@ -132,7 +132,9 @@ def _curves(block: Curves) -> Figure:
     for line in block.lines:
         if line.note:
             labels[line.name] = f"{short(line.name, 48 - len(line.note))}: {line.note}"
-    figure, axes = sheet(block.title, HEIGHT, BOTTOM + LINE * len(labels) + 0.1)
+    meant = block.styles if len(block.styles) > 1 else {}
+    keys = [Line2D([], [], color=SOFT, linestyle=DASHES[one]) for one in meant]
+    figure, axes = sheet(block.title, HEIGHT, BOTTOM + LINE * (len(labels) + len(keys)) + 0.1)
     ends = []
     for line in block.lines:
         _line(axes, line, place[line.name])
@@ -145,13 +147,11 @@ def _curves(block: Curves) -> Figure:
     _scale(axes, block)
     if len(ends) <= FEW:
         name_ends(axes, ends)
-    if len(block.styles) > 1:
-        keys = [Line2D([], [], color=SOFT, linestyle=DASHES[one]) for one in block.styles]
-        meant = list(block.styles.values())
-        figure.legend(keys, meant, loc="upper right", ncols=len(keys), labelcolor=SOFT)
-    styles = {line.name: line.style for line in reversed(block.lines)}
+    styles = {
+        line.name: line.style for line in sorted(block.lines, key=lambda one: one.style == "solid")
+    }
     marks = [line_mark(i, styles[name]) for name, i in place.items()]
-    legend(figure, list(labels.values()), marks)
+    legend(figure, [*labels.values(), *meant.values()], [*marks, *keys])
     return figure
 
 
@@ -221,7 +221,10 @@ def _bars(block: Bars) -> Figure:
             ends += _bar(axes, block, series, g, at, 0.86 * tall, colour_of(g if block.dots else s))
     axes.set_ylim(step * len(block.groups), -0.04)
     room = 1.45 if any(series.errors for series in block.series) else 1.0  # for "19.3% ± 10.0%"
-    axes.set_xlim(min(ends) * 1.1, (max(ends) or 1) * room)
+    ticks = MaxNLocator(6, steps=[1, 2, 5, 10]).tick_values(min(ends), max(ends) or 1)
+    axes.set_xticks(ticks)  # none stands where only words are: no accuracy is 120%
+    axes.spines["bottom"].set_bounds(ticks[0], ticks[-1])
+    axes.set_xlim(ticks[0], max(ticks[-1], max(ends) * room))
     axes.set_yticks([])
     axes.spines["left"].set_visible(False)
     axes.grid(False)
