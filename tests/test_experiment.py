@@ -95,7 +95,7 @@ def test_an_unknown_name_is_refused_at_every_level_with_the_nearest_one(
         *("clients.per_round=inf", "clients.per_round=true", "clients.per_round=half"),
         *("clients.holdout=1", "clients.holdout=-0.1", "clients.holdout=nan"),
         *("clients.partition=3", "clients.partition={alpha=1}"),
-        *("local.epochs=0", "local.epochs=2.5", "local.batch_size=0", "local.batch_size=inf"),
+        *("local.epochs=0", "local.epochs=-2", "local.batch_size=0", "local.batch_size=inf"),
         *("local.lr=-0.1", "local.lr=inf", "local.lr=nan", "local.lr=fast", "local.lr=true"),
         *("local.momentum=-1", "local.momentum=nan", "local.weight_decay=inf", "local.reset=1"),
         *("server.lr=-1", "server.lr=nan", "server.lr=inf", "server=fast"),

@@ -293,6 +293,7 @@ def test_the_page_draws_a_number_that_changes(tmp_path):
             {"local": {"lr": {"name": "exponential", "start": 1.0, "decay": 1e30}}, "rounds": 400},
             "gave inf in round 12",
         ),
+        ({"local": {"lr": {**COSINE, "end": -1.0}}, "rounds": 10**15}, "local.lr is -1 in round"),
         (
             {
                 "algorithm": {

@@ -12,6 +12,8 @@ from typing import Any
 from fedlens.names import SCHEDULES
 from fedlens.options import Named, call, find, resolve
 
+MOST = 10_000  # rounds, about, in which a schedule is looked at
+
 
 def constant(round: int, of: int, *, start: float) -> float:
     """The same in every round."""
@@ -79,6 +81,11 @@ def value_at(schedule: Named, round: int, rounds: int) -> float:
     if not isinstance(value, int | float) or not math.isfinite(value):
         raise ValueError(f"{what} gave {value!r} in round {round + 1}: it must be a finite number")
     return float(value)
+
+
+def looked_at(rounds: int) -> list[int]:
+    """The rounds in which a schedule is looked at before it is used: all, if they are not many."""
+    return [*range(0, rounds, max(rounds // MOST, 1)), rounds - 1]
 
 
 def resolved(schedule: Named, where: str) -> Named:

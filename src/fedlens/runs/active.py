@@ -74,9 +74,9 @@ class ActiveRun:
         for record in self.records:
             self.stopping.spend(record, self.earlier_seconds)
             self.stopping.judge(record)
-        self._heed()
+        self._end_if_told()
 
-    def _heed(self) -> None:
+    def _end_if_told(self) -> None:
         """Go no further, if the experiment says so."""
         if self.stopping.reason and self.status == "running":
             self.status, self.reason = "finished", self.stopping.reason
@@ -127,7 +127,7 @@ class ActiveRun:
             record |= measured
             if self.stopping.judge(record) and experiment.evaluate.best:
                 best = self._model_of(state)
-            self._heed()
+            self._end_if_told()
             is_last = self.status == "finished" or state.round == experiment.rounds
             if self.folder is not None and is_last:
                 self.folder.write(EVALUATION, to_json(details.plain()) + "\n")

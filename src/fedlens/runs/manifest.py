@@ -22,7 +22,7 @@ from fedlens.federation import Dataset
 from fedlens.run_files import EXPERIMENT
 from fedlens.runs.folder import to_json
 from fedlens.runs.records import settings
-from fedlens.schedules import names_in, value_at
+from fedlens.schedules import looked_at, names_in, value_at
 from fedlens.setup import Setup
 from fedlens.version import __version__
 
@@ -73,7 +73,7 @@ def check_settings(folder: Path, experiment: Experiment, before: Mapping[str, An
         raise ValueError(f"{folder} was begun with {key} = {was!r}, not {now!r}: {remedy}")
     rounds = before["settings"]["rounds"]
     for key, schedule in experiment.schedules.items():
-        for round in range(rounds) if experiment.rounds > rounds else ():
+        for round in looked_at(rounds) if experiment.rounds > rounds else ():
             if value_at(schedule, round, rounds) != value_at(schedule, round, experiment.rounds):
                 raise ValueError(
                     f"{folder} has {key} scheduled over {rounds} rounds, and cannot have more: "

@@ -99,7 +99,7 @@ def combinations(
 def _word(value: Any) -> str:
     """A value as a part of a folder's name."""
     text = value if isinstance(value, str) else to_value(value)
-    return re.sub(r"[^\w.+-]+", "-", text).strip("-")
+    return re.sub(r"[^\w.+-]+", "-", text).strip("-").removeprefix("name-")
 
 
 def _changed(base: Experiment, overrides: Sequence[str]) -> Experiment:

@@ -22,7 +22,7 @@ from fedlens.pieces import (
     Uniformly,
 )
 from fedlens.pieces.losses import with_options
-from fedlens.schedules import value_at
+from fedlens.schedules import looked_at, value_at
 from fedlens.slots import Draw, Solve
 
 SMALLEST = 2.0**-126  # of the numbers that float32 holds in full
@@ -95,12 +95,11 @@ def check_schedules(experiment: Experiment) -> None:
 
     What can be is an interval of each number, so the least and the greatest of it tell.
     """
+    rounds = looked_at(experiment.rounds)
     for key, schedule in experiment.schedules.items():
-        values = [
-            value_at(schedule, round, experiment.rounds) for round in range(experiment.rounds)
-        ]
+        values = [value_at(schedule, round, experiment.rounds) for round in rounds]
         for extreme in (min(values), max(values)):
-            place = values.index(extreme)
+            place = rounds[values.index(extreme)]
             if extreme < 0 and key in ("local.lr", "server.lr"):
                 raise ValueError(f"{key} is {extreme:g} in round {place + 1}: choose 0 or more")
             try:
