@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -120,6 +121,14 @@ def test_a_connection_that_drips_is_cut(run_folder: Make, monkeypatch: pytest.Mo
         with socket.create_connection((place.hostname, place.port or 0), timeout=60) as slow:
             slow.sendall(b"GET / HTTP/1.1\r\nX: ")  # and never the end of it
             assert slow.recv(100) == b""
+        with (
+            socket.create_connection((place.hostname, place.port or 0), timeout=60) as dripping,
+            pytest.raises(ConnectionError),
+        ):
+            dripping.sendall(b"GET / HTTP/1.1\r\nX: ")
+            for _ in range(60_000):  # letters of a line that may have 65,536
+                dripping.sendall(b"x")
+                time.sleep(0.005)
         with urlopen(f"{address}events", timeout=60) as events:  # one that has asked may stay
             assert next_event(events) == "end"
 
