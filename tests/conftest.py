@@ -1,5 +1,6 @@
 """What all tests share."""
 
+import os
 import random
 import signal
 import sys
@@ -18,14 +19,30 @@ hypothesis.settings.register_profile("tests", deadline=None)
 hypothesis.settings.load_profile("tests")
 
 
+ORDER = "FEDLENS_TEST_ORDER"  # the seed of the order, for the processes that pytest-xdist starts
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--shuffle", type=int, help="Run tests in another order, by this seed.")
+    text = "Run tests in the order of this seed; without it the order is a new one each time."
+    parser.addoption("--order", type=int, help=text)
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    seed = config.getoption("--shuffle")
-    if seed is not None:
-        random.Random(seed).shuffle(items)
+def pytest_configure(config: pytest.Config) -> None:
+    chosen = config.getoption("--order")
+    if chosen is not None or ORDER not in os.environ:
+        os.environ[ORDER] = str(random.randrange(10**6) if chosen is None else chosen)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """No test depends on those before it. Those of a file stay together, to share its fixtures."""
+    rng = random.Random(int(os.environ[ORDER]))
+    places = {path: rng.random() for path in dict.fromkeys(item.path for item in items)}
+    rng.shuffle(items)
+    items.sort(key=lambda item: places[item.path])
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    terminalreporter.line(f"in the order of --order {os.environ[ORDER]}")
 
 
 # A shell that has tests run in the background lets them ignore Ctrl-C, and so all they start.
@@ -58,6 +75,19 @@ def quick_pages(some_picture: dict[str, bytes], monkeypatch: pytest.MonkeyPatch)
         return {kind: some_picture[kind] for kind in formats}
 
     monkeypatch.setattr("fedlens.report.draw.pictures", plain)
+
+
+@pytest.fixture
+def svg_alone(some_picture: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages whose figures are drawn as SVG; their PNG and PDF files hold some picture."""
+    from fedlens.report import draw
+
+    pictures = draw.pictures
+
+    def drawn(block: draw.Drawn, formats: Iterable[str]) -> dict[str, bytes]:
+        return some_picture | pictures(block, {"svg"})
+
+    monkeypatch.setattr(draw, "pictures", drawn)
 
 
 @pytest.fixture

@@ -310,3 +310,23 @@ def test_no_image_left_is_a_mistake_even_if_broken_ones_are_skipped(tmp_path):
         ValueError, match=r"10 images cannot be decoded, .*no training image is left"
     ):
         DATASETS["folder"](Source(), path=str(place), on_error="skip")
+
+
+@COMMAND_LINE
+@pytest.mark.usefixtures("here")
+def test_names_of_files_and_folders_write_nothing_else_on_a_terminal(fedlens):
+    photos(Path("photos"), ["cat/0.png"])
+    Path("photos/cat").rename("photos/c\x1b[2Jat")
+    dataset = "dataset={name='folder', path='photos', on_error='skip'}"
+    few = ("clients.count=2", "clients.per_round=2", "clients.partition=iid")
+    told = ""
+    for words in (
+        ("import", "photos", "--out", "b.toml"),
+        ("partition", "a.toml", dataset, *few),
+        ("run", "a.toml", dataset, *few, "--out", "run"),
+    ):
+        ended = fedlens(*words)
+        assert ended.status == 0, ended.err
+        told += ended.out + ended.err
+    assert "\x1b" not in told
+    assert told.count(r"c\x1b[2Jat") >= 2

@@ -62,10 +62,11 @@ def whole(*shape: int) -> torch.Tensor:
 
 
 def convolutions(names: Iterable[str] = CONVOLUTIONS) -> None:
-    clients, batch = 2, 3
+    clients, batch = 2, 2
     for name in names:
         channels, out, size, padding, stride, relu, pool = CONVOLUTIONS[name]
-        x = last(whole(clients * batch, channels, 10, 9)).requires_grad_()
+        # A client's pixels are two tiles, of which one is not full. Interpretation takes long.
+        x = last(whole(clients * batch, channels, 8, 7)).requires_grad_()
         weight = whole(clients, out, channels, size, size).requires_grad_()
         has_bias = relu or pool is not None  # without, the grads are read as they come
         bias = whole(clients, out).requires_grad_() if has_bias else None

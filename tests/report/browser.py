@@ -18,7 +18,7 @@ from typing import Any
 from urllib.request import urlopen
 
 CHROMIUM = shutil.which("chromium")
-SECONDS = 60.0
+SECONDS = 300.0
 
 
 class Page:

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -41,7 +42,7 @@ def test_a_page_is_renewed_as_another_process_writes(recorded: Make) -> None:
     with (
         FolderLock(folder),
         serving([folder]) as address,
-        urlopen(f"{address}events", timeout=30) as events,
+        urlopen(f"{address}events", timeout=300) as events,
     ):
         assert next_event(events) == "change"
         assert (
@@ -65,7 +66,7 @@ def test_a_run_that_dies_without_a_word_is_seen_as_interrupted(recorded: Make) -
     folder = recorded("going", [{"round": 1, "test_accuracy": 0.5}], status="running")
     (folder / "summary.json").write_text(json.dumps({"status": "running"}))
     lock = FolderLock(folder)
-    with serving([folder]) as address, urlopen(f"{address}events", timeout=30) as events:
+    with serving([folder]) as address, urlopen(f"{address}events", timeout=300) as events:
         assert next_event(events) == "change"
         lock.release()  # as the system does for a process that was killed
         assert next_event(events) == "end"
@@ -75,7 +76,7 @@ def test_a_run_that_dies_without_a_word_is_seen_as_interrupted(recorded: Make) -
 
 def test_a_run_that_is_being_replaced_leaves_the_page_as_it_was(run_folder: Make) -> None:
     folder = run_folder("a", rounds=4)
-    with serving([folder]) as address, urlopen(f"{address}events", timeout=30) as events:
+    with serving([folder]) as address, urlopen(f"{address}events", timeout=300) as events:
         assert next_event(events) == "end"
         (folder / "manifest.json").unlink()
         add_round(folder, 5, 0.9)
@@ -101,7 +102,7 @@ def test_only_this_machine_may_ask_by_default(run_folder: Make) -> None:
 
 
 def answer(place: SplitResult, request: bytes) -> bytes:
-    with socket.create_connection((place.hostname, place.port or 0), timeout=30) as connection:
+    with socket.create_connection((place.hostname, place.port or 0), timeout=300) as connection:
         connection.sendall(request)
         return b"".join(iter(lambda: connection.recv(65536), b""))
 
@@ -117,10 +118,18 @@ def test_a_connection_that_drips_is_cut(run_folder: Make, monkeypatch: pytest.Mo
     monkeypatch.setattr(live, "ASK_SECONDS", 0.2)
     with serving([run_folder("a", rounds=2)]) as address:
         place = urlsplit(address)
-        with socket.create_connection((place.hostname, place.port or 0), timeout=60) as slow:
+        with socket.create_connection((place.hostname, place.port or 0), timeout=300) as slow:
             slow.sendall(b"GET / HTTP/1.1\r\nX: ")  # and never the end of it
             assert slow.recv(100) == b""
-        with urlopen(f"{address}events", timeout=60) as events:  # one that has asked may stay
+        with (
+            socket.create_connection((place.hostname, place.port or 0), timeout=300) as dripping,
+            pytest.raises(ConnectionError),
+        ):
+            dripping.sendall(b"GET / HTTP/1.1\r\nX: ")
+            for _ in range(60_000):  # letters of a line that may have 65,536
+                dripping.sendall(b"x")
+                time.sleep(0.005)
+        with urlopen(f"{address}events", timeout=300) as events:  # one that has asked may stay
             assert next_event(events) == "end"
 
 
@@ -140,12 +149,12 @@ def test_two_hundred_readers_are_served_and_the_page_is_made_once(
     with serving([folder]) as address, ExitStack() as readers:
         readers.callback(lock.release)
         streams = [
-            readers.enter_context(urlopen(f"{address}events", timeout=60)) for _ in range(200)
+            readers.enter_context(urlopen(f"{address}events", timeout=300)) for _ in range(200)
         ]
         for stream in streams:
             assert next_event(stream) == "change"
         for _ in range(200):
-            assert urlopen(address, timeout=60).read() == b"a page"
+            assert urlopen(address, timeout=300).read() == b"a page"
         add_round(folder, 2, 0.75)
         for stream in streams:
             assert next_event(stream) == "change"
@@ -157,8 +166,8 @@ def test_others_than_this_machine_need_the_token(run_folder: Make) -> None:
         place = urlsplit(address)
         here = SplitResult("http", f"127.0.0.1:{place.port}", place.path, "", "")
         assert len(place.path) > 20
-        assert "a reached" in urlopen(here.geturl(), timeout=60).read().decode()
-        with urlopen(f"{here.geturl()}events", timeout=60) as events:
+        assert "a reached" in urlopen(here.geturl(), timeout=300).read().decode()
+        with urlopen(f"{here.geturl()}events", timeout=300) as events:
             assert next_event(events) == "end"
         for path in ("/", "/events", f"{place.path[:-2]}/", "/x/events"):
             request = f"GET {path} HTTP/1.1\r\nHost: a.example\r\n\r\n".encode()
@@ -186,5 +195,5 @@ def test_the_command_serves_until_it_is_stopped(run_folder: Make, sent: signal.S
         address = out.readline().split()[1]
         assert "a reached" in urlopen(address).read().decode()
         process.send_signal(sent)
-        assert process.wait(30) == 0
+        assert process.wait(300) == 0
         assert out.read() == "watched\n"

@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 import torch
 
 import fedlens as fl
@@ -51,6 +52,7 @@ def test_a_run_without_a_clock_has_no_strip(tmp_path):
     assert not any(isinstance(block, Tiles) for block in run_blocks(read_all([folder])))
 
 
+@pytest.mark.usefixtures("svg_alone")
 def test_records_that_make_no_sense_are_passed_over(tmp_path):
     folder = ran(tmp_path / "run", faults={"dropped": 0.3})
     lines = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]

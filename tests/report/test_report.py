@@ -279,6 +279,7 @@ def test_a_place_that_cannot_be_written_is_named(run_folder: Make, tmp_path: Pat
         report([run_folder("a")], tmp_path / "file")
 
 
+@pytest.mark.usefixtures("svg_alone")
 def test_the_page_stands_alone_and_its_ids_are_its_own(run_folder: Make) -> None:
     folders = [run_folder("a", spread=True), run_folder("b", spread=True, status="diverged")]
     page = report(folders).read_text("utf-8")
@@ -296,6 +297,7 @@ def test_the_page_stands_alone_and_its_ids_are_its_own(run_folder: Make) -> None
     assert all(f"--run-{i}: {colour};" in style for i, colour in enumerate(COLOURS))
 
 
+@pytest.mark.usefixtures("svg_alone")
 def test_names_are_escaped_and_drawn_as_they_are(run_folder: Make) -> None:
     names = ("<img src=x onerror=alert(1)>", "_hidden", "cost $5 or $6^2$", "连邦 & co")
     page = report([run_folder(name) for name in names]).read_text("utf-8")

@@ -7,6 +7,7 @@ import pytest
 from matplotlib.figure import Figure
 
 import fedlens as fl
+from fedlens.runs import progress
 
 
 @pytest.fixture(scope="module")
@@ -51,3 +52,13 @@ def test_progress_is_shown_to_people_unless_told(told, terminal, monkeypatch, ca
     fl.run(experiment, progress=told)
     said = capsys.readouterr().err
     assert ("fashion-mnist-mini" in said) == (terminal or bool(told))
+
+
+@pytest.mark.parametrize("on_a_terminal", [False, True])
+def test_names_in_progress_move_no_cursor(monkeypatch, capsys, on_a_terminal):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: on_a_terminal)
+    with progress.rounds("[b]\x1b]0;title\x07", 1) as watch:
+        watch({"round": 1, "done": 1, "point": "p\x1b[2J[/b]", "train_loss": 0.5})
+    told = capsys.readouterr().err
+    assert r"[b]\x1b]0;title\x07" in told and r"p\x1b[2J[/b]" in told
+    assert "\x1b]0;" not in told and "\x1b[2J" not in told

@@ -31,6 +31,7 @@ def import_command(
     """Look at a folder of images, and write an experiment and a csv file for it."""
     from fedlens.data.survey import survey
     from fedlens.files import write_atomically
+    from fedlens.reading import printable
     from fedlens.tables import to_toml
 
     described = out or Path(f"{folder.resolve().name}.toml")
@@ -44,7 +45,7 @@ def import_command(
     write_atomically(listed, _rows(found, listed.parent).encode())
     write_atomically(described, to_toml(_experiment(found, listed)).encode())
     for line in _told(found):
-        print(line)
+        print(printable(line))
     print(f"images:     {listed}")
     print(f"experiment: {described}")
     print(f"next:       fedlens run {described}")

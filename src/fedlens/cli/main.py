@@ -111,7 +111,7 @@ def _say_what_is_logged() -> None:
 
     class Said(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            print(f"fedlens: {record.getMessage()}", file=sys.stderr, flush=True)
+            print(f"fedlens: {printable(record.getMessage())}", file=sys.stderr, flush=True)
 
     package = logging.getLogger("fedlens")
     package.handlers, package.propagate = [Said()], False

@@ -23,6 +23,7 @@ def partition_command(
     """Show who holds what, before any training."""
     from fedlens.data import statistics
     from fedlens.experiment import Experiment
+    from fedlens.reading import printable
     from fedlens.setup import partition
 
     if out is not None and out.suffix != ".png":
@@ -34,7 +35,7 @@ def partition_command(
         print(json.dumps(statistics.summary(holdings, train.labels, dataset.num_classes)))
     else:
         for line in statistics.describe(holdings, train.labels, dataset.num_classes):
-            print(line)
+            print(printable(line))
         crossed = statistics.cross_table(holdings, train.labels, dataset.classes)
         if crossed is not None:
             from fedlens.report.tables import table

@@ -26,6 +26,7 @@ def predict_command(
     """Say what a run's model takes images for: csv, or JSON."""
     from fedlens.data.pictures import read
     from fedlens.deploy.classifier import image_files, load
+    from fedlens.reading import printable
 
     classifier = load(run, best=best)
     sound, broken = [], []
@@ -51,7 +52,7 @@ def predict_command(
     sys.stdout.flush()
     if broken:
         for line in broken[:-1]:
-            print(f"fedlens: {line}", file=sys.stderr)
+            print(f"fedlens: {printable(line)}", file=sys.stderr)
         raise ValueError(broken[-1])
 
 

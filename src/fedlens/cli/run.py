@@ -46,6 +46,7 @@ def run_command(
     """Run one experiment."""
     from fedlens.data import statistics
     from fedlens.experiment import Experiment
+    from fedlens.reading import printable
     from fedlens.runs import progress
     from fedlens.runs.active import run_to_end
     from fedlens.runs.folder import check_free
@@ -73,7 +74,7 @@ def run_command(
         started = start(described, setup, folder, overwrite=overwrite, watch=both)
         if not quiet:
             line = statistics.found(setup.dataset, setup.federation.described())
-            print(line, file=sys.stderr, flush=True)
+            print(printable(line), file=sys.stderr, flush=True)
         (result,) = run_to_end([started])
     _finish(result, as_json)
 

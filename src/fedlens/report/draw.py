@@ -8,7 +8,6 @@ from __future__ import annotations
 import io
 import math
 import re
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -48,6 +47,7 @@ from fedlens.report.look import (
     SOFT,
     WIDTH,
     Array,
+    any_script,
     colour_of,
     legend,
     line_mark,
@@ -85,8 +85,7 @@ def save(block: Drawn, folder: Path, formats: Sequence[str] = FORMATS) -> str:
 def pictures(block: Drawn, formats: Sequence[str] | set[str] = FORMATS) -> dict[str, bytes]:
     """The content of a file by format: png, svg, pdf. The same block gives the same bytes."""
     no_date = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
-    with print_look(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing")  # a name in a script we cannot draw
+    with print_look(), any_script():
         figure = _figure(block)
         files = {}
         for kind in formats:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -143,6 +144,14 @@ def colour_of(i: int) -> str:
 def short(name: str, room: int) -> str:
     half = (room - 1) // 2
     return name if len(name) <= room else f"{name[:half]}…{name[-half:]}"
+
+
+@contextmanager
+def any_script() -> Iterator[None]:
+    """Draw names in scripts that the font does not have, as boxes, without a word about it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")
+        yield
 
 
 def print_look() -> AbstractContextManager[None]:

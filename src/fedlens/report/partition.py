@@ -22,6 +22,7 @@ from fedlens.experiment import Named
 from fedlens.files import write_atomically
 from fedlens.options import find, options_of
 from fedlens.report.holdings import MANY, UNLIKE, by_main_class
+from fedlens.report.look import any_script
 from fedlens.runs.budgets import round_numbers
 
 Array = np.ndarray[Any, Any]
@@ -221,6 +222,7 @@ def _draw_shares(figure: Figure, axes: Axes, counts: Array) -> None:
 def save(figure: Figure, path: Path) -> Path:
     """Write a figure as a PNG file."""
     png = io.BytesIO()
-    figure.savefig(png, format="png")
+    with any_script():
+        figure.savefig(png, format="png")
     write_atomically(path, png.getvalue())
     return path

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from fedlens.reading import printable
+
 if TYPE_CHECKING:
     from fedlens.runs.active import Watch
     from fedlens.runs.summary import Record
@@ -18,6 +20,7 @@ PLAIN_SECONDS = 2.0  # between two lines where there is no terminal
 @contextmanager
 def rounds(title: str, total: int, done: int = 0) -> Iterator[Watch]:
     """A watch over a run: a bar on a terminal, else a line every few seconds; both on stderr."""
+    title = printable(title)
     if sys.stderr.isatty():
         with _bar(title, total, done, "round {task.completed}/{task.total}") as advance:
             evaluated = ""
@@ -60,6 +63,7 @@ def all_of(*watches: Watch | None) -> Watch:
 @contextmanager
 def transfer(title: str) -> Iterator[Any]:
     """A watch over a download: called with the bytes done and the bytes in all."""
+    title = printable(title)
     if sys.stderr.isatty():
         with _bar(title, None, 0, "{task.percentage:>3.0f}%") as advance:
             yield lambda done, total: advance(done, f"{done / 1e6:.1f} MB", total)
@@ -116,10 +120,10 @@ def _bar(title: str, total: int | None, done: int, counter: str) -> Iterator[Any
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         TextColumn(counter),
-        TextColumn("{task.fields[measures]}"),
+        TextColumn("{task.fields[measures]}", markup=False),
         TimeRemainingColumn(compact=True),
     )
     with Progress(*columns, console=Console(stderr=True)) as progress:
@@ -142,7 +146,7 @@ def _at(record: Record) -> int:
 
 
 def _trained(record: Record) -> str:
-    point = f"{record['point']}  " if "point" in record else ""
+    point = f"{printable(record['point'])}  " if "point" in record else ""
     return f"{point}train loss {record['train_loss']:.3f}"
 
 
