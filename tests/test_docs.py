@@ -178,7 +178,19 @@ def check_command(words):
         fl.Experiment.read(given["experiment"], given["overrides"] or [])
 
 
-CHECKS = {"python": check_python, "toml": check_toml, "sh": check_sh, "": lambda *_: None}
+def check_yaml(text, _namespace):
+    """A file for Docker compose, whose commands are ours."""
+    for service in importlib.import_module("yaml").safe_load(text)["services"].values():
+        check_sh(service["command"], {})
+
+
+CHECKS = {
+    "python": check_python,
+    "toml": check_toml,
+    "sh": check_sh,
+    "yaml": check_yaml,
+    "": lambda *_: None,
+}
 
 
 @every_page

@@ -59,6 +59,7 @@ def spoilt_npz() -> str:
         (["a.toml", "--out", "a.toml"], "a.toml exists: choose another --out, or add --overwrite"),
         (["a.toml", "--out", "a.toml", "--overwrite"], "a.toml is not a run, so it is not over"),
         (["a.toml", "--out", "a.toml/run"], "cannot be written (Not a directory): choose another"),
+        (["a.toml", "--ray-address", "a:1"], "--ray-address a:1 is for engine ray: add engine=ray"),
         ([], "Missing argument 'EXPERIMENT'"),
     ],
 )  # fmt: skip
@@ -72,6 +73,23 @@ def test_a_mistake_gets_one_line_and_status_2_and_nothing_is_written(fedlens, wo
     assert err.startswith("fedlens: ")
     assert err.count("\n") == 1
     assert message in err
+    assert everything() == before
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("sweep", "a.toml", "--grid", "local.lr=0.1,0.2"),
+        ("compare", "a.toml", "b.toml"),
+        ("reproduce", "fedavg-cifar10/headline", "--scale", "smoke", "engine=processes"),
+    ],
+)
+def test_a_cluster_that_no_run_would_use_is_a_mistake(fedlens, words):
+    Path("b.toml").write_text(Path("a.toml").read_text())
+    before = everything()
+    status, out, err = fedlens(*words, "--ray-address", "a:1")
+    assert (status, out) == (2, "")
+    assert "--ray-address a:1 is for engine ray" in err
     assert everything() == before
 
 

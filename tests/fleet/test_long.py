@@ -16,9 +16,11 @@ import pytest
 import fedlens as fl
 from fedlens.fleet.flower import end
 from fedlens.fleet.keys import CA, NODE_KEY, make_server_keys, make_site_key
+from fedlens.fleet.policy import FILE
 from fedlens.fleet.terms import for_fleet
 from fedlens.fleet.trial import start_site
 from fedlens.run_files import read_records
+from tests.fleet import failing
 from tests.fleet.real import Federation, processes_of, soon, wait_until
 from tests.fleet.sites import model_bytes, write_experiment
 from tests.fleet.test_same_bytes import PAPERS
@@ -179,6 +181,27 @@ def test_a_site_that_died_is_waited_for(tmp_path):
     fl.run(for_fleet(fl.Experiment.read(path)), tmp_path / "here")
     assert model_bytes(tmp_path / "run") == model_bytes(tmp_path / "here")
     print(json.dumps([record["failed"] for record in read_records(tmp_path / "run")]))
+
+
+def test_processes_of_sites_that_fail_are_named(tmp_path):
+    """What Flower makes of a process that raises, dies or does not end; and bad numbers."""
+    faults = ("raised", "dropped", "late", "nan", "huge")
+    more = f'loss = "{failing.NAME}"\nreporting = {{ deadline = 120.0, largest = 1e6 }}\n'
+    path = described(tmp_path, "fedavg", rounds=1, sites=len(faults) + 1, more="")
+    path.write_text(more + path.read_text())
+    fleet = Federation(tmp_path / "fleet", path)
+    for site in fleet.sites.values():
+        (site.home / FILE).write_text(f'own_code = ["{failing.NAME}"]\n')
+    with fleet.opened():
+        for name, fault in zip(fleet.sites, ("", *faults), strict=True):
+            (fleet.sites[name].home / "fault").write_text(fault)
+            fleet.start(name)
+        assert fleet.run(path, tmp_path / "run") == "finished"
+    (record,) = read_records(tmp_path / "run")
+    print(json.dumps(record["failed"]), f"{record['seconds']:.0f} s")
+    assert record["clients"] == [0]
+    assert record["failed"] == {fault: [client] for client, fault in enumerate(faults, 1)}
+    wait_until(lambda: not processes_of(tmp_path))
 
 
 def test_the_command_tries_a_fleet(tmp_path):

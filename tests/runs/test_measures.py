@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import fedlens as fl
+from fedlens.engines import Sequential
 from fedlens.runs.measures import BETTER, OF_MODEL, OF_PART, OF_ROUND, OVER_CLIENTS, best
 from fedlens.runs.metrics import Tally, metrics, spread
 from tests.toys import toy
@@ -51,3 +52,19 @@ def test_the_best_is_the_lowest_or_the_highest_and_the_first_of_equals():
 @pytest.mark.parametrize("name", ["test_classes_predicted", "a_measure_of_my_own"])
 def test_where_neither_way_is_better_there_is_no_best(name):
     assert best(name, [(1.0, 1), (math.pi, 2)]) is None
+
+
+def test_the_record_of_a_round_says_how_many_workers_were_lost_in_it(monkeypatch):
+    """Before and after each of three rounds; two are lost in the second."""
+    lost = iter((0, 0, 0, 2, 2, 2))
+    monkeypatch.setattr(Sequential, "num_lost", property(lambda _: next(lost)))
+    experiment = fl.Experiment(
+        dataset=toy(),
+        model=fl.Named("linear"),
+        rounds=3,
+        device="cpu",
+        engine="sequential",
+        clients=fl.Clients(count=4, per_round=2),
+    )
+    records = fl.run(experiment).records
+    assert [record.get("workers_lost") for record in records] == [None, 2, None]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,13 +11,6 @@ from typing import Annotated, Any
 import typer
 
 from fedlens.data.places import existing
-
-
-def _name_cluster(address: str | None) -> None:
-    """Say which cluster it is where Ray itself looks for that."""
-    if address is not None:
-        os.environ["RAY_ADDRESS"] = address
-
 
 ExperimentFile = Annotated[Path, typer.Argument(help="An experiment file, TOML or JSON.")]
 Overrides = Annotated[
@@ -36,12 +29,19 @@ RayAddress = Annotated[
     typer.Option(
         "--ray-address",
         help="The Ray cluster of engine ray, HOST:PORT. [default: RAY_ADDRESS, or this machine]",
-        callback=_name_cluster,
-        expose_value=False,
     ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else.")]
+
+
+def name_cluster(address: str | None, engines: Iterable[str]) -> None:
+    """Say which cluster it is where Ray itself looks for that; it is a mistake if no run does."""
+    if address is None:
+        return
+    if "ray" not in engines:
+        raise ValueError(f"--ray-address {address} is for engine ray: add engine=ray, or leave it")
+    os.environ["RAY_ADDRESS"] = address
 
 
 @contextmanager

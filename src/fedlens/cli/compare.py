@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from fedlens.cli.arguments import DataFolder, Json, Quiet, RayAddress, once_written
+from fedlens.cli.arguments import DataFolder, Json, Quiet, RayAddress, name_cluster, once_written
 from fedlens.reading import printable
 
 SEEDS = 5  # of each experiment, where nobody says how many
@@ -46,8 +46,10 @@ def compare_command(
     drawn: AbstractContextManager[None] = nullcontext()
     if any(path.is_file() for path in what):
         out = out or Path("runs") / "-or-".join(path.stem for path in what)
-        runs = _run(what, SEEDS if seeds is None else seeds, out, data, quiet)
+        runs = _run(what, SEEDS if seeds is None else seeds, out, data, ray_address, quiet)
         drawn = once_written()
+    elif ray_address is not None:
+        raise ValueError("--ray-address is for experiment files: the runs named are there")
     elif seeds is not None:
         raise ValueError(f"--seeds {seeds} is for experiment files: the runs named have theirs")
     with drawn, progress.figures() as drawing:
@@ -60,7 +62,14 @@ def compare_command(
     print(f"report: {found.page}")
 
 
-def _run(files: list[Path], seeds: int, out: Path, data: Path | None, quiet: bool) -> list[Path]:
+def _run(
+    files: list[Path],
+    seeds: int,
+    out: Path,
+    data: Path | None,
+    ray_address: str | None,
+    quiet: bool,
+) -> list[Path]:
     """Run each experiment with the same seeds, or what is left of that; the run folders."""
     from fedlens.experiment import Experiment
     from fedlens.runs import progress
@@ -81,6 +90,7 @@ def _run(files: list[Path], seeds: int, out: Path, data: Path | None, quiet: boo
         for path, experiment in zip(files, map(Experiment.read, files), strict=True)
         for seed in range(seeds)
     }
+    name_cluster(ray_address, {point.engine for point in points.values()})
     sweep = prepare(points, out, data=data)
     if not quiet:
         print(f"{out.name}: {sweep.describe()}", file=sys.stderr, flush=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedlens.cli.arguments import DataFolder, Json, Quiet, RayAddress, once_written
+from fedlens.cli.arguments import DataFolder, Json, Quiet, RayAddress, name_cluster, once_written
 from fedlens.recipes import ScaleName
 
 if TYPE_CHECKING:
@@ -62,6 +62,8 @@ def reproduce_command(
         return
     from fedlens.recipes.reproduce import plan, run_cells, show
 
+    changed = [text.partition("=") for text in overrides or ()]  # no recipe has engine ray itself
+    name_cluster(ray_address, [value.strip("\"'") for key, _, value in changed if key == "engine"])
     planned = plan(
         recipe,
         scale,

@@ -20,6 +20,7 @@ from fedlens.cli.arguments import (
     RayAddress,
     Seed,
     Track,
+    name_cluster,
     once_written,
     watching,
 )
@@ -60,6 +61,7 @@ def run_command(
     if device is not None:
         given.append(f"device={json.dumps(device)}")
     described = Experiment.read(experiment, given)
+    name_cluster(ray_address, [described.engine])
     folder = out or _free(Path("runs") / experiment.stem)
     if folder.exists() and not overwrite:
         raise ValueError(f"{folder} exists: choose another --out, or add --overwrite")
@@ -105,6 +107,7 @@ def resume_command(
 
     tables = read_experiment(folder)
     chosen: EngineName | None = None if engine is None else check(engine, EngineName, "engine")
+    name_cluster(ray_address, [chosen or tables.get("engine", "auto")])
     total = tables.get("rounds", 0) if rounds is None else rounds
     done = last_saved(folder) or 0
     with (

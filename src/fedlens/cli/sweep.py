@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedlens.cli.arguments import DataFolder, ExperimentFile, Json, Quiet, RayAddress, once_written
+from fedlens.cli.arguments import (
+    DataFolder,
+    ExperimentFile,
+    Json,
+    Quiet,
+    RayAddress,
+    name_cluster,
+    once_written,
+)
 from fedlens.cli.run import EXIT
 
 if TYPE_CHECKING:
@@ -45,6 +53,7 @@ def sweep_command(
     first_seed = Experiment.read(experiment, given).seed
     changes = combinations(dict(map(parse_axis, axes or [])), seeds, first_seed)
     points = {name: Experiment.read(experiment, given + own) for name, own in changes.items()}
+    name_cluster(ray_address, {point.engine for point in points.values()})
     folder = out or Path("runs") / f"{experiment.stem}-sweep"
     sweep = prepare(points, folder, overwrite=overwrite, data=data)
     if not quiet:

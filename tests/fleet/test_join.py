@@ -1,0 +1,135 @@
+"""What a site tells the person who started it, and how processes end with those they serve."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from fedlens.cli.main import app
+from fedlens.experiment import Experiment
+from fedlens.fleet.join import Changes, Tail, answer_by, join, state_by
+from fedlens.fleet.keys import CA, make_site_key
+from fedlens.fleet.serve import Follow
+from fedlens.fleet.site import LOG
+from fedlens.fleet.terms import Terms
+from fedlens.fleet.trial import part_of
+from fedlens.run_files import ROUNDS
+from fedlens.setup.data import load_dataset
+from tests.fleet.sites import write_experiment
+
+
+def test_how_a_site_stands_is_the_last_word_of_its_log():
+    failed, there = "Connection attempt failed, retrying", "SuperNode ID: 1"
+    assert state_by("Starting Flower SuperNode", "a:1") is None
+    assert state_by(failed, "a:1") == "nobody answers at a:1; trying again"
+    assert state_by(f"{failed}\n{there}", "a:1") == "connected"
+    assert state_by(f"{there}\n{failed}", "a:1") == "nobody answers at a:1; trying again"
+    assert state_by(f"{there}\n{failed}\nConnection successful after 3", "a:1") == "connected"
+
+
+def test_a_state_is_told_when_it_changes_and_a_refusal_once():
+    told = list[str]()
+    say = Changes(told.append)
+    for state in ("connected", "connected", "lost", "connected"):
+        say.state(state)
+    for answer in ("refused: no", "refused: no", "trained", "trained", "refused: no"):
+        say.answer(answer)
+    assert told == [
+        *("connected", "lost", "connected"),
+        *("refused: no", "trained", "trained", "refused: no"),
+    ]
+
+
+def test_what_a_site_answered_is_told_in_words(tmp_path):
+    path = write_experiment(tmp_path)
+    experiment = Experiment.read(path)
+    site = part_of(path, tmp_path / "sites", 0, 4)
+    answers = Tail(site.home / LOG)
+    terms = Terms.of(experiment, load_dataset(experiment.dataset, None))
+    site.answer("sizes", {"experiment": terms.hash, "terms": terms.text, "client": 0}, {})
+    (line,) = answers.new().splitlines()
+    assert answer_by(line).startswith(f"refused: experiment {terms.hash[:12]} is not approved here")
+    line = json.dumps({"asked": "train", "said": {}, "sent_bytes": 1500, "seconds": 2.0})
+    assert answer_by(line) == "trained for 2.0 s, and sent 1.5 kB"
+
+
+def test_a_line_is_told_when_it_is_whole(tmp_path):
+    path = tmp_path / "log"
+    tail = Tail(path)
+    assert tail.new() == ""
+    path.write_text("one\ntw")
+    assert tail.new() == "one\n"
+    path.write_text("one\ntwo\n")
+    assert tail.new() == "two\n"
+
+
+@pytest.mark.parametrize("server", ["10.0.0.1", "10.0.0.1:", "10.0.0.1:99999", ":9092"])
+def test_an_address_needs_a_host_and_a_port(server, tmp_path):
+    pytest.importorskip("flwr")
+    words = ["fleet", "join", "--server", server, "--name", "ann", "--data", str(tmp_path)]
+    error = CliRunner().invoke(app, words).exception
+    assert isinstance(error, ValueError)
+    assert "--server" in str(error)
+
+
+@pytest.mark.parametrize("missing", ["node.key", CA, "photos"])
+def test_what_a_site_needs_is_named(missing, tmp_path):
+    home, data = tmp_path / "ann", tmp_path / "photos"
+    make_site_key(home, "ann")
+    (home / CA).touch()
+    data.mkdir()
+    for path in (home / missing, tmp_path / missing):
+        if path.is_file():
+            path.unlink()
+        elif path.is_dir():
+            path.rmdir()
+    with pytest.raises(ValueError, match=f"{missing} (is missing|does not exist)"):
+        join(home, "ann", data, "127.0.0.1:1", "cpu", print)
+
+
+@pytest.mark.parametrize(("resumes", "expected"), [(False, [1, 2, 3]), (True, [3])])
+def test_rounds_are_told_of_this_run_and_not_of_one_that_it_replaces(resumes, expected, tmp_path):
+    path, told = tmp_path / ROUNDS, list[int]()
+    old, new = ('{"round": 1}\n{"round": 2}\n' + more for more in ("", '{"round": 3}\n'))
+    path.write_text(old)
+    watch, job = (lambda record: told.append(record["round"])), tmp_path / "job.json"
+    follow = Follow(job, tmp_path, print, watch, resumes)
+    follow.look()
+    assert told == []
+    path.unlink()
+    follow.look()
+    path.write_text(new)
+    follow.look()
+    follow.look()
+    assert told == expected
+
+
+def test_a_process_ends_with_the_one_it_serves():
+    code = "import sys, time; from fedlens.fleet.flower import end_with; end_with(int(sys.argv[1]))"
+    server = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    words = [sys.executable, "-c", f"{code}; time.sleep(600)", str(server.pid)]
+    serving = subprocess.Popen(words)
+    try:
+        with pytest.raises(subprocess.TimeoutExpired):
+            serving.wait(2)
+        server.kill()
+        server.communicate()
+        assert serving.wait(60) == 1
+    finally:
+        serving.kill()
+        serving.wait()
+
+
+def test_the_sites_of_an_app_have_approved_what_its_server_asks(tmp_path):
+    """In Flower's simulation, where sites hold parts of the experiment's own data."""
+    path, made = write_experiment(tmp_path, per_round=4), tmp_path / "app"
+    words = ["fleet", "app", str(path), "--to", str(made), "--sites", "2"]
+    assert CliRunner().invoke(app, words).exit_code == 0
+    path = made / "fedlens_fleet" / "experiment.toml"
+    experiment = Experiment.read(path)
+    terms = Terms.of(experiment, load_dataset(experiment.dataset, None))
+    site = part_of(path, tmp_path / "sites", 0, 2)
+    order = {"experiment": terms.hash, "terms": terms.text, "client": 0}
+    assert site.answer("sizes", order, {}).facts["size"] > 0
