@@ -133,7 +133,8 @@ def test_without_a_kind_the_kinds_are_listed(fedlens):
     status, out, err = fedlens("list")
     assert (status, err) == (0, "")
     assert out.splitlines() == [
-        *("algorithms", "models", "partitions", "devices", "datasets", "recipes")
+        *("algorithms", "models", "partitions", "devices"),
+        *("losses", "optimizers", "schedules", "datasets", "recipes"),
     ]
 
 
