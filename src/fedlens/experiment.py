@@ -17,7 +17,16 @@ from fedlens.data.partitions import finds_clients
 from fedlens.engines import EngineName
 from fedlens.federation import Dataset
 from fedlens.models.weights import is_address
-from fedlens.names import ALGORITHMS, DATASETS, DEVICES, LOSSES, MODELS, OPTIMIZERS, PARTITIONS
+from fedlens.names import (
+    ALGORITHMS,
+    ANNEALS,
+    DATASETS,
+    DEVICES,
+    LOSSES,
+    MODELS,
+    OPTIMIZERS,
+    PARTITIONS,
+)
 from fedlens.options import (
     Given,
     default,
@@ -124,7 +133,10 @@ class Experiment:
         clients = replace(self.clients, partition=partition, count=count, devices=devices)
         object.__setattr__(self, "clients", clients)
         optimizer = filled(self.local.optimizer, OPTIMIZERS, "optimizer")
-        object.__setattr__(self, "local", replace(self.local, optimizer=optimizer))
+        anneal = self.local.anneal
+        anneal = None if anneal is None else filled(anneal, ANNEALS, "anneal")
+        local = replace(self.local, optimizer=optimizer, anneal=anneal)
+        object.__setattr__(self, "local", local)
         algorithm = tuple(map(_filled_algorithm, self.algorithm))
         object.__setattr__(self, "algorithm", algorithm)
         for part in ("local", "server"):

@@ -73,6 +73,9 @@ OPTIMIZERS = ByName(
     "fedlens.pieces", {"sgd": "optimizers", "adam": "optimizers", "adamw": "optimizers"}
 )
 
+ANNEALS = ByName("fedlens.pieces", {"cosine": "anneal", "linear": "anneal"})
+"""How a learning rate may fall in the course of a client's round."""
+
 DEVICES = ByName(
     "fedlens.reporting", {"alike": "devices", "synthetic": "devices", "trace": "devices"}
 )

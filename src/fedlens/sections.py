@@ -97,6 +97,7 @@ class LocalTraining:
     reset: bool = True  # what the optimiser remembers starts afresh in every round
     steps: OrTable[int | Between | None] = default(None)  # batches, in the place of epochs
     max_steps: int | None = None  # that anybody takes in a round
+    anneal: Given[Name | None, Named | None] = default(None)  # lr, from step to step of a round
 
     def __post_init__(self) -> None:
         settle(self, "local.")

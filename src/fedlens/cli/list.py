@@ -9,6 +9,7 @@ import typer
 
 from fedlens.names import (
     ALGORITHMS,
+    ANNEALS,
     DATASETS,
     DEVICES,
     LOSSES,
@@ -27,6 +28,7 @@ Kind = Literal[
     "losses",
     "optimizers",
     "schedules",
+    "anneals",
     "datasets",
     "recipes",
 ]
@@ -47,6 +49,7 @@ def list_command(
         "losses": LOSSES,
         "optimizers": OPTIMIZERS,
         "schedules": SCHEDULES,
+        "anneals": ANNEALS,
         "datasets": DATASETS,
         "recipes": RECIPES,
     }

@@ -91,7 +91,8 @@ class Terms:
     def own_code(self) -> list[str]:
         """The import paths that it names: code that is neither Fedlens' nor in the terms."""
         tables = self.content["experiment"]
-        chosen = [tables["model"], tables["loss"], tables["local"]["optimizer"]]
+        local = tables["local"]
+        chosen = [tables["model"], tables["loss"], local["optimizer"], local.get("anneal", "")]
         names = [one if isinstance(one, str) else one["name"] for one in chosen]
         names += _names_in([tables["local"], tables["server"], tables["algorithm"]])
         return [name for name in dict.fromkeys(names) if ":" in name]

@@ -126,7 +126,8 @@ def _own_code(experiment: Experiment) -> list[str]:
     """The folders of the functions named by import path: a resumed run finds them there again."""
     clients = experiment.clients
     chosen = [experiment.dataset, experiment.model, clients.partition, clients.devices]
-    chosen += [experiment.loss, experiment.local.optimizer, *experiment.algorithm]
+    chosen += [experiment.loss, experiment.local.optimizer, experiment.local.anneal]
+    chosen += experiment.algorithm
     names = [one.name for one in chosen if isinstance(one, Named)]
     names += [name for one in experiment.schedules.values() for name in names_in(one)]
     names.append(str(clients.partition.options.get("of", "")))

@@ -32,14 +32,14 @@ from fedlens.data.places import cache
 from fedlens.experiment import Clients, Experiment, Named, Server
 from fedlens.federation import Examples, Fixed, Holdings
 from fedlens.files import write_atomically
-from fedlens.names import LOSSES, OPTIMIZERS
+from fedlens.names import ANNEALS, LOSSES, OPTIMIZERS, SCHEDULES
 from fedlens.options import find
 from fedlens.runs.active import Watch, train
 from fedlens.runs.evaluate import Twin, primary_part
 from fedlens.runs.folder import to_json
 from fedlens.runs.measures import measure_name
 from fedlens.runs.summary import Record
-from fedlens.schedules import value_at
+from fedlens.schedules import names_in, value_at
 from fedlens.setup import Setup, build
 from fedlens.version import __version__
 
@@ -223,11 +223,15 @@ def _contents(examples: Examples, index: Tensor) -> Iterator[bytes]:
 
 
 def _code(setup: Setup) -> Iterator[bytes]:
-    """The code of model, loss and optimiser, which may be the user's own and change."""
+    """The code of model, loss and optimiser, with what it has: the user's own may change."""
     made_of: set[type | Callable[..., Any]] = {type(m) for m in setup.network.module.modules()}
     experiment = setup.experiment
     made_of.add(find(LOSSES, experiment.loss.name, "loss"))
     made_of.add(find(OPTIMIZERS, experiment.local.optimizer.name, "optimizer"))
+    if experiment.local.anneal is not None:
+        made_of.add(find(ANNEALS, experiment.local.anneal.name, "anneal"))
+    for schedule in experiment.schedules.values():
+        made_of |= {find(SCHEDULES, name, "schedule") for name in names_in(schedule)}
     files = set()
     for part in made_of:
         with contextlib.suppress(TypeError, OSError):  # typed into a console: it has no file

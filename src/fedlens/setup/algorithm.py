@@ -9,7 +9,7 @@ import torch
 
 from fedlens.algorithm import Algorithm, Amendment, compose
 from fedlens.experiment import Between, Experiment, LocalTraining
-from fedlens.names import ALGORITHMS, LOSSES, OPTIMIZERS
+from fedlens.names import ALGORITHMS, ANNEALS, LOSSES, OPTIMIZERS
 from fedlens.options import Named, call, expect, find
 from fedlens.pieces import (
     ByEffectiveNumber,
@@ -21,6 +21,7 @@ from fedlens.pieces import (
     Steps,
     Uniformly,
 )
+from fedlens.pieces.anneal import annealed
 from fedlens.pieces.losses import with_options
 from fedlens.schedules import looked_at, value_at
 from fedlens.slots import Draw, Solve
@@ -67,10 +68,13 @@ def _objective(experiment: Experiment) -> Objective:
 
 
 def _solver(local: LocalTraining) -> Solve:
-    """The optimiser that is named, on gradients that are clipped number by number, then by norm."""
+    """The optimiser that is named, annealed, on gradients clipped by value and then by norm."""
     named = local.optimizer
     made = call(find(OPTIMIZERS, named.name, "optimizer"), local, options=named.options)
     solve = expect(made, Solve, f"optimizer {named.name!r}")  # type: ignore[type-abstract]
+    if local.anneal is not None:
+        function = find(ANNEALS, local.anneal.name, "anneal")
+        solve = annealed(solve, call(function, options=local.anneal.options))
     if local.clip is not None:
         solve = ClippedByNorm(solve, local.clip)
     if local.clip_value is not None:
