@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +35,13 @@ def noisy_images(sizes: list[int], num_classes: int = 4, seed: int = 0) -> Feder
     images = prototypes[labels] + 0.7 * noise
     members = torch.arange(total).split(sizes)
     return Federation(Examples(images, labels), num_classes, Fixed(Holdings.of(list(members))))
+
+
+def in_bytes(federation: Federation) -> Federation:
+    """The same with images of bytes."""
+    examples = federation.examples
+    images = (128 + 40 * examples.images).clamp(0, 255).byte()
+    return replace(federation, examples=replace(examples, images=images))
 
 
 RAGGED = [3, 6, 12, 19, 30, 20, 40, 50, 50, 70]

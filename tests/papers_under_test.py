@@ -1,4 +1,4 @@
-"""Every algorithm, alone and in the combinations of the papers' tables: a row each."""
+"""Every algorithm, alone and in the combinations of the papers' tables, and every augmentation."""
 
 from dataclasses import replace
 
@@ -26,6 +26,7 @@ from fedlens.algorithms.qfedavg import qfedavg
 from fedlens.algorithms.quantize import quantize
 from fedlens.algorithms.scaffold import scaffold
 from fedlens.algorithms.trimmed_mean import trimmed_mean
+from fedlens.augment import Augment
 from fedlens.pieces import (
     ByEffectiveNumber,
     ClippedByNorm,
@@ -44,6 +45,13 @@ BASE = Algorithm(
     solve=Sgd(0.1, momentum=0.5, weight_decay=1e-3),
 )
 
+
+AUGMENTS = {
+    "one image": Augment(1, True, 0.5, rotate=20, brightness=0.3, contrast=0.3, cutout=2),
+    "mixup": Augment(crop=1, flip=True, mixup=0.4),
+    "bytes": Augment(saturation=0.5, rand_augment=2),
+}
+"""What may happen to images of floats, and to those of bytes."""
 
 PLAIN = replace(BASE, solve=Sgd(0.1))
 ADAMW = Adam(0.01, weight_decay=0.1, decoupled=True, weight_decay_on="weights")

@@ -13,7 +13,6 @@ from fedlens import engines
 from fedlens.algorithm import Algorithm, compose
 from fedlens.algorithms import ALGORITHMS as PAPERS
 from fedlens.algorithms.fedavgm import fedavgm
-from fedlens.augment import Augment
 from fedlens.client import ClientProgram
 from fedlens.engines import EngineName, Sequential
 from fedlens.network.network import Network
@@ -25,11 +24,12 @@ from tests.federations import (
     RAGGED,
     accuracy,
     assert_equal,
+    in_bytes,
     noisy_images,
     small_cnn,
     train,
 )
-from tests.papers_under_test import ALGORITHMS, BASE
+from tests.papers_under_test import ALGORITHMS, AUGMENTS, BASE
 
 MODELS = {
     "group norm": lambda: small_cnn("group"),
@@ -97,15 +97,11 @@ def test_every_paper_is_under_test():
     assert set(PAPERS) <= tested
 
 
-AUGMENTS = {
-    "one image": Augment(1, True, 0.5, rotate=20, brightness=0.3, contrast=0.3, cutout=2),
-    "mixup": Augment(crop=1, flip=True, mixup=0.4),
-}
-
-
 @functools.cache
 def augmented(engine: str, augment: str) -> State:
-    return train(ALGORITHMS["fedir"], engine, augment=AUGMENTS[augment])
+    floats = noisy_images(RAGGED)
+    federation = in_bytes(floats) if augment == "bytes" else floats
+    return train(ALGORITHMS["fedir"], engine, federation=federation, augment=AUGMENTS[augment])
 
 
 @pytest.mark.parametrize("engine", [*OTHERS, "stacked, recorded"])

@@ -26,9 +26,14 @@ PAPERS = {
 }
 
 
-@pytest.mark.parametrize("paper", PAPERS)
+ADAM = 'batch_size = 8, lr = 0.01, optimizer = "adam", clip = 1.0, reset = false'
+
+
+@pytest.mark.parametrize("paper", [*PAPERS, "adam, kept"])
 def test_a_fleet_ends_with_the_bytes_of_the_simulation(paper, tmp_path):
-    path = write_experiment(tmp_path, PAPERS[paper], rounds=3)
+    path = write_experiment(tmp_path, PAPERS.get(paper, PAPERS["fedavg"]), rounds=3)
+    if paper == "adam, kept":
+        path.write_text(path.read_text().replace("batch_size = 8, lr = 0.1", ADAM))
     sites = make_sites(path, tmp_path / "sites")
     for site in sites:
         (site.home / FILE).write_text("label_counts = true\n")

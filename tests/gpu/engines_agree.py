@@ -1,5 +1,5 @@
-"""On a GPU: `stacked`, with its recorded steps, agrees with `sequential` for every algorithm, and
-three experiments in one round agree with each alone.
+"""On a GPU: `stacked`, with its recorded steps, agrees with `sequential` for every algorithm and
+augmentation, and three experiments in one round agree with each alone.
 
     PYTHONPATH=src:. python tests/gpu/engines_agree.py
 
@@ -13,14 +13,15 @@ import torch
 from torch import nn
 
 from fedlens.algorithm import Algorithm
+from fedlens.augment import Augment
 from fedlens.client import ClientProgram
 from fedlens.engines import Sequential, Stacked
 from fedlens.federation import Federation
 from fedlens.network.network import Network
 from fedlens.rounds import State, begin, run_round
 from tests import side_by_side
-from tests.federations import RAGGED, noisy_images, small_cnn
-from tests.papers_under_test import ALGORITHMS
+from tests.federations import RAGGED, in_bytes, noisy_images, small_cnn
+from tests.papers_under_test import ALGORITHMS, AUGMENTS
 from tests.side_by_side import points
 
 GPU = torch.device("cuda")
@@ -32,9 +33,10 @@ def train(
     engine: type[Sequential] | type[Stacked],
     module: nn.Module,
     federation: Federation,
+    augment: Augment | None = None,
 ) -> State:
     network = Network(module, dtype=torch.float64)
-    program = ClientProgram(algorithm, network.layout)
+    program = ClientProgram(algorithm, network.layout, augment)
     made = engine(network, federation.examples)
     state = begin(network, program, federation, GPU)
     for _ in range(ROUNDS):
@@ -78,6 +80,13 @@ def main() -> None:
             note(difference(found, expected), f"{kind} norm  {name}")
         if algorithm.pace is None:  # asynchronous rounds are those of one experiment
             note(apart(algorithm), f"side by side  {name}")
+    for name, augment in AUGMENTS.items():
+        given = in_bytes(federation) if name == "bytes" else federation
+        expected, found = (
+            train(ALGORITHMS["fedir"], engine, small_cnn(), given, augment)
+            for engine in (Sequential, Stacked)
+        )
+        note(difference(found, expected), f"augmented  {name}")
     print(f"{total - bad} passed, {bad} failed")
     sys.exit(1 if bad else 0)
 

@@ -93,7 +93,7 @@ class Terms:
         tables = self.content["experiment"]
         local = tables["local"]
         chosen = [tables["model"], tables["loss"], local["optimizer"], local.get("anneal", "")]
-        names = [one if isinstance(one, str) else one["name"] for one in chosen]
+        names = [*map(_name_of, chosen)]
         names += _names_in([tables["local"], tables["server"], tables["algorithm"]])
         return [name for name in dict.fromkeys(names) if ":" in name]
 
@@ -114,12 +114,12 @@ class Terms:
         """What it asks of a site, in plain words."""
         tables, shape = self.content["experiment"], "×".join(map(str, self.shape))
         algorithm = self.algorithm
-        model = tables["model"] if isinstance(tables["model"], str) else tables["model"]["name"]
         leaves = ["how many examples it holds", "its updates of the model, and its training loss"]
         if "label_counts" in algorithm.discloses:
             leaves.insert(1, "how many examples it holds of each class")
         if tables["clients"]["holdout"]:
             leaves.append("how many of its held-out examples the model classifies correctly")
+        remembers = bool(algorithm.memory or algorithm.carries)
         local = tables["local"]
         lr = local["lr"]
         lr = f"{lr:g}" if isinstance(lr, int | float) else json.dumps(lr)
@@ -127,13 +127,13 @@ class Terms:
             f"experiment {self.hash}",
             f"data:      images {shape} of {len(self.classes)} classes: "
             f"{', '.join(self.classes[:12])}{', ...' if len(self.classes) > 12 else ''}",
-            f"model:     {model}",
+            f"model:     {_name_of(tables['model'])}",
             f"algorithm: {' + '.join(self.algorithms)}",
             f"training:  {self.rounds} rounds of {_work_of(local)}, "
-            f"batches of {local['batch_size']}, lr {lr}",
+            f"batches of {local['batch_size']}, {_name_of(local['optimizer'])} with lr {lr}",
             f"channel:   {', '.join(map(repr, algorithm.channel)) or 'updates leave as they are'}",
             f"leaves the site: {'; '.join(leaves)}",
-            f"stays at the site: images, labels{', what it remembers' * bool(algorithm.memory)}",
+            f"stays at the site: images, labels{', what it remembers' * remembers}",
             f"code of its own: {', '.join(self.own_code) or 'none'}",
             f"by Fedlens {self.version}",
         ]
@@ -144,6 +144,10 @@ class Terms:
             torch.zeros((0, *self.shape), dtype=torch.uint8), torch.zeros(0, dtype=torch.int64)
         )
         return make_algorithm(self.experiment(nothing))
+
+
+def _name_of(chosen: str | dict[str, Any]) -> str:
+    return chosen if isinstance(chosen, str) else str(chosen["name"])
 
 
 def _work_of(local: dict[str, Any]) -> str:

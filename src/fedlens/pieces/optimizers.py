@@ -74,10 +74,10 @@ class Adam(Solve):
                     w.mul_(1 - per_row(self.lr, w) * decay)
                 else:
                     g.add_(w * decay)
-            m.mul_(beta1).add_(g * (1 - beta1))
-            v.mul_(beta2).add_(g.square() * (1 - beta2))
+            m.lerp_(g, 1 - beta1)
+            v.mul_(beta2).addcmul_(g, g * (1 - beta2))
             size = v.sqrt().div_(per_row(spread.to(w), w)).add_(per_row(self.eps, w))
-            w.sub_(m / size * per_row(rate.to(w), w))
+            w.addcdiv_(m, size.div_(per_row(-rate.to(w), w)))
         return params, memory
 
 
