@@ -50,24 +50,31 @@ ON_DEVICES = [
 ]
 
 
+SMALL = [3, 6, 12, 9, 15, 10, 20, 25, 25, 35]  # ragged, and few: there are hundreds of tests
+
+
+def trained(algorithm: str, model: str, engine: str) -> State:
+    federation = noisy_images(SMALL)
+    return train(ALGORITHMS[algorithm], engine, federation=federation, module=MODELS[model]())
+
+
 @functools.cache
 def reference(algorithm: str, model: str) -> State:
-    return train(ALGORITHMS[algorithm], "sequential", module=MODELS[model]())
+    return trained(algorithm, model, "sequential")
 
 
 @pytest.mark.parametrize("engine", OTHERS)
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_engines_agree(algorithm, model, engine):
-    agree(train(ALGORITHMS[algorithm], engine, module=MODELS[model]()), reference(algorithm, model))
+    agree(trained(algorithm, model, engine), reference(algorithm, model))
 
 
 @pytest.mark.parametrize("engine", ["two devices", "more devices than clients"])
 @pytest.mark.parametrize("algorithm", ON_DEVICES)
 def test_workers_with_devices_of_their_own_agree(algorithm, engine):
     model = "batch norm and dropout"
-    found = train(ALGORITHMS[algorithm], f"processes, {engine}", module=MODELS[model]())
-    agree(found, reference(algorithm, model))
+    agree(trained(algorithm, model, f"processes, {engine}"), reference(algorithm, model))
 
 
 def agree(found: State, expected: State) -> None:
