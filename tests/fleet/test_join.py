@@ -122,6 +122,18 @@ def test_a_process_ends_with_the_one_it_serves():
         serving.wait()
 
 
+@pytest.mark.parametrize("command", ["serve", "app"])
+def test_what_a_fleet_cannot_do_is_refused_before_anything_is_started(command, tmp_path):
+    pytest.importorskip("flwr")
+    path = write_experiment(tmp_path, '{ name = "fedbuff" }')
+    where = "--to" if command == "app" else "--keys"
+    words = ["fleet", command, str(path), where, str(tmp_path / "made")]
+    error = CliRunner().invoke(app, words).exception
+    assert isinstance(error, ValueError)
+    assert "leave asynchronous algorithms out" in str(error)
+    assert not (tmp_path / "made").exists()
+
+
 def test_the_sites_of_an_app_have_approved_what_its_server_asks(tmp_path):
     """In Flower's simulation, where sites hold parts of the experiment's own data."""
     path, made = write_experiment(tmp_path, per_round=4), tmp_path / "app"
