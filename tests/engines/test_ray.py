@@ -275,5 +275,5 @@ def test_tensors_cross_as_they_lie_in_memory(dtype):
 
 
 def test_import_needs_no_ray():
-    code = "import sys, fedlens, fedlens.build; sys.exit('ray' in sys.modules)"
+    code = "import sys, fedlens, fedlens.setup; sys.exit('ray' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

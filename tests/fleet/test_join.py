@@ -10,11 +10,12 @@ from typer.testing import CliRunner
 from fedlens.cli.main import app
 from fedlens.experiment import Experiment
 from fedlens.fleet.join import Changes, Tail, answer_by, join, state_by
-from fedlens.fleet.keys import CA, make_site_key
-from fedlens.fleet.serve import Follow
+from fedlens.fleet.keys import CA, make_server_keys, make_site_key
+from fedlens.fleet.serve import Follow, open_fleet
 from fedlens.fleet.site import LOG
 from fedlens.fleet.terms import Terms
 from fedlens.fleet.trial import part_of
+from fedlens.locks import one_writer
 from fedlens.run_files import ROUNDS
 from fedlens.setup.data import load_dataset
 from tests.fleet.sites import write_experiment
@@ -120,6 +121,44 @@ def test_a_process_ends_with_the_one_it_serves():
     finally:
         serving.kill()
         serving.wait()
+
+
+def test_two_servers_do_not_share_a_place(tmp_path):
+    make_server_keys(tmp_path, ["127.0.0.1"])
+    make_site_key(tmp_path, "ann")
+    with (
+        one_writer(tmp_path / "server"),
+        pytest.raises(ValueError, match="is being written by"),
+        open_fleet(tmp_path, tmp_path / "server", "127.0.0.1", 0, print),
+    ):
+        raise AssertionError("it was opened")
+
+
+def test_a_site_takes_no_task_but_messages():
+    pytest.importorskip("flwr")
+    from flwr.supercore.constant import TaskType
+    from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResultStatus
+
+    from fedlens.fleet.superexec import REPLACED, Forks
+
+    assert all(hasattr(module, name) for module, name, _ in REPLACED)
+    forks = Forks()
+    assert forks.get_eligible_capacity(set(TaskType)) == ({TaskType.CLIENT_APP}, set())
+    for kind in set(TaskType) - {TaskType.CLIENT_APP}:
+        spec = ExecutionSpec(kind, "127.0.0.1:1", "token", True, None, False, None, False, 1)
+        assert forks.launch(spec).status == LaunchResultStatus.FAILED
+
+
+@pytest.mark.parametrize("command", ["serve", "app"])
+def test_what_a_fleet_cannot_do_is_refused_before_anything_is_started(command, tmp_path):
+    pytest.importorskip("flwr")
+    path = write_experiment(tmp_path, '{ name = "fedbuff" }')
+    where = "--to" if command == "app" else "--keys"
+    words = ["fleet", command, str(path), where, str(tmp_path / "made")]
+    error = CliRunner().invoke(app, words).exception
+    assert isinstance(error, ValueError)
+    assert "leave asynchronous algorithms out" in str(error)
+    assert not (tmp_path / "made").exists()
 
 
 def test_the_sites_of_an_app_have_approved_what_its_server_asks(tmp_path):

@@ -76,11 +76,13 @@ def serve_command(
     from fedlens.fleet.flower import check_installed
     from fedlens.fleet.serve import serve
     from fedlens.fleet.server import Job
+    from fedlens.fleet.terms import check_possible, for_fleet
     from fedlens.fleet.trial import write_experiment
     from fedlens.runs import progress
 
     check_installed()
     described = Experiment.read(experiment, overrides or [])
+    check_possible(for_fleet(described))
     folder = out or Path("runs") / experiment.stem
     if folder.exists() and not (overwrite or resume):
         raise ValueError(f"{folder} exists: choose another --out, or add --resume or --overwrite")
@@ -203,11 +205,13 @@ def app_command(
     """Make a Flower app of an experiment, for `flwr run`."""
     from fedlens.experiment import Experiment
     from fedlens.fleet.flower import write_app
+    from fedlens.fleet.terms import check_possible
     from fedlens.fleet.trial import of_sites
 
     if folder.exists():
         raise ValueError(f"{folder} exists: choose another --to")
     described = of_sites(Experiment.read(experiment, overrides or []), sites)
+    check_possible(described)
     write_app(folder, described.toml(), sites, str(Path(out).resolve()))
     print(f"{folder}: run it with: flwr run {folder}")
 

@@ -39,7 +39,7 @@ class Terms:
 
     @classmethod
     def of(cls, experiment: Experiment, dataset: Dataset) -> Terms:
-        _check(experiment)
+        check_possible(experiment)
         tables = {k: v for k, v in experiment.plain().items() if k not in NOT_TOLD}
         clients = dict(tables["clients"])
         tables["clients"] = {k: v for k, v in clients.items() if k not in ("count", "partition")}
@@ -178,7 +178,7 @@ def for_fleet(experiment: Experiment) -> Experiment:
     return replace(experiment, engine=engine, precision=precision, device="cpu")
 
 
-def _check(experiment: Experiment) -> None:
+def check_possible(experiment: Experiment) -> None:
     """Refuse what a fleet cannot do."""
     if not isinstance(experiment.model, Named):
         raise ValueError("model was given from Python: in a fleet it needs a name")
