@@ -35,9 +35,12 @@ def store(run: Path, target: Path, revision: str | None) -> bool:
         return False
     place = target / "runs" / run.name
     place.mkdir(parents=True, exist_ok=True)
-    for name in ("experiment.toml", "summary.json", "partition.json", "evaluation.json"):
+    for name in ("experiment.toml", "summary.json", "evaluation.json"):
         if (run / name).exists():
             shutil.copyfile(run / name, place / name)
+    if (run / "partition.json").exists():  # in one line: it is a table of clients and labels
+        held = json.loads((run / "partition.json").read_text(encoding="utf-8"))
+        (place / "partition.json").write_text(json.dumps(held) + "\n", encoding="utf-8")
     manifest = json.loads((run / "manifest.json").read_text(encoding="utf-8"))
     if revision is not None:
         manifest["revision"] = revision
