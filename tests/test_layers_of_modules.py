@@ -36,7 +36,7 @@ ORDER = [
     ["work", "uploads", "steps", "client", "traffic"],
     ["engines"],
     ["rounds"],
-    ["sections", "experiment", "setup"],
+    ["sections", "experiment", "setup", "schema"],
     ["runs"],
     ["report", "recipes"],
     ["deploy"],

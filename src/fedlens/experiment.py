@@ -190,7 +190,7 @@ class Experiment:
 
     def plain(self) -> dict[str, Any]:
         """As plain tables, every default filled in."""
-        tables: dict[str, Any] = _plain(self)
+        tables: dict[str, Any] = as_plain(self)
         return tables
 
     def toml(self) -> str:
@@ -221,21 +221,24 @@ def _anchor(table: Any, folder: Path) -> None:
         _anchor(table.get("of"), folder)
 
 
-def _plain(value: Any) -> Any:
+def as_plain(value: Any) -> Any:
+    """A value of an experiment as plain tables hold it."""
     if isinstance(value, Named):
-        return {"name": value.name, **_plain(dict(value.options))} if value.options else value.name
+        return (
+            {"name": value.name, **as_plain(dict(value.options))} if value.options else value.name
+        )
     if isinstance(value, Dataset):
         return f"<{value.name}: tensors given from Python>"
     if isinstance(value, nn.Module):
         return f"<{type(value).__name__}: a module given from Python>"
     if is_dataclass(value):
-        tables = {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
+        tables = {f.name: as_plain(getattr(value, f.name)) for f in fields(value)}
         return {name: part for name, part in tables.items() if part is not None}
     if isinstance(value, dict):
-        return {name: _plain(part) for name, part in value.items() if part is not None}
+        return {name: as_plain(part) for name, part in value.items() if part is not None}
     if isinstance(value, (tuple, list)):
-        plain = [_plain(part) for part in value]
+        parts = [as_plain(part) for part in value]
         if any(isinstance(part, Named) for part in value):  # algorithms: a list of tables
-            return [part if isinstance(part, dict) else {"name": part} for part in plain]
-        return plain
+            return [part if isinstance(part, dict) else {"name": part} for part in parts]
+        return parts
     return value

@@ -29,6 +29,7 @@ from fedlens.cli.predict import evaluate_command, export_command, predict_comman
 from fedlens.cli.report import report_command, watch_command
 from fedlens.cli.reproduce import reproduce_command
 from fedlens.cli.run import resume_command, run_command
+from fedlens.cli.schema import explain_command, schema_command
 from fedlens.cli.sweep import sweep_command
 from fedlens.options import importable
 from fedlens.reading import printable, reason, shortened
@@ -52,6 +53,8 @@ VERBS: dict[str, Callable[..., None]] = {
     "import": import_command,
     "partition": partition_command,
     "list": list_command,
+    "explain": explain_command,
+    "schema": schema_command,
     "bench": bench_command,
     "doctor": doctor_command,
 }

@@ -1,0 +1,34 @@
+"""`fedlens schema` and `fedlens explain`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def schema_command(
+    out: Annotated[Path | None, typer.Option(help="The file. [default: print it]")] = None,
+) -> None:
+    """Write the JSON Schema of experiment files, by which editors check and complete them."""
+    from fedlens.files import write_atomically
+    from fedlens.schema import schema
+
+    text = json.dumps(schema(), indent=1, ensure_ascii=False) + "\n"
+    if out is None:
+        print(text, end="")
+        return
+    write_atomically(out, text.encode())
+    print(f"schema: {out}")
+
+
+def explain_command(
+    key: Annotated[str, typer.Argument(help="A key of an experiment, as local.lr, or a section.")],
+) -> None:
+    """Say what a key of an experiment means, what it may be, and its default."""
+    from fedlens.schema import explain
+
+    for line in explain(key):
+        print(line)

@@ -1,0 +1,105 @@
+"""The schema of experiment files takes what Fedlens takes, and refuses what it refuses."""
+
+import json
+import re
+import tomllib
+from pathlib import Path
+
+import jsonschema
+import pytest
+from tools.make_described import described
+
+from fedlens.experiment import Experiment
+from fedlens.schema import explain, schema
+
+ROOT = Path(__file__).parents[1]
+LEAST = {"dataset": "fashion-mnist-mini", "model": "lenet5", "rounds": 2}
+
+
+@pytest.fixture(scope="module")
+def checker():
+    made = schema()
+    jsonschema.Draft202012Validator.check_schema(made)
+    return jsonschema.Draft202012Validator(made)
+
+
+def stored():
+    return [*(ROOT / "examples").glob("*.toml"), *(ROOT / "results").rglob("experiment.toml")]
+
+
+def test_every_experiment_that_was_run_is_taken(checker):
+    found = stored()
+    assert len(found) > 100
+    for path in found:
+        checker.validate(tomllib.loads(path.read_text(encoding="utf-8")))
+
+
+TAKEN = [
+    {"algorithm": "fedprox"},
+    {"algorithm": ["scaffold", {"name": "clip", "norm": 1.0}]},
+    {"algorithm": {"name": "fedprox", "mu": {"name": "cosine", "start": 0.1}}},
+    {"local": {"lr": {"name": "exponential", "start": 0.1, "decay": 0.998}}},
+    {"local": {"epochs": {"low": 1, "high": 3}, "optimizer": {"name": "adamw", "beta1": 0.8}}},
+    {"model": "own.models:tiny", "clients": {"per_round": 0.1}},
+    {"evaluate": {"on": ["test", "validation"], "at": [1, 2]}, "stop": {"accuracy": 0.5}},
+]
+
+
+@pytest.mark.parametrize("more", TAKEN, ids=json.dumps)
+def test_what_an_experiment_may_be_is_taken(checker, more, monkeypatch):
+    checker.validate(LEAST | more)
+    if "own.models:tiny" not in more.values():
+        Experiment.of(LEAST | more)
+
+
+REFUSED = [
+    {"lr": 0.1},
+    {"rounds": "two"},
+    {"model": "lenet6"},
+    {"local": {"lrr": 0.1}},
+    {"algorithm": {"name": "fedprox", "nu": 0.1}},
+    {"clients": {"partition": {"alpha": 0.5}}},
+    {"precision": "fp16"},
+]
+
+
+@pytest.mark.parametrize("more", REFUSED, ids=json.dumps)
+def test_what_an_experiment_may_not_be_is_refused(checker, more):
+    assert not checker.is_valid(LEAST | more)
+    with pytest.raises(ValueError, match=r".+"):
+        Experiment.of(LEAST | more)
+
+
+def test_three_keys_are_needed(checker):
+    (problem,) = checker.iter_errors({"dataset": "fashion-mnist-mini", "model": "lenet5"})
+    assert "'rounds' is a required property" in problem.message
+
+
+def test_what_keys_mean_is_what_the_docs_say():
+    text = (ROOT / "src" / "fedlens" / "described.json").read_text(encoding="utf-8")
+    assert json.loads(text) == described(), "run python tools/make_described.py"
+
+
+def test_a_key_is_explained_with_its_default_and_its_choices():
+    first, *rest = explain("local.optimizer")
+    assert first.startswith("local.optimizer: how a client steps")
+    assert rest[0] == 'default: "sgd"'
+    assert "  adamw (beta1 = 0.9, beta2 = 0.999, eps = 1e-08)" in rest
+
+
+def test_a_section_is_explained_key_by_key():
+    lines = explain("clients")
+    assert lines[0] == "clients"
+    assert any(line.startswith("  clients.holdout: the share") for line in lines)
+
+
+def test_a_key_that_is_not_there_is_told_with_the_nearest():
+    with pytest.raises(ValueError, match=re.escape("unknown key 'local.lrs': did you mean")):
+        explain("local.lrs")
+
+
+def test_the_commands_print_both(fedlens, tmp_path):
+    assert fedlens("explain", "rounds") == (0, "rounds: how many rounds\n", "")
+    status, out, _ = fedlens("schema", "--out", str(tmp_path / "fedlens.json"))
+    assert (status, out) == (0, f"schema: {tmp_path / 'fedlens.json'}\n")
+    assert json.loads((tmp_path / "fedlens.json").read_text(encoding="utf-8")) == schema()
