@@ -5,9 +5,10 @@ them zero at the start. After K steps it sets c_k+ = c_k - c + (x - y) / (K lr),
 c_k+ - c_k, and c moves by the sum of the latter over the number of ALL clients. With the controls
 held at zero it is FedAvg with equal weights.
 
-The paper has plain SGD, of which (x - y) / (K lr) is the mean of the corrected gradients. Public
-benchmarks run it with local momentum too, and leave that formula as it is; so does this file. With
-momentum m it comes to up to 1 / (1 - m) times that mean, and no theory covers it.
+The paper has plain SGD, and its theory no other. With local momentum this is what public benchmarks
+run (NIID-Bench, Flower): y = y - lr v - lr (c - c_k), where v is the momentum of the gradients
+alone. So c_k+ is the mean of v, in place of that of g. Were the correction part of v, c_k - c would
+be multiplied by up to 1 - 1 / (1 - momentum) in every round, and diverge from a momentum of 0.5 on.
 """
 
 from dataclasses import dataclass, replace

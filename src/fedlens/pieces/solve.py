@@ -161,7 +161,7 @@ class GradientDescent(Solve):
 
 @dataclass(frozen=True)
 class Corrected(Wraps):
-    """`inner`, on gradients to which a correction is added."""
+    """`inner`, each of whose steps goes lr times a correction further: it leaves momentum alone."""
 
     inner: Solve
     correction: Callable[[Local], Tree]
@@ -169,9 +169,12 @@ class Corrected(Wraps):
     def update(
         self, grads: Tree, memory: Memory, params: Tree, local: Local
     ) -> tuple[Tree, Memory]:
+        params, memory = self.inner.update(grads, memory, params, local)
+        lr = self.learning_rate
+        assert lr is not None, "who corrects steps has looked at how long they are"
         for name, extra in self.correction(local).items():
-            grads[name].add_(extra)
-        return self.inner.update(grads, memory, params, local)
+            params[name].sub_(extra * per_row(lr, extra))
+        return params, memory
 
 
 @dataclass(frozen=True)
