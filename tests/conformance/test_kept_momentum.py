@@ -13,7 +13,7 @@ from fedlens.algorithms.liadmm import celiadmm, liadmm
 from fedlens.algorithms.qfedavg import qfedavg
 from fedlens.algorithms.scaffold import scaffold
 from fedlens.pieces import Sgd
-from tests.federations import assert_equal, train
+from tests.federations import FEW, assert_equal, noisy_images, train
 from tests.papers_under_test import BASE, PLAIN
 
 WITH_MORE_IN_THEIR_SOLVER = {
@@ -30,8 +30,9 @@ WITH_MORE_IN_THEIR_SOLVER = {
 @pytest.mark.parametrize("name", WITH_MORE_IN_THEIR_SOLVER)
 def test_without_momentum_there_is_nothing_to_carry(name):
     algorithm = WITH_MORE_IN_THEIR_SOLVER[name]
-    expected = train(algorithm, rounds=3)
-    found = train(replace(algorithm, reset=False), rounds=3)
+    federation = noisy_images(FEW)
+    expected = train(algorithm, rounds=3, federation=federation)
+    found = train(replace(algorithm, reset=False), rounds=3, federation=federation)
     assert_equal(found=found.params, expected=expected.params)
 
 

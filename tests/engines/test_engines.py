@@ -21,6 +21,7 @@ from fedlens.rounds import State, begin, run_round
 from tests.federations import (
     CPU,
     ENGINES,
+    FEW,
     RAGGED,
     accuracy,
     assert_equal,
@@ -50,11 +51,8 @@ ON_DEVICES = [
 ]
 
 
-SMALL = [3, 6, 12, 9, 15, 10, 20, 25, 25, 35]  # ragged, and few: there are hundreds of tests
-
-
 def trained(algorithm: str, model: str, engine: str) -> State:
-    federation = noisy_images(SMALL)
+    federation = noisy_images(FEW)
     return train(ALGORITHMS[algorithm], engine, federation=federation, module=MODELS[model]())
 
 

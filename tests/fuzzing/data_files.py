@@ -23,6 +23,8 @@ from tests.fuzzing.cases import (
     spoilt,
 )
 
+SMALL_BOMB = gzip.compress(bytes(30_000_000), 1)
+
 
 def read_idx(place: Path, data: Data) -> tuple[Path, Read]:
     zipped, ndim = data.draw(st.booleans()), data.draw(st.sampled_from([1, 3]))
@@ -31,10 +33,10 @@ def read_idx(place: Path, data: Data) -> tuple[Path, Read]:
     content += bytes(data.draw(st.integers(0, 40)))
     if data.draw(st.booleans()):
         content = spoilt(data, content)
-    if zipped and data.draw(st.integers(0, 20)) == 0:
-        content += bytes(30_000_000)  # a small bomb
     file = place / ("a.gz" if zipped else "a")
     packed = gzip.compress(content) if zipped else content
+    if zipped and data.draw(st.integers(0, 20)) == 0:
+        packed += SMALL_BOMB
     file.write_bytes(spoilt(data, packed) if zipped and data.draw(st.booleans()) else packed)
     return file, lambda: idx.read(file, ndim)
 

@@ -40,6 +40,9 @@ def read_csv(place: Path, data: Data) -> tuple[Path, Read]:
     return place, lambda: DATASETS["csv"](Source(), path=str(file))
 
 
+BOMB = gzip.compress(bytes(100_000_000), 1)
+
+
 def read_split(place: Path, data: Data) -> tuple[Path, Read]:
     text = "user_id,image_id,class\n0,0,0\n1,1,1\n7,2,0\n"
     content = other_text(data, text, ["user_id", "class", ",0", "1", "\n", "7"])
@@ -47,7 +50,7 @@ def read_split(place: Path, data: Data) -> tuple[Path, Read]:
     file = place / ("a.csv.gz" if zipped else "a.csv")
     packed = gzip.compress(content) if zipped else content
     if zipped and data.draw(st.integers(0, 30)) == 0:
-        packed = gzip.compress(bytes(100_000_000), 1)
+        packed = BOMB
     file.write_bytes(spoilt(data, packed) if zipped and data.draw(st.booleans()) else packed)
     rng = np.random.default_rng(0)
     return file, lambda: published(TOY.train, 2, None, rng, path=str(file))

@@ -119,7 +119,7 @@ def test_a_run_stopped_twice_and_resumed_equals_one_that_was_not(tmp_path, descr
 
 
 def killed(work: Callable[[], object], folder: Path, moment: int) -> bool:
-    """Whether a process doing `work` was killed at its nth touch of the folder, or got done."""
+    """Whether a process doing `work` was killed at its nth change of the folder, or got done."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside threads
         child = os.fork()
@@ -129,9 +129,10 @@ def killed(work: Callable[[], object], folder: Path, moment: int) -> bool:
         return os.WIFSIGNALED(status)
     touched = 0
 
-    def count(event: str, about: tuple[object, ...]) -> None:
+    def count(event: str, about: tuple[Any, ...]) -> None:
         nonlocal touched
-        if event in ("open", "os.rename", "os.remove", "os.mkdir", "os.truncate"):
+        changes = event in ("os.rename", "os.remove", "os.mkdir", "os.truncate")
+        if changes or (event == "open" and about[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)):
             touched += str(about[0]).startswith(str(folder))
             if touched == moment:
                 os.kill(os.getpid(), signal.SIGKILL)
