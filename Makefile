@@ -24,7 +24,7 @@ test: lint
 test-long: install
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -m long
 
-# Federations of real processes, with every fault that they may have: a quarter of an hour.
+# Federations of real processes, with every fault that they may have: half an hour and more.
 test-fleet: install
 	OMP_NUM_THREADS=1 $(BIN)/pytest -s -m fleet tests/fleet
 

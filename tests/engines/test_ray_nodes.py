@@ -113,7 +113,8 @@ def test_nothing_is_left_of_a_driver_that_is_stopped(tmp_path, sign, monkeypatch
         start_new_session=True,
     ) as run:
         try:
-            wait_for((tmp_path / "run" / "rounds.jsonl").exists)
+            records = tmp_path / "run" / "rounds.jsonl"
+            wait_for(lambda: records.is_file() and records.stat().st_size > 0)
             time.sleep(random.uniform(0, 1))
             assert len(started_by(run.pid)) > 5, "those of Ray"
             if sign is signal.SIGINT:

@@ -9,8 +9,9 @@ from PIL import Image
 
 from fedlens.experiment import Experiment
 from fedlens.fleet import payload
+from fedlens.fleet.join import answer_by
 from fedlens.fleet.policy import FILE
-from fedlens.fleet.site import Site
+from fedlens.fleet.site import LOG, OWN_MISTAKE, Site
 from fedlens.fleet.site_data import site_examples
 from fedlens.fleet.terms import Terms, for_fleet
 from fedlens.setup.data import load_dataset
@@ -61,7 +62,7 @@ def test_label_counts_are_told_only_where_the_policy_allows_it(tmp_path):
     [
         ('algorithms = ["scaffold"]', "does not allow fedavg"),
         ("most_rounds = 1", "allows 1 rounds, not 2"),
-        ("unknown = 1", "unknown key"),
+        ("unknown = 1", OWN_MISTAKE),
     ],
 )
 def test_a_policy_is_kept_to(policy, why, tmp_path):
@@ -171,7 +172,20 @@ def test_images_in_class_folders_get_the_labels_of_the_experiment(tmp_path):
     assert sorted(held.labels.tolist()) == [1, 1, 1, 3, 3, 3]
     (tmp_path / "images" / "emu").mkdir()
     Image.fromarray(pixels).save(tmp_path / "images" / "emu" / "0.png")
-    assert "'emu', which the experiment has not" in sizes(own, terms)["refused"]
+    assert sizes(own, terms)["refused"] == OWN_MISTAKE  # what its classes are called stays here
+    last = (site.home / LOG).read_text().splitlines()[-1]
+    assert "'emu', which the experiment has not" in answer_by(last)
+
+
+def test_what_went_wrong_is_told_at_the_site_alone(tmp_path):
+    _, site, terms = one_site(tmp_path)
+    (site.home / "cache").touch()  # where a folder should be
+    with pytest.raises(RuntimeError) as raised:
+        sizes(site, terms)
+    assert str(raised.value) == "FileExistsError: its log says why"
+    last = (site.home / LOG).read_text().splitlines()[-1]
+    assert answer_by(last).startswith("failed: FileExistsError: ")
+    assert str(site.home) in last
 
 
 def test_terms_say_in_words_what_is_asked(tmp_path):

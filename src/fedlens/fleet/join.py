@@ -98,9 +98,11 @@ def state_by(said: str, server: str) -> str | None:
 def answer_by(line: str) -> str:
     """A line of the site's own log, in words."""
     answer = json.loads(line)
-    refused = answer["said"].get("refused")
-    if refused is not None:
-        return f"refused: {refused}"
+    said = answer["said"]
+    if "raised" in said:
+        return f"failed: {said['raised']}: {answer.get('because', '')}"
+    if "refused" in said:
+        return f"refused: {answer.get('because', said['refused'])}"
     if answer["asked"] == "train":
         sent = f"{answer['sent_bytes'] / 1e3:.1f} kB"
         return f"trained for {answer['seconds']:.1f} s, and sent {sent}"

@@ -37,6 +37,7 @@ from fedlens.setup.network import make_network
 from fedlens.trees import map_tensors, moved
 
 OFFERED, APPROVED = "offered", "approved"
+OWN_MISTAKE = "something is wrong with its own files: its log says what"
 LOG = "log.jsonl"  # in its folder: what was asked, and what was sent
 
 
@@ -59,14 +60,19 @@ class Site:
         """The reply to an order; one that is refused says so, and why."""
         begun = time.monotonic()
         asked = {"sizes": self._sizes, "train": self._train, "test": self._test}
+        because = ""  # for people here: names of files and classes are not the server's business
         try:
             reply = asked[what](order, tensors)
         except Refused as refusal:
             reply = Reply({"refused": str(refusal)}, {})
-        except ValueError as error:  # of its own files: the server can do nothing about it
-            reply = Reply({"refused": str(error)}, {})
+        except ValueError as error:
+            reply, because = Reply({"refused": OWN_MISTAKE}, {}), str(error)
+        except Exception as error:
+            raised, seconds = type(error).__name__, time.monotonic() - begun
+            self._log(what, order, {"raised": raised}, str(error), {}, seconds)
+            raise RuntimeError(f"{raised}: its log says why") from error
         facts = {"experiment": order.get("experiment"), **reply.facts}
-        self._log(what, order, facts, reply.tensors, time.monotonic() - begun)
+        self._log(what, order, facts, because, reply.tensors, time.monotonic() - begun)
         return Reply(facts, reply.tensors)
 
     def approve(self, terms: Terms) -> None:
@@ -181,6 +187,7 @@ class Site:
         what: str,
         order: Mapping[str, Any],
         facts: Mapping[str, Any],
+        because: str,
         tensors: Tree,
         seconds: float,
     ) -> None:
@@ -190,6 +197,7 @@ class Site:
             "asked": what,
             "experiment": str(order.get("experiment"))[:12],
             "said": {name: value for name, value in facts.items() if name != "experiment"},
+            **({"because": because} if because else {}),
             "sent_tensors": len(tensors),
             "sent_bytes": sum(t.nbytes for t in tensors.values()),
             "seconds": round(seconds, 3),
