@@ -36,6 +36,11 @@ def refusal(*overrides: str, path: Path, **content: object) -> str:
     return str(refused.value)
 
 
+def test_a_key_without_its_section_is_told_with_it():
+    with pytest.raises(ValueError, match=r"'lr': did you mean local.lr or server.lr\?"):
+        fl.Experiment.of({"dataset": "fashion-mnist-mini", "model": "lenet5", "lr": 0.1})
+
+
 def test_three_keys_are_enough_and_the_rest_is_fedavg():
     experiment = fl.Experiment(**BASE)
     assert experiment.algorithm == (fl.Named("fedavg", {"over": "cohort"}),)

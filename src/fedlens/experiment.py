@@ -161,7 +161,7 @@ class Experiment:
     def of(cls, content: Mapping[str, Any]) -> Experiment:
         """From plain tables, as a file holds them."""
         known = {f.name: f for f in fields(cls)}
-        refuse_unknown(content, known, "")
+        refuse_unknown(content, known, "", _KEYS_OF_SECTIONS)
         needed = [n for n, f in known.items() if f.default is MISSING and n not in content]
         if needed:
             raise ValueError(f"the experiment needs {needed[0]!r}: set {needed[0]} = ...")
@@ -219,6 +219,16 @@ def _anchor(table: Any, folder: Path) -> None:
         if isinstance(table.get("path"), str):
             table["path"] = str((folder / expanded(table["path"])).resolve())
         _anchor(table.get("of"), folder)
+
+
+_SECTIONS = {
+    "local": LocalTraining,
+    "clients": Clients,
+    "server": Server,
+    "evaluate": Evaluate,
+    "augment": Augment,
+}
+_KEYS_OF_SECTIONS = [f"{name}.{f.name}" for name, kind in _SECTIONS.items() for f in fields(kind)]
 
 
 def as_plain(value: Any) -> Any:

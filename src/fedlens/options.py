@@ -197,10 +197,18 @@ def check(value: Any, kind: Any, where: str) -> Any:
     return KINDS.get(form, otherwise)(value, kind, where)
 
 
-def refuse_unknown(content: Mapping[str, Any], known: Iterable[str], prefix: str) -> None:
+def refuse_unknown(
+    content: Mapping[str, Any],
+    known: Iterable[str],
+    prefix: str,
+    elsewhere: Iterable[str] = (),
+) -> None:
+    """Refuse keys that are not known; `elsewhere` are those of other sections, with dots."""
     for key in content:
         if key not in known:
-            raise ValueError(f"unknown key {prefix + key!r}: {did_you_mean(key, known)}")
+            places = [place for place in elsewhere if place.rpartition(".")[2] == key]
+            hint = f"did you mean {' or '.join(places)}?" if places else did_you_mean(key, known)
+            raise ValueError(f"unknown key {prefix + key!r}: {hint}")
 
 
 def _anything(value: Any, kind: Any, where: str) -> Any:

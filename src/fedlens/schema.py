@@ -22,6 +22,7 @@ from fedlens.experiment import Experiment, as_plain
 from fedlens.federation import Dataset
 from fedlens.names import (
     ALGORITHMS,
+    ANNEALS,
     DATASETS,
     DEVICES,
     LOSSES,
@@ -43,7 +44,7 @@ CHOSEN_BY_NAME: dict[str, Table] = {
     "clients.partition": PARTITIONS,
     "clients.devices": DEVICES,
     "local.optimizer": OPTIMIZERS,
-    "local.anneal": SCHEDULES,
+    "local.anneal": ANNEALS,
     "local.lr": SCHEDULES,
     "server.lr": SCHEDULES,
 }
@@ -81,7 +82,7 @@ def explain(key: str) -> list[str]:
     if key in CHOSEN_BY_NAME:
         numbers = isinstance(field.default, float)
         lines.append("a number, or a schedule:" if numbers else "one of:")
-        lines += [f"  {_called(name, one)}" for name, one in CHOSEN_BY_NAME[key].items()]
+        lines += [f"  {called(name, one)}" for name, one in CHOSEN_BY_NAME[key].items()]
         lines.append("  or a function of your own, as module:function")
     return lines
 
@@ -120,7 +121,7 @@ def _section(kind: Any) -> Any:
     return choices[0] if is_one else None
 
 
-def _called(name: str, function: Callable[..., Any]) -> str:
+def called(name: str, function: Callable[..., Any]) -> str:
     """A name with its options and their defaults, in a line."""
     options = []
     for option, parameter in options_of(function).items():

@@ -134,8 +134,16 @@ def test_without_a_kind_the_kinds_are_listed(fedlens):
     assert (status, err) == (0, "")
     assert out.splitlines() == [
         *("algorithms", "models", "partitions", "devices"),
-        *("losses", "optimizers", "schedules", "datasets", "recipes"),
+        *("losses", "optimizers", "schedules", "anneals", "datasets", "recipes"),
     ]
+
+
+def test_names_are_listed_with_options_and_what_they_are(fedlens):
+    status, out, _ = fedlens("list", "optimizers", "--long")
+    assert status == 0
+    first, about, *_ = out.splitlines()
+    assert first == "sgd (nesterov = false)"
+    assert about.startswith("    ")
 
 
 def test_the_version_is_told_by_the_command_and_by_the_module(fedlens):

@@ -39,6 +39,7 @@ def list_command(
         Kind | None,
         typer.Argument(help=f"one of {', '.join(get_args(Kind))}"),
     ] = None,
+    long: Annotated[bool, typer.Option("--long", help="With options, and what each is.")] = False,
 ) -> None:
     """Print the names there are to choose from, one a line; or what can be listed."""
     tables = {
@@ -53,6 +54,12 @@ def list_command(
         "datasets": DATASETS,
         "recipes": RECIPES,
     }
+    if long and kind is not None:
+        from fedlens.schema import called
+
+        for name, function in tables[kind].items():
+            print(f"{called(name, function)}\n    {(function.__doc__ or '').splitlines()[0]}")
+        return
     for name in tables if kind is None else tables[kind]:
         print(f"{name}{_measured(name) if kind == 'recipes' else ''}")
 
