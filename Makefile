@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install demo test test-long test-fleet test-ray test-large test-gpu lint format clean
+.PHONY: install demo docs test test-long test-fleet test-ray test-large test-gpu lint format clean
 
 install: .venv/installed
 
@@ -12,6 +12,11 @@ install: .venv/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --upgrade setuptools wheel
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-build-isolation --editable '.[dev]'
 	@touch $@
+
+# The documentation as a site, offline: docs/_build/index.html.
+docs: install
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
+	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build
 
 demo: install
 	$(BIN)/python examples/demo.py

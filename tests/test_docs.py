@@ -193,6 +193,12 @@ CHECKS = {
 }
 
 
+def test_every_page_is_in_the_contents_of_the_site():
+    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    listed = {line for line in index.splitlines() if re.fullmatch(r"[a-z]+", line)}
+    assert listed == {page.stem for page in (ROOT / "docs").glob("*.md")} - {"index"}
+
+
 @every_page
 @pytest.mark.usefixtures("place")
 def test_every_block_of_a_page_works(page):
