@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from fedlens import run_files
+from fedlens.reading import printable
 from fedlens.run_files import EVALUATION, EXPERIMENT, MANIFEST, PARTITION, ROUNDS, read_json
 from fedlens.runs import measures
 from fedlens.runs.measures import PARTS, measure_name
@@ -101,7 +102,7 @@ def read(folder: Path) -> Run:
     if summary.get("rounds") not in (None, len(rounds)):  # killed: what it was when it started
         summary = {key: summary[key] for key in ("status", "emd", "twin") if key in summary}
     return Run(
-        name=_printable(folder.resolve().name),
+        name=printable(folder.resolve().name),
         folder=folder,
         experiment=experiment,
         toml=run_files.experiment_text(folder).strip(),
@@ -124,7 +125,7 @@ def read_all(folders: Sequence[Path]) -> list[Run]:
     for depth in range(2, max(map(len, parts)) + 1):
         seen = Counter(names)
         names = [
-            _printable("/".join(part[-depth:]).replace("//", "/")) if seen[name] > 1 else name
+            printable("/".join(part[-depth:]).replace("//", "/")) if seen[name] > 1 else name
             for name, part in zip(names, parts, strict=True)
         ]
     return [replace(run, name=name) for run, name in zip(runs, names, strict=True)]
@@ -177,7 +178,3 @@ def settings(experiment: Mapping[str, Any]) -> dict[str, Any]:
 def _table(holder: Mapping[str, Any], key: str) -> dict[str, Any]:
     inner = holder.get(key)
     return inner if isinstance(inner, dict) else {}
-
-
-def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() else "?" for c in text)
