@@ -47,15 +47,14 @@ BASE = Algorithm(
 
 
 AUGMENTS = {
-    "one image": Augment(1, True, 0.5, rotate=20, brightness=0.3, contrast=0.3, cutout=2),
-    "mixup": Augment(crop=1, flip=True, mixup=0.4),
+    "floats": Augment(1, True, 0.5, rotate=20, brightness=0.3, contrast=0.3, cutout=2, mixup=0.4),
     "bytes": Augment(saturation=0.5, rand_augment=2),
 }
 """What may happen to images of floats, and to those of bytes."""
 
 PLAIN = replace(BASE, solve=Sgd(0.1))
 ADAMW = Adam(0.01, weight_decay=0.1, decoupled=True, weight_decay_on="weights")
-FOCAL = Objective(with_options(focal, {"gamma": 1.5}))
+FOCAL = Objective(with_options(focal, {"gamma": 1.5})).times(ByEffectiveNumber(0.9))
 ALGORITHMS = {
     "fedavg": BASE,
     "fedavg over the population": compose(BASE, fedavg(over="population")),
@@ -93,7 +92,9 @@ ALGORITHMS = {
     "clip": compose(BASE, clip(norm=0.5)),
     "quantize": compose(BASE, quantize(bits=8)),
     "clip, quantize without momentum": compose(PLAIN, clip(norm=0.5), quantize(bits=6)),
-    "clip, quantize x scaffold": compose(PLAIN, scaffold(), clip(norm=0.5), quantize(bits=8)),
+    "clip, quantize x scaffold with momentum": compose(
+        BASE, scaffold(), clip(norm=0.5), quantize(bits=8)
+    ),
     "clip, quantize x fedadmm": compose(PLAIN, fedadmm(rho=0.1), clip(norm=2.0), quantize(bits=8)),
     "clip, quantize x median": compose(BASE, median(), clip(norm=0.5), quantize(bits=8)),
     "clip, quantize x fedns": compose(BASE, fedns(), clip(norm=0.5), quantize(bits=8)),
@@ -101,8 +102,7 @@ ALGORITHMS = {
     "fedbuff x fedprox x fedavgm": compose(PLAIN, fedbuff(buffer=3), fedprox(0.1), fedavgm(0.9)),
     "fedasync": compose(BASE, fedasync()),
     "momentum kept between rounds": replace(BASE, reset=False),
-    "adam kept between rounds": replace(BASE, solve=Adam(0.01, weight_decay=0.1), reset=False),
-    "adamw, clipped": replace(BASE, solve=ClippedByValue(ClippedByNorm(ADAMW, 0.5), 0.05)),
-    "scaffold with momentum": compose(BASE, scaffold()),
-    "focal, class-balanced": replace(BASE, objective=FOCAL.times(ByEffectiveNumber(0.9))),
+    "focal, balanced, clipped, by adamw that is kept": replace(
+        BASE, objective=FOCAL, solve=ClippedByValue(ClippedByNorm(ADAMW, 0.5), 0.05), reset=False
+    ),
 }
