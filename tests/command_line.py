@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +23,15 @@ class Ended(NamedTuple):
     status: int
     out: str
     err: str
+
+
+def forget_modules_of(folder: Path) -> None:
+    """Let no later test find code that was imported from a folder."""
+    for name, module in list(sys.modules.items()):
+        about = getattr(module, "__dict__", {})
+        places = [about.get("__file__"), *about.get("__path__", ())]
+        if any(str(place).startswith(str(folder)) for place in places):
+            del sys.modules[name]
 
 
 def everything() -> dict[str, bytes]:

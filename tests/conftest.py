@@ -12,7 +12,7 @@ import hypothesis
 import pytest
 import torch
 
-from tests.command_line import EXPERIMENT, Ended
+from tests.command_line import EXPERIMENT, Ended, forget_modules_of
 
 # No test depends on how fast a machine is.
 hypothesis.settings.register_profile("tests", deadline=None)
@@ -110,6 +110,7 @@ def here(
     Path("a.toml").write_text(EXPERIMENT)
     yield tmp_path
     signal.signal(signal.SIGTERM, handler)
+    forget_modules_of(tmp_path)
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ import json
 import re
 import shlex
 import shutil
-import sys
 import tomllib
 import warnings
 from collections.abc import Iterable
@@ -35,6 +34,7 @@ from fedlens.options import options_of
 from fedlens.report import report
 from fedlens.reporting.reports import Faults, Reporting
 from fedlens.setup import partition
+from tests.command_line import forget_modules_of
 
 ROOT = Path(__file__).parents[1]
 README, EXPERIMENTS = ROOT / "README.md", ROOT / "docs" / "experiments.md"
@@ -106,9 +106,7 @@ def place(tmp_path, monkeypatch, quick_pages):
     gray = pixels[..., 0]
     np.savez("digits.npz", x_train=gray, y_train=numbers, x_test=gray, y_test=numbers)
     yield tmp_path
-    for name, module in list(sys.modules.items()):
-        if str(getattr(module, "__file__", None)).startswith(str(tmp_path)):
-            del sys.modules[name]
+    forget_modules_of(tmp_path)
 
 
 def saved(text):

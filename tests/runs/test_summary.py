@@ -54,7 +54,10 @@ class Greedy(torch.nn.Module):  # it takes 200 MB in training, and gives them ba
 
 fedlens.setup.network._try_training = lambda *_: None  # which would take them in this process, too
 processes.num_cores = lambda: 2
-setup = fedlens.setup.build(replace(EXPERIMENT, model=Greedy(), engine="processes", rounds=1))
+once = {"batch_size": 1000}  # a step for each client
+setup = fedlens.setup.build(
+    replace(EXPERIMENT, model=Greedy(), engine="processes", rounds=1, local=once)
+)
 before = largest_yet()
 train(setup)
 own, theirs = largest_yet() - before, setup.engine.worker_bytes
