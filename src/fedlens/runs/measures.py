@@ -33,6 +33,7 @@ OVER_CLIENTS: dict[str, Better | None] = {
     "median": "higher",
     "max": "higher",
     "worst_decile": "higher",
+    "jain": "higher",
 }
 """What `metrics.spread` says of clients' accuracies, recorded as `client_accuracy_...`."""
 
