@@ -139,6 +139,28 @@ def class_blocks(groups: Sequence[Group]) -> Iterator[Block]:
         )
 
 
+def reliability_blocks(groups: Sequence[Group]) -> Iterator[Block]:
+    """How far the final model may be believed, where runs were asked for the metric `ece`."""
+    lines = []
+    for one in groups:
+        table = one.runs[0].evaluation.get("reliability")
+        bins = zip(*table, strict=False) if isinstance(table, list) and len(table) == 3 else ()
+        points = [(sure / count, hits / count) for count, sure, hits in bins if count]
+        if points:
+            lines.append(Line(one.name, *map(list, zip(*points, strict=True))))
+    if lines:
+        yield Curves(
+            title="Reliability",
+            caption="How often answers are right that are given with a certain confidence, by bins "
+            "of confidence. Below the diagonal a model is surer than it may be. Of repeats, the "
+            "first run.",
+            lines=[*lines, Line("as sure as right", [0.0, 1.0], [0.0, 1.0], style="dotted")],
+            x_label="confidence",
+            y_label="accuracy",
+            percent=True,
+        )
+
+
 def client_blocks(groups: Sequence[Group]) -> Iterator[Block]:
     """How accuracy is spread over clients, by round and at the end, where runs recorded it."""
     lines = []

@@ -24,6 +24,7 @@ from fedlens.run_files import (
     read_status,
 )
 from fedlens.runs.active import ActiveRun, Watch, run_to_end
+from fedlens.runs.chosen_metrics import chosen
 from fedlens.runs.evaluate import Twin
 from fedlens.runs.folder import Records, RunFolder, check_free, readable_json
 from fedlens.runs.manifest import check_settings, check_unchanged, manifest
@@ -125,6 +126,7 @@ def start(
     watch: Watch | None = None,
 ) -> ActiveRun:
     """A run at its start; its folder is made if `out` names one."""
+    chosen(setup.experiment)  # what cannot be called is refused before anything is trained
     twin = _twin(setup, watch)
     state = begin(setup.network, setup.program, setup.federation, setup.device)
     folder = None
