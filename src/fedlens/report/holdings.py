@@ -20,7 +20,7 @@ from fedlens.report.blocks import (
     format_number,
 )
 from fedlens.report.groups import Group
-from fedlens.report.tables import CLIENTS, client_rows
+from fedlens.report.tables import BY_THEMSELVES, client_header, client_rows, worth
 from fedlens.runs.records import Run
 
 Array = np.ndarray[Any, Any]
@@ -186,8 +186,12 @@ def client_blocks(groups: Sequence[Group]) -> Iterator[Block]:
             styles={"solid": "median client", "dashed": "tenth percentile"},
         )
     yield from _client_tables(groups)
-    dots = [(one.name, run.evaluation["client_accuracy"]) for one in groups
-            if (run := one.runs[0]).evaluation.get("client_accuracy")]  # fmt: skip
+    dots = []
+    for one in groups:
+        found = one.runs[0].evaluation
+        for key, words in {"client_accuracy": "", **BY_THEMSELVES}.items():
+            if isinstance(found.get(key), list):
+                dots.append((f"{one.name}, {words}" if words else one.name, found[key]))
     if dots:
         yield Strip(
             title="Accuracy of each client",
@@ -208,9 +212,10 @@ def _client_tables(groups: Sequence[Group]) -> Iterator[Table]:
             yield Table(
                 title=f"Client by client{of}",
                 caption="The one model, tested on examples of each client's own that nobody "
-                "trained on. The interval is Wilson's: with few examples it is wide."
+                "trained on. The interval is Wilson's: with few examples it is wide. "
+                + " ".join(worth(one.runs[0]))
                 + (" Of repeats, the first run." if len(one.runs) > 1 else ""),
-                header=CLIENTS,
+                header=client_header(one.runs[0]),
                 rows=rows,
             )
 

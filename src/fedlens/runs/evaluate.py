@@ -34,6 +34,14 @@ class Twin(NamedTuple):
     cached: bool  # whether it had been trained before
 
 
+class ByClient(NamedTuple):
+    """The accuracy of each client's model, on what that client is tested on; NaN: on nothing."""
+
+    federated: Tensor  # [K]
+    fine_tuned: Tensor | None = None  # [K]
+    local_only: Tensor | None = None  # [K]
+
+
 class Details(NamedTuple):
     """An evaluation in detail."""
 
@@ -91,7 +99,7 @@ class Evaluation:
         correct, tests = None, setup.client_tests
         if tests is None or engine.reporting is not None:  # clients elsewhere are asked
             pass
-        elif tests.part == "test" and not _own_norms(state):
+        elif tests.part == "test" and not own_norms(state):
             correct = answers["test"]  # whose they are is looked up when they are read
         else:
             examples = setup.parts["test"] if tests.part == "test" else setup.federation.examples
@@ -126,7 +134,7 @@ class Evaluation:
                 by_client = self.engine.client_accuracy(model, self.state.clients.rows)
                 assert by_client is not None, "who waits for clients can ask them"
             else:
-                if part == "test" and not _own_norms(self.state):
+                if part == "test" and not own_norms(self.state):
                     correct = correct[held.index]
                 by_client = accuracy_by_client(correct, held)
             tested = held.sizes
@@ -179,24 +187,24 @@ def correct_answers(
     A client that keeps normalisation layers of its own is tested with them.
     """
     model, device = state.params | state.buffers, examples.labels.device
-    own = _own_norms(state)
+    own = own_norms(state)
     if not own:
         key = "clients", id(examples), id(held_out)
-        return _recorded(engine, key, _judge(engine, examples, held_out.index), model)
+        return _recorded(engine, key, judge(engine, examples, held_out.index), model)
     correct = []
     for client in range(len(held_out)):
         norm = {name: t.to(device) for name, t in own.get(client, {}).items()}
-        correct.append(_judge(engine, examples, held_out.members(client))(model | norm))
+        correct.append(judge(engine, examples, held_out.members(client))(model | norm))
     return torch.cat(correct)
 
 
-def _own_norms(state: State) -> dict[int, Tree]:
+def own_norms(state: State) -> dict[int, Tree]:
     """The normalisation layers that clients keep, by client."""
     rows = state.clients.rows.items()
     return {client: row["norm"] for client, row in rows if "norm" in row}
 
 
-def _judge(engine: Engine, examples: Examples, index: Tensor) -> Callable[[Tree], Tensor]:
+def judge(engine: Engine, examples: Examples, index: Tensor) -> Callable[[Tree], Tensor]:
     """A function of a model: which of these examples it classifies correctly."""
     index = index.to(examples.labels.device)
     batches = [some for some in torch.split(index, _batch(examples)) if len(some)]

@@ -11,7 +11,15 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from fedlens import run_files
-from fedlens.run_files import EVALUATION, EXPERIMENT, MANIFEST, PARTITION, ROUNDS, read_json
+from fedlens.run_files import (
+    CLIENTS,
+    EVALUATION,
+    EXPERIMENT,
+    MANIFEST,
+    PARTITION,
+    ROUNDS,
+    read_json,
+)
 from fedlens.runs import measures
 from fedlens.runs.measures import PARTS, measure_name
 
@@ -35,7 +43,9 @@ class Run:
     rounds: list[dict[str, Any]]
     summary: dict[str, Any]
     partition: dict[str, Any] | None
-    evaluation: dict[str, Any] = field(default_factory=dict)  # of the final model, in detail
+    evaluation: dict[str, Any] = field(
+        default_factory=dict
+    )  # of the final model, in detail, and of clients by themselves
     _curves: dict[str, Curve] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
@@ -109,7 +119,7 @@ def read(folder: Path) -> Run:
         rounds=rounds,
         summary=summary,
         partition=read_json(folder / PARTITION),
-        evaluation=read_json(folder / EVALUATION) or {},
+        evaluation=(read_json(folder / EVALUATION) or {}) | (read_json(folder / CLIENTS) or {}),
     )
 
 
