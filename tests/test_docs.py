@@ -29,7 +29,7 @@ from fedlens.data.catalogue import PUBLISHED
 from fedlens.data.partitions import PARTITIONS
 from fedlens.experiment import Stop
 from fedlens.models import MODELS
-from fedlens.names import ANNEALS, DEVICES, LOSSES, OPTIMIZERS, OUTCOMES, SCHEDULES
+from fedlens.names import ANNEALS, DEVICES, LOSSES, METRICS, OPTIMIZERS, OUTCOMES, SCHEDULES
 from fedlens.options import options_of
 from fedlens.report import report
 from fedlens.reporting.reports import Faults, Reporting
@@ -297,6 +297,7 @@ def test_the_options_documented_are_the_options_there_are():
     assert documented_options(EXPERIMENTS, "optimizer", 1) == options_in_code(OPTIMIZERS)
     assert documented_options(SCHEDULES_PAGE, "anneal", 1) == options_in_code(ANNEALS)
     assert documented_options(EXPERIMENTS, "loss", 1) == options_in_code(LOSSES)
+    assert documented_options(EXPERIMENTS, "metric", 1) == options_in_code(METRICS)
     models = {name: options for name, options in options_in_code(MODELS).items() if options}
     assert documented_options(EXPERIMENTS, "model", 1) == models
     published = list(PUBLISHED)

@@ -23,6 +23,7 @@ from fedlens.names import (
     DATASETS,
     DEVICES,
     LOSSES,
+    METRICS,
     MODELS,
     OPTIMIZERS,
     PARTITIONS,
@@ -137,6 +138,8 @@ class Experiment:
         anneal = None if anneal is None else filled(anneal, ANNEALS, "anneal")
         local = replace(self.local, optimizer=optimizer, anneal=anneal)
         object.__setattr__(self, "local", local)
+        metrics = tuple(filled(named, METRICS, "metric") for named in self.evaluate.metrics)
+        object.__setattr__(self, "evaluate", replace(self.evaluate, metrics=metrics))
         algorithm = tuple(map(_filled_algorithm, self.algorithm))
         object.__setattr__(self, "algorithm", algorithm)
         for part in ("local", "server"):

@@ -76,6 +76,17 @@ OPTIMIZERS = ByName(
 ANNEALS = ByName("fedlens.pieces", {"cosine": "anneal", "linear": "anneal"})
 """How a learning rate may fall in the course of a client's round."""
 
+METRICS = ByName(
+    "fedlens.runs",
+    {
+        "balanced_accuracy": "chosen_metrics",
+        "kappa": "chosen_metrics",
+        "auroc": "chosen_metrics",
+        "ece": "chosen_metrics",
+    },
+)
+"""What is measured where it is asked for."""
+
 DEVICES = ByName(
     "fedlens.reporting", {"alike": "devices", "synthetic": "devices", "trace": "devices"}
 )

@@ -24,6 +24,7 @@ PARTITION = "partition.json"
 ROUNDS = "rounds.jsonl"  # one record a line
 SUMMARY = "summary.json"
 EVALUATION = "evaluation.json"  # of the final model, in detail
+CLIENTS = "clients.json"  # what clients come to by themselves, if that was asked
 MODEL = "model.safetensors"
 BEST = "best.safetensors"  # the model that was best on validation, if it is kept
 CHECKPOINT = "checkpoint"  # a folder with the newest states, each as two files

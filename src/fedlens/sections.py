@@ -22,6 +22,9 @@ OrTable = Given[R | Table, R]
 
 Part = Literal["test", "validation", "train"]
 
+ALWAYS_MEASURED = "loss", "accuracy", "top5", "precision", "recall", "f1", "classes_predicted"
+"""What every evaluation measures; metrics of `evaluate.metrics` come besides."""
+
 
 def settle(self: Any, prefix: str) -> None:
     """Check every field of a description against its type, taking tables for records."""
@@ -151,6 +154,9 @@ class Evaluate:
     on: Given[Part | Sequence[Part], tuple[Part, ...]] = default(("test",))
     validation: float = 0.1  # the share of train set apart, if `on` has validation
     twin: bool = False  # also train a centralised twin, and say how near to it the run came
+    local_only: bool = False  # also train each client by itself, and say who gains by federating
+    fine_tune: int = 0  # passes of each client over its own examples, from the final model
+    metrics: Given[Name | Sequence[Name], tuple[Named, ...]] = default(())  # besides the usual
     best: bool = False  # keep the model that is best on validation beside the last
 
     def __post_init__(self) -> None:
@@ -160,6 +166,11 @@ class Evaluate:
         demand(numbered, "evaluate.at", list(self.at), "rounds are counted from 1")
         fits = 0 < self.validation < 1
         demand(fits, "evaluate.validation", self.validation, "choose a share between 0 and 1")
+        demand(self.fine_tune >= 0, "evaluate.fine_tune", self.fine_tune, "choose 0 or more")
+        names = [named.name.rpartition(":")[2] for named in self.metrics]
+        for name in names:
+            fits = names.count(name) == 1 and name not in ALWAYS_MEASURED
+            demand(fits, "evaluate.metrics", names, f"{name!r} is measured already: leave one out")
         compared = bool(self.on) or not self.twin
         demand(compared, "evaluate.on", list(self.on), "name what a twin is compared on: test")
 

@@ -137,6 +137,9 @@ def test_the_spread_over_clients_is_numpys(hits):
             "median": np.median(accuracy),
             "max": np.max(accuracy),
             "worst_decile": np.min(accuracy),  # of fewer than twenty clients, one
+            "jain": np.sum(accuracy) ** 2 / (len(accuracy) * np.sum(np.square(accuracy)))
+            if np.any(accuracy)
+            else 1,
         }
     )
 

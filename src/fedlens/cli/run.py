@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -128,7 +129,7 @@ def _finish(result: Result, as_json: bool) -> None:
 def finish_run(folder: Path, status: str, as_json: bool) -> None:
     """The page of a run that is over, what it came to, and the exit status."""
     from fedlens.report import read_all, report, rows, table
-    from fedlens.report.tables import CLIENTS, client_rows
+    from fedlens.report.tables import client_header, client_rows, worth
     from fedlens.run_files import MANIFEST, SUMMARY, read_manifest, read_records, read_summary
     from fedlens.runs.active import not_finite
 
@@ -140,7 +141,9 @@ def finish_run(folder: Path, status: str, as_json: bool) -> None:
             print(table(*rows([run])))
             named = run.partition is not None and "client_names" in run.partition
             if named and (clients := client_rows(run)):
-                print(f"\n{table(CLIENTS, clients)}\n")
+                print(f"\n{table(client_header(run), clients)}\n")
+            for line in worth(run):
+                print(textwrap.fill(line, 80))
             if status == "finished" and run.summary.get("reason"):
                 print(f"ended:  {run.summary['reason']}")
             print(f"run:    {folder}", flush=True)  # the page takes longer than some runs

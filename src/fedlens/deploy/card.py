@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlens.report.blocks import NONE, format_number
-from fedlens.report.tables import CLIENTS, client_rows
+from fedlens.report.tables import client_header, client_rows
 from fedlens.runs.intervals import wilson
 from fedlens.runs.measures import measure_name
 from fedlens.runs.records import PART_NAMES, Run, read, settings
@@ -118,7 +118,7 @@ def _quality(run: Run, classes: Sequence[str]) -> list[str]:
     ]
     clients = client_rows(run)
     if clients:
-        lines += ["", "Client by client:", "", *_table(CLIENTS, clients)]
+        lines += ["", "Client by client:", "", *_table(client_header(run), clients)]
     return lines
 
 

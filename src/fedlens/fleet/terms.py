@@ -189,6 +189,11 @@ def check_possible(experiment: Experiment) -> None:
         if given is not None:
             raise ValueError(f"{what} is for simulations, real sites fail by themselves: leave out")
     evaluate: Evaluate = experiment.evaluate
+    if evaluate.local_only or evaluate.fine_tune:
+        raise ValueError(
+            "sites of a fleet train no models of their own: leave evaluate.local_only and "
+            "evaluate.fine_tune out"
+        )
     if set(evaluate.on) - {"test"} or evaluate.twin:
         raise ValueError(
             "the server of a fleet has no training examples: evaluate on test alone, without a "

@@ -20,7 +20,7 @@ from fedlens.report.blocks import (
     format_number,
 )
 from fedlens.report.groups import Group
-from fedlens.report.tables import CLIENTS, client_rows
+from fedlens.report.tables import BY_THEMSELVES, client_header, client_rows, worth
 from fedlens.runs.records import Run
 
 Array = np.ndarray[Any, Any]
@@ -139,6 +139,28 @@ def class_blocks(groups: Sequence[Group]) -> Iterator[Block]:
         )
 
 
+def reliability_blocks(groups: Sequence[Group]) -> Iterator[Block]:
+    """How far the final model may be believed, where runs were asked for the metric `ece`."""
+    lines = []
+    for one in groups:
+        table = one.runs[0].evaluation.get("reliability")
+        bins = zip(*table, strict=False) if isinstance(table, list) and len(table) == 3 else ()
+        points = [(sure / count, hits / count) for count, sure, hits in bins if count]
+        if points:
+            lines.append(Line(one.name, *map(list, zip(*points, strict=True))))
+    if lines:
+        yield Curves(
+            title="Reliability",
+            caption="How often answers are right that are given with a certain confidence, by bins "
+            "of confidence. Below the diagonal a model is surer than it may be. Of repeats, the "
+            "first run.",
+            lines=[*lines, Line("as sure as right", [0.0, 1.0], [0.0, 1.0], style="dotted")],
+            x_label="confidence",
+            y_label="accuracy",
+            percent=True,
+        )
+
+
 def client_blocks(groups: Sequence[Group]) -> Iterator[Block]:
     """How accuracy is spread over clients, by round and at the end, where runs recorded it."""
     lines = []
@@ -164,8 +186,12 @@ def client_blocks(groups: Sequence[Group]) -> Iterator[Block]:
             styles={"solid": "median client", "dashed": "tenth percentile"},
         )
     yield from _client_tables(groups)
-    dots = [(one.name, run.evaluation["client_accuracy"]) for one in groups
-            if (run := one.runs[0]).evaluation.get("client_accuracy")]  # fmt: skip
+    dots = []
+    for one in groups:
+        found = one.runs[0].evaluation
+        for key, words in {"client_accuracy": "", **BY_THEMSELVES}.items():
+            if isinstance(found.get(key), list):
+                dots.append((f"{one.name}, {words}" if words else one.name, found[key]))
     if dots:
         yield Strip(
             title="Accuracy of each client",
@@ -186,9 +212,10 @@ def _client_tables(groups: Sequence[Group]) -> Iterator[Table]:
             yield Table(
                 title=f"Client by client{of}",
                 caption="The one model, tested on examples of each client's own that nobody "
-                "trained on. The interval is Wilson's: with few examples it is wide."
+                "trained on. The interval is Wilson's: with few examples it is wide. "
+                + " ".join(worth(one.runs[0]))
                 + (" Of repeats, the first run." if len(one.runs) > 1 else ""),
-                header=CLIENTS,
+                header=client_header(one.runs[0]),
                 rows=rows,
             )
 

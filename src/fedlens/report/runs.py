@@ -23,7 +23,12 @@ from fedlens.report.blocks import (
     format_number,
 )
 from fedlens.report.groups import Group, best_round, curve, group, mean_and_std, written
-from fedlens.report.holdings import class_blocks, client_blocks, partition_blocks
+from fedlens.report.holdings import (
+    class_blocks,
+    client_blocks,
+    partition_blocks,
+    reliability_blocks,
+)
 from fedlens.report.outcomes import outcome_blocks
 from fedlens.report.page import Drawing, render_page
 from fedlens.report.schedules import schedule_blocks
@@ -59,7 +64,8 @@ def run_blocks(runs: Sequence[Run]) -> list[Block]:
     blocks += curve_blocks(groups, part)
     blocks += [*_bars(groups, part), *_cost(groups, part), *schedule_blocks(groups)]
     blocks += outcome_blocks(groups, part)
-    blocks += [*client_blocks(groups), *class_blocks(groups), *partition_blocks(groups)]
+    blocks += [*client_blocks(groups), *class_blocks(groups), *reliability_blocks(groups)]
+    blocks += partition_blocks(groups)
     if repeated:
         blocks.append(_results(runs, title="Each run", dots=False))
     if len(runs) > 1:

@@ -39,6 +39,9 @@ def rows(runs: Sequence[Run]) -> tuple[list[str], list[list[str]]]:
 
 
 CLIENTS = ["client", "trained on", "tested on", "accuracy", "95% interval"]
+BY_THEMSELVES = {"fine_tuned": "fine-tuned", "local_only": "alone"}
+"""Accuracies of models of a client's own, as files call them: they may stand beside it."""
+
 MOST_CLIENTS = 60  # that are listed one by one
 
 
@@ -57,13 +60,62 @@ def client_rows(run: Run) -> list[list[str]]:
     if not len(sizes) == len(tested) == len(accuracy) or len(sizes) > MOST_CLIENTS:
         return []
     names = partition.get("client_names") or range(len(sizes))
+    own = [run.evaluation[key] for key in _by_themselves(run)]
     found = []
-    for name, size, count, share in zip(names, sizes, tested, accuracy, strict=False):
+    for name, size, count, share, *others in zip(
+        names, sizes, tested, accuracy, *own, strict=False
+    ):
         words = [NONE, NONE]
         if is_number(share) and count:
             low, high = (format_number(end, True) for end in wilson(share, count))
             words = [format_number(share, True), f"{low} to {high}"]
+        words += [format_number(other if is_number(other) else None, True) for other in others]
         found.append([str(name), str(size), str(count), *words])
+    return found
+
+
+def client_header(run: Run) -> list[str]:
+    """What `client_rows` has in its columns."""
+    return CLIENTS + [BY_THEMSELVES[key] for key in _by_themselves(run)]
+
+
+def _by_themselves(run: Run) -> list[str]:
+    return [key for key in BY_THEMSELVES if isinstance(run.evaluation.get(key), list)]
+
+
+def worth(run: Run) -> list[str]:
+    """Whether federating was worth it, and for whom, in a sentence for each thing compared with."""
+    against = run.summary.get("against")
+    against = against if isinstance(against, dict) else {}
+    words = {
+        "local_only": "Each client trained alone",
+        "fine_tuned": "The final model fine-tuned by each client",
+    }
+    found = []
+    for key, what in words.items():
+        about = against.get(key)
+        if not isinstance(about, dict):
+            continue
+        own, federated = (
+            format_number(about.get(name), True) for name in ("own_mean", "federated_mean")
+        )
+        line = (
+            f"{what}: {own} on average, against {federated} of the federated model, which is "
+            f"better for {about.get('federated_better')} of {about.get('clients')} clients and "
+            f"worse for {about.get('own_better')}"
+        )
+        ends = about.get("gain_interval")
+        if isinstance(ends, list) and len(ends) == 2 and all(map(is_number, ends)):
+            low, high = (f"{100 * end:+.1f}" for end in ends)
+            line += f" (gain {100 * about['gain']:+.1f} points, {low} to {high})"
+        found.append(line + ".")
+    twin = run.summary.get("twin")
+    share = twin.get("accuracy") if isinstance(twin, dict) else None
+    if found and is_number(share):
+        whole = format_number(share, True)
+        found.append(
+            f"One model trained on all examples on one pile: {whole} on all that is tested."
+        )
     return found
 
 

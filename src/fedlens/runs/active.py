@@ -7,7 +7,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -16,15 +16,15 @@ from fedlens.core import Tree
 from fedlens.engines import Engine
 from fedlens.reporting.cohorts import BelowQuorum
 from fedlens.rounds import Outcome, RoundInput, State, begin, run_rounds
-from fedlens.run_files import EVALUATION, SUMMARY, RunFailed
-from fedlens.runs.evaluate import Evaluation, Twin
+from fedlens.run_files import CLIENTS, EVALUATION, SUMMARY, RunFailed
+from fedlens.runs.evaluate import ByClient, Evaluation, Twin
 from fedlens.runs.folder import Mark, Records, RunFolder, to_json
 from fedlens.runs.measures import OF_MODEL, PARTS, measure_name
 from fedlens.runs.records import is_number
 from fedlens.runs.result import Result
 from fedlens.runs.settings import torch_settings
 from fedlens.runs.stopping import Stopping
-from fedlens.runs.summary import Record, summary
+from fedlens.runs.summary import Record, gains, summary
 from fedlens.setup import Setup
 from fedlens.trees import HostCopy
 
@@ -55,15 +55,17 @@ class ActiveRun:
         twin: Twin | None = None,
         file: Records | None = None,
         best: Tree | None = None,
+        by_client: Callable[[Setup, State], ByClient] | None = None,
     ) -> None:
         self.setup, self.folder = setup, folder
         self.newest_state = state  # after the rounds that have started, which may not have ended
         self.records, self.watch, self.twin = records or [], watch, twin
-        self.file = file
+        self.file, self.by_client = file, by_client
         self._whole = Whole(state, file.mark if file else None, best)
         diverged = not math.isfinite(float(_sum_of_model(state))) or _has_diverged(self.records)
         self.status = "diverged" if diverged else "running"
         self.reason = ""  # why it stopped, if it did
+        self.gains: dict[str, Any] = {}  # over clients by themselves
         self.start_time = self.record_time = time.perf_counter()
         self.num_earlier_records = len(self.records)
         self.earlier_summary = folder.summary(len(self.records)) if folder else {}
@@ -151,9 +153,22 @@ class ActiveRun:
             self.file.sync()
         if self.folder is not None:
             self.folder.save_model(self.model, self._whole.best)
+        asked = self.setup.experiment.evaluate
+        if status == "finished" and (asked.fine_tune or asked.local_only):
+            self._compare_clients()
         self.write_summary(status)
         if self.folder is not None and not keep_state:
             self.folder.remove_states()
+
+    def _compare_clients(self) -> None:
+        """Find out what clients come to by themselves, unless that is known."""
+        if not self.has_news("finished") or self.by_client is None:
+            return
+        found = self.by_client(self.setup, self.state)
+        self.gains = gains(found, self.setup.experiment.seed)
+        if self.folder is not None:
+            known = {k: v.tolist() for k, v in found._asdict().items() if v is not None}
+            self.folder.write(CLIENTS, to_json(known) + "\n")
 
     def end_early(self, reason: str) -> None:
         """Go no further, as the experiment has it where too few clients report."""
@@ -180,13 +195,18 @@ class ActiveRun:
         if self.folder is not None:
             self.folder.close()
 
+    def has_news(self, status: str) -> bool:
+        """Whether there is more to say than when it was gone on with."""
+        is_new = len(self.records) > self.num_earlier_records
+        return is_new or status != self.earlier_summary.get("status")
+
     def write_summary(self, status: str) -> None:
         self.status, self.summary = status, self.earlier_summary
-        is_new = len(self.records) > self.num_earlier_records
-        if is_new or status != self.earlier_summary.get("status"):
+        if self.has_news(status):
             elapsed = self.earlier_seconds + time.perf_counter() - self.start_time
             self.summary = summary(self.setup, status, self.records, elapsed, self.twin)
             self.summary |= {"reason": self.reason} if self.reason else {}
+            self.summary |= {"against": self.gains} if self.gains else {}
         if self.folder is not None:
             self.folder.write_json(SUMMARY, self.summary)
 

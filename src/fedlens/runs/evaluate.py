@@ -15,6 +15,7 @@ from fedlens.experiment import Experiment
 from fedlens.federation import Examples, Holdings
 from fedlens.pieces.losses import Loss
 from fedlens.rounds import State
+from fedlens.runs.chosen_metrics import chosen, ece, from_counts, from_logits, reliability
 from fedlens.runs.measures import PARTS, measure_name
 from fedlens.runs.metrics import Tally, accuracy_by_client, metrics, spread
 from fedlens.setup import Setup
@@ -33,6 +34,14 @@ class Twin(NamedTuple):
     cached: bool  # whether it had been trained before
 
 
+class ByClient(NamedTuple):
+    """The accuracy of each client's model, on what that client is tested on; NaN: on nothing."""
+
+    federated: Tensor  # [K]
+    fine_tuned: Tensor | None = None  # [K]
+    local_only: Tensor | None = None  # [K]
+
+
 class Details(NamedTuple):
     """An evaluation in detail."""
 
@@ -40,11 +49,27 @@ class Details(NamedTuple):
     confusion: Tensor | None  # [L, L + 1] true label, prediction; the last column is "no label"
     client_accuracy: Tensor | None  # [K] on what each client is tested on
     client_tested: Tensor | None  # [K] how many examples these are
+    reliability: Tensor | None = None  # [3, bins] see `chosen_metrics.reliability`
 
     def plain(self) -> dict[str, Any]:
         """What there is of it, ready for JSON."""
         found = {k: v for k, v in self._asdict().items() if v is not None}
         return {k: v.tolist() if isinstance(v, Tensor) else v for k, v in found.items()}
+
+
+class FromLogits(NamedTuple):
+    """What was computed from the logits of a part."""
+
+    metrics: dict[str, Tensor]  # [] each
+    reliability: Tensor | None
+
+
+class Answers(NamedTuple):
+    """What a model says to a part."""
+
+    tally: Tally
+    correct: Tensor  # [N] bool
+    logits: Tensor | None  # [N, outputs], if they were to be kept
 
 
 def primary_part(experiment: Experiment) -> str:
@@ -57,32 +82,45 @@ class Evaluation:
 
     def __init__(self, setup: Setup, engine: Engine, state: State) -> None:
         self.setup, self.engine, self.state = setup, engine, state
+        self.metrics = chosen(setup.experiment)
         self._counts: HostCopy | None = None
 
     def begin(self) -> HostCopy:
         """Start it; what a GPU has counted is read later."""
         setup, engine, state = self.setup, self.engine, self.state
         loss, num_classes = setup.program.algorithm.objective.loss, setup.dataset.num_classes
-        tallies, answers = {}, {}
+        keep_logits = any(metric.reads_logits for metric in self.metrics)
+        tallies, answers, chosen_ones = {}, {}, {}
         for part, examples in setup.parts.items():
-            tallies[part], answers[part] = answer(engine, state, examples, num_classes, loss)
+            found = answer(engine, state, examples, num_classes, loss, keep_logits)
+            tallies[part], answers[part] = found.tally, found.correct
+            if found.logits is not None:  # the next evaluation may write over them
+                chosen_ones[part] = self._from_logits(found.logits, examples.labels)
         correct, tests = None, setup.client_tests
         if tests is None or engine.reporting is not None:  # clients elsewhere are asked
             pass
-        elif tests.part == "test" and not _own_norms(state):
+        elif tests.part == "test" and not own_norms(state):
             correct = answers["test"]  # whose they are is looked up when they are read
         else:
             examples = setup.parts["test"] if tests.part == "test" else setup.federation.examples
             correct = correct_answers(engine, state, examples, tests.holdings)
-        self._counts = HostCopy((tallies, correct))
+        self._counts = HostCopy((tallies, chosen_ones, correct))
         return self._counts
+
+    def _from_logits(self, logits: Tensor, labels: Tensor) -> FromLogits:
+        bins = next((m.options["bins"] for m in self.metrics if m.function is ece), None)
+        table = None if bins is None else reliability(logits, labels, bins)
+        return FromLogits(from_logits(self.metrics, logits, labels), table)
 
     def read(self, twin: Twin | None) -> tuple[dict[str, float], Details]:
         """The measures by the names in `measures`, and the details."""
-        tallies, correct = (self._counts or self.begin()).read()
+        tallies, chosen_ones, correct = (self._counts or self.begin()).read()
         found: dict[str, float] = {}
         for part, tally in tallies.items():
-            found |= {measure_name(part, key): value for key, value in metrics(tally).items()}
+            measured = metrics(tally) | from_counts(self.metrics, tally.confusion.cpu())
+            if part in chosen_ones:
+                measured |= {key: float(value) for key, value in chosen_ones[part].metrics.items()}
+            found |= {measure_name(part, key): value for key, value in measured.items()}
         primary = primary_part(self.setup.experiment) if tallies else None
         if twin is not None:
             assert primary is not None, "a twin is compared on some part: evaluate.on was checked"
@@ -96,39 +134,48 @@ class Evaluation:
                 by_client = self.engine.client_accuracy(model, self.state.clients.rows)
                 assert by_client is not None, "who waits for clients can ask them"
             else:
-                if part == "test" and not _own_norms(self.state):
+                if part == "test" and not own_norms(self.state):
                     correct = correct[held.index]
                 by_client = accuracy_by_client(correct, held)
             tested = held.sizes
             found |= {f"client_accuracy_{key}": value for key, value in spread(by_client).items()}
         confusion = tallies[primary].confusion if primary else None
-        return found, Details(primary, confusion, by_client, tested)
+        bins = chosen_ones[primary].reliability if primary in chosen_ones else None
+        return found, Details(primary, confusion, by_client, tested, bins)
 
 
 def evaluate(
     engine: Engine, state: State, examples: Examples, num_classes: int, loss: Loss
 ) -> Tally:
     """What the answers of the server's model add up to; `metrics` reads it."""
-    return answer(engine, state, examples, num_classes, loss)[0]
+    return answer(engine, state, examples, num_classes, loss).tally
 
 
 def answer(
-    engine: Engine, state: State, examples: Examples, num_classes: int, loss: Loss
-) -> tuple[Tally, Tensor]:
-    """The same, and which of the examples were classified correctly: [N] bool."""
+    engine: Engine,
+    state: State,
+    examples: Examples,
+    num_classes: int,
+    loss: Loss,
+    keep_logits: bool = False,
+) -> Answers:
+    """The same, with what was answered to each example."""
     batch = _batch(examples)
     batches = [slice(start, start + batch) for start in range(0, len(examples), batch)]
 
-    def tally(model: Tree) -> tuple[Tally, Tensor]:
+    def tally(model: Tree) -> Answers:
         total, correct = Tally.zero(num_classes, examples.labels.device), []
+        kept = []
         for which, logits in zip(batches, engine.predict(model, examples, batches), strict=True):
             labels = examples.labels[which]
             losses = loss(logits.unsqueeze(0), labels.unsqueeze(0)).squeeze(0)
             total = total + Tally.of(logits, labels, num_classes, losses)
             correct.append(logits.argmax(1) == labels)
-        return total, torch.cat(correct)
+            if keep_logits:
+                kept.append(logits.detach())
+        return Answers(total, torch.cat(correct), torch.cat(kept) if kept else None)
 
-    key = "evaluate", id(examples), num_classes, loss
+    key = "evaluate", id(examples), num_classes, loss, keep_logits
     return _recorded(engine, key, tally, state.params | state.buffers)
 
 
@@ -140,24 +187,24 @@ def correct_answers(
     A client that keeps normalisation layers of its own is tested with them.
     """
     model, device = state.params | state.buffers, examples.labels.device
-    own = _own_norms(state)
+    own = own_norms(state)
     if not own:
         key = "clients", id(examples), id(held_out)
-        return _recorded(engine, key, _judge(engine, examples, held_out.index), model)
+        return _recorded(engine, key, judge(engine, examples, held_out.index), model)
     correct = []
     for client in range(len(held_out)):
         norm = {name: t.to(device) for name, t in own.get(client, {}).items()}
-        correct.append(_judge(engine, examples, held_out.members(client))(model | norm))
+        correct.append(judge(engine, examples, held_out.members(client))(model | norm))
     return torch.cat(correct)
 
 
-def _own_norms(state: State) -> dict[int, Tree]:
+def own_norms(state: State) -> dict[int, Tree]:
     """The normalisation layers that clients keep, by client."""
     rows = state.clients.rows.items()
     return {client: row["norm"] for client, row in rows if "norm" in row}
 
 
-def _judge(engine: Engine, examples: Examples, index: Tensor) -> Callable[[Tree], Tensor]:
+def judge(engine: Engine, examples: Examples, index: Tensor) -> Callable[[Tree], Tensor]:
     """A function of a model: which of these examples it classifies correctly."""
     index = index.to(examples.labels.device)
     batches = [some for some in torch.split(index, _batch(examples)) if len(some)]

@@ -1,9 +1,15 @@
-"""How sure a share is that was counted on a few examples."""
+"""How sure a share is that was counted on a few examples, or a mean over a few clients."""
 
 from __future__ import annotations
 
 import math
 
+import numpy as np
+from torch import Tensor
+
+from fedlens import keys
+
+RESAMPLES = 2000
 Z95 = 1.959963984540054  # the normal quantile of a two-sided interval of 95%
 
 
@@ -16,3 +22,14 @@ def wilson(share: float, count: int) -> tuple[float, float]:
     within = share * (1 - share) / count + z2 / (4 * count * count)
     half = Z95 * math.sqrt(within) / (1 + z2 / count)
     return max(middle - half, 0.0), min(middle + half, 1.0)
+
+
+def bootstrap_mean(values: Tensor, seed: int) -> tuple[float, float] | None:  # [K]
+    """The 95% interval of a mean over clients, by drawing as many of them again and again."""
+    if len(values) < 2:
+        return None
+    rng = np.random.default_rng([seed, keys.purpose("bootstrap")])
+    given = values.numpy()
+    means = [rng.choice(given, len(given)).mean() for _ in range(RESAMPLES)]
+    low, high = np.quantile(means, (0.025, 0.975))
+    return float(low), float(high)

@@ -25,6 +25,14 @@ OF_PART: dict[str, Better | None] = {
 }
 """What `metrics.metrics` measures on a part; `measure_name` gives the names for that part."""
 
+CHOSEN: dict[str, Better | None] = {
+    "balanced_accuracy": "higher",
+    "kappa": "higher",
+    "auroc": "higher",
+    "ece": "lower",
+}
+"""What `chosen_metrics` measures on a part, if it is asked for. One of a user's has no best."""
+
 OVER_CLIENTS: dict[str, Better | None] = {
     "mean": "higher",
     "std": "lower",
@@ -33,6 +41,7 @@ OVER_CLIENTS: dict[str, Better | None] = {
     "median": "higher",
     "max": "higher",
     "worst_decile": "higher",
+    "jain": "higher",
 }
 """What `metrics.spread` says of clients' accuracies, recorded as `client_accuracy_...`."""
 
@@ -65,7 +74,12 @@ OF_MODEL: dict[str, Better | None] = {
 }
 """What an evaluation can add to a record."""
 
-BETTER: dict[str, Better | None] = {"train_loss": "lower", **OF_ALGORITHM, **OF_MODEL}
+BETTER: dict[str, Better | None] = {
+    "train_loss": "lower",
+    **OF_ALGORITHM,
+    **OF_MODEL,
+    **{measure_name(part, name): way for part in PARTS for name, way in CHOSEN.items()},
+}
 
 
 def best(measure: str, values: Iterable[tuple[float, X]]) -> tuple[float, X] | None:

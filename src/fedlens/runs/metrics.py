@@ -105,21 +105,24 @@ def accuracy_by_client(correct: Tensor, holdings: Holdings) -> Tensor:  # [n] ->
 
 
 def spread(accuracy: Tensor) -> dict[str, float]:  # [K]
-    """How accuracy is spread over clients: mean, std, min, p10, median, max and worst decile.
+    """How accuracy is spread over clients: mean, std, quantiles, worst decile and Jain's index.
 
     Clients without examples (NaN) are left out; if there are no others, there is nothing to tell.
-    The worst decile is the mean of the worst tenth of clients, and of one at the least.
+    The worst decile is the mean of the worst tenth of clients, and of one at the least. Jain's
+    index is (sum a)^2 / (K sum a^2): 1 where all clients fare alike, 1 / K where one has it all.
     """
     accuracy = accuracy[~accuracy.isnan()]
     if len(accuracy) == 0:
         return {}
+    mean, squares = accuracy.mean(), accuracy.square().mean()
     p10, median = accuracy.quantile(torch.tensor([0.1, 0.5], dtype=torch.float64))
     return {
-        "mean": float(accuracy.mean()),
+        "mean": float(mean),
         "std": float(accuracy.std(correction=0)),
         "min": float(accuracy.min()),
         "p10": float(p10),
         "median": float(median),
         "max": float(accuracy.max()),
         "worst_decile": float(accuracy.sort().values[: max(len(accuracy) // 10, 1)].mean()),
+        "jain": float(mean.square() / squares) if squares > 0 else 1.0,  # all alike: at 0
     }

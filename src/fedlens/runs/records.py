@@ -12,7 +12,15 @@ from typing import Any, TypeGuard
 
 from fedlens import run_files
 from fedlens.reading import printable
-from fedlens.run_files import EVALUATION, EXPERIMENT, MANIFEST, PARTITION, ROUNDS, read_json
+from fedlens.run_files import (
+    CLIENTS,
+    EVALUATION,
+    EXPERIMENT,
+    MANIFEST,
+    PARTITION,
+    ROUNDS,
+    read_json,
+)
 from fedlens.runs import measures
 from fedlens.runs.measures import PARTS, measure_name
 
@@ -36,7 +44,9 @@ class Run:
     rounds: list[dict[str, Any]]
     summary: dict[str, Any]
     partition: dict[str, Any] | None
-    evaluation: dict[str, Any] = field(default_factory=dict)  # of the final model, in detail
+    evaluation: dict[str, Any] = field(
+        default_factory=dict
+    )  # of the final model, in detail, and of clients by themselves
     _curves: dict[str, Curve] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
@@ -110,7 +120,7 @@ def read(folder: Path) -> Run:
         rounds=rounds,
         summary=summary,
         partition=read_json(folder / PARTITION),
-        evaluation=read_json(folder / EVALUATION) or {},
+        evaluation=(read_json(folder / EVALUATION) or {}) | (read_json(folder / CLIENTS) or {}),
     )
 
 

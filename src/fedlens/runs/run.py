@@ -24,6 +24,8 @@ from fedlens.run_files import (
     read_status,
 )
 from fedlens.runs.active import ActiveRun, Watch, run_to_end
+from fedlens.runs.alone import by_client, check_clients_are_tested
+from fedlens.runs.chosen_metrics import chosen
 from fedlens.runs.evaluate import Twin
 from fedlens.runs.folder import Records, RunFolder, check_free, readable_json
 from fedlens.runs.manifest import check_settings, check_unchanged, manifest
@@ -125,6 +127,8 @@ def start(
     watch: Watch | None = None,
 ) -> ActiveRun:
     """A run at its start; its folder is made if `out` names one."""
+    check_clients_are_tested(setup)
+    chosen(setup.experiment)  # what cannot be called is refused before anything is trained
     twin = _twin(setup, watch)
     state = begin(setup.network, setup.program, setup.federation, setup.device)
     folder = None
@@ -137,7 +141,7 @@ def start(
         }
         folder = RunFolder.create(Path(out), overwrite, files)
     file = Records(folder.path / ROUNDS) if folder else None
-    return ActiveRun(setup, state, folder, watch=watch, twin=twin, file=file)
+    return ActiveRun(setup, state, folder, watch=watch, twin=twin, file=file, by_client=by_client)
 
 
 def reopen(folder: RunFolder, setup: Setup, watch: Watch | None = None) -> ActiveRun:
@@ -150,14 +154,17 @@ def reopen(folder: RunFolder, setup: Setup, watch: Watch | None = None) -> Activ
     if saved is None:
         if read_status(path) in OVER:
             raise ValueError(f"{path} is over and kept no checkpoint: run it anew for more rounds")
-        return ActiveRun(setup, state, folder, [], watch, twin, folder.records_after())
+        begun = folder.records_after()
+        return ActiveRun(setup, state, folder, [], watch, twin, begun, by_client=by_client)
     if _shapes(saved.state) != _shapes(state):
         raise ValueError(f"{path} was run with another model: put the old one back")
     rounds = setup.experiment.rounds
     if saved.state.round > rounds:
         raise ValueError(f"{path} has {saved.state.round} rounds already: {rounds} are too few")
     file = folder.records_after(saved.content)
-    return ActiveRun(setup, saved.state, folder, saved.records, watch, twin, file, saved.best)
+    return ActiveRun(
+        setup, saved.state, folder, saved.records, watch, twin, file, saved.best, by_client
+    )
 
 
 def _twin(setup: Setup, watch: Watch | None) -> Twin | None:

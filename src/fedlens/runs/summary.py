@@ -11,7 +11,8 @@ from fedlens.engines.trainer import largest_yet
 from fedlens.federation import Federation
 from fedlens.names import OUTCOMES, REPORTED
 from fedlens.runs.budgets import at_round_numbers, clock_at, rounds_to
-from fedlens.runs.evaluate import Twin, primary_part
+from fedlens.runs.evaluate import ByClient, Twin, primary_part
+from fedlens.runs.intervals import bootstrap_mean
 from fedlens.runs.measures import OF_MODEL, OF_ROUND, best, measure_name
 from fedlens.runs.records import is_number
 from fedlens.setup import Setup
@@ -71,6 +72,26 @@ def summary(
         "peak_memory_bytes": peak_memory(setup),
         **({} if padding is None else {"padding_share": padding}),
     }
+
+
+def gains(found: ByClient, seed: int) -> dict[str, Any]:
+    """What the federated model is worth to clients, against each of their own: for whom is it?"""
+    against: dict[str, Any] = {}
+    for name, own in (("fine_tuned", found.fine_tuned), ("local_only", found.local_only)):
+        if own is None:
+            continue
+        known = ~(own.isnan() | found.federated.isnan())
+        gain = (found.federated - own)[known]
+        against[name] = {
+            "clients": len(gain),
+            "federated_mean": float(found.federated[known].mean()),
+            "own_mean": float(own[known].mean()),
+            "gain": float(gain.mean()),
+            "gain_interval": bootstrap_mean(gain, seed),
+            "federated_better": int((gain > 0).sum()),
+            "own_better": int((gain < 0).sum()),
+        }
+    return against
 
 
 def _emd(federation: Federation) -> dict[str, float]:

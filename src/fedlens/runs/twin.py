@@ -68,8 +68,8 @@ def trained(setup: Setup, watch: Watch | None = None) -> Twin:
     While it is trained, `watch` is called with each pass: `twin` is its number, `of` how many there
     will be, and `train_loss` the loss.
     """
-    described = _described(setup)
-    central = build(replace(described, dataset=setup.dataset), beside=setup)
+    central = plain_training(setup)
+    described = replace(central.experiment, dataset=setup.experiment.dataset)
     file = cache() / "twins" / f"{_key(central)}.json"
     measure = measure_name(primary_part(described), "accuracy")
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError):  # else it is made anew
@@ -90,6 +90,11 @@ def trained(setup: Setup, watch: Watch | None = None) -> Twin:
     with contextlib.suppress(OSError):  # where nothing can be kept, it is trained every time
         write_atomically(file, to_json(content, indent=1).encode())
     return Twin(result.final[measure], cached=False)
+
+
+def plain_training(setup: Setup) -> Setup:
+    """Plain training of a run's model, by one client with all of its examples."""
+    return build(replace(_described(setup), dataset=setup.dataset), beside=setup)
 
 
 def together(
@@ -154,7 +159,15 @@ def _described(setup: Setup) -> Experiment:
             reset=False,
         ),
         server=Server(),
-        evaluate=replace(experiment.evaluate, every=passes, twin=False, best=False),
+        evaluate=replace(
+            experiment.evaluate,
+            every=passes,
+            twin=False,
+            best=False,
+            local_only=False,
+            fine_tune=0,
+            metrics=(),
+        ),
         stop=None,
         algorithm=(),
         faults=None,

@@ -1,0 +1,107 @@
+"""What clients come to by themselves: is federating worth it, and for whom?
+
+Each client trains with the run's local settings on its own examples and nothing else: from the
+initial weights (`evaluate.local_only`), as many passes as the centralised twin makes over all
+examples, or from the final model (`evaluate.fine_tune`). It is tested on what the federated model
+is tested on for that client. All clients train as one cohort of many experiments, as in a sweep.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fedlens.client import ClientProgram
+from fedlens.core import Tree
+from fedlens.federation import Federation, Fixed
+from fedlens.rounds import RoundInput, State, begin, run_rounds
+from fedlens.runs.evaluate import ByClient, judge, own_norms
+from fedlens.runs.settings import torch_settings
+from fedlens.runs.twin import plain_training
+from fedlens.setup import Setup
+
+AT_ONCE = 64  # clients whose models are in memory together
+
+
+def check_clients_are_tested(setup: Setup) -> None:
+    evaluate = setup.experiment.evaluate
+    asked = "fine_tune" if evaluate.fine_tune else "local_only"
+    if (evaluate.fine_tune or evaluate.local_only) and setup.client_tests is None:
+        raise ValueError(
+            f"evaluate.{asked} compares models on what each client is tested on, which is nothing: "
+            "set clients.holdout, say to 0.2"
+        )
+
+
+def by_client(setup: Setup, final: State) -> ByClient:
+    """What the experiment asks of its clients, once the final model is there."""
+    evaluate, clients = setup.experiment.evaluate, range(setup.federation.num_clients)
+    models = [final.params | final.buffers] * len(clients)
+    for client, norm in own_norms(final).items():
+        models[client] = models[client] | {name: t.to(setup.device) for name, t in norm.items()}
+    plain = plain_training(setup)
+    tuned = alone = None
+    with torch_settings(plain.experiment, plain.device):
+        federated = torch.stack([_tested(setup, client, models[client]) for client in clients])
+        try:
+            if evaluate.fine_tune:  # with the last numbers of a schedule: it goes on from there
+                program = plain.program_of(plain.experiment.rounds - 1)
+                tuned = _accuracy(setup, plain, models, [program] * evaluate.fine_tune)
+            if evaluate.local_only:
+                passes = [plain.program_of(number) for number in range(plain.experiment.rounds)]
+                alone = _accuracy(setup, plain, None, passes)
+        finally:
+            plain.engine.close()
+    return ByClient(federated, tuned, alone)
+
+
+def _accuracy(
+    setup: Setup, plain: Setup, starts: list[Tree] | None, passes: list[ClientProgram]
+) -> Tensor:  # [K]
+    """How good clients are after so many passes, each from its start or from the initial model."""
+    assert setup.client_tests is not None, "who asks for it was checked"
+    held, tested = setup.federation.everyone(0), setup.client_tests.holdings
+    found = torch.full((len(held),), torch.nan, dtype=torch.float64)
+    for some in torch.split(torch.nonzero((held.sizes > 0) & (tested.sizes > 0))[:, 0], AT_ONCE):
+        federations = [
+            replace(setup.federation, split=Fixed(held.take(client))) for client in some.split(1)
+        ]
+        states = [_begin(plain, one) for one in federations]
+        if starts is not None:
+            states = [_from(s, starts[k]) for s, k in zip(states, some.tolist(), strict=True)]
+        for program in passes:
+            states = _one_pass(plain, program, federations, states)
+        for state, client in zip(states, some.tolist(), strict=True):
+            found[client] = _tested(setup, client, state.params | state.buffers)
+    return found
+
+
+def _begin(plain: Setup, federation: Federation) -> State:
+    return begin(plain.network, plain.program, federation, plain.device)
+
+
+def _from(state: State, model: Tree) -> State:
+    params, buffers = ({name: model[name] for name in t} for t in (state.params, state.buffers))
+    return replace(state, params=params, buffers=buffers)
+
+
+def _one_pass(
+    plain: Setup, program: ClientProgram, federations: list[Federation], states: list[State]
+) -> list[State]:
+    inputs = [
+        RoundInput(program, federation, state, plain.experiment.seed)
+        for federation, state in zip(federations, states, strict=True)
+    ]
+    like = next(iter(states[0].params.values()))
+    joint = ClientProgram.joint([program] * len(inputs), like)
+    return [state for state, _ in run_rounds(joint, plain.engine, inputs)]
+
+
+def _tested(setup: Setup, client: int, model: Tree) -> Tensor:  # [] NaN: on nothing
+    assert setup.client_tests is not None, "who asks for it was checked"
+    part, held = setup.client_tests
+    examples = setup.parts["test"] if part == "test" else setup.federation.examples
+    correct = judge(setup.engine, examples, held.members(client))(model)
+    return correct.double().mean().cpu()

@@ -1,0 +1,98 @@
+"""Clients by themselves: trained alone, and fine-tuned from the final model."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+import fedlens as fl
+from fedlens.runs.intervals import bootstrap_mean
+from tests.toys import toy
+
+
+def described(**evaluate):
+    return fl.Experiment(
+        dataset=toy(),
+        model="linear",
+        rounds=3,
+        engine="sequential",
+        clients=fl.Clients(count=4, holdout=0.3),
+        local=fl.LocalTraining(batch_size=4, lr=0.05),
+        evaluate=fl.Evaluate(**evaluate),
+    )
+
+
+def by_clients(run):
+    return json.loads((run / "clients.json").read_text())
+
+
+@pytest.mark.parametrize("engine", ["sequential", "stacked", "processes"])
+def test_a_client_alone_is_a_federation_of_that_client(engine, tmp_path):
+    """With one client, training alone is the run itself; and fine-tuning one pass is one more."""
+    one = replace(
+        described(local_only=True, fine_tune=1),
+        engine=engine,
+        clients=fl.Clients(count=1, holdout=0.3),
+        rounds=2,
+    )
+    result = fl.run(one, tmp_path / "run")
+    found = by_clients(tmp_path / "run")
+    assert found["local_only"] == found["federated"]
+    assert found["federated"] == [result.final["client_accuracy_mean"]]
+    assert result.summary["against"]["local_only"]["gain"] == 0
+    assert result.summary["against"]["local_only"]["gain_interval"] is None
+
+
+def test_clients_alone_are_as_good_as_runs_of_each_by_itself(tmp_path):
+    experiment = described(local_only=True)
+    fl.run(experiment, tmp_path / "run")
+    setup = fl.setup.build(experiment)
+    held, tests = setup.federation.everyone(0), setup.client_tests.holdings
+    dataset = setup.dataset
+    for client, accuracy in enumerate(by_clients(tmp_path / "run")["local_only"]):
+        own = fl.Dataset(
+            "own",
+            dataset.train.take(held.members(client)),
+            dataset.train.take(tests.members(client)),
+            dataset.classes,
+        )
+        by_itself = replace(experiment, dataset=own, clients=fl.Clients(count=1), evaluate={})
+        assert fl.run(by_itself).final["test_accuracy"] == pytest.approx(accuracy)
+
+
+def test_fine_tuning_goes_on_from_the_final_model(tmp_path):
+    """Without a learning rate nothing moves; clients alone then stay at the initial model."""
+    still = replace(described(fine_tune=2), local=fl.LocalTraining(lr=0.0))
+    fl.run(still, tmp_path / "run")
+    found = by_clients(tmp_path / "run")
+    assert found["fine_tuned"] == found["federated"]
+    assert "local_only" not in found
+
+
+def test_the_summary_counts_who_gains(tmp_path):
+    result = fl.run(described(local_only=True, fine_tune=1), tmp_path / "run")
+    found = by_clients(tmp_path / "run")
+    for name, about in result.summary["against"].items():
+        pairs = list(zip(found["federated"], found[name], strict=True))
+        assert about["federated_better"] == sum(a > b for a, b in pairs)
+        assert about["own_better"] == sum(a < b for a, b in pairs)
+        assert about["gain"] == pytest.approx(sum(a - b for a, b in pairs) / 4)
+        low, high = about["gain_interval"]
+        assert low <= about["gain"] <= high
+    again = fl.resume(tmp_path / "run", experiment=described(local_only=True, fine_tune=1))
+    assert again.summary["against"].keys() == result.summary["against"].keys()
+
+
+def test_without_tests_of_clients_there_is_nothing_to_compare():
+    untested = replace(described(local_only=True), clients=fl.Clients(count=4))
+    with pytest.raises(ValueError, match=r"evaluate.local_only .* set clients.holdout"):
+        fl.run(untested)
+
+
+def test_the_interval_of_a_mean_is_that_of_the_normal_for_many():
+    values = torch.randn(400, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    low, high = bootstrap_mean(values, seed=0)
+    half = 1.96 * float(values.std()) / 20
+    assert low == pytest.approx(float(values.mean()) - half, abs=0.02)
+    assert high == pytest.approx(float(values.mean()) + half, abs=0.02)
