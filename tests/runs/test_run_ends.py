@@ -51,7 +51,7 @@ def test_saving_takes_a_tenth_of_the_time_at_the_most(tmp_path, monkeypatch):
     clock = [0.0]
     saved: list[tuple[float, int]] = []
 
-    def save(self: RunFolder, state: State, records: Mark) -> None:
+    def save(self: RunFolder, state: State, records: Mark, best: None) -> None:
         saved.append((clock[0], state.round))
         clock[0] += 30.0  # what clients remember is large
 
