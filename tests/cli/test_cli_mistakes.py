@@ -53,7 +53,7 @@ def spoilt_npz() -> str:
         (["a.toml", "--seed", "-1"], "seed is -1: choose 0 or more"),
         (["a.toml", "--device", "tpu"], "device is 'tpu': choose auto, cpu or cuda"),
         (["a.toml", "--sed", "3"], "No such option: --sed"),
-        (["a.toml", "model=mine:net"], "model 'mine:net' cannot be imported (No module named"),
+        (["a.toml", "model=nowhere:net"], "model 'nowhere:net' cannot be imported (No module"),
         (["a.toml", "algorithm=['fedavgm', 'lambda-sum', {name='fedavg', over='population'}]"],
          "lambda-sum and fedavg both refill `weigh`: leave one out"),
         (["a.toml", "--out", "a.toml"], "a.toml exists: choose another --out, or add --overwrite"),
