@@ -1,4 +1,4 @@
-"""What a round of a fleet takes beside one of an empty Flower app that sends the same bytes."""
+"""What a round of a fleet takes beside one of an empty Flower app that sends the model back."""
 
 import json
 import time
