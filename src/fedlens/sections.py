@@ -156,6 +156,7 @@ class Evaluate:
     twin: bool = False  # also train a centralised twin, and say how near to it the run came
     local_only: bool = False  # also train each client by itself, and say who gains by federating
     fine_tune: int = 0  # passes of each client over its own examples, from the final model
+    bootstrap: int = 0  # how often examples and clients are drawn anew, for intervals at the end
     metrics: Given[Name | Sequence[Name], tuple[Named, ...]] = default(())  # besides the usual
     best: bool = False  # keep the model that is best on validation beside the last
 
@@ -166,7 +167,9 @@ class Evaluate:
         demand(numbered, "evaluate.at", list(self.at), "rounds are counted from 1")
         fits = 0 < self.validation < 1
         demand(fits, "evaluate.validation", self.validation, "choose a share between 0 and 1")
-        demand(self.fine_tune >= 0, "evaluate.fine_tune", self.fine_tune, "choose 0 or more")
+        for name in ("fine_tune", "bootstrap"):
+            value = getattr(self, name)
+            demand(value >= 0, f"evaluate.{name}", value, "choose 0 or more")
         names = [named.name.rpartition(":")[2] for named in self.metrics]
         for name in names:
             fits = names.count(name) == 1 and name not in ALWAYS_MEASURED

@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from scipy.stats import binom
 
 import fedlens as fl
-from fedlens.runs.intervals import bootstrap_mean
+from fedlens.runs.intervals import bootstrap, bootstrap_mean
 from tests.toys import toy
 
 
@@ -48,6 +49,7 @@ def test_clients_alone_are_as_good_as_runs_of_each_by_itself(tmp_path):
     experiment = described(local_only=True)
     fl.run(experiment, tmp_path / "run")
     setup = fl.setup.build(experiment)
+    assert setup.client_tests is not None
     held, tests = setup.federation.everyone(0), setup.client_tests.holdings
     dataset = setup.dataset
     for client, accuracy in enumerate(by_clients(tmp_path / "run")["local_only"]):
@@ -90,9 +92,28 @@ def test_without_tests_of_clients_there_is_nothing_to_compare():
         fl.run(untested)
 
 
+def test_the_interval_of_an_accuracy_is_the_binomials():
+    right = torch.arange(200) < 140
+    found = bootstrap(lambda drawn: {"accuracy": float(right[drawn].double().mean())}, 200, 2000, 0)
+    low, high = binom(200, 0.7).ppf([0.025, 0.975]) / 200
+    assert found["accuracy"] == pytest.approx((low, high), abs=0.011)
+
+
+def test_the_summary_has_an_interval_for_each_final_measure():
+    asked = {"bootstrap": 30, "metrics": ["auroc", "kappa"]}
+    summary = fl.run(described(**asked)).summary
+    final = summary["final"]
+    assert summary["intervals"].keys() == final.keys() - {"train_loss"}
+    for name in ("test_accuracy", "test_loss", "test_auroc", "client_accuracy_mean"):
+        low, high = summary["intervals"][name]
+        assert low <= final[name] <= high
+    assert fl.run(described(**asked)).summary["intervals"] == summary["intervals"]
+    assert "intervals" not in fl.run(described()).summary
+
+
 def test_the_interval_of_a_mean_is_that_of_the_normal_for_many():
     values = torch.randn(400, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    low, high = bootstrap_mean(values, seed=0)
+    low, high = bootstrap_mean(values, seed=0) or (0.0, 0.0)
     half = 1.96 * float(values.std()) / 20
     assert low == pytest.approx(float(values.mean()) - half, abs=0.02)
     assert high == pytest.approx(float(values.mean()) + half, abs=0.02)

@@ -147,7 +147,7 @@ def reliability_blocks(groups: Sequence[Group]) -> Iterator[Block]:
         bins = zip(*table, strict=False) if isinstance(table, list) and len(table) == 3 else ()
         points = [(sure / count, hits / count) for count, sure, hits in bins if count]
         if points:
-            lines.append(Line(one.name, *map(list, zip(*points, strict=True))))
+            lines.append(Line(one.name, [x for x, _ in points], [y for _, y in points]))
     if lines:
         yield Curves(
             title="Reliability",

@@ -34,7 +34,15 @@ from fedlens.report.page import Drawing, render_page
 from fedlens.report.schedules import schedule_blocks
 from fedlens.report.tables import decimal, rows
 from fedlens.run_files import EXPERIMENT, MANIFEST
-from fedlens.runs.records import PART_NAMES, Run, number, primary_part, read_all, settings
+from fedlens.runs.records import (
+    PART_NAMES,
+    Run,
+    is_number,
+    number,
+    primary_part,
+    read_all,
+    settings,
+)
 
 NAMED = 5
 """How many runs the headline names before it sums up the rest."""
@@ -65,7 +73,7 @@ def run_blocks(runs: Sequence[Run]) -> list[Block]:
     blocks += [*_bars(groups, part), *_cost(groups, part), *schedule_blocks(groups)]
     blocks += outcome_blocks(groups, part)
     blocks += [*client_blocks(groups), *class_blocks(groups), *reliability_blocks(groups)]
-    blocks += partition_blocks(groups)
+    blocks += [*_intervals(groups), *partition_blocks(groups)]
     if repeated:
         blocks.append(_results(runs, title="Each run", dots=False))
     if len(runs) > 1:
@@ -280,6 +288,25 @@ def _results_of_groups(groups: Sequence[Group], part: str) -> Table:
         rows=body,
         dots=True,
     )
+
+
+def _intervals(groups: Sequence[Group]) -> Iterator[Table]:
+    """How sure the final measures are, where runs were asked."""
+    for one in groups:
+        run = one.runs[0]
+        known = run.summary.get("intervals")
+        rows = []
+        for name, ends in known.items() if isinstance(known, dict) else ():
+            if isinstance(ends, list) and len(ends) == 2 and all(map(is_number, ends)):
+                rows.append([name, *(decimal(x) for x in (run.final(name), *ends))])
+        if rows:
+            yield Table(
+                title="Intervals" + (f": {one.name}" if len(groups) > 1 else ""),
+                caption="Final measures with their 95% intervals by bootstrap: those of clients by "
+                "drawing clients, the others by drawing examples. Of repeats, the first run.",
+                header=["measure", "value", "from", "to"],
+                rows=rows,
+            )
 
 
 def _differences(runs: Sequence[Run]) -> Block:

@@ -65,7 +65,7 @@ class ActiveRun:
         diverged = not math.isfinite(float(_sum_of_model(state))) or _has_diverged(self.records)
         self.status = "diverged" if diverged else "running"
         self.reason = ""  # why it stopped, if it did
-        self.gains: dict[str, Any] = {}  # over clients by themselves
+        self.closer: dict[str, Any] = {}  # what the summary says of the final model besides
         self.start_time = self.record_time = time.perf_counter()
         self.num_earlier_records = len(self.records)
         self.earlier_summary = folder.summary(len(self.records)) if folder else {}
@@ -153,22 +153,24 @@ class ActiveRun:
             self.file.sync()
         if self.folder is not None:
             self.folder.save_model(self.model, self._whole.best)
-        asked = self.setup.experiment.evaluate
-        if status == "finished" and (asked.fine_tune or asked.local_only):
-            self._compare_clients()
+        if status == "finished" and self.has_news(status):
+            self._look_closer()
         self.write_summary(status)
         if self.folder is not None and not keep_state:
             self.folder.remove_states()
 
-    def _compare_clients(self) -> None:
-        """Find out what clients come to by themselves, unless that is known."""
-        if not self.has_news("finished") or self.by_client is None:
-            return
-        found = self.by_client(self.setup, self.state)
-        self.gains = gains(found, self.setup.experiment.seed)
-        if self.folder is not None:
-            known = {k: v.tolist() for k, v in found._asdict().items() if v is not None}
-            self.folder.write(CLIENTS, to_json(known) + "\n")
+    def _look_closer(self) -> None:
+        """What is asked of the final model alone: intervals, and clients by themselves."""
+        setup, asked = self.setup, self.setup.experiment.evaluate
+        if asked.bootstrap:
+            evaluation = Evaluation(setup, setup.engine, self.state)
+            self.closer["intervals"] = evaluation.intervals(asked.bootstrap)
+        if self.by_client is not None and (asked.fine_tune or asked.local_only):
+            found = self.by_client(setup, self.state)
+            self.closer["against"] = gains(found, setup.experiment.seed)
+            if self.folder is not None:
+                known = {k: v.tolist() for k, v in found._asdict().items() if v is not None}
+                self.folder.write(CLIENTS, to_json(known) + "\n")
 
     def end_early(self, reason: str) -> None:
         """Go no further, as the experiment has it where too few clients report."""
@@ -206,7 +208,7 @@ class ActiveRun:
             elapsed = self.earlier_seconds + time.perf_counter() - self.start_time
             self.summary = summary(self.setup, status, self.records, elapsed, self.twin)
             self.summary |= {"reason": self.reason} if self.reason else {}
-            self.summary |= {"against": self.gains} if self.gains else {}
+            self.summary |= self.closer
         if self.folder is not None:
             self.folder.write_json(SUMMARY, self.summary)
 

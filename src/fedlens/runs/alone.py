@@ -66,7 +66,8 @@ def _accuracy(
     found = torch.full((len(held),), torch.nan, dtype=torch.float64)
     for some in torch.split(torch.nonzero((held.sizes > 0) & (tested.sizes > 0))[:, 0], AT_ONCE):
         federations = [
-            replace(setup.federation, split=Fixed(held.take(client))) for client in some.split(1)
+            replace(setup.federation, split=Fixed(held.take(client)))
+            for client in torch.split(some, 1)
         ]
         states = [_begin(plain, one) for one in federations]
         if starts is not None:

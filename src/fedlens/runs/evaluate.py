@@ -16,6 +16,7 @@ from fedlens.federation import Examples, Holdings
 from fedlens.pieces.losses import Loss
 from fedlens.rounds import State
 from fedlens.runs.chosen_metrics import chosen, ece, from_counts, from_logits, reliability
+from fedlens.runs.intervals import Interval, bootstrap
 from fedlens.runs.measures import PARTS, measure_name
 from fedlens.runs.metrics import Tally, accuracy_by_client, metrics, spread
 from fedlens.setup import Setup
@@ -111,6 +112,35 @@ class Evaluation:
         bins = next((m.options["bins"] for m in self.metrics if m.function is ece), None)
         table = None if bins is None else reliability(logits, labels, bins)
         return FromLogits(from_logits(self.metrics, logits, labels), table)
+
+    def intervals(self, times: int) -> dict[str, Interval]:
+        """How sure the measures are: of the primary part by example, of clients by client."""
+        setup, seed = self.setup, self.setup.experiment.seed
+        found: dict[str, Interval] = {}
+        if setup.parts:
+            part, num_classes = primary_part(setup.experiment), setup.dataset.num_classes
+            examples, loss = setup.parts[part], setup.program.algorithm.objective.loss
+            _, _, logits = answer(self.engine, self.state, examples, num_classes, loss, True)
+            assert logits is not None, "they were to be kept"
+            logits, labels = logits.clone(), examples.labels
+            losses = loss(logits.unsqueeze(0), labels.unsqueeze(0)).squeeze(0)
+
+            def measured(drawn: Tensor) -> dict[str, float]:
+                drawn = drawn.to(labels.device)
+                some = logits[drawn], labels[drawn]
+                tally = Tally.of(*some, num_classes, losses[drawn])
+                chosen_ones = from_counts(self.metrics, tally.confusion.cpu())
+                chosen_ones |= {k: float(v) for k, v in from_logits(self.metrics, *some).items()}
+                return metrics(tally) | chosen_ones
+
+            by_example = bootstrap(measured, len(labels), times, seed)
+            found |= {measure_name(part, name): ends for name, ends in by_example.items()}
+        by_client = self.read(None)[1].client_accuracy
+        known = None if by_client is None else by_client[~by_client.isnan()]
+        if known is not None and len(known) > 1:
+            over = bootstrap(lambda drawn: spread(known[drawn]), len(known), times, seed)
+            found |= {f"client_accuracy_{name}": ends for name, ends in over.items()}
+        return found
 
     def read(self, twin: Twin | None) -> tuple[dict[str, float], Details]:
         """The measures by the names in `measures`, and the details."""

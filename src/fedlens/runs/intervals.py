@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from fedlens import keys
+Interval = tuple[float, float] | None
 
-RESAMPLES = 2000
+
+TIMES = 2000  # that clients are drawn anew
 Z95 = 1.959963984540054  # the normal quantile of a two-sided interval of 95%
 
 
@@ -24,12 +27,28 @@ def wilson(share: float, count: int) -> tuple[float, float]:
     return max(middle - half, 0.0), min(middle + half, 1.0)
 
 
-def bootstrap_mean(values: Tensor, seed: int) -> tuple[float, float] | None:  # [K]
-    """The 95% interval of a mean over clients, by drawing as many of them again and again."""
+def bootstrap(
+    measure: Callable[[Tensor], Mapping[str, float]], count: int, times: int, seed: int
+) -> dict[str, Interval]:
+    """The 95% intervals of measures, by drawing as many examples or clients again and again.
+
+    `measure` is given which of `count` were drawn, some of them twice. The interval is between
+    quantiles of what it gives; None if it never gives a number.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    drawn = [measure(torch.randint(count, (count,), generator=generator)) for _ in range(times)]
+    found: dict[str, Interval] = {}
+    for name in drawn[0]:
+        values = np.array([one[name] for one in drawn])
+        finite = values[np.isfinite(values)]
+        ends = np.quantile(finite, (0.025, 0.975)).tolist() if len(finite) else None
+        found[name] = None if ends is None else (ends[0], ends[1])
+    return found
+
+
+def bootstrap_mean(values: Tensor, seed: int) -> Interval:  # [K]
+    """That of a mean over clients, of which there must be two."""
     if len(values) < 2:
         return None
-    rng = np.random.default_rng([seed, keys.purpose("bootstrap")])
-    given = values.numpy()
-    means = [rng.choice(given, len(given)).mean() for _ in range(RESAMPLES)]
-    low, high = np.quantile(means, (0.025, 0.975))
-    return float(low), float(high)
+    found = bootstrap(lambda drawn: {"": float(values[drawn].mean())}, len(values), TIMES, seed)
+    return found[""]

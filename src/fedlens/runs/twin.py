@@ -166,6 +166,7 @@ def _described(setup: Setup) -> Experiment:
             best=False,
             local_only=False,
             fine_tune=0,
+            bootstrap=0,
             metrics=(),
         ),
         stop=None,
