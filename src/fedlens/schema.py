@@ -26,6 +26,7 @@ from fedlens.names import (
     DATASETS,
     DEVICES,
     LOSSES,
+    METRICS,
     MODELS,
     OPTIMIZERS,
     PARTITIONS,
@@ -47,6 +48,7 @@ CHOSEN_BY_NAME: dict[str, Table] = {
     "local.anneal": ANNEALS,
     "local.lr": SCHEDULES,
     "server.lr": SCHEDULES,
+    "evaluate.metrics": METRICS,
 }
 OF_YOUR_OWN = {"type": "string", "pattern": r"^[\w.]+:\w+$"}  # module:function
 PLAIN: dict[Any, Schema] = {

@@ -8,7 +8,11 @@ import torch
 from scipy.stats import binom
 
 import fedlens as fl
+from fedlens.report.blocks import Bars, Curves, Table
+from fedlens.report.runs import run_blocks
+from fedlens.report.tables import client_header, client_rows, worth
 from fedlens.runs.intervals import bootstrap, bootstrap_mean
+from fedlens.runs.records import read
 from tests.toys import toy
 
 
@@ -18,7 +22,7 @@ def described(**evaluate):
         model="linear",
         rounds=3,
         engine="sequential",
-        clients=fl.Clients(count=4, holdout=0.3),
+        clients=fl.Clients(count=8, holdout=0.3),
         local=fl.LocalTraining(batch_size=4, lr=0.05),
         evaluate=fl.Evaluate(**evaluate),
     )
@@ -79,11 +83,40 @@ def test_the_summary_counts_who_gains(tmp_path):
         pairs = list(zip(found["federated"], found[name], strict=True))
         assert about["federated_better"] == sum(a > b for a, b in pairs)
         assert about["own_better"] == sum(a < b for a, b in pairs)
-        assert about["gain"] == pytest.approx(sum(a - b for a, b in pairs) / 4)
+        assert about["gain"] == pytest.approx(sum(a - b for a, b in pairs) / 8)
         low, high = about["gain_interval"]
         assert low <= about["gain"] <= high
     again = fl.resume(tmp_path / "run", experiment=described(local_only=True, fine_tune=1))
     assert again.summary["against"].keys() == result.summary["against"].keys()
+
+
+def test_the_page_and_the_terminal_say_who_is_left_behind(tmp_path):
+    asked = described(local_only=True, fine_tune=1, bootstrap=5, metrics=["ece"])
+    result = fl.run(asked, tmp_path / "run")
+    part = json.loads((tmp_path / "run" / "partition.json").read_text())
+    part["client_names"] = [f"site {k}" for k in range(8)]
+    (tmp_path / "run" / "partition.json").write_text(json.dumps(part))
+    run = read(tmp_path / "run")
+    header, rows = client_header(run), client_rows(run)
+    assert header[-2:] == ["fine-tuned", "alone"]
+    assert all(len(row) == len(header) for row in rows)
+    about = result.summary["against"]["local_only"]
+    (line,) = [line for line in worth(run) if "alone" in line]
+    assert f"better for {about['federated_better']} of 8 clients" in line
+    assert f"gain {100 * about['gain']:+.1f} points" in line
+    blocks = {block.title: block for block in run_blocks([run])}
+    bars = blocks["Who is left behind"]
+    assert isinstance(bars, Bars)
+    assert [one.name for one in bars.series] == ["federated", "fine-tuned", "alone"]
+    federated = [height for height in bars.series[0].heights if height is not None]
+    assert federated == sorted(by_clients(tmp_path / "run")["federated"])
+    assert len(bars.groups) == 8
+    intervals = blocks["Intervals"]
+    assert isinstance(intervals, Table)
+    assert [row[0] for row in intervals.rows] == list(result.summary["intervals"])
+    reliability = blocks["Reliability"]
+    assert isinstance(reliability, Curves)
+    assert all(0 <= y <= 1 for y in reliability.lines[0].y if y is not None)
 
 
 def test_without_tests_of_clients_there_is_nothing_to_compare():

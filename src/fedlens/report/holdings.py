@@ -21,7 +21,7 @@ from fedlens.report.blocks import (
 )
 from fedlens.report.groups import Group
 from fedlens.report.tables import BY_THEMSELVES, client_header, client_rows, worth
-from fedlens.runs.records import Run
+from fedlens.runs.records import Run, is_number, number
 
 Array = np.ndarray[Any, Any]
 
@@ -99,13 +99,17 @@ def class_blocks(groups: Sequence[Group]) -> Iterator[Block]:
         return
     classes = _classes(shown[0][0].runs[0], len(shown[0][1]))
     recalls = [_recall(total) for _, total in shown]
-    caption = "Which share of a class's examples the final model recognises."
+    caption = (
+        "Which share of a class's examples the final model recognises; behind the name, how many "
+        "examples these are."
+    )
+    sized = [f"{name} ({n:,})" for name, n in zip(classes, shown[0][1].sum(1), strict=True)]
     if len(shown) == 1 and len(classes) <= MANY // 3:
         series = [Series("recall", recalls[0])]
         yield Bars(
             title="Recall by class",
             caption=caption,
-            groups=classes,
+            groups=sized,
             series=series,
             y_label="recall",
             percent=True,
@@ -115,7 +119,7 @@ def class_blocks(groups: Sequence[Group]) -> Iterator[Block]:
             title="Recall by class",
             caption=caption,
             values=[list(row) for row in zip(*recalls, strict=True)],
-            row_names=classes,
+            row_names=sized,
             column_names=[one.name for one, _ in shown],
             row_label="class",
             value_label="recall",
@@ -186,6 +190,9 @@ def client_blocks(groups: Sequence[Group]) -> Iterator[Block]:
             styles={"solid": "median client", "dashed": "tenth percentile"},
         )
     yield from _client_tables(groups)
+    if len(groups) == 1 and (bars := _client_bars(groups[0].runs[0])) is not None:
+        yield bars
+        return
     dots = []
     for one in groups:
         found = one.runs[0].evaluation
@@ -201,6 +208,32 @@ def client_blocks(groups: Sequence[Group]) -> Iterator[Block]:
             x_label="accuracy",
             percent=True,
         )
+
+
+def _client_bars(run: Run) -> Bars | None:
+    """Clients by name, the worst first, if there are names and not too many."""
+    names, accuracy = _client_names(run), run.evaluation.get("client_accuracy")
+    if (
+        names is None
+        or not isinstance(accuracy, list)
+        or not len(accuracy) == len(names) <= MANY // 3
+    ):
+        return None
+    order = sorted(range(len(names)), key=lambda k: x if is_number(x := accuracy[k]) else 2.0)
+    series = []
+    for key, words in {"client_accuracy": "federated", **BY_THEMSELVES}.items():
+        values = run.evaluation.get(key)
+        if isinstance(values, list) and len(values) == len(names):
+            series.append(Series(words, [number(values[k]) for k in order]))
+    return Bars(
+        title="Who is left behind",
+        caption="Accuracy on examples of each client's own that nobody trained on, the client "
+        "with the lowest of the federated model first.",
+        groups=[names[k] for k in order],
+        series=series,
+        y_label="accuracy",
+        percent=True,
+    )
 
 
 def _client_tables(groups: Sequence[Group]) -> Iterator[Table]:

@@ -16,7 +16,7 @@ from fedlens.federation import Examples, Holdings
 from fedlens.pieces.losses import Loss
 from fedlens.rounds import State
 from fedlens.runs.chosen_metrics import chosen, ece, from_counts, from_logits, reliability
-from fedlens.runs.intervals import Interval, bootstrap
+from fedlens.runs.intervals import FEWEST, Interval, bootstrap
 from fedlens.runs.measures import PARTS, measure_name
 from fedlens.runs.metrics import Tally, accuracy_by_client, metrics, spread
 from fedlens.setup import Setup
@@ -137,7 +137,7 @@ class Evaluation:
             found |= {measure_name(part, name): ends for name, ends in by_example.items()}
         by_client = self.read(None)[1].client_accuracy
         known = None if by_client is None else by_client[~by_client.isnan()]
-        if known is not None and len(known) > 1:
+        if known is not None and len(known) >= FEWEST:
             over = bootstrap(lambda drawn: spread(known[drawn]), len(known), times, seed)
             found |= {f"client_accuracy_{name}": ends for name, ends in over.items()}
         return found

@@ -12,6 +12,7 @@ from torch import Tensor
 Interval = tuple[float, float] | None
 
 
+FEWEST = 8  # clients: of fewer, drawing them anew gives intervals that are too narrow
 TIMES = 2000  # that clients are drawn anew
 Z95 = 1.959963984540054  # the normal quantile of a two-sided interval of 95%
 
@@ -47,8 +48,8 @@ def bootstrap(
 
 
 def bootstrap_mean(values: Tensor, seed: int) -> Interval:  # [K]
-    """That of a mean over clients, of which there must be two."""
-    if len(values) < 2:
+    """That of a mean over clients, if they are not too few to stand for others."""
+    if len(values) < FEWEST:
         return None
     found = bootstrap(lambda drawn: {"": float(values[drawn].mean())}, len(values), TIMES, seed)
     return found[""]
