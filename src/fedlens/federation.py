@@ -7,7 +7,7 @@ held.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -62,6 +62,16 @@ class Examples:
     def read(self, which: Tensor | slice) -> Tensor:
         """The images of some examples: a copy, unless it is a slice of a whole set."""
         return self.images[which if self.rows is None else self.rows[which]]
+
+    def contents(self) -> Iterator[bytes | memoryview]:
+        """Every pixel and every label, piece by piece, after what they are: for a fingerprint."""
+        shape = tuple(self.images.shape[1:])
+        yield repr((len(self), shape, self.images.dtype)).encode()
+        for start in range(0, len(self), DIGESTED):
+            some = slice(start, start + DIGESTED)
+            for tensor in (self.read(some), self.labels[some]):
+                flat = tensor.detach().cpu().contiguous().reshape(-1)
+                yield flat.view(torch.uint8).numpy().data
 
     def take(self, index: Tensor) -> Examples:
         """Some of the examples, which share the images of all."""
@@ -123,14 +133,17 @@ class Dataset:
         """A fingerprint of what is in it: of every pixel and every label."""
         found = hashlib.sha256(repr((self.classes, self.mean, self.std)).encode())
         for part in (self.train, self.test):
-            shape = tuple(part.images.shape[1:])
-            found.update(repr((len(part), shape, part.images.dtype)).encode())
-            for start in range(0, len(part), DIGESTED):
-                some = slice(start, start + DIGESTED)
-                for tensor in (part.read(some), part.labels[some]):
-                    flat = tensor.detach().cpu().contiguous().reshape(-1)
-                    found.update(flat.view(torch.uint8).numpy().data)
+            for piece in part.contents():
+                found.update(piece)
         return found.hexdigest()
+
+    @cached_property
+    def test_digest(self) -> str:
+        """A fingerprint of the test examples alone."""
+        found = hashlib.sha256()
+        for piece in self.test.contents():
+            found.update(piece)
+        return found.hexdigest()[:16]
 
     @property
     def shape(self) -> tuple[int, int, int]:

@@ -29,6 +29,8 @@ MODEL = "model.safetensors"
 BEST = "best.safetensors"  # the model that was best on validation, if it is kept
 CHECKPOINT = "checkpoint"  # a folder with the newest states, each as two files
 
+OF_PAGES = ("figures", "comparison", "report.html")  # what pages about runs leave beside them
+
 LINES_AT_ONCE = 10_000  # of the records, parsed together
 ANEW = "start the run anew"
 OVER = ("finished", "diverged", "invalid", "stopped")
@@ -42,6 +44,19 @@ class RunFailed(RuntimeError):
 def is_run(folder: Path) -> bool:
     """Whether a run wrote this folder: these two files are there from its start."""
     return all((folder / name).is_file() for name in (EXPERIMENT, MANIFEST))
+
+
+def runs_in(paths: Iterable[Path]) -> list[Path]:
+    """The run folders that are named, or are in a folder that is named: a sweep's, say.
+
+    What pages leave beside runs is passed over, so that `sweep/*` names the runs of a sweep.
+    """
+    found: list[Path] = []
+    for path in paths:
+        inside = sorted(one.parent for one in path.glob(f"*/{EXPERIMENT}"))
+        found += inside if inside and not is_run(path) else [path]
+    others = [path for path in found if path.name not in OF_PAGES]
+    return others or found
 
 
 def check_run(folder: Path, needed: Sequence[str]) -> None:
@@ -209,7 +224,7 @@ def _remedy(folder: Path, missing: Sequence[str]) -> str:
     if not folder.is_dir():
         return "there is no such folder; name one that `fedlens run` wrote"
     inside = sorted(path.parent.name for path in folder.glob(f"*/{EXPERIMENT}"))
-    if inside:
+    if inside:  # where one run is needed
         more = ", ..." if len(inside) > 3 else ""
         return f"the runs are inside it; name them one by one ({', '.join(inside[:3])}{more})"
     return f"it has no {' and no '.join(missing)}; name one that `fedlens run` wrote"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import fedlens as fl
-from fedlens.report.compare import compare
+from fedlens.report.compare import _results, compare
 from fedlens.report.pairs import Pair, pairs, ranks, tasks
 from fedlens.runs.records import read_all
 
@@ -251,3 +251,35 @@ def test_mistakes_in_what_is_to_be_compared_are_told_before_anything_runs(
         done = fedlens("compare", *words)
         assert (done.status, done.out, done.err.count("\n")) == (2, "", 1)
         assert told in done.err
+
+
+def test_accuracies_on_different_test_images_are_not_compared(variants):
+    folders = variants({"fedavg": [0.7, 0.71], "fedprox": [0.8, 0.82]})
+    for folder in folders:
+        manifest = json.loads((folder / "manifest.json").read_text())
+        manifest["test_data"] = "other" if "fedprox" in folder.name else "one"
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(ValueError, match="were tested on different images"):
+        compare(folders)
+
+
+def test_only_what_can_be_said_to_be_better_stands_out(variants):
+    def strong(finals: dict[str, list[float]]) -> frozenset[tuple[int, int]]:
+        found = tasks(read_all(variants(finals)))
+        return _results(found, pairs(found, "test_accuracy"), "test_accuracy", "accuracy").strong
+
+    assert strong({"fedavg": [0.70, 0.71, 0.72], "fedprox": [0.73, 0.745, 0.75]}) == {(0, 2)}
+    assert strong({"median": [0.7, 0.6, 0.8], "krum": [0.6, 0.8, 0.71]}) == frozenset()
+
+
+@COMMAND_LINE
+def test_a_folder_of_runs_stands_for_its_runs(variants, fedlens):
+    folders = variants({"fedavg": [0.7, 0.71], "fedprox": [0.8, 0.82]})
+    whole = folders[0].parent
+    named = fedlens("compare", *folders).out
+    assert fedlens("compare", whole).out == named
+    assert fedlens("report", whole).status == 0
+    inside = sorted(whole.iterdir())  # with figures/, comparison/ and report.html
+    assert len(inside) == len(folders) + 3
+    assert fedlens("compare", *inside).out == named
+    assert fedlens("report", *inside).status == 0

@@ -18,7 +18,9 @@ SEEDS = 5  # of each experiment, where nobody says how many
 
 
 def compare_command(
-    what: Annotated[list[Path], typer.Argument(help="Run folders; or experiment files to run.")],
+    what: Annotated[
+        list[Path], typer.Argument(help="Run folders, or a folder of them; or files to run.")
+    ],
     by: Annotated[
         str | None,
         typer.Option(help="The settings that tell variants apart. [default: algorithm]"),
@@ -40,9 +42,10 @@ def compare_command(
 ) -> None:
     """Say whether one algorithm is better than another: the same work, paired by seed."""
     from fedlens.report.compare import compare
+    from fedlens.run_files import runs_in
     from fedlens.runs import progress
 
-    runs = what
+    what = runs = runs_in(what)
     drawn: AbstractContextManager[None] = nullcontext()
     if any(path.is_file() for path in what):
         out = out or Path("runs") / "-or-".join(path.stem for path in what)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-Runs = Annotated[list[Path], typer.Argument(help="Run folders.")]
+Runs = Annotated[list[Path], typer.Argument(help="Run folders, or a folder of them.")]
 
 
 def report_command(
@@ -17,8 +17,10 @@ def report_command(
 ) -> None:
     """Draw what runs came to: figures, and one HTML page that needs nothing else."""
     from fedlens.report import read_all, report, rows, table
+    from fedlens.run_files import runs_in
     from fedlens.runs import progress
 
+    runs = runs_in(runs)
     with progress.figures() as watch:
         page = report(runs, out, watch)
     print(table(*rows(read_all(runs))))
@@ -32,8 +34,9 @@ def watch_command(
 ) -> None:
     """Serve the page about runs while they go on; Ctrl-C ends it."""
     from fedlens.report.live import serving
+    from fedlens.run_files import runs_in
 
-    with serving(runs, host, port) as address:
+    with serving(runs_in(runs), host, port) as address:
         print(f"watching: {address} (Ctrl-C ends)", flush=True)
         try:
             while True:

@@ -68,11 +68,14 @@ def compare(
         raise ValueError(
             "there is nothing to compare: name runs of two or more variants of the same task"
         )
+    if part == "test":
+        for task in found:
+            _check_same_tests(task)
     paired = pairs(found, metric)
     verdicts = [pair.words(measure) for pair in paired]
     blocks = [
-        _in_words(verdicts, left_out),
-        _results(found, metric, measure),
+        *_in_words(verdicts, left_out),
+        _results(found, paired, metric, measure),
         *_differences(paired, measure),
         *_pictures(found, part, metric, measure),
         *_to_target(found, metric, measure, target),
@@ -84,6 +87,19 @@ def compare(
     summary = _summary(found, paired, measure)
     page = render_page(f"{' or '.join(names)}?", summary, blocks, folder, watch)
     return Comparison(found, paired, verdicts, page)
+
+
+def _check_same_tests(task: Task) -> None:
+    """Refuse accuracies on other examples: their difference says nothing of the variants."""
+    tested = [(run.manifest["test_data"], run) for group in task.variants for run in group.runs
+              if "test_data" in run.manifest]  # fmt: skip
+    for digest, run in tested:
+        if digest != tested[0][0]:
+            raise ValueError(
+                f"{tested[0][1].folder} and {run.folder} were tested on different images, so "
+                "which is better cannot be told: run both on the same data set, or try one on the "
+                "other's with `fedlens evaluate`"
+            )
 
 
 def _summary(found: Sequence[Task], paired: Sequence[Pair], measure: str) -> str:
@@ -98,29 +114,35 @@ def _summary(found: Sequence[Task], paired: Sequence[Pair], measure: str) -> str
     )
 
 
-def _in_words(verdicts: Sequence[str], left_out: Sequence[Run]) -> Text:
-    paragraphs = list(verdicts)
+def _in_words(verdicts: Sequence[str], left_out: Sequence[Run]) -> Iterator[Text]:
+    paragraphs = list(verdicts) if len(verdicts) > 1 else []  # one stands at the top of the page
     if left_out:
         names = ", ".join(f"{run.name} ({run.status})" for run in left_out)
         paragraphs.append(f"Left out, since they did not finish: {names}.")
-    return Text(title="Is one better than another?", paragraphs=paragraphs)
+    if paragraphs:
+        yield Text(title="Is one better than another?", paragraphs=paragraphs)
 
 
-def _results(found: Sequence[Task], metric: str, measure: str) -> Table:
+def _results(found: Sequence[Task], paired: Sequence[Pair], metric: str, measure: str) -> Table:
     names = list(dict.fromkeys(group.name for task in found for group in task.variants))
     rows: list[list[Cell]] = []
     strong = set()
     for task in found:
         finals = {group.name: group.finals(metric) for group in task.variants}
         best = max(finals, key=lambda name: fmean(finals[name]))
-        strong.add((len(rows), 1 + names.index(best)))
+        rivals = [
+            pair for pair in paired if pair.task == task.name and best in (pair.one, pair.other)
+        ]
+        if all(pair.p is not None and pair.p < SURE for pair in rivals):
+            strong.add((len(rows), 1 + names.index(best)))
         cells = [mean_and_std(finals.get(name, []), percent=True) for name in names]
         seeds = sorted({len(group.runs) for group in task.variants})
         rows.append([task.name or "all runs", *cells, " or ".join(map(str, seeds))])
     return Table(
         title=f"Final {measure}",
         name="results",
-        caption="Mean ± one standard deviation over seeds; the highest mean stands out.",
+        caption="Mean ± one standard deviation over seeds. What can be said to be better than all "
+        "others stands out.",
         header=["task", *names, "seeds"],
         rows=rows,
         strong=frozenset(strong),

@@ -50,6 +50,7 @@ def manifest(setup: Setup) -> dict[str, Any]:
         "at_once": setup.engine.clients_at_once,
         "seed": setup.experiment.seed,
         "data": setup.dataset.digest,
+        "test_data": setup.dataset.test_digest,
         "partition": partition_hash(setup),
         "parameters": setup.network.num_parameters,
         "weights": setup.weights._asdict() if setup.weights else None,
