@@ -134,7 +134,7 @@ def test_without_a_kind_the_kinds_are_listed(fedlens):
     assert (status, err) == (0, "")
     assert out.splitlines() == [
         *("algorithms", "models", "partitions", "devices"),
-        *("losses", "optimizers", "schedules", "anneals", "datasets", "recipes"),
+        *("losses", "metrics", "optimizers", "schedules", "anneals", "datasets", "recipes"),
     ]
 
 

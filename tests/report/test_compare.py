@@ -10,6 +10,8 @@ import pytest
 import fedlens as fl
 from fedlens.report.compare import _results, compare
 from fedlens.report.pairs import Pair, pairs, ranks, tasks
+from fedlens.report.runs import means
+from fedlens.report.tables import table
 from fedlens.runs.records import read_all
 
 Make = Callable[..., Path]
@@ -283,3 +285,25 @@ def test_a_folder_of_runs_stands_for_its_runs(variants, fedlens):
     assert len(inside) == len(folders) + 3
     assert fedlens("compare", *inside).out == named
     assert fedlens("report", *inside).status == 0
+
+
+def test_means_over_seeds_have_the_best_first(variants):
+    runs = read_all(variants({"fedavg": [0.7, 0.72], "fedprox": [0.8, 0.82]}))
+    found = means(runs)
+    assert found is not None
+    header, rows, best = found
+    assert header == ["experiment", "final test accuracy"]
+    assert [row[0] for row in rows] == ["fedprox (2 seeds)", "fedavg (2 seeds)"]
+    assert best.startswith("fedprox (2 seeds), 81.0% ±") and best.endswith(" test accuracy")
+    assert means(runs[:2]) is None
+
+
+def test_a_table_that_is_too_wide_goes_on_below():
+    header, row = ["run", *(f"column {k}" for k in range(12))], ["x", *"abcdefghijkl"]
+    wide = table(header, [row], 80)
+    assert max(map(len, wide.splitlines())) <= 80
+    first, second = wide.split("\n\n")
+    assert first.split()[0] == second.split()[0] == "run"
+    assert (first + second).count("column") == 12
+    assert len(table(header, [row]).splitlines()) == 3  # a pipe takes what comes
+    assert table(["long" * 30, "b"], [["x", "y"]], 80).count("b") == 1

@@ -11,7 +11,7 @@ import fedlens as fl
 from fedlens.report.blocks import Bars, Curves, Table
 from fedlens.report.runs import run_blocks
 from fedlens.report.tables import client_header, client_rows, worth
-from fedlens.runs.intervals import bootstrap, bootstrap_mean
+from fedlens.runs.bootstrap import bootstrap, bootstrap_mean
 from fedlens.runs.records import read
 from tests.toys import toy
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -61,3 +63,8 @@ def once_written() -> Iterator[None]:
         yield
     except ValueError as error:
         raise OSError(str(error)) from error
+
+
+def terminal_columns() -> int | None:
+    """How wide a table may be: as the terminal is; in a file or a pipe, as it likes."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None

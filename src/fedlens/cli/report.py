@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from fedlens.cli.arguments import terminal_columns
+
 Runs = Annotated[list[Path], typer.Argument(help="Run folders, or a folder of them.")]
 
 
@@ -23,7 +25,7 @@ def report_command(
     runs = runs_in(runs)
     with progress.figures() as watch:
         page = report(runs, out, watch)
-    print(table(*rows(read_all(runs))))
+    print(table(*rows(read_all(runs)), terminal_columns()))
     print(f"report: {page}")
 
 

@@ -23,6 +23,7 @@ from fedlens.cli.arguments import (
     Track,
     name_cluster,
     once_written,
+    terminal_columns,
     watching,
 )
 
@@ -138,10 +139,10 @@ def finish_run(folder: Path, status: str, as_json: bool) -> None:
             print((folder / SUMMARY).read_text(encoding="utf-8"), end="", flush=True)
         else:
             (run,) = read_all([folder])
-            print(table(*rows([run])))
+            print(table(*rows([run]), terminal_columns()))
             named = run.partition is not None and "client_names" in run.partition
             if named and (clients := client_rows(run)):
-                print(f"\n{table(client_header(run), clients)}\n")
+                print(f"\n{table(client_header(run), clients, terminal_columns())}\n")
             for line in worth(run):
                 print(textwrap.fill(line, 80))
             if status == "finished" and run.summary.get("reason"):

@@ -17,8 +17,10 @@ from fedlens.cli.arguments import (
     RayAddress,
     name_cluster,
     once_written,
+    terminal_columns,
 )
 from fedlens.cli.run import EXIT
+from fedlens.reading import printable
 
 if TYPE_CHECKING:
     from fedlens.runs.result import Result
@@ -70,6 +72,7 @@ def sweep_command(
 
 def _finish(results: dict[str, Result], folder: Path, as_json: bool) -> None:
     from fedlens.report import read_all, report, rows, table
+    from fedlens.report.runs import means
     from fedlens.runs.folder import to_json
 
     runs = [folder / name for name in results]
@@ -77,7 +80,13 @@ def _finish(results: dict[str, Result], folder: Path, as_json: bool) -> None:
         if as_json:
             print(to_json({name: result.summary for name, result in results.items()}), flush=True)
         else:
-            print(table(*rows(read_all(runs))))
+            found = read_all(runs)
+            print(table(*rows(found), terminal_columns()))
+            if (over_seeds := means(found)) is not None:
+                header, body, best = over_seeds
+                if len(body) < len(runs):
+                    print(f"\n{table(header, body, terminal_columns())}\n")
+                print(f"best:   {printable(best)}")
             print(f"runs:   {folder}", flush=True)
         page = report(runs, folder)
         if not as_json:

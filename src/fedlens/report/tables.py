@@ -119,14 +119,25 @@ def worth(run: Run) -> list[str]:
     return found
 
 
-def table(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
-    """Columns as wide as their words: for people and for pipes."""
+def table(
+    header: Sequence[str], body: Sequence[Sequence[str]], most_columns: int | None = None
+) -> str:
+    """Columns as wide as their words: for people and for pipes.
+
+    What is wider than `most_columns` of a terminal goes on below, with the first column again.
+    """
     header, *body = [[printable(word) for word in row] for row in (header, *body)]
     widths = [max(len(row[i]) for row in (header, *body)) for i in range(len(header))]
     lines = (header, ["-" * width for width in widths], *body)
-    return "\n".join(
-        "  ".join(word.ljust(width) for word, width in zip(line, widths, strict=True)).rstrip()
-        for line in lines
+    parts: list[list[int]] = [[0]]
+    for column in range(1, len(header)):
+        wide = sum(widths[i] + 2 for i in parts[-1]) + widths[column]
+        if most_columns is not None and wide > most_columns and len(parts[-1]) > 1:
+            parts.append([0])
+        parts[-1].append(column)
+    return "\n\n".join(
+        "\n".join("  ".join(line[i].ljust(widths[i]) for i in part).rstrip() for line in lines)
+        for part in parts
     )
 
 

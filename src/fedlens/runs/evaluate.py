@@ -15,8 +15,8 @@ from fedlens.experiment import Experiment
 from fedlens.federation import Examples, Holdings
 from fedlens.pieces.losses import Loss
 from fedlens.rounds import State
+from fedlens.runs.bootstrap import FEWEST, Interval, bootstrap
 from fedlens.runs.chosen_metrics import chosen, ece, from_counts, from_logits, reliability
-from fedlens.runs.intervals import FEWEST, Interval, bootstrap
 from fedlens.runs.measures import PARTS, measure_name
 from fedlens.runs.metrics import Tally, accuracy_by_client, metrics, spread
 from fedlens.setup import Setup

@@ -1,19 +1,9 @@
-"""How sure a share is that was counted on a few examples, or a mean over a few clients."""
+"""How sure a share is that was counted on a few examples."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
 
-import numpy as np
-import torch
-from torch import Tensor
-
-Interval = tuple[float, float] | None
-
-
-FEWEST = 8  # clients: of fewer, drawing them anew gives intervals that are too narrow
-TIMES = 2000  # that clients are drawn anew
 Z95 = 1.959963984540054  # the normal quantile of a two-sided interval of 95%
 
 
@@ -26,30 +16,3 @@ def wilson(share: float, count: int) -> tuple[float, float]:
     within = share * (1 - share) / count + z2 / (4 * count * count)
     half = Z95 * math.sqrt(within) / (1 + z2 / count)
     return max(middle - half, 0.0), min(middle + half, 1.0)
-
-
-def bootstrap(
-    measure: Callable[[Tensor], Mapping[str, float]], count: int, times: int, seed: int
-) -> dict[str, Interval]:
-    """The 95% intervals of measures, by drawing as many examples or clients again and again.
-
-    `measure` is given which of `count` were drawn, some of them twice. The interval is between
-    quantiles of what it gives; None if it never gives a number.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    drawn = [measure(torch.randint(count, (count,), generator=generator)) for _ in range(times)]
-    found: dict[str, Interval] = {}
-    for name in drawn[0]:
-        values = np.array([one[name] for one in drawn])
-        finite = values[np.isfinite(values)]
-        ends = np.quantile(finite, (0.025, 0.975)).tolist() if len(finite) else None
-        found[name] = None if ends is None else (ends[0], ends[1])
-    return found
-
-
-def bootstrap_mean(values: Tensor, seed: int) -> Interval:  # [K]
-    """That of a mean over clients, if they are not too few to stand for others."""
-    if len(values) < FEWEST:
-        return None
-    found = bootstrap(lambda drawn: {"": float(values[drawn].mean())}, len(values), TIMES, seed)
-    return found[""]

@@ -10,9 +10,9 @@ from fedlens.data.statistics import emd_of
 from fedlens.engines.trainer import largest_yet
 from fedlens.federation import Federation
 from fedlens.names import OUTCOMES, REPORTED
+from fedlens.runs.bootstrap import bootstrap_mean
 from fedlens.runs.budgets import at_round_numbers, clock_at, rounds_to
 from fedlens.runs.evaluate import ByClient, Twin, primary_part
-from fedlens.runs.intervals import bootstrap_mean
 from fedlens.runs.measures import OF_MODEL, OF_ROUND, best, measure_name
 from fedlens.runs.records import is_number
 from fedlens.setup import Setup
