@@ -9,8 +9,8 @@ import pytest
 
 import fedlens as fl
 from fedlens.report.compare import _results, compare
+from fedlens.report.groups import means
 from fedlens.report.pairs import Pair, pairs, ranks, tasks
-from fedlens.report.runs import means
 from fedlens.report.tables import table
 from fedlens.runs.records import read_all
 

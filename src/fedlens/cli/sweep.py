@@ -72,7 +72,7 @@ def sweep_command(
 
 def _finish(results: dict[str, Result], folder: Path, as_json: bool) -> None:
     from fedlens.report import read_all, report, rows, table
-    from fedlens.report.runs import means
+    from fedlens.report.groups import means
     from fedlens.runs.folder import to_json
 
     runs = [folder / name for name in results]

@@ -11,7 +11,7 @@ from typing import Any
 
 from fedlens.report.blocks import NONE, Line, Style, format_number
 from fedlens.runs import measures
-from fedlens.runs.records import Run, is_number, settings
+from fedlens.runs.records import PART_NAMES, Run, is_number, primary_part, settings
 
 SEEDS = ("seed", "clients.seed")
 
@@ -131,3 +131,19 @@ def best_round(one: Group, metric: str) -> tuple[float, float] | None:
 
 def _without_seeds(run: Run) -> dict[str, Any]:
     return {key: value for key, value in settings(run.experiment).items() if key not in SEEDS}
+
+
+def means(runs: Sequence[Run]) -> tuple[list[str], list[list[str]], str] | None:
+    """Accuracies over seeds as a table, header and rows, the best first, and which that is.
+
+    None, where there is one experiment, or no accuracy.
+    """
+    metric = f"{primary_part(runs)}_accuracy"
+    scored = [(fmean(values), one) for one in group(runs) if (values := one.finals(metric))]
+    scored.sort(key=lambda pair: -pair[0])
+    if len(scored) < 2:
+        return None
+    body = [[one.name, mean_and_std(one.finals(metric), percent=True)] for _, one in scored]
+    name, reached = body[0]
+    what = f"{PART_NAMES[primary_part(runs)]} accuracy"
+    return ["experiment", f"final {what}"], body, f"{name}, {reached} {what}"

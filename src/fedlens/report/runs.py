@@ -111,22 +111,6 @@ def headline(runs: Sequence[Run]) -> str:
     return ". ".join(sentences) + "."
 
 
-def means(runs: Sequence[Run]) -> tuple[list[str], list[list[str]], str] | None:
-    """Accuracies over seeds as a table, header and rows, the best first, and which that is.
-
-    None, where there is one experiment, or no accuracy.
-    """
-    metric = f"{primary_part(runs)}_accuracy"
-    scored = [(fmean(values), one) for one in group(runs) if (values := one.finals(metric))]
-    scored.sort(key=lambda pair: -pair[0])
-    if len(scored) < 2:
-        return None
-    body = [[one.name, mean_and_std(one.finals(metric), percent=True)] for _, one in scored]
-    name, reached = body[0]
-    what = f"{PART_NAMES[primary_part(runs)]} accuracy"
-    return ["experiment", f"final {what}"], body, f"{name}, {reached} {what}"
-
-
 def curve_blocks(groups: Sequence[Group], part: str) -> Iterator[Block]:
     """How accuracy, relative accuracy and loss went, round by round, where they were recorded."""
     yield from _curves(groups, "accuracy", part)
