@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import fedlens as fl
-from fedlens.report.compare import _results, compare
+from fedlens.report.compare import _differences, _results, compare
 from fedlens.report.groups import means
 from fedlens.report.pairs import Pair, pairs, ranks, tasks
 from fedlens.report.tables import table
@@ -307,3 +307,11 @@ def test_a_table_that_is_too_wide_goes_on_below():
     assert (first + second).count("column") == 12
     assert len(table(header, [row]).splitlines()) == 3  # a pipe takes what comes
     assert table(["long" * 30, "b"], [["x", "y"]], 80).count("b") == 1
+
+
+def test_the_table_and_the_verdict_have_one_sign(variants):
+    told_of = told(variants({"fedavg": [0.70, 0.71, 0.72], "fedprox": [0.73, 0.745, 0.75]}))
+    (rows,) = [block.rows for block in _differences(told_of, "accuracy")]
+    assert list(rows[0][:2]) == ["fedprox", "fedavg"]
+    assert list(rows[0][3:5]) == ["3.17", "2.45 to 3.88"]
+    assert "by 3.17 points" in told_of[0].words("accuracy")

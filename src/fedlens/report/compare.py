@@ -156,11 +156,11 @@ def _differences(paired: Sequence[Pair], measure: str) -> Iterator[Table]:
         if found is None:
             rows.append([pair.one, pair.other, pair.task, "0", NONE, NONE, NONE])
             continue
-        bounded = found.low is not None and found.high is not None
-        interval = f"{points(found.low)} to {points(found.high)}" if bounded else NONE
+        first, second, low, high = pair.ahead()
+        interval = f"{points(low)} to {points(high)}" if low is not None else NONE
         p = NONE if pair.p is None else format_p(pair.p).removeprefix("p ").removeprefix("= ")
-        numbers = [str(found.n), points(found.mean), interval, p]
-        rows.append([pair.one, pair.other, pair.task, *numbers])
+        numbers = [str(found.n), points(abs(found.mean)), interval, p]
+        rows.append([first, second, pair.task, *numbers])
     many = f" p-values, not intervals, are corrected for {len(paired)} comparisons (Holm)."
     table = Table(
         title="Paired differences",

@@ -34,6 +34,15 @@ class Pair:
     difference: Estimate | None  # of one minus other; None without a common seed
     p: float | None = None  # corrected for the number of pairs
 
+    def ahead(self) -> tuple[str, str, float | None, float | None]:
+        """Who came out ahead, of whom, and the interval of how far: texts and tables agree."""
+        assert self.difference is not None, "they share a seed"
+        mean, low, high = self.difference.mean, self.difference.low, self.difference.high
+        if mean >= 0:
+            return self.one, self.other, low, high
+        turned = [None if end is None else -end for end in (high, low)]
+        return self.other, self.one, turned[0], turned[1]
+
     def words(self, measure: str) -> str:
         """Is `one` better than `other`? In a sentence or two."""
         where = f"On {self.task}: " if self.task else ""
@@ -43,7 +52,7 @@ class Pair:
                 "and nothing is said of which is better: run both with the same seeds."
             )
         n, mean = self.difference.n, self.difference.mean
-        first, second = (self.one, self.other) if mean >= 0 else (self.other, self.one)
+        first, second, low, high = self.ahead()
         ahead = f"{points(abs(mean))} points of {measure}"
         if n == 1:
             return (
@@ -53,9 +62,6 @@ class Pair:
         if self.p is None:
             same = f"always {ahead} above {second}" if mean else f"always equal to {second}"
             return f"{where}{first} was {same} (n = {n}): there is no spread to test against."
-        low, high = self.difference.low, self.difference.high
-        if mean < 0 and low is not None and high is not None:
-            low, high = -high, -low
         numbers = (
             f"95% confidence interval {points(low)} to {points(high)} points, {format_p(self.p)}, "
             f"n = {n}"
