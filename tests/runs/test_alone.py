@@ -8,6 +8,7 @@ import torch
 from scipy.stats import binom
 
 import fedlens as fl
+from fedlens.fleet.terms import check_possible
 from fedlens.report.blocks import Bars, Curves, Table
 from fedlens.report.runs import run_blocks
 from fedlens.report.tables import client_header, client_rows, worth
@@ -150,3 +151,9 @@ def test_the_interval_of_a_mean_is_that_of_the_normal_for_many():
     half = 1.96 * float(values.std()) / 20
     assert low == pytest.approx(float(values.mean()) - half, abs=0.02)
     assert high == pytest.approx(float(values.mean()) + half, abs=0.02)
+
+
+@pytest.mark.parametrize("asked", [{"local_only": True}, {"fine_tune": 1}])
+def test_sites_of_a_fleet_train_no_models_of_their_own(asked):
+    with pytest.raises(ValueError, match=r"leave evaluate\.local_only and evaluate\.fine_tune out"):
+        check_possible(replace(described(**asked), dataset="fashion-mnist-mini"))
