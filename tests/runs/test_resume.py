@@ -193,7 +193,7 @@ def test_a_run_killed_before_its_first_checkpoint_starts_again(tmp_path):
     fl.run(experiment, tmp_path / "whole")
     run = tmp_path / "run"
     shutil.copytree(tmp_path / "whole", run)
-    for name in ("checkpoint", "model.safetensors"):
+    for name in ("checkpoint", "model.safetensors", "summary.json"):
         path = run / name
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     fl.resume(run, experiment=experiment)
@@ -412,7 +412,7 @@ def test_a_run_with_code_of_ones_own_can_be_run_again_from_anywhere(tmp_path):
     home.mkdir(), elsewhere.mkdir()
     (home / "my_split_of_mine.py").write_text(
         "import torch\n"
-        "from fedlens.core import Holdings\n"
+        "from fedlens import Holdings\n"
         "def halves(examples, num_classes, num_clients, rng):\n"
         "    return Holdings.of(list(torch.arange(len(examples)).chunk(num_clients)))\n"
     )

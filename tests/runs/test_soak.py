@@ -110,7 +110,8 @@ def test_a_checkpoint_costs_the_same_however_many_rounds_were_recorded(tmp_path)
     sizes = []
     for num_records in (0, 5_000):
         folder = RunFolder.create(tmp_path / str(num_records))
-        records = [{"round": i, "seconds": 0.1, "train_loss": 0.5} for i in range(num_records)]
+        told = {"seconds": 0.1, "train_loss": 0.5, "bytes_up": 1, "bytes_down": 1}
+        records = [{"round": i, **told} for i in range(num_records)]
         file = folder.records_after()
         for record in records[:100]:
             file.append(record)

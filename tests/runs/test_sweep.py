@@ -292,9 +292,9 @@ def test_points_are_called_by_what_differs():
     }
     assert list(combinations(axes, None, 0)) == [
         "local.lr=0.1,server.lr=1.0,model=linear",
-        "local.lr=0.1,server.lr=1.0,model=name-a-b",
+        "local.lr=0.1,server.lr=1.0,model=a-b",
         "local.lr=1,server.lr=1.0,model=linear",
-        "local.lr=1,server.lr=1.0,model=name-a-b",
+        "local.lr=1,server.lr=1.0,model=a-b",
     ]
     made = combinations({"algorithm.fedprox.mu": [0.1]}, 2, 5)
     assert made == {
