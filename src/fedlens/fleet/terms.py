@@ -129,7 +129,7 @@ class Terms:
             f"{', '.join(self.classes[:12])}{', ...' if len(self.classes) > 12 else ''}",
             f"model:     {_name_of(tables['model'])}",
             f"algorithm: {' + '.join(self.algorithms)}",
-            f"training:  {self.rounds} rounds of {_work_of(local)}, "
+            f"training:  rounds: {self.rounds}, {_work_of(local)}, "
             f"batches of {local['batch_size']}, {_name_of(local['optimizer'])} with lr {lr}",
             f"channel:   {', '.join(map(repr, algorithm.channel)) or 'updates leave as they are'}",
             f"leaves the site: {'; '.join(leaves)}",
@@ -157,7 +157,7 @@ def _work_of(local: dict[str, Any]) -> str:
     if isinstance(amount, dict):
         amount = f"{amount['low']:g} to {amount['high']:g}"
     most = f", {local['max_steps']} steps at the most" if "max_steps" in local else ""
-    return f"{amount} {key}{most}"
+    return f"{key} of each: {amount}{most}"
 
 
 def _names_in(value: Any) -> Iterator[str]:
