@@ -116,7 +116,7 @@ def parse_records(path: Path, content: bytes) -> list[dict[str, Any]]:
 def _parsed_together(lines: Sequence[bytes]) -> list[dict[str, Any]] | None:
     """The records of many lines, or None if one is no record: fast, and they share their keys."""
     try:
-        found = json.loads(b"[" + b",".join(lines) + b"]")
+        found = _json(b"[" + b",".join(lines) + b"]")
     except (ValueError, RecursionError):
         return None
     whole = len(found) == len(lines) and all(map(_is_record, found))
@@ -128,7 +128,7 @@ def _parsed_one_by_one(
 ) -> Iterator[dict[str, Any]]:
     for place, line in lines:
         try:
-            record = json.loads(line)
+            record = _json(line)
             if not _is_record(record):
                 raise ValueError("it has no round number")
         except (ValueError, RecursionError) as error:
@@ -212,10 +212,26 @@ def damaged(path: Path, why: object) -> BadFile:
     return BadFile(path, str(why), ANEW)
 
 
+LONG_NUMBER = re.compile(rb"[0-9]{19}")  # it may not fit in 64 bits
+
+
+def _json(content: bytes) -> Any:
+    """What a JSON file holds, if every whole number in it fits in 64 bits, as those of runs do."""
+    # To look at each number takes long, so that is done only where one is long.
+    return json.loads(content, parse_int=_whole if LONG_NUMBER.search(content) else None)
+
+
+def _whole(digits: str) -> int:
+    number = int(digits) if len(digits) < 25 else 2**63
+    if not -(2**63) <= number < 2**63:
+        raise ValueError(f"the number {digits[:25]} does not fit in 64 bits")
+    return number
+
+
 def _parsed(path: Path) -> Any:
     content = path.read_bytes()
     try:
-        return json.loads(content)
+        return _json(content)
     except (ValueError, RecursionError) as error:
         raise damaged(path, reason(error)) from error
 

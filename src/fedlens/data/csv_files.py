@@ -16,7 +16,7 @@ from fedlens.data.pictures import Found, Listed, OnError, dataset
 from fedlens.data.places import Source
 from fedlens.federation import Dataset
 from fedlens.options import did_you_mean
-from fedlens.reading import csv_lines, is_file, shortened
+from fedlens.reading import csv_lines, is_file, printable, shortened
 
 NEEDED = ("path", "label")
 KNOWN = (*NEEDED, "client", "lat", "lon", "split")
@@ -131,7 +131,7 @@ def _header(file: Path, header: list[str]) -> list[str]:
     for name in NEEDED:
         if name in absent:
             raise ValueError(
-                f"{file}:1: no column {name!r} among {shortened(', '.join(header))}: "
+                f"{file}:1: no column {name!r} among {shortened(printable(', '.join(header)))}: "
                 "rename or add it"
             )
     if len({"lat", "lon"} & set(absent)) == 1:

@@ -84,6 +84,8 @@ def _packed(file: Path) -> Drawings:
     """Omniglot in an npz file."""
     needed = ("x_bits", "y", "alphabet", "drawer", "alphabet_names")
     bits, labels, alphabet, drawer, names = _needed(_read(file), needed, file)
+    if names.ndim != 1:
+        raise ValueError(f"{file}: alphabet_names is {list(names.shape)}: expected a list of names")
     num = len(bits) if bits.ndim else 0
     if bits.dtype != np.uint8 or bits.shape != (num, SIDE * SIDE // 8) or not num:
         raise ValueError(

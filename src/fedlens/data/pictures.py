@@ -174,12 +174,12 @@ def read(path: Path, channels: int, size: int | tuple[int, int] | None = None) -
             deep = file.mode.startswith(("I", "F"))
             upright = ImageOps.exif_transpose(file)
             image = upright.convert("L" if channels == 1 else "RGB")
+        height, width = (size, size) if isinstance(size, int) else size or image.size[::-1]
+        if image.size != (width, height):
+            image = image.resize((width, height), Image.Resampling.BILINEAR)
+        pixels = np.asarray(image)
     except Exception as error:  # broken files make decoders raise anything
         raise Undecodable(path, reason(error)) from error
     if deep:
         raise Undecodable(path, "more than 8 bits a pixel: convert it to 8 bits")
-    height, width = (size, size) if isinstance(size, int) else size or image.size[::-1]
-    if image.size != (width, height):
-        image = image.resize((width, height), Image.Resampling.BILINEAR)
-    pixels = np.asarray(image)
     return pixels.reshape(*pixels.shape[:2], channels)

@@ -260,7 +260,7 @@ def _client_names(run: Run) -> list[str] | None:
 
 def _confusion(one: Group) -> Array | None:  # [L, L + 1]
     found = [_matrix(run.evaluation.get("confusion")) for run in one.runs]
-    sound = [matrix for matrix in found if matrix is not None]
+    sound = [m for m in found if m is not None and m.shape[1] == len(m) + 1]
     if not sound or len({matrix.shape for matrix in sound}) > 1:
         return None
     total: Array = np.sum(sound, axis=0)

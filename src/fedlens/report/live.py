@@ -78,7 +78,7 @@ class Live:
             if self._page is None or self._page[0] != version:
                 blocks = distinct(run_blocks(runs))
                 text = html(title_of(runs), headline(runs), blocks, self._picture, live=True)
-                self._page = version, text.encode()
+                self._page = version, text.encode(errors="backslashreplace")
             return self._page[1]
 
     def _picture(self, block: Any) -> str:

@@ -74,7 +74,7 @@ def render_page(
             if not isinstance(one, Text):
                 write_atomically(out / "figures" / f"{one.slug}.csv", csv_of(one))
         page = html(title, summary, blocks, lambda block: pictures[block.slug])
-        write_atomically(out / name, page.encode())
+        write_atomically(out / name, page.encode(errors="backslashreplace"))
         if not (out / "figures").is_symlink():  # else they lie in a folder of somebody's own
             for slug in earlier - {block.slug for block in blocks}:
                 for kind in (*draw.FORMATS, "csv"):
@@ -154,7 +154,7 @@ def csv_of(block: Block) -> bytes:
     header, rows = block.sheet()
     writer.writerow(map(_inert, header))
     writer.writerows([map(_inert, row) for row in rows])
-    return file.getvalue().encode()
+    return file.getvalue().encode(errors="backslashreplace")  # halves of characters, too
 
 
 def _inert(cell: Cell) -> Cell:

@@ -79,6 +79,9 @@ def shifted(
     for name, most in (("rotation", rotation), ("blur", blur), ("noise", noise)):
         if not 0 <= most < math.inf:
             raise ValueError(f"{name} is {most}: choose 0 or more")
+    side = max(examples.images.shape[2:])
+    if blur > side:
+        raise ValueError(f"blur is {blur:g}: choose no more than {side}, the side of an image")
     held = _inner(examples, num_classes, num_clients, rng, of)
     angles, widths, levels = rng.uniform(
         (-rotation, 0, 0), (rotation, blur, noise), (len(held), 3)

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedlens.data.partitions.dealing import NOBODY, holdings
 from fedlens.federation import Examples, Holdings
-from fedlens.reading import csv_lines, expanded, shortened
+from fedlens.reading import csv_lines, expanded, printable, shortened
 
 HEADER = ("user_id", "image_id", "class")
 
@@ -62,7 +62,7 @@ def _rows(file: Path) -> list[tuple[int, str, str, str]]:
     header = lines[0][1] if lines else []
     for name in HEADER:
         if name not in header:
-            said = shortened(",".join(header)) or "nothing"
+            said = shortened(printable(",".join(header))) or "nothing"
             raise ValueError(f"{file}:1: no column {name!r} in {said}: it needs {','.join(HEADER)}")
     columns = [header.index(name) for name in HEADER]
     rows = []
