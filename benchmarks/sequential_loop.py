@@ -24,12 +24,7 @@ from torch import nn
 from fedlens.algorithm import Algorithm
 from fedlens.client import ClientProgram
 from fedlens.engines import Sequential
-from fedlens.federation import (
-    Examples,
-    Federation,
-    Fixed,
-    Holdings,
-)
+from fedlens.federation import Examples, Federation, Fixed, Holdings
 from fedlens.models import MODELS
 from fedlens.network.network import Network
 from fedlens.pieces import Epochs, Sgd, Uniformly

@@ -13,12 +13,7 @@ from fedlens.augment import Augment
 from fedlens.client import ClientProgram
 from fedlens.engines import Engine, Processes, Sequential, Stacked
 from fedlens.engines.graphs import Captures, EagerCapture
-from fedlens.federation import (
-    Examples,
-    Federation,
-    Fixed,
-    Holdings,
-)
+from fedlens.federation import Examples, Federation, Fixed, Holdings
 from fedlens.network.network import Network
 from fedlens.rounds import State, begin, run_round
 

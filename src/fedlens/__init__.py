@@ -20,12 +20,7 @@ if TYPE_CHECKING:
     from fedlens.augment import Augment
     from fedlens.deploy.classifier import Classifier, load
     from fedlens.experiment import Clients, Evaluate, Experiment, LocalTraining, Named, Server
-    from fedlens.federation import (
-        Dataset,
-        Examples,
-        Federation,
-        Holdings,
-    )
+    from fedlens.federation import Dataset, Examples, Federation, Holdings
     from fedlens.report.compare import Comparison, compare
     from fedlens.runs.result import Result
     from fedlens.runs.run import resume, run

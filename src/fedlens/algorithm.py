@@ -12,12 +12,7 @@ from typing import Any, TypeVar, cast, get_type_hints
 import torch
 from torch import Tensor
 
-from fedlens.core import (
-    Memory,
-    Number,
-    Tree,
-    is_on,
-)
+from fedlens.core import Memory, Number, Tree, is_on
 from fedlens.pieces import (
     ByExamples,
     Epochs,

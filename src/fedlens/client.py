@@ -21,13 +21,7 @@ from torch import Tensor
 from fedlens import keys
 from fedlens.algorithm import Algorithm, numbers_of, pick, same, side_by_side, with_numbers
 from fedlens.augment import Augment
-from fedlens.core import (
-    Local,
-    Memory,
-    Tree,
-    Upload,
-    tree_map,
-)
+from fedlens.core import Local, Memory, Tree, Upload, tree_map
 from fedlens.federation import Examples
 from fedlens.network.layout import Layout
 from fedlens.network.model import Model

@@ -14,14 +14,7 @@ from fedlens import keys
 from fedlens.algorithm import Algorithm
 from fedlens.by_client import ByClient
 from fedlens.client import CHANNEL, ClientProgram
-from fedlens.core import (
-    Cohort,
-    Facts,
-    Gathered,
-    Memory,
-    Tree,
-    tree_map,
-)
+from fedlens.core import Cohort, Facts, Gathered, Memory, Tree, tree_map
 from fedlens.engines import Engine, Unreported
 from fedlens.federation import Federation
 from fedlens.network.network import Network

@@ -13,18 +13,7 @@ from typing import ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
-from fedlens.core import (
-    Batch,
-    Cohort,
-    Gathered,
-    Local,
-    Memory,
-    Number,
-    Plan,
-    Tree,
-    Upload,
-    is_on,
-)
+from fedlens.core import Batch, Cohort, Gathered, Local, Memory, Number, Plan, Tree, Upload, is_on
 from fedlens.federation import Federation, Holdings
 from fedlens.network.layout import Layout
 

@@ -13,13 +13,7 @@ from torch import Tensor
 from fedlens.algorithm import Algorithm
 from fedlens.augment import Augment
 from fedlens.augment.mixup import Mixture
-from fedlens.core import (
-    Batch,
-    FactoredWeights,
-    Local,
-    Plan,
-    Tree,
-)
+from fedlens.core import Batch, FactoredWeights, Local, Plan, Tree
 from fedlens.federation import Examples
 from fedlens.slots import LocalStep
 from fedlens.trees import join, map_tensors

@@ -9,12 +9,7 @@ import torch
 from torch import Tensor
 
 from fedlens.client import ClientProgram
-from fedlens.core import (
-    Facts,
-    Local,
-    Memory,
-    Tree,
-)
+from fedlens.core import Facts, Local, Memory, Tree
 from fedlens.slots import ChannelStep
 from fedlens.trees import map_tensors
 

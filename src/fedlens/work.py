@@ -13,13 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedlens.core import (
-    Cohort,
-    Facts,
-    Memory,
-    Plan,
-    Tree,
-)
+from fedlens.core import Cohort, Facts, Memory, Plan, Tree
 from fedlens.trees import join, map_tensors, moved, tensors_in
 
 COUNTS = ("num_clients", "num_examples")  # of a Cohort

@@ -17,12 +17,7 @@ from torch import Tensor, nn
 from fedlens.algorithm import Algorithm
 from fedlens.client import ClientProgram
 from fedlens.engines import Sequential, Stacked
-from fedlens.federation import (
-    Examples,
-    Federation,
-    Fixed,
-    Holdings,
-)
+from fedlens.federation import Examples, Federation, Fixed, Holdings
 from fedlens.network.network import Network
 from fedlens.pieces import Epochs, Objective, Sgd, Uniformly
 from fedlens.rounds import Outcome, State, begin, run_round

@@ -5,12 +5,7 @@ import torch
 from torch import nn
 
 import fedlens as fl
-from fedlens.federation import (
-    Examples,
-    Federation,
-    Fixed,
-    Holdings,
-)
+from fedlens.federation import Examples, Federation, Fixed, Holdings
 from fedlens.models import MODELS
 from fedlens.models.freeze import freeze_norms, train_last
 from fedlens.network.network import Network

@@ -7,19 +7,9 @@ import pytest
 from PIL import Image
 
 from fedlens.report import render_page
-from fedlens.report.blocks import (
-    Bars,
-    Contours,
-    Curves,
-    Heat,
-    Line,
-    Series,
-    Strip,
-    Table,
-    Text,
-    format_number,
-)
+from fedlens.report.blocks import Bars, Contours, Curves, Heat, Line, Series, Strip, Table, Text
 from fedlens.report.draw import FORMATS, pictures
+from fedlens.report.numbers import format_number
 from fedlens.report.page import csv_of
 
 CURVES = Curves(

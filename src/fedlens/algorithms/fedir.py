@@ -12,13 +12,7 @@ import torch
 from torch import Tensor
 
 from fedlens.algorithm import Algorithm, paper
-from fedlens.core import (
-    Batch,
-    Gathered,
-    Local,
-    Memory,
-    Tree,
-)
+from fedlens.core import Batch, Gathered, Local, Memory, Tree
 from fedlens.federation import Federation
 from fedlens.slots import ExampleWeight, Tell
 

@@ -12,13 +12,7 @@ import torch
 from torch import Tensor
 
 from fedlens.algorithm import Algorithm, at_least, check_pull, paper
-from fedlens.core import (
-    Local,
-    Number,
-    Tree,
-    Upload,
-    squared_distance,
-)
+from fedlens.core import Local, Number, Tree, Upload, squared_distance
 from fedlens.pieces import WHOLE_EPOCHS, BySize, Epochs, Equally, Probed, difference
 from fedlens.slots import Penalty
 

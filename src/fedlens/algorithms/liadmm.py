@@ -16,16 +16,7 @@ from typing import Literal
 
 from fedlens.algorithm import Algorithm, at_least, paper, same
 from fedlens.algorithms.admm import consensus
-from fedlens.core import (
-    Local,
-    Memory,
-    Number,
-    Tree,
-    Upload,
-    is_on,
-    per_row,
-    tree_map,
-)
+from fedlens.core import Local, Memory, Number, Tree, Upload, is_on, per_row, tree_map
 from fedlens.pieces import WHOLE_EPOCHS, ByExamples, Epochs, GradientDescent, Sgd
 from fedlens.pieces.consensus import Consensus, change
 from fedlens.slots import Solve, Wraps

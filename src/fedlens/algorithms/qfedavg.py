@@ -11,15 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from fedlens.algorithm import Algorithm, at_least, paper
-from fedlens.core import (
-    Gathered,
-    Local,
-    Memory,
-    Number,
-    Tree,
-    Upload,
-    per_row,
-)
+from fedlens.core import Gathered, Local, Memory, Number, Tree, Upload, per_row
 from fedlens.pieces import (
     WHOLE_EPOCHS,
     Constant,

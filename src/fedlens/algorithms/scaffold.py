@@ -14,16 +14,7 @@ be multiplied by up to 1 - 1 / (1 - momentum) in every round, and diverge from a
 from dataclasses import dataclass, replace
 
 from fedlens.algorithm import Algorithm, paper
-from fedlens.core import (
-    Gathered,
-    Local,
-    Memory,
-    Tree,
-    Upload,
-    per_row,
-    zeros_at_first,
-    zeros_like,
-)
+from fedlens.core import Gathered, Local, Memory, Tree, Upload, per_row, zeros_at_first, zeros_like
 from fedlens.federation import Federation
 from fedlens.pieces import Corrected, Equally, difference, is_sgd
 from fedlens.slots import Tell

@@ -67,7 +67,7 @@ def evaluate_command(
     """Test a run's model on other images, whose classes are known."""
     from fedlens.deploy.classifier import load
     from fedlens.deploy.testing import tested_on
-    from fedlens.report.blocks import NONE, format_number
+    from fedlens.report.numbers import NONE, format_number
     from fedlens.report.tables import table
 
     found = tested_on(load(run, best=best), data)

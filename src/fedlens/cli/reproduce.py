@@ -102,7 +102,8 @@ def _print(recipe: str, scale: ScaleName, done: Reproduced, as_json: bool) -> No
     if as_json:
         print(json.dumps(_summary(recipe, scale, done)))
         return
-    from fedlens.report.blocks import Table, format_number
+    from fedlens.report.blocks import Table
+    from fedlens.report.numbers import format_number
     from fedlens.report.tables import table
 
     for block in done.blocks:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedlens.report.blocks import NONE, format_number
+from fedlens.report.numbers import NONE, format_number
 from fedlens.report.tables import client_header, client_rows
 from fedlens.runs.intervals import wilson
 from fedlens.runs.measures import measure_name

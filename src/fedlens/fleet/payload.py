@@ -8,13 +8,7 @@ from typing import Any
 import torch
 
 from fedlens.client import ClientProgram
-from fedlens.core import (
-    Cohort,
-    Facts,
-    Memory,
-    Plan,
-    Tree,
-)
+from fedlens.core import Cohort, Facts, Memory, Plan, Tree
 from fedlens.engines import Sequential
 from fedlens.rounds import exact_model
 from fedlens.trees import map_tensors

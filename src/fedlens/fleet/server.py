@@ -13,14 +13,7 @@ import torch
 
 from fedlens.client import ClientProgram
 from fedlens.experiment import Experiment
-from fedlens.federation import (
-    Dataset,
-    Examples,
-    Federation,
-    Fixed,
-    Holdings,
-    offsets_of,
-)
+from fedlens.federation import Dataset, Examples, Federation, Fixed, Holdings, offsets_of
 from fedlens.files import write_atomically
 from fedlens.fleet.engine import Fleet, Sites
 from fedlens.fleet.terms import Terms, for_fleet

@@ -8,16 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fedlens.core import (
-    Local,
-    Memory,
-    Number,
-    Tree,
-    is_on,
-    per_row,
-    tree_map,
-    zeros_like,
-)
+from fedlens.core import Local, Memory, Number, Tree, is_on, per_row, tree_map, zeros_like
 from fedlens.network.ops import add_scaled_
 from fedlens.slots import LocalStep, Solve, Wraps
 

@@ -23,13 +23,7 @@ from fedlens import keys
 from fedlens.core import Plan
 from fedlens.engines import Stacked
 from fedlens.experiment import Evaluate, Experiment
-from fedlens.federation import (
-    Examples,
-    Federation,
-    Fixed,
-    Holdings,
-    Split,
-)
+from fedlens.federation import Examples, Federation, Fixed, Holdings, Split
 from fedlens.rounds import begin
 from fedlens.runs.active import ActiveRun, run_to_end
 from fedlens.runs.sweep import Point, into_stacks, prepare

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from fedlens.experiment import Experiment, Named
 from fedlens.recipes.recipe import Measured, Recipe, Results
-from fedlens.report.blocks import NONE, Curves, Line, Table, Text
+from fedlens.report.blocks import Curves, Line, Table, Text
+from fedlens.report.numbers import NONE
 from fedlens.report.pairs import format_p, points
 from fedlens.report.student import Estimate, estimate
 from fedlens.runs.records import Run, settings

@@ -6,8 +6,8 @@ A value that is None or not finite is a gap.
 
 from __future__ import annotations
 
-import math
 import re
+import statistics
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -16,10 +16,10 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
+from fedlens.report.numbers import Cell, format_number
 from fedlens.runs.records import is_number
 
 Values = Sequence[float | None]
-Cell = str | float | None
 Sheet = tuple[list[str], list[list[Cell]]]
 """A header and rows: the data behind a block, as its csv file has them."""
 
@@ -28,9 +28,6 @@ Image = np.ndarray[Any, np.dtype[np.uint8]]  # [H, W] gray or [H, W, 3] colour, 
 Style = Literal["solid", "dashed", "dotted"]
 
 MOST_POINTS = 2000  # of a line that is drawn; its csv has them all
-
-NONE = "–"
-"""Stands in a table where there is no number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -334,7 +331,7 @@ class Strip(Block):
         """Where a group, which has values, has its stroke."""
         if self.marks is not None:
             return self.marks[place]
-        return median(sorted(x for x in self.groups[place][1] if is_number(x)))
+        return statistics.median(sorted(x for x in self.groups[place][1] if is_number(x)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -386,25 +383,6 @@ class Text(Block):
 
     def words(self) -> str:
         return " ".join(self.paragraphs)
-
-
-def format_number(value: Cell, percent: bool = False, digits: int = 1) -> str:
-    """A number as it is written on a page; `digits` are those of a percentage."""
-    if value is None or isinstance(value, str):
-        return NONE if value is None else value
-    if not math.isfinite(value):
-        return NONE
-    if percent:
-        return f"{100 * value:.{digits}f}%"
-    if value and not 1e-3 <= abs(value) < 1e6:
-        return f"{value:.1e}"
-    return f"{value:.3f}" if abs(value) < 1000 and value != int(value) else f"{value:,.0f}"
-
-
-def median(ordered: Sequence[float]) -> float:
-    """The middle of numbers in order."""
-    half = len(ordered) // 2
-    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 
 def _of(label: str) -> str:

@@ -31,7 +31,6 @@ from fedlens.report.blocks import (
     Strip,
     Tiles,
     Values,
-    format_number,
 )
 from fedlens.report.look import (
     BOTTOM,
@@ -60,6 +59,7 @@ from fedlens.report.look import (
     write,
 )
 from fedlens.report.mosaic import mosaic
+from fedlens.report.numbers import format_number
 from fedlens.report.tiles import tiles
 from fedlens.runs.records import is_number
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 
-from fedlens.report.blocks import NONE, Line, Style, format_number
+from fedlens.report.blocks import Line, Style
+from fedlens.report.numbers import NONE, format_number
 from fedlens.runs import measures
 from fedlens.runs.records import PART_NAMES, Run, is_number, primary_part, settings
 

@@ -8,18 +8,9 @@ from typing import Any
 import numpy as np
 
 from fedlens.data.emd import emd, emd_per_client
-from fedlens.report.blocks import (
-    Bars,
-    Block,
-    Curves,
-    Heat,
-    Line,
-    Series,
-    Strip,
-    Table,
-    format_number,
-)
+from fedlens.report.blocks import Bars, Block, Curves, Heat, Line, Series, Strip, Table
 from fedlens.report.groups import Group
+from fedlens.report.numbers import format_number
 from fedlens.report.tables import BY_THEMSELVES, client_header, client_rows, worth
 from fedlens.runs.records import Run, is_number, number
 

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedlens.files import write_atomically
-from fedlens.report.blocks import Block, Cell, Curves, Table, Text, format_number
+from fedlens.report.blocks import Block, Curves, Table, Text
+from fedlens.report.numbers import Cell, format_number
 from fedlens.runs.records import is_number
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
-from fedlens.report.blocks import NONE
 from fedlens.report.groups import SEEDS, Group, names_by_difference, seed_of, written
+from fedlens.report.numbers import NONE
 from fedlens.report.student import Estimate, estimate, holm
 from fedlens.runs.records import Run, settings
 

@@ -10,18 +10,7 @@ from itertools import accumulate
 from pathlib import Path
 from statistics import fmean, stdev
 
-from fedlens.report.blocks import (
-    NONE,
-    Bars,
-    Block,
-    Curves,
-    Line,
-    Series,
-    Style,
-    Table,
-    Text,
-    format_number,
-)
+from fedlens.report.blocks import Bars, Block, Curves, Line, Series, Style, Table, Text
 from fedlens.report.groups import Group, best_round, curve, group, mean_and_std, written
 from fedlens.report.holdings import (
     class_blocks,
@@ -29,6 +18,7 @@ from fedlens.report.holdings import (
     partition_blocks,
     reliability_blocks,
 )
+from fedlens.report.numbers import NONE, format_number
 from fedlens.report.outcomes import outcome_blocks
 from fedlens.report.page import Drawing, render_page
 from fedlens.report.schedules import schedule_blocks

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fedlens.reading import printable
-from fedlens.report.blocks import NONE, format_number
+from fedlens.report.numbers import NONE, format_number
 from fedlens.runs.budgets import rounds_to
 from fedlens.runs.intervals import wilson
 from fedlens.runs.records import Run, is_number, primary_part

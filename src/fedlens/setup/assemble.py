@@ -11,12 +11,7 @@ import torch
 from fedlens.client import ClientProgram
 from fedlens.engines import Engine
 from fedlens.experiment import Experiment
-from fedlens.federation import (
-    Dataset,
-    Examples,
-    Federation,
-    Holdings,
-)
+from fedlens.federation import Dataset, Examples, Federation, Holdings
 from fedlens.models.weights import Loaded
 from fedlens.network.network import Network
 from fedlens.reporting.reports import Clock

@@ -6,7 +6,8 @@ from fedlens.recipes.fedavg_cifar10.figure14 import COHORTS
 from fedlens.recipes.fedavg_cifar10.figure17 import SIZES
 from fedlens.recipes.fedavg_cifar10.setting import RULES, experiment, lambda_note, sizes, stand_in
 from fedlens.recipes.recipe import Recipe, Results, Scale
-from fedlens.report.blocks import NONE, Bars, Block, Series, Table, Text
+from fedlens.report.blocks import Bars, Block, Series, Table, Text
+from fedlens.report.numbers import NONE
 
 
 def figure18(scale: Scale) -> Recipe:

@@ -9,7 +9,8 @@ from fedlens.experiment import Experiment, Named
 from fedlens.recipes.ghaemi.setting import SPLITS, Split, experiment
 from fedlens.recipes.page import curves
 from fedlens.recipes.recipe import Recipe, Results, Scale
-from fedlens.report.blocks import NONE, Block, Table, Text
+from fedlens.report.blocks import Block, Table, Text
+from fedlens.report.numbers import NONE
 
 KNOWS_NOTHING = math.log(10)  # the loss of a net that finds all classes equally likely
 BASE, ALL = "LIADMM as printed", "all six"

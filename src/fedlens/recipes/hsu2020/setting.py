@@ -10,7 +10,8 @@ from typing import Literal
 from fedlens.augment import Augment
 from fedlens.experiment import Clients, Evaluate, Experiment, LocalTraining, Named
 from fedlens.recipes.recipe import Measured, Results, Scale
-from fedlens.report.blocks import NONE, Table
+from fedlens.report.blocks import Table
+from fedlens.report.numbers import NONE
 from fedlens.runs.budgets import at_batches, at_rounds
 
 Which = Literal["geo", "user", "landmarks"]

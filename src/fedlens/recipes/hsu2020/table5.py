@@ -5,7 +5,8 @@ from __future__ import annotations
 from fedlens.recipes.hsu2020 import pretraining
 from fedlens.recipes.hsu2020.setting import BASES, goal, population, stand_in
 from fedlens.recipes.recipe import Recipe, Results, Scale
-from fedlens.report.blocks import NONE, Block, Table, Text
+from fedlens.report.blocks import Block, Table, Text
+from fedlens.report.numbers import NONE
 from fedlens.runs.budgets import rounds_to
 
 SHARES = (10, 50, 90)
