@@ -52,6 +52,7 @@ def main() -> None:
     interpreted_kernels.convolutions(CONVOLUTIONS)
     interpreted_kernels.depthwise_convolutions(["depthwise with stride, sides differ"])
     interpreted_kernels.group_norms(["norm, addition, relu, several tiles"])
+    interpreted_kernels.batch_norms(["batch norm, addition, relu, several tiles"])
     interpreted_kernels.the_rest()
     interpreted_kernels.factors(batch=FACTORED_ROWS, features=600, out=600, steps=2)  # the largest
     interpreted_kernels.small_layer(batch=5, features=70, out=24, relu=True)

@@ -10,13 +10,14 @@ from unittest import mock
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.func import functional_call, vmap
 
 from fedlens import keys
-from fedlens.core import Number, per_row
+from fedlens.core import Number, Tree, per_row
 from fedlens.network import ops
 from fedlens.network.factors import Factors
-from fedlens.network.kernels import elementwise, functions
-from fedlens.network.layers import dropout_word, keyed_dropout
+from fedlens.network.kernels import elementwise, functions, norms
+from fedlens.network.layers import MaskedBatchNorm, Running, dropout_word, keyed_dropout
 from fedlens.network.network import Network
 from fedlens.network.ops import normalise
 from fedlens.network.pool import Windows
@@ -121,10 +122,62 @@ def group_norms(names: Iterable[str] = NORMS) -> None:
         x.requires_grad_()
         epilogue = Epilogue(around, relu, limit)
         given = weight, bias, clients, groups, 1e-5
-        found = functions.group_norm(x, *given, epilogue)
+        found = norms.group_norm(x, *given, epilogue)
         expected = epilogue(products.group_norm(x, *given))
         leaves = {"x": x, "weight": weight, "bias": bias, "around": around}
         compare(name, found, expected, leaves, 1e-5)
+        print(f"{name} agrees")
+
+
+AFFINE = ("weight", "bias")
+BATCHES = {  # channels, size of images, affine, tracked, add, relu, limit
+    "batch norm": (12, (5, 4), True, True, False, False, 0.0),
+    "batch norm, relu6, one pixel": (40, (1, 1), True, True, False, True, 6.0),
+    "batch norm, addition, relu, several tiles": (20, (16, 15), True, True, True, True, 0.0),
+    "batch norm, no weights, not tracked, addition": (8, (3, 2), False, False, True, False, 0.0),
+}
+
+
+def batch_norms(names: Iterable[str] = BATCHES) -> None:
+    """Of three clients: one whose batch is whole, one with padding, one with nothing else."""
+    mask = torch.tensor([[1, 1, 1], [1, 1, 0], [0, 0, 0]], device=DEVICE)
+    clients, batch = mask.shape
+    for name in names:
+        channels, image, affine, tracked, add, relu, limit = BATCHES[name]
+        plain = nn.BatchNorm2d(channels, affine=affine, track_running_stats=tracked).to(DEVICE)
+        layer = MaskedBatchNorm(plain)
+        stacked = {
+            name: t.expand(clients, *t.shape).clone()
+            for name, t in (*layer.named_parameters(), *layer.named_buffers())
+            if name != "mask"
+        }
+        leaves = {name: t + torch.randn_like(t) for name, t in stacked.items() if name in AFFINE}
+        x = last(3 * torch.randn(clients * batch, channels, *image, device=DEVICE) + 5)
+        leaves |= {"x": x} | ({"around": last(torch.randn_like(x))} if add else {})
+        leaves = {name: t.detach().requires_grad_() for name, t in leaves.items()}
+        epilogue = Epilogue(leaves.get("around"), relu, limit)
+        ours = {name: t.clone() for name, t in stacked.items()} | leaves
+        theirs = {name: t.clone() for name, t in stacked.items()} | leaves
+        buffers = dict(layer.named_buffers()) if tracked else {}
+        running = None
+        if tracked:
+            seen = ours["num_batches_tracked"]
+            running = Running(ours["running_mean"], ours["running_var"], seen, 0.1)
+        given = ours.get("weight"), ours.get("bias"), mask, layer.eps, running, epilogue
+        found = norms.batch_norm(leaves["x"], *given)
+
+        def one(tensors: Tree, rows: torch.Tensor, layer: nn.Module = layer) -> torch.Tensor:
+            y: torch.Tensor = functional_call(layer, tensors, (rows,))
+            return y
+
+        own = {name: theirs[name] for name in stacked} | {"mask": mask}
+        rows = leaves["x"].view(clients, batch, channels, *image)
+        expected = epilogue(vmap(one)(own, rows).flatten(0, 1))
+        real = mask.flatten()[:, None, None, None] != 0  # padding has no part in any loss
+        agree(f"{name}: padding", found, expected, 1e-5)
+        compare(name, found * real, expected * real, dict(leaves), 1e-5)
+        for buffer in buffers.keys() - {"mask"}:
+            agree(f"{name}: {buffer}", ours[buffer].float(), theirs[buffer].float(), 1e-5)
         print(f"{name} agrees")
 
 
@@ -319,6 +372,7 @@ if __name__ == "__main__":
     convolutions()
     depthwise_convolutions()
     group_norms()
+    batch_norms()
     networks()
     the_rest()
     factors(batch=5, features=70, out=24, steps=3)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -91,6 +92,15 @@ class KeyedDropout(nn.Module):
 
     def extra_repr(self) -> str:
         return f"p={self.p}, layer={self.layer}, channels={self.channels}"
+
+
+class Running(NamedTuple):
+    """The running statistics of a batch normalisation, of C clients."""
+
+    mean: Tensor  # [C, channels]
+    var: Tensor  # [C, channels]
+    batches: Tensor  # [C] how many were seen
+    momentum: float
 
 
 class MaskedBatchNorm(_BatchNorm):

@@ -5,7 +5,8 @@ that the rule is, operation by operation:
 
     normalise                                of bytes
     dropout                                  of images or rows
-    mean_cross_entropy, group_norm           always
+    mean_cross_entropy                       always
+    group_norm, batch_norm                   always, but for what is added in another shape or dtype
     convolve_channels                        always
     convolve, linear, factored_linear        bfloat16
     linear                                   at most LINEAR_ROWS rows and LINEAR_WEIGHTS weights,
@@ -30,7 +31,7 @@ from torch.func import vmap
 
 from fedlens.core import Number, Tree, per_row
 from fedlens.network.factors import Factors
-from fedlens.network.layers import WHOLE, dropout_word, keyed_dropout
+from fedlens.network.layers import WHOLE, Running, dropout_word, keyed_dropout
 from fedlens.network.pool import Windows
 from fedlens.network.stacked import products
 from fedlens.network.stacked.epilogue import Epilogue
@@ -163,10 +164,32 @@ def group_norm(
 ) -> Tensor:
     """Images [C * B, channels, H, W] with weights and biases [C, channels], and what follows."""
     if _takes_triton(x) and _fits(epilogue, x):
-        from fedlens.network.kernels import functions
+        from fedlens.network.kernels import norms
 
-        return functions.group_norm(x, weight, bias, clients, groups, eps, epilogue)
+        return norms.group_norm(x, weight, bias, clients, groups, eps, epilogue)
     return epilogue(products.group_norm(x, weight, bias, clients, groups, eps))
+
+
+def batch_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mask: Tensor,
+    eps: float,
+    running: Running | None,
+    epilogue: Epilogue,
+) -> Tensor | None:
+    """What a `MaskedBatchNorm` in training gives for images [C * B, channels, H, W], and follows.
+
+    Weights and biases are [C, channels], `mask` [C, B]; `running` is written over. None where the
+    plain form is to run: the layer itself, client by client.
+    """
+    lies_plainly = running is None or all(t.is_contiguous() for t in running[:3])
+    if not (_takes_triton(x) and _fits(epilogue, x) and lies_plainly):
+        return None
+    from fedlens.network.kernels import norms
+
+    return norms.batch_norm(x, weight, bias, mask, eps, running, epilogue)
 
 
 def _fits(epilogue: Epilogue, x: Tensor) -> bool:

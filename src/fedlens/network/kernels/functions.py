@@ -20,10 +20,8 @@ from fedlens.network.kernels import (
     depthwise,
     elementwise,
     factored,
-    norm,
 )
 from fedlens.network.kernels import linear as small_linear
-from fedlens.network.kernels.norm import Follows
 from fedlens.network.kernels.sizes import (
     NO_PADDING,
     Geometry,
@@ -32,7 +30,6 @@ from fedlens.network.kernels.sizes import (
     spare_channels,
 )
 from fedlens.network.pool import Windows
-from fedlens.network.stacked.epilogue import Epilogue
 from fedlens.network.stacked.products import Padding, dilate, shared_product
 
 
@@ -60,22 +57,6 @@ def convolve_channels(
     height, width = weight.shape[3:]
     geometry = Geometry((height, width), stride)
     y: Tensor = ConvolveChannels.apply(x, weight, bias, padding, geometry)  # type: ignore[no-untyped-call]
-    return y
-
-
-def group_norm(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    clients: int,
-    groups: int,
-    eps: float,
-    epilogue: Epilogue,
-) -> Tensor:
-    """`ops.group_norm`; the gradients come in the dtype of the weights."""
-    around = epilogue.around
-    follows = Follows(weight is not None, around is not None, epilogue.relu, epilogue.limit)
-    y: Tensor = GroupNorm.apply(x, weight, bias, around, clients, groups, eps, follows)  # type: ignore[no-untyped-call]
     return y
 
 
@@ -255,46 +236,6 @@ class ConvolveChannels(torch.autograd.Function):
         dw = dw.to(kernel.dtype).contiguous().view(len(kernel), *ctx.geometry.size, 1, -1)
         db = None if db is None else db.to(kernel.dtype)
         return dx, dw.permute(0, 4, 3, 1, 2), db, None, None
-
-
-class GroupNorm(torch.autograd.Function):
-    """Group normalisation of C clients, with what is added behind it, and ReLU or ReLU6."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        around: Tensor | None,
-        clients: int,
-        groups: int,
-        eps: float,
-        follows: Follows,
-    ) -> Tensor:
-        images = x.permute(0, 2, 3, 1).contiguous()
-        if around is not None:
-            around = around.permute(0, 2, 3, 1).contiguous()
-        if weight is not None and bias is not None:
-            weight, bias = weight.contiguous(), bias.contiguous()
-        y, stats = norm.group_norm(images, weight, bias, around, clients, groups, eps, follows)
-        ctx.save_for_backward(images, weight, bias, around if follows.relu else None, stats)
-        ctx.clients, ctx.groups, ctx.follows = clients, groups, follows
-        return y.permute(0, 3, 1, 2)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        dy = grads[0].permute(0, 2, 3, 1).contiguous()
-        images, weight, bias, around, stats = ctx.saved_tensors
-        follows = ctx.follows
-        if not follows.relu:  # what was added does not matter then, and gets the grads as they are
-            follows = follows._replace(around=False)
-        dx, daround, sums = norm.group_norm_gradient(
-            dy, images, weight, bias, around, stats, ctx.clients, ctx.groups, follows
-        )
-        dw, db = (None, None) if weight is None else sums.to(weight.dtype)
-        grad = daround.permute(0, 3, 1, 2) if ctx.follows.around else None
-        return dx.permute(0, 3, 1, 2), dw, db, grad, None, None, None, None
 
 
 class Linear(torch.autograd.Function):

@@ -16,8 +16,9 @@ from torch.func import functional_call, vmap
 
 from fedlens.core import Tree
 from fedlens.network.factors import Factors
-from fedlens.network.layers import KeyedDropout, MaskedBatchNorm
+from fedlens.network.layers import KeyedDropout, MaskedBatchNorm, Running
 from fedlens.network.ops import (
+    batch_norm,
     convolve,
     convolve_channels,
     dropout,
@@ -126,7 +127,29 @@ def _elementwise(layer: nn.Module, x: Activations, given: LayerInput) -> Activat
 
 
 def _masked_norm(layer: MaskedBatchNorm, x: Activations, given: LayerInput) -> Activations:
-    return _mapped(layer, x, given, given.cast().own | {"mask": given.mask})
+    tensors = given.cast().own | {"mask": given.mask}
+    if not layer.training:
+        # One after another: vmap has no batch normalisation of images that lie channels last.
+        each = ({name: t[i] for name, t in tensors.items()} for i in range(x.clients))
+        done = [
+            functional_call(layer, one, (a,)) for one, a in zip(each, x.by_client(), strict=True)
+        ]
+        y = Activations.of(torch.stack(done))
+        return y.now(given.epilogue(y.tensor))
+    normal = _normalised_batches(layer, x, given)
+    return x.now(normal) if normal is not None else _mapped(layer, x, given, tensors)
+
+
+def _normalised_batches(layer: MaskedBatchNorm, x: Activations, given: LayerInput) -> Tensor | None:
+    """By one kernel, or None where there is none for it."""
+    if not x.is_images or layer.momentum is None:
+        return None
+    own, running = given.own, None
+    if layer.track_running_stats:
+        seen = own["num_batches_tracked"]
+        running = Running(own["running_mean"], own["running_var"], seen, layer.momentum)
+    settings = given.mask, layer.eps, running, given.epilogue
+    return batch_norm(x.tensor, own.get("weight"), own.get("bias"), *settings)
 
 
 def _dropout(layer: KeyedDropout, x: Activations, given: LayerInput) -> Activations:

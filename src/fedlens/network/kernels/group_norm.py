@@ -19,62 +19,23 @@ and once more, from near by, to compute. Statistics are kept channel by channel.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from fedlens.network.kernels.follows import (
+    Follows,
+    affine,
+    back_through_relu,
+    before_relu,
+    or_any,
+    through_relu,
+)
+
 TILE = 8192  # numbers that a program has at hand
 SIZES = ["batch", "pixels", "channels", "width", "each"]  # of which a network has many
-
-
-class Follows(NamedTuple):
-    """What follows a normalisation, which kernels are compiled for."""
-
-    weight: bool  # whether there is a weight and a bias
-    around: bool  # whether something is added
-    relu: bool
-    limit: float  # of the ReLU, or 0
-
-
-@triton.jit
-def affine(weight, bias, entry, here, f: tl.constexpr):
-    """The weight and the bias of channels, 1 and 0 if there are none."""
-    w = tl.where(here, 1.0, 0.0)
-    b = tl.where(here, 0.0, 0.0)
-    if f.weight:
-        w = tl.load(weight + entry, mask=here, other=0.0).to(tl.float32)
-        b = tl.load(bias + entry, mask=here, other=0.0).to(tl.float32)
-    return w, b
-
-
-@triton.jit
-def before_relu(normal, w, b, around, entry, there, f: tl.constexpr):
-    """z of a tile [pixels, channels]."""
-    z = normal * w[None, :] + b[None, :]
-    if f.around:
-        z += tl.load(around + entry, mask=there, other=0.0).to(tl.float32)
-    return z
-
-
-@triton.jit
-def through_relu(z, f: tl.constexpr):
-    if f.relu:
-        z = tl.maximum(z, 0.0, propagate_nan=tl.PropagateNan.ALL)
-    if f.limit > 0:
-        z = tl.minimum(z, f.limit, propagate_nan=tl.PropagateNan.ALL)
-    return z
-
-
-@triton.jit
-def back_through_relu(grad, z, f: tl.constexpr):
-    if f.relu:
-        grad = tl.where(z > 0, grad, 0.0)
-    if f.limit > 0:
-        grad = tl.where(z < f.limit, grad, 0.0)
-    return grad
 
 
 @triton.jit
@@ -199,8 +160,8 @@ def group_norm(
     y, stats = torch.empty_like(x), _of_images(x)
     grid, sizes = _blocks(x, groups)
     _group_norm_kernel[grid](
-        x, *_or(x, weight, bias, around), y, *stats, len(x) // clients, x[0, ..., 0].numel(), eps,
-        **sizes, f=follows,
+        x, *or_any(x, weight, bias, around), y, *stats, len(x) // clients, x[0, ..., 0].numel(),
+        eps, **sizes, f=follows,
     )  # fmt: skip
     return y, stats
 
@@ -217,7 +178,7 @@ def group_norm_gradient(
     daround = torch.empty_like(x) if follows.around and follows.relu else dy
     grid, sizes = _blocks(x, groups)
     _group_norm_gradient_kernel[grid](
-        dy, x, *_or(x, weight, bias, around), *stats, dx, daround, *parts, len(x) // clients,
+        dy, x, *or_any(x, weight, bias, around), *stats, dx, daround, *parts, len(x) // clients,
         x[0, ..., 0].numel(), **sizes, f=follows,
     )  # fmt: skip
     return dx, daround, parts.view(2, clients, -1, x.shape[-1]).sum(2)
@@ -225,11 +186,6 @@ def group_norm_gradient(
 
 def _of_images(x: Tensor) -> Tensor:
     return torch.empty(2, len(x), x.shape[-1], dtype=torch.float32, device=x.device)
-
-
-def _or(x: Tensor, *tensors: Tensor | None) -> tuple[Tensor, ...]:
-    """The tensors that there are; in the place of others one that no kernel reads."""
-    return tuple(x if t is None else t for t in tensors)
 
 
 def _blocks(x: Tensor, groups: int) -> tuple[tuple[int, int], dict[str, int]]:
