@@ -222,11 +222,11 @@ def test_the_command_lists_recipes_one_a_line(fedlens):
 def test_the_command_says_which_recipes_were_measured(fedlens, monkeypatch, tmp_path):
     monkeypatch.setattr("fedlens.recipes.CHECKOUT", tmp_path)
     place = Path("results/papers/ghaemi/fedavg")
-    (tmp_path / place).mkdir(parents=True)
+    (tmp_path / place / "runs" / "iid").mkdir(parents=True)
     assert "measured" not in fedlens("list", "recipes")[1]  # it is no checkout
     (tmp_path / ".git").mkdir()
     marked = [line for line in fedlens("list", "recipes")[1].splitlines() if "measured" in line]
-    assert marked == [f"ghaemi/fedavg  measured: {place}"]
+    assert marked == [f"ghaemi/fedavg  measured: {place} (1 run)"]
 
 
 @in_process

@@ -74,5 +74,6 @@ def _measured(recipe: str) -> str:
     place = measured(recipe)
     if place is None:
         return ""
-    here = Path.cwd()
-    return f"  measured: {place.relative_to(here) if place.is_relative_to(here) else place}"
+    here, runs = Path.cwd(), sum(1 for _ in (place / "runs").iterdir())
+    where = place.relative_to(here) if place.is_relative_to(here) else place
+    return f"  measured: {where} ({runs} run{'s' * (runs != 1)})"
