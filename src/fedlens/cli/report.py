@@ -17,7 +17,7 @@ def report_command(
     runs: Runs,
     out: Annotated[Path | None, typer.Option(help="Where the page goes.")] = None,
 ) -> None:
-    """Draw what runs came to: figures, and one HTML page that needs nothing else."""
+    """Draw what runs came to: figures, and one HTML page."""
     from fedlens.report import read_all, report, rows, table
     from fedlens.run_files import runs_in
     from fedlens.runs import progress

@@ -45,7 +45,7 @@ def sweep_command(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Run every combination of values; the same command again goes on where it stopped."""
+    """Run every combination of values. The same command again goes on where it stopped."""
     from fedlens.experiment import Experiment
     from fedlens.runs import progress
     from fedlens.runs.sweep import combinations, prepare
