@@ -6,6 +6,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import hypothesis
@@ -75,19 +76,22 @@ def quick_pages(some_picture: dict[str, bytes], monkeypatch: pytest.MonkeyPatch)
         return {kind: some_picture[kind] for kind in formats}
 
     monkeypatch.setattr("fedlens.report.draw.pictures", plain)
+    monkeypatch.setattr("fedlens.report.artists.artists", nullcontext)  # drawn here
 
 
 @pytest.fixture
 def svg_alone(some_picture: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages whose figures are drawn as SVG; their PNG and PDF files hold some picture."""
     from fedlens.report import draw
+    from fedlens.report.pictures import Drawn
 
     pictures = draw.pictures
 
-    def drawn(block: draw.Drawn, formats: Iterable[str]) -> dict[str, bytes]:
+    def drawn(block: Drawn, formats: Iterable[str]) -> dict[str, bytes]:
         return some_picture | pictures(block, {"svg"})
 
     monkeypatch.setattr(draw, "pictures", drawn)
+    monkeypatch.setattr("fedlens.report.artists.artists", nullcontext)  # drawn here
 
 
 @pytest.fixture

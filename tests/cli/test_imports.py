@@ -9,7 +9,7 @@ import pytest
 from fedlens import names
 from tests.report.run_folders import make_run
 
-HEAVY = {"torch", "numpy", "matplotlib", "jinja2", "safetensors", "PIL", "sympy"}
+HEAVY = {"torch", "numpy", "matplotlib", "jinja2", "safetensors", "PIL", "sympy", "rich"}
 
 COMMAND = """
 import sys
@@ -70,11 +70,11 @@ def test_completion_in_the_shell_imports_nothing_large():
     assert not imported_by(**typed) & HEAVY
 
 
-def test_a_report_needs_no_torch(tmp_path):
+def test_a_report_needs_no_torch_and_draws_elsewhere(tmp_path):
     make_run(tmp_path / "run", rounds=2)
     found = imported_by("report", str(tmp_path / "run"))
-    assert "matplotlib" in found
-    assert "torch" not in found
+    assert "jinja2" in found
+    assert not found & {"torch", "matplotlib"}  # which other processes draw with
 
 
 def test_no_engine_needs_sympy_whose_import_takes_longer_than_many_a_run():
@@ -90,3 +90,12 @@ def test_no_engine_needs_sympy_whose_import_takes_longer_than_many_a_run():
 def test_every_name_has_its_function(table):
     assert all(callable(table[name]) for name in table)
     assert "nonsense" not in table
+
+
+@pytest.mark.parametrize("group", [[], ["data"], ["fleet"]], ids=str)
+def test_every_verb_is_told_in_full_in_80_columns(fedlens, monkeypatch, group):
+    monkeypatch.setenv("COLUMNS", "80")
+    _, out, _ = fedlens(*group, "--help")
+    commands = out.partition("Commands:\n")[2]
+    assert commands
+    assert "..." not in commands

@@ -8,9 +8,10 @@ from PIL import Image
 
 from fedlens.report import render_page
 from fedlens.report.blocks import Bars, Contours, Curves, Heat, Line, Series, Strip, Table, Text
-from fedlens.report.draw import FORMATS, pictures
+from fedlens.report.draw import pictures
 from fedlens.report.numbers import format_number
 from fedlens.report.page import csv_of
+from fedlens.report.pictures import FORMATS
 
 CURVES = Curves(
     title="Accuracy & loss",

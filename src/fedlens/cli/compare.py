@@ -40,7 +40,7 @@ def compare_command(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Say whether one algorithm is better than another: the same work, paired by seed."""
+    """Say whether one algorithm is better than another, seed by seed."""
     from fedlens.report.compare import compare
     from fedlens.run_files import runs_in
     from fedlens.runs import progress

@@ -43,7 +43,7 @@ def data_get(
     data: Into = None,
     quiet: Quiet = False,
 ) -> None:
-    """Fetch a data set from its official address, or take files one already has."""
+    """Fetch a data set, or take files one already has."""
     from fedlens.data import Source
     from fedlens.data.fetch import get, get_from
     from fedlens.data.places import roots
@@ -69,7 +69,7 @@ def data_prepare(
     data: Into = None,
     quiet: Quiet = False,
 ) -> None:
-    """Decode a large data set once; what was stopped goes on where it was."""
+    """Decode a large data set once. What was stopped goes on where it was."""
     from fedlens.data import Source, store
     from fedlens.data.curation import listing
     from fedlens.data.places import roots

@@ -167,7 +167,7 @@ def try_command(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Run a whole federation on this machine, and compare it with the simulation."""
+    """Run a whole federation here, and compare it with the simulation."""
     from fedlens.experiment import Experiment
     from fedlens.fleet.flower import check_installed
     from fedlens.fleet.trial import of_sites, try_fleet

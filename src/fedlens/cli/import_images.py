@@ -28,7 +28,7 @@ def import_command(
     ] = None,
     overwrite: Annotated[bool, typer.Option(help="Replace files that are there.")] = False,
 ) -> None:
-    """Look at a folder of images, and write an experiment and a csv file for it."""
+    """Look at a folder of images, and write an experiment for it."""
     from fedlens.data.survey import survey
     from fedlens.files import write_atomically
     from fedlens.reading import printable

@@ -43,7 +43,10 @@ def list_command(
     ] = None,
     long: Annotated[bool, typer.Option("--long", help="With options, and what each is.")] = False,
 ) -> None:
-    """Print the names there are to choose from, one a line; or what can be listed."""
+    """Print the names there are to choose from, one a line.
+
+    Without a kind: what can be listed.
+    """
     tables = {
         "algorithms": ALGORITHMS,
         "models": MODELS,

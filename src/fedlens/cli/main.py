@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 import click
 import typer
+import typer.core
 
 from fedlens.cli.bench import bench_command
 from fedlens.cli.compare import compare_command
@@ -59,6 +60,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "doctor": doctor_command,
 }
 
+typer.core.HAS_RICH = False  # its boxes around help take longer to import than all the rest
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 for verb, command in VERBS.items():
     app.command(verb)(command)
@@ -96,6 +98,9 @@ def main() -> None:
             status = app(arguments, standalone_mode=False, prog_name="fedlens") or 0
     except (KeyboardInterrupt, click.exceptions.Abort):
         status = 130
+    except click.exceptions.NoArgsIsHelpError as error:
+        print(error.message)
+        status = 2
     except click.ClickException as error:
         status = _complain(error.format_message(), 2, debug)
     except RunFailed as error:
@@ -138,9 +143,8 @@ def _machine_or_name(error: OSError) -> tuple[str, int]:
 def _complain(message: str, status: int, debug: bool) -> int:
     if debug:
         traceback.print_exc()
-    if message:  # the help that a command without arguments shows comes without one
-        line = printable(shortened(message, LONGEST_LINE))
-        print(f"fedlens: {line}", file=sys.stderr)
+    line = printable(shortened(message, LONGEST_LINE))
+    print(f"fedlens: {line}", file=sys.stderr)
     return status
 
 

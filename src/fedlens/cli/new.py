@@ -15,7 +15,7 @@ ENDING = ".txt"  # of the files of a project as they lie in the package: nothing
 def new_command(
     name: Annotated[Path, typer.Argument(metavar="NAME", help="The folder to make.")],
 ) -> None:
-    """Lay out a project: an experiment, a model and an algorithm of your own, and tests."""
+    """Lay out a project: experiment, model, algorithm, and tests."""
     from fedlens.files import write_atomically
 
     if not re.fullmatch(r"[\w.-]+", name.name):

@@ -95,7 +95,7 @@ def export_command(
     ] = None,
     best: Best = False,
 ) -> None:
-    """Write a run's model as one file that needs no Fedlens, with a model card."""
+    """Write a run's model as a file that needs no Fedlens. A model card lies beside it."""
     from fedlens.deploy.card import card
     from fedlens.deploy.classifier import load
     from fedlens.deploy.export import ENDINGS, export

@@ -17,14 +17,15 @@ def report_command(
     runs: Runs,
     out: Annotated[Path | None, typer.Option(help="Where the page goes.")] = None,
 ) -> None:
-    """Draw what runs came to: figures, and one HTML page that needs nothing else."""
+    """Draw what runs came to: figures, and one HTML page."""
     from fedlens.report import read_all, report, rows, table
+    from fedlens.report.artists import artists
     from fedlens.run_files import runs_in
     from fedlens.runs import progress
 
     runs = runs_in(runs)
-    with progress.figures() as watch:
-        page = report(runs, out, watch)
+    with artists() as processes, progress.figures() as watch:
+        page = report(runs, out, watch, processes)
     print(table(*rows(read_all(runs)), terminal_columns()))
     print(f"report: {page}")
 

@@ -50,7 +50,7 @@ def reproduce_command(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Run a table or figure of a paper, and show ours beside theirs; what is done is kept."""
+    """Run a table or figure of a paper, with ours beside theirs. What is done is kept."""
     if stored is not None:
         from fedlens.recipes.stored import redraw
 

@@ -28,7 +28,7 @@ from fedlens.cli.arguments import (
 )
 
 if TYPE_CHECKING:
-    from fedlens.runs.result import Result
+    from concurrent.futures import Executor
 
 EXIT = {"finished": 0, "invalid": 1, "diverged": 3, "stopped": 4}
 
@@ -50,6 +50,7 @@ def run_command(
     from fedlens.data import statistics
     from fedlens.experiment import Experiment
     from fedlens.reading import printable
+    from fedlens.report.artists import artists
     from fedlens.runs import progress
     from fedlens.runs.active import run_to_end
     from fedlens.runs.folder import check_free
@@ -69,18 +70,19 @@ def run_command(
         raise ValueError(f"{folder} exists: choose another --out, or add --overwrite")
     check_free(folder, overwrite)
     setup = build(described, data)
-    with (
-        _resume_hint(folder),
-        tracking(track or (), folder, described.plain()) as send,
-        watching(quiet, progress.rounds, folder.name, described.rounds) as watch,
-    ):
-        both = progress.all_of(watch, send)
-        started = start(described, setup, folder, overwrite=overwrite, watch=both)
-        if not quiet:
-            line = statistics.found(setup.dataset, setup.federation.described())
-            print(printable(line), file=sys.stderr, flush=True)
-        (result,) = run_to_end([started])
-    _finish(result, as_json)
+    with artists() as processes:
+        with (
+            _resume_hint(folder),
+            tracking(track or (), folder, described.plain()) as send,
+            watching(quiet, progress.rounds, folder.name, described.rounds) as watch,
+        ):
+            both = progress.all_of(watch, send)
+            started = start(described, setup, folder, overwrite=overwrite, watch=both)
+            if not quiet:
+                line = statistics.found(setup.dataset, setup.federation.described())
+                print(printable(line), file=sys.stderr, flush=True)
+            (result,) = run_to_end([started])
+        finish_run(folder, result.status, as_json, processes)
 
 
 def resume_command(
@@ -102,6 +104,7 @@ def resume_command(
     """Go on where a run stopped, to the same result."""
     from fedlens.engines import EngineName
     from fedlens.options import check
+    from fedlens.report.artists import artists
     from fedlens.run_files import last_saved, read_experiment
     from fedlens.runs import progress
     from fedlens.runs.run import resume
@@ -112,22 +115,20 @@ def resume_command(
     name_cluster(ray_address, [chosen or tables.get("engine", "auto")])
     total = tables.get("rounds", 0) if rounds is None else rounds
     done = last_saved(folder) or 0
-    with (
-        _resume_hint(folder),
-        tracking(track or (), folder, tables) as send,
-        watching(quiet, progress.rounds, folder.name, total, done) as watch,
-    ):
-        both = progress.all_of(watch, send)
-        result = resume(folder, rounds=rounds, data=data, watch=both, engine=chosen, progress=False)
-    _finish(result, as_json)
+    with artists() as processes:
+        with (
+            _resume_hint(folder),
+            tracking(track or (), folder, tables) as send,
+            watching(quiet, progress.rounds, folder.name, total, done) as watch,
+        ):
+            both = progress.all_of(watch, send)
+            result = resume(
+                folder, rounds=rounds, data=data, watch=both, engine=chosen, progress=False
+            )
+        finish_run(folder, result.status, as_json, processes)
 
 
-def _finish(result: Result, as_json: bool) -> None:
-    assert result.folder is not None
-    finish_run(result.folder, result.status, as_json)
-
-
-def finish_run(folder: Path, status: str, as_json: bool) -> None:
+def finish_run(folder: Path, status: str, as_json: bool, processes: Executor | None = None) -> None:
     """The page of a run that is over, what it came to, and the exit status."""
     from fedlens.report import read_all, report, rows, table
     from fedlens.report.tables import client_header, client_rows, worth
@@ -148,7 +149,7 @@ def finish_run(folder: Path, status: str, as_json: bool) -> None:
             if status == "finished" and run.summary.get("reason"):
                 print(f"ended:  {run.summary['reason']}")
             print(f"run:    {folder}", flush=True)  # the page takes longer than some runs
-        page = report([folder])
+        page = report([folder], processes=processes)
         if not as_json:
             print(f"report: {page}")
     summary = read_summary(folder)

@@ -12,7 +12,7 @@ import typer
 def schema_command(
     out: Annotated[Path | None, typer.Option(help="The file. [default: print it]")] = None,
 ) -> None:
-    """Write the JSON Schema of experiment files, by which editors check and complete them."""
+    """Write the JSON Schema of experiment files, for editors."""
     from fedlens.files import write_atomically
     from fedlens.schema import schema
 
@@ -27,7 +27,7 @@ def schema_command(
 def explain_command(
     key: Annotated[str, typer.Argument(help="A key of an experiment, as local.lr, or a section.")],
 ) -> None:
-    """Say what a key of an experiment means, what it may be, and its default."""
+    """Say what a key of an experiment means, and its default."""
     from fedlens.schema import explain
 
     for line in explain(key):

@@ -23,6 +23,8 @@ from fedlens.cli.run import EXIT
 from fedlens.reading import printable
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
     from fedlens.runs.result import Result
 
 
@@ -45,8 +47,9 @@ def sweep_command(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Run every combination of values; the same command again goes on where it stopped."""
+    """Run every combination of values. The same command again goes on where it stopped."""
     from fedlens.experiment import Experiment
+    from fedlens.report.artists import artists
     from fedlens.runs import progress
     from fedlens.runs.sweep import combinations, prepare
     from fedlens.tables import parse_axis
@@ -61,16 +64,19 @@ def sweep_command(
     if not quiet:
         print(f"{folder.name}: {sweep.describe()}", file=sys.stderr, flush=True)
     watching = progress.rounds(folder.name, sweep.total, sweep.done)
-    try:
-        with nullcontext() if quiet else watching as watch:
-            results = sweep.run(watch)
-    except KeyboardInterrupt:
-        print("\nfedlens: stopped; the same command goes on from here", file=sys.stderr)
-        raise
-    _finish(results, folder, as_json)
+    with artists() as processes:
+        try:
+            with nullcontext() if quiet else watching as watch:
+                results = sweep.run(watch)
+        except KeyboardInterrupt:
+            print("\nfedlens: stopped; the same command goes on from here", file=sys.stderr)
+            raise
+        _finish(results, folder, as_json, processes)
 
 
-def _finish(results: dict[str, Result], folder: Path, as_json: bool) -> None:
+def _finish(
+    results: dict[str, Result], folder: Path, as_json: bool, processes: Executor | None
+) -> None:
     from fedlens.report import read_all, report, rows, table
     from fedlens.report.groups import means
     from fedlens.runs.folder import to_json
@@ -88,7 +94,7 @@ def _finish(results: dict[str, Result], folder: Path, as_json: bool) -> None:
                     print(f"\n{table(header, body, terminal_columns())}\n")
                 print(f"best:   {printable(best)}")
             print(f"runs:   {folder}", flush=True)
-        page = report(runs, folder)
+        page = report(runs, folder, processes=processes)
         if not as_json:
             print(f"report: {page}")
     ends = {"diverged": "diverged", "invalid": "ended with a loss that is not a finite number"}

@@ -8,10 +8,11 @@ from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
 
+from fedlens.report.artists import Drawing
 from fedlens.report.blocks import Bars, Block, Curves, Line, Series, Table, Text
 from fedlens.report.groups import Group, mean_and_std
 from fedlens.report.numbers import NONE, Cell, format_number
-from fedlens.report.page import Drawing, render_page
+from fedlens.report.page import render_page
 from fedlens.report.pairs import SURE, Pair, Task, by_seed, format_p, pairs, points, ranks, tasks
 from fedlens.report.runs import common_folder, curve_blocks, details
 from fedlens.report.student import estimate

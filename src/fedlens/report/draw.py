@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -21,7 +21,6 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 from fedlens.files import write_atomically
 from fedlens.report.blocks import (
     Bars,
-    Block,
     Contours,
     Curves,
     Heat,
@@ -60,13 +59,10 @@ from fedlens.report.look import (
 )
 from fedlens.report.mosaic import mosaic
 from fedlens.report.numbers import format_number
+from fedlens.report.pictures import FORMATS, Drawn, places
 from fedlens.report.tiles import tiles
 from fedlens.runs.records import is_number
 
-Drawn = Curves | Bars | Heat | Tiles | Contours | Strip | Samples
-"""The blocks that are pictures."""
-
-FORMATS = ("png", "svg", "pdf")
 BESIDE = 16  # letters of names that fit beside bars
 FEW = 6  # lines whose last values still fit in the margin
 MOST_CELLS = 1000  # in a row of a heat map that can still be seen
@@ -112,17 +108,6 @@ def _figure(block: Drawn) -> Figure:
             return _strip(block)
         case Samples():
             return mosaic(block)
-
-
-def is_drawn(block: Block) -> TypeGuard[Drawn]:
-    """Whether a block is a picture."""
-    return isinstance(block, Drawn)
-
-
-def places(lines: Sequence[Line]) -> dict[str, int]:
-    """By name of a line: which colour and marker it has."""
-    in_turn = {name: i for i, name in enumerate(dict.fromkeys(line.name for line in lines))}
-    return in_turn | {line.name: line.place for line in lines if line.place is not None}
 
 
 def _curves(block: Curves) -> Figure:

@@ -10,14 +10,17 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedlens.files import write_atomically
+from fedlens.report.artists import Drawing, save_all
 from fedlens.report.blocks import Block, Curves, Table, Text
 from fedlens.report.numbers import Cell, format_number
+from fedlens.report.pictures import FORMATS, is_drawn, places
 from fedlens.runs.records import is_number
 
 if TYPE_CHECKING:
@@ -25,9 +28,6 @@ if TYPE_CHECKING:
 
 STATES = ("finished", "diverged", "invalid", "stopped", "interrupted", "running", "failed")
 OWN_NAME = re.compile("[a-z0-9_]+")  # of a figure: see `Block.slug`
-Drawing = Callable[[int, int], None]
-"""Told how many figures are drawn, of how many."""
-
 MOST_ROWS = 100_000  # of the data behind curves in a page; a file beside it has all
 NUMBER = re.compile(r"[+-]?\d[\d.,]*(e[+-]?\d+)?%?( ± \d[\d.,]*%?)?")  # as tables have them
 HERE = Path(__file__).parent
@@ -53,24 +53,20 @@ def render_page(
     blocks: Sequence[Block],
     out: str | Path,
     watch: Drawing | None = None,
+    processes: Executor | None = None,
 ) -> Path:
     """Write the page of `blocks` to `out`/report.html, and return its path.
 
     Its figures go to `out`/figures, as PNG, SVG and PDF, with the data behind each as csv; those
-    of an earlier page go. `watch` is called with the figures drawn and the figures in all.
+    of an earlier page go. `watch` is called with the figures drawn and the figures in all; they are
+    drawn by the `processes` of `artists`, or else here.
     """
-    from fedlens.report import draw
-
     out, name = Path(out), "report.html"
     blocks = distinct(blocks)
-    drawn = [block for block in blocks if draw.is_drawn(block)]
-    pictures: dict[str, str] = {}
+    drawn = [block for block in blocks if is_drawn(block)]
     try:
         earlier = _files_of(out / name)
-        for block in drawn:
-            pictures[block.slug] = draw.save(block, out / "figures")
-            if watch is not None:
-                watch(len(pictures), len(drawn))
+        pictures = save_all(drawn, out / "figures", processes, watch)
         for one in blocks:
             if not isinstance(one, Text):
                 write_atomically(out / "figures" / f"{one.slug}.csv", csv_of(one))
@@ -78,7 +74,7 @@ def render_page(
         write_atomically(out / name, page.encode(errors="backslashreplace"))
         if not (out / "figures").is_symlink():  # else they lie in a folder of somebody's own
             for slug in earlier - {block.slug for block in blocks}:
-                for kind in (*draw.FORMATS, "csv"):
+                for kind in (*FORMATS, "csv"):
                     (out / "figures" / f"{slug}.{kind}").unlink(missing_ok=True)
     except OSError as error:
         raise ValueError(
@@ -95,8 +91,6 @@ def html(
     live: bool = False,
 ) -> str:
     """The page itself. `picture` gives the SVG of a block that is drawn; a live page is renewed."""
-    from fedlens.report.draw import is_drawn
-
     sections: list[dict[str, Any]] = []
     for block in blocks:
         shown = _shown(block, picture(block) if is_drawn(block) else "")
@@ -192,8 +186,6 @@ def _classes(block: Table, cells: Sequence[Sequence[str]]) -> list[str]:
 
 def _chart(block: Curves) -> str:
     """What the script needs to draw curves, as JSON that may stand inside HTML."""
-    from fedlens.report.draw import places
-
     place = places(block.lines)
     lines = []
     for line in block.lines:

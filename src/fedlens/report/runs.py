@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from statistics import fmean, stdev
 
+from fedlens.report.artists import Drawing
 from fedlens.report.blocks import Bars, Block, Curves, Line, Series, Style, Table, Text
 from fedlens.report.groups import Group, best_round, curve, group, mean_and_std, written
 from fedlens.report.holdings import (
@@ -20,7 +22,7 @@ from fedlens.report.holdings import (
 )
 from fedlens.report.numbers import NONE, format_number
 from fedlens.report.outcomes import outcome_blocks
-from fedlens.report.page import Drawing, render_page
+from fedlens.report.page import render_page
 from fedlens.report.schedules import schedule_blocks
 from fedlens.report.tables import decimal, rows
 from fedlens.run_files import EXPERIMENT, MANIFEST
@@ -40,14 +42,19 @@ NAMED = 5
 STYLES: dict[str, Style] = {"test": "solid", "validation": "dotted", "train": "dashed"}
 
 
-def report(folders: Sequence[Path], out: Path | None = None, watch: Drawing | None = None) -> Path:
+def report(
+    folders: Sequence[Path],
+    out: Path | None = None,
+    watch: Drawing | None = None,
+    processes: Executor | None = None,
+) -> Path:
     """Write `report.html` and `figures/` to `out`, and return the page's path.
 
     Without `out` they go to the run folder, or to the folder that several runs have in common.
     """
     runs = read_all(folders)
     out = common_folder(runs) if out is None else Path(out)
-    return render_page(title_of(runs), headline(runs), run_blocks(runs), out, watch)
+    return render_page(title_of(runs), headline(runs), run_blocks(runs), out, watch, processes)
 
 
 def title_of(runs: Sequence[Run]) -> str:
