@@ -57,6 +57,7 @@ MODELS = ByName(
         "simple-cnn": "simple_cnn",
         "vgg11": "vgg11",
     },
+    libraries={"timm": "timm"},
 )
 
 LOSSES = ByName(
@@ -144,6 +145,7 @@ DATASETS = ByName(
         "folder": "folders",
         "csv": "csv_files",
         "npz": "numpy_files",
+        "hugging-face": "hugging_face",
     },
 )
 

@@ -50,7 +50,7 @@ CHOSEN_BY_NAME: dict[str, Table] = {
     "server.lr": SCHEDULES,
     "evaluate.metrics": METRICS,
 }
-OF_YOUR_OWN = {"type": "string", "pattern": r"^[\w.]+:\w+$"}  # module:function
+OF_YOUR_OWN = {"type": "string", "pattern": r"^[\w.]+:[\w.]+$"}  # module:function, or timm:name
 PLAIN: dict[Any, Schema] = {
     bool: {"type": "boolean"},
     int: {"type": "integer"},
