@@ -206,6 +206,21 @@ RECIPES = ByName(
     },
 )
 
+CHOSEN_BY_NAME: dict[str, ByName] = {
+    "dataset": DATASETS,
+    "model": MODELS,
+    "loss": LOSSES,
+    "algorithm": ALGORITHMS,
+    "clients.partition": PARTITIONS,
+    "clients.devices": DEVICES,
+    "local.optimizer": OPTIMIZERS,
+    "local.anneal": ANNEALS,
+    "local.lr": SCHEDULES,
+    "server.lr": SCHEDULES,
+    "evaluate.metrics": METRICS,
+}
+"""The keys of an experiment whose values are names, and which; of a number, schedules."""
+
 REPORTED = "reported"
 OUTCOMES = (
     *(REPORTED, "surplus", "late", "unavailable"),
