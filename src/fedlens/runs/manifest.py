@@ -136,8 +136,9 @@ def _own_code(experiment: Experiment) -> list[str]:
     folders = set()
     for name in names:
         module = sys.modules[name.partition(":")[0].partition(".")[0]]
-        if module.__file__ is not None:
-            home = Path(module.__file__).resolve()
+        file = getattr(module, "__file__", None)  # a notebook has none
+        if file is not None:
+            home = Path(file).resolve()
             folders.add(str(home.parents[1 if home.name == "__init__.py" else 0]))
     return sorted(folders)
 
