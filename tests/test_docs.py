@@ -302,7 +302,7 @@ def test_the_options_documented_are_the_options_there_are():
     assert documented_options(EXPERIMENTS, "model", 1) == models
     published = list(PUBLISHED)
     datasets = options_in_code(DATASETS)
-    own = {name: datasets[name] for name in ("folder", "csv", "npz")}
+    own = {name: datasets[name] for name in ("folder", "csv", "npz", "hugging-face")}
     assert documented_options(DATA, "your own", 2) == own
     named = documented_options(DATA, "named", 3)
     assert named == {name: datasets[name] for name in ("fashion-mnist-mini", *published)}

@@ -22,6 +22,7 @@ ORDER = [
         "reading",
         "options",
         "names",
+        "described",
         "schedules",
         "tables",
         "run_files",

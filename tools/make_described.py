@@ -11,6 +11,10 @@ DOCS = Path(__file__).parents[1] / "docs"
 LINK = re.compile(r"\[([^]]*)\]\(([^)]*)\)")
 
 
+SECTIONS = {"stop": "schedules.md", "faults": "faults.md", "reporting": "faults.md"}
+"""The tables of an experiment that have a table of keys on another page."""
+
+
 def described() -> dict[str, str]:
     """By key: the last column of its row, links as the names of their pages."""
     found = {}
@@ -18,6 +22,23 @@ def described() -> dict[str, str]:
         if (row := re.fullmatch(r"\| `([a-z_.0-9]+)` \|[^|]*\|[^|]*\| (.*) \|", line)) is not None:
             found[row[1]] = LINK.sub(_page, row[2]).replace("`", "")
         elif line == "## Names":
+            break
+    for section, page in SECTIONS.items():
+        found |= _section(section, (DOCS / page).read_text(encoding="utf-8"))
+    return found
+
+
+def _section(name: str, text: str) -> dict[str, str]:
+    """The keys of a section: of the table whose first column is headed by its name."""
+    lines = iter(text.splitlines())
+    heading = next(line for line in lines if line.startswith(f"| {name} |"))
+    last = heading.split("|")[-2].strip()
+    begin = "" if last == "meaning" else f"{last} "
+    found = {}
+    for line in lines:
+        if (row := re.fullmatch(r"\| `([a-z_]+)` \|[^|]*\| (.*) \|", line)) is not None:
+            found[f"{name}.{row[1]}"] = begin + LINK.sub(_page, row[2]).replace("`", "")
+        elif found:
             break
     return found
 

@@ -18,6 +18,7 @@ if sys.platform == "win32":
 if TYPE_CHECKING:
     from fedlens.algorithm import Algorithm, Amendment, compose, paper
     from fedlens.augment import Augment
+    from fedlens.data.map_style import map_style
     from fedlens.deploy.classifier import Classifier, load
     from fedlens.experiment import Clients, Evaluate, Experiment, LocalTraining, Named, Server
     from fedlens.federation import Dataset, Examples, Federation, Holdings
@@ -48,6 +49,7 @@ HOMES = {
     "compose": "algorithm",
     "grid": "runs.sweep",
     "load": "deploy.classifier",
+    "map_style": "data.map_style",
     "paper": "algorithm",
     "resume": "runs.run",
     "run": "runs.run",
@@ -78,6 +80,7 @@ __all__ = [
     "compose",
     "grid",
     "load",
+    "map_style",
     "paper",
     "resume",
     "run",

@@ -57,6 +57,7 @@ MODELS = ByName(
         "simple-cnn": "simple_cnn",
         "vgg11": "vgg11",
     },
+    libraries={"timm": "timm"},
 )
 
 LOSSES = ByName(
@@ -144,6 +145,7 @@ DATASETS = ByName(
         "folder": "folders",
         "csv": "csv_files",
         "npz": "numpy_files",
+        "hugging-face": "hugging_face",
     },
 )
 
@@ -203,6 +205,21 @@ RECIPES = ByName(
         "ghaemi/samples": "ghaemi.samples",
     },
 )
+
+CHOSEN_BY_NAME: dict[str, ByName] = {
+    "dataset": DATASETS,
+    "model": MODELS,
+    "loss": LOSSES,
+    "algorithm": ALGORITHMS,
+    "clients.partition": PARTITIONS,
+    "clients.devices": DEVICES,
+    "local.optimizer": OPTIMIZERS,
+    "local.anneal": ANNEALS,
+    "local.lr": SCHEDULES,
+    "server.lr": SCHEDULES,
+    "evaluate.metrics": METRICS,
+}
+"""The keys of an experiment whose values are names, and which; of a number, schedules."""
 
 REPORTED = "reported"
 OUTCOMES = (

@@ -75,19 +75,32 @@ def required() -> Any:
 class ByName(Mapping[str, Callable[..., Any]]):
     """Functions by name, from the modules of a package, each imported when it is asked for.
 
-    A function has the name that it is chosen by, with _ for -.
+    A function has the name that it is chosen by, with _ for -. `libraries` are packages of others
+    whose things are chosen as "library:name"; the function of that name is asked for one.
     """
 
-    def __init__(self, package: str, modules: Mapping[str, str]) -> None:
-        self.package, self.modules = package, modules
+    def __init__(
+        self, package: str, modules: Mapping[str, str], libraries: Mapping[str, str] | None = None
+    ) -> None:
+        self.package, self.modules, self.libraries = package, modules, libraries or {}
 
     def __getitem__(self, name: str) -> Callable[..., Any]:
-        module = importlib.import_module(f"{self.package}.{self.modules[name]}")
-        function: Callable[..., Any] = getattr(module, name.rpartition("/")[2].replace("-", "_"))
-        return function
+        library, _, inner = name.partition(":")
+        if library in self.libraries:
+            asked = self._function(self.libraries[library], library)
+            found: Callable[..., Any] = asked(inner)
+            return found
+        return self._function(self.modules[name], name.rpartition("/")[2].replace("-", "_"))
+
+    def _function(self, module: str, name: str) -> Callable[..., Any]:
+        found: Callable[..., Any] = getattr(
+            importlib.import_module(f"{self.package}.{module}"), name
+        )
+        return found
 
     def __contains__(self, name: object) -> bool:
-        return name in self.modules
+        library, colon, _ = str(name).partition(":")
+        return name in self.modules or (bool(colon) and library in self.libraries)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.modules)

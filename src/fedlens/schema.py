@@ -12,45 +12,20 @@ import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
-from functools import cache
-from importlib.resources import files
 from typing import Any, Literal, Union
 
 from torch import Tensor, nn
 
+from fedlens.described import descriptions
 from fedlens.experiment import Experiment, as_plain
 from fedlens.federation import Dataset
-from fedlens.names import (
-    ALGORITHMS,
-    ANNEALS,
-    DATASETS,
-    DEVICES,
-    LOSSES,
-    METRICS,
-    MODELS,
-    OPTIMIZERS,
-    PARTITIONS,
-    SCHEDULES,
-)
+from fedlens.names import CHOSEN_BY_NAME
 from fedlens.options import Given, Named, did_you_mean, options_of, types_of
 
 Schema = dict[str, Any]
 Table = Mapping[str, Callable[..., Any]]
 
-CHOSEN_BY_NAME: dict[str, Table] = {
-    "dataset": DATASETS,
-    "model": MODELS,
-    "loss": LOSSES,
-    "algorithm": ALGORITHMS,
-    "clients.partition": PARTITIONS,
-    "clients.devices": DEVICES,
-    "local.optimizer": OPTIMIZERS,
-    "local.anneal": ANNEALS,
-    "local.lr": SCHEDULES,
-    "server.lr": SCHEDULES,
-    "evaluate.metrics": METRICS,
-}
-OF_YOUR_OWN = {"type": "string", "pattern": r"^[\w.]+:\w+$"}  # module:function
+OF_YOUR_OWN = {"type": "string", "pattern": r"^[\w.]+:[\w.]+$"}  # module:function, or timm:name
 PLAIN: dict[Any, Schema] = {
     bool: {"type": "boolean"},
     int: {"type": "integer"},
@@ -90,19 +65,12 @@ def explain(key: str) -> list[str]:
 
 
 def is_described(key: str) -> bool:
-    return key in _descriptions()
+    return key in descriptions()
 
 
 def described(key: str) -> str:
     """What a key means, in the words of docs/experiments.md."""
-    return _descriptions().get(key, "")
-
-
-@cache
-def _descriptions() -> dict[str, str]:
-    text = (files("fedlens") / "described.json").read_text(encoding="utf-8")
-    found: dict[str, str] = json.loads(text)
-    return found
+    return descriptions().get(key, "")
 
 
 def _keys(kind: Any, prefix: str) -> dict[str, Field[Any]]:

@@ -23,10 +23,11 @@ except SystemExit as end:
     sys.exit(end.code)
 """
 
-WITHOUT_SYMPY = """
+WITHOUT_OTHERS = """
 import sys
 
-sys.modules["sympy"] = None  # so that whoever imports it fails: a worker, too
+for name in ("sympy", "timm", "datasets", "pandas"):
+    sys.modules[name] = None  # so that whoever imports it fails: a worker, too
 
 import fedlens as fl
 
@@ -77,8 +78,8 @@ def test_a_report_needs_no_torch_and_draws_elsewhere(tmp_path):
     assert not found & {"torch", "matplotlib"}  # which other processes draw with
 
 
-def test_no_engine_needs_sympy_whose_import_takes_longer_than_many_a_run():
-    program = [sys.executable, "-c", WITHOUT_SYMPY]
+def test_no_engine_needs_extras_or_sympy_whose_import_takes_longer_than_many_a_run():
+    program = [sys.executable, "-c", WITHOUT_OTHERS]
     done = subprocess.run(program, capture_output=True, text=True, check=False)
     told = "".join(f"{name} finished\n" for name in ("sequential", "stacked", "processes"))
     assert (done.stdout, done.stderr) == (told, "")

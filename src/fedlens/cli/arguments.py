@@ -12,11 +12,16 @@ from typing import Annotated, Any
 
 import typer
 
+from fedlens.cli import completion
 from fedlens.data.places import existing
 
 ExperimentFile = Annotated[Path, typer.Argument(help="An experiment file, TOML or JSON.")]
 Overrides = Annotated[
-    list[str] | None, typer.Argument(help="key=value: local.lr=0.1, algorithm.fedprox.mu=0.01 ...")
+    list[str] | None,
+    typer.Argument(
+        help="key=value: local.lr=0.1, algorithm.fedprox.mu=0.01 ...",
+        autocompletion=completion.overrides,
+    ),
 ]
 Seed = Annotated[int | None, typer.Option(help="The seed, in place of the experiment's.")]
 DataFolder = Annotated[

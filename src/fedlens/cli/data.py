@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from fedlens.cli import completion
 from fedlens.cli.arguments import DataFolder, Json, Quiet, watching
 
 data_app = typer.Typer(no_args_is_help=True, help="What data is here, fetching it, verifying it.")
@@ -36,7 +37,7 @@ def data_list(data: DataFolder = None, as_json: Json = False) -> None:
 
 @data_app.command("get")
 def data_get(
-    name: Annotated[str, typer.Argument(help="The data set.")],
+    name: Annotated[str, typer.Argument(help="The data set.", autocompletion=completion.data_sets)],
     have: Annotated[
         Path | None, typer.Option("--from", help="Files you already have: a folder or an archive.")
     ] = None,
@@ -60,7 +61,9 @@ def data_get(
 
 @data_app.command("prepare")
 def data_prepare(
-    name: Annotated[str, typer.Argument(help="The data set.")],
+    name: Annotated[
+        str, typer.Argument(help="The data set.", autocompletion=completion.large_data_sets)
+    ],
     metadata: Annotated[
         Path, typer.Option("--from", help="The folder of its split files, or of its metadata.")
     ],
@@ -86,7 +89,12 @@ def data_prepare(
 
 @data_app.command("check")
 def data_check(
-    name: Annotated[str | None, typer.Argument(help="The data set. [default: all here]")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="The data set. [default: all here]", autocompletion=completion.data_sets
+        ),
+    ] = None,
     data: DataFolder = None,
 ) -> None:
     """Verify the files of a data set against the published checksums."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedlens.cli import completion
 from fedlens.cli.arguments import DataFolder, Json, Quiet, RayAddress, name_cluster, once_written
 from fedlens.recipes import ScaleName
 
@@ -20,9 +21,19 @@ if TYPE_CHECKING:
 
 
 def reproduce_command(
-    recipe: Annotated[str, typer.Argument(help="PAPER/ITEM, as `fedlens list recipes` has them.")],
+    recipe: Annotated[
+        str,
+        typer.Argument(
+            help="PAPER/ITEM, as `fedlens list recipes` has them.",
+            autocompletion=completion.recipes,
+        ),
+    ],
     overrides: Annotated[
-        list[str] | None, typer.Argument(help="key=value for every run: precision=tf32 ...")
+        list[str] | None,
+        typer.Argument(
+            help="key=value for every run: precision=tf32 ...",
+            autocompletion=completion.overrides,
+        ),
     ] = None,
     scale: Annotated[
         ScaleName, typer.Option(help="smoke: seconds; small: minutes; paper: its own settings.")

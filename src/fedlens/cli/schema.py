@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from fedlens.cli import completion
+
 
 def schema_command(
     out: Annotated[Path | None, typer.Option(help="The file. [default: print it]")] = None,
@@ -25,7 +27,13 @@ def schema_command(
 
 
 def explain_command(
-    key: Annotated[str, typer.Argument(help="A key of an experiment, as local.lr, or a section.")],
+    key: Annotated[
+        str,
+        typer.Argument(
+            help="A key of an experiment, as local.lr, or a section.",
+            autocompletion=completion.keys,
+        ),
+    ],
 ) -> None:
     """Say what a key of an experiment means, and its default."""
     from fedlens.schema import explain

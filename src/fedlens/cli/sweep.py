@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedlens.cli import completion
 from fedlens.cli.arguments import (
     DataFolder,
     ExperimentFile,
@@ -31,11 +32,18 @@ if TYPE_CHECKING:
 def sweep_command(
     experiment: ExperimentFile,
     overrides: Annotated[
-        list[str] | None, typer.Argument(help="key=value for every point: rounds=50 ...")
+        list[str] | None,
+        typer.Argument(
+            help="key=value for every point: rounds=50 ...", autocompletion=completion.overrides
+        ),
     ] = None,
     axes: Annotated[
         list[str] | None,
-        typer.Option("--grid", help="key=value,value: local.lr=0.01,0.1. May be given again."),
+        typer.Option(
+            "--grid",
+            help="key=value,value: local.lr=0.01,0.1. May be given again.",
+            autocompletion=completion.overrides,
+        ),
     ] = None,
     seeds: Annotated[int | None, typer.Option(help="Repeat each with so many seeds.")] = None,
     out: Annotated[

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedlens.data.csv_files import names_clients
+from fedlens.data import csv_files, hugging_face
 from fedlens.data.places import Source
 from fedlens.names import OWN_CLIENTS
 from fedlens.options import Named
@@ -13,6 +13,8 @@ def own_clients(dataset: Named) -> str | None:
     options = dataset.options
     if dataset.name == "folder" and options.get("layout") == "site/class":
         return "site"
-    if dataset.name == "csv" and names_clients(Source().resolve(str(options["path"]))):
+    readers = {"csv": csv_files.names_clients, "hugging-face": hugging_face.names_clients}
+    reader = readers.get(dataset.name)
+    if reader is not None and reader(Source().resolve(str(options["path"]))):
         return "client"
     return OWN_CLIENTS.get(dataset.name)

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from fedlens import memory
 from fedlens.data.arrays import Column, Pixels, examples, held_out, mean_and_std
 from fedlens.federation import Dataset, Examples, LeftOut
 from fedlens.reading import reason
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 ENDINGS = frozenset(  # what Pillow reads everywhere
     (".bmp", ".gif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
@@ -167,19 +170,27 @@ def decode(
 
 def read(path: Path, channels: int, size: int | tuple[int, int] | None = None) -> Pixels:
     """The pixels [H, W, channels] of an image file, resized to `size` (a side, or H and W)."""
-    from PIL import Image, ImageOps
+    from PIL import Image
 
     try:
         with Image.open(path) as file:
-            deep = file.mode.startswith(("I", "F"))
-            upright = ImageOps.exif_transpose(file)
-            image = upright.convert("L" if channels == 1 else "RGB")
-        height, width = (size, size) if isinstance(size, int) else size or image.size[::-1]
-        if image.size != (width, height):
-            image = image.resize((width, height), Image.Resampling.BILINEAR)
-        pixels = np.asarray(image)
+            return pixels_of(file, channels, size)
     except Exception as error:  # broken files make decoders raise anything
         raise Undecodable(path, reason(error)) from error
-    if deep:
-        raise Undecodable(path, "more than 8 bits a pixel: convert it to 8 bits")
+
+
+def pixels_of(
+    given: Image.Image, channels: int, size: int | tuple[int, int] | None = None
+) -> Pixels:
+    """The pixels [H, W, channels] of a Pillow image, as `read` gives those of a file."""
+    from PIL import Image, ImageOps
+
+    upright = ImageOps.exif_transpose(given)
+    image = upright.convert("L" if channels == 1 else "RGB")
+    height, width = (size, size) if isinstance(size, int) else size or image.size[::-1]
+    if image.size != (width, height):
+        image = image.resize((width, height), Image.Resampling.BILINEAR)
+    if given.mode.startswith(("I", "F")):
+        raise ValueError("more than 8 bits a pixel: convert it to 8 bits")
+    pixels = np.asarray(image)
     return pixels.reshape(*pixels.shape[:2], channels)

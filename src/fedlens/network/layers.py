@@ -174,12 +174,24 @@ class MaskedBatchNorm(_BatchNorm):
         self.running_var.mul_(1 - factor).add_(unbiased * factor)
 
 
+class MaskedBatchNormAct(MaskedBatchNorm):
+    """The same with what timm's `BatchNormAct2d` does behind it, tensors named as there."""
+
+    def __init__(self, like: _BatchNorm) -> None:
+        super().__init__(like)
+        self.drop, self.act = like.get_submodule("drop"), like.get_submodule("act")
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.act(self.drop(super().forward(x)))
+        return out
+
+
 def prepare(module: nn.Module) -> nn.Module:
     """A copy of `module` with keyed dropout and masked batch normalisation, names unchanged.
 
-    Replaced are `nn.Dropout`, `Dropout1d`, `Dropout2d`, `Dropout3d`, `BatchNorm1d` and
-    `BatchNorm2d`, at any depth. Anything else is left alone: subclasses of these, alpha dropout,
-    and dropout that a model calls as a function, which no key reaches.
+    Replaced are `nn.Dropout`, `Dropout1d`, `Dropout2d`, `Dropout3d`, `BatchNorm1d`, `BatchNorm2d`
+    and timm's `BatchNormAct2d`, at any depth. Anything else is left alone: other subclasses of
+    these, alpha dropout, and dropout that a model calls as a function, which no key reaches.
     """
     layer = 0
 
@@ -187,6 +199,8 @@ def prepare(module: nn.Module) -> nn.Module:
         nonlocal layer
         if isinstance(m, _BatchNorm) and type(m) in (nn.BatchNorm1d, nn.BatchNorm2d):
             return MaskedBatchNorm(m)
+        if isinstance(m, _BatchNorm) and type(m).__name__ == "BatchNormAct2d":
+            return MaskedBatchNormAct(m)
         if isinstance(m, _DropoutNd) and type(m) in DROPOUTS:
             layer += 1
             channels = type(m) is not nn.Dropout
@@ -219,6 +233,11 @@ def group_norm(module: nn.Module) -> nn.Module:
     def replace(m: nn.Module) -> nn.Module:
         if not isinstance(m, _BatchNorm):
             return m
+        if not type(m).__module__.startswith("torch."):
+            raise ValueError(
+                f'norm is "group", but {type(m).__name__} of the model does more than normalise: '
+                "choose another norm, or a model of plain BatchNorm layers"
+            )
         norm = nn.GroupNorm(num_groups(m.num_features), m.num_features, m.eps, m.affine)
         norm.weight, norm.bias = m.weight, m.bias
         return norm.train(m.training)

@@ -128,17 +128,17 @@ def _own_code(experiment: Experiment) -> list[str]:
     clients = experiment.clients
     chosen = [experiment.dataset, experiment.model, clients.partition, clients.devices]
     chosen += [experiment.loss, experiment.local.optimizer, experiment.local.anneal]
-    chosen += experiment.algorithm
+    chosen += [*experiment.algorithm, *experiment.evaluate.metrics]
     names = [one.name for one in chosen if isinstance(one, Named)]
-    names += [name for one in experiment.schedules.values() for name in names_in(one)]
     names.append(str(clients.partition.options.get("of", "")))
     names += [name for one in experiment.schedules.values() for name in names_in(one)]
     names = [name for name in names if ":" in name and name.partition(":")[0] in sys.modules]
     folders = set()
     for name in names:
         module = sys.modules[name.partition(":")[0].partition(".")[0]]
-        if module.__file__ is not None:
-            home = Path(module.__file__).resolve()
+        file = getattr(module, "__file__", None)  # a notebook has none
+        if file is not None:
+            home = Path(file).resolve()
             folders.add(str(home.parents[1 if home.name == "__init__.py" else 0]))
     return sorted(folders)
 

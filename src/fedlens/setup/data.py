@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from fedlens import keys
+from fedlens.data.map_style import MapStyle, map_style
 from fedlens.data.partitions import natural_column
 from fedlens.data.partitions.altered import Altered
 from fedlens.data.partitions.by_name import dealt
@@ -31,15 +32,22 @@ class ClientTests(NamedTuple):
 
 def load_dataset(given: Named | Dataset, data: Path | None) -> Dataset:
     data = existing(data)
-    if isinstance(given, Dataset):
-        made = given
-    else:
-        found = call(find(DATASETS, given.name, "dataset"), Source(data), options=given.options)
-        made = expect(found, Dataset, f"dataset {given.name!r}")
+    made = given if isinstance(given, Dataset) else _loaded(given, data)
     for name in made.classes:
         if not name.isascii() and name.encode(errors="ignore").decode() != name:
             raise ValueError(f"the class {name!r} of {made.name} is not text: give it another name")
     return made
+
+
+def _loaded(given: Named, data: Path | None) -> Dataset:
+    """What the function gives: a data set, or one or two of torchvision's kind, train and test."""
+    found = call(find(DATASETS, given.name, "dataset"), Source(data), options=given.options)
+    if isinstance(found, Dataset):
+        return found
+    parts = found if isinstance(found, tuple) else (found,)
+    if len(parts) in (1, 2) and all(isinstance(part, MapStyle) for part in parts):
+        return map_style(*parts, name=given.name.rpartition(":")[2])
+    return expect(found, Dataset, f"dataset {given.name!r}")
 
 
 def on_disk(dataset: Dataset, given: Named | Dataset, data: Path | None) -> OnDisk | None:

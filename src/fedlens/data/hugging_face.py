@@ -1,0 +1,158 @@
+"""Data sets of Hugging Face's `datasets`, as `save_to_disk` leaves them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from fedlens.data.arrays import Column
+from fedlens.data.map_style import examples_of, of_examples
+from fedlens.data.places import Source
+from fedlens.federation import Dataset
+from fedlens.reading import reading
+
+REMEDY = "set path to a folder that save_to_disk of datasets made"
+
+
+def hugging_face(
+    source: Source,
+    *,
+    path: str,
+    image: str | None = None,
+    label: str | None = None,
+    size: int | None = None,
+    channels: Literal[1, 3] | None = None,
+    test_share: float = 0.2,
+) -> Dataset:
+    """A folder that `save_to_disk` of Hugging Face's datasets made, of one split or of several.
+
+    `train` is trained on; tested is on `test`, else on `validation`, else on a share of each class.
+    `image` and `label` name the columns, if there are several that may be meant. Columns of
+    numbers and texts are kept.
+    """
+    place = source.resolve(path)
+    datasets = _datasets()
+    with reading(place, REMEDY):
+        found = datasets.load_from_disk(str(place))
+    splits = dict(found) if isinstance(found, dict) else {"train": found}
+    if "train" not in splits:
+        raise ValueError(f"{place} has the splits {', '.join(splits)}: call one of them train")
+    test = next((splits[name] for name in ("test", "validation") if name in splits), None)
+    chosen = {"train": splits["train"]} | ({} if test is None else {"test": test})
+
+    features = chosen["train"].features
+    image = _column(features, image, "image", (datasets.Image,), place)
+    label = _column(features, label, "label", (datasets.ClassLabel, datasets.Value), place)
+    with reading(place, REMEDY):
+        texts = {part: [*split[label]] for part, split in chosen.items()}
+    classes, labels = _numbered(texts, getattr(features[label], "names", None), place, label)
+    kept = [
+        name
+        for name, feature in features.items()
+        if isinstance(feature, datasets.Value) and name not in (image, label)
+    ]
+    parts = {
+        part: examples_of(
+            Rows(split.select_columns([image]), image, labels[part]),
+            f"{place}, {part}",
+            size,
+            channels,
+            {name: _values([*split[name]]) for name in kept if name in split.features},
+        )
+        for part, split in chosen.items()
+    }
+    return of_examples(place.resolve().name, parts, classes, test_share)
+
+
+def names_clients(folder: Path) -> bool:
+    """Whether a saved data set has a column `client`; if it cannot be read, it is not known."""
+    for place in (folder / "train", folder):
+        try:
+            content = json.loads((place / "dataset_info.json").read_text(encoding="utf-8"))
+            return "client" in content["features"]
+        except (OSError, ValueError, LookupError, TypeError):
+            continue
+    return False
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of a split as pairs."""
+
+    split: Any  # a `datasets.Dataset` of one column
+    image: str
+    labels: Sequence[int]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        return self.split[index][self.image], self.labels[index]
+
+
+def _datasets() -> Any:
+    try:
+        import datasets
+    except ImportError as error:
+        raise ValueError(
+            'dataset "hugging-face" needs datasets: pip install "fedlens[hugging-face]"'
+        ) from error
+    return datasets
+
+
+def _column(
+    features: Mapping[str, Any],
+    given: str | None,
+    usual: str,
+    kinds: tuple[type, ...],
+    place: Path,
+) -> str:
+    """The column that is given; or the only one of the first kind there is; or the usual one."""
+    fitting = [name for name, feature in features.items() if isinstance(feature, kinds)]
+    if given is not None:
+        if given not in fitting:
+            raise ValueError(f"{place} has no {usual}s in {given!r}: choose of {_listed(fitting)}")
+        return given
+    certain = [name for name in fitting if isinstance(features[name], kinds[0])]
+    if len(certain) == 1:
+        return certain[0]
+    if usual in fitting:
+        return usual
+    raise ValueError(
+        f"{place} does not say which column has the {usual}s: set {usual} = ..., one of "
+        f"{_listed(certain or fitting)}"
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names) or "none that fits"
+
+
+def _numbered(
+    texts: Mapping[str, Sequence[Any]], names: Sequence[str] | None, place: Path, label: str
+) -> tuple[Sequence[str] | None, dict[str, Sequence[int]]]:
+    """The classes, and labels as their numbers: as they are, if they are whole numbers."""
+    every = {value for part in texts.values() for value in part}
+    if not every & {None, -1} and all(isinstance(value, int) for value in every):
+        return names, dict(texts)
+    if all(isinstance(value, str) for value in every):
+        classes = sorted(every)
+        number = {name: i for i, name in enumerate(classes)}
+        return classes, {part: [number[text] for text in some] for part, some in texts.items()}
+    raise ValueError(
+        f"{place}: {label} is not given for every row, as a whole number from 0 or as text: leave "
+        "out the rows without one, or set label to another column"
+    )
+
+
+def _values(values: Sequence[Any]) -> Column:
+    """A column of numbers, or of texts: those that are missing are empty."""
+    found = np.array([np.nan if value is None else value for value in values])
+    if found.dtype.kind in "biuf":
+        return found
+    return np.array(["" if value is None else str(value) for value in values])

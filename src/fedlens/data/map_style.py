@@ -1,0 +1,146 @@
+"""Map-style data sets, as PyTorch calls them and torchvision has them: their items are pairs."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedlens import memory
+from fedlens.data.arrays import Column, demand_labels, held_out, mean_and_std
+from fedlens.data.pictures import pixels_of
+from fedlens.federation import Dataset, Examples
+from fedlens.reading import reason
+
+GRAY = ("1", "L", "LA")  # the modes of Pillow images without colour
+
+
+@runtime_checkable
+class MapStyle(Protocol):
+    """A data set with a length, whose items are an image and its label.
+
+    An image is a Pillow image, or a tensor [channels, H, W] of bytes or floats.
+    """
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+def map_style(
+    train: MapStyle,
+    test: MapStyle | None = None,
+    *,
+    name: str | None = None,
+    size: int | None = None,
+    channels: Literal[1, 3] | None = None,
+    test_share: float = 0.2,
+) -> Dataset:
+    """A data set of torchvision's kind, read once: a later change of it does nothing.
+
+    Pillow images and tensors of bytes are resized to `size` × `size`, and are gray or in colour as
+    the first is, unless `channels` says which; floats are used as they are. Without `test`, a fixed
+    share of each class of `train`, `test_share`, becomes test. `train.classes` names the labels.
+    """
+    called = name or type(train).__name__
+    parts = {"train": train} if test is None else {"train": train, "test": test}
+    read = {part: examples_of(items, part, size, channels) for part, items in parts.items()}
+    return of_examples(called, read, getattr(train, "classes", None), test_share)
+
+
+def of_examples(
+    name: str, parts: Mapping[str, Examples], classes: Sequence[str] | None, test_share: float
+) -> Dataset:
+    """The data set of `parts`, train and test; of train alone, a share of each class is test."""
+    num_classes = 1 + max(int(part.labels.max()) for part in parts.values())
+    names = tuple(map(str, range(num_classes) if classes is None else classes))
+    train = parts["train"]
+    if "test" in parts:
+        test = parts["test"]
+    else:
+        rows, clients = map(str, range(len(train))), train.columns.get("client")
+        sites = None if clients is None else clients.tolist()
+        chosen = torch.tensor(held_out([*rows], train.labels.tolist(), test_share, sites))
+        if not chosen.any():
+            raise ValueError(f"{name}: one image a class leaves none to test on: add images")
+        train, test = _chosen(train, ~chosen), _chosen(train, chosen)
+    if train.images.is_floating_point():
+        return Dataset(name, train, test, names)
+    mean, std = mean_and_std(train.images)
+    return Dataset(name, train, test, names, mean, std)
+
+
+def examples_of(
+    items: MapStyle,
+    what: str,
+    size: int | None,
+    channels: int | None,
+    columns: Mapping[str, Column] | None = None,
+) -> Examples:
+    """All items of a data set, which is called `what` where one of them is wrong."""
+    if size is not None and size < 1:
+        raise ValueError(f"size is {size}: choose a number of pixels, such as 32")
+    count = len(items)
+    if not count:
+        raise ValueError(f"{what} has no items: add some")
+    labels = np.zeros(count, np.int64)
+    images = torch.empty(0)
+    for i in range(count):
+        where = f"item {i} of {what}"
+        try:
+            image, label = items[i]
+            one, labels[i] = _tensor(image, channels, size), operator.index(label)
+        except Exception as error:  # whatever the data set, or a decoder, raises
+            raise ValueError(
+                f"{where} cannot be read ({reason(error)}): let it be a pair, a Pillow image or a "
+                "tensor [channels, height, width], and a whole number"
+            ) from error
+        if i == 0:
+            needed = count * one.numel() * one.element_size()
+            memory.demand(f"a set of {count:,} images", {"pixels": needed}, "choose a smaller size")
+            images = torch.empty(count, *one.shape, dtype=one.dtype).to(
+                memory_format=torch.channels_last
+            )
+        if one.shape != images.shape[1:] or one.dtype != images.dtype:
+            raise ValueError(
+                f"{where} is {_said(one)}, but the first is {_said(images[0])}: set size, and "
+                "channels, so that all are alike"
+            )
+        if labels[i] < 0:
+            raise ValueError(f"{where} has the label {labels[i]}: number classes from 0")
+        images[i] = one
+    demand_labels(labels, what)
+    return Examples(images, torch.from_numpy(labels), columns or {})
+
+
+def _tensor(image: Any, channels: int | None, size: int | None) -> Tensor:
+    """One image [channels, H, W]."""
+    from PIL import Image
+
+    if isinstance(image, Tensor):
+        tensor = image[None] if image.ndim == 2 else image
+        if tensor.ndim != 3 or not (tensor.is_floating_point() or tensor.dtype is torch.uint8):
+            raise ValueError(f"a tensor {tensor.dtype} {list(image.shape)}")
+        same_size = size is None or tensor.shape[1:] == (size, size)
+        if same_size and channels in (None, len(tensor)):
+            return tensor
+        if tensor.is_floating_point() or len(tensor) not in (1, 3):
+            raise ValueError("floats are used as they are: leave size and channels out")
+        image = Image.fromarray(tensor.permute(1, 2, 0).squeeze(2).numpy())
+    if not isinstance(image, Image.Image):
+        raise ValueError(f"a {type(image).__name__} is no image")
+    pixels = pixels_of(image, channels or (1 if image.mode in GRAY else 3), size)
+    return torch.from_numpy(pixels.copy()).permute(2, 0, 1)
+
+
+def _chosen(examples: Examples, mask: Tensor) -> Examples:
+    columns = {name: column[mask.numpy()] for name, column in examples.columns.items()}
+    return Examples(examples.images[mask], examples.labels[mask], columns)
+
+
+def _said(image: Tensor) -> str:
+    kind = "floats" if image.is_floating_point() else "bytes"
+    return f"{'×'.join(map(str, image.shape))} {kind}"

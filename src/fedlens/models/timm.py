@@ -1,0 +1,55 @@
+"""Models of timm (PyTorch Image Models), chosen as timm:NAME and untrained.
+
+Published weights are read from a file by `weights`, as those of other models are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from torch import nn
+
+from fedlens.options import did_you_mean
+from fedlens.reading import reason
+
+
+@cache  # options are read off a function once
+def timm(architecture: str) -> Callable[..., nn.Module]:
+    """The function that makes a model of this name."""
+
+    def make(shape: tuple[int, int, int], num_classes: int, *, drop_rate: float = 0.0) -> nn.Module:
+        """A model of timm, for images of this shape; `drop_rate` is the dropout of its head."""
+        library = _timm(architecture)
+        if not library.is_model(architecture):
+            hint = did_you_mean(architecture, library.list_models())
+            raise ValueError(f"timm has no model {architecture!r}: {hint}")
+        channels, height, width = shape
+        options: dict[str, Any] = {"in_chans": channels, "num_classes": num_classes}
+        # Transformers are made for one size of images; others take any, and no such option.
+        published = library.get_pretrained_cfg(architecture)
+        if published is not None and published.fixed_input_size:
+            options["img_size"] = (height, width)
+        try:
+            module: nn.Module = library.create_model(architecture, drop_rate=drop_rate, **options)
+        except Exception as error:  # an architecture may refuse any of these
+            raise ValueError(
+                f"model 'timm:{architecture}' cannot be made for images {shape} "
+                f"({reason(error)}): choose another size of images, or another model"
+            ) from error
+        return module
+
+    return make
+
+
+def _timm(architecture: str) -> Any:
+    try:
+        import timm
+    except Exception as error:  # it imports torchvision, which fails beside another torch
+        why = "" if isinstance(error, ModuleNotFoundError) else f" ({reason(error)})"
+        raise ValueError(
+            f"model 'timm:{architecture}' needs timm, which cannot be imported{why}: "
+            'pip install "fedlens[timm]"'
+        ) from error
+    return timm

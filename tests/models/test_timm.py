@@ -1,0 +1,89 @@
+"""Models of timm, by a stand-in with its interface: its torchvision may not fit the torch here."""
+
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fedlens as fl
+from fedlens.network.layers import group_norm, prepare
+
+
+class BatchNormAct2d(nn.BatchNorm2d):
+    """As timm's: a batch normalisation with an activation in it."""
+
+    def __init__(self, num_features: int) -> None:
+        super().__init__(num_features)
+        self.drop, self.act = nn.Identity(), nn.SiLU()
+
+    def forward(self, x):
+        return self.act(self.drop(super().forward(x)))
+
+
+def create_model(name: str, drop_rate: float, in_chans: int, num_classes: int, **size: Any):
+    """A network of that interface; only a transformer takes the size of images."""
+    if name == "vit" and size.pop("img_size") != (28, 28):
+        raise RuntimeError("no such patches")
+    assert not size
+    return nn.Sequential(
+        nn.Conv2d(in_chans, 4, 5, stride=4),
+        BatchNormAct2d(4),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Dropout(drop_rate),
+        nn.Linear(4, num_classes),
+    )
+
+
+@pytest.fixture
+def library(monkeypatch) -> None:
+    """timm, as far as it is used."""
+    made = ModuleType("timm")
+    made.__dict__.update(
+        create_model=create_model,
+        is_model=lambda name: name in ("net", "vit"),
+        list_models=lambda: ["net", "vit"],
+        get_pretrained_cfg=lambda name: SimpleNamespace(fixed_input_size=name == "vit"),
+    )
+    monkeypatch.setitem(sys.modules, "timm", made)
+
+
+def described(model: Any, **more: Any) -> fl.Experiment:
+    clients, local = {"count": 3, "per_round": 2}, {"batch_size": 7, "max_steps": 2, "epochs": 1}
+    settings = {"clients": clients, "local": local, "rounds": 1, "device": "cpu", **more}
+    return fl.Experiment(dataset="fashion-mnist-mini", model=model, **settings)
+
+
+@pytest.mark.parametrize("engine", ["sequential", "stacked"])
+def test_models_of_timm_are_chosen_by_name(library, engine):
+    for model in ("timm:net", {"name": "timm:vit", "drop_rate": 0.2}):
+        assert fl.run(described(model, engine=engine)).status == "finished"
+
+
+def test_a_name_that_timm_has_not_is_refused_with_one_it_has(library):
+    with pytest.raises(ValueError, match="timm has no model 'nett': did you mean 'net'"):
+        fl.run(described("timm:nett"))
+    with pytest.raises(ValueError, match="has no option 'depth'"):
+        described({"name": "timm:net", "depth": 3})
+
+
+def test_without_timm_the_line_says_how_to_get_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(ValueError, match=r'needs timm.*pip install "fedlens\[timm\]"'):
+        fl.run(described("timm:net"))
+
+
+def test_its_batch_normalisation_with_an_activation_is_masked_and_keeps_both():
+    torch.manual_seed(0)
+    plain = nn.Sequential(BatchNormAct2d(3))
+    masked = prepare(plain)
+    assert masked.state_dict().keys() == plain.state_dict().keys()
+    x = torch.randn(5, 3, 2, 2)
+    mask = torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0])
+    found = torch.func.functional_call(masked, {"0.mask": mask}, (x,))
+    torch.testing.assert_close(found[:3], plain(x[:3]))
+    with pytest.raises(ValueError, match="BatchNormAct2d of the model does more than normalise"):
+        group_norm(plain)
