@@ -131,7 +131,7 @@ def kill_one(engine: Ray, seconds: float) -> threading.Timer:
     import ray
 
     assert isinstance(engine._crew, Actors)
-    workers = engine._crew._hired
+    workers = engine._crew.hiring.hired
     pid = ray.get(random.choice(workers).handle.process_id.remote())
     timer = threading.Timer(seconds, os.kill, (pid, signal.SIGKILL))
     timer.start()

@@ -48,7 +48,8 @@ def sweep_command(
     """Run every combination of values; the same command again goes on where it stopped."""
     from fedlens.experiment import Experiment
     from fedlens.runs import progress
-    from fedlens.runs.sweep import combinations, prepare
+    from fedlens.runs.grid import combinations
+    from fedlens.runs.sweep import prepare
     from fedlens.tables import parse_axis
 
     given = list(overrides or [])

@@ -22,7 +22,7 @@ from fedlens.engines.gpus import all_have_bf16, gpu_names, has_bf16
 
 ADDRESS = "RAY_ADDRESS"  # the variable that names a cluster
 HOME = Path("/tmp")  # the path of a socket may have 107 bytes: a longer place would not do
-PREFIX = "fedlens-ray-"  # of the folder of a cluster of one's own
+PREFIX = "fedlens-ray-"  # of the folders of processes: a cluster of one's own, or an actor's files
 STORE = 2**30  # bytes for models and uploads, besides the examples; what is not used takes no room
 STARTS = 3  # of Ray on this machine: where all cores are busy, it gives up after 30 s
 
@@ -63,7 +63,7 @@ def connect(num_bytes: int = 0) -> Any:
         atexit.register(ray.shutdown)
         return ray
     remove_stale()
-    place = HOME / f"{PREFIX}{os.getpid()}"
+    place = own_folder()
     atexit.register(_end, ray, place)
     room = shutil.disk_usage("/dev/shm").free * 3 // 4 if Path("/dev/shm").exists() else STORE
     own = partial(
@@ -92,7 +92,7 @@ def disconnect() -> None:
     """End a cluster of one's own, or leave another."""
     ray = _ray()
     ray.shutdown()
-    shutil.rmtree(HOME / f"{PREFIX}{os.getpid()}", ignore_errors=True)
+    shutil.rmtree(own_folder(), ignore_errors=True)
 
 
 def alive_nodes(ray: Any) -> dict[str, dict[str, float]]:
@@ -155,8 +155,13 @@ def _end(ray: Any, place: Path) -> None:
     shutil.rmtree(place, ignore_errors=True)
 
 
+def own_folder() -> Path:
+    """Where this process may keep files while it lives."""
+    return HOME / f"{PREFIX}{os.getpid()}"
+
+
 def remove_stale() -> None:
-    """Remove the folders of clusters whose process was killed."""
+    """Remove the folders of processes that were killed."""
     for place in HOME.glob(f"{PREFIX}*"):
         pid = place.name.removeprefix(PREFIX)
         with contextlib.suppress(OSError):
