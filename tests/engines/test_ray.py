@@ -128,6 +128,13 @@ def test_actors_with_devices_stack_their_blocks_as_processes_do(engine):
     assert all(map(torch.equal, ends[1][1], ends[0][1]))
 
 
+def test_an_actor_trains_on_the_gpu_that_it_is_shown():
+    """Which is its first: torch takes no GPU without a number for the current one."""
+    made = Ray(NETWORK, FEDERATION.examples, devices=[torch.device("cuda", n) for n in range(2)])
+    assert made.on_gpus
+    assert made._device == torch.device("cuda", 0)
+
+
 def one_actor(engine: Ray) -> int:
     """The process of an actor, any of them."""
     import ray

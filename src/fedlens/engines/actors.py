@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fedlens.client import ClientProgram
@@ -37,11 +38,17 @@ class Actors:
     """A `Crew` of actors: one a core, or one a GPU, of every node that lives."""
 
     def __init__(
-        self, ray: Any, known: Known, on_gpus: bool, stacks: bool, most_workers: int | None
+        self,
+        ray: Any,
+        known: Known,
+        on_gpus: bool,
+        device: torch.device,  # of each: where it trains, among what it sees
+        stacks: bool,
+        most_workers: int | None,
     ) -> None:
         self.ray, self.costs = ray, Costs()
         known_there = ray.put(known)
-        self.hiring = Hiring(ray, Actor, (on_gpus, stacks), known_there, on_gpus, most_workers)
+        self.hiring = Hiring(ray, Actor, (device, stacks), known_there, on_gpus, most_workers)
         self.busy_seconds = 0.0
         self.num_lost = 0
         self.num_waiting = self.clients_a_task = 1

@@ -24,6 +24,7 @@ ADDRESS = "RAY_ADDRESS"  # the variable that names a cluster
 HOME = Path("/tmp")  # the path of a socket may have 107 bytes: a longer place would not do
 PREFIX = "fedlens-ray-"  # of the folders of processes: a cluster of one's own, or an actor's files
 STORE = 2**30  # bytes for models and uploads, besides the examples; what is not used takes no room
+GPU_SECONDS = 300.0  # until a GPU of each node has said what it is
 STARTS = 3  # of Ray on this machine: where all cores are busy, it gives up after 30 s
 
 QUIET = {
@@ -113,22 +114,30 @@ def gpus() -> tuple[Gpu, ...]:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     ray = connect()
+    counts = {n: int(has["GPU"]) for n, has in alive_nodes(ray).items() if has.get("GPU")}
     asked = [
-        ray.remote(_gpus_here)
+        ray.remote(_gpu_here)
         .options(
-            num_gpus=has["GPU"],
+            num_gpus=1,  # those of a node are alike, and others may be at work
             scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
         )
         .remote()
-        for node, has in alive_nodes(ray).items()
-        if has.get("GPU")
+        for node in counts
     ]
-    return tuple(gpu for found in ray.get(asked) for gpu in found)
+    try:
+        found = ray.get(asked, timeout=GPU_SECONDS)
+    except ray.exceptions.GetTimeoutError as error:
+        raise ValueError(
+            f"no GPU of a node of the Ray cluster was free within {GPU_SECONDS:.0f} s: wait for "
+            'others, or choose device = "cpu"'
+        ) from error
+    return tuple(
+        gpu for gpu, count in zip(found, counts.values(), strict=True) for _ in range(count)
+    )
 
 
-def _gpus_here() -> list[Gpu]:
-    numbers = range(torch.cuda.device_count())
-    return [Gpu(torch.cuda.get_device_name(i), has_bf16(torch.device("cuda", i))) for i in numbers]
+def _gpu_here() -> Gpu:
+    return Gpu(torch.cuda.get_device_name(0), has_bf16(torch.device("cuda", 0)))
 
 
 def _init(ray: Any, **options: Any) -> None:

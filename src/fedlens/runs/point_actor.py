@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 
-from fedlens.engines import Sequential
+from fedlens.engines import EngineName, Sequential
 from fedlens.engines.cluster import own_folder, remove_stale
 from fedlens.engines.messages import Message, pack, unpack
 from fedlens.engines.trainer import keep_memory
@@ -86,10 +86,10 @@ class Stopped(Exception):
 
 
 class PointActor:
-    """On a GPU it stacks its points where they can be; on a core it runs one after another."""
+    """It runs points one after another, or stacks those that can be: see `points.py`."""
 
-    def __init__(self, on_gpu: bool) -> None:
-        self.on_gpu = on_gpu
+    def __init__(self, device: Literal["cpu", "cuda"], stacks: bool) -> None:
+        self.device, self.stacks = device, stacks
         self._news: queue.Queue[News] = queue.Queue(MOST_NEWS)
         self._stop: type[BaseException] | None = None
 
@@ -97,7 +97,7 @@ class PointActor:
         """Make ready; there is nothing that could go wrong here."""
         remove_stale()
         self.datasets: list[Dataset] = [unpack(message) for message in datasets]
-        if not self.on_gpu:
+        if self.device == "cpu":
             keep_memory()
         return ""
 
@@ -124,7 +124,7 @@ class PointActor:
             return pack(found)
 
     def _run(self, share: Share) -> None:
-        if not self.on_gpu:
+        if self.device == "cpu":
             torch.set_num_threads(1)
         place = own_folder()
         try:
@@ -153,13 +153,10 @@ class PointActor:
         assert given is not None
         experiment = Experiment(dataset=given, **sent.settings)
         known = {repr(given): dataset} if dataset is not None else {}
-        described = replace(experiment, precision=sent.precision)
-        if self.on_gpu:
-            setup = build_point(replace(described, engine="stacked", device="cuda"), data, known)
-        else:
-            plain = replace(described, engine="sequential", device="cpu")
-            setup = build_point(plain, data, known)
-            # Which computes what a worker of `processes` does.
+        described = replace(experiment, device=self.device, precision=sent.precision)
+        engine: EngineName = "stacked" if self.stacks else "sequential"
+        setup = build_point(replace(described, engine=engine), data, known)
+        if not self.stacks:  # it computes what a worker of `processes` does
             fast = Sequential(setup.network, setup.federation.examples, fast=True)
             setup = replace(setup, engine=fast)
         folder = None

@@ -42,6 +42,7 @@ from fedlens.runs.summary import Record
 TRIES = 3  # of points whose worker is gone
 LOOK_SECONDS = 1.0  # between two looks for workers that have joined
 STOP_SECONDS = 10.0  # that workers have for the end of a round, when a sweep is stopped
+ON_GPU, ON_CORE = ("cuda", True), ("cpu", False)  # where an actor trains, and whether it stacks
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +77,8 @@ def run_spread(
     sent = SentDatasets(points)
     ray = connect(sent.num_bytes)
     on_gpus = _on_gpus(points)
-    hiring = Hiring(ray, PointActor, (on_gpus,), ray.put(sent.messages), on_gpus)
+    arguments = ON_GPU if on_gpus else ON_CORE
+    hiring = Hiring(ray, PointActor, arguments, ray.put(sent.messages), on_gpus)
     count = sum(places(ray, on_gpus).values()) if on_gpus else len(points)
     shares = even_shares(points, count)
     with contextlib.ExitStack() as opened:
