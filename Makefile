@@ -39,7 +39,7 @@ test-large: install
 # Every algorithm on a Ray cluster, actors, nodes and drivers killed at random: some minutes.
 test-ray: install
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[ray]'
-	OMP_NUM_THREADS=1 FEDLENS_RAY=1 $(BIN)/pytest tests/engines/test_ray.py tests/engines/test_ray_nodes.py
+	OMP_NUM_THREADS=1 FEDLENS_RAY=1 $(BIN)/pytest tests/engines/test_ray.py tests/engines/test_ray_nodes.py tests/runs/test_spread.py
 
 # On a GPU, by any Python that has torch and triton: PYTHON chooses it, nothing is installed.
 test-gpu:

@@ -22,8 +22,10 @@ from fedlens.client import ClientProgram
 from fedlens.engines import Stacked
 from fedlens.rounds import RoundInput, begin, run_rounds
 from fedlens.runs.bench import WORKLOADS, experiment, time_of
+from fedlens.runs.grid import grid
+from fedlens.runs.points import Point
 from fedlens.runs.settings import torch_settings
-from fedlens.runs.sweep import Point, grid, prepare
+from fedlens.runs.sweep import prepare
 
 
 def rounds(points: list[Point], at_once: int) -> Callable[[], None]:

@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     from fedlens.experiment import Clients, Evaluate, Experiment, LocalTraining, Named, Server
     from fedlens.federation import Dataset, Examples, Federation, Holdings
     from fedlens.report.compare import Comparison, compare
+    from fedlens.runs.grid import grid
     from fedlens.runs.result import Result
     from fedlens.runs.run import resume, run
-    from fedlens.runs.sweep import grid, sweep
+    from fedlens.runs.sweep import sweep
     from fedlens.runs.track import tracking
 
 HOMES = {
@@ -47,7 +48,7 @@ HOMES = {
     "Server": "experiment",
     "compare": "report.compare",
     "compose": "algorithm",
-    "grid": "runs.sweep",
+    "grid": "runs.grid",
     "load": "deploy.classifier",
     "map_style": "data.map_style",
     "paper": "algorithm",

@@ -54,6 +54,8 @@ from fedlens.tables import apply_override, read_tables, to_toml
 
 NUM_CLIENTS = 10  # where nobody says how many
 
+Precision = Literal["auto", "fp32", "tf32", "bf16", "fp64"]
+
 
 @dataclass(frozen=True)
 class Experiment:
@@ -68,7 +70,7 @@ class Experiment:
     seed: int = 0
     engine: EngineName = "auto"
     device: str = "auto"
-    precision: Literal["auto", "fp32", "tf32", "bf16", "fp64"] = "auto"
+    precision: Precision = "auto"
     deterministic: bool = False  # the same bytes from a GPU, at some cost in speed
     loss: Given[Name, Named] = default(Named("cross_entropy"))
     augment: OrTable[Augment] = default(Augment())

@@ -1,5 +1,6 @@
 """Actors do what worker processes do, to the same bytes, also if some of them are lost."""
 
+import json
 import os
 import random
 import signal
@@ -9,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
@@ -126,14 +128,25 @@ def test_actors_with_devices_stack_their_blocks_as_processes_do(engine):
     assert all(map(torch.equal, ends[1][1], ends[0][1]))
 
 
-def kill_one(engine: Ray, seconds: float) -> threading.Timer:
-    """Kill an actor's process, so much later."""
+def test_an_actor_trains_on_the_gpu_that_it_is_shown():
+    """Which is its first: torch takes no GPU without a number for the current one."""
+    made = Ray(NETWORK, FEDERATION.examples, devices=[torch.device("cuda", n) for n in range(2)])
+    assert made.on_gpus
+    assert made._device == torch.device("cuda", 0)
+
+
+def one_actor(engine: Ray) -> int:
+    """The process of an actor, any of them."""
     import ray
 
     assert isinstance(engine._crew, Actors)
-    workers = engine._crew._hired
-    pid = ray.get(random.choice(workers).handle.process_id.remote())
-    timer = threading.Timer(seconds, os.kill, (pid, signal.SIGKILL))
+    pid: int = ray.get(random.choice(engine._crew.hiring.hired).handle.process_id.remote())
+    return pid
+
+
+def kill_one(engine: Ray, seconds: float) -> threading.Timer:
+    """Kill an actor's process, so much later."""
+    timer = threading.Timer(seconds, os.kill, (one_actor(engine), signal.SIGKILL))
     timer.start()
     return timer
 
@@ -201,17 +214,38 @@ def test_images_are_sent_once_or_opened_where_they_are():
         other.opened()
 
 
+EXPERIMENT = fl.Experiment(
+    dataset=toy(),
+    model=fl.Named("linear"),
+    rounds=4,
+    device="cpu",
+    clients=fl.Clients(count=6, per_round=4),
+    algorithm=fl.Named("scaffold"),
+)
+
+
+def test_workers_that_were_lost_are_in_the_record(engine, tmp_path, monkeypatch):
+    engine.close()
+    hire, made = Ray._hire, []
+
+    def seen(self: Ray, *args: Any) -> Actors:
+        made.append(self)
+        return hire(self, *args)
+
+    def kill(record: dict[str, Any]) -> None:
+        if record["round"] == 2:
+            os.kill(one_actor(made[-1]), signal.SIGKILL)
+
+    monkeypatch.setattr(Ray, "_hire", seen)
+    killed = fl.run(replace(EXPERIMENT, engine="ray"), tmp_path / "run", watch=kill)
+    lines = (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()
+    assert [json.loads(line).get("workers_lost", 0) for line in lines] == [0, 0, 1, 0]
+    assert_equal(killed.model, fl.run(replace(EXPERIMENT, engine="processes")).model)
+
+
 def test_a_run_begun_on_ray_goes_on_without_it_and_the_other_way_round(engine, tmp_path):
     engine.close()
-    experiment = fl.Experiment(
-        dataset=toy(),
-        model=fl.Named("linear"),
-        rounds=4,
-        device="cpu",
-        clients=fl.Clients(count=6, per_round=4),
-        algorithm=fl.Named("scaffold"),
-    )
-    model = "model.safetensors"
+    experiment, model = EXPERIMENT, "model.safetensors"
     whole = fl.run(replace(experiment, engine="processes"), tmp_path / "whole")
     ways: list[tuple[EngineName, EngineName]] = [("ray", "processes"), ("processes", "ray")]
     for first, then in ways if LONG else ways[:1]:

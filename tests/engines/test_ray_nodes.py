@@ -15,12 +15,17 @@ from typing import Any
 
 import pytest
 
-from fedlens.engines import Ray, cluster
+import fedlens as fl
+from fedlens.engines import Processes, Ray, cluster
 from fedlens.engines.actors import Actors
 from fedlens.pieces import Uniformly
+from fedlens.run_files import MODEL, read_summary
+from fedlens.runs import spread
 from tests.command_line import EXPERIMENT
 from tests.engines.test_ray import FEDERATION, LONG, NETWORK, after, assert_same
+from tests.federations import CPU
 from tests.papers_under_test import BASE
+from tests.runs.test_sweep import base, records
 
 pytestmark = [
     pytest.mark.skipif(not LONG, reason="takes longer: make test-ray"),
@@ -83,6 +88,42 @@ def test_a_node_lost_in_mid_round_changes_no_byte_and_one_that_joins_is_used(nod
             assert engine.num_workers == 1
     finally:
         engine.close()
+
+
+def test_actors_on_gpus_have_one_each_and_the_bytes_of_processes(nodes):
+    """GPUs that Ray is told of, and that are cores: who gets which is Ray's own doing."""
+    import ray
+
+    nodes.add_node(**SMALL, num_gpus=2)
+    forked = Processes(NETWORK, FEDERATION.examples, devices=[CPU] * 2)
+    engine = Ray(NETWORK, FEDERATION.examples, devices=[CPU] * 2)
+    engine.on_gpus = True
+    try:
+        assert_same(after(engine, EVERYONE), after(forked, EVERYONE))
+        assert isinstance(engine._crew, Actors)
+        shown = [
+            one.handle.__ray_call__.remote(lambda _: os.environ["CUDA_VISIBLE_DEVICES"])
+            for one in engine._crew.hiring.hired
+        ]
+        assert sorted(ray.get(shown)) == ["0", "1"]
+    finally:
+        engine.close()
+        forked.close()
+
+
+def test_points_of_a_sweep_are_stacked_on_gpus(nodes, tmp_path, monkeypatch):
+    nodes.add_node(**SMALL, num_gpus=2)
+    monkeypatch.setattr(spread, "_on_gpus", lambda _points: True)
+    monkeypatch.setattr(spread, "ON_GPU", ("cpu", True))
+    for engine in ("ray", "stacked"):
+        fl.sweep(fl.grid(base(engine=engine, device="cpu"), {}, seeds=4), tmp_path / engine)
+    padded = [f"seed={seed}" for seed in range(4)]
+    padded = [name for name in padded if "padding_share" in read_summary(tmp_path / "ray" / name)]
+    assert padded == ["seed=0", "seed=2"], "the first of each stack says what all were padded"
+    for seed in range(4):
+        there, here = (tmp_path / engine / f"seed={seed}" for engine in ("ray", "stacked"))
+        assert records(there) == records(here)
+        assert (there / MODEL).read_bytes() == (here / MODEL).read_bytes()
 
 
 def started_by(pid: int) -> list[int]:

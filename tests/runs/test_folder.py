@@ -192,7 +192,7 @@ def test_the_records_that_a_checkpoint_rests_on_are_checked_and_the_one_before_i
     folder, caplog, cut
 ):
     path = folder.path / "rounds.jsonl"
-    records = Records(path)
+    records = Records(folder.files)
     for round in range(1, 7):
         records.append({"round": round, "loss": round / 7})
         if round in (2, 6):

@@ -13,8 +13,9 @@ from safetensors.torch import load_file
 from torch import nn
 
 import fedlens as fl
+from fedlens.runs.grid import combinations
 from fedlens.runs.summary import Record
-from fedlens.runs.sweep import combinations, prepare
+from fedlens.runs.sweep import prepare
 from tests.toys import toy
 
 

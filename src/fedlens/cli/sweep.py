@@ -59,7 +59,8 @@ def sweep_command(
     from fedlens.experiment import Experiment
     from fedlens.report.artists import artists
     from fedlens.runs import progress
-    from fedlens.runs.sweep import combinations, prepare
+    from fedlens.runs.grid import combinations
+    from fedlens.runs.sweep import prepare
     from fedlens.tables import parse_axis
 
     given = list(overrides or [])

@@ -127,8 +127,8 @@ class Begun(NamedTuple):
 class Actor:
     """A `Trainer` that Ray reaches."""
 
-    def __init__(self, on_gpu: bool, stacks: bool) -> None:
-        self.device, self.stacks = torch.device("cuda" if on_gpu else "cpu"), stacks
+    def __init__(self, device: torch.device, stacks: bool) -> None:
+        self.device, self.stacks = device, stacks
         self.begun: Begun | None = None
 
     def know(self, known: Known) -> str:

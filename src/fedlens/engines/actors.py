@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import zip_longest
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fedlens.client import ClientProgram
 from fedlens.core import Memory, Tree
 from fedlens.engines.actor import Actor, Begun, Known
-from fedlens.engines.cluster import alive_nodes
 from fedlens.engines.costs import Costs
 from fedlens.engines.engine import Which
+from fedlens.engines.hiring import Hired, Hiring, lost_with
 from fedlens.engines.messages import pack, unpack
 from fedlens.engines.pool import Sizes
 from fedlens.engines.shared_memory import trees_of
@@ -26,19 +26,8 @@ from fedlens.trees import map_tensors, stack
 from fedlens.work import Shared, Work
 
 TRIES = 3  # of a task whose worker is gone
-FIRST_SECONDS = 300.0  # until the first worker is there
-OTHERS_SECONDS = 10.0  # after it, that are waited for others; who comes later joins later
 
 logger = logging.getLogger(__name__)
-
-
-class Hired:
-    """An actor, and the tasks that it was given and has not answered."""
-
-    def __init__(self, handle: Any, node: str, ready: Any) -> None:
-        self.handle, self.node, self.ready = handle, node, ready
-        self.given: deque[tuple[int, Any]] = deque()  # the number of a task, and what comes of it
-        self.most_bytes = 0  # see `Done.most_bytes`
 
 
 Ask = Callable[[Any], Any]
@@ -49,91 +38,40 @@ class Actors:
     """A `Crew` of actors: one a core, or one a GPU, of every node that lives."""
 
     def __init__(
-        self, ray: Any, known: Known, on_gpus: bool, stacks: bool, most_workers: int | None
+        self,
+        ray: Any,
+        known: Known,
+        on_gpus: bool,
+        device: torch.device,  # of each: where it trains, among what it sees
+        stacks: bool,
+        most_workers: int | None,
     ) -> None:
         self.ray, self.costs = ray, Costs()
-        self.on_gpus, self.stacks, self.most_workers = on_gpus, stacks, most_workers
+        known_there = ray.put(known)
+        self.hiring = Hiring(ray, Actor, (device, stacks), known_there, on_gpus, most_workers)
         self.busy_seconds = 0.0
         self.num_lost = 0
         self.num_waiting = self.clients_a_task = 1
-        self._known = ray.put(known)
-        self._hired: list[Hired] = []
-        self._coming: list[Hired] = []
         self._program: ClientProgram | None = None
         self._begun = Begun(0, None, None)  # last
 
     @property
     def num_workers(self) -> int:
-        return len(self._hired)
+        return len(self.hiring.hired)
 
     @property
     def most_bytes(self) -> int:
-        return sum(worker.most_bytes for worker in self._hired)
+        return sum(worker.most_bytes for worker in self.hiring.hired)
 
     def gather(self, program: ClientProgram, shared: Shared, work: Work) -> None:
         """Before a round: hire where nodes have room for more, and take on those who are ready."""
         if program is not self._program:
             self._program = program
             self._begun = self._begun._replace(program=self.ray.put(program))
-        self._look_for_more(len(work))
-        self._welcome(0.0 if self._hired else FIRST_SECONDS)
+        self.hiring.look_for_more(len(work))
+        self.hiring.welcome()
         sizes = Sizes.of(program, shared, work, self.num_workers, num_devices=1)
         self.num_waiting, self.clients_a_task = sizes.num_slots, sizes.clients_a_slot
-
-    def _look_for_more(self, most: int) -> None:
-        kind = "GPU" if self.on_gpus else "CPU"
-        have = Counter(one.node for one in (*self._hired, *self._coming))
-        places = [
-            [node] * (int(has.get(kind, 0)) - have[node])
-            for node, has in alive_nodes(self.ray).items()
-        ]
-        # One of each node, then another of each: few workers are spread over many nodes.
-        spread = [node for turn in zip_longest(*places) for node in turn if node is not None]
-        most = min(most, self.most_workers or most)
-        for node in spread[: max(most - have.total(), 0)]:
-            self._coming.append(self._hire(node))
-
-    def _hire(self, node: str) -> Hired:
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        remote = self.ray.remote(Actor).options(
-            num_cpus=0 if self.on_gpus else 1,
-            num_gpus=1 if self.on_gpus else 0,
-            max_restarts=0,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
-        )
-        handle = remote.remote(self.on_gpus, self.stacks)
-        return Hired(handle, node, handle.know.remote(self._known))
-
-    def _welcome(self, seconds: float) -> None:
-        """Take on those of the hired who are ready; wait so long for the first."""
-        if not self._coming:
-            return
-        coming = {one.ready: one for one in self._coming}
-        errors = []
-        ready, _ = self.ray.wait(list(coming), timeout=seconds)
-        if ready and seconds:
-            ready, _ = self.ray.wait(list(coming), num_returns=len(coming), timeout=OTHERS_SECONDS)
-        elif ready:
-            ready, _ = self.ray.wait(list(coming), num_returns=len(coming), timeout=0)
-        for one in (coming[reference] for reference in ready):
-            self._coming.remove(one)
-            try:
-                error = self.ray.get(one.ready)
-            except self.ray.exceptions.RayError as lost:
-                error = _first_line(lost)
-            if error:
-                errors.append(error)
-                self.ray.kill(one.handle)
-            else:
-                self._hired.append(one)
-        if errors and not self._hired:
-            raise ValueError(f"no worker could be started on the Ray cluster: {errors[0]}")
-        if not self._hired:
-            raise ChildProcessError(
-                f"no worker of the Ray cluster was free within {seconds:.0f} s: "
-                "wait for others, or add nodes"
-            )
 
     def train(
         self, shared: Shared, work: Work, blocks: Sequence[slice], order: list[int]
@@ -173,10 +111,10 @@ class Actors:
         lost: Counter[int] = Counter()  # how often a task was lost with its worker
         turn = 0
         while turn < len(tasks):
-            in_work = sum(len(one.given) for one in self._hired)
+            in_work = sum(len(one.given) for one in self.hiring.hired)
             while order and in_work + len(done) < self.num_waiting:
-                worker = min(self._hired, key=lambda one: len(one.given))
-                if len(worker.given) >= (2 if len(order) > len(self._hired) else 1):
+                worker = min(self.hiring.hired, key=lambda one: len(one.given))
+                if len(worker.given) >= (2 if len(order) > len(self.hiring.hired) else 1):
                     break
                 number = order.pop(0)
                 worker.given.append((number, tasks[number](worker.handle)))
@@ -198,7 +136,7 @@ class Actors:
         """Answers that have come; at the end workers that are lost, with None."""
         waited = {
             reference: (worker, number)
-            for worker in self._hired
+            for worker in self.hiring.hired
             for number, reference in worker.given
         }
         if not waited:
@@ -225,35 +163,21 @@ class Actors:
 
     def _replace(self, worker: Hired, times: int) -> None:
         """Go on without one that is lost, unless others would go the same way."""
-        self._hired.remove(worker)
         self.num_lost += 1
-        self.ray.kill(worker.handle)  # only out of reach, it would come back and keep its core
+        self.hiring.lose(worker)
         if times == TRIES:
             raise ChildProcessError(
                 f"a worker of the Ray cluster was lost {times} times over the same clients, "
                 "perhaps for want of memory: choose a smaller local.batch_size"
             )
         logger.warning("a worker of the Ray cluster was lost: others train its clients")
-        if not self._hired:
-            self._look_for_more(len(worker.given))
-            self._welcome(FIRST_SECONDS)
+        if not self.hiring.hired:
+            self.hiring.look_for_more(len(worker.given))
+            self.hiring.welcome()
 
     def dismiss(self) -> None:
-        if not self.ray.is_initialized():
-            return
-        for worker in (*self._hired, *self._coming):
-            self.ray.kill(worker.handle)
-
-
-def lost_with(ray: Any) -> tuple[type[Exception], ...]:
-    """What `ray.get` raises for an answer that will never come, though the cluster lives."""
-    found = ray.exceptions
-    return found.RayActorError, found.ObjectLostError, found.NodeDiedError, found.OutOfMemoryError
+        self.hiring.dismiss()
 
 
 def _contiguous(trees: Any) -> Any:
     return map_tensors(trees, lambda t: t.contiguous())
-
-
-def _first_line(error: Exception) -> str:
-    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)

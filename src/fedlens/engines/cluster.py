@@ -22,8 +22,9 @@ from fedlens.engines.gpus import all_have_bf16, gpu_names, has_bf16
 
 ADDRESS = "RAY_ADDRESS"  # the variable that names a cluster
 HOME = Path("/tmp")  # the path of a socket may have 107 bytes: a longer place would not do
-PREFIX = "fedlens-ray-"  # of the folder of a cluster of one's own
+PREFIX = "fedlens-ray-"  # of the folders of processes: a cluster of one's own, or an actor's files
 STORE = 2**30  # bytes for models and uploads, besides the examples; what is not used takes no room
+GPU_SECONDS = 300.0  # until a GPU of each node has said what it is
 STARTS = 3  # of Ray on this machine: where all cores are busy, it gives up after 30 s
 
 QUIET = {
@@ -63,7 +64,7 @@ def connect(num_bytes: int = 0) -> Any:
         atexit.register(ray.shutdown)
         return ray
     remove_stale()
-    place = HOME / f"{PREFIX}{os.getpid()}"
+    place = own_folder()
     atexit.register(_end, ray, place)
     room = shutil.disk_usage("/dev/shm").free * 3 // 4 if Path("/dev/shm").exists() else STORE
     own = partial(
@@ -92,7 +93,7 @@ def disconnect() -> None:
     """End a cluster of one's own, or leave another."""
     ray = _ray()
     ray.shutdown()
-    shutil.rmtree(HOME / f"{PREFIX}{os.getpid()}", ignore_errors=True)
+    shutil.rmtree(own_folder(), ignore_errors=True)
 
 
 def alive_nodes(ray: Any) -> dict[str, dict[str, float]]:
@@ -113,22 +114,30 @@ def gpus() -> tuple[Gpu, ...]:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     ray = connect()
+    counts = {n: int(has["GPU"]) for n, has in alive_nodes(ray).items() if has.get("GPU")}
     asked = [
-        ray.remote(_gpus_here)
+        ray.remote(_gpu_here)
         .options(
-            num_gpus=has["GPU"],
+            num_gpus=1,  # those of a node are alike, and others may be at work
             scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
         )
         .remote()
-        for node, has in alive_nodes(ray).items()
-        if has.get("GPU")
+        for node in counts
     ]
-    return tuple(gpu for found in ray.get(asked) for gpu in found)
+    try:
+        found = ray.get(asked, timeout=GPU_SECONDS)
+    except ray.exceptions.GetTimeoutError as error:
+        raise ValueError(
+            f"no GPU of a node of the Ray cluster was free within {GPU_SECONDS:.0f} s: wait for "
+            'others, or choose device = "cpu"'
+        ) from error
+    return tuple(
+        gpu for gpu, count in zip(found, counts.values(), strict=True) for _ in range(count)
+    )
 
 
-def _gpus_here() -> list[Gpu]:
-    numbers = range(torch.cuda.device_count())
-    return [Gpu(torch.cuda.get_device_name(i), has_bf16(torch.device("cuda", i))) for i in numbers]
+def _gpu_here() -> Gpu:
+    return Gpu(torch.cuda.get_device_name(0), has_bf16(torch.device("cuda", 0)))
 
 
 def _init(ray: Any, **options: Any) -> None:
@@ -155,8 +164,13 @@ def _end(ray: Any, place: Path) -> None:
     shutil.rmtree(place, ignore_errors=True)
 
 
+def own_folder() -> Path:
+    """Where this process may keep files while it lives."""
+    return HOME / f"{PREFIX}{os.getpid()}"
+
+
 def remove_stale() -> None:
-    """Remove the folders of clusters whose process was killed."""
+    """Remove the folders of processes that were killed."""
     for place in HOME.glob(f"{PREFIX}*"):
         pid = place.name.removeprefix(PREFIX)
         with contextlib.suppress(OSError):

@@ -40,8 +40,10 @@ class Ray(Dealt):
         on_disk: OnDisk | None = None,
     ) -> None:
         super().__init__(network, examples, devices, others)
-        self._on_gpus = any(device.type == "cuda" for device in devices)
-        self._most_workers = workers if self._on_gpus else len(devices) or workers
+        self.on_gpus = any(device.type == "cuda" for device in devices)
+        # Ray shows each actor the GPU that is its own, and no other.
+        self._device = torch.device("cuda", 0) if self.on_gpus else torch.device("cpu")
+        self._most_workers = workers if self.on_gpus else len(devices) or workers
         self._on_disk = on_disk
         self._num_lost = 0  # by earlier crews
 
@@ -66,7 +68,8 @@ class Ray(Dealt):
         if not isinstance(crew, Actors):
             known = known_to_all(self.network, self.known, self._on_disk)
             ray = connect(sum(t.nbytes for message in known.examples for t in message.tensors))
-            crew = Actors(ray, known, self._on_gpus, bool(self.devices), self._most_workers)
+            stacks, most = bool(self.devices), self._most_workers
+            crew = Actors(ray, known, self.on_gpus, self._device, stacks, most)
             self._crew = crew
         crew.gather(program, shared, work)
         return crew

@@ -26,7 +26,8 @@ from fedlens.experiment import Evaluate, Experiment
 from fedlens.federation import Examples, Federation, Fixed, Holdings, Split
 from fedlens.rounds import begin
 from fedlens.runs.active import ActiveRun, run_to_end
-from fedlens.runs.sweep import Point, into_stacks, prepare
+from fedlens.runs.points import Point, into_stacks
+from fedlens.runs.sweep import prepare
 from fedlens.setup import Setup
 
 TIMED = 3  # rounds

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -53,12 +53,55 @@ class Mark(NamedTuple):
 NO_RECORDS = Mark(0, 0, hashlib.sha256().hexdigest())
 
 
+class Change(NamedTuple):
+    """Something that happens to a file of a folder."""
+
+    kind: Literal["write", "append", "sync", "remove"]
+    name: str  # below the folder
+    content: bytes = b""
+    at: int = 0  # where it is appended: what lies behind goes, so it may be done twice
+
+
+Tell = Callable[[Change], None]
+
+
+@dataclass(frozen=True)
+class Files:
+    """The files of a folder, as they are written; `tell` hears what was done, if it is given.
+
+    So a folder can be kept on another machine, too: whoever makes the same changes has the same
+    files.
+    """
+
+    folder: Path
+    tell: Tell | None = None
+
+    def make(self, change: Change) -> None:
+        path = self.folder / change.name
+        match change.kind:
+            case "write":
+                write_atomically(path, change.content)
+            case "append":
+                path.touch()
+                with path.open("r+b") as file:
+                    file.seek(change.at)
+                    file.truncate()
+                    file.write(change.content)
+            case "sync":  # have on the disk what was appended
+                with suppress(FileNotFoundError), path.open("rb") as file:
+                    os.fsync(file.fileno())
+            case "remove":
+                path.unlink(missing_ok=True)
+        if self.tell is not None:
+            self.tell(change)
+
+
 class Records:
     """rounds.jsonl, as a run writes it: a record a line."""
 
-    def __init__(self, path: Path, content: bytes = b"") -> None:
+    def __init__(self, files: Files, content: bytes = b"") -> None:
         """Of which `content` is there already, and nothing behind it."""
-        self.path = path
+        self.files = files
         self._count, self._size = content.count(b"\n"), len(content)
         self._digest = hashlib.sha256(content)
 
@@ -68,15 +111,12 @@ class Records:
 
     def append(self, record: Mapping[str, Any]) -> None:
         line = f"{to_json(record)}\n".encode()
-        with self.path.open("ab") as file:
-            file.write(line)
+        self.files.make(Change("append", ROUNDS, line, self._size))
         self._digest.update(line)
         self._count, self._size = self._count + 1, self._size + len(line)
 
     def sync(self) -> None:
-        """Have on the disk what was appended."""
-        with suppress(FileNotFoundError), self.path.open("rb") as file:
-            os.fsync(file.fileno())
+        self.files.make(Change("sync", ROUNDS))
 
 
 class Checkpoint(NamedTuple):
@@ -94,6 +134,11 @@ class RunFolder:
 
     path: Path
     lock: FolderLock | None = None
+    tell: Tell | None = None
+
+    @property
+    def files(self) -> Files:
+        return Files(self.path, self.tell)
 
     @classmethod
     def create(
@@ -108,12 +153,12 @@ class RunFolder:
         return cls(path, new_folder(path, fill, overwrite))
 
     @classmethod
-    def open(cls, path: Path) -> RunFolder:
+    def open(cls, path: Path, tell: Tell | None = None) -> RunFolder:
         """The folder of a run that is to go on; what it left half-written when it died goes."""
         lock = FolderLock(path)
         for folder in (path, path / CHECKPOINT, path / "figures"):
             remove_leftovers(folder)
-        return cls(path, lock)
+        return cls(path, lock, tell)
 
     def close(self) -> None:
         """Let others write into it."""
@@ -121,7 +166,13 @@ class RunFolder:
             self.lock.release()
 
     def write(self, name: str, text: str) -> None:
-        write_atomically(self.path / name, text.encode())
+        self._write(self.path / name, text.encode())
+
+    def _write(self, path: Path, content: bytes) -> None:
+        self.files.make(Change("write", str(path.relative_to(self.path)), content))
+
+    def _remove(self, path: Path) -> None:
+        self.files.make(Change("remove", str(path.relative_to(self.path))))
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:
         self.write(name, readable_json(content))
@@ -134,8 +185,8 @@ class RunFolder:
     def records_after(self, content: bytes = b"") -> Records:
         """The records, cut to `content`: what came after is run again."""
         # Anew, and not cut where it lies: the file may be a finished run's, too.
-        write_atomically(self.path / ROUNDS, content)
-        return Records(self.path / ROUNDS, content)
+        self._write(self.path / ROUNDS, content)
+        return Records(self.files, content)
 
     def load_model(self) -> Tree:
         from safetensors.torch import load_file
@@ -149,9 +200,9 @@ class RunFolder:
         return load_file(self.path / BEST) if (self.path / BEST).is_file() else None
 
     def save_model(self, model: Tree, best: Tree | None = None) -> None:
-        write_atomically(self.path / MODEL, to_bytes(model))
+        self._write(self.path / MODEL, to_bytes(model))
         if best is not None:
-            write_atomically(self.path / BEST, to_bytes(best))
+            self._write(self.path / BEST, to_bytes(best))
 
     def save_state(
         self, state: State, records: Mark = NO_RECORDS, best: Tree | None = None
@@ -166,8 +217,8 @@ class RunFolder:
         described = describe(state, tensors)
         described_best = None if best is None else describe(best, tensors, "best")
         content = to_bytes(tensors)
-        index_file.unlink(missing_ok=True)  # of the same round in an earlier life of the run
-        write_atomically(tensors_file, content)
+        self._remove(index_file)  # of the same round in an earlier life of the run
+        self._write(tensors_file, content)
         index = {
             "round": state.round,
             "sha256": hashlib.sha256(content).hexdigest(),
@@ -177,7 +228,7 @@ class RunFolder:
         }
         plain = json.loads(to_json(index))
         signed = {"sha256": checksum(plain), "index": plain}
-        write_atomically(index_file, to_json(signed).encode())
+        self._write(index_file, to_json(signed).encode())
         self._remove_states(saved_rounds(self.path)[KEPT:])
 
     def load_checkpoint(self, device: torch.device) -> Checkpoint | None:
@@ -246,7 +297,7 @@ class RunFolder:
     def _remove_states(self, rounds: list[int]) -> None:
         for round in rounds:
             for path in reversed(state_files(self.path, round)):
-                path.unlink(missing_ok=True)
+                self._remove(path)
 
 
 def new_folder(path: Path, fill: Callable[[Path], None], overwrite: bool = False) -> FolderLock:

@@ -127,21 +127,29 @@ def start(
     watch: Watch | None = None,
 ) -> ActiveRun:
     """A run at its start; its folder is made if `out` names one."""
-    check_clients_are_tested(setup)
-    chosen(setup.experiment)  # what cannot be called is refused before anything is trained
+    check_asked(setup)
     twin = _twin(setup, watch)
     state = begin(setup.network, setup.program, setup.federation, setup.device)
-    folder = None
-    if out is not None:
-        files = {
-            EXPERIMENT: experiment.toml(),
-            MANIFEST: readable_json(manifest(setup) | {"settings": experiment.plain()}),
-            PARTITION: readable_json(_partition(setup)),
-            ROUNDS: "",
-        }
-        folder = RunFolder.create(Path(out), overwrite, files)
-    file = Records(folder.path / ROUNDS) if folder else None
+    folder = new_run(experiment, setup, Path(out), overwrite) if out is not None else None
+    file = Records(folder.files) if folder else None
     return ActiveRun(setup, state, folder, watch=watch, twin=twin, file=file, by_client=by_client)
+
+
+def check_asked(setup: Setup) -> None:
+    """Refuse what cannot be measured before anything is trained."""
+    check_clients_are_tested(setup)
+    chosen(setup.experiment)
+
+
+def new_run(experiment: Experiment, setup: Setup, out: Path, overwrite: bool) -> RunFolder:
+    """The folder of a run at its start."""
+    files = {
+        EXPERIMENT: experiment.toml(),
+        MANIFEST: readable_json(manifest(setup) | {"settings": experiment.plain()}),
+        PARTITION: readable_json(_partition(setup)),
+        ROUNDS: "",
+    }
+    return RunFolder.create(out, overwrite, files)
 
 
 def reopen(folder: RunFolder, setup: Setup, watch: Watch | None = None) -> ActiveRun:

@@ -1,0 +1,122 @@
+"""Actors of a Ray cluster: one a core, or one a GPU, of every node that lives."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from itertools import zip_longest
+from typing import Any
+
+from fedlens.engines.cluster import alive_nodes
+
+FIRST_SECONDS = 300.0  # until the first is there
+OTHERS_SECONDS = 10.0  # after it, that are waited for others; who comes later joins later
+
+
+class Hired:
+    """An actor, and the tasks that it was given and has not answered."""
+
+    def __init__(self, handle: Any, node: str, ready: Any) -> None:
+        self.handle, self.node, self.ready = handle, node, ready
+        self.given: deque[tuple[int, Any]] = deque()  # the number of a task, and what comes of it
+        self.most_bytes = 0  # see `Done.most_bytes`
+
+
+class Hiring:
+    """Actors of one class, whose `know` makes them ready and returns what went wrong, if anything.
+
+    They are made with `arguments`; `known`, a reference, is what `know` is given. There are
+    `most_workers` of them at the most.
+    """
+
+    def __init__(
+        self,
+        ray: Any,
+        actor: type,
+        arguments: tuple[Any, ...],
+        known: Any,
+        on_gpus: bool,
+        most_workers: int | None = None,
+    ) -> None:
+        self.ray, self.on_gpus, self.most_workers = ray, on_gpus, most_workers
+        self.hired: list[Hired] = []
+        self._actor, self._arguments, self._known = ray.remote(actor), arguments, known
+        self._coming: list[Hired] = []
+
+    def look_for_more(self, most: int) -> None:
+        """Hire where nodes have room for more, up to so many in all."""
+        have = Counter(one.node for one in (*self.hired, *self._coming))
+        room = {node: n - have[node] for node, n in places(self.ray, self.on_gpus).items()}
+        # One of each node, then another of each: few workers are spread over many nodes.
+        turns = zip_longest(*([node] * number for node, number in room.items()))
+        spread = [node for turn in turns for node in turn if node is not None]
+        most = min(most, self.most_workers or most)
+        for node in spread[: max(most - have.total(), 0)]:
+            self._coming.append(self._hire(node))
+
+    def _hire(self, node: str) -> Hired:
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        handle = self._actor.options(
+            num_cpus=0 if self.on_gpus else 1,
+            num_gpus=1 if self.on_gpus else 0,
+            max_restarts=0,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
+        ).remote(*self._arguments)
+        return Hired(handle, node, handle.know.remote(self._known))
+
+    def welcome(self) -> None:
+        """Take on those who are ready; if nobody is there yet, wait for the first."""
+        if not self._coming:
+            return
+        coming = {one.ready: one for one in self._coming}
+        errors = []
+        seconds = 0.0 if self.hired else FIRST_SECONDS
+        ready, _ = self.ray.wait(list(coming), timeout=seconds)
+        if ready:
+            others = OTHERS_SECONDS if seconds else 0.0
+            ready, _ = self.ray.wait(list(coming), num_returns=len(coming), timeout=others)
+        for one in (coming[reference] for reference in ready):
+            self._coming.remove(one)
+            try:
+                error = self.ray.get(one.ready)
+            except self.ray.exceptions.RayError as lost:
+                error = _first_line(lost)
+            if error:
+                errors.append(error)
+                self.ray.kill(one.handle)
+            else:
+                self.hired.append(one)
+        if errors and not self.hired:
+            raise ValueError(f"no worker could be started on the Ray cluster: {errors[0]}")
+        if not self.hired:
+            raise ChildProcessError(
+                f"no worker of the Ray cluster was free within {seconds:.0f} s: "
+                "wait for others, or add nodes"
+            )
+
+    def lose(self, worker: Hired) -> None:
+        """Go on without one that is lost."""
+        self.hired.remove(worker)
+        self.ray.kill(worker.handle)  # only out of reach, it would come back and keep its core
+
+    def dismiss(self) -> None:
+        if not self.ray.is_initialized():
+            return
+        for worker in (*self.hired, *self._coming):
+            self.ray.kill(worker.handle)
+
+
+def places(ray: Any, on_gpus: bool) -> dict[str, int]:
+    """How many cores, or GPUs, each node that lives has."""
+    kind = "GPU" if on_gpus else "CPU"
+    return {node: int(has.get(kind, 0)) for node, has in alive_nodes(ray).items()}
+
+
+def lost_with(ray: Any) -> tuple[type[Exception], ...]:
+    """What `ray.get` raises for an answer that will never come, though the cluster lives."""
+    found = ray.exceptions
+    return found.RayActorError, found.ObjectLostError, found.NodeDiedError, found.OutOfMemoryError
+
+
+def _first_line(error: Exception) -> str:
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -1,0 +1,69 @@
+"""A grid: every combination of the values that keys of an experiment take."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedlens.experiment import Experiment
+from fedlens.tables import apply_override, to_value
+
+
+def grid(
+    base: Experiment, axes: Mapping[str, Sequence[Any]], seeds: int | None = None
+) -> dict[str, Experiment]:
+    """Every combination of the values that keys take (`{"local.lr": [0.1, 0.2]}`), by name.
+
+    Each of them is repeated with `seeds` seeds, counted from that of `base`.
+    """
+    return {
+        name: _changed(base, changes)
+        for name, changes in combinations(axes, seeds, base.seed).items()
+    }
+
+
+def combinations(
+    axes: Mapping[str, Sequence[Any]], seeds: int | None, first_seed: int
+) -> dict[str, list[str]]:
+    """The points of a grid: what each is called, and the overrides that make it."""
+    axes = dict(axes)
+    if seeds is not None:
+        if seeds < 1 or "seed" in axes:
+            raise ValueError(f"seeds is {seeds}: choose 1 or more, and no axis called seed")
+        axes["seed"] = range(first_seed, first_seed + seeds)
+    if not axes:
+        raise ValueError("a sweep needs values to go through: give a grid, or a number of seeds")
+    for key, choice in axes.items():
+        if not choice:
+            raise ValueError(f"{key} has no values: give at least one")
+    endings = Counter(key.rpartition(".")[2] for key in axes)
+    short = {key: key.rpartition(".")[2] for key in axes}
+    short = {key: last if endings[last] == 1 else key for key, last in short.items()}
+    points = {}
+    for values in itertools.product(*axes.values()):
+        chosen = dict(zip(axes, values, strict=True))
+        name = ",".join(f"{short[key]}={_word(value)}" for key, value in chosen.items())
+        if name in points:
+            raise ValueError(f"two points of the sweep are called {name}: give each value once")
+        points[name] = [f"{key}={to_value(value)}" for key, value in chosen.items()]
+    return points
+
+
+def _word(value: Any) -> str:
+    """A value as a part of a folder's name."""
+    text = value if isinstance(value, str) else to_value(value)
+    return re.sub(r"[^\w.+-]+", "-", text).strip("-").removeprefix("name-")
+
+
+def _changed(base: Experiment, overrides: Sequence[str]) -> Experiment:
+    before = base.plain()
+    tables = base.plain()
+    for override in overrides:
+        apply_override(tables, override)
+    for name in ("dataset", "model"):
+        if tables[name] == before[name]:  # it may have been given from Python
+            tables[name] = getattr(base, name)
+    return Experiment.of(tables)

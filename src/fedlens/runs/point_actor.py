@@ -1,0 +1,189 @@
+"""An actor of a Ray cluster that runs points of a sweep, as a sweep on one machine does.
+
+It writes run folders of its own and tells what it writes; whoever started the sweep does the same
+in the sweep's folder, on a machine with which this one need not share a disk.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import shutil
+import threading
+import traceback
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from fedlens.engines import EngineName, Sequential
+from fedlens.engines.cluster import own_folder, remove_stale
+from fedlens.engines.messages import Message, pack, unpack
+from fedlens.engines.trainer import keep_memory
+from fedlens.experiment import Experiment, Named, Precision
+from fedlens.federation import Dataset
+from fedlens.files import write_atomically
+from fedlens.run_files import RunFailed
+from fedlens.runs.folder import Change
+from fedlens.runs.points import Point, build_point, into_stacks, run_stacks, sharing
+from fedlens.runs.result import Result
+from fedlens.runs.summary import Record
+from fedlens.trees import moved
+
+MOST_NEWS = 256  # that wait to be fetched: then training waits, too
+NEWS_SECONDS = 0.5  # that are waited for news
+
+
+class SentPoint(NamedTuple):
+    """A point on its way to an actor."""
+
+    name: str
+    settings: dict[str, Any]  # its experiment without the data set
+    precision: Precision  # that it is run in
+    named: Named | None  # the data set, unless it was given from Python
+    dataset: int | None  # its number among those that were sent; None: it is on every disk
+    files: dict[str, bytes] | None  # of its folder, if there is one
+
+
+class Share(NamedTuple):
+    """What an actor runs by itself."""
+
+    points: Sequence[SentPoint]
+    data: Path | None  # where named data sets are looked for first
+    keep_states: bool
+
+
+class Changed(NamedTuple):
+    point: str
+    change: Change
+
+
+class Recorded(NamedTuple):
+    point: str
+    record: Record
+
+
+class Ended(NamedTuple):
+    point: str
+    result: Result
+
+
+class Over(NamedTuple):
+    """The share is done with, or stopped, or an error has ended it."""
+
+    raises: type[Exception] | None = None
+    text: str = ""
+
+
+News = Changed | Recorded | Ended | Over
+
+
+class Stopped(Exception):
+    """Another point of the sweep has failed."""
+
+
+class PointActor:
+    """It runs points one after another, or stacks those that can be: see `points.py`."""
+
+    def __init__(self, device: Literal["cpu", "cuda"], stacks: bool) -> None:
+        self.device, self.stacks = device, stacks
+        self._news: queue.Queue[News] = queue.Queue(MOST_NEWS)
+        self._stop: type[BaseException] | None = None
+
+    def know(self, datasets: list[Message]) -> str:
+        """Make ready; there is nothing that could go wrong here."""
+        remove_stale()
+        self.datasets: list[Dataset] = [unpack(message) for message in datasets]
+        if self.device == "cpu":
+            keep_memory()
+        return ""
+
+    def process_id(self) -> int:
+        return os.getpid()
+
+    def start(self, share: Share) -> Message:
+        """Begin; there is no news yet."""
+        threading.Thread(target=self._run, args=[share], daemon=True).start()
+        return pack([])
+
+    def stop(self, interrupted: bool) -> None:
+        """Have the points end after the round that they are in."""
+        self._stop = KeyboardInterrupt if interrupted else Stopped
+
+    def news(self) -> Message:
+        """What has happened since, in order: a list of `News`."""
+        found: list[News] = []
+        try:
+            found.append(self._news.get(timeout=NEWS_SECONDS))
+            while True:
+                found.append(self._news.get_nowait())
+        except queue.Empty:
+            return pack(found)
+
+    def _run(self, share: Share) -> None:
+        if self.device == "cpu":
+            torch.set_num_threads(1)
+        place = own_folder()
+        try:
+            points: list[Point] = []
+            for sent in share.points:
+                points.append(self._point(sent, share.data, place, points))
+            stacks = into_stacks(points)
+            for point, result in run_stacks(stacks, self._watch_of, share.keep_states):
+                self._news.put(Ended(point.name, _on_cpu(result)))
+            over = Over()
+        except (ValueError, RunFailed) as error:
+            over = Over(RunFailed if isinstance(error, RunFailed) else ValueError, str(error))
+        except (KeyboardInterrupt, Stopped):
+            over = Over()
+        except BaseException as error:
+            line = f"{type(error).__name__}: {error}".splitlines()[0]
+            over = Over(RuntimeError, f"a worker failed: {line}\n{traceback.format_exc()}")
+        shutil.rmtree(place, ignore_errors=True)
+        self._news.put(over)
+
+    def _point(
+        self, sent: SentPoint, data: Path | None, place: Path, others: Sequence[Point]
+    ) -> Point:
+        dataset = self.datasets[sent.dataset] if sent.dataset is not None else None
+        given = sent.named or dataset
+        assert given is not None
+        experiment = Experiment(dataset=given, **sent.settings)
+        known = {repr(given): dataset} if dataset is not None else {}
+        described = replace(experiment, device=self.device, precision=sent.precision)
+        engine: EngineName = "stacked" if self.stacks else "sequential"
+        setup = build_point(replace(described, engine=engine), data, known)
+        if not self.stacks:  # it computes what a worker of `processes` does
+            fast = Sequential(setup.network, setup.federation.examples, fast=True)
+            setup = replace(setup, engine=fast)
+        folder = None
+        if sent.files is not None:
+            folder = place / sent.name
+            for name, content in sent.files.items():
+                write_atomically(folder / name, content)
+        return Point(
+            sent.name,
+            experiment,
+            sharing(setup, others),
+            folder,
+            overwrite=False,
+            tell=lambda change: self._news.put(Changed(sent.name, change)),
+        )
+
+    def _watch_of(self, point: Point) -> partial[None]:
+        return partial(self._watch, point.name)
+
+    def _watch(self, name: str, record: Record) -> None:
+        self._news.put(Recorded(name, record))
+        if self._stop is not None:
+            raise self._stop
+
+
+def _on_cpu(result: Result) -> Result:
+    here = torch.device("cpu")
+    best = result.best_model
+    best = None if best is None else moved(best, here)
+    return replace(result, model=moved(result.model, here), best_model=best)

@@ -1,0 +1,287 @@
+"""Points of a sweep, spread over a Ray cluster: each core, or each GPU, runs some by itself.
+
+Folders are written here, by what actors tell (`point_actor.py`): nodes need not share a disk. A
+point whose actor is lost goes on from its last checkpoint on another. On CPUs models have the
+bytes that engine `ray` comes to when it runs the points one after another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from fedlens.engines import Ray
+from fedlens.engines.cluster import connect
+from fedlens.engines.hiring import Hired, Hiring, lost_with, places
+from fedlens.engines.messages import Message, pack, unpack
+from fedlens.experiment import Named
+from fedlens.run_files import (
+    EXPERIMENT,
+    MANIFEST,
+    ROUNDS,
+    SUMMARY,
+    read_manifest,
+    saved_rounds,
+    state_files,
+)
+from fedlens.runs.folder import RunFolder
+from fedlens.runs.manifest import check_settings, check_unchanged
+from fedlens.runs.point_actor import Changed, News, Over, PointActor, Recorded, SentPoint, Share
+from fedlens.runs.points import Point
+from fedlens.runs.result import Result
+from fedlens.runs.run import check_asked, new_run
+from fedlens.runs.summary import Record
+
+TRIES = 3  # of points whose worker is gone
+LOOK_SECONDS = 1.0  # between two looks for workers that have joined
+STOP_SECONDS = 10.0  # that workers have for the end of a round, when a sweep is stopped
+ON_GPU, ON_CORE = ("cuda", True), ("cpu", False)  # where an actor trains, and whether it stacks
+
+logger = logging.getLogger(__name__)
+
+
+def to_spread(points: Sequence[Point]) -> list[Point]:
+    """Which points are run each by itself on a core or a GPU, rather than on all of them in turn.
+
+    Those of engine `ray`, if they keep as many workers busy as the clients of a round would.
+    Initial weights are in a file here, which other nodes need not have.
+    """
+    found = [
+        point
+        for point in points
+        if isinstance(point.setup.engine, Ray) and point.experiment.weights is None
+    ]
+    if len(found) < 2:
+        return []
+    workers = max(point.setup.experiment.clients.cohort for point in found)
+    if len(found) < workers:
+        ray = connect(SentDatasets(found).num_bytes)
+        workers = min(workers, sum(places(ray, _on_gpus(found)).values()))
+    return found if len(found) >= workers else []
+
+
+def run_spread(
+    points: Sequence[Point],
+    watch: Callable[[Point, Record], None],
+    data: Path | None,
+    keep_states: bool,
+) -> Iterator[tuple[Point, Result]]:
+    """Run points to their results, which come as they end."""
+    sent = SentDatasets(points)
+    ray = connect(sent.num_bytes)
+    on_gpus = _on_gpus(points)
+    arguments = ON_GPU if on_gpus else ON_CORE
+    hiring = Hiring(ray, PointActor, arguments, ray.put(sent.messages), on_gpus)
+    count = sum(places(ray, on_gpus).values()) if on_gpus else len(points)
+    shares = even_shares(points, count)
+    with contextlib.ExitStack() as opened:
+        opened.callback(hiring.dismiss)
+        folders: dict[str, RunFolder] = {}
+
+        def prepared(share: Sequence[Point]) -> Share:
+            for point in share:
+                if point.folder is not None and point.name not in folders:
+                    folders[point.name] = _opened(point)
+                    opened.callback(folders[point.name].close)
+            packed = [
+                sent_point(point, sent.numbers[point.name], folders.get(point.name))
+                for point in share
+            ]
+            return Share(packed, data, keep_states)
+
+        yield from Spread(ray, hiring, shares, prepared, folders, watch).run()
+
+
+def even_shares(points: Sequence[Point], count: int) -> list[list[Point]]:
+    """The points in so many shares, or fewer, of about as many in a row."""
+    count = min(count, len(points))
+    cuts = [len(points) * number // count for number in range(count + 1)]
+    return [list(points[start:end]) for start, end in pairwise(cuts)]
+
+
+class SentDatasets:
+    """The data sets that actors are sent, once a node; those in prepared stores are not."""
+
+    def __init__(self, points: Sequence[Point]) -> None:
+        self.messages: list[Message] = []
+        self.numbers: dict[str, int | None] = {}  # by point
+        known: dict[int, int] = {}
+        for point in points:
+            dataset = point.setup.dataset
+            if dataset.is_mapped and isinstance(point.experiment.dataset, Named):
+                self.numbers[point.name] = None
+                continue
+            if id(dataset) not in known:
+                known[id(dataset)] = len(self.messages)
+                self.messages.append(pack(dataset))
+            self.numbers[point.name] = known[id(dataset)]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(array.nbytes for message in self.messages for array in message.tensors)
+
+
+def sent_point(point: Point, dataset: int | None, folder: RunFolder | None) -> SentPoint:
+    experiment = point.experiment
+    names = [field.name for field in fields(experiment) if field.name != "dataset"]
+    given = experiment.dataset
+    return SentPoint(
+        point.name,
+        {name: getattr(experiment, name) for name in names},
+        point.setup.experiment.precision,
+        given if isinstance(given, Named) else None,
+        dataset,
+        _files(folder.path) if folder is not None else None,
+    )
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+    """What a run goes on from."""
+    paths = [folder / name for name in (EXPERIMENT, MANIFEST, ROUNDS, SUMMARY)]
+    paths += [path for round in saved_rounds(folder) for path in state_files(folder, round)]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths if path.is_file()}
+
+
+def _opened(point: Point) -> RunFolder:
+    """The folder of a point, locked for as long as it is run elsewhere."""
+    check_asked(point.setup)
+    if point.begun is None:
+        assert point.folder is not None
+        return new_run(point.experiment, point.setup, point.folder, point.overwrite)
+    folder = RunFolder.open(point.begun)
+    try:
+        before = read_manifest(folder.path)
+        check_settings(folder.path, point.experiment, before)
+        check_unchanged(folder.path, point.setup, before)
+    except BaseException:
+        folder.close()
+        raise
+    return folder
+
+
+def _on_gpus(points: Sequence[Point]) -> bool:
+    return all(isinstance(p.setup.engine, Ray) and p.setup.engine.on_gpus for p in points)
+
+
+class Spread:
+    """Shares of points on the workers of a cluster."""
+
+    def __init__(
+        self,
+        ray: Any,
+        hiring: Hiring,
+        shares: Sequence[list[Point]],
+        prepared: Callable[[Sequence[Point]], Share],
+        folders: dict[str, RunFolder],
+        watch: Callable[[Point, Record], None],
+    ) -> None:
+        self.ray, self.hiring, self.prepared = ray, hiring, prepared
+        self.folders, self.watch = folders, watch
+        self.points = {point.name: point for share in shares for point in share}
+        self.shares = list(shares)  # of each the points that are not over
+        self.waiting = deque(range(len(shares)))
+        self.lost: Counter[int] = Counter()  # how often a share was lost with its worker
+        self.news: deque[News] = deque()  # what was told and is not yet done here
+
+    @property
+    def busy(self) -> list[Hired]:
+        return [worker for worker in self.hiring.hired if worker.given]
+
+    def run(self) -> Iterator[tuple[Point, Result]]:
+        try:
+            while self.waiting or self.busy:
+                self.hiring.look_for_more(len(self.waiting) + len(self.busy))
+                self.hiring.welcome()
+                self._hand_out()
+                self._listen(LOOK_SECONDS)
+                yield from self._follow()
+        except BaseException as error:
+            with contextlib.suppress(self.ray.exceptions.RayError):
+                self._stop(isinstance(error, KeyboardInterrupt))
+            raise
+
+    def _hand_out(self) -> None:
+        for worker in self.hiring.hired:
+            if self.waiting and not worker.given:
+                number = self.waiting[0]
+                share = self.prepared(self.shares[number])
+                worker.given.append((number, worker.handle.start.remote(share)))
+                self.waiting.popleft()
+
+    def _listen(self, seconds: float) -> None:
+        """What busy workers tell; the shares of those that are lost wait again."""
+        asked = {reference: worker for worker in self.busy for _, reference in worker.given}
+        ready, _ = self.ray.wait(list(asked), timeout=seconds)
+        if ready:
+            ready, _ = self.ray.wait(list(asked), num_returns=len(asked), timeout=0)
+        for reference in ready:
+            worker = asked[reference]
+            number, _ = worker.given.pop()
+            try:
+                news: list[News] = unpack(self.ray.get(reference))
+            except lost_with(self.ray):
+                self._lose(worker, number)
+                continue
+            except self.ray.exceptions.RayError as error:  # what was sent cannot be read there
+                raise RuntimeError(f"a worker failed: {str(error).splitlines()[-1]}") from error
+            self.news += news
+            if not any(isinstance(one, Over) for one in news):
+                worker.given.append((number, worker.handle.news.remote()))
+
+    def _lose(self, worker: Hired, number: int) -> None:
+        self.hiring.lose(worker)
+        left = ", ".join(point.name for point in self.shares[number])
+        if not left:  # it was lost after its work was done
+            return
+        self.lost[number] += 1
+        if self.lost[number] == TRIES:
+            raise ChildProcessError(
+                f"a worker of the Ray cluster was lost {TRIES} times over {left}, perhaps for "
+                "want of memory: choose a smaller local.batch_size"
+            )
+        logger.warning("a worker of the Ray cluster was lost: another goes on with %s", left)
+        self.waiting.appendleft(number)
+
+    def _follow(self) -> Iterator[tuple[Point, Result]]:
+        """Do here what workers have told; whatever interrupts that, it may be done again."""
+        while self.news:
+            ended = self._done(self.news[0])
+            self.news.popleft()
+            if ended is not None:
+                yield ended
+
+    def _done(self, news: News) -> tuple[Point, Result] | None:
+        if isinstance(news, Over):
+            if news.raises is not None:
+                raise news.raises(news.text)
+            return None
+        point = self.points[news.point]
+        if isinstance(news, Changed):
+            self.folders[point.name].files.make(news.change)
+        elif isinstance(news, Recorded):
+            self.watch(point, news.record)
+        else:
+            self.shares = [[p for p in share if p is not point] for share in self.shares]
+            if point.name in self.folders:
+                self.folders[point.name].close()
+            return point, replace(news.result, folder=point.folder)
+        return None
+
+    def _stop(self, interrupted: bool) -> None:
+        """Keep the last whole round of points, if it ends soon; else the last checkpoint stays."""
+        for worker in self.busy:
+            worker.handle.stop.remote(interrupted)
+        self.watch, until = lambda _point, _record: None, time.monotonic() + STOP_SECONDS
+        while True:
+            self.news = deque(one for one in self.news if not isinstance(one, Over))
+            deque(self._follow(), maxlen=0)
+            if not self.busy or time.monotonic() > until:
+                return
+            self._listen(LOOK_SECONDS)
