@@ -15,7 +15,7 @@ from fedlens.runs.twin import twin
 from fedlens.setup import build
 from fedlens.setup.algorithm import make_algorithm
 from fedlens.slots import Draw
-from tests.runs.test_resume import assert_same_run
+from tests.runs.resumable import assert_same_run
 from tests.toys import toy
 
 SIZES = [3, 8, 20, 0, 31]

@@ -26,7 +26,7 @@ from fedlens.setup import build
 from fedlens.setup.algorithm import make_algorithm
 from tests.federations import CPU, ENGINES, assert_equal, noisy_images, small_cnn
 from tests.papers_under_test import PLAIN
-from tests.runs.test_resume import assert_same_run
+from tests.runs.resumable import assert_same_run
 from tests.toys import toy
 
 ROUNDS = 12

@@ -11,7 +11,7 @@ from fedlens.run_files import last_saved
 from fedlens.runs.active import run_to_end
 from fedlens.runs.run import start
 from fedlens.setup import build
-from tests.runs.test_resume import assert_same_run, forgetful
+from tests.runs.resumable import assert_same_run, forgetful
 
 
 class Interrupted(nn.Sequential):

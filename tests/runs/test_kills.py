@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import fedlens as fl
 from fedlens.data import store
@@ -29,15 +28,11 @@ SHORT, LONG = 2, 25  # kills of each job
 
 
 @pytest.fixture(autouse=True)
-def often_saved(monkeypatch, tmp_path):
+def often_saved(monkeypatch, tmp_path, one_thread):
     """With a checkpoint after every round, many a kill comes while one is written."""
     monkeypatch.setattr("fedlens.runs.active.CHECKPOINT_SECONDS", 0.0)
     monkeypatch.setattr("fedlens.runs.active.SAVING_SHARE", 1.0)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def described(**changes: Any) -> fl.Experiment:

@@ -6,7 +6,7 @@ import pytest
 
 import fedlens as fl
 from fedlens.runs.summary import Record
-from tests.runs.test_resume import forgetful
+from tests.runs.resumable import forgetful
 
 
 def test_what_an_algorithm_records_is_the_same_after_a_resume_too(tmp_path):

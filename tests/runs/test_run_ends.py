@@ -10,7 +10,7 @@ import fedlens as fl
 from fedlens.rounds import State
 from fedlens.runs.folder import Mark, RunFolder
 from fedlens.runs.summary import Record
-from tests.runs.test_run import OF_TRAINING, described, lines
+from tests.runs.small_runs import OF_TRAINING, described, lines
 
 
 def test_a_run_that_diverges_stops_and_says_so(tmp_path):

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 import fedlens as fl
 from fedlens.runs.stopping import Stopping
 from tests.federations import assert_equal
-from tests.runs.test_resume import assert_same_run
+from tests.runs.resumable import assert_same_run
 from tests.toys import toy
 
 
