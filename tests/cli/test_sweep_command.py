@@ -73,7 +73,9 @@ def test_a_sweep_from_the_command_line(sweep):
     assert "s: 8 points in one stack, up to 8 side by side on cpu\n" in err
     assert "s: round 8/8  lr=0.1,momentum=0.9,seed=1  train loss" in err
     assert out.count("finished") == 8
-    assert out.count("(2 seeds)") == 4 + 1 and "\nbest:   " in out  # means, and the best of them
+    means = out.partition("final test accuracy")[2]
+    assert means.count(" ± ") == 4 + 1 and "\nbest:   " in out  # means, and the best of them
+    assert "over 2 seeds\n" in out
     chosen = Path("s/lr=0.1,momentum=0.9,seed=1/experiment.toml").read_text()
     assert "lr = 0.1" in chosen and "seed = 1" in chosen
 

@@ -41,6 +41,8 @@ class Page:
         self.events: list[str] = []
         for domain in ("Page", "Runtime", "Log"):
             self.call(f"{domain}.enable")
+        # Whatever else has the focus on this machine, the page takes itself for the one that has.
+        self.call("Emulation.setFocusEmulationEnabled", enabled=True)
 
     def call(self, method: str, **params: Any) -> dict[str, Any]:
         self.number += 1

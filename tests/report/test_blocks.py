@@ -4,11 +4,25 @@ import math
 import re
 
 import pytest
+from matplotlib.lines import Line2D
 from PIL import Image
 
 from fedlens.report import render_page
-from fedlens.report.blocks import Bars, Contours, Curves, Heat, Line, Series, Strip, Table, Text
-from fedlens.report.draw import pictures
+from fedlens.report.blocks import (
+    Bars,
+    Curves,
+    Facts,
+    Intervals,
+    Line,
+    Marks,
+    Series,
+    Strip,
+    Table,
+    Text,
+)
+from fedlens.report.draw import _figure, pictures
+from fedlens.report.grids import Contours, Heat
+from fedlens.report.look import print_look, shortened
 from fedlens.report.numbers import format_number
 from fedlens.report.page import csv_of
 from fedlens.report.pictures import FORMATS
@@ -49,7 +63,18 @@ TABLE = Table(
     strong=frozenset({(0, 2)}),
     published=frozenset({1}),
 )
-DRAWN = [CURVES, BARS, HEAT, CONTOURS, STRIP]
+INTERVALS = Intervals(
+    title="Intervals",
+    rows=["north", "south"],
+    series=[
+        Marks("federated", [0.9, None], [0.8, None], [1.0, None]),
+        Marks("alone", [0.5, 0.25], [0.4, None], [0.6, None]),
+    ],
+    percent=True,
+    faint=frozenset({1}),
+)
+FACTS = Facts(title="Facts", facts={"final accuracy": "62.5%", "status": "finished"})
+DRAWN = [CURVES, BARS, HEAT, CONTOURS, STRIP, INTERVALS]
 
 
 @pytest.mark.parametrize("block", DRAWN, ids=lambda block: block.title)
@@ -72,6 +97,8 @@ def test_every_figure_is_drawn_in_every_format_and_always_the_same(block):
         Heat(title="x", values=[[None]], row_names=["a"], column_names=["b"]),
         Contours(title="x", x=[1], y=[1], z=[[None]]),
         Strip(title="x", groups=[]),
+        Intervals(title="x", rows=[], series=[]),
+        Intervals(title="x", rows=["a"], series=[Marks("s", [None], [None], [None])]),
     ],
     ids=lambda block: type(block).__name__,
 )
@@ -89,6 +116,8 @@ def test_words_tell_what_there_is_to_see():
     assert HEAT.words().endswith("from 0.0% (cat, 0) to 100.0% (dog, 1).")
     assert "The best is 0.900, at x 1 and y 2." in CONTOURS.words()
     assert "a: 3 dots from 1 to 4, median 2" in STRIP.words()
+    assert "north, federated: 90.0% (80.0% to 100.0%)" in INTERVALS.words()
+    assert INTERVALS.words().endswith("south, alone: 25.0%.")
 
 
 def test_the_best_of_a_loss_is_the_lowest():
@@ -113,14 +142,21 @@ def test_numbers_are_written_at_a_readable_length():
 
 
 def test_a_page_has_every_block_and_its_files(tmp_path):
-    blocks = [*DRAWN, TABLE, Text(title="Notes", paragraphs=["One.", "Two <b>."], code="a = 1")]
+    blocks = [
+        *DRAWN,
+        FACTS,
+        TABLE,
+        Text(title="Notes", paragraphs=["One.", "Two <b>."], code="a = 1"),
+    ]
     page = render_page("Title", "Summary.", blocks, tmp_path).read_text("utf-8")
     files = {path.name for path in (tmp_path / "figures").iterdir()}
     for block in DRAWN:
         assert {f"{block.slug}.{kind}" for kind in (*FORMATS, "csv")} <= files
-        assert f'<figure class="card" id="{block.slug}"' in page
+        assert re.search(rf'<figure class="card( wide)?" id="{block.slug}"', page)
+        assert f"<h2>{block.title.replace('&', '&amp;')}</h2>" in page
+        assert f'<a href="#{block.slug}">' in page, "a long page has a list of its contents"
     assert "table.csv" in files and "notes.csv" not in files
-    assert page.count('href="data:text/csv;base64,') == 6
+    assert page.count('href="data:text/csv;base64,') == 8
     assert "<strong>0.500</strong>" in page and 'class="published">70.1%</td>' in page
     assert "Two &lt;b&gt;." in page and "<pre>a = 1</pre>" in page
 
@@ -189,3 +225,56 @@ def test_long_curves_are_thinned_by_the_rule_that_the_caption_states(num_points:
     assert thin.caption == f"All. Of up to {num_points:,} points a line, one in {step} is drawn."
     assert short == curves.lines[1]
     assert thin.alt == curves.words()
+
+
+def test_names_that_are_cut_stay_apart():
+    names = [f"lr=0.003,algorithm=fedavg,momentum={m},seed=0" for m in ("0.25", "0.75", "0.9")]
+    for room in (24, 12):
+        cut = shortened(names, room)
+        assert len(set(cut)) == 3 and max(map(len, cut)) <= room
+    alike = ["x" * 30 + middle + "y" * 30 for middle in "abc"]
+    assert len(set(shortened(alike, 16))) == 3
+    assert shortened(["a", "a", "b"], 8) == ["a", "a", "b"]
+
+
+def axes_of(block):
+    with print_look():
+        return _figure(block).axes[0]
+
+
+def test_no_axis_of_accuracies_goes_beyond_100_percent():
+    """Bands may: of a mean of 97%, one standard deviation above it."""
+    line = Line("a", [1, 2], [0.9, 0.97], low=[0.8, 0.85], high=[1.0, 1.3])
+    low, high = axes_of(Curves(title="x", lines=[line], percent=True)).get_ylim()
+    assert 0.97 < high < 1.01 and low >= 0
+    relative = axes_of(Curves(title="x", lines=[Line("a", [1, 2], [0.9, 1.2])], percent=True))
+    assert relative.get_ylim()[1] > 1.2, "a relative accuracy may be above that of the twin"
+    bars = axes_of(Bars(title="x", groups=["a"], series=[Series("s", [0.8])], percent=True))
+    assert bars.get_xticks().max() == 1.0, "a bar of 80% does not fill its axis"
+
+
+def test_a_legend_shows_lines_as_they_are_drawn():
+    published = Line("a", [1, 2], [0.1, 0.2], style="dashed")
+    block = Curves(title="x", lines=[published, Line("a", [1, 2], [0.2, 0.3]), Line("b", [1], [1])])
+    with print_look():
+        figure = _figure(block)
+    (legend,) = figure.legends
+    handles = [one for one in legend.legend_handles if isinstance(one, Line2D)]
+    assert len(handles) == 2
+    drawn = {line.get_color(): line for line in figure.axes[0].lines if line.get_linestyle() == "-"}
+    for handle in handles:
+        line = drawn[handle.get_color()]
+        assert handle.get_linestyle() == "-" and handle.get_linewidth() == line.get_linewidth()
+
+
+def test_a_line_that_is_off_is_not_drawn_but_is_in_the_data():
+    block = Curves(title="x", lines=[Line("a", [1], [1.0]), Line("b", [1], [2.0], off=True)])
+    assert len(axes_of(block).lines) == 1
+    assert [row[0] for row in block.sheet()[1]] == ["a", "b"]
+
+
+def test_figures_stand_two_by_two_behind_the_one_that_leads(tmp_path):
+    page = render_page("x", "", [HEAT, BARS, STRIP, CURVES, TABLE, CONTOURS], tmp_path)
+    found = re.findall(r'<figure class="card( wide)?" id="([a-z_]+)"', page.read_text("utf-8"))
+    wide = [name for is_wide, name in found if is_wide]
+    assert wide == ["heat", "accuracy_loss", "grid"]  # leads; has no partner; stands alone

@@ -46,14 +46,14 @@ def page(tab: Page, address: str) -> Iterator[Page]:
 def box(page: Page) -> dict[str, float]:
     page.run(f"{FIRST}.scrollIntoView()")
     found = page.run(
-        f"JSON.stringify({FIRST}.querySelector('.chart > svg').getBoundingClientRect())"
+        f"JSON.stringify({FIRST}.querySelector('.plot > svg').getBoundingClientRect())"
     )
     return dict(json.loads(found))
 
 
 def ticks(page: Page) -> list[float]:
     """The numbers along the x axis of the first chart."""
-    texts = f"[...{FIRST}.querySelectorAll('.chart > svg text[text-anchor=middle]')]"
+    texts = f"[...{FIRST}.querySelectorAll('.plot > svg text[text-anchor=middle]')]"
     return [float(t) for t in page.run(f"{texts}.map((t) => t.textContent)") if t != "round"]
 
 
@@ -70,6 +70,28 @@ def test_a_page_fits_its_screen_and_follows_its_colours(
     assert light < 100 if dark else light > 700
     assert tab.run(f"{FIRST}.classList.contains('alive')")
     assert tab.problems == []
+
+
+def test_a_table_that_is_wider_than_the_screen_says_so(tab: Page, address: str) -> None:
+    more = "document.querySelector('#results .scroll').classList.contains('more')"
+    tab.open(address, width=360)
+    tab.wait_for(more)
+    header = "[...document.querySelectorAll('#results th')].map((h) => h.textContent)"
+    assert tab.run(header)[1] == "final accuracy", "what matters most comes first"
+    place = "document.querySelectorAll('#results thead th')[1].getBoundingClientRect()"
+    assert tab.run(f"{place}.left") < 360
+    tab.open(address, width=1200)
+    tab.wait_for(f"!{more}")
+
+
+def test_a_name_under_the_pointer_makes_its_line_stand_out(page: Page) -> None:
+    name = f"{FIRST}.querySelector('.legend button')"
+    faint = f"{FIRST}.querySelectorAll('.plot .faint').length"
+    assert page.run(faint) == 0
+    page.run(f"{name}.focus()")
+    assert page.run(faint) > 0
+    page.run(f"{name}.blur()")
+    assert page.run(faint) == 0
 
 
 def test_a_click_on_a_name_switches_its_line_off_and_on(page: Page) -> None:
@@ -100,15 +122,18 @@ def test_dragging_zooms_and_a_double_click_goes_back(page: Page) -> None:
     assert ticks(page) == whole
 
 
-def test_names_show_the_values_under_the_pointer_and_the_arrows(page: Page) -> None:
+def test_a_box_shows_the_values_under_the_pointer_and_the_arrows(page: Page) -> None:
     place = box(page)
-    value = f"{FIRST}.querySelector('.legend .value').textContent"
-    assert page.run(value) == ""
+    tip = f"{FIRST}.querySelector('.tip')"
+    tall = f"{FIRST}.getBoundingClientRect().height"
+    assert page.run(f"{tip}.hidden")
+    before = page.run(tall)
     page.mouse("mouseMoved", place["x"] + place["width"] / 2, place["y"] + 50)
-    assert page.run(value).endswith("%)")  # a mean, and its band
+    assert page.run(f"{tip}.querySelector('.value').textContent").endswith("%)")  # mean and band
+    assert page.run(tall) == before, "a card keeps its size under the pointer"
     page.mouse("mouseMoved", 1, 1)
-    assert page.run(value) == ""
-    page.run(f"{FIRST}.querySelector('.chart > svg').focus()")
+    assert page.run(f"{tip}.hidden")
+    page.run(f"{FIRST}.querySelector('.plot > svg').focus()")
     page.key("ArrowRight")
     assert page.run(f"{FIRST}.querySelector('.at').textContent") == "round 0"
     page.key("+")
@@ -128,7 +153,7 @@ def test_without_a_script_the_pictures_stay(tab: Page, address: str) -> None:
 
 def test_the_data_of_a_figure_can_be_taken_from_the_page(page: Page) -> None:
     text = page.run(f"atob({FIRST}.querySelector('a.get').href.split(',')[1])")
-    assert text.startswith("line,style,round,test accuracy,low,high\nfedavg (2 seeds),test,0,0.1")
+    assert text.startswith("line,style,round,test accuracy,low,high\nfedavg,test,0,0.1")
 
 
 def test_a_live_page_renews_itself_and_keeps_what_was_switched_off(

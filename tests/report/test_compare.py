@@ -66,8 +66,9 @@ def test_a_difference_that_is_no_chance_is_said_with_its_numbers(variants):
         "(95% confidence interval 2.45 to 3.88 points, p = 0.003, n = 3)."
     ]
     assert found.page.name == "report.html" and found.page.parent.name == "comparison"
-    (row,) = sheet(found.page, "results")
-    assert row["fedprox"] == "74.2% ± 1.0%" and row["seeds"] == "3"
+    rows = sheet(found.page, "results")
+    assert [row["variant"] for row in rows] == ["fedavg", "fedprox"]
+    assert rows[1]["final test accuracy"] == "74.2% ± 1.0%" and rows[1]["seeds"] == "3"
 
 
 def test_a_difference_that_may_be_chance_is_called_that(variants):
@@ -270,7 +271,7 @@ def test_only_what_can_be_said_to_be_better_stands_out(variants):
         found = tasks(read_all(variants(finals)))
         return _results(found, pairs(found, "test_accuracy"), "test_accuracy", "accuracy").strong
 
-    assert strong({"fedavg": [0.70, 0.71, 0.72], "fedprox": [0.73, 0.745, 0.75]}) == {(0, 2)}
+    assert strong({"fedavg": [0.70, 0.71, 0.72], "fedprox": [0.73, 0.745, 0.75]}) == {(1, 1)}
     assert strong({"median": [0.7, 0.6, 0.8], "krum": [0.6, 0.8, 0.71]}) == frozenset()
 
 
@@ -292,9 +293,10 @@ def test_means_over_seeds_have_the_best_first(variants):
     found = means(runs)
     assert found is not None
     header, rows, best = found
-    assert header == ["experiment", "final test accuracy"]
-    assert [row[0] for row in rows] == ["fedprox (2 seeds)", "fedavg (2 seeds)"]
-    assert best.startswith("fedprox (2 seeds), 81.0% ±") and best.endswith(" test accuracy")
+    assert header == ["experiment", "final test accuracy", "seeds"]
+    assert [(row[0], row[2]) for row in rows] == [("fedprox", "2"), ("fedavg", "2")]
+    assert best.startswith("fedprox, 81.0% ±")
+    assert best.endswith(" test accuracy over 2 seeds")
     assert means(runs[:2]) is None
 
 
@@ -313,5 +315,54 @@ def test_the_table_and_the_verdict_have_one_sign(variants):
     told_of = told(variants({"fedavg": [0.70, 0.71, 0.72], "fedprox": [0.73, 0.745, 0.75]}))
     (rows,) = [block.rows for block in _differences(told_of, "accuracy")]
     assert list(rows[0][:2]) == ["fedprox", "fedavg"]
-    assert list(rows[0][3:5]) == ["3.17", "2.45 to 3.88"]
+    assert list(rows[0][2:4]) == ["3.17", "2.45 to 3.88"]
     assert "by 3.17 points" in told_of[0].words("accuracy")
+
+
+def test_variants_have_the_names_they_are_given(variants, fedlens, tmp_path):
+    slow = variants({"fedavg": [0.70, 0.71, 0.72]}, lr=0.1)
+    fast = variants({"fedavg": [0.73, 0.745, 0.75]}, "digits", lr=0.5)
+    found = compare({"slow": slow, "fast": fast}, out=tmp_path / "page")
+    (pair,) = found.pairs
+    assert (pair.one, pair.other) == ("slow", "fast")
+    assert found.verdicts[0].startswith("fast is better than slow, by 3.17 points")
+    page = found.page.read_text("utf-8")
+    assert "slow or fast?" in page and page.count("is better than") == 1
+    with pytest.raises(ValueError, match="leave out one"):
+        compare({"slow": slow, "fast": fast}, by="local.lr")
+
+
+@COMMAND_LINE
+def test_names_are_given_on_the_command_line(variants, fedlens, tmp_path, monkeypatch):
+    folders = variants({"fedavg": [0.70, 0.71, 0.72], "fedprox": [0.73, 0.745, 0.75]})
+    named = [f"plain={one}" for one in folders[:3]] + [f"pulled={one}" for one in folders[3:]]
+    done = fedlens("compare", *named, "--out", tmp_path / "page")
+    assert done.out.startswith("pulled is better than plain, by 3.17 points"), done
+    half = fedlens("compare", *named[:3], *folders[3:])
+    assert half.status == 2 and "has no name: write NAME=" in half.err
+    assert "lacks a name" in fedlens("compare", "=x", "b=y").err
+    monkeypatch.chdir(folders[0].parent)
+    for seed, one in enumerate(folders[:3]):
+        one.rename(f"lr=1,seed={seed}")  # a sweep's folders are no names
+    assert fedlens("compare", *[f"lr=1,seed={seed}" for seed in range(3)], *folders[3:]).status == 0
+
+
+def test_tasks_of_other_algorithms_are_called_by_them(variants):
+    finals = {"fedavg": [0.5, 0.51], "fedprox": [0.6, 0.63]}
+    folders = [*variants(finals, lr=0.1), *variants(finals, lr=0.2)]
+    told_of = told(folders, ("local.lr",))
+    assert [(pair.task, pair.one, pair.other) for pair in told_of] == [
+        ("fedavg", "lr 0.1", "lr 0.2"),
+        ("fedprox", "lr 0.1", "lr 0.2"),
+    ]
+
+
+def test_a_page_of_many_tasks_has_few_pictures(variants):
+    finals = {"fedavg": [0.5, 0.51], "fedprox": [0.6, 0.63]}
+    folders = [one for lr in (0.1, 0.2, 0.3) for one in variants(finals, lr=lr)]
+    found = compare(folders, by="algorithm")
+    drawn = {path.stem for path in (found.page.parent / "figures").glob("*.csv")}
+    assert {"ahead", "final_accuracy", "paired_differences"} <= drawn
+    assert len([name for name in drawn if name.startswith("test_accuracy")]) == 3
+    assert not [name for name in drawn if name.startswith(("difference_", "test_loss"))]
+    assert found.summary.startswith("12 runs on 3 tasks: ")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from fedlens.report import read_all
+from fedlens.report.blocks import Curves, Table
 from fedlens.report.groups import curve, group, mean_and_std, names_by_difference
 from fedlens.report.runs import headline, run_blocks
 from fedlens.runs.records import primary_part
@@ -22,7 +23,7 @@ def test_runs_that_differ_in_their_seeds_alone_are_repeats(run_folder: Make) -> 
         for seed in (1, 2, 3)
     ]
     groups = group(read_all(folders))
-    assert [one.name for one in groups] == ["fedavg (3 seeds)", "fedprox (3 seeds)"]
+    assert [one.name for one in groups] == ["fedavg", "fedprox"]
     assert [run.name for run in groups[1].runs] == ["fedprox-1", "fedprox-2", "fedprox-3"]
 
 
@@ -64,11 +65,12 @@ def test_a_name_says_what_sets_an_experiment_apart_and_no_more() -> None:
 
 def test_a_report_of_repeats_speaks_of_means(run_folder: Make) -> None:
     runs = read_all([run_folder(f"r{seed}", seed=seed, rounds=6) for seed in (1, 2)])
-    assert "fedavg (2 seeds) reached " in headline(runs) and " ± " in headline(runs)
+    assert headline(runs).startswith("fedavg reached ") and " ± " in headline(runs)
+    assert "test accuracy (mean of 2 seeds) after 6 rounds" in headline(runs)
     blocks = run_blocks(runs)
     titles = [block.title for block in blocks]
-    assert titles[0] == "Results" and "Each run" in titles
-    assert "bands ± one standard deviation" in blocks[1].caption
+    assert titles[:2] == ["Test accuracy", "Results"] and "Each run" in titles
+    assert "bands ± one standard deviation" in blocks[0].caption
     assert primary_part(runs) == "test"
 
 
@@ -76,3 +78,29 @@ def test_a_mean_of_one_has_no_deviation() -> None:
     assert mean_and_std([0.5], percent=True) == "50.0%"
     assert mean_and_std([0.25, 0.75], percent=True) == "50.0% ± 35.4%"
     assert mean_and_std([]) == "–"
+
+
+def test_pictures_of_many_experiments_show_the_best(run_folder: Make) -> None:
+    folders = [run_folder(f"r{n}", rounds=4, alpha=0.1 * n, top=0.05 * n) for n in range(1, 12)]
+    lead, results, *others = run_blocks(read_all(folders))
+    assert isinstance(lead, Curves) and isinstance(results, Table)
+    assert [line.name for line in lead.lines if not line.off] == [f"r{n}" for n in range(11, 3, -1)]
+    assert "Drawn are the best 8 of 11" in lead.caption
+    assert [row[0] for row in results.rows][:2] == ["r11", "r10"] and results.dots == 8
+    assert sum(block.title.startswith("Confusion") for block in others) <= 1
+
+
+def test_costs_of_repeats_are_means(recorded: Make) -> None:
+    folders = []
+    for algorithm, sent in (("fedavg", 1e6), ("fedprox", 2e6)):
+        for seed in (0, 1):
+            lines = [{"round": n, "test_accuracy": 0.2 * n + 0.1 * seed,
+                      "bytes_up": sent * (1 + seed)} for n in (1, 2)]  # fmt: skip
+            folder = recorded(f"{algorithm}-{seed}", lines)
+            (folder / "experiment.toml").write_text(
+                f'rounds = 2\nseed = {seed}\n[[algorithm]]\nname = "{algorithm}"\n'
+            )
+            folders.append(folder)
+    (cost,) = [b for b in run_blocks(read_all(folders)) if b.slug == "accuracy_by_bytes"]
+    assert isinstance(cost, Curves)
+    assert list(cost.lines[1].x) == [3.0, 6.0] and cost.lines[1].y == pytest.approx([0.25, 0.45])

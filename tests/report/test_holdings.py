@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from fedlens.report import read_all
-from fedlens.report.blocks import Bars, Heat, Strip
+from fedlens.report.blocks import Bars, Strip
+from fedlens.report.grids import Heat
 from fedlens.report.groups import group
 from fedlens.report.holdings import (
     class_blocks,
@@ -54,8 +55,8 @@ def test_confusions_of_repeats_are_added_up_and_several_runs_stand_side_by_side(
     recall, first, second = class_blocks(group(read_all(folders)))
     assert isinstance(recall, Heat)
     assert recall.values == [[pytest.approx(4 / 6), 1.0], [1.0, 0.0]]
-    assert list(recall.column_names) == ["fedavg (2 seeds)", "b"]
-    assert [first.title, second.title] == ["Confusion: fedavg (2 seeds)", "Confusion: b"]
+    assert list(recall.column_names) == ["fedavg", "b"]
+    assert [first.title, second.title] == ["Confusion: fedavg", "Confusion: b"]
 
 
 @pytest.mark.parametrize("damaged", [None, 3, [], [[]], [[1], [1, 2]], [["x"]], [[1.5]], [[-1]]])
@@ -71,12 +72,14 @@ def test_each_client_is_a_dot(run_folder: Make) -> None:
     assert "2 dots from 50.0% to 100.0%" in dots.words()
 
 
-def test_equal_partitions_are_shown_once(run_folder: Make) -> None:
+def test_one_way_of_dealing_is_shown_once(run_folder: Make) -> None:
     folders = [run_folder(name, rounds=2) for name in "abc"]
     manifest = json.loads((folders[2] / "manifest.json").read_text()) | {"partition": "another"}
     (folders[2] / "manifest.json").write_text(json.dumps(manifest))
     heats = [b for b in partition_blocks(group(read_all(folders))) if isinstance(b, Heat)]
-    assert [heat.title for heat in heats] == ["Who holds what: a", "Who holds what: c"]
+    (heat,) = heats
+    assert heat.title == "Who holds what"
+    assert heat.caption.endswith("The first of 2 splits that differ in their seed.")
     assert heats[0].values[0] == pytest.approx([1 / 3, 1.0])
 
 

@@ -7,8 +7,9 @@ import torch
 
 import fedlens as fl
 from fedlens.report import read_all, report
-from fedlens.report.blocks import Curves, Tiles
+from fedlens.report.blocks import Curves
 from fedlens.report.draw import pictures
+from fedlens.report.grids import Tiles
 from fedlens.report.runs import run_blocks
 from tests.toys import toy
 

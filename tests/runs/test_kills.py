@@ -111,7 +111,7 @@ def compare_job(place: Path) -> Job:
 
     def work(folder: Path) -> None:
         with contextlib.redirect_stdout(io.StringIO()):
-            compare_command(files, seeds=1, out=folder, quiet=True)
+            compare_command([str(file) for file in files], seeds=1, out=folder, quiet=True)
 
     return Job(work, of_runs)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -11,7 +12,15 @@ from typing import Annotated
 
 import typer
 
-from fedlens.cli.arguments import DataFolder, Json, Quiet, RayAddress, name_cluster, once_written
+from fedlens.cli.arguments import (
+    DataFolder,
+    Json,
+    Quiet,
+    RayAddress,
+    name_cluster,
+    once_written,
+    terminal_columns,
+)
 from fedlens.reading import printable
 
 SEEDS = 5  # of each experiment, where nobody says how many
@@ -19,7 +28,11 @@ SEEDS = 5  # of each experiment, where nobody says how many
 
 def compare_command(
     what: Annotated[
-        list[Path], typer.Argument(help="Run folders, or a folder of them; or files to run.")
+        list[str],
+        typer.Argument(
+            metavar="[NAME=]WHAT...",
+            help="Run folders, or a folder of them; or files to run. A name is the variant's.",
+        ),
     ],
     by: Annotated[
         str | None,
@@ -40,57 +53,79 @@ def compare_command(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Say whether one algorithm is better than another, seed by seed."""
-    from fedlens.report.compare import compare
-    from fedlens.run_files import runs_in
+    """Say whether one algorithm is better than another: the same work, paired by seed."""
+    from fedlens.report.compare import compare, pair_rows
+    from fedlens.report.tables import table
     from fedlens.runs import progress
 
-    what = runs = runs_in(what)
+    named = _named(what)
+    paths = [path for some in named.values() for path in some]
+    variants: Mapping[str, Sequence[Path]] | list[Path] = named if "" not in named else paths
     drawn: AbstractContextManager[None] = nullcontext()
-    if any(path.is_file() for path in what):
-        out = out or Path("runs") / "-or-".join(path.stem for path in what)
-        runs = _run(what, SEEDS if seeds is None else seeds, out, data, ray_address, quiet)
+    if any(path.is_file() for path in paths):
+        folders = [path for path in paths if path.is_dir()]
+        if folders:
+            raise ValueError(
+                f"{folders[0]} is a folder: name experiment files or run folders, not both"
+            )
+        files = {name or path.stem: path for name, some in named.items() for path in some}
+        if len(files) < max(len(paths), 2):
+            raise ValueError("name two experiment files or more, of different names")
+        out = out or Path("runs") / "-or-".join(files)
+        runs = _run(files, SEEDS if seeds is None else seeds, out, data, ray_address, quiet)
+        variants = runs if by is None else [path for some in runs.values() for path in some]
         drawn = once_written()
     elif ray_address is not None:
         raise ValueError("--ray-address is for experiment files: the runs named are there")
     elif seeds is not None:
         raise ValueError(f"--seeds {seeds} is for experiment files: the runs named have theirs")
     with drawn, progress.figures() as drawing:
-        found = compare(runs, by, target, out, drawing)
+        found = compare(variants, by, target, out, drawing)
     if as_json:
         print(json.dumps([asdict(pair) for pair in found.pairs]))
         return
-    for verdict in found.verdicts:
-        print(printable(verdict))
+    if len(found.pairs) > 1:
+        print(f"{table(*pair_rows(found.pairs), terminal_columns())}\n")
+    print(printable(found.summary))
     print(f"report: {found.page}")
 
 
+def _named(what: list[str]) -> dict[str, list[Path]]:
+    """Run folders or files by the names they are given, as `NAME=PATH`; "" if they have none."""
+    from fedlens.run_files import runs_in
+
+    found: dict[str, list[Path]] = {}
+    for word in what:
+        name, equals, path = word.partition("=")
+        if not equals or "/" in name or Path(word).exists():  # a sweep's folders have = in them
+            name, path = "", word
+        elif not (name and path):
+            raise ValueError(f"{word!r} lacks a name or a folder: write NAME=FOLDER")
+        found.setdefault(name, []).append(Path(path))
+    if "" in found and len(found) > 1:
+        raise ValueError(f"{found[''][0]} has no name: write NAME={found[''][0]}, or name none")
+    return {name: runs_in(paths) for name, paths in found.items()}
+
+
 def _run(
-    files: list[Path],
+    files: Mapping[str, Path],
     seeds: int,
     out: Path,
     data: Path | None,
     ray_address: str | None,
     quiet: bool,
-) -> list[Path]:
-    """Run each experiment with the same seeds, or what is left of that; the run folders."""
+) -> dict[str, list[Path]]:
+    """Run each experiment with the same seeds, or what is left of that; run folders by name."""
     from fedlens.experiment import Experiment
     from fedlens.runs import progress
     from fedlens.runs.sweep import prepare
 
-    names = [path.stem for path in files]
-    folders = [path for path in files if path.is_dir()]
-    if folders:
-        raise ValueError(
-            f"{folders[0]} is a folder: name experiment files or run folders, not both"
-        )
-    if len(set(names)) < max(len(names), 2):
-        raise ValueError("name two experiment files or more, of different names")
     if seeds < 1:
         raise ValueError(f"--seeds is {seeds}: choose 1 or more, 5 to be able to tell")
+    read = {name: Experiment.read(path) for name, path in files.items()}
     points = {
-        f"{path.stem}-{seed}": replace(experiment, seed=seed)
-        for path, experiment in zip(files, map(Experiment.read, files), strict=True)
+        f"{name}-{seed}": replace(experiment, seed=seed)
+        for name, experiment in read.items()
         for seed in range(seeds)
     }
     name_cluster(ray_address, {point.engine for point in points.values()})
@@ -104,4 +139,4 @@ def _run(
     except KeyboardInterrupt:
         print("\nfedlens: stopped; the same command goes on from here", file=sys.stderr)
         raise
-    return [out / name for name in points]
+    return {name: [out / f"{name}-{seed}" for seed in range(seeds)] for name in files}

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from fedlens.experiment import Experiment, Named
 from fedlens.recipes.recipe import Measured, Recipe, Results
-from fedlens.report.blocks import Curves, Line, Table, Text
+from fedlens.report.blocks import Block, Curves, Intervals, Line, Marks, Table, Text
 from fedlens.report.numbers import NONE
-from fedlens.report.pairs import format_p, points
+from fedlens.report.pairs import SURE, format_p, points
+from fedlens.report.pictures import is_drawn
 from fedlens.report.student import Estimate, estimate
 from fedlens.runs.records import Run, settings
 
@@ -46,15 +47,27 @@ def opening(recipe: Recipe, results: Results) -> Text:
     return Text(title="What was run", paragraphs=said)
 
 
+def led_by_a_figure(blocks: Sequence[Block], told: Text) -> list[Block]:
+    """A recipe's blocks with their first picture at the top, and what was run right below it."""
+    lead = next((one for one in blocks if is_drawn(one)), None)
+    return [*([lead] if lead else []), told, *(one for one in blocks if one is not lead)]
+
+
 def experiments(results: Results) -> Table:
-    """Every cell in a line: its settings as they were run, and what the engine made of `auto`."""
+    """Every cell in a line: what sets it apart, as it was run; what all share is said once."""
+    rows = [_described(name, runs) for name, runs in results.runs.items()]
+    columns = list(zip(*rows, strict=True))
+    apart = [i for i, cells in enumerate(columns) if i == 0 or len(set(cells)) > 1]
+    shared = [f"{_HEADER[i]} {cells[0]}" for i, cells in enumerate(columns) if i not in apart]
+    alike = f" All have: {'; '.join(shared)}." if shared else ""
     return Table(
         title="The experiments",
         name="experiments",
-        header=_HEADER,
-        rows=[_described(name, runs) for name, runs in results.runs.items()],
-        caption="What each experiment is, and what it was computed with. Its run folder has all "
-        "of it: the settings in full, and every round.",
+        header=[_HEADER[i] for i in apart],
+        rows=[[row[i] for i in apart] for row in rows],
+        caption="What sets each experiment apart, and what it was computed with. Its run folder "
+        f"has all of it: the settings in full, and every round.{alike}",
+        folded=len(rows) > 12,
     )
 
 
@@ -238,7 +251,7 @@ def beside(
     def said(value: float | None, sign: str = "") -> str:
         if value is None or not math.isfinite(value):
             return NONE
-        return f"{100 * value if percent else value:{sign}.{digits}f}"
+        return f"{100 * value if percent else value:{sign}.{digits}f}".replace("-", "−")
 
     def ours(found: Measured | None) -> str:
         if found is None or found.std is None:
@@ -259,6 +272,33 @@ def beside(
             for name, theirs, found in rows
         ],
         published=frozenset({1}),
+    )
+
+
+def ahead(
+    results: Results,
+    pairs: Sequence[tuple[str, str]],
+    measure: str = "test_accuracy",
+    *,
+    title: str,
+    of: str,
+) -> Intervals:
+    """How far one cell is above another at the end, seed by seed, as a picture."""
+    found = [(pair, estimate(d)) for pair in pairs if (d := results.differences(*pair, measure))]
+    means, lows, highs = (
+        [None if x is None else 100 * x for x in side]
+        for side in zip(*((one.mean, one.low, one.high) for _, one in found), strict=True)
+    ) if found else ([], [], [])  # fmt: skip
+    return Intervals(
+        title=title,
+        caption="Differences in percentage points, paired by seed: the mean over seeds, and its "
+        "95% confidence interval (Student's). What may be chance is grey.",
+        rows=[f"{cell} − {other}" for (cell, other), _ in found],
+        series=[Marks("difference", means, lows, highs)],
+        x_label=f"points of {of}",
+        digits=2,
+        zero=True,
+        faint=frozenset(i for i, (_, one) in enumerate(found) if one.p is None or one.p >= SURE),
     )
 
 

@@ -17,7 +17,7 @@ from fedlens.experiment import Experiment
 from fedlens.locks import LOCK, FolderLock, one_writer
 from fedlens.options import did_you_mean
 from fedlens.recipes import RECIPES, ScaleName
-from fedlens.recipes.page import experiments, opening
+from fedlens.recipes.page import experiments, led_by_a_figure, opening
 from fedlens.recipes.recipe import FROM_CELL, Recipe, Results, Scale
 from fedlens.report.page import render_page
 from fedlens.run_files import (
@@ -213,7 +213,7 @@ def draw(
 ) -> Reproduced:
     """Draw the page of a recipe from its runs, by cell."""
     results = Results(scale, runs)
-    blocks = [opening(recipe, results), *recipe.blocks(results)]
+    blocks = led_by_a_figure(recipe.blocks(results), opening(recipe, results))
     if recipe.cells:
         blocks.append(experiments(results))
     page = render_page(f"{name}: {recipe.title}", recipe.about, blocks, out)

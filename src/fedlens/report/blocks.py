@@ -9,14 +9,13 @@ from __future__ import annotations
 import re
 import statistics
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self
 
 import numpy as np
 
-from fedlens.report.numbers import Cell, format_number
+from fedlens.report.numbers import NONE, Cell, format_number
 from fedlens.runs.records import is_number
 
 Values = Sequence[float | None]
@@ -69,6 +68,7 @@ class Line:
     note: str = ""  # stands after the name in the legend
     ring: tuple[float, float] | None = None  # a point worth a mark: the best round
     place: int | None = None  # of its colour and marker; without it, names take them in turn
+    off: bool = False  # not drawn until somebody clicks its name on the page
 
     def thinned(self) -> Line:
         """Every k-th of its points and the last, so that at most `MOST_POINTS` are left."""
@@ -134,7 +134,7 @@ class Curves(Block):
                     f"{f', {line.note}' if line.note else ''}"
                 )
         facts += [f"{name}: {format_number(y, self.percent)}" for name, y in self.levels]
-        return f"Line chart of {self.y_label or self.title} by {self.x_label}. {_sentence(facts)}"
+        return f"Line chart of {self.y_label or self.title} by {self.x_label}. {sentence(facts)}"
 
 
 @dataclass(frozen=True)
@@ -174,130 +174,60 @@ class Bars(Block):
                 error = one.errors[i] if one.errors else None
                 around = f" ± {self.format(error)}" if is_number(error) else ""
                 facts.append(f"{name}: {self.format(one.heights[i])}{around}")
-        return f"Bar chart of {self.y_label or self.title}. {_sentence(facts)}"
+        return f"Bar chart of {self.y_label or self.title}. {sentence(facts)}"
 
     def format(self, height: float | None) -> str:
         """A height as it is written beside its bar."""
         return format_number(height, self.percent, self.digits)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Heat(Block):
-    """A matrix as shades. `shares` go up from 0, small ones stretched; else from least to most."""
+@dataclass(frozen=True)
+class Marks:
+    """Values of one colour, one in each row, and between which two numbers each may really lie."""
 
-    values: Sequence[Values]  # row by row
-    row_names: Sequence[str]
-    column_names: Sequence[str]
-    row_label: str = ""
-    column_label: str = ""
-    value_label: str = ""
+    name: str
+    values: Values
+    low: Values
+    high: Values
+
+
+@dataclass(frozen=True, kw_only=True)
+class Intervals(Block):
+    """A dot for each value on a line from one end of its interval to the other, row by row."""
+
+    rows: Sequence[str]
+    series: Sequence[Marks]
+    x_label: str = ""
     percent: bool = False
-    shares: bool = False
+    digits: int = 1  # after the point
+    zero: bool = False  # values are differences: a line stands at 0
+    faint: frozenset[int] = frozenset()  # rows that are grey, since they show nothing for sure
 
     def sheet(self) -> Sheet:
-        corner = "/".join(filter(None, (self.row_label, self.column_label)))
-        rows: list[list[Cell]] = [
-            [name, *row] for name, row in zip(self.row_names, self.values, strict=True)
+        found: list[list[Cell]] = [
+            [row, one.name, one.values[i], one.low[i], one.high[i]]
+            for i, row in enumerate(self.rows)
+            for one in self.series
         ]
-        return [corner, *self.column_names], rows
+        return ["row", "series", self.x_label or "value", "low", "high"], found
 
     def words(self) -> str:
-        found = [
-            (y, row, column)
-            for row, values in zip(self.row_names, self.values, strict=True)
-            for column, y in zip(self.column_names, values, strict=True)
-            if is_number(y)
-        ]
-        size = (
-            f"{len(self.row_names)} rows{_of(self.row_label)} and "
-            f"{len(self.column_names)} columns{_of(self.column_label)}"
-        )
-        if not found:
-            return f"Heat map of {size}, without a number."
-        (low, *at_low), (high, *at_high) = min(found), max(found)
-        return (
-            f"Heat map of {self.value_label or self.title}: {size}, from "
-            f"{format_number(low, self.percent)} ({', '.join(at_low)}) to "
-            f"{format_number(high, self.percent)} ({', '.join(at_high)})."
-        )
+        facts = []
+        for i, row in enumerate(self.rows):
+            for one in self.series:
+                name = f"{row}, {one.name}" if len(self.series) > 1 else row
+                facts.append(f"{name}: {self.format(one, i)}")
+        return f"Values with intervals of {self.x_label or self.title}. {sentence(facts)}"
 
+    def format(self, one: Marks, row: int) -> str:
+        """A value as it is written beside its dot."""
+        value, low, high = (self._number(side[row]) for side in (one.values, one.low, one.high))
+        return value if NONE in (low, high) else f"{value} ({low} to {high})"
 
-@dataclass(frozen=True, kw_only=True)
-class Tiles(Block):
-    """A matrix of kinds, a colour each; a cell that is None is empty."""
-
-    kinds: Sequence[str]  # whose places are their colours
-    values: Sequence[Sequence[str | None]]  # row by row
-    row_names: Sequence[str]
-    column_names: Sequence[str]
-    row_label: str = ""
-    column_label: str = ""
-
-    def sheet(self) -> Sheet:
-        rows: list[list[Cell]] = [
-            [row, column, kind]
-            for row, values in zip(self.row_names, self.values, strict=True)
-            for column, kind in zip(self.column_names, values, strict=True)
-            if kind is not None
-        ]
-        return [self.row_label or "row", self.column_label or "column", "kind"], rows
-
-    def words(self) -> str:
-        counts = self.counts()
-        facts = [f"{kind}: {count:,}" for kind, count in counts.items()]
-        size = f"{len(self.row_names)} rows{_of(self.row_label)} and {len(self.column_names)}"
-        return f"Tiles of {size} columns{_of(self.column_label)}. {_sentence(facts)}"
-
-    def counts(self) -> dict[str, int]:
-        """How many cells there are of each kind that there is."""
-        found = Counter(kind for row in self.values for kind in row if kind is not None)
-        return {kind: found[kind] for kind in self.kinds if found[kind]}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Contours(Block):
-    """A quantity over a plane of two numbers, with its best point marked."""
-
-    x: Sequence[float]
-    y: Sequence[float]
-    z: Sequence[Values]  # z[i][j] at y[i], x[j]
-    x_label: str = "x"
-    y_label: str = "y"
-    z_label: str = "z"
-    log_x: bool = False
-    log_y: bool = False
-    percent: bool = False
-    lowest: bool = False  # the best is the lowest, as of a loss
-
-    def sheet(self) -> Sheet:
-        rows: list[list[Cell]] = [
-            [x, y, z]
-            for y, row in zip(self.y, self.z, strict=True)
-            for x, z in zip(self.x, row, strict=True)
-        ]
-        return [self.x_label, self.y_label, self.z_label], rows
-
-    @property
-    def best(self) -> tuple[float, float, float] | None:
-        """x, y and z of the best point."""
-        found = [
-            (x, y, z)
-            for y, row in zip(self.y, self.z, strict=True)
-            for x, z in zip(self.x, row, strict=True)
-            if is_number(z)
-        ]
-        choose = min if self.lowest else max
-        return choose(found, key=lambda point: point[2], default=None)
-
-    def words(self) -> str:
-        what = f"Contours of {self.z_label} over {self.x_label} and {self.y_label}"
-        if self.best is None:
-            return f"{what}, without a number."
-        x, y, z = self.best
-        return (
-            f"{what}. The best is {format_number(z, self.percent)}, at {self.x_label} {x:g} and "
-            f"{self.y_label} {y:g}."
-        )
+    def _number(self, value: float | None) -> str:
+        if self.percent or not is_number(value):
+            return format_number(value, self.percent, self.digits)
+        return f"{value:.{self.digits}f}".replace("-", "−")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -325,7 +255,7 @@ class Strip(Block):
                 facts.append(
                     f"{name}: {len(sound)} dots from {low} to {high}, {self.mark} {middle}"
                 )
-        return f"Dots of {self.x_label or self.title}. {_sentence(facts)}"
+        return f"Dots of {self.x_label or self.title}. {sentence(facts)}"
 
     def stroke(self, place: int) -> float:
         """Where a group, which has values, has its stroke."""
@@ -350,7 +280,7 @@ class Samples(Block):
 
     def words(self) -> str:
         facts = [f"{name}: {len(images)}" for name, images in self.rows]
-        return f"Images in rows. {_sentence(facts)}"
+        return f"Images in rows. {sentence(facts)}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -361,13 +291,27 @@ class Table(Block):
     rows: Sequence[Sequence[Cell]]
     strong: frozenset[tuple[int, int]] = frozenset()  # (row, column) of the cells that stand out
     published: frozenset[int] = frozenset()  # columns that are a paper's numbers, not ours
-    dots: bool = False  # row i is line i of the curves, and has its colour in front
+    folded: bool = False  # away, until somebody asks
+    dots: int = 0  # so many first rows are the first lines of the curves: their colours in front
 
     def sheet(self) -> Sheet:
         return list(self.header), [list(row) for row in self.rows]
 
     def words(self) -> str:
         return f"Table of {len(self.rows)} rows: {', '.join(self.header)}."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts(Block):
+    """A few numbers side by side, each under its name: what a single run came to."""
+
+    facts: Mapping[str, str]
+
+    def sheet(self) -> Sheet:
+        return list(self.facts), [list(self.facts.values())]
+
+    def words(self) -> str:
+        return sentence([f"{name}: {value}" for name, value in self.facts.items()])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -385,9 +329,5 @@ class Text(Block):
         return " ".join(self.paragraphs)
 
 
-def _of(label: str) -> str:
-    return f" ({label})" if label else ""
-
-
-def _sentence(facts: Sequence[str]) -> str:
+def sentence(facts: Sequence[str]) -> str:
     return "; ".join(facts) + "." if facts else "Nothing was recorded."

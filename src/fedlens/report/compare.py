@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
 
 from fedlens.report.artists import Drawing
-from fedlens.report.blocks import Bars, Block, Curves, Line, Series, Table, Text
+from fedlens.report.blocks import (
+    Bars,
+    Block,
+    Curves,
+    Intervals,
+    Line,
+    Marks,
+    Series,
+    Table,
+    Text,
+)
 from fedlens.report.groups import Group, mean_and_std
 from fedlens.report.numbers import NONE, Cell, format_number
 from fedlens.report.page import render_page
@@ -19,6 +29,7 @@ from fedlens.report.student import estimate
 from fedlens.runs.budgets import rounds_to
 from fedlens.runs.records import PART_NAMES, Run, number, primary_part, read_all
 
+MOST_TASKS = 2  # that have all their pictures
 EASY = 0.9  # of the best final accuracy: the target where none is given
 
 
@@ -29,11 +40,12 @@ class Comparison:
     tasks: list[Task]
     pairs: list[Pair]
     verdicts: list[str]  # is one better than another? In words, a pair each
+    summary: str  # the verdict if there is one pair, else how many of them are more than chance
     page: Path
 
 
 def compare(
-    folders: Sequence[str | Path],
+    folders: Sequence[str | Path] | Mapping[str, Sequence[str | Path]],
     by: str | None = None,
     target: float | None = None,
     out: str | Path | None = None,
@@ -41,10 +53,17 @@ def compare(
 ) -> Comparison:
     """Compare finished runs, and write the page to `out`/report.html.
 
-    Variants are told apart by the settings under `by` (as `algorithm`, or `local.lr,model`), runs
-    of two variants are paired by seed, and `target` is the accuracy that costs are measured to.
+    Variants are told apart by the settings under `by` (as `algorithm`, or `local.lr,model`), or
+    have the names that `folders` gives them, if that is a table of run folders by name. Runs of
+    two variants are paired by seed, and `target` is the accuracy that costs are measured to.
     Without `out` the page goes to `comparison` in the folder that the runs have in common.
     """
+    called: dict[Path, str] = {}
+    if isinstance(folders, Mapping):
+        if by is not None:
+            raise ValueError("variants have names, or are told apart by settings: leave out one")
+        called = {Path(one).resolve(): name for name, some in folders.items() for one in some}
+        folders = [one for some in folders.values() for one in some]
     runs = read_all([Path(folder) for folder in folders])
     finished = [run for run in runs if run.status == "finished"]
     left_out = [run for run in runs if run.status != "finished"]
@@ -54,7 +73,8 @@ def compare(
     if not finished:
         raise ValueError("no run finished with an accuracy: name runs that did")
     keys = [key.strip() for key in by.split(",")] if by else []
-    found = tasks(finished, keys)
+    names = [called[run.folder.resolve()] for run in finished] if called else None
+    found = tasks(finished, keys, names)
     if all(len(task.variants) < 2 for task in found):
         raise ValueError(
             "there is nothing to compare: name runs of two or more variants of the same task"
@@ -63,21 +83,22 @@ def compare(
         for task in found:
             _check_same_tests(task)
     paired = pairs(found, metric)
-    verdicts = [pair.words(measure) for pair in paired]
     blocks = [
-        *_in_words(verdicts, left_out),
+        *_left_out(left_out),
+        *_picture_of_differences(paired, measure),
         _results(found, paired, metric, measure),
-        *_differences(paired, measure),
+        *(_differences(paired, measure) if len(paired) > 1 else ()),  # one is told above
         *_pictures(found, part, metric, measure),
         *_to_target(found, metric, measure, target),
         *_ranks(found, metric, measure),
         *details(runs),
     ]
     folder = Path(out) if out is not None else common_folder(runs) / "comparison"
-    names = list(dict.fromkeys(group.name for task in found for group in task.variants))
-    summary = _summary(found, paired, measure)
-    page = render_page(f"{' or '.join(names)}?", summary, blocks, folder, watch)
-    return Comparison(found, paired, verdicts, page)
+    variants = list(dict.fromkeys(group.name for task in found for group in task.variants))
+    summary = summed_up(found, paired, measure)
+    page = render_page(f"{' or '.join(variants)}?", summary, blocks, folder, watch)
+    verdicts = [pair.words(measure) for pair in paired]
+    return Comparison(found, paired, verdicts, summary, page)
 
 
 def _check_same_tests(task: Task) -> None:
@@ -93,7 +114,7 @@ def _check_same_tests(task: Task) -> None:
             )
 
 
-def _summary(found: Sequence[Task], paired: Sequence[Pair], measure: str) -> str:
+def summed_up(found: Sequence[Task], paired: Sequence[Pair], measure: str) -> str:
     if len(paired) == 1:
         return paired[0].words(measure)
     num_runs = sum(len(group.runs) for task in found for group in task.variants)
@@ -105,16 +126,41 @@ def _summary(found: Sequence[Task], paired: Sequence[Pair], measure: str) -> str
     )
 
 
-def _in_words(verdicts: Sequence[str], left_out: Sequence[Run]) -> Iterator[Text]:
-    paragraphs = list(verdicts) if len(verdicts) > 1 else []  # one stands at the top of the page
-    if left_out:
-        names = ", ".join(f"{run.name} ({run.status})" for run in left_out)
-        paragraphs.append(f"Left out, since they did not finish: {names}.")
-    if paragraphs:
-        yield Text(title="Is one better than another?", paragraphs=paragraphs)
+def _left_out(runs: Sequence[Run]) -> Iterator[Text]:
+    if runs:
+        names = ", ".join(f"{run.name} ({run.status})" for run in runs)
+        told = f"Left out, since they did not finish: {names}."
+        yield Text(title="Not compared", paragraphs=[told])
+
+
+def _picture_of_differences(paired: Sequence[Pair], measure: str) -> Iterator[Intervals]:
+    """How far one variant is ahead of another, pair by pair: what may be chance is faint."""
+    told = [(pair, *pair.ahead()) for pair in paired if pair.difference and pair.difference.n > 1]
+    if not told:
+        return
+    rows = [f"{a} − {b}{f' ({one.task})' if one.task else ''}" for one, a, b, _, _ in told]
+    means, lows, highs = [], [], []
+    for pair, _, _, low, high in told:
+        assert pair.difference is not None
+        means.append(100 * abs(pair.difference.mean))
+        lows.append(None if low is None else 100 * low)
+        highs.append(None if high is None else 100 * high)
+    yield Intervals(
+        title="How far is one ahead of another?",
+        name="ahead",
+        caption=f"Differences of final {measure} in percentage points, paired by seed: the mean, "
+        "and its 95% confidence interval. What cannot be said to be better is grey.",
+        rows=rows,
+        series=[Marks("difference", means, lows, highs)],
+        x_label=f"points of {measure}",
+        digits=2,
+        zero=True,
+        faint=frozenset(i for i, (pair, *_) in enumerate(told) if not pair.is_sure),
+    )
 
 
 def _results(found: Sequence[Task], paired: Sequence[Pair], metric: str, measure: str) -> Table:
+    """Means of variants: a row each, or a column each beside the tasks, if there are several."""
     names = list(dict.fromkeys(group.name for task in found for group in task.variants))
     rows: list[list[Cell]] = []
     strong = set()
@@ -124,45 +170,58 @@ def _results(found: Sequence[Task], paired: Sequence[Pair], metric: str, measure
         rivals = [
             pair for pair in paired if pair.task == task.name and best in (pair.one, pair.other)
         ]
-        if all(pair.p is not None and pair.p < SURE for pair in rivals):
+        if all(pair.is_sure for pair in rivals):
             strong.add((len(rows), 1 + names.index(best)))
         cells = [mean_and_std(finals.get(name, []), percent=True) for name in names]
         seeds = sorted({len(group.runs) for group in task.variants})
-        rows.append([task.name or "all runs", *cells, " or ".join(map(str, seeds))])
+        rows.append([task.name, *cells, " or ".join(map(str, seeds))])
+    header, dots = ["task", *names, "seeds"], 0
+    if len(found) == 1:
+        seeds_of = [str(len(group.runs)) for group in found[0].variants]
+        rows = [[name, rows[0][1 + i], seeds_of[i]] for i, name in enumerate(names)]
+        strong = {(column - 1, 1) for _, column in strong}
+        header, dots = ["variant", f"final {measure}", "seeds"], len(names)
     return Table(
         title=f"Final {measure}",
         name="results",
         caption="Mean ± one standard deviation over seeds. What can be said to be better than all "
         "others stands out.",
-        header=["task", *names, "seeds"],
+        header=header,
         rows=rows,
         strong=frozenset(strong),
+        dots=dots,
     )
 
 
 def _differences(paired: Sequence[Pair], measure: str) -> Iterator[Table]:
-    rows: list[list[Cell]] = []
-    for pair in paired:
-        found = pair.difference
-        if found is None:
-            rows.append([pair.one, pair.other, pair.task, "0", NONE, NONE, NONE])
-            continue
-        first, second, low, high = pair.ahead()
-        interval = f"{points(low)} to {points(high)}" if low is not None else NONE
-        p = NONE if pair.p is None else format_p(pair.p).removeprefix("p ").removeprefix("= ")
-        numbers = [str(found.n), points(abs(found.mean)), interval, p]
-        rows.append([first, second, pair.task, *numbers])
+    header, rows = pair_rows(paired)
     many = f" p-values, not intervals, are corrected for {len(paired)} comparisons (Holm)."
-    table = Table(
+    yield Table(
         title="Paired differences",
         caption=f"The first minus the second, in percentage points of final {measure}, over the "
-        "n seeds that both were run with; intervals and two-sided p-values are Student's."
-        f"{many if len(paired) > 1 else ''}",
-        header=["first", "second", "task", "n", "difference", "95% confidence interval", "p"],
+        "n seeds that both were run with; intervals and two-sided p-values are Student's. What can "
+        f"be said to be better stands out.{many if len(paired) > 1 else ''}",
+        header=header,
         rows=rows,
-        strong=frozenset((i, 6) for i, pair in enumerate(paired) if (pair.p or 1) < SURE),
+        strong=frozenset((i, 2) for i, pair in enumerate(paired) if pair.is_sure),
     )
-    yield _without_empty(table, "task")
+
+
+def pair_rows(paired: Sequence[Pair]) -> tuple[list[str], list[list[str]]]:
+    """Differences as a table, header and rows: who is ahead of whom, and how sure that is."""
+    tasked = any(pair.task for pair in paired)
+    rows = []
+    for pair in paired:
+        cells = [pair.one, pair.other, NONE, NONE, NONE, "0"]
+        if pair.difference is not None:
+            first, second, low, high = pair.ahead()
+            interval = f"{points(low)} to {points(high)}" if low is not None else NONE
+            p = NONE if pair.p is None else format_p(pair.p).removeprefix("p ").removeprefix("= ")
+            ahead = points(abs(pair.difference.mean))
+            cells = [first, second, ahead, interval, p, str(pair.difference.n)]
+        rows.append([*cells, *([pair.task] if tasked else [])])
+    header = ["first", "second", "difference", "95% confidence interval", "p", "n"]
+    return [*header, *(["task"] if tasked else [])], rows
 
 
 def _without_empty(table: Table, name: str) -> Table:
@@ -176,12 +235,16 @@ def _without_empty(table: Table, name: str) -> Table:
 
 
 def _pictures(found: Sequence[Task], part: str, metric: str, measure: str) -> Iterator[Block]:
+    """Curves task by task: of accuracy alone where tasks are many, and then one picture of ends."""
+    many = len(found) > MOST_TASKS
     for task in found:
         of = f": {task.name}" if task.name else ""
-        for block in curve_blocks(task.variants, part):
-            yield block.retitled(f"{block.title}{of}")
+        curves = [
+            block.retitled(f"{block.title}{of}") for block in curve_blocks(task.variants, part)
+        ]
+        yield from curves[:1] if many else curves
         lines = [line for line in _difference_lines(task, metric) if line.x]
-        if lines:
+        if lines and not many:
             yield Curves(
                 title=f"Difference to {_reference(task).name}{of}",
                 name=f"difference{of}",
@@ -192,22 +255,29 @@ def _pictures(found: Sequence[Task], part: str, metric: str, measure: str) -> It
                 percent=True,
                 levels=[(_reference(task).name, 0.0)],
             )
-        yield Bars(
-            title=f"Final {measure}{of}",
-            name=f"final_accuracy{of}",
-            caption=f"{measure.capitalize()} at the end; whiskers are ± one standard deviation.",
-            groups=[group.name for group in task.variants],
-            series=[
-                Series(
-                    "accuracy",
-                    [fmean(group.finals(metric)) for group in task.variants],
-                    [_std(group.finals(metric)) for group in task.variants],
-                )
-            ],
-            y_label=f"final {measure}",
-            percent=True,
-            dots=True,
-        )
+    yield from [_ends(found, metric, measure)] if len(found) > 1 else []
+
+
+def _ends(found: Sequence[Task], metric: str, measure: str) -> Bars:
+    """Final accuracies by task, a bar for each variant."""
+    names = list(dict.fromkeys(group.name for task in found for group in task.variants))
+    finals = [{group.name: group.finals(metric) for group in task.variants} for task in found]
+    return Bars(
+        title=f"Final {measure} by task",
+        name="final_accuracy",
+        caption=f"{measure.capitalize()} at the end; whiskers are ± one standard deviation.",
+        groups=[task.name for task in found],
+        series=[
+            Series(
+                name,
+                [fmean(one[name]) if name in one else None for one in finals],
+                [_std(one[name]) if name in one else None for one in finals],
+            )
+            for name in names
+        ],
+        y_label=f"final {measure}",
+        percent=True,
+    )
 
 
 def _reference(task: Task) -> Group:

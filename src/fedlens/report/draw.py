@@ -6,9 +6,9 @@ The SVG that stands in a page leaves its colours to the page: `var(--run-0)`, `v
 from __future__ import annotations
 
 import io
-import math
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +21,17 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 from fedlens.files import write_atomically
 from fedlens.report.blocks import (
     Bars,
-    Contours,
     Curves,
-    Heat,
+    Intervals,
     Line,
     Samples,
     Series,
     Strip,
-    Tiles,
     Values,
 )
+from fedlens.report.draw_grids import contours, heat
+from fedlens.report.draw_intervals import intervals
+from fedlens.report.grids import Contours, Heat, Tiles
 from fedlens.report.look import (
     BOTTOM,
     COLOURS,
@@ -41,20 +42,21 @@ from fedlens.report.look import (
     LETTERS,
     LINE,
     MARKERS,
-    PAPER,
     SOFT,
-    WIDTH,
-    Array,
+    TITLE,
+    TOP,
     any_script,
     colour_of,
+    floats,
     legend,
     line_mark,
     name_ends,
     percent_tick,
     print_look,
-    shades,
     sheet,
     short,
+    shortened,
+    strokes,
     write,
 )
 from fedlens.report.mosaic import mosaic
@@ -63,11 +65,8 @@ from fedlens.report.pictures import FORMATS, Drawn, places
 from fedlens.report.tiles import tiles
 from fedlens.runs.records import is_number
 
-BESIDE = 16  # letters of names that fit beside bars
-FEW = 6  # lines whose last values still fit in the margin
-MOST_CELLS = 1000  # in a row of a heat map that can still be seen
-MOST_NAMES = 40  # beside a heat map
-NUMBERED = 130  # cells that have room for their numbers
+BESIDE = 22  # letters of names that fit beside bars
+FEW = 6  # lines whose last values still fit in the margin, and whose bands can be told apart
 
 
 def save(block: Drawn, folder: Path, formats: Sequence[str] = FORMATS) -> str:
@@ -99,11 +98,13 @@ def _figure(block: Drawn) -> Figure:
         case Bars():
             return _bars(block)
         case Heat():
-            return _heat(block)
+            return heat(block)
         case Tiles():
             return tiles(block)
         case Contours():
-            return _contours(block)
+            return contours(block)
+        case Intervals():
+            return intervals(block)
         case Strip():
             return _strip(block)
         case Samples():
@@ -112,22 +113,30 @@ def _figure(block: Drawn) -> Figure:
 
 def _curves(block: Curves) -> Figure:
     place = places(block.lines)
-    labels = {line.name: line.name for line in block.lines}
+    block = replace(block, lines=[line for line in block.lines if not line.off])
+    place = {line.name: place[line.name] for line in block.lines}
+    labels = dict(zip(place, shortened(list(place), 52), strict=True))
     for line in block.lines:
         if line.note:
             labels[line.name] = f"{short(line.name, 48 - len(line.note))}: {line.note}"
     meant = block.styles if len(block.styles) > 1 else {}
-    keys = [Line2D([], [], color=SOFT, linestyle=DASHES[one]) for one in meant]
+    keys = [(meant[one], Line2D([], [], color=SOFT, linestyle=DASHES[one])) for one in meant]
+    keys += [
+        (f"{name}: {format_number(height, block.percent)}", _level())
+        for name, height in block.levels
+    ]
     figure, axes = sheet(block.title, HEIGHT, BOTTOM + LINE * (len(labels) + len(keys)) + 0.1)
     ends = []
+    banded = len(place) <= FEW  # more bands than these hide each other
     for line in block.lines:
-        _line(axes, line, place[line.name])
+        _line(axes, line, place[line.name], banded)
         ys = [y for y in line.y if is_number(y)]
         if ys and line.style == "solid":
             ends.append((ys[-1], format_number(ys[-1], block.percent), colour_of(place[line.name])))
-    for name, height in block.levels:
-        axes.axhline(height, color=SOFT, linewidth=1.1, linestyle=DASHES["dashed"])
-        write(axes, 0.99, height, name, xycoords=("axes fraction", "data"), ha="right", va="bottom")
+    for _, height in block.levels:
+        axes.add_line(_level()).set_data((0, 1), (height, height))
+        axes.lines[-1].set_transform(axes.get_yaxis_transform())
+        axes.update_datalim([(0, height)], updatex=False)
     _scale(axes, block)
     if len(ends) <= FEW:
         name_ends(axes, ends)
@@ -135,26 +144,29 @@ def _curves(block: Curves) -> Figure:
         line.name: line.style for line in sorted(block.lines, key=lambda one: one.style == "solid")
     }
     marks = [line_mark(i, styles[name]) for name, i in place.items()]
-    legend(figure, [*labels.values(), *meant.values()], [*marks, *keys])
+    legend(figure, [*labels.values(), *(name for name, _ in keys)], [*marks, *(m for _, m in keys)])
     return figure
 
 
-def _line(axes: Axes, line: Line, place: int) -> None:
+def _level() -> Line2D:
+    return Line2D([], [], color=SOFT, linewidth=1.1, linestyle=DASHES["dotted"])
+
+
+def _line(axes: Axes, line: Line, place: int, banded: bool) -> None:
     solid, colour = line.style == "solid", colour_of(place)
-    ys = _floats(line.y)
-    if line.low is not None and line.high is not None:
-        low, high = _floats(line.low), _floats(line.high)
+    ys = floats(line.y)
+    if banded and line.low is not None and line.high is not None:
+        low, high = floats(line.low), floats(line.high)
         axes.fill_between(line.x, low, high, color=colour, alpha=0.18, linewidth=0)
     axes.plot(
         line.x,
         ys,
         color=colour,
         linestyle=DASHES[line.style],
-        linewidth=1.9 if solid else 1.1,
-        alpha=1.0 if solid else 0.75,
         marker=MARKERS[place % len(MARKERS)] if solid or len(ys) == 1 else "",
         markersize=4,
         markevery=(min(2 * place, max(0, len(ys) - 1)), max(1, len(ys) // 6)),
+        **strokes(line.style),
     )
     if line.ring is not None:
         look: dict[str, Any] = {"markersize": 9, "markerfacecolor": "none", "markeredgewidth": 1.5}
@@ -178,11 +190,23 @@ def _scale(axes: Axes, block: Curves) -> None:
         axes.xaxis.set_major_locator(MaxNLocator(8, integer=whole, steps=[1, 2, 5, 10]))
     if block.percent:
         axes.yaxis.set_major_formatter(FuncFormatter(percent_tick))
+        _keep_to_shares(axes, block)
     if block.log_y and _can_be_logarithmic([line.y for line in block.lines]):
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(numticks=6))
         axes.yaxis.set_minor_formatter(NullFormatter())
         axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+
+
+def _keep_to_shares(axes: Axes, block: Curves) -> None:
+    """No axis of accuracies goes beyond 100%, though a band may: page.js has the same rule."""
+    ys = [y for line in block.lines for y in line.y if is_number(y)]
+    ys += [height for _, height in block.levels]
+    if ys and min(ys) >= 0 and max(ys) <= 1:
+        axes.autoscale_view()
+        low, high = axes.get_ylim()
+        air = 0.02 * (min(high, 1.0) - max(low, 0.0))
+        axes.set_ylim(max(low, -air), min(high, 1 + air))
 
 
 def _bars(block: Bars) -> Figure:
@@ -194,18 +218,21 @@ def _bars(block: Bars) -> Figure:
     left = LETTERS * longest + 0.2 if beside else 0.12
     figure, axes = sheet(block.title, step * len(block.groups), 0.32 + key, left)
     ends = [0.0]
-    for g, group in enumerate(block.groups):
+    for g, group in enumerate(shortened(block.groups, 48)):
         if beside:
             where: Any = ("axes fraction", "data")
             write(axes, 0, g * step + tall / 2, group, -5, xycoords=where, ha="right")
         else:
-            write(axes, 0, g * step + named / 2, short(group, 48))
+            write(axes, 0, g * step + named / 2, group)
         for s, series in enumerate(block.series):
             at = g * step + named + tall * (s + 0.5)
             ends += _bar(axes, block, series, g, at, 0.86 * tall, colour_of(g if block.dots else s))
     axes.set_ylim(step * len(block.groups), -0.04)
+    heights = [y for series in block.series for y in series.heights if is_number(y)]
     room = 1.45 if any(series.errors for series in block.series) else 1.0  # for "19.3% ± 10.0%"
     ticks = MaxNLocator(6, steps=[1, 2, 5, 10]).tick_values(min(ends), max(ends) or 1)
+    if block.percent and min(ends) == 0 and 0.4 < max(heights, default=0.0) <= 1:
+        ticks = [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]  # so that the whole is seen, and a share of it
     axes.set_xticks(ticks)  # none stands where only words are: no accuracy is 120%
     axes.spines["bottom"].set_bounds(ticks[0], ticks[-1])
     axes.set_xlim(ticks[0], max(ticks[-1], max(ends) * room))
@@ -246,86 +273,6 @@ def _face(series: Series, colour: str) -> str:
     return "none" if series.hollow else colour
 
 
-def _heat(block: Heat) -> Figure:
-    values = np.array([_floats(row) for row in block.values], dtype=float)
-    values = values.reshape(len(block.row_names), len(block.column_names))
-    if values.shape[1] > MOST_CELLS:
-        values = _thinned(values)
-    num_rows, num_columns = values.shape
-    names = [short(name, 22) for name in block.row_names]
-    shown_rows = len(names) <= MOST_NAMES
-    shown_columns = len(block.column_names) <= MOST_NAMES
-    upright = max(map(len, block.column_names), default=0) > 3 and shown_columns
-    left = (LETTERS * max(map(len, names), default=1) if shown_rows else 0.25) + 0.38
-    below = LETTERS * min(max(map(len, block.column_names), default=1), 22) if upright else 0.15
-    below += 0.52
-    width = WIDTH - left - 0.16
-    height = min(max(0.2 * num_rows, 1.2), 4.5)
-    figure, axes = sheet(block.title, height, below, left=left, right=0.16)
-    sound = values[np.isfinite(values)]
-    low = 0.0 if block.shares or not sound.size else float(sound.min())
-    high = float(sound.max()) if sound.size else 1.0
-    depth = np.clip((values - low) / ((high - low) or 1.0), 0, 1)
-    depth = np.sqrt(depth) if block.shares else 0.06 + 0.94 * depth
-    axes.imshow(shades(depth), aspect="auto", interpolation="nearest")
-    _ticks(axes.yaxis, names, shown_rows)
-    columns = [short(name, 22) for name in block.column_names]
-    _ticks(axes.xaxis, columns, shown_columns, 90 if upright else 0)
-    axes.set_ylabel(block.row_label)
-    axes.set_xlabel(block.column_label)
-    axes.grid(False)
-    axes.tick_params(length=0, labelsize=8)
-    axes.spines[:].set_visible(True)
-    axes.spines[:].set_color(GRID)
-    if num_rows * num_columns <= NUMBERED and width / max(num_columns, 1) > 0.26:
-        for (i, j), value in np.ndenumerate(values):
-            if math.isfinite(value):
-                text = f"{100 * value:.0f}" if block.percent else format_number(float(value))
-                on = PAPER if depth[i, j] > 0.6 else INK
-                axes.text(j, i, text, ha="center", va="center", fontsize=6.5, color=on)
-    if sound.size:
-        of = f" ({block.value_label})" if block.value_label else ""
-        faint, full = (format_number(value, block.percent) for value in (low, high))
-        scale = f"faint to full: {faint} to {full}{of}"
-        place = 1 - 0.16 / WIDTH, 0.1 / figure.get_figheight()
-        figure.text(*place, scale, ha="right", va="center", color=SOFT, fontsize=8)
-    return figure
-
-
-def _contours(block: Contours) -> Figure:
-    figure, axes = sheet(block.title, HEIGHT, BOTTOM, left=0.72, right=0.2)
-    z = np.array([_floats(row) for row in block.z], dtype=float)
-    sound = z[np.isfinite(z)]
-    if block.log_x:
-        axes.set_xscale("log")
-    if block.log_y:
-        axes.set_yscale("log")
-    if min(z.shape) >= 2 and sound.size and sound.min() < sound.max():
-        levels = np.linspace(sound.min(), sound.max(), 9)
-        depth = np.linspace(1, 0.06, 8) if block.lowest else np.linspace(0.06, 1, 8)
-        masked = np.ma.masked_invalid(z)
-        axes.contourf(block.x, block.y, masked, levels=levels, colors=shades(depth))
-        drawn = axes.contour(block.x, block.y, masked, levels=levels[1:-1], colors=SOFT,
-                             linewidths=0.6)  # fmt: skip
-        axes.clabel(drawn, fontsize=7, fmt=lambda value: format_number(float(value), block.percent))
-    xs, ys = np.meshgrid(block.x, block.y)
-    axes.scatter(xs, ys, s=5, color=SOFT, linewidths=0, zorder=3)
-    if block.best is not None:
-        x, y, best = block.best
-        axes.plot([x], [y], marker="*", markersize=13, color=COLOURS[1], markeredgecolor=INK)
-        label = f"best {format_number(best, block.percent)}"
-        figure.text(1 - 0.2 / WIDTH, 0.2 / figure.get_figheight(), label, ha="right",
-                    fontsize=8.5, color=INK, va="center")  # fmt: skip
-    axes.set_xlabel(block.x_label)
-    axes.set_ylabel(block.y_label)
-    axes.grid(False)
-    for axis, logarithmic in ((axes.xaxis, block.log_x), (axes.yaxis, block.log_y)):
-        if logarithmic:
-            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-            axis.set_minor_formatter(NullFormatter())
-    return figure
-
-
 def _strip(block: Strip) -> Figure:
     figure, axes = sheet(block.title, 0.52 * len(block.groups), BOTTOM, left=0.16, right=0.2)
     for g, (name, values) in enumerate(block.groups):
@@ -348,32 +295,19 @@ def _strip(block: Strip) -> Figure:
     return figure
 
 
-def _ticks(axis: Any, names: Sequence[str], shown: bool, rotation: int = 0) -> None:
-    if shown:
-        axis.set_ticks(range(len(names)), names, rotation=rotation)
-    else:
-        axis.set_major_locator(MaxNLocator(8, integer=True))
-
-
-def _thinned(values: Array) -> Array:  # [rows, columns] -> [rows, MOST_CELLS]
-    """Means of neighbouring columns, where there are too many to see."""
-    edges = np.linspace(0, values.shape[1], MOST_CELLS + 1).astype(np.int64)
-    sums: Array = np.add.reduceat(values, edges[:-1], axis=1) / np.diff(edges)
-    return sums
-
-
 def _can_be_logarithmic(many: Sequence[Values]) -> bool:
     return any(is_number(value) and value > 0 for values in many for value in values)
 
 
-def _floats(values: Values) -> list[float]:
-    return [float(y) if is_number(y) else math.nan for y in values]
-
-
 def for_page(svg: str, name: str) -> str:
-    """An SVG to stand inside HTML: no addresses, ids of its own, colours left to the page."""
+    """An SVG to stand inside HTML: no title, addresses or ids but its own, the page's colours."""
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
-    svg = re.sub(r'<svg [^>]*?(viewBox="[^"]*")[^>]*>', r"<svg \1>", svg, count=1)
+    svg = re.sub(rf'<g id="{TITLE}">.*?</g>', "", svg, count=1, flags=re.DOTALL)
+    box = re.search(r'viewBox="0 0 (\S+) (\S+)"', svg)
+    assert box is not None, "matplotlib writes the size of a figure so"
+    top = 72 * TOP - 8  # points: the title was there
+    cut = f'viewBox="0 {top:g} {box[1]} {float(box[2]) - top:g}"'
+    svg = re.sub(r"<svg [^>]*>", f"<svg {cut}>", svg, count=1)
     svg = svg.replace("xlink:href", "href")
     svg = re.sub(r' id="([^"]*)"', rf' id="{name}-\1"', svg)
     svg = re.sub(r'(href="|url\()#', rf"\1#{name}-", svg)

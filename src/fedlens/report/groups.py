@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 from typing import Any
 
@@ -15,6 +15,9 @@ from fedlens.runs import measures
 from fedlens.runs.records import PART_NAMES, Run, is_number, primary_part, settings
 
 SEEDS = ("seed", "clients.seed")
+
+
+MANY = 8  # groups: from more than these on, pictures show the best
 
 
 @dataclass(frozen=True)
@@ -50,12 +53,20 @@ def group(runs: Sequence[Run]) -> list[Group]:
     names = names_by_difference([_without_seeds(members[0]) for members in groups.values()])
     return [
         Group(
-            members[0].name if len(members) == 1 else f"{name} ({len(members)} seeds)",
+            members[0].name if len(members) == 1 else name,
             tuple(members),
             _without_seeds(members[0]),
         )
         for name, members in zip(names, groups.values(), strict=True)
     ]
+
+
+def best_first(groups: Sequence[Group], metric: str) -> list[Group]:
+    """Groups by how well they ended, where they are many; else as they come."""
+    if len(groups) <= MANY:
+        return list(groups)
+    ends = {id(one): fmean(found) if (found := one.finals(metric)) else -1.0 for one in groups}
+    return sorted(groups, key=lambda one: -ends[id(one)])
 
 
 def seed_of(run: Run) -> tuple[Any, ...]:
@@ -111,6 +122,12 @@ def curve(one: Group, metric: str, style: Style = "solid") -> Line:
     return Line(one.name, rounds, means, lows, highs, style)
 
 
+def off_if_many(lines: Sequence[Line]) -> list[Line]:
+    """Lines of which only those of the first `MANY` names are drawn until somebody asks."""
+    names = list(dict.fromkeys(line.name for line in lines))
+    return [replace(line, off=names.index(line.name) >= MANY) for line in lines]
+
+
 def mean_and_std(values: Sequence[float], percent: bool = False) -> str:
     """A number as a table has it: the mean, and ± the sample's std if there are several."""
     if not values:
@@ -144,7 +161,11 @@ def means(runs: Sequence[Run]) -> tuple[list[str], list[list[str]], str] | None:
     scored.sort(key=lambda pair: -pair[0])
     if len(scored) < 2:
         return None
-    body = [[one.name, mean_and_std(one.finals(metric), percent=True)] for _, one in scored]
-    name, reached = body[0]
+    body = [
+        [one.name, mean_and_std(one.finals(metric), percent=True), str(len(one.finals(metric)))]
+        for _, one in scored
+    ]
+    name, reached, seeds = body[0]
     what = f"{PART_NAMES[primary_part(runs)]} accuracy"
-    return ["experiment", f"final {what}"], body, f"{name}, {reached} {what}"
+    over = f" over {seeds} seeds" if seeds != "1" else ""
+    return ["experiment", f"final {what}", "seeds"], body, f"{name}, {reached} {what}{over}"

@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from fedlens.data.emd import emd, emd_per_client
-from fedlens.report.blocks import Bars, Block, Curves, Heat, Line, Series, Strip, Table
-from fedlens.report.groups import Group
+from fedlens.report.blocks import (
+    Bars,
+    Block,
+    Curves,
+    Intervals,
+    Line,
+    Marks,
+    Series,
+    Strip,
+    Table,
+)
+from fedlens.report.grids import Heat
+from fedlens.report.groups import Group, written
 from fedlens.report.numbers import format_number
 from fedlens.report.tables import BY_THEMSELVES, client_header, client_rows, worth
-from fedlens.runs.records import Run, is_number, number
+from fedlens.runs.intervals import wilson
+from fedlens.runs.records import Run, is_number, number, settings
 
 Array = np.ndarray[Any, Any]
 
@@ -22,28 +35,53 @@ MOST_PICTURES = 4  # of partitions, or of confusions, on one page
 
 
 def partition_blocks(groups: Sequence[Group]) -> Iterator[Block]:
-    """The client × class picture of each partition, and the EMD of each client."""
-    found: dict[str, tuple[str, Array, list[str], list[str] | None]] = {}
+    """Who holds what: a picture for each way of dealing, and the EMD of each client.
+
+    Splits that differ in their seeds alone are one way of dealing: the first of them is drawn.
+    """
+    found: dict[str, tuple[str, Run, Array]] = {}  # by split
     for run in (run for one in groups for run in one.runs):
         counts = _matrix((run.partition or {}).get("label_counts"))
         if counts is not None:
-            key = str(run.manifest.get("partition"))
-            classes = _classes(run, counts.shape[1])
-            found.setdefault(key, (run.name, counts, classes, _client_names(run)))
-    strip = []
-    for i, (name, counts, classes, clients) in enumerate(found.values()):
-        of = f": {name}" if len(found) > 1 else ""
-        strip.append((name, emd_per_client(counts).tolist()))
-        if i < MOST_PICTURES:
-            yield partition_heat(counts, classes, f"Who holds what{of}", clients)
-    if strip:
+            found.setdefault(str(run.manifest.get("partition")), (_dealing(run), run, counts))
+    ways = {way: (run, counts) for way, run, counts in reversed(found.values())}
+    for way, (run, counts) in list(reversed(ways.items()))[:MOST_PICTURES]:
+        of = f": {way}" if len(ways) > 1 else ""
+        title, classes = f"Who holds what{of}", _classes(run, counts.shape[1])
+        picture = partition_heat(counts, classes, title, _client_names(run))
+        splits = sum(way == other for other, _, _ in found.values())
+        more = f" The first of {splits} splits that differ in their seed." if splits > 1 else ""
+        yield replace(picture, caption=picture.caption + more)
+    if found:
         yield Strip(
             title="EMD of each client",
             caption="How far each client's class shares are from everyone's: the L1 distance, 0 if "
             "they are alike, up to 2. A dot is a client; the stroke is the median.",
-            groups=strip,
+            groups=[
+                (_split_name(way, run, len(ways), len(found)), emd_per_client(counts).tolist())
+                for way, run, counts in found.values()
+            ],
             x_label="EMD",
         )
+
+
+def _dealing(run: Run) -> str:
+    """How examples were dealt, in words: the data set, and the partition with its numbers."""
+    flat = settings(run.experiment)
+    inner = "clients.partition."
+    numbers = [f"{k.removeprefix(inner)} {written(v)}" for k, v in flat.items() if inner in k]
+    name = written(flat.get("clients.partition", "iid"))
+    count = f" over {run.partition['num_clients']} clients" if run.partition else ""
+    return f"{written(flat.get('dataset', run.name))}, {' '.join([name, *numbers])}{count}"
+
+
+def _split_name(way: str, run: Run, num_ways: int, num_splits: int) -> str:
+    """What sets a split apart from the others of a page."""
+    flat = settings(run.experiment)
+    seed = f"seed {written(flat.get('clients.seed', flat.get('seed', 0)))}"
+    if num_ways > 1:
+        return f"{way}, {seed}" if num_splits > num_ways else way
+    return seed if num_splits > 1 else "each client"
 
 
 def partition_heat(
@@ -57,7 +95,10 @@ def partition_heat(
     order, ordered = np.arange(num_clients), num_clients > MANY and distance >= UNLIKE
     if ordered:
         order = by_main_class(counts)
-    shares = (counts / np.maximum(counts.sum(1, keepdims=True), 1))[order]
+    shares = (counts / np.maximum(counts.sum(1, keepdims=True), 1))[order]  # [K, L]
+    names = [clients[k] if clients else str(k) for k in order.tolist()]
+    across = clients is None or num_clients > MANY // 3  # else names stand better in front of rows
+    label = "clients, ordered by their main class" if ordered else "client"
     sizes = counts.sum(1)
     least, most = sizes.min(), sizes.max()
     held = f"{least:,} to {most:,} examples" if least < most else f"{most:,} examples each"
@@ -66,11 +107,11 @@ def partition_heat(
         caption=f"Each client's examples by class: {num_clients:,} clients of {held}, "
         f"EMD {format_number(distance)}."
         + (" Clients are ordered by their main class." if ordered else ""),
-        values=shares.T.tolist(),
-        row_names=list(classes),
-        column_names=[clients[k] if clients else str(k) for k in order.tolist()],
-        row_label="class",
-        column_label="clients, ordered by their main class" if ordered else "client",
+        values=(shares.T if across else shares).tolist(),
+        row_names=list(classes) if across else names,
+        column_names=names if across else list(classes),
+        row_label="class" if across else label,
+        column_label=label if across else "class",
         value_label="share of the client's examples",
         percent=True,
         shares=True,
@@ -116,14 +157,14 @@ def class_blocks(groups: Sequence[Group]) -> Iterator[Block]:
             value_label="recall",
             percent=True,
         )
-    for one, total in shown[:MOST_PICTURES]:
+    for one, total in shown if len(shown) <= MOST_PICTURES else shown[:1]:
         of = f": {one.name}" if len(shown) > 1 else ""
         outside = total[:, -1].any()  # a model may have outputs that are no class
         counts = total if outside else total[:, :-1]
         yield Heat(
             title=f"Confusion{of}",
             caption="What the final model takes the examples of each class for, in percent of the "
-            "class; the diagonal is right.",
+            f"class; the diagonal is right.{_first_of(shown)}",
             values=(counts / np.maximum(counts.sum(1, keepdims=True), 1)).tolist(),
             row_names=classes,
             column_names=[*classes, "none of them"] if outside else classes,
@@ -132,6 +173,10 @@ def class_blocks(groups: Sequence[Group]) -> Iterator[Block]:
             percent=True,
             shares=True,
         )
+
+
+def _first_of(shown: Sequence[object]) -> str:
+    return f" Of {len(shown)} experiments, the first." if len(shown) > MOST_PICTURES else ""
 
 
 def reliability_blocks(groups: Sequence[Group]) -> Iterator[Block]:
@@ -181,8 +226,8 @@ def client_blocks(groups: Sequence[Group]) -> Iterator[Block]:
             styles={"solid": "median client", "dashed": "tenth percentile"},
         )
     yield from _client_tables(groups)
-    if len(groups) == 1 and (bars := _client_bars(groups[0].runs[0])) is not None:
-        yield bars
+    if len(groups) == 1 and (told := _client_intervals(groups[0].runs[0])) is not None:
+        yield told
         return
     dots = []
     for one in groups:
@@ -201,13 +246,14 @@ def client_blocks(groups: Sequence[Group]) -> Iterator[Block]:
         )
 
 
-def _client_bars(run: Run) -> Bars | None:
+def _client_intervals(run: Run) -> Intervals | None:
     """Clients by name, the worst first, if there are names and not too many."""
-    names, accuracy = _client_names(run), run.evaluation.get("client_accuracy")
+    names, tested = _client_names(run), run.evaluation.get("client_tested")
+    accuracy = run.evaluation.get("client_accuracy")
     if (
         names is None
-        or not isinstance(accuracy, list)
-        or not len(accuracy) == len(names) <= MANY // 3
+        or not (isinstance(accuracy, list) and isinstance(tested, list))
+        or not len(accuracy) == len(tested) == len(names) <= MANY // 3
     ):
         return None
     order = sorted(range(len(names)), key=lambda k: x if is_number(x := accuracy[k]) else 2.0)
@@ -215,14 +261,18 @@ def _client_bars(run: Run) -> Bars | None:
     for key, words in {"client_accuracy": "federated", **BY_THEMSELVES}.items():
         values = run.evaluation.get(key)
         if isinstance(values, list) and len(values) == len(names):
-            series.append(Series(words, [number(values[k]) for k in order]))
-    return Bars(
+            found = [(number(values[k]), number(tested[k])) for k in order]
+            ends = [wilson(x, int(n)) if x is not None and n else (None, None) for x, n in found]
+            low, high = ([one[side] for one in ends] for side in (0, 1))
+            series.append(Marks(words, [x for x, _ in found], low, high))
+    return Intervals(
         title="Who is left behind",
-        caption="Accuracy on examples of each client's own that nobody trained on, the client "
-        "with the lowest of the federated model first.",
-        groups=[names[k] for k in order],
+        caption="Accuracy on examples of each client's own that nobody trained on, with its 95% "
+        "interval (Wilson); the client with the lowest of the federated model first. Where "
+        "intervals overlap widely, the models may be equally good.",
+        rows=[names[k] for k in order],
         series=series,
-        y_label="accuracy",
+        x_label="accuracy",
         percent=True,
     )
 

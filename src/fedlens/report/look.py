@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -14,6 +15,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+
+from fedlens.runs.records import is_number
 
 Array = np.ndarray[Any, Any]
 
@@ -32,6 +35,7 @@ MARKERS = "osD^vPX"  # seven, so that line nine has the first colour with anothe
 DASHES: dict[str, Any] = {"solid": "-", "dotted": (0, (1.2, 1.6)), "dashed": (0, (4.5, 2.2))}
 
 WIDTH, LEFT, RIGHT, TOP, BOTTOM = 4.2, 0.6, 0.58, 0.42, 0.52  # inches
+TITLE = "title"  # the id that its group has in an SVG
 HEIGHT, LETTERS, LINE = 2.15, 0.072, 0.18  # of the axes; of a letter; of one line of a legend
 
 LOOK = {
@@ -78,10 +82,14 @@ def sheet(
     axes = figure.add_axes(
         (left / WIDTH, below / tall, (WIDTH - left - right) / WIDTH, height / tall)
     )
-    figure.text(
-        0.12 / WIDTH, 1 - 0.2 / tall, short(title, 46), fontsize=10, weight="bold", va="center"
-    )
+    headed(figure, title)
     return figure, axes
+
+
+def headed(figure: Figure, title: str) -> None:
+    """The title over a figure. A page takes it off again, and has it as text: see `for_page`."""
+    look: dict[str, Any] = {"fontsize": 10, "weight": "bold", "va": "center", "gid": TITLE}
+    figure.text(0.12 / WIDTH, 1 - 0.2 / figure.get_figheight(), short(title, 46), **look)
 
 
 def shades(depth: Array) -> Array:  # [...] in 0..1 -> [..., 4]
@@ -116,7 +124,14 @@ def line_mark(place: int, style: str) -> Line2D:
     """A line as it stands in a legend."""
     marker = MARKERS[place % len(MARKERS)] if style == "solid" else ""
     look: dict[str, Any] = {"linestyle": DASHES[style], "marker": marker, "markersize": 4}
-    return Line2D([], [], color=colour_of(place), **look)
+    return Line2D([], [], color=colour_of(place), **strokes(style), **look)
+
+
+def strokes(style: str) -> dict[str, Any]:
+    """How heavy a line is, in a figure and in its legend."""
+    return (
+        {"linewidth": 1.9, "alpha": 1.0} if style == "solid" else {"linewidth": 1.1, "alpha": 0.75}
+    )
 
 
 def legend(figure: Figure, labels: Sequence[str], marks: Sequence[Line2D]) -> None:
@@ -144,6 +159,32 @@ def colour_of(i: int) -> str:
 def short(name: str, room: int) -> str:
     half = (room - 1) // 2
     return name if len(name) <= room else f"{name[:half]}…{name[-half:]}"
+
+
+def shortened(names: Sequence[str], room: int) -> list[str]:
+    """Names that fit, and of which no two are alike unless they were before.
+
+    They are cut in the middle; where that makes two alike, what names share at their beginning
+    is cut first, and what is alike even then is numbered.
+    """
+    cut = [short(name, room) for name in names]
+    if len(set(cut)) < len(set(names)):
+        unlike = (i for i, letters in enumerate(zip(*names, strict=False)) if len(set(letters)) > 1)
+        shared = next(unlike, min(map(len, names)))
+        cut = [short(f"…{name[shared:]}" if shared > 1 else name, room) for name in names]
+    places: dict[str, list[str]] = {}
+    for name, one in zip(names, cut, strict=True):
+        if name not in (found := places.setdefault(one, [])):
+            found.append(name)
+    return [
+        one if len(places[one]) == 1 else f"{short(one, room - 3)} {places[one].index(name) + 1}"
+        for name, one in zip(names, cut, strict=True)
+    ]
+
+
+def floats(values: Iterable[Any]) -> list[float]:
+    """Numbers to draw: what is none is a gap."""
+    return [float(y) if is_number(y) else math.nan for y in values]
 
 
 @contextmanager

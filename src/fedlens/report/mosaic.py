@@ -7,7 +7,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from fedlens.report.blocks import Image, Samples
-from fedlens.report.look import TOP, WIDTH, Array, short
+from fedlens.report.look import TOP, WIDTH, Array, headed, short
 
 NAMES = 1.1  # inches for the rows' names
 GAP = 2  # pixels between images
@@ -31,7 +31,7 @@ def mosaic(block: Samples) -> Figure:
     figure = Figure(figsize=(WIDTH, whole))
     FigureCanvasAgg(figure)
     axes = figure.add_axes((NAMES / WIDTH, 0.1 / whole, width / WIDTH, height / whole))
-    figure.text(0.12 / WIDTH, 1 - 0.2 / whole, block.title, fontsize=10, weight="bold", va="center")
+    headed(figure, block.title)
     axes.imshow(canvas, interpolation="nearest", aspect="auto")
     axes.set_xticks([])
     places = [row * (tall + GAP) + tall / 2 for row in range(len(block.rows))]

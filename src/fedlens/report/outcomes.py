@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from fedlens.names import OUTCOMES, REPORTED
-from fedlens.report.blocks import Block, Curves, Line, Tiles
+from fedlens.report.blocks import Block, Curves, Line
+from fedlens.report.grids import Tiles
 from fedlens.report.groups import Group
 from fedlens.runs.records import PART_NAMES, Run, is_number, number
 

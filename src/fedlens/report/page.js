@@ -11,6 +11,11 @@
     (r) => `M${-r},${-r}L${r},${r}M${r},${-r}L${-r},${r}`,
   ];
   const DASHES = { solid: "", dashed: "6 3", dotted: "1.5 3" };
+  const WIDTHS = { solid: 2.2, dashed: 1.4, dotted: 1.4 };
+  const LEVEL = "2 3";
+  const FEW = 6; // names whose bands can be told apart
+  const SIDE_BY_SIDE = 3; // names that fit into a line below a chart
+  const MOST_READ = 12; // values in the box at the pointer
   const states = new Map(); // by figure: what is hidden and where it is zoomed to
 
   const escaped = (text) =>
@@ -68,7 +73,8 @@
     constructor(figure) {
       this.figure = figure;
       this.data = JSON.parse(figure.querySelector("script").textContent);
-      this.state = states.get(figure.id) || { hidden: new Set(), view: null };
+      const off = this.data.lines.filter((line) => line.off).map((line) => line.name);
+      this.state = states.get(figure.id) || { hidden: new Set(off), view: null };
       states.set(figure.id, this.state);
       this.hover = null;
       this.drag = null;
@@ -77,45 +83,60 @@
       const host = figure.querySelector(".chart");
       const still = figure.querySelector(".still");
       host.innerHTML =
-        `<p class="title">${escaped(this.data.title)}<button type="button" class="reset" hidden>reset zoom</button></p>` +
-        `<svg tabindex="0" role="img"></svg><div class="legend"></div>`;
+        `<div class="plot"><svg tabindex="0" role="img"></svg><div class="tip" hidden></div>` +
+        `<button type="button" class="reset" hidden>reset zoom</button></div><div class="legend"></div>`;
       this.svg = host.querySelector("svg");
       this.svg.setAttribute("aria-label", still.getAttribute("aria-label"));
+      this.tip = host.querySelector(".tip");
       this.reset = host.querySelector(".reset");
       this.legend = host.querySelector(".legend");
+      this.names = [...new Set(this.data.lines.map((line) => line.name))];
+      this.chosen = null; // the name under the pointer, or with the focus: its line stands out
       figure.classList.add("alive");
+      figure.classList.toggle("crowded", this.names.length > SIDE_BY_SIDE);
       this.makeLegend();
       this.listen();
       this.draw();
     }
 
+    swatch(line) {
+      return (
+        `<svg viewBox="0 0 28 12" aria-hidden="true"><path d="M1,6H27" style="stroke:${colour(line.place)};stroke-width:${WIDTHS[line.style]};stroke-dasharray:${DASHES[line.style]}"/>` +
+        `${line.style === "solid" ? this.mark([14, 6], line.place, 3.4) : ""}</svg>`
+      );
+    }
+
     makeLegend() {
-      const { lines } = this.data;
-      const first = lines.filter((line, i) => lines.findIndex((one) => one.name === line.name) === i);
-      this.entries = first.map((line) => {
+      const { lines, percent } = this.data;
+      this.entries = this.names.map((name) => {
+        const mine = lines.filter((line) => line.name === name);
+        const line = mine.find((one) => one.style === "solid") || mine[0]; // what is seen first
+        const note = mine.map((one) => one.note).find(Boolean);
         const entry = document.createElement("button");
         entry.type = "button";
-        const note = this.data.lines.map((one) => (one.name === line.name ? one.note : "")).find(Boolean);
         entry.innerHTML =
-          `<svg viewBox="0 0 28 12" aria-hidden="true"><path d="M1,6H27" style="stroke:${colour(line.place)};stroke-width:2.2;stroke-dasharray:${DASHES[line.style]}"/>` +
-          `${line.style === "solid" ? this.mark([14, 6], line.place, 3.4) : ""}</svg>` +
-          `<span class="name">${escaped(line.name)}</span> <span class="value"></span>` +
-          `<span class="note">${escaped(note || "")}</span>`;
-        entry.addEventListener("click", () => this.toggle(line.name));
+          `${this.swatch(line)}<span><span class="name">${escaped(name)}</span>` +
+          `${note ? ` <span class="note">${escaped(note)}</span>` : ""}</span>`;
+        entry.addEventListener("click", () => this.toggle(name));
+        for (const [event, chosen] of [["pointerenter", name], ["focus", name], ["pointerleave", null], ["blur", null]]) {
+          entry.addEventListener(event, () => {
+            this.chosen = chosen;
+            this.draw();
+          });
+        }
         this.legend.append(entry);
-        return { name: line.name, entry };
+        return { name, line, entry };
       });
       const styles = Object.entries(this.data.styles);
-      if (styles.length > 1) {
-        const key = document.createElement("p");
-        key.className = "styles";
-        key.innerHTML = styles
-          .map(
-            ([style, meaning]) =>
-              `<svg viewBox="0 0 28 12" aria-hidden="true"><path d="M1,6H27" style="stroke:var(--soft);stroke-width:1.8;stroke-dasharray:${DASHES[style]}"/></svg>${escaped(meaning)}`,
-          )
-          .join(" ");
-        this.legend.append(key);
+      const key = (stroke, dash, meaning) =>
+        `<span><svg viewBox="0 0 28 12" aria-hidden="true"><path d="M1,6H27" style="stroke:var(--soft);stroke-width:${stroke};stroke-dasharray:${dash}"/></svg>${escaped(meaning)}</span>`;
+      const keys = styles.length > 1 ? styles.map(([style, meaning]) => key(WIDTHS[style], DASHES[style], meaning)) : [];
+      keys.push(...this.data.levels.map(([name, y]) => key(1.2, LEVEL, `${name}: ${written(y, percent)}`)));
+      if (keys.length) {
+        const shown = document.createElement("p");
+        shown.className = "styles";
+        shown.innerHTML = keys.join(" ");
+        this.legend.append(shown);
       }
     }
 
@@ -207,6 +228,10 @@
       }).observe(svg);
     }
 
+    banded(line) {
+      return this.names.length <= FEW || line.name === this.chosen;
+    }
+
     range(lines) {
       const { data } = this;
       const view = this.state.view;
@@ -222,7 +247,7 @@
         line.x.forEach((x, i) => {
           if (x < left || x > right) return;
           ys.push(line.y[i]);
-          if (line.low) ys.push(line.low[i], line.high[i]);
+          if (line.low && this.banded(line)) ys.push(line.low[i], line.high[i]);
         });
       }
       const sound = ys.filter((y) => usable(y, data.log_y));
@@ -231,14 +256,19 @@
       if (data.log_y) return [left, right, low / 1.1, high * 1.1];
       if (low === high) [low, high] = [low - Math.abs(low) * 0.1 - 0.01, high + Math.abs(high) * 0.1 + 0.01];
       const above = 0.05 * (high - low);
-      const named = data.levels.some(([, y]) => y + above > high) ? 0.07 * (high - low) : 0; // its name above it
-      return [left, right, low - above, high + above + named];
+      [low, high] = [low - above, high + above];
+      const lasting = [...lines.flatMap((line) => line.y), ...data.levels.map(([, y]) => y)].filter((y) => usable(y, false));
+      if (data.percent && lasting.length && Math.min(...lasting) >= 0 && Math.max(...lasting) <= 1) {
+        const air = 0.02 * (Math.min(high, 1) - Math.max(low, 0)); // no accuracy is above 100%, though a band may be
+        [low, high] = [Math.max(low, -air), Math.min(high, 1 + air)];
+      }
+      return [left, right, low, high];
     }
 
     draw() {
       const { data, svg } = this;
       const width = svg.clientWidth || 480;
-      const height = Math.round(Math.min(Math.max(width * 0.55, 210), 340));
+      const height = Math.round(Math.min(Math.max(width * 0.55, 210), width > 640 ? 400 : 320));
       this.width = width;
       const box = { left: data.percent ? 46 : 54, right: width - 12, top: 8, bottom: height - 40 };
       this.box = box;
@@ -274,20 +304,17 @@
         `<path class="edge" d="M${box.left},${box.bottom}H${box.right}"/><text class="label" x="${(box.left + box.right) / 2}" y="${height - 6}" text-anchor="middle">${escaped(data.x_label)}</text>`,
       );
       parts.push(`<g clip-path="url(#${id})">`);
-      for (const [name, level] of data.levels) {
+      for (const [, level] of data.levels) {
         parts.push(
-          `<path class="level" d="M${box.left},${y.at(level)}H${box.right}"/><text x="${box.right - 2}" y="${y.at(level) - 5}" text-anchor="end">${escaped(name)}</text>`,
+          `<path class="level" d="M${box.left},${y.at(level)}H${box.right}" style="stroke-dasharray:${LEVEL}"/>`,
         );
       }
-      for (const line of shown) parts.push(this.lineOf(line, x, y));
+      const last = (line) => line.name === this.chosen; // over the others
+      for (const line of [...shown].sort((a, b) => last(a) - last(b))) parts.push(this.lineOf(line, x, y));
       parts.push("</g>");
       if (this.hover !== null) {
         const at = x.at(this.hover);
         parts.push(`<path class="rule" d="M${at},${box.top}V${box.bottom}"/>`);
-        const anchor = at > (box.left + box.right) / 2 ? "end" : "start";
-        parts.push(
-          `<text class="at" x="${at + (anchor === "end" ? -6 : 6)}" y="${box.top + 10}" text-anchor="${anchor}">${escaped(data.x_label)} ${Number(this.hover.toPrecision(6))}</text>`,
-        );
       }
       if (this.drag) {
         const [[x0, y0], [x1, y1]] = [this.drag.from, this.drag.to];
@@ -318,14 +345,14 @@
       const ink = colour(line.place);
       const solid = line.style === "solid";
       let drawn = "";
-      if (line.low) {
+      if (line.low && this.banded(line)) {
         const there = line.x.map((_, i) => i).filter((i) => usable(line.low[i], log_y) && usable(line.high[i], log_y));
         const edge = (values, order) => order.map((i) => `${x.at(line.x[i]).toFixed(2)},${y.at(values[i]).toFixed(2)}`).join("L");
         if (there.length) {
           drawn += `<path class="band" d="M${edge(line.high, there)}L${edge(line.low, [...there].reverse())}z" style="fill:${ink}"/>`;
         }
       }
-      drawn += `<path class="line" d="${path}" style="stroke:${ink};stroke-width:${solid ? 2.2 : 1.4};stroke-dasharray:${DASHES[line.style]}"/>`;
+      drawn += `<path class="line" d="${path}" style="stroke:${ink};stroke-width:${WIDTHS[line.style]};stroke-dasharray:${DASHES[line.style]}"/>`;
       const visible = points.filter((p) => p && p[0] >= this.box.left && p[0] <= this.box.right);
       if (solid || visible.length === 1) {
         const every = Math.max(1, Math.floor(visible.length / 6));
@@ -339,7 +366,7 @@
         const i = line.x.indexOf(this.hover);
         if (i >= 0 && points[i]) drawn += this.mark(points[i], line.place, 4.6);
       }
-      return drawn;
+      return this.chosen === null || this.chosen === line.name ? drawn : `<g class="faint">${drawn}</g>`;
     }
 
     mark([left, top], place, size) {
@@ -349,24 +376,50 @@
     readOut() {
       for (const { name, entry } of this.entries) {
         entry.setAttribute("aria-pressed", String(!this.state.hidden.has(name)));
-        const values = this.data.lines
-          .filter((line) => line.name === name && line.x.includes(this.hover))
-          .map((line) => {
-            const i = line.x.indexOf(this.hover);
-            const meaning = Object.keys(this.data.styles).length > 1 ? `${this.data.styles[line.style]} ` : "";
-            const band = line.low ? ` (${written(line.low[i], this.data.percent)} to ${written(line.high[i], this.data.percent)})` : "";
-            return meaning + written(line.y[i], this.data.percent) + band;
-          });
-        entry.querySelector(".value").textContent = values.join(", ");
-        entry.classList.toggle("read", values.length > 0);
       }
+      this.tip.hidden = this.hover === null;
+      if (this.hover === null) return;
+      const { data } = this;
+      const read = this.entries
+        .filter(({ name }) => !this.state.hidden.has(name))
+        .map(({ name, line }) => {
+          const mine = data.lines.filter((one) => one.name === name && one.x.includes(this.hover));
+          const at = (one) => one.y[one.x.indexOf(this.hover)];
+          const values = mine.map((one) => {
+            const i = one.x.indexOf(this.hover);
+            const meaning = Object.keys(data.styles).length > 1 && one.style !== "solid" ? `${data.styles[one.style]} ` : "";
+            const band = one.low ? ` (${written(one.low[i], data.percent)} to ${written(one.high[i], data.percent)})` : "";
+            return meaning + written(one.y[i], data.percent) + band;
+          });
+          return { name, line, values, height: mine.length ? at(mine.find((one) => one.style === "solid") || mine[0]) : null };
+        })
+        .filter(({ values }) => values.length)
+        .sort((a, b) => (b.height ?? -Infinity) - (a.height ?? -Infinity)); // as the lines lie
+      const left = read.length - MOST_READ;
+      this.tip.innerHTML =
+        `<p class="at">${escaped(data.x_label)} ${Number(this.hover.toPrecision(6))}</p>` +
+        read
+          .slice(0, MOST_READ)
+          .map(({ name, line, values }) => `<p>${this.swatch(line)}<span>${escaped(name)} <span class="value">${escaped(values.join(", "))}</span></span></p>`)
+          .join("") +
+        (left > 0 ? `<p class="note">and ${left} more below</p>` : "");
+      const at = this.x.at(this.hover);
+      const late = at > (this.box.left + this.box.right) / 2;
+      this.tip.style.left = late ? "" : `${at + 12}px`;
+      this.tip.style.right = late ? `${this.width - at + 12}px` : "";
     }
   }
+
+  // A table that is wider than its card says so.
+  const watched = new ResizeObserver((seen) => {
+    for (const { target } of seen) target.classList.toggle("more", target.scrollWidth > target.clientWidth + 1);
+  });
 
   const start = (root) => {
     for (const figure of root.querySelectorAll("figure:has(.chart)")) {
       if (!figure.classList.contains("alive")) new Chart(figure);
     }
+    for (const table of root.querySelectorAll(".scroll")) watched.observe(table);
   };
 
   function live() {

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedlens.files import write_atomically
 from fedlens.report.artists import Drawing, save_all
-from fedlens.report.blocks import Block, Curves, Table, Text
+from fedlens.report.blocks import Block, Curves, Facts, Table, Text
 from fedlens.report.numbers import Cell, format_number
 from fedlens.report.pictures import FORMATS, is_drawn, places
 from fedlens.runs.records import is_number
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 STATES = ("finished", "diverged", "invalid", "stopped", "interrupted", "running", "failed")
 OWN_NAME = re.compile("[a-z0-9_]+")  # of a figure: see `Block.slug`
+LONG = 6  # blocks of a page that has a list of its contents
+CROWDED = 8  # lines: from more than these on, a chart has the whole width
 MOST_ROWS = 100_000  # of the data behind curves in a page; a file beside it has all
 NUMBER = re.compile(r"[+-]?\d[\d.,]*(e[+-]?\d+)?%?( ± \d[\d.,]*%?)?")  # as tables have them
 HERE = Path(__file__).parent
@@ -43,6 +45,7 @@ class Shown:
     csv: str  # a data: address
     svg: str = ""
     chart: str = ""  # JSON, for the script
+    wide: bool = False  # over the whole width, rather than beside another
     cells: Sequence[Sequence[str]] = ()
     classes: Sequence[str] = ()
 
@@ -96,18 +99,26 @@ def html(
         shown = _shown(block, picture(block) if is_drawn(block) else "")
         if isinstance(block, Table):
             sections.append({"table": shown})
+        elif isinstance(block, Facts):
+            sections.append({"facts": shown})
         elif isinstance(block, Text):
             sections.append({"text": shown})
         elif sections and "figures" in sections[-1]:
             sections[-1]["figures"].append(shown)
         else:
             sections.append({"figures": [shown]})
+    leads = True
+    for section in sections:
+        if "figures" in section:
+            section["figures"] = _arranged(section["figures"], leads)
+            leads = False
     script = (HERE / "page.js").read_text("utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return _template().render(
         title=title,
         summary=summary,
-        sections=[{"figures": None, "table": None, **section} for section in sections],
+        sections=[{"figures": None, "table": None, "facts": None, **one} for one in sections],
+        contents=_contents(blocks),
         files=[block.slug for block in blocks if not isinstance(block, Text)],
         style=(HERE / "page.css").read_text("utf-8"),
         script=script,
@@ -115,6 +126,36 @@ def html(
         states=STATES,
         live=live,
     )
+
+
+def _arranged(figures: Sequence[Shown], leads: bool) -> list[Shown]:
+    """Figures two by two; what leads the page, has many lines or finds no partner is wide."""
+    wide = [(leads and i == 0) or _is_crowded(one.block) for i, one in enumerate(figures)]
+    waits = None  # the first of a pair
+    for i in range(len(figures)):
+        if waits is None or wide[i]:
+            if waits is not None:
+                wide[waits] = True
+            waits = None if wide[i] else i
+        else:
+            waits = None
+    if waits is not None:
+        wide[waits] = True
+    return [replace(one, wide=is_wide) for one, is_wide in zip(figures, wide, strict=True)]
+
+
+def _is_crowded(block: Block) -> bool:
+    return isinstance(block, Curves) and len({line.name for line in block.lines}) > CROWDED
+
+
+def _contents(blocks: Sequence[Block]) -> list[tuple[str, str]]:
+    """Where to go on a long page: the address and the title of what is not folded away."""
+    found = [
+        (one.slug, one.title)
+        for one in blocks
+        if not (isinstance(one, Text | Table) and one.folded)
+    ]
+    return found if len(found) >= LONG else []
 
 
 @cache
@@ -163,7 +204,7 @@ def _shown(block: Block, svg: str) -> Shown:
     thin = block.thinned() if isinstance(block, Curves) else block
     long = isinstance(block, Curves) and sum(len(line.x) for line in block.lines) > MOST_ROWS
     data = base64.b64encode(csv_of(thin if long else block)).decode()
-    block, address = thin, f"data:text/csv;base64,{data}"
+    block, address = _told_of_bands(thin), f"data:text/csv;base64,{data}"
     shown = Shown(block, block.slug, block.alt or block.words(), address, svg)
     if isinstance(block, Curves):
         return replace(shown, chart=_chart(block))
@@ -171,6 +212,17 @@ def _shown(block: Block, svg: str) -> Shown:
         cells = [[format_number(cell) for cell in row] for row in block.rows]
         return replace(shown, cells=cells, classes=_classes(block, cells))
     return shown
+
+
+def _told_of_bands(block: Block) -> Block:
+    """Where there are too many bands to draw, the page draws that of the name pointed at."""
+    from fedlens.report.draw import FEW
+
+    if not isinstance(block, Curves) or len({line.name for line in block.lines}) <= FEW:
+        return block
+    if not any(line.low for line in block.lines):
+        return block
+    return replace(block, caption=f"{block.caption} Point at a name to see its band.")
 
 
 def _classes(block: Table, cells: Sequence[Sequence[str]]) -> list[str]:
@@ -200,6 +252,7 @@ def _chart(block: Curves) -> str:
                 "style": line.style,
                 "note": line.note,
                 "ring": line.ring,
+                "off": line.off,
             }
         )
     chart = {

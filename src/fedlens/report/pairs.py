@@ -34,6 +34,11 @@ class Pair:
     difference: Estimate | None  # of one minus other; None without a common seed
     p: float | None = None  # corrected for the number of pairs
 
+    @property
+    def is_sure(self) -> bool:
+        """Whether one of the two can be said to be better."""
+        return self.p is not None and self.p < SURE
+
     def ahead(self) -> tuple[str, str, float | None, float | None]:
         """Who came out ahead, of whom, and the interval of how far: texts and tables agree."""
         assert self.difference is not None, "they share a seed"
@@ -66,7 +71,7 @@ class Pair:
             f"95% confidence interval {points(low)} to {points(high)} points, {format_p(self.p)}, "
             f"n = {n}"
         )
-        if self.p < SURE:
+        if self.is_sure:
             return f"{where}{first} is better than {second}, by {ahead} ({numbers})."
         return (
             f"{where}It cannot be said that {first} is better than {second}: the difference of "
@@ -74,23 +79,53 @@ class Pair:
         )
 
 
-def tasks(runs: Sequence[Run], by: Sequence[str] = ()) -> list[Task]:
+def tasks(
+    runs: Sequence[Run], by: Sequence[str] = (), names: Sequence[str] | None = None
+) -> list[Task]:
     """Runs by task, and there by variant, in the order they come.
 
-    Variants differ in the settings under the keys `by`, tasks in all others but seeds. Without
-    `by`, variants differ by algorithm, or else in whatever sets runs apart.
+    Variants differ in the settings under the keys `by`, or are those that runs are given in
+    `names`; tasks differ in all other settings but seeds. Without either, variants differ by
+    algorithm, or else in whatever sets runs apart.
     """
     flat = [_settings(run) for run in runs]
-    keys = dict.fromkeys(key for one in flat for key in one)
-    differ = [key for key in keys if len({written(one.get(key)) for one in flat}) > 1]
+    if names is not None:
+        return _arranged(runs, flat, names, _differ_within(flat, names))
+    differ = _differing(flat)
     chosen = _under(differ, by or ["algorithm"])
     if by and not chosen:
         others = ", ".join(differ) or "their seeds alone"
         raise ValueError(f"the runs do not differ in {', '.join(by)}: they differ in {others}")
-    found = _arranged(runs, flat, chosen, differ)
+    apart = [key for key in differ if key not in chosen]
+    found = _arranged(runs, flat, _variants(flat, chosen, "algorithm" in apart), apart)
     if not by and all(len(task.variants) < 2 for task in found):
-        found = _arranged(runs, flat, differ, differ)
+        found = _arranged(runs, flat, _variants(flat, differ), [])
     return found
+
+
+def _variants(
+    flat: Sequence[dict[str, Any]], by: Sequence[str], any_algorithm: bool = False
+) -> list[str]:
+    """What each run's variant is called: what it has under the keys `by`."""
+    chosen = [{k: v for k, v in one.items() if k in by or k == "algorithm"} for one in flat]
+    if any_algorithm:  # it tells tasks apart
+        return [", ".join(f"{key.split('.')[-1]} {written(one.get(key))}" for key in by)
+                for one in flat]  # fmt: skip
+    return names_by_difference(chosen)
+
+
+def _differing(flat: Sequence[dict[str, Any]]) -> list[str]:
+    keys = dict.fromkeys(key for one in flat for key in one)
+    return [key for key in keys if len({written(one.get(key)) for one in flat}) > 1]
+
+
+def _differ_within(flat: Sequence[dict[str, Any]], names: Sequence[str]) -> list[str]:
+    """The settings in which runs of one name differ: they are different tasks of it."""
+    found: dict[str, None] = {}
+    for name in dict.fromkeys(names):
+        mine = [one for one, other in zip(flat, names, strict=True) if other == name]
+        found |= dict.fromkeys(_differing(mine))
+    return list(found)
 
 
 def pairs(all_tasks: Sequence[Task], metric: str) -> list[Pair]:
@@ -139,33 +174,40 @@ def _pair(task: str, one: Group, other: Group, metric: str) -> Pair:
 
 
 def _arranged(
-    runs: Sequence[Run], flat: Sequence[dict[str, Any]], by: Sequence[str], differ: Sequence[str]
+    runs: Sequence[Run],
+    flat: Sequence[dict[str, Any]],
+    variants: Sequence[str],  # by run
+    apart: Sequence[str],  # the settings that tell tasks apart
 ) -> list[Task]:
-    apart = [key for key in differ if key not in by]
-    named: dict[str, dict[str, Any]] = {}  # by variant: what it is
     sorted_in: dict[str, dict[str, list[Run]]] = {}
-    for run, one in zip(runs, flat, strict=True):
-        task = ", ".join(
-            f"{key.removeprefix('clients.')} {written(one.get(key))}" if key != "dataset"
-            else written(one.get(key))
-            for key in apart
-        )  # fmt: skip
-        variant = repr([written(one.get(key)) for key in by])
-        named.setdefault(variant, {k: v for k, v in one.items() if k in by or k == "algorithm"})
-        sorted_in.setdefault(task, {}).setdefault(variant, []).append(run)
-    names = dict(zip(named, names_by_difference(list(named.values())), strict=True))
+    for run, one, variant in zip(runs, flat, variants, strict=True):
+        sorted_in.setdefault(_task(one, flat, apart), {}).setdefault(variant, []).append(run)
     found = []
-    for task, variants in sorted_in.items():
-        for members in variants.values():
+    for task, by_variant in sorted_in.items():
+        for members in by_variant.values():
             seeds = [seed_of(run) for run in members]
             if len(set(seeds)) < len(seeds):
                 twice = next(run for run in members if seeds.count(seed_of(run)) > 1)
                 raise ValueError(
                     f"{twice.folder} was run twice with seed {seed_of(twice)[0]}: name it once"
                 )
-        groups = (Group(names[v], tuple(m), named[v]) for v, m in variants.items())
+        groups = (Group(v, tuple(m), _settings(m[0])) for v, m in by_variant.items())
         found.append(Task(task, tuple(groups)))
     return found
+
+
+def _task(one: dict[str, Any], flat: Sequence[dict[str, Any]], apart: Sequence[str]) -> str:
+    """What a task is called. Numbers of algorithms are named where runs of one differ in them."""
+    alike = [other for other in flat if other.get("algorithm") == one.get("algorithm")]
+    words = []
+    for key in apart:
+        own = key.startswith("algorithm.")
+        if own and len({written(other.get(key)) for other in alike}) < 2:
+            continue
+        short = key.split(".")[-1] if own else key.removeprefix("clients.")
+        value = written(one.get(key))
+        words.append(value if key in ("dataset", "algorithm") else f"{short} {value}")
+    return ", ".join(words)
 
 
 def _under(keys: Sequence[str], tops: Sequence[str]) -> list[str]:

@@ -5,19 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeGuard
 
-from fedlens.report.blocks import (
-    Bars,
-    Block,
-    Contours,
-    Curves,
-    Heat,
-    Line,
-    Samples,
-    Strip,
-    Tiles,
-)
+from fedlens.report.blocks import Bars, Block, Curves, Intervals, Line, Samples, Strip
+from fedlens.report.grids import Contours, Heat, Tiles
 
-Drawn = Curves | Bars | Heat | Tiles | Contours | Strip | Samples
+Drawn = Curves | Bars | Heat | Tiles | Contours | Intervals | Strip | Samples
 """The blocks that are pictures."""
 
 FORMATS = ("png", "svg", "pdf")

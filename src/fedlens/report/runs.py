@@ -12,8 +12,18 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 from fedlens.report.artists import Drawing
-from fedlens.report.blocks import Bars, Block, Curves, Line, Series, Style, Table, Text
-from fedlens.report.groups import Group, best_round, curve, group, mean_and_std, written
+from fedlens.report.blocks import Bars, Block, Curves, Facts, Line, Series, Style, Table, Text
+from fedlens.report.groups import (
+    MANY,
+    Group,
+    best_first,
+    best_round,
+    curve,
+    group,
+    mean_and_std,
+    off_if_many,
+    written,
+)
 from fedlens.report.holdings import (
     class_blocks,
     client_blocks,
@@ -63,16 +73,24 @@ def title_of(runs: Sequence[Run]) -> str:
 
 def run_blocks(runs: Sequence[Run]) -> list[Block]:
     """All that there is to say about runs, repeats taken together."""
-    groups, part = group(runs), primary_part(runs)
+    part = primary_part(runs)
+    groups = best_first(group(runs), f"{part}_accuracy")
     repeated = any(len(one.runs) > 1 for one in groups)
-    blocks: list[Block] = [_results_of_groups(groups, part)] if repeated else [_results(runs)]
-    blocks += curve_blocks(groups, part)
+    curves = list(curve_blocks(groups, part))
+    blocks = curves[:1]  # a page begins with a picture
+    if len(runs) == 1:
+        blocks.append(_facts_of(runs[0]))
+    elif repeated:
+        blocks.append(_results_of_groups(groups, part))
+    else:
+        blocks.append(_results([one.runs[0] for one in groups], dots=min(len(groups), MANY)))
+    blocks += curves[1:]
     blocks += [*_bars(groups, part), *_cost(groups, part), *schedule_blocks(groups)]
     blocks += outcome_blocks(groups, part)
     blocks += [*client_blocks(groups), *class_blocks(groups), *reliability_blocks(groups)]
     blocks += [*_intervals(groups), *partition_blocks(groups)]
     if repeated:
-        blocks.append(_results(runs, title="Each run", dots=False))
+        blocks.append(_results(runs, title="Each run"))
     if len(runs) > 1:
         blocks.append(_differences(runs))
     return [*blocks, *details(runs)]
@@ -90,7 +108,8 @@ def headline(runs: Sequence[Run]) -> str:
         shown = scored if len(scored) <= NAMED + 1 else scored[:NAMED]
         (_, first), others = shown[0], shown[1:]
         reached = mean_and_std(first.finals(metric), percent=True)
-        words = [f"{first.name} reached {reached} {PART_NAMES[part]} accuracy {_end(first)}"]
+        over = f" (mean of {count} seeds)" if (count := len(first.finals(metric))) > 1 else ""
+        words = [f"{first.name} reached {reached} {PART_NAMES[part]} accuracy{over} {_end(first)}"]
         for _, one in others:
             same = "" if _end(one) == _end(first) else f" {_end(one)}"
             words.append(f"{one.name} {mean_and_std(one.finals(metric), percent=True)}{same}")
@@ -117,7 +136,7 @@ def curve_blocks(groups: Sequence[Group], part: str) -> Iterator[Block]:
             title="Relative accuracy",
             caption="Accuracy as a share of that of the run's centralised twin: the same model, "
             "trained for as many examples by one client that holds everything.",
-            lines=[_annotated(one, metric, percent=True) for one in groups],
+            lines=off_if_many([_annotated(one, metric, percent=True) for one in groups]),
             y_label="relative accuracy",
             percent=True,
             levels=[("the twin", 1.0)],
@@ -148,11 +167,13 @@ def _curves(groups: Sequence[Group], measure: str, part: str) -> Iterator[Curves
     caption += " Rings mark the best round."
     if any(line.low for line in lines):
         caption += " Lines are means over seeds, bands ± one standard deviation."
+    if len(groups) > MANY:
+        caption += f" Drawn are the best {MANY} of {len(groups)}; a click on a name draws another."
     yield Curves(
         title=f"{PART_NAMES[main].capitalize()} {measure}",
         name=measure,
         caption=caption,
-        lines=[line for line in lines if line.x],
+        lines=off_if_many([line for line in lines if line.x]),
         y_label=f"{PART_NAMES[main]} {measure}",
         percent=percent,
         log_y=not percent and min(sound) > 0 and max(sound) / min(sound) > 100,
@@ -188,7 +209,7 @@ def _bars(groups: Sequence[Group], part: str) -> Iterator[Bars]:
         ],
         y_label=f"final {PART_NAMES[part]} accuracy",
         percent=True,
-        dots=True,
+        dots=len(groups) <= MANY,
     )
 
 
@@ -202,7 +223,8 @@ def _cost(groups: Sequence[Group], part: str) -> Iterator[Curves]:
         ("accuracy_by_seconds", ("seconds",), 1.0, "seconds"),
     ):
         lines = [line for one in groups if (line := _by_cost(one, metric, columns, unit)).x]
-        if len(lines) > 1:
+        alike = len({tuple(line.x) for line in lines}) == 1  # no more is told than by rounds
+        if len(lines) > 1 and not alike:
             spent = (
                 "sent up and down by all clients" if unit > 1 else "of training, evaluation apart"
             )
@@ -210,8 +232,8 @@ def _cost(groups: Sequence[Group], part: str) -> Iterator[Curves]:
                 title=f"Accuracy by {what}",
                 name=name,
                 caption=f"{PART_NAMES[part].capitalize()} accuracy against the {what} {spent}, "
-                "added up over rounds; of repeats, the first run.",
-                lines=lines,
+                "added up over rounds; of repeats, the means.",
+                lines=off_if_many(lines),
                 x_label=what,
                 y_label=f"{PART_NAMES[part]} accuracy",
                 percent=True,
@@ -219,33 +241,54 @@ def _cost(groups: Sequence[Group], part: str) -> Iterator[Curves]:
 
 
 def _by_cost(one: Group, metric: str, columns: Sequence[str], unit: float) -> Line:
-    run = one.runs[0]
+    """Means over repeats, of cost and of accuracy, in the rounds that all of them recorded."""
+    curves = [_spent(run, metric, columns) for run in one.runs if run.has(metric)]
+    rounds = sorted(set.intersection(*map(set, curves))) if curves else []
+    if not any(sum(number(row.get(name)) or 0.0 for name in columns) for row in one.runs[0].rounds):
+        rounds = []
+    xs, ys = (
+        [fmean(curve[round][side] for curve in curves) for round in rounds] for side in (0, 1)
+    )
+    return Line(one.name, [x / unit for x in xs], ys)
+
+
+def _spent(run: Run, metric: str, columns: Sequence[str]) -> dict[int, tuple[float, float]]:
+    """By round that has the metric: what was spent until then, and the metric."""
     costs = [sum(number(row.get(name)) or 0.0 for name in columns) for row in run.rounds]
-    points = [
-        (spent / unit, value)
+    return {
+        row["round"]: (spent, value)
         for row, spent in zip(run.rounds, accumulate(costs), strict=True)
         if (value := number(row.get(metric))) is not None
-    ]
-    if not any(costs):
-        points = []
-    return Line(one.name, [x for x, _ in points], [y for _, y in points])
+    }
 
 
-def _results(runs: Sequence[Run], title: str = "Results", dots: bool = True) -> Table:
+def _facts_of(run: Run) -> Facts:
+    """What one run came to."""
+    header, (cells,) = rows([run])
+    return Facts(
+        title="Results",
+        caption=_caption([run], header),
+        facts={name: cell for name, cell in zip(header, cells, strict=True) if name != "run"},
+    )
+
+
+def _results(runs: Sequence[Run], title: str = "Results", dots: int = 0) -> Table:
     header, body = rows(runs)
+    told = _caption(runs, header)
+    folded = title != "Results" and len(runs) > MANY
+    return Table(title=title, caption=told, header=header, rows=body, folded=folded, dots=dots)
+
+
+def _caption(runs: Sequence[Run], header: Sequence[str]) -> str:
     relative = (
         " Relative accuracy is that of the run over that of its centralised twin; rounds to 90% "
         "of it."
         if "relative accuracy" in header
         else ""
     )
-    return Table(
-        title=title,
-        caption=f"Accuracy, loss and F1 on the {PART_NAMES[primary_part(runs)]} examples. A "
-        f"megabyte (MB) is a million bytes, over all clients and rounds.{relative}",
-        header=header,
-        rows=body,
-        dots=dots,
+    return (
+        f"Accuracy, loss and F1 on the {PART_NAMES[primary_part(runs)]} examples. A "
+        f"megabyte (MB) is a million bytes, over all clients and rounds.{relative}"
     )
 
 
@@ -276,14 +319,14 @@ def _results_of_groups(groups: Sequence[Group], part: str) -> Table:
             cells.append(decimal(fmean(spent) / unit, 1) if spent else NONE)
         seeds = str(len(one.runs))
         status = ", ".join(sorted({run.status for run in one.runs}))
-        body.append([one.name, one.runs[0].algorithm, seeds, *cells, status])
+        body.append([one.name, *cells, seeds, one.runs[0].algorithm, status])
     return Table(
         title="Results",
         caption=f"Means ± one standard deviation over seeds, on the {PART_NAMES[part]} examples. A "
         "megabyte (MB) is a million bytes, over all clients and rounds of one run.",
-        header=["experiment", "algorithm", "seeds", *kept, *costs, "status"],
+        header=["experiment", *kept, *costs, "seeds", "algorithm", "status"],
         rows=body,
-        dots=True,
+        dots=min(len(groups), MANY),
     )
 
 
@@ -312,7 +355,7 @@ def _differences(runs: Sequence[Run]) -> Block:
     if not keys:
         return Text(title=title, paragraphs=["None: every run was given the same experiment."])
     body = [[run.name, *row] for run, row in zip(runs, values, strict=True)]
-    return Table(title=title, header=["run", *keys], rows=body)
+    return Table(title=title, header=["run", *keys], rows=body, folded=len(runs) > MANY)
 
 
 def differences(runs: Sequence[Run]) -> tuple[list[str], list[list[str]]]:

@@ -12,26 +12,26 @@ from fedlens.runs.records import Run, is_number, primary_part
 
 HEADER = [
     "run",
-    "algorithm",
-    "rounds",
     "final accuracy",
     "best accuracy (round)",
     "final loss",
     "macro F1",
+    "algorithm",
+    "rounds",
     "MB up",
     "MB down",
     "seconds",
     "status",
 ]
 MORE = ["relative accuracy", "rounds to 90%", "worst tenth of clients"]
-"""Columns that stand before MB up, each only if a run has it."""
+"""Columns that stand behind those of the final model, each only if a run has it."""
 
 
 def rows(runs: Sequence[Run]) -> tuple[list[str], list[list[str]]]:
     """The table of a report as plain text: its header, and one row a run."""
     more = [_more(run) for run in runs]
     shown = [i for i in range(len(MORE)) if any(cells[i] != NONE for cells in more)]
-    column = HEADER.index("MB up")
+    column = HEADER.index("algorithm")
     body = [_row(run, primary_part(runs)) for run in runs]
     for row, cells in zip(body, more, strict=True):
         row[column:column] = [cells[i] for i in shown]
@@ -155,12 +155,12 @@ def _row(run: Run, part: str) -> list[str]:
     up, down = (run.total(column) for column in ("bytes_up", "bytes_down"))
     return [
         run.name,
-        run.algorithm,
-        f"{run.num_rounds} of {planned}" if short else str(run.num_rounds),
         format_number(run.final(f"{part}_accuracy"), True),
         f"{format_number(best[0], True)} ({best[1]})" if best else NONE,
         decimal(run.final(f"{part}_loss")),
         decimal(run.final(f"{part}_f1")),
+        run.algorithm,
+        f"{run.num_rounds} of {planned}" if short else str(run.num_rounds),
         decimal(None if up is None else up / 1e6, 1),
         decimal(None if down is None else down / 1e6, 1),
         decimal(run.total("seconds"), 1),

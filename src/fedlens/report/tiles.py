@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from fedlens.report.blocks import Tiles
+from fedlens.report.grids import Tiles
 from fedlens.report.look import GRID, LETTERS, LINE, legend, sheet, short
 
 COLOURS = (  # the first for what is as it should be; they stand on white paper and on a dark page

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from fedlens.experiment import Clients, Evaluate, Experiment, LocalTraining, Named
-from fedlens.recipes.page import beside, curves, paired
+from fedlens.recipes.page import ahead, beside, curves, paired
 from fedlens.recipes.recipe import Recipe, Results, Scale
 from fedlens.report.blocks import Block, Table, Text
 from fedlens.runs.records import settings
@@ -152,7 +152,7 @@ def table_blocks(study: Study, results: Results) -> list[Block]:
                     (cell, value, results.final(cell, MEASURES[name]))
                     for cell, value in zip(CELLS, theirs, strict=True)
                 ],
-                title=f"{name}, %",
+                title=f"{name[0].upper()}{name[1:]}, %",
                 caption="The published column is impossible: see below."
                 if impossible
                 else "After the last round, on the test images.",
@@ -161,7 +161,8 @@ def table_blocks(study: Study, results: Results) -> list[Block]:
         )
     blocks = [*tables, *(_pairs(results, name) for name in study.published if "F-" not in name)]
     bounds = [bound(study)] if "macro F-score" in study.published else []
-    return [*blocks, *bounds, remarks(study, results)]
+    lead = ahead(results, PAIRS, title="How far is one ahead of another?", of="test accuracy")
+    return [lead, *blocks, *bounds, remarks(study, results)]
 
 
 def figure_blocks(study: Study, results: Results) -> list[Block]:
@@ -189,18 +190,16 @@ def figure_blocks(study: Study, results: Results) -> list[Block]:
     return [*shown, *pairs, remarks(study, results)]
 
 
+PAIRS = [
+    ("iid, FedNS", "iid, FedAvg"),
+    ("non-iid, FedAvg+lastFC", "non-iid, FedAvg"),
+    ("non-iid, FedNS", "non-iid, FedAvg"),
+    ("non-iid, FedNS", "non-iid, FedAvg+lastFC"),
+]
+
+
 def _pairs(results: Results, name: str) -> Table:
-    return paired(
-        results,
-        [
-            ("iid, FedNS", "iid, FedAvg"),
-            ("non-iid, FedAvg+lastFC", "non-iid, FedAvg"),
-            ("non-iid, FedNS", "non-iid, FedAvg"),
-            ("non-iid, FedNS", "non-iid, FedAvg+lastFC"),
-        ],
-        MEASURES[name],
-        title=f"Differences in {name}, points",
-    )
+    return paired(results, PAIRS, MEASURES[name], title=f"Differences in {name}, points")
 
 
 def bound(study: Study) -> Table:

@@ -18,7 +18,8 @@ from fedlens.recipes.hsu2020.cifar import alphas, datasets, experiment, stand_in
 from fedlens.recipes.hsu2020.figure8 import momenta, rates
 from fedlens.recipes.hsu2020.setting import BASES
 from fedlens.recipes.recipe import Recipe, Results, Scale
-from fedlens.report.blocks import Block, Contours, Table, Text
+from fedlens.report.blocks import Block, Table, Text
+from fedlens.report.grids import Heat
 
 GOAL = 10  # clients a round
 SEED = 0  # of the split, so that the same images are set apart in every run
@@ -107,37 +108,12 @@ def best(results: Results) -> dict[str, dict[str, dict[str, Point]]]:
 
 
 def blocks(results: Results) -> list[Block]:
-    scale, picked = results.scale, best(results)
+    picked = best(results)
     rows = [
         [dataset, alpha, base, f"{point.lr:.3g}", f"{point.momentum:.3g}"]
         for dataset, by_alpha in picked.items()
         for alpha, by_base in by_alpha.items()
         for base, point in by_base.items()
-    ]
-    shown: list[Block] = [
-        Contours(
-            title=f"{dataset}, α = {alpha:g}: validation accuracy",
-            caption="Accuracy on the images set apart, over the grid.",
-            x=momenta(scale),
-            y=rates(scale),
-            z=[
-                [
-                    found.mean
-                    if (found := results.final(_name(dataset, alpha, rate, left), MEASURE))
-                    else None
-                    for left in momenta(scale)
-                ]
-                for rate in rates(scale)
-            ],
-            x_label="1 − β",
-            y_label="η_eff",
-            z_label="validation accuracy",
-            log_x=True,
-            log_y=True,
-            percent=True,
-        )
-        for dataset, by_alpha in picked.items()
-        for alpha in map(float, by_alpha)
     ]
     return [
         Table(
@@ -146,7 +122,7 @@ def blocks(results: Results) -> list[Block]:
             header=("data", "α", "method", "learning rate", "server momentum"),
             rows=rows,
         ),
-        *shown,
+        *(_grid(results, dataset) for dataset in picked),
         Text(
             title="For Figure 4",
             paragraphs=(
@@ -156,3 +132,39 @@ def blocks(results: Results) -> list[Block]:
             code=json.dumps(picked, indent=1),
         ),
     ]
+
+
+def _grid(results: Results, dataset: str) -> Heat:
+    """Every point that was run, at every concentration: one picture a data set."""
+    scale = results.scale
+    rows = alphas(scale, dataset)
+    points = [
+        (rate, left)
+        for left in momenta(scale)
+        for rate in rates(scale)
+        if any(_name(dataset, alpha, rate, left) in results.runs for alpha in rows)
+    ]
+    values = [
+        [
+            found.mean if (found := results.final(_name(dataset, alpha, *point), MEASURE)) else None
+            for point in points
+        ]
+        for alpha in rows
+    ]
+    best_of = []
+    for i, row in enumerate(values):
+        scored = [(value, j) for j, value in enumerate(row) if value is not None]
+        if scored:
+            best_of.append((i, max(scored, key=lambda one: one[0])[1]))
+    return Heat(
+        title=f"{dataset}: validation accuracy",
+        caption="Accuracy in percent on the images set apart: a row for each concentration of the "
+        "classes, a column for each point of the grid, by its effective learning rate η_eff and "
+        "1 − β of the server's momentum. The best of a row has a frame.",
+        values=values,
+        row_names=[f"α {alpha:g}" for alpha in rows],
+        column_names=[f"η_eff {rate:.2g}, 1−β {left:.2g}" for rate, left in points],
+        value_label="validation accuracy",
+        percent=True,
+        best=frozenset(best_of),
+    )

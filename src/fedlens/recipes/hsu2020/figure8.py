@@ -7,7 +7,8 @@ from typing import NamedTuple
 from fedlens.experiment import Named
 from fedlens.recipes.hsu2020.cifar import alphas, centralised, datasets, experiment, stand_in
 from fedlens.recipes.recipe import Recipe, Results, Scale
-from fedlens.report.blocks import Block, Contours, Text
+from fedlens.report.blocks import Block, Text
+from fedlens.report.grids import Contours
 
 
 class Panel(NamedTuple):
