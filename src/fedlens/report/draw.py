@@ -61,12 +61,11 @@ from fedlens.report.look import (
 )
 from fedlens.report.mosaic import mosaic
 from fedlens.report.numbers import format_number
-from fedlens.report.pictures import FORMATS, Drawn, places
+from fedlens.report.pictures import FEW, FORMATS, Drawn, places
 from fedlens.report.tiles import tiles
 from fedlens.runs.records import is_number
 
 BESIDE = 22  # letters of names that fit beside bars
-FEW = 6  # lines whose last values still fit in the margin, and whose bands can be told apart
 
 
 def save(block: Drawn, folder: Path, formats: Sequence[str] = FORMATS) -> str:

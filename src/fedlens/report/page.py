@@ -20,7 +20,7 @@ from fedlens.files import write_atomically
 from fedlens.report.artists import Drawing, save_all
 from fedlens.report.blocks import Block, Curves, Facts, Table, Text
 from fedlens.report.numbers import Cell, format_number
-from fedlens.report.pictures import FORMATS, is_drawn, places
+from fedlens.report.pictures import FEW, FORMATS, is_drawn, places
 from fedlens.runs.records import is_number
 
 if TYPE_CHECKING:
@@ -216,8 +216,6 @@ def _shown(block: Block, svg: str) -> Shown:
 
 def _told_of_bands(block: Block) -> Block:
     """Where there are too many bands to draw, the page draws that of the name pointed at."""
-    from fedlens.report.draw import FEW
-
     if not isinstance(block, Curves) or len({line.name for line in block.lines}) <= FEW:
         return block
     if not any(line.low for line in block.lines):
