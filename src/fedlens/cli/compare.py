@@ -53,7 +53,7 @@ def compare_command(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Say whether one algorithm is better than another: the same work, paired by seed."""
+    """Say whether one algorithm is better than another, seed by seed."""
     from fedlens.report.compare import compare, pair_rows
     from fedlens.report.tables import table
     from fedlens.runs import progress
