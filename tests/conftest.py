@@ -83,6 +83,12 @@ def some_picture() -> dict[str, bytes]:
     return pictures(Curves(title="Any", lines=[Line("any", [1, 2], [0.0, 1.0])]))
 
 
+def _draw_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test puts in the place of drawing is in this process alone."""
+    monkeypatch.setattr("fedlens.report.artists.get_ready", lambda: None)
+    monkeypatch.setattr("fedlens.report.artists.artists", nullcontext)
+
+
 @pytest.fixture
 def quick_pages(some_picture: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages with one and the same picture, for tests that look at something else.
@@ -94,7 +100,7 @@ def quick_pages(some_picture: dict[str, bytes], monkeypatch: pytest.MonkeyPatch)
         return {kind: some_picture[kind] for kind in formats}
 
     monkeypatch.setattr("fedlens.report.draw.pictures", plain)
-    monkeypatch.setattr("fedlens.report.artists.artists", nullcontext)  # drawn here
+    _draw_here(monkeypatch)
 
 
 @pytest.fixture
@@ -109,7 +115,7 @@ def svg_alone(some_picture: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -
         return some_picture | pictures(block, {"svg"})
 
     monkeypatch.setattr(draw, "pictures", drawn)
-    monkeypatch.setattr("fedlens.report.artists.artists", nullcontext)  # drawn here
+    _draw_here(monkeypatch)
 
 
 @pytest.fixture

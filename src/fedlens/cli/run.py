@@ -47,10 +47,12 @@ def run_command(
     as_json: Json = False,
 ) -> None:
     """Run one experiment."""
+    from fedlens.report.artists import artists, get_ready
+
+    get_ready()  # before PyTorch is imported: that takes longest, and a short run is over soon
     from fedlens.data import statistics
     from fedlens.experiment import Experiment
     from fedlens.reading import printable
-    from fedlens.report.artists import artists
     from fedlens.runs import progress
     from fedlens.runs.active import run_to_end
     from fedlens.runs.folder import check_free

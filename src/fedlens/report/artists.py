@@ -29,16 +29,20 @@ Drawing = Callable[[int, int], None]
 """Told how many figures are drawn, of how many."""
 
 
+def get_ready() -> None:
+    """Start the process that the others are forked from; it imports what they need meanwhile."""
+    multiprocessing.get_context("forkserver").set_forkserver_preload(IMPORTED)
+    forkserver.ensure_running()
+
+
 @contextmanager
 def artists() -> Iterator[Executor | None]:
-    """Processes for `save_all`, of which the first imports what it needs from now on.
+    """Processes for `save_all`, which start when there is something to draw.
 
     For commands alone: in a program whose main module is not guarded they would run it again.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(IMPORTED)
-    forkserver.ensure_running()
-    with ProcessPoolExecutor(mp_context=context) as processes:
+    get_ready()
+    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("forkserver")) as processes:
         yield processes
 
 
