@@ -125,7 +125,6 @@ def test_a_step_adds_batches_up_so_that_a_client_need_not_fit_at_once():
         close(two.params[name], p, 1e-11)
 
 
-@pytest.mark.slow
 def test_one_in_ten_sampled_reaches_the_optimum():
     """10 of 100 clients a round, for 800 rounds: the server keeps the z of all."""
     problem = some(100, spread=5)
