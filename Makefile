@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install demo docs test test-long test-fleet test-ray test-large test-gpu lint format clean
+.PHONY: install demo docs test tests test-long test-fleet test-ray test-large test-gpu lint format clean
 
 install: .venv/installed
 
@@ -21,8 +21,12 @@ docs: install
 demo: install
 	$(BIN)/python examples/demo.py
 
+# Both at once: mypy has one process, and leaves a core idle.
+test: install
+	$(MAKE) -j 2 lint tests
+
 # Two processes of one thread each: the tests' tensors are small, and threads would wait for each other.
-test: lint
+tests: install
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 
 # What takes minutes or hours: many more kills, malformed files and rounds than in `make test`.

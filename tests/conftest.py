@@ -36,11 +36,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """No test depends on those before it. Those of a file stay together, to share its fixtures."""
+    """No test depends on those before it. Those of a file stay together, to share its fixtures.
+
+    Slow ones come first: at the end, one process would wait for the other.
+    """
     rng = random.Random(int(os.environ[ORDER]))
     places = {path: rng.random() for path in dict.fromkeys(item.path for item in items)}
     rng.shuffle(items)
-    items.sort(key=lambda item: places[item.path])
+    items.sort(key=lambda item: (item.get_closest_marker("slow") is None, places[item.path]))
 
 
 def pytest_collection_finish() -> None:

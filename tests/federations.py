@@ -40,7 +40,7 @@ def in_bytes(federation: Federation) -> Federation:
 
 
 RAGGED = [3, 6, 12, 19, 30, 20, 40, 50, 50, 70]
-FEW = [3, 6, 12, 9, 15, 10, 20, 25, 25, 35]  # for what is tried with every algorithm
+FEW = [3, 6, 12, 9, 15, 10, 20, 8, 17, 5]  # for what is tried with every algorithm
 
 
 def small_cnn(norm: str = "group", dropout: float = 0.0) -> nn.Module:

@@ -11,9 +11,9 @@ from fedlens.core import Memory, Number
 from fedlens.federation import Federation, Fixed, Holdings
 from fedlens.network.network import Network
 from fedlens.rounds import RoundInput, State, begin, run_rounds
-from tests.federations import CPU, ENGINES, RAGGED, noisy_images, small_cnn
+from tests.federations import CPU, ENGINES, FEW, noisy_images, small_cnn
 
-SIZES = [RAGGED, [20, 40, 25, 35, 10, 50, 30, 30, 45, 15]]  # by seed
+SIZES = [FEW, [7, 14, 9, 12, 4, 18, 10, 11, 15, 5]]  # by seed
 
 
 def other(filling: Any) -> Any:
@@ -35,11 +35,11 @@ def net(norm: str) -> Network:
 
 def points(algorithm: Algorithm, norm: str, device: torch.device = CPU) -> list[RoundInput]:
     """Two seeds and other numbers: they differ in clients, initial models, draws and numbers."""
-    images = noisy_images(RAGGED)
+    images = noisy_images(FEW)
     examples = images.examples.to(device)
     turns = []
     for seed, chosen in ((0, algorithm), (0, other(algorithm)), (1, algorithm)):
-        order = torch.randperm(sum(RAGGED), generator=torch.Generator().manual_seed(seed))
+        order = torch.randperm(sum(FEW), generator=torch.Generator().manual_seed(seed))
         holdings = Holdings.of(order.split(SIZES[seed]))
         federation = Federation(examples, images.num_classes, Fixed(holdings))
         network = net(norm)

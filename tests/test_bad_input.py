@@ -44,6 +44,7 @@ def fuzz(cases: int, seconds: float) -> None:
     assert "16 of 16 readers held" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="it asks Linux for its limits")
 def test_no_file_makes_a_reader_raise_anything_but_one_line():
     fuzz(2_000, seconds=900)

@@ -21,13 +21,13 @@ from fedlens.reporting.reports import Clock, Faults, Reporting
 from fedlens.rounds import State, begin, run_round
 from fedlens.slots import Select
 from fedlens.traffic import traffic
-from tests.federations import CPU, ENGINES, RAGGED, noisy_images, small_cnn
+from tests.federations import CPU, ENGINES, FEW, noisy_images, small_cnn
 from tests.papers_under_test import ALGORITHMS, BASE
 
 KEY = keys.root(0)
 OFTEN = Faults(absent=0.1, dropped=0.1, nan=0.05, infinite=0.05, huge=0.05, malformed=0.05)
 HARD = Clock(
-    synthetic(10, KEY, spread=1.0), OFTEN, Reporting(over_select=1.6, deadline=2.0, quorum=0.4)
+    synthetic(10, KEY, spread=1.0), OFTEN, Reporting(over_select=1.6, deadline=0.8, quorum=0.4)
 )
 WAITING = [name for name, one in ALGORITHMS.items() if one.pace is None]
 
@@ -48,7 +48,7 @@ class Chosen(Select):
 
 def play(algorithm, rounds=2, clock=None, engine="sequential", federation=None, norm="batch"):
     """The last state, and what came of each round."""
-    federation = federation or noisy_images(RAGGED)
+    federation = federation or noisy_images(FEW)
     network = Network(small_cnn(norm), dtype=torch.float64)
     program = ClientProgram(algorithm, network.layout, guarded=clock is not None)
     made = ENGINES[engine](network, federation.examples)
@@ -189,7 +189,7 @@ def test_where_nothing_sound_is_sent_the_round_gives_up():
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedadmm", "qfedavg", "quantize"])
 def test_the_clock_counts_the_bytes_that_the_record_counts(name):
     algorithm = ALGORITHMS[name]
-    network, federation = Network(small_cnn(), dtype=torch.float64), noisy_images(RAGGED)
+    network, federation = Network(small_cnn(), dtype=torch.float64), noisy_images(FEW)
     program = ClientProgram(algorithm, network.layout)
     state = begin(network, program, federation, CPU)
     up, down = traffic(program, state.params, state.buffers, state.told)

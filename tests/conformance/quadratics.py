@@ -6,7 +6,6 @@ A client's loss is 0.5 * sum a (w - c)^2, with a and c its own. Its examples all
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 
 from fedlens.algorithm import Algorithm
 from fedlens.client import ClientProgram
-from fedlens.engines import Sequential, Stacked
+from fedlens.engines import Stacked
 from fedlens.federation import Examples, Federation, Fixed, Holdings
 from fedlens.network.network import Network
 from fedlens.pieces import Epochs, Objective, Sgd, Uniformly
@@ -118,12 +117,11 @@ def rounds_of(
     rounds: int,
     seed: int = 0,
     dtype: torch.dtype = DOUBLE,
-    kind: type[Sequential] | type[Stacked] = Sequential,
 ) -> Iterator[tuple[State, Outcome]]:
-    """A run, one round after another."""
+    """A run, one round after another; the clients of a round side by side, which is fastest."""
     network = Network(module, dtype=dtype)
     program = ClientProgram(algorithm, network.layout)
-    engine = kind(network, federation.examples)
+    engine = Stacked(network, federation.examples)
     state = begin(network, program, federation, CPU)
     for _ in range(rounds):
         state, outcome = run_round(program, federation, engine, state, seed)
@@ -144,12 +142,6 @@ def path(algorithm: Algorithm, problem: Quadratics, rounds: int, seed: int = 0) 
 def end(algorithm: Algorithm, problem: Quadratics, rounds: int = 1, seed: int = 0) -> Tensor:
     """The server's model after the last of these rounds. [D]"""
     return path(algorithm, problem, rounds, seed)[-1]
-
-
-def far(algorithm: Algorithm, problem: Quadratics, rounds: int) -> Tensor:
-    """Where thousands of rounds lead, clients of a round side by side to be fast. [D]"""
-    run = rounds_of(algorithm, problem.federation, Point(problem.start), rounds, kind=Stacked)
-    return deque(run, maxlen=1)[0][0].params["w"]
 
 
 def local_steps(problem: Quadratics, x: Tensor, lr: float, steps: int | Tensor) -> Tensor:  # [K, D]

@@ -75,6 +75,7 @@ def killed_when(file: Path, num_done: int, command: list[str]) -> None:
         process.wait()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
 @pytest.mark.parametrize(
     ("num_images", "model"),

@@ -104,7 +104,7 @@ def test_every_paper_is_under_test():
 
 @functools.cache
 def augmented(engine: str, augment: str) -> State:
-    floats = noisy_images(RAGGED)
+    floats = noisy_images(FEW)
     federation = in_bytes(floats) if augment == "bytes" else floats
     return train(ALGORITHMS["fedir"], engine, federation=federation, augment=AUGMENTS[augment])
 

@@ -24,7 +24,7 @@ from fedlens.trees import tensors_in
 from fedlens.uploads import Uploads
 from fedlens.work import Part
 from tests.checkpoints import load_state
-from tests.federations import CPU, RAGGED, noisy_images, small_cnn, wide
+from tests.federations import CPU, FEW, noisy_images, small_cnn, wide
 from tests.papers_under_test import ALGORITHMS, PLAIN
 
 
@@ -33,7 +33,7 @@ def always(recorder: Captures | None) -> Callable[[], Captures] | None:
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-@pytest.mark.parametrize("sizes", [[30] * 10, RAGGED], ids=["equal", "ragged"])
+@pytest.mark.parametrize("sizes", [[16] * 10, FEW], ids=["equal", "ragged"])
 def test_recorded_rounds_are_the_same(name, sizes):
     federation = noisy_images(sizes)
     network = Network(small_cnn("group", dropout=0.3), dtype=torch.float64)
@@ -194,7 +194,7 @@ FITTING += ["fedadam", "fednova", "median", "trimmed-mean", "krum", "clip", "qua
 @pytest.mark.parametrize("recorder", [None, Captures(EagerCapture)], ids=["plain", "recorded"])
 def test_algorithms_of_different_kinds_train_side_by_side(recorder):
     """Those that disclose label counts with those that do not, linear ones with medians."""
-    federation = noisy_images(RAGGED)
+    federation = noisy_images(FEW)
     network = Network(small_cnn("batch", dropout=0.2), dtype=torch.float64)
     programs = [ClientProgram(ALGORITHMS[name], network.layout) for name in FITTING]
     inputs = [

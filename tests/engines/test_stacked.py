@@ -12,7 +12,7 @@ from fedlens.engines import Sequential, Stacked
 from fedlens.network.network import Network
 from fedlens.pieces import Epochs, Sgd, Uniformly
 from fedlens.rounds import RoundInput, begin, run_round, run_rounds
-from tests.federations import RAGGED, noisy_images, small_cnn, wide
+from tests.federations import FEW, RAGGED, noisy_images, small_cnn, wide
 from tests.papers_under_test import ALGORITHMS
 
 CPU = torch.device("cpu")
@@ -86,7 +86,7 @@ def plain(name: str) -> Algorithm:
 @pytest.mark.parametrize(
     "name", ["fedavg", "fedir", "fedprox", "fedns", "median", "lastfc", "admm", "fedadmm"]
 )
-@pytest.mark.parametrize("sizes", [[20] * 8, RAGGED], ids=["equal", "ragged"])
+@pytest.mark.parametrize("sizes", [[16] * 8, FEW], ids=["equal", "ragged"])
 def test_factored_layers_give_what_the_weights_themselves_give(name, sizes):
     federation = noisy_images(sizes)
     network = Network(wide(0.2), dtype=torch.float64)

@@ -71,10 +71,12 @@ def output(script: str, **settings: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_the_gpu_kernels_agree_with_plain_layers_when_interpreted():
     assert output("interpreted_kernels", TRITON_INTERPRET="1").endswith("all agree\n")
 
 
+@pytest.mark.slow
 def test_every_gpu_kernel_compiles(tmp_path):
     compiled = output("compiled_kernels", TRITON_CACHE_DIR=str(tmp_path)).split()
     source = Path(kernels.__file__).parent

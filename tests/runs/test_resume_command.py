@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.command_line import forget_modules_of
 from tests.runs.resumable import assert_same_run, contents, records
 
 # typer 0.20 asks click for names that click is about to drop.
@@ -173,7 +174,7 @@ def test_a_run_that_cannot_be_resumed_gets_one_line_and_is_left_alone(
     assert fedlens(monkeypatch, "resume", "run", "-q") == 0
 
 
-def test_a_run_with_code_of_ones_own_can_be_run_again_from_anywhere(tmp_path):
+def test_a_run_with_code_of_ones_own_can_be_run_again_from_anywhere(tmp_path, monkeypatch):
     home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
     home.mkdir(), elsewhere.mkdir()
     (home / "my_split_of_mine.py").write_text(
@@ -188,7 +189,8 @@ def test_a_run_with_code_of_ones_own_can_be_run_again_from_anywhere(tmp_path):
     )
     for folder, file in ((home, "a.toml"), (elsewhere, "../home/first/experiment.toml")):
         out = "first" if folder == home else "second"
-        command = [sys.executable, "-m", "fedlens", "run", file, "--out", out, "-q"]
-        subprocess.run(command, cwd=folder, check=True, capture_output=True)
+        monkeypatch.chdir(folder)
+        assert fedlens(monkeypatch, "run", file, "--out", out, "-q") == 0
+        forget_modules_of(home)
     first, second = home / "first" / "model.safetensors", elsewhere / "second" / "model.safetensors"
     assert first.read_bytes() == second.read_bytes()

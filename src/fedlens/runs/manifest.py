@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import os
@@ -143,6 +144,7 @@ def _own_code(experiment: Experiment) -> list[str]:
     return sorted(folders)
 
 
+@functools.cache  # what was imported stays what it was
 def _revision() -> str | None:
     """The commit that runs, where Fedlens is run from a checkout of its own."""
     home = Path(__file__).resolve().parents[3]
