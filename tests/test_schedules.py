@@ -15,7 +15,7 @@ from fedlens.engines.processes import Forked, Processes
 from fedlens.engines.stacked import Stacked
 from fedlens.network.network import Network
 from fedlens.options import Named
-from fedlens.pieces import Sgd, Uniformly
+from fedlens.pieces import ClippedByNorm, Sgd, Uniformly
 from fedlens.report.blocks import Curves
 from fedlens.report.runs import run_blocks
 from fedlens.rounds import State, begin, run_round
@@ -89,12 +89,25 @@ def test_a_scheduled_run_is_one_whose_rounds_have_these_numbers():
     mu = {"name": "exponential", "start": 0.5, "decay": 0.5}
     server = {"lr": {"name": "step", "start": 1.0, "every": 2, "decay": 0.5}}
     algorithm = {"name": "fedprox", "mu": mu}
-    result = fl.run(described(algorithm=algorithm, server=server))
+    piecewise = {"name": "piecewise", "at": [1, 3]}
+    local: dict[str, Any] = {
+        "lr": COSINE,
+        "batch_size": 4,
+        "momentum": {**piecewise, "values": [0.9, 0.5, 0.1]},
+        "weight_decay": {**piecewise, "values": [0.01, 0.1, 0.02]},
+        "clip": {**piecewise, "values": [5.0, 0.2, 0.1]},
+        "clip_value": {**piecewise, "values": [0.5, 0.05, 1.0]},
+    }
+    result = fl.run(described(algorithm=algorithm, server=server, local=local))
     states: list[State] = []
     for round in range(4):
         numbers = value_at(Named.of(COSINE, ""), round, 4), [1.0, 1.0, 0.5, 0.5][round]
+        place = [0, 1, 1, 2][round]
+        others = {
+            name: local[name]["values"][place] for name in local if name not in ("lr", "batch_size")
+        }
         fixed = described(
-            local={"lr": numbers[0], "batch_size": 4},
+            local={"lr": numbers[0], "batch_size": 4, **others},
             server={"lr": numbers[1]},
             algorithm={"name": "fedprox", "mu": 0.5 * 0.5**round},
         )
@@ -104,6 +117,7 @@ def test_a_scheduled_run_is_one_whose_rounds_have_these_numbers():
         record = result.records[round]
         assert (record["lr"], record["server.lr"]) == numbers
         assert record["algorithm.fedprox.mu"] == 0.5 * 0.5**round
+        assert {name: record[f"local.{name}"] for name in others} == others
     assert_equal(found=result.model, expected=states[-1].params)
     assert "lr" not in result.final and "server.lr" not in result.summary["best"]
 
@@ -113,7 +127,8 @@ def rounds_with(lrs: list[float], engine: Any, network: Network) -> State:
     federation = noisy_images(SIZES)
     state = None
     for lr in lrs:
-        algorithm = replace(PLAIN, select=Uniformly(len(SIZES)), solve=Sgd(lr, 0.5))
+        solve = ClippedByNorm(Sgd(lr, momentum=4 * lr, weight_decay=lr / 5), norm=1 + lr)
+        algorithm = replace(PLAIN, select=Uniformly(len(SIZES)), solve=solve)
         program = ClientProgram(algorithm, network.layout)
         state = state or begin(network, program, federation, CPU)
         state, _ = run_round(program, federation, engine, state, 0)
@@ -161,6 +176,22 @@ def test_other_numbers_need_no_other_workers_and_no_other_record():
     assert isinstance(prepared.recorder, Captures) and prepared.recorder.num_plays > 0
 
 
+def test_a_number_that_is_no_input_of_a_record_may_change_too():
+    """A trimmed mean of four clients that leaves out none, and then one at each end."""
+    share = {"name": "piecewise", "values": [0.0, 0.25], "at": [1]}
+    clients, algorithm = {"count": 4}, {"name": "trimmed-mean", "share": share}
+    for engine in ("sequential", "stacked", "processes"):
+        found = described(rounds=2, engine=engine, clients=clients, algorithm=algorithm)
+        setup = build(described(rounds=2, clients=clients, algorithm={**algorithm, "share": 0.0}))
+        state = begin(setup.network, setup.program, setup.federation, CPU)
+        for number in (0.0, 0.25):
+            fixed = replace(found, algorithm=(Named("trimmed-mean", {"share": number}),))
+            program = replace(setup.program, algorithm=make_algorithm(fixed, state.round))
+            state, _ = run_round(program, setup.federation, setup.engine, state, 0)
+        for name, value in fl.run(found).model.items():
+            torch.testing.assert_close(value, state.params[name], rtol=1e-9, atol=1e-11)
+
+
 def test_a_term_that_fades_to_nothing_is_remembered_and_comes_back():
     """v = beta v + g; w = w - v, by hand, where beta is 0, then 0.5, then 0 again."""
     momentum = {"name": "piecewise", "values": [0.0, 0.5, 0.0], "at": [2, 4]}
@@ -197,9 +228,10 @@ def test_a_learning_rate_of_zero_leaves_the_model_where_it_is():
 
 
 def test_schedules_are_swept_side_by_side():
-    base = described(engine="stacked", algorithm={"name": "fedprox", "mu": COSINE})
-    axes = {"local.lr.start": [0.05, 0.2], "algorithm.fedprox.mu.end": [0.0, 0.1]}
-    points = fl.grid(base, axes, seeds=2)
+    local = {"lr": COSINE, "batch_size": 4, "momentum": {**COSINE, "start": 0.9}}
+    base = described(engine="stacked", algorithm={"name": "fedprox", "mu": COSINE}, local=local)
+    axes = {"local.lr.start": [0.05, 0.2], "local.momentum.end": [0.0, 0.5]}
+    points = fl.grid(base, axes | {"algorithm.fedprox.mu.end": [0.0, 0.1]})
     together = fl.sweep(points)
     assert len(together) == 8
     for name, experiment in points.items():
@@ -217,7 +249,8 @@ class Killed(Exception):
 def test_a_run_that_is_resumed_goes_on_with_its_schedule(engine, tmp_path):
     momentum = {"name": "warm-up", "rounds": 2, "then": {"name": "constant", "start": 0.9}}
     algorithm = {"name": "fedavgm", "momentum": momentum}
-    experiment = described(engine=engine, algorithm=algorithm)
+    local = {"lr": 0.1, "batch_size": 4, "momentum": {**COSINE, "start": 0.9}, "reset": False}
+    experiment = described(engine=engine, algorithm=algorithm, local=local)
     fl.run(experiment, tmp_path / "whole")
 
     def kill(record: dict[str, Any]) -> None:
@@ -293,7 +326,10 @@ def test_the_page_draws_a_number_that_changes(tmp_path):
             {"local": {"lr": {"name": "exponential", "start": 1.0, "decay": 1e30}}, "rounds": 400},
             "gave inf in round 12",
         ),
-        ({"local": {"lr": {**COSINE, "end": -1.0}}, "rounds": 10**15}, "local.lr is -1 in round"),
+        (
+            {"local": {"lr": {**COSINE, "end": -1.0}}, "rounds": 10**15},
+            "local.lr is -1.0: choose 0 or more",
+        ),
         (
             {
                 "algorithm": {
@@ -303,7 +339,15 @@ def test_the_page_draws_a_number_that_changes(tmp_path):
             },
             "choose a number from 0 to below 1 \\(in round 4, by its schedule\\)",
         ),
-        ({"algorithm": {"name": "trimmed-mean", "share": COSINE}}, "share is .*expected a number"),
+        (
+            {"local": {"momentum": {"name": "warm-up", "rounds": 3, "then": 1.5}}},
+            "local.momentum is 1.5: choose 0 to below 1 \\(in round 3, by its schedule\\)",
+        ),
+        (
+            {"algorithm": {"name": "trimmed-mean", "share": {**COSINE, "start": 0.7}}},
+            "share is 0.7: choose 0 to below 0.5",
+        ),
+        ({"algorithm": {"name": "quantize", "bits": COSINE}}, "bits is .*expected a whole number"),
     ],
 )
 def test_a_schedule_that_cannot_be_is_refused_in_a_line(changes, message):

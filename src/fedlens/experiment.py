@@ -43,11 +43,11 @@ from fedlens.reading import expanded
 from fedlens.reporting.reports import Faults, Reporting
 from fedlens.run_files import own_code
 from fedlens.schedules import resolved, value_at
+from fedlens.sections import SCHEDULED, Name, OrTable, Table, demand, settle
 from fedlens.sections import Between as Between
 from fedlens.sections import Clients as Clients
 from fedlens.sections import Evaluate as Evaluate
 from fedlens.sections import LocalTraining as LocalTraining
-from fedlens.sections import Name, OrTable, Table, demand, settle
 from fedlens.sections import Server as Server
 from fedlens.sections import Stop as Stop
 from fedlens.tables import apply_override, read_tables, to_toml
@@ -144,16 +144,24 @@ class Experiment:
         object.__setattr__(self, "evaluate", replace(self.evaluate, metrics=metrics))
         algorithm = tuple(map(_filled_algorithm, self.algorithm))
         object.__setattr__(self, "algorithm", algorithm)
-        for part in ("local", "server"):
+        for part, names in SCHEDULED.items():
             table: LocalTraining | Server = getattr(self, part)
-            if isinstance(table.lr, Named):
-                lr = resolved(table.lr, f"{part}.lr")
-                object.__setattr__(self, part, replace(table, lr=lr))
+            given = {name: getattr(table, name) for name in names}
+            schedules: dict[str, Any] = {
+                name: resolved(one, f"{part}.{name}")
+                for name, one in given.items()
+                if isinstance(one, Named)
+            }
+            object.__setattr__(self, part, replace(table, **schedules))
 
     @property
     def schedules(self) -> dict[str, Named]:
         """The numbers that change from round to round, by key."""
-        given: dict[str, Any] = {"local.lr": self.local.lr, "server.lr": self.server.lr}
+        given: dict[str, Any] = {
+            f"{part}.{name}": getattr(getattr(self, part), name)
+            for part, names in SCHEDULED.items()
+            for name in names
+        }
         for named in self.algorithm:
             given |= {f"algorithm.{named.name}.{key}": v for key, v in named.options.items()}
         return {key: value for key, value in given.items() if isinstance(value, Named)}
@@ -203,10 +211,12 @@ class Experiment:
 
 
 def _filled_algorithm(named: Named) -> Named:
-    """Its options as given and checked, else by default; a `Number` may be a schedule."""
+    """Its options as given and checked, else by default; a number may be a schedule."""
     function = find(ALGORITHMS, named.name, "algorithm")
     may_change = [
-        key for key, p in options_of(function).items() if p.annotation in (Number, Number | None)
+        key
+        for key, option in options_of(function).items()
+        if option.annotation in (Number, Number | None, float, float | None)
     ]
     schedules = {
         key: resolved(Named.of(named.options[key], key), f"algorithm.{named.name}.{key}")

@@ -216,6 +216,10 @@ CHOSEN_BY_NAME: dict[str, ByName] = {
     "local.optimizer": OPTIMIZERS,
     "local.anneal": ANNEALS,
     "local.lr": SCHEDULES,
+    "local.momentum": SCHEDULES,
+    "local.weight_decay": SCHEDULES,
+    "local.clip": SCHEDULES,
+    "local.clip_value": SCHEDULES,
     "server.lr": SCHEDULES,
     "evaluate.metrics": METRICS,
 }

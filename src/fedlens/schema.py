@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from fedlens.described import descriptions
 from fedlens.experiment import Experiment, as_plain
 from fedlens.federation import Dataset
-from fedlens.names import CHOSEN_BY_NAME
+from fedlens.names import CHOSEN_BY_NAME, SCHEDULES
 from fedlens.options import Given, Named, did_you_mean, options_of, types_of
 
 Schema = dict[str, Any]
@@ -57,7 +57,7 @@ def explain(key: str) -> list[str]:
     if field.default is not MISSING:
         lines.append(f"default: {_said(field.default)}")
     if key in CHOSEN_BY_NAME:
-        numbers = isinstance(field.default, float)
+        numbers = CHOSEN_BY_NAME[key] is SCHEDULES
         lines.append("a number, or a schedule:" if numbers else "one of:")
         lines += [f"  {called(name, one)}" for name, one in CHOSEN_BY_NAME[key].items()]
         lines.append("  or a function of your own, as module:function")

@@ -15,6 +15,13 @@ Name = str | Table | Named
 
 Scheduled = Given[float | Table | Named, float | Named]
 """A number, or a schedule that gives it for every round."""
+ScheduledOrNone = Given[float | Table | Named | None, float | Named | None]
+
+SCHEDULED = {
+    "local": ("lr", "momentum", "weight_decay", "clip", "clip_value"),
+    "server": ("lr",),
+}
+"""The numbers of each section that a schedule may give."""
 
 R = TypeVar("R")
 OrTable = Given[R | Table, R]
@@ -90,12 +97,12 @@ class LocalTraining:
     epochs: OrTable[int | float | Between] = default(1)  # a part of one is a number of batches
     batch_size: int = 32
     lr: Scheduled = default(0.1)
-    momentum: float = 0.0
-    weight_decay: float = 0.0
+    momentum: Scheduled = default(0.0)
+    weight_decay: Scheduled = default(0.0)
     weight_decay_on: DecayOn = "all"  # parameters, or only weights: no biases, no normalisation
     optimizer: Given[Name, Named] = default(Named("sgd"))
-    clip: float | None = None  # the norm to which a longer gradient is scaled down
-    clip_value: float | None = None  # beyond which no number of a gradient goes
+    clip: ScheduledOrNone = default(None)  # the norm to which a longer gradient is scaled down
+    clip_value: ScheduledOrNone = default(None)  # beyond which no number of a gradient goes
     class_balance: float = 0.0  # how much more examples of rare classes count
     reset: bool = True  # what the optimiser remembers starts afresh in every round
     steps: OrTable[int | Between | None] = default(None)  # batches, in the place of epochs
@@ -113,12 +120,14 @@ class LocalTraining:
         for name in ("lr", "momentum", "weight_decay"):
             value = getattr(self, name)
             demand(_is_step(value), f"local.{name}", value, "choose 0 or more")
-        demand(self.momentum < 1, "local.momentum", self.momentum, "choose 0 to below 1")
+        momentum = self.momentum
+        fits = isinstance(momentum, Named) or momentum < 1
+        demand(fits, "local.momentum", momentum, "choose 0 to below 1")
         fits = 0 <= self.class_balance < 1
         demand(fits, "local.class_balance", self.class_balance, "choose 0 to below 1")
         for name in ("clip", "clip_value"):
             value = getattr(self, name)
-            fits = value is None or 0 < value < float("inf")
+            fits = value is None or (value != 0 and _is_step(value))
             demand(fits, f"local.{name}", value, "choose a number above 0, or leave it out")
 
 

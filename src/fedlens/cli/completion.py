@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import click
 
 from fedlens.described import descriptions
-from fedlens.names import CHOSEN_BY_NAME, DATASETS, RECIPES
+from fedlens.names import CHOSEN_BY_NAME, DATASETS, RECIPES, SCHEDULES
 
 NOT_TO_GET = ("fashion-mnist-mini", "folder", "csv", "npz", "hugging-face")  # here, or one's own
 
@@ -70,7 +70,9 @@ def large_data_sets(incomplete: str) -> list[str]:
 
 
 def _values(prefix: str, key: str, incomplete: str) -> list[str]:
-    return [f"{prefix}{name}" for name in _names(CHOSEN_BY_NAME.get(key, ()), incomplete)]
+    table = CHOSEN_BY_NAME.get(key, ())
+    # A schedule stands in a table, with its options: its name alone is nothing for a number.
+    return [] if table is SCHEDULES else [f"{prefix}{one}" for one in _names(table, incomplete)]
 
 
 def _names(names: Iterable[str], incomplete: str) -> list[str]:

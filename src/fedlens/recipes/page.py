@@ -138,8 +138,8 @@ def _local(cell: Experiment) -> str:
             lr = f"γ {_number(one.options['gamma'] or local.lr)}"
         elif one.name == "fedvc":
             steps = f"{one.options['size']} examples in batches of {local.batch_size}"
-    momentum = f"momentum {local.momentum:g}" if local.momentum else ""
-    decay = f"weight decay {local.weight_decay:g}" if local.weight_decay else ""
+    momentum = f"momentum {_number(local.momentum)}" if local.momentum else ""
+    decay = f"weight decay {_number(local.weight_decay)}" if local.weight_decay else ""
     loss = "" if cell.loss.name == "cross_entropy" else cell.loss.name.replace("_", " ")
     return ", ".join(filter(None, (steps, lr, momentum, decay, loss)))
 

@@ -7,7 +7,7 @@ algorithm: one optimiser that is never reset, normalisation layers that nobody k
 Its budget is the run's. The clients of all rounds together are planned to process so many
 examples (rounds x cohort x what a client processes in a round, on average over all clients); the
 twin makes as many passes over its examples as that comes to, rounded, and one at the least. A
-schedule of local.lr is stretched over these.
+schedule of local training is stretched over these.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from fedlens.runs.folder import to_json
 from fedlens.runs.measures import measure_name
 from fedlens.runs.summary import Record
 from fedlens.schedules import names_in, value_at
+from fedlens.sections import SCHEDULED
 from fedlens.setup import Setup, build
 from fedlens.version import __version__
 
@@ -125,13 +126,16 @@ def stretched(round: int, of: int, *, schedule: dict[str, Any], rounds: int) -> 
     return value_at(named, round * rounds // of, rounds)
 
 
-def _stretched(experiment: Experiment) -> float | Named:
-    lr = experiment.local.lr
-    if not isinstance(lr, Named):
-        return lr
-    plain = {"name": lr.name, **{k: v for k, v in lr.options.items() if v is not None}}
-    options = {"schedule": plain, "rounds": experiment.rounds}
-    return Named("fedlens.runs.twin:stretched", options)
+def _stretched(experiment: Experiment) -> dict[str, Any]:
+    """The schedules of local training, by name."""
+    found = {}
+    for name in SCHEDULED["local"]:
+        given = getattr(experiment.local, name)
+        if isinstance(given, Named):
+            known = {key: value for key, value in given.options.items() if value is not None}
+            options = {"schedule": {"name": given.name, **known}, "rounds": experiment.rounds}
+            found[name] = Named("fedlens.runs.twin:stretched", options)
+    return found
 
 
 def _described(setup: Setup) -> Experiment:
@@ -155,8 +159,8 @@ def _described(setup: Setup) -> Experiment:
             epochs=1,
             steps=None,
             max_steps=None,
-            lr=_stretched(experiment),
             reset=False,
+            **_stretched(experiment),
         ),
         server=Server(),
         evaluate=replace(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 
@@ -24,6 +25,7 @@ from fedlens.pieces import (
 from fedlens.pieces.anneal import annealed
 from fedlens.pieces.losses import with_options
 from fedlens.schedules import looked_at, value_at
+from fedlens.sections import SCHEDULED
 from fedlens.slots import Draw, Solve
 
 SMALLEST = 2.0**-126  # of the numbers that float32 holds in full
@@ -40,13 +42,15 @@ def make_algorithm(experiment: Experiment, round: int = 0) -> Algorithm:
         # 0.0 would switch a term off, and with it what is remembered for later rounds.
         return value_at(given, round, experiment.rounds) or SMALLEST
 
-    local = experiment.local
+    # Made anew, sections refuse numbers that a schedule should not have given.
+    local = replace(experiment.local, **_each(experiment.local, SCHEDULED["local"], now))
+    server = replace(experiment.server, **_each(experiment.server, SCHEDULED["server"], now))
     base = Algorithm(
         select=Uniformly(experiment.clients.cohort),
         draw=_draw(local),
         objective=_objective(experiment),
-        solve=_solver(replace(local, lr=now(local.lr))),
-        advance=Sgd(now(experiment.server.lr)),
+        solve=_solver(local),
+        advance=Sgd(_number(server.lr)),
         reset=local.reset,
         personal_norm=experiment.norm == "local",
     )
@@ -56,6 +60,15 @@ def make_algorithm(experiment: Experiment, round: int = 0) -> Algorithm:
         made = call(find(ALGORITHMS, named.name, "algorithm"), options=options)
         papers.append(expect(made, Amendment, f"algorithm {named.name!r}"))
     return compose(base, *papers)
+
+
+def _each(section: Any, names: Sequence[str], now: Callable[[Any], Any]) -> dict[str, Any]:
+    return {name: now(getattr(section, name)) for name in names}
+
+
+def _number(given: float | Named) -> float:
+    assert not isinstance(given, Named), "the number of a round"
+    return given
 
 
 def _objective(experiment: Experiment) -> Objective:
@@ -76,9 +89,9 @@ def _solver(local: LocalTraining) -> Solve:
         function = find(ANNEALS, local.anneal.name, "anneal")
         solve = annealed(solve, call(function, options=local.anneal.options))
     if local.clip is not None:
-        solve = ClippedByNorm(solve, local.clip)
+        solve = ClippedByNorm(solve, _number(local.clip))
     if local.clip_value is not None:
-        solve = ClippedByValue(solve, local.clip_value)
+        solve = ClippedByValue(solve, _number(local.clip_value))
     return solve
 
 
@@ -100,12 +113,10 @@ def check_schedules(experiment: Experiment) -> None:
     What can be is an interval of each number, so the least and the greatest of it tell.
     """
     rounds = looked_at(experiment.rounds)
-    for key, schedule in experiment.schedules.items():
+    for schedule in experiment.schedules.values():
         values = [value_at(schedule, round, experiment.rounds) for round in rounds]
         for extreme in (min(values), max(values)):
             place = rounds[values.index(extreme)]
-            if extreme < 0 and key in ("local.lr", "server.lr"):
-                raise ValueError(f"{key} is {extreme:g} in round {place + 1}: choose 0 or more")
             try:
                 make_algorithm(experiment, place)
             except ValueError as error:
