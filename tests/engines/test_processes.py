@@ -316,6 +316,7 @@ def test_a_run_whose_workers_have_devices_comes_to_the_same(monkeypatch, tmp_pat
     assert found.summary["final"].keys() == expected.summary["final"].keys()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="forks")
 def test_a_process_that_has_used_a_gpu_says_so(monkeypatch):
     """There are GPUs, but a child sees none."""
     monkeypatch.setattr(gpus, "_names", lambda: ())
@@ -397,3 +398,10 @@ def test_models_may_lie_in_another_order_in_memory():
         engine.close()
         ends.append(state.params)
     torch.testing.assert_close(*ends, rtol=1e-10, atol=1e-12)
+
+
+def test_elsewhere_than_on_linux_the_line_says_what_to_choose(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert gpus.gpu_names.__wrapped__() == ()  # without a fork
+    with pytest.raises(ValueError, match='choose engine = "auto", or "ray"'):
+        Processes(Network(torch.nn.Flatten()), noisy_images([3]).examples)

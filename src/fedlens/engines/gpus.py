@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import sys
 import traceback
 import warnings
 from collections.abc import Callable
@@ -75,6 +76,8 @@ def forked() -> None:
 @functools.cache
 def gpu_names() -> tuple[str, ...]:
     """What the GPUs of this machine are called, as far as torch sees them."""
+    if sys.platform != "linux":  # others have none that workers use, and do not bear a fork
+        return ()
     names = in_a_child(_names)
     if not names and torch.cuda.device_count():
         raise ValueError(USED)

@@ -55,7 +55,10 @@ class Processes(Dealt):
         others: Sequence[Examples] = (),
     ) -> None:
         if sys.platform != "linux":
-            raise ValueError('engine "processes" needs Linux: choose engine = "sequential"')
+            raise ValueError(
+                'engine "processes" needs Linux, which lets PyTorch be forked: choose engine = '
+                '"auto", or "ray" for several cores'
+            )
         super().__init__(network, examples, devices, others)
         self._num_workers = len(devices) or workers or num_cores()
 

@@ -39,6 +39,11 @@ def devices_of(experiment: Experiment) -> tuple[torch.device, list[torch.device]
         device = torch.device("cuda" if name == "auto" else name)
     except RuntimeError as error:
         raise ValueError(f"device is {name!r}: choose auto, cpu or cuda") from error
+    if device.type == "mps":
+        raise ValueError(
+            'device is "mps", but the server computes in float64, which the GPUs of Apple have '
+            "not: choose cpu"
+        )
     if device.type not in ("cpu", "cuda"):
         raise ValueError(f"device is {name!r}: choose auto, cpu or cuda")
     if device.type == "cpu":
