@@ -153,6 +153,13 @@ def test_its_column_client_names_the_clients(tmp_path):
     assert not hugging_face.names_clients(tmp_path)
 
 
+def test_no_file_and_no_address_is_opened_that_stands_in_the_place_of_an_image(tmp_path):
+    Image.new("L", (4, 4)).save(tmp_path / "elsewhere.png")
+    row = {"picture": {"bytes": None, "path": str(tmp_path / "elsewhere.png")}}
+    with pytest.raises(ValueError, match="its bytes are not there"):
+        hugging_face.Rows([row], "picture", [0])[0]
+
+
 def test_labels_may_be_numbers_or_texts(tmp_path):
     plain = rows(20).remove_columns("animal")
     plain.add_column("label", [i % 4 for i in range(20)]).save_to_disk(tmp_path / "numbers")
@@ -179,6 +186,10 @@ def test_what_a_saved_data_set_lacks_is_said_with_the_remedy(tmp_path, monkeypat
         load("hugging-face", tmp_path, path="some")
     with pytest.raises(ValueError, match="no images in 'client': choose of picture"):
         load("hugging-face", tmp_path, path="some", image="client")
+    unlike = datasets.DatasetDict({"train": rows(4), "test": rows(4).remove_columns("client")})
+    unlike.save_to_disk(tmp_path / "unlike")
+    with pytest.raises(ValueError, match=r"cannot be read .*client"):
+        load("hugging-face", tmp_path, path="unlike")
     arrow = next(Path(tmp_path / "some").glob("*.arrow"))
     arrow.write_bytes(arrow.read_bytes()[:100])
     with pytest.raises(ValueError, match="cannot be read"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -48,23 +49,30 @@ def hugging_face(
     features = chosen["train"].features
     image = _column(features, image, "image", (datasets.Image,), place)
     label = _column(features, label, "label", (datasets.ClassLabel, datasets.Value), place)
-    with reading(place, REMEDY):
-        texts = {part: [*split[label]] for part, split in chosen.items()}
-    classes, labels = _numbered(texts, getattr(features[label], "names", None), place, label)
     kept = [
         name
         for name, feature in features.items()
         if isinstance(feature, datasets.Value) and name not in (image, label)
     ]
+    with reading(place, REMEDY):
+        texts = {part: [*split[label]] for part, split in chosen.items()}
+        columns = {
+            part: {name: _values([*split[name]]) for name in kept} for part, split in chosen.items()
+        }
+        images = {
+            part: split.select_columns([image]).cast_column(image, datasets.Image(decode=False))
+            for part, split in chosen.items()
+        }
+    classes, labels = _numbered(texts, getattr(features[label], "names", None), place, label)
     parts = {
         part: examples_of(
-            Rows(split.select_columns([image]), image, labels[part]),
+            Rows(images[part], image, labels[part]),
             f"{place}, {part}",
             size,
             channels,
-            {name: _values([*split[name]]) for name in kept if name in split.features},
+            columns[part],
         )
-        for part, split in chosen.items()
+        for part in chosen
     }
     return of_examples(place.resolve().name, parts, classes, test_share)
 
@@ -82,9 +90,13 @@ def names_clients(folder: Path) -> bool:
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of a split as pairs."""
+    """The rows of a split as pairs.
 
-    split: Any  # a `datasets.Dataset` of one column
+    An image is decoded here, from the bytes that are in the data set: `datasets` itself would
+    follow a path or an address that stands there in their place.
+    """
+
+    split: Any  # a `datasets.Dataset` of one column, not decoded
     image: str
     labels: Sequence[int]
 
@@ -92,7 +104,12 @@ class Rows:
         return len(self.labels)
 
     def __getitem__(self, index: int) -> tuple[Any, int]:
-        return self.split[index][self.image], self.labels[index]
+        from PIL import Image
+
+        content = (self.split[index][self.image] or {}).get("bytes")
+        if not content:
+            raise ValueError("its bytes are not there, as save_to_disk puts them there")
+        return Image.open(io.BytesIO(content)), self.labels[index]
 
 
 def _datasets() -> Any:
