@@ -2,10 +2,11 @@
 
     python benchmarks/large_networks.py [--only resnet18 ...] [--what agree fused plain] [--top 15]
 
-For each network of `fedlens bench` that has normalisation: how far logits and gradients of one step
-in bf16 lie from those in float32, with kernels and by PyTorch's operations alone (`agree`);
-milliseconds a round, and its kernels by time, with the kernels of group normalisation and of
-depthwise convolutions (`fused`), and with PyTorch's operations in their place (`plain`).
+For each network of `fedlens bench` that has normalisation, and for paper 1's, which has that of
+batches: how far logits and gradients of one step in bf16 lie from those in float32, with kernels
+and by PyTorch's operations alone (`agree`); milliseconds a round, and its kernels by time, with the
+kernels of normalisation and of depthwise convolutions (`fused`), and with PyTorch's operations in
+their place (`plain`).
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ from fedlens.runs.bench import WORKLOADS, Workload, experiment, rounds, time_of
 from fedlens.runs.settings import torch_settings
 from fedlens.setup import build
 
-NETWORKS = ["resnet18", "mobilenetv2"]
+NETWORKS = {name: WORKLOADS[name] for name in ("resnet18", "mobilenetv2")} | {
+    "paper-1": Workload("resnet18", (3, 32, 32), 3, 20, 32)
+}
 WHAT = ["agree", "fused", "plain"]
 ROUNDS = 5  # that are timed together
 GPU = torch.device("cuda")
@@ -49,6 +52,7 @@ def plain(*, everything: bool = False) -> Iterator[None]:
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(layers, "group_norm", group_norm))
+        stack.enter_context(mock.patch.object(layers, "batch_norm", lambda *_: None))
         stack.enter_context(mock.patch.object(layers, "convolve_channels", convolve_channels))
         if everything:
             stack.enter_context(mock.patch.object(ops, "_takes_triton", lambda _: False))
@@ -70,7 +74,10 @@ def one_step(work: Workload, compute: torch.dtype) -> tuple[Tensor, Tensor]:
     labels = torch.randint(10, (clients * work.batch,), device=GPU)
     keys = torch.arange(clients, device=GPU)
     mask = torch.ones(clients, work.batch, device=GPU)
-    logits, _ = network.stacked(params, {}, images, keys, mask)
+    buffers = {
+        name: b.to(GPU).expand(clients, *b.shape).clone() for name, b in network.buffers.items()
+    }
+    logits, _ = network.stacked(params, buffers, images, keys, mask)
     loss = F.cross_entropy(logits.flatten(0, 1).float(), labels)
     grads = torch.autograd.grad(loss, list(params.values()))
     return logits.detach().float(), torch.cat([g.flatten() for g in grads])
@@ -93,7 +100,7 @@ def agreement(work: Workload) -> str:
 
 
 def measure(name: str, top: int) -> None:
-    setup = build(experiment(WORKLOADS[name], "stacked", "cuda", "bf16"))
+    setup = build(experiment(NETWORKS[name], "stacked", "cuda", "bf16"))
     with torch_settings(setup.experiment, GPU):
         one_round = rounds(setup)
         time_of(one_round, 5, GPU)
@@ -121,7 +128,7 @@ def main() -> None:
     print(torch.cuda.get_device_name(), torch.__version__)
     for name in arguments.only or NETWORKS:
         if "agree" in arguments.what:
-            print(f"{name}: {agreement(WORKLOADS[name])}", flush=True)
+            print(f"{name}: {agreement(NETWORKS[name])}", flush=True)
         if "fused" in arguments.what:
             measure(name, arguments.top)
         if "plain" in arguments.what:
