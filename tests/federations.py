@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -95,6 +96,15 @@ def train(
     finally:
         made.close()
     return state
+
+
+def forked(algorithm: Algorithm, **options: Any) -> tuple[Any, ClientProgram, Federation, State]:
+    """An engine of workers, for tests that look inside it, and what a round by it takes."""
+    federation = noisy_images(RAGGED)
+    network = Network(small_cnn(), dtype=torch.float64)
+    program = ClientProgram(algorithm, network.layout)
+    engine = Processes(network, federation.examples, **options)
+    return engine, program, federation, begin(network, program, federation, CPU)
 
 
 def accuracy(module: nn.Module, state: State, federation: Federation) -> float:

@@ -72,7 +72,7 @@ def opened(folder: Path):
 
 def ask(port, keys, path, method="POST", body=b"", headers=None):
     trust = ssl.create_default_context(cafile=keys / CA)
-    connection = http.client.HTTPSConnection("127.0.0.1", port, context=trust, timeout=30)
+    connection = http.client.HTTPSConnection("127.0.0.1", port, context=trust, timeout=300)
     try:
         connection.request(method, path, body=body, headers=headers or {})
         answer = connection.getresponse()
@@ -130,7 +130,7 @@ def test_no_request_hides_in_another(raw, tmp_path):
     with opened(tmp_path) as (port, keys, _):
         trust = ssl.create_default_context(cafile=keys / CA)
         with (
-            socket.create_connection(("127.0.0.1", port), timeout=30) as plain,
+            socket.create_connection(("127.0.0.1", port), timeout=300) as plain,
             trust.wrap_socket(plain, server_hostname="127.0.0.1") as connection,
         ):
             connection.sendall(raw)
@@ -142,7 +142,7 @@ def test_no_request_hides_in_another(raw, tmp_path):
 
 def test_who_speaks_no_tls_or_trusts_another_ca_is_named(tmp_path):
     with opened(tmp_path) as (port, _, told):
-        with socket.create_connection(("127.0.0.1", port), timeout=30) as plain:
+        with socket.create_connection(("127.0.0.1", port), timeout=300) as plain:
             plain.sendall(b"POST /v1/control/start-run HTTP/1.1\r\n\r\n")
             with contextlib.suppress(OSError):
                 assert b"200" not in plain.recv(100)

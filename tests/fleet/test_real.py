@@ -20,7 +20,7 @@ pytestmark = pytest.mark.fleet  # a round of real processes takes seconds
 
 def post(port, path, ca):
     trust = ssl.create_default_context(cafile=ca)
-    connection = http.client.HTTPSConnection("127.0.0.1", port, context=trust, timeout=30)
+    connection = http.client.HTTPSConnection("127.0.0.1", port, context=trust, timeout=300)
     try:
         connection.request("POST", path, body=b"")
         return connection.getresponse().status
