@@ -34,8 +34,8 @@ class Cluster:
     once: float = 0.010  # seconds a round besides
 
     @property
-    def down(self) -> float:  # parameters in float32 and in float64
-        return 12.0 * self.parameters
+    def down(self) -> float:  # parameters in float32
+        return 4.0 * self.parameters
 
     @property
     def up(self) -> float:  # a sum in float64

@@ -12,11 +12,13 @@ import torch
 from torch import Tensor
 
 from fedlens.client import ClientProgram
+from fedlens.core import Memory
 from fedlens.engines.messages import Message, pack, unpack
 from fedlens.engines.trainer import Done, Sent, Trainer
 from fedlens.federation import Examples
 from fedlens.network.network import Network
 from fedlens.trees import map_tensors, unstack
+from fedlens.work import exact_model
 
 
 class OnDisk(NamedTuple):
@@ -141,7 +143,10 @@ class Actor:
 
     def begin(self, trees: Message) -> None:
         """What the tasks that follow have in common."""
-        self.trainer.begin(unpack(trees))
+        found: Memory = unpack(trees)
+        if "params" in found and "exact" not in found:
+            found["exact"] = exact_model(found["params"] | found["buffers"])
+        self.trainer.begin(found)
 
     def train(self, message: Message) -> Message:
         def task() -> Sent:

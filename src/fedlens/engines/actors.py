@@ -23,7 +23,7 @@ from fedlens.engines.pool import Sizes
 from fedlens.engines.shared_memory import trees_of
 from fedlens.engines.trainer import Done
 from fedlens.trees import map_tensors, stack
-from fedlens.work import Shared, Work
+from fedlens.work import Shared, Work, exact_model
 
 TRIES = 3  # of a task whose worker is gone
 SHORT_SECONDS = 0.015  # see `Crew.short_seconds`: Ray takes about a millisecond for a task
@@ -76,7 +76,10 @@ class Actors:
     def train(
         self, shared: Shared, work: Work, blocks: Sequence[slice], order: list[int]
     ) -> Iterator[Done]:
-        self._begin(trees_of(shared))
+        trees, exact = trees_of(shared), exact_model(shared.params | shared.buffers)
+        if all(torch.equal(exact[name], t) for name, t in shared.exact.items()):
+            del trees["exact"]  # two thirds of what would be sent: actors make it themselves
+        self._begin(trees)
 
         def ask(rows: slice, actor: Any) -> Any:
             mine = work.rows(rows)
