@@ -34,8 +34,8 @@ class Cluster:
     once: float = 0.010  # seconds a round besides
 
     @property
-    def down(self) -> float:  # parameters in float32 and in float64
-        return 12.0 * self.parameters
+    def down(self) -> float:  # parameters in float32
+        return 4.0 * self.parameters
 
     @property
     def up(self) -> float:  # a sum in float64
@@ -119,28 +119,43 @@ def measure() -> None:
 
     from fedlens.engines import Processes, Ray
     from fedlens.engines.dealt import Dealt
+    from fedlens.experiment import Experiment, LocalTraining, Named
     from fedlens.rounds import begin, run_round
     from fedlens.runs.bench import WORKLOADS, experiment
     from fedlens.setup import build
 
     print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
-    for name, rounds in (("pfl-cnn", 3), ("hsu-cnn", 3)):
-        setup = build(experiment(WORKLOADS[name], "processes", "cpu", "fp32"))
+    tiny = Experiment(
+        Named("fashion-mnist-mini"),
+        Named("linear"),
+        rounds=1,
+        device="cpu",
+        local=LocalTraining(max_steps=1),
+    )
+    hsu = experiment(WORKLOADS["hsu-cnn"], "processes", "cpu", "fp32")
+    hsu = replace(hsu, local=replace(hsu.local, max_steps=1))  # a round in seconds
+    for name, described, rounds in (("linear", tiny, 100), ("hsu-cnn", hsu, 3)):
+        setup = build(replace(described, engine="processes"))
         for kind in (Processes, Ray):
             for workers in (1, 2):
                 engine: Dealt = kind(setup.network, setup.federation.examples, workers=workers)
                 state = begin(setup.network, setup.program, setup.federation, setup.device)
-                took, waited = [], []
-                for _ in range(rounds + 1):
+                took, waited, served = [], [], []
+                for _ in range(rounds + 2):  # the first two are to warm up
                     busy, start = engine.busy_seconds, time.perf_counter()
+                    cpu = time.process_time()
                     state, _ = run_round(setup.program, setup.federation, engine, state, 0)
+                    served.append(time.process_time() - cpu)
                     took.append(time.perf_counter() - start)
                     waited.append(took[-1] - (engine.busy_seconds - busy) / workers)
                 engine.close()
+                middle = [statistics.median(one[2:]) * 1e3 for one in (took, waited, served)]
+                least = [min(one[2:]) * 1e3 for one in (took, waited, served)]
                 print(
                     f"{name:8s} {engine.name:10s} {workers} workers: "
-                    f"{statistics.median(took[1:]) * 1e3:8.1f} ms a round, of which "
-                    f"{statistics.median(waited[1:]) * 1e3:6.1f} ms no client trained",
+                    f"{middle[0]:8.1f} ms a round ({least[0]:.1f} at the least), of which no "
+                    f"client trained {middle[1]:6.1f} ({least[1]:.1f}); the server's processor "
+                    f"took {middle[2]:6.1f} ({least[2]:.1f})",
                     flush=True,
                 )
 

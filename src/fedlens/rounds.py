@@ -22,9 +22,9 @@ from fedlens.reporting.cohorts import Asked, BelowQuorum, Call, Reports, ask
 from fedlens.reporting.gathering import Gathering, gathering
 from fedlens.reporting.reports import Clock, Reporting
 from fedlens.traffic import num_bytes, sum_of_bytes
-from fedlens.trees import converted, copy_tensors, moved, stack
+from fedlens.trees import copy_tensors, moved, stack
 from fedlens.uploads import NORM, Uploads
-from fedlens.work import Part, Shared, Work
+from fedlens.work import Part, Shared, Work, exact_model
 
 _PARTS = ("params", "buffers", "told")  # of what clients are sent
 
@@ -222,12 +222,6 @@ def _shared(
     if pace.since == "now":
         exact = {name: t.expand(len(sent), *t.shape[1:]).contiguous() for name, t in now.items()}
     return Shared(params, buffers, exact, told), now
-
-
-def exact_model(model: Tree) -> Tree:
-    """What updates are taken from: the floats of a model, in float64."""
-    floats = {name: t for name, t in model.items() if t.is_floating_point()}
-    return converted(floats, torch.float64)  # also if it is that: the server moves it in place
 
 
 def _work(experiment: RoundInput, reports: Reports, models: Mapping[int, Memory]) -> Work:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedlens.core import Cohort, Facts, Memory, Plan, Tree
-from fedlens.trees import join, map_tensors, moved, tensors_in
+from fedlens.trees import converted, join, map_tensors, moved, tensors_in
 
 COUNTS = ("num_clients", "num_examples")  # of a Cohort
 
@@ -27,6 +27,12 @@ class Shared(NamedTuple):
     buffers: Tree  # [G, ...]
     exact: Tree  # [G, ...] models in float64, floats only: what updates are taken from
     told: Memory  # [G, ...]
+
+
+def exact_model(model: Tree) -> Tree:
+    """What updates are taken from: the floats of a model, in float64."""
+    floats = {name: t for name, t in model.items() if t.is_floating_point()}
+    return converted(floats, torch.float64)  # also if it is that: the server moves it in place
 
 
 @dataclass(frozen=True)

@@ -6,16 +6,19 @@ import os
 import platform
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from fedlens.client import ClientProgram
+from fedlens.core import Memory
 from fedlens.engines.messages import Message, pack, unpack
 from fedlens.engines.trainer import Done, Sent, Trainer
 from fedlens.federation import Examples
 from fedlens.network.network import Network
 from fedlens.trees import map_tensors, unstack
+from fedlens.work import exact_model
 
 
 class OnDisk(NamedTuple):
@@ -116,20 +119,11 @@ def known_to_all(
     return Known(network, messages, on_disk.open if on_disk else None, TorchSettings.here())
 
 
-class Begun(NamedTuple):
-    """What tasks have in common. References within it are fetched by whoever has not yet."""
-
-    number: int
-    trees: Any
-    program: Any
-
-
 class Actor:
     """A `Trainer` that Ray reaches."""
 
     def __init__(self, device: torch.device, stacks: bool) -> None:
         self.device, self.stacks = device, stacks
-        self.begun: Begun | None = None
 
     def know(self, known: Known) -> str:
         """Make ready to train; in one line what went wrong, if anything did."""
@@ -144,30 +138,26 @@ class Actor:
     def process_id(self) -> int:
         return os.getpid()
 
-    def train(self, begun: Begun, message: Message) -> tuple[Message, Done]:
+    def learn(self, program: ClientProgram) -> None:
+        self.trainer.program = program
+
+    def begin(self, trees: Message) -> None:
+        """What the tasks that follow have in common."""
+        found: Memory = unpack(trees)
+        if "params" in found and "exact" not in found:
+            found["exact"] = exact_model(found["params"] | found["buffers"])
+        self.trainer.begin(found)
+
+    def train(self, message: Message) -> Message:
         def task() -> Sent:
-            self._begin(begun)
             work, memory = unpack(message)
             return self.trainer.train(replace(work, memory=unstack(memory, len(work))))
 
-        return self._packed(self.trainer.do(task))
+        return _packed(self.trainer.do(task))
 
-    def predict(self, begun: Begun, examples: int, which: Message) -> tuple[Message, Done]:
-        def task() -> Tensor:
-            self._begin(begun)
-            return self.trainer.predict(examples, unpack(which))
+    def predict(self, examples: int, which: Message) -> Message:
+        return _packed(self.trainer.do(lambda: self.trainer.predict(examples, unpack(which))))
 
-        return self._packed(self.trainer.do(task))
 
-    def _begin(self, begun: Begun) -> None:
-        import ray
-
-        before, self.begun = self.begun, begun
-        if before is None or begun.program != before.program:
-            self.trainer.program = ray.get(begun.program)
-        if before is None or begun.number != before.number:
-            self.trainer.begin(unpack(ray.get(begun.trees)))
-
-    def _packed(self, done: Done) -> tuple[Message, Done]:
-        result = map_tensors(done.result, lambda t: t.cpu().contiguous())
-        return pack(result), done._replace(result=None)
+def _packed(done: Done) -> Message:
+    return pack(map_tensors(done, lambda t: t.cpu().contiguous()))

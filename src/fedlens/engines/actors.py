@@ -14,18 +14,19 @@ from torch import Tensor
 
 from fedlens.client import ClientProgram
 from fedlens.core import Memory, Tree
-from fedlens.engines.actor import Actor, Begun, Known
+from fedlens.engines.actor import Actor, Known
 from fedlens.engines.costs import Costs
 from fedlens.engines.engine import Which
 from fedlens.engines.hiring import Hired, Hiring, lost_with
-from fedlens.engines.messages import pack, unpack
+from fedlens.engines.messages import arrays_of, pack, unpack
 from fedlens.engines.pool import Sizes
 from fedlens.engines.shared_memory import trees_of
 from fedlens.engines.trainer import Done
 from fedlens.trees import map_tensors, stack
-from fedlens.work import Shared, Work
+from fedlens.work import Shared, Work, exact_model
 
 TRIES = 3  # of a task whose worker is gone
+SHORT_SECONDS = 0.015  # see `Crew.short_seconds`: Ray takes about a millisecond for a task
 
 logger = logging.getLogger(__name__)
 
@@ -46,14 +47,14 @@ class Actors:
         stacks: bool,
         most_workers: int | None,
     ) -> None:
-        self.ray, self.costs = ray, Costs()
+        self.ray, self.costs, self.short_seconds = ray, Costs(), SHORT_SECONDS
         known_there = ray.put(known)
         self.hiring = Hiring(ray, Actor, (device, stacks), known_there, on_gpus, most_workers)
         self.busy_seconds = 0.0
         self.num_lost = 0
         self.num_waiting = self.clients_a_task = 1
         self._program: ClientProgram | None = None
-        self._begun = Begun(0, None, None)  # last
+        self._trees: Any = None  # that tasks have in common, or their reference
 
     @property
     def num_workers(self) -> int:
@@ -66,8 +67,7 @@ class Actors:
     def gather(self, program: ClientProgram, shared: Shared, work: Work) -> None:
         """Before a round: hire where nodes have room for more, and take on those who are ready."""
         if program is not self._program:
-            self._program = program
-            self._begun = self._begun._replace(program=self.ray.put(program))
+            self._program, self._program_there = program, self.ray.put(program)
         self.hiring.look_for_more(len(work))
         self.hiring.welcome()
         sizes = Sizes.of(program, shared, work, self.num_workers, num_devices=1)
@@ -76,12 +76,15 @@ class Actors:
     def train(
         self, shared: Shared, work: Work, blocks: Sequence[slice], order: list[int]
     ) -> Iterator[Done]:
-        self._begin(trees_of(shared))
+        trees, exact = trees_of(shared), exact_model(shared.params | shared.buffers)
+        if all(torch.equal(exact[name], t) for name, t in shared.exact.items()):
+            del trees["exact"]  # two thirds of what would be sent: actors make it themselves
+        self._begin(trees)
 
         def ask(rows: slice, actor: Any) -> Any:
             mine = work.rows(rows)
             message = pack((replace(mine, memory=()), _contiguous(stack(mine.memory))))
-            return actor.train.remote(self._begun, message)
+            return actor.train.remote(message)
 
         yield from self._answers([partial(ask, rows) for rows in blocks], order)
 
@@ -89,16 +92,26 @@ class Actors:
         self._begin({"model": model})
 
         def ask(which: Which, actor: Any) -> Any:
-            return actor.predict.remote(self._begun, number, pack(which))
+            return actor.predict.remote(number, pack(which))
 
         tasks = [partial(ask, which) for which in batches]
         for done in self._answers(tasks, list(range(len(tasks)))):
             yield done.result.clone()
 
     def _begin(self, trees: Memory) -> None:
-        """Put what tasks have in common where every node finds it; it goes there once."""
-        put = self.ray.put(pack(_contiguous(trees)))
-        self._begun = self._begun._replace(number=self._begun.number + 1, trees=put)
+        """Put what tasks have in common where every node finds it: if it is large, it goes there
+        once."""
+        message = pack(_contiguous(trees))
+        self._trees = self.ray.put(message) if arrays_of(message) else message
+
+    def _prepare(self, worker: Hired) -> None:
+        """Tell a worker what its tasks have in common, unless it knows."""
+        if worker.program is not self._program_there:
+            worker.handle.learn.remote(self._program_there)
+            worker.program = self._program_there
+        if worker.trees is not self._trees:
+            worker.handle.begin.remote(self._trees)
+            worker.trees = self._trees
 
     def _answers(self, tasks: Sequence[Ask], order: list[int]) -> Iterator[Done]:
         """The answers to tasks, in their order; they are handed out in another one.
@@ -116,6 +129,7 @@ class Actors:
                 worker = min(self.hiring.hired, key=lambda one: len(one.given))
                 if len(worker.given) >= (2 if len(order) > len(self.hiring.hired) else 1):
                     break
+                self._prepare(worker)
                 number = order.pop(0)
                 worker.given.append((number, tasks[number](worker.handle)))
                 in_work += 1
@@ -149,7 +163,7 @@ class Actors:
         for reference in ready:
             worker, number = waited[reference]
             try:
-                message, done = self.ray.get(reference)
+                done: Done = unpack(self.ray.get(reference))
             except lost_with(self.ray):
                 gone[id(worker)] = worker
                 continue
@@ -158,7 +172,7 @@ class Actors:
             worker.given.remove((number, reference))
             worker.most_bytes = done.most_bytes
             self.busy_seconds += done.busy
-            found.append((worker, number, done._replace(result=unpack(message))))
+            found.append((worker, number, done))
         return found + [(worker, -1, None) for worker in gone.values()]
 
     def _replace(self, worker: Hired, times: int) -> None:

@@ -41,6 +41,10 @@ def connect(num_bytes: int = 0) -> Any:
     it, on all cores and GPUs of this machine. `num_bytes` is what the examples take.
     """
     address = os.environ.get(ADDRESS, "")
+    if "://" in address:
+        raise ValueError(
+            f"the Ray address is {address!r}: give HOST:PORT or auto, on a node of the cluster"
+        )
     os.environ.update({name: os.environ.get(name, value) for name, value in QUIET.items()})
     if not address:  # all on 127.0.0.1, not on an address that others can reach
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
@@ -49,10 +53,6 @@ def connect(num_bytes: int = 0) -> Any:
         return ray
     silence = {"log_to_driver": False, "logging_level": "ERROR"}
     if address:
-        if "://" in address:
-            raise ValueError(
-                f"the Ray address is {address!r}: give HOST:PORT or auto, on a node of the cluster"
-            )
         try:
             _init(ray, address=address, **silence)
         except (ConnectionError, RuntimeError, ValueError) as error:

@@ -20,9 +20,14 @@ class Costs:
     def learn(self, steps: float, examples: float, seconds: float) -> None:
         self.seen.append((steps, examples, seconds))
 
+    @property
+    def are_seconds(self) -> bool:
+        """Whether enough were measured to go by."""
+        return len(self.seen) >= ENOUGH
+
     def of(self, steps: Tensor, examples: Tensor) -> list[float]:  # [C] each
         """What clients will take; before enough were measured, their examples."""
-        if len(self.seen) < ENOUGH:
+        if not self.are_seconds:
             return [float(count) for count in examples]
         known = torch.tensor(list(self.seen), dtype=torch.float64)
         # Least squares; this driver also takes clients that are all alike.

@@ -56,6 +56,11 @@ class Crew(Protocol):
         ...
 
     @property
+    def short_seconds(self) -> float:
+        """Training that is no task of its own, since to hand one out costs a tenth of that."""
+        ...
+
+    @property
     def most_bytes(self) -> int:
         """What all workers together have had: see `Done.most_bytes`."""
         ...
@@ -135,7 +140,10 @@ class Dealt(Engine):
         if self.devices:
             blocks = even_blocks(steps.tolist(), crew.num_workers, crew.clients_a_task)
         else:
-            most_cost = sum(costs) / (tasks_a_worker(crew.num_workers) * crew.num_workers)
+            share = sum(costs) / crew.num_workers
+            most_cost = share / tasks_a_worker(crew.num_workers)
+            if crew.costs.are_seconds:
+                most_cost = max(most_cost, min(crew.short_seconds, share))
             blocks = paired_blocks(costs, most_cost, crew.clients_a_task)
         order = longest_first([sum(costs[rows]) for rows in blocks], crew.num_waiting)
         for rows, done in zip(blocks, crew.train(shared, work, blocks, order), strict=True):

@@ -18,6 +18,8 @@ class Hired:
     def __init__(self, handle: Any, node: str, ready: Any) -> None:
         self.handle, self.node, self.ready = handle, node, ready
         self.given: deque[tuple[int, Any]] = deque()  # the number of a task, and what comes of it
+        self.program: Any = None  # that it was told
+        self.trees: Any = None  # that it was told its tasks have in common
         self.most_bytes = 0  # see `Done.most_bytes`
 
 

@@ -1,4 +1,4 @@
-"""Values on their way to another machine: what is small as bytes, tensors as arrays beside them.
+"""Values on their way to another machine: small ones as bytes, large tensors as arrays beside them.
 
 Whoever gets a message finds its tensors where the arrays lie, without a copy: they are read only.
 """
@@ -8,65 +8,66 @@ from __future__ import annotations
 import io
 import pickle
 import warnings
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+SMALL = 2**16  # bytes of a tensor that goes with the rest
+
 Bytes = NDArray[np.uint8]
-
-
-class Message(NamedTuple):
-    content: bytes
-    tensors: list[Bytes]
+Message = bytes | tuple[bytes, list[Bytes]]
+"""Nothing but plain values and arrays: to take apart records costs Ray more than to send them."""
 
 
 def pack(value: Any) -> Message:
     tensors: list[Bytes] = []
-    content = io.BytesIO()
-    _Pickler(content, tensors).dump(value)
-    return Message(content.getvalue(), tensors)
+
+    def reduced(tensor: Tensor) -> tuple[Any, ...]:
+        dense, axes = tensor.detach(), None
+        if not dense.is_contiguous():
+            # As it lies in memory, if nothing lies between its numbers: rounding may depend on it.
+            strides = tensor.stride()
+            axes = sorted(range(tensor.ndim), key=lambda axis: -strides[axis])
+            dense = dense.permute(axes)
+            if not dense.is_contiguous():
+                dense, axes = tensor.detach().contiguous(), None
+        flat: Bytes = dense.reshape(-1).view(torch.uint8).numpy()
+        if flat.nbytes > SMALL:
+            tensors.append(flat)
+        return _tensor, (pickle.PickleBuffer(flat.data), tensor.dtype, tuple(dense.shape), axes)
+
+    file = io.BytesIO()
+    pickler = pickle.Pickler(file, protocol=5, buffer_callback=lambda b: b.raw().nbytes <= SMALL)
+    pickler.dispatch_table = {Tensor: reduced}
+    pickler.dump(value)
+    return (file.getvalue(), tensors) if tensors else file.getvalue()
 
 
 def unpack(message: Message) -> Any:
-    return _Unpickler(io.BytesIO(message.content), message.tensors).load()
+    content, tensors = (message, []) if isinstance(message, bytes) else message
+    return pickle.loads(content, buffers=tensors)
 
 
-class _Pickler(pickle.Pickler):
-    def __init__(self, file: io.BytesIO, tensors: list[Bytes]) -> None:
-        super().__init__(file, protocol=5)
-        self.tensors = tensors
-
-    def persistent_id(self, value: Any) -> Any:
-        if type(value) is not Tensor:
-            return None
-        # As it lies in memory, where nothing lies between its numbers: rounding may depend on it.
-        strides = value.stride()
-        axes = sorted(range(value.ndim), key=lambda axis: -strides[axis])
-        dense = value.detach().permute(axes)
-        if not dense.is_contiguous():
-            axes, dense = list(range(value.ndim)), value.detach().contiguous()
-        self.tensors.append(dense.reshape(-1).view(torch.uint8).numpy())
-        return len(self.tensors) - 1, value.dtype, tuple(dense.shape), axes
+def arrays_of(message: Message) -> list[Bytes]:
+    return [] if isinstance(message, bytes) else message[1]
 
 
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, tensors: Sequence[Bytes]) -> None:
-        super().__init__(file)
-        self.tensors = tensors
-
-    def persistent_load(self, pid: Any) -> Tensor:
-        number, dtype, shape, axes = pid
-        flat = self.tensors[number]
-        if not flat.size:
-            dense = torch.empty(shape, dtype=dtype)
-        else:
-            with warnings.catch_warnings():
-                # torch warns of arrays that are read only; nobody writes to what was sent.
-                warnings.simplefilter("ignore", UserWarning)
-                dense = torch.from_numpy(flat).view(dtype).view(shape)
-        back = [axes.index(axis) for axis in range(len(axes))]
-        return dense.permute(back)
+def _tensor(
+    buffer: Any, dtype: torch.dtype, shape: tuple[int, ...], axes: list[int] | None
+) -> Tensor:
+    flat = np.asarray(memoryview(buffer))
+    if not flat.size:
+        dense = torch.empty(shape, dtype=dtype)
+    elif flat.flags.writeable:
+        dense = torch.from_numpy(flat).view(dtype).view(shape)
+    else:
+        with warnings.catch_warnings():
+            # torch warns of arrays that are read only; nobody writes to what was sent.
+            warnings.simplefilter("ignore", UserWarning)
+            dense = torch.from_numpy(flat).view(dtype).view(shape)
+    if axes is None:
+        return dense
+    return dense.permute([axes.index(axis) for axis in range(len(axes))])

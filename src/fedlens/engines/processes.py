@@ -95,7 +95,7 @@ class Forked:
 
     def __init__(self, pool: Pool, num_workers: int, program: ClientProgram) -> None:
         self.pool, self.num_workers, self.program = pool, num_workers, program
-        self.costs = Costs()
+        self.costs, self.short_seconds = Costs(), 0.0
         self.num_waiting, self.clients_a_task = len(pool.slots), pool.sizes.clients_a_slot
 
     @property

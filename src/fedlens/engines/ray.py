@@ -17,6 +17,7 @@ from fedlens.engines.actor import OnDisk, known_to_all
 from fedlens.engines.actors import Actors
 from fedlens.engines.cluster import connect, gpus
 from fedlens.engines.dealt import Dealt
+from fedlens.engines.messages import arrays_of
 from fedlens.federation import Examples
 from fedlens.network.network import Network
 from fedlens.work import Shared, Work
@@ -67,7 +68,7 @@ class Ray(Dealt):
         crew = self._crew
         if not isinstance(crew, Actors):
             known = known_to_all(self.network, self.known, self._on_disk)
-            ray = connect(sum(t.nbytes for message in known.examples for t in message.tensors))
+            ray = connect(sum(t.nbytes for message in known.examples for t in arrays_of(message)))
             stacks, most = bool(self.devices), self._most_workers
             crew = Actors(ray, known, self.on_gpus, self._device, stacks, most)
             self._crew = crew

@@ -10,10 +10,9 @@ import torch
 from fedlens.client import ClientProgram
 from fedlens.core import Cohort, Facts, Memory, Plan, Tree
 from fedlens.engines import Sequential
-from fedlens.rounds import exact_model
 from fedlens.trees import map_tensors
 from fedlens.uploads import norm_of
-from fedlens.work import Part, Shared, Work
+from fedlens.work import Part, Shared, Work, exact_model
 
 PARTS = ("update", "counters", "extra", "scalars", "channel_scalars")
 """Of a client's `Part`, what it sends."""

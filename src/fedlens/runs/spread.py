@@ -20,7 +20,7 @@ from typing import Any
 from fedlens.engines import Ray
 from fedlens.engines.cluster import connect
 from fedlens.engines.hiring import Hired, Hiring, lost_with, places
-from fedlens.engines.messages import Message, pack, unpack
+from fedlens.engines.messages import Message, arrays_of, pack, unpack
 from fedlens.experiment import Named
 from fedlens.run_files import (
     EXPERIMENT,
@@ -125,7 +125,7 @@ class SentDatasets:
 
     @property
     def num_bytes(self) -> int:
-        return sum(array.nbytes for message in self.messages for array in message.tensors)
+        return sum(array.nbytes for message in self.messages for array in arrays_of(message))
 
 
 def sent_point(point: Point, dataset: int | None, folder: RunFolder | None) -> SentPoint:
