@@ -29,6 +29,7 @@ ORDER = [
         "federation",
         "core",
         "by_client",
+        "own_code",
     ],
     ["data"],
     ["network", "augment", "models"],

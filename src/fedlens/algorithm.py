@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fedlens.core import Memory, Number, Tree, is_on
+from fedlens.own_code import place_of
 from fedlens.pieces import (
     ByExamples,
     Epochs,
@@ -122,6 +123,12 @@ def paper(function: Callable[..., Algorithm]) -> Callable[..., Amendment]:
     return bind
 
 
+def is_paper(function: Callable[..., Any]) -> bool:
+    """Whether `paper` made it, or it takes no algorithm: then it may give an Amendment itself."""
+    first = next(iter(inspect.signature(function, eval_str=True).parameters.values()), None)
+    return first is None or first.kind is first.KEYWORD_ONLY or first.default is not first.empty
+
+
 def compose(base: Algorithm, *amendments: Amendment) -> Algorithm:
     """`base`, amended from left to right; two papers may not refill one slot differently."""
     refilled: dict[str, str] = {}
@@ -177,8 +184,8 @@ def _check_fillings(algorithm: Algorithm, name: str) -> None:
     for slot, filling, kind in found:
         if not isinstance(filling, kind):
             raise ValueError(
-                f"{name}: its {slot} is {filling!r}: give an object of a class that derives from "
-                f"fedlens.slots.{kind.__name__}"
+                f"{name}: its {slot}, {place_of(filling)}, is not a fedlens.slots.{kind.__name__}: "
+                "give an object of a class that derives from it, and says there what it declares"
             )
 
 

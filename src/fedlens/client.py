@@ -26,6 +26,7 @@ from fedlens.federation import Examples
 from fedlens.network.layout import Layout
 from fedlens.network.model import Model
 from fedlens.network.ops import local_step_
+from fedlens.own_code import place_of
 from fedlens.steps import (
     Cuts,
     StepInput,
@@ -343,6 +344,11 @@ class ClientProgram:
             (local.params | local.buffers, local.solver, loss, client_keys), itemgetter(rows)
         )
         sent, keep = upload.update, dict(upload.keep)
+        for name in keep.keys() - algorithm.memory.keys():
+            raise ValueError(
+                f"{place_of(algorithm.upload)} keeps {name!r}, which its algorithm does not name: "
+                f"add memory={{**base.memory, {name!r}: fedlens.core.zeros_at_first}} to it"
+            )
         channel_scalars: dict[str, Tensor] = {}
         for place, step in enumerate(algorithm.channel):
             encoded = step.encode(sent, keys.fold(client_keys, CHANNEL, place), self.layout)

@@ -53,6 +53,8 @@ def spoilt_npz() -> str:
         (["a.toml", "--seed", "-1"], "seed is -1: choose 0 or more"),
         (["a.toml", "--device", "tpu"], "device is 'tpu': choose auto, cpu or cuda"),
         (["a.toml", "--sed", "3"], "No such option: --sed"),
+        (["a.toml", "--rounds", "3"], "not an option: write rounds=VALUE"),
+        (["a.toml", "--lr", "3"], "write local.lr=VALUE or server.lr=VALUE"),
         (["a.toml", "model=nowhere:net"], "model 'nowhere:net' cannot be imported (No module"),
         (["a.toml", "algorithm=['fedavgm', 'lambda-sum', {name='fedavg', over='population'}]"],
          "lambda-sum and fedavg both refill `weigh`: leave one out"),

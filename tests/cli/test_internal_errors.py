@@ -52,8 +52,7 @@ class Hungry(Net):
     def fail(self):
         raise MemoryError
 """
-LINE = "fedlens: internal error, {}: unless code of your own raised it, this is a mistake in "
-LINE += "Fedlens; please report it with {}\n"
+LINE = "fedlens: internal error, {}: this is a mistake in Fedlens; please report it with {}\n"
 
 
 @pytest.fixture(autouse=True)
@@ -77,25 +76,25 @@ def told(ended: Ended, error: str) -> str:
     return text
 
 
-@pytest.mark.parametrize(
-    ("model", "error"), [("Raises", "RuntimeError: it broke"), ("Asserts", "AssertionError")]
-)
-def test_an_internal_error_is_one_line_with_a_file_to_report(fedlens, model, error):
-    ended = fedlens("run", "a.toml", f"model=bad_model:{model}", "--out", "run", "-q")
-    text = told(ended, error)
+def test_an_internal_error_is_one_line_with_a_file_to_report(fedlens, monkeypatch):
+    monkeypatch.setattr("fedlens.runs.run.start", None)
+    ended = fedlens("run", "a.toml", "rounds=1", "--out", "run", "-q")
+    text = told(ended, "TypeError: 'NoneType' object is not callable")
     assert "Traceback (most recent call last)" in text
-    assert "bad_model.py" in text and "in fail" in text
+
+
+@pytest.mark.parametrize("engine", ["sequential", "processes"])
+@pytest.mark.parametrize(
+    ("model", "line", "error"),
+    [("Raises", 21, "RuntimeError: it broke"), ("Asserts", 25, "AssertionError")],
+)
+def test_an_error_in_code_of_ones_own_is_told_with_its_place(fedlens, engine, model, line, error):
+    words = (f"model=bad_model:{model}", f"engine={engine}", "--out", "run", "-q")
+    status, out, err = fedlens("run", "a.toml", *words)
+    expected = f"fedlens: bad_model.py, line {line}, in fail: {error}: mend it there"
+    assert (status, out) == (2, "") and err.startswith(expected) and err.count("\n") == 1
+    assert kept() == []
     assert json.loads(Path("run/summary.json").read_text())["status"] == "failed"
-
-
-def test_a_workers_error_is_told_in_the_same_way_with_its_own_traceback(fedlens):
-    words = ("model=bad_model:Raises", "engine=processes", "--out", "run", "-q")
-    text = told(
-        fedlens("run", "a.toml", *words),
-        "RuntimeError: a worker process failed: RuntimeError: it broke",
-    )
-    assert text.count("Traceback (most recent call last)") == 2
-    assert "bad_model.py" in text and "in fail" in text
 
 
 @pytest.mark.parametrize(
@@ -118,9 +117,12 @@ def test_what_the_machine_lacks_is_a_plain_line(fedlens, model, line):
 
 
 def test_the_traceback_is_shown_where_it_is_asked_for_or_cannot_be_kept(fedlens, monkeypatch):
-    words = ("model=bad_model:Raises", "--out", "run", "-q")
+    words = ("model=bad_model:Raises", "--out", "run", "-q", "--debug")
+    for engine in ("sequential", "processes"):
+        err = fedlens("run", "a.toml", *words, "--overwrite", f"engine={engine}").err
+        assert "Traceback (most recent call last)" in err and "in fail" in err
+    monkeypatch.setattr("fedlens.runs.run.start", None)
     monkeypatch.setattr(tempfile, "tempdir", str(Path("nowhere")))
-    status, out, err = fedlens("run", "a.toml", *words, "--debug")
+    status, out, err = fedlens("run", "a.toml", "rounds=1", "--out", "other", "-q")
     assert (status, out) == (1, "")
-    assert "Traceback (most recent call last)" in err
     assert err.endswith("please report it with what --debug shows\n")

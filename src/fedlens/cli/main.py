@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import io
+import json
 import logging
 import signal
 import sys
 import tempfile
 import traceback
 from collections.abc import Callable
+from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,6 +35,7 @@ from fedlens.cli.run import resume_command, run_command
 from fedlens.cli.schema import explain_command, schema_command
 from fedlens.cli.sweep import sweep_command
 from fedlens.options import importable
+from fedlens.own_code import mistake_of
 from fedlens.reading import printable, reason, shortened
 from fedlens.run_files import RunFailed
 from fedlens.version import __version__
@@ -101,6 +104,8 @@ def main() -> None:
     except click.exceptions.NoArgsIsHelpError as error:
         print(error.message)
         status = 2
+    except click.NoSuchOption as error:
+        status = _complain(_as_a_key(error) or error.format_message(), 2, debug)
     except click.ClickException as error:
         status = _complain(error.format_message(), 2, debug)
     except RunFailed as error:
@@ -110,8 +115,28 @@ def main() -> None:
     except OSError as error:
         status = _complain(*_machine_or_name(error), debug)
     except Exception as error:
-        status = _complain(_machine_error(error) or _internal_error(error), 1, debug)
+        machine, mistake = _machine_error(error), mistake_of(error)
+        if mistake and not machine:
+            status = _complain(f"{mistake} (--debug shows the traceback)", 2, debug)
+        else:
+            status = _complain(machine or _internal_error(error), 1, debug)
     raise SystemExit(status)
+
+
+def described_keys() -> list[str]:
+    """The keys of experiments, from the file that describes them: to read it takes no torch."""
+    text = (files("fedlens") / "described.json").read_text(encoding="utf-8")
+    return list(json.loads(text))
+
+
+def _as_a_key(error: click.NoSuchOption) -> str:
+    """Where an option is a key of experiments, how that is written."""
+    wanted = error.option_name.lstrip("-").replace("-", "_")
+    keys = [key for key in described_keys() if wanted in (key, key.rpartition(".")[2])]
+    if not keys:
+        return ""
+    ways = " or ".join(f"{key}=VALUE" for key in keys)
+    return f"{error.option_name} is a key of the experiment, not an option: write {ways}"
 
 
 def _say_what_is_logged() -> None:
@@ -161,7 +186,7 @@ def _machine_error(error: Exception) -> str:
 def _internal_error(error: Exception) -> str:
     """The line for an error that nobody foresaw; its traceback goes to a file, to be reported."""
     what = f"internal error, {type(error).__name__}: {_first_line(error)}".rstrip(": ")
-    whose = "unless code of your own raised it, this is a mistake in Fedlens; please report it with"
+    whose = "this is a mistake in Fedlens; please report it with"
     try:
         with tempfile.NamedTemporaryFile(
             "w", prefix="fedlens-error-", suffix=".txt", delete=False

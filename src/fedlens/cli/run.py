@@ -78,11 +78,11 @@ def run_command(
             tracking(track or (), folder, described.plain()) as send,
             watching(quiet, progress.rounds, folder.name, described.rounds) as watch,
         ):
-            both = progress.all_of(watch, send)
-            started = start(described, setup, folder, overwrite=overwrite, watch=both)
             if not quiet:
                 line = statistics.found(setup.dataset, setup.federation.described())
                 print(printable(line), file=sys.stderr, flush=True)
+            both = progress.all_of(watch, send)
+            started = start(described, setup, folder, overwrite=overwrite, watch=both)
             (result,) = run_to_end([started])
         finish_run(folder, result.status, as_json, processes)
 
@@ -107,7 +107,7 @@ def resume_command(
     from fedlens.engines import EngineName
     from fedlens.options import check
     from fedlens.report.artists import artists
-    from fedlens.run_files import last_saved, read_experiment
+    from fedlens.run_files import last_saved, read_experiment, read_status
     from fedlens.runs import progress
     from fedlens.runs.run import resume
     from fedlens.runs.track import tracking
@@ -117,6 +117,7 @@ def resume_command(
     name_cluster(ray_address, [chosen or tables.get("engine", "auto")])
     total = tables.get("rounds", 0) if rounds is None else rounds
     done = last_saved(folder) or 0
+    is_over = read_status(folder) == "finished" and total <= done
     with artists() as processes:
         with (
             _resume_hint(folder),
@@ -126,6 +127,12 @@ def resume_command(
             both = progress.all_of(watch, send)
             result = resume(
                 folder, rounds=rounds, data=data, watch=both, engine=chosen, progress=False
+            )
+        if is_over:
+            print(
+                f"fedlens: {folder} is finished, so nothing was run: add --rounds, more than "
+                f"{done}, to go on",
+                file=sys.stderr,
             )
         finish_run(folder, result.status, as_json, processes)
 

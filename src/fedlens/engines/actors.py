@@ -167,8 +167,7 @@ class Actors:
             except lost_with(self.ray):
                 gone[id(worker)] = worker
                 continue
-            if done.error:
-                raise RuntimeError(f"a worker failed: {done.error}")
+            done.check()
             worker.given.remove((number, reference))
             worker.most_bytes = done.most_bytes
             self.busy_seconds += done.busy

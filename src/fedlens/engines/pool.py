@@ -89,7 +89,7 @@ class Hired:
         context = multiprocessing.get_context("fork")
         self.pipe, theirs = context.Pipe()
         self.given: deque[tuple[int, int]] = deque()  # the number of a task, and its slot
-        self.most_bytes = 0  # see `Answer.most_bytes`
+        self.most_bytes = 0  # see `Done.most_bytes`
         self.was_stopped = False  # when it was last looked at
         self.missed = False  # something that it was sent
         ours = [self.pipe, *(other.pipe for other in others)]
@@ -153,7 +153,7 @@ class Pool:
 
     @property
     def most_bytes(self) -> int:
-        """What all workers together have had: see `Answer.most_bytes`."""
+        """What all workers together have had: see `Done.most_bytes`."""
         return sum(worker.most_bytes for worker in self._hired)
 
     @property
@@ -223,11 +223,10 @@ class Pool:
                 self._replace(worker, lost[numbers[0]])
 
     def _accept(self, answer: Answer, worker: Hired) -> Answer:
-        if answer.error:
-            raise RuntimeError(f"a worker process failed: {answer.error}")
-        worker.most_bytes = answer.most_bytes
+        answer.done.check()
+        worker.most_bytes = answer.done.most_bytes
         self.most_answered = max(self.most_answered, answer.num_bytes)
-        self.busy_seconds += answer.busy
+        self.busy_seconds += answer.done.busy
         return answer
 
     def _replace(self, worker: Hired, times: int) -> None:

@@ -117,7 +117,7 @@ class Forked:
 
         tasks = [partial(task, rows) for rows in blocks]
         for answer, slot in self.pool.answers(tasks, order):
-            yield Done(sent_by(answer, slot), answer.busy)
+            yield Done(sent_by(answer, slot), answer.done.busy)
 
     def predict(self, model: Tree, number: int, batches: Sequence[Which]) -> Iterator[Tensor]:
         self.pool.begin_predicting(model)

@@ -24,6 +24,7 @@ from fedlens.engines.shared_memory import shared_of, under
 from fedlens.engines.stacked import Stacked
 from fedlens.federation import Examples
 from fedlens.network.network import Network
+from fedlens.own_code import mistake_of
 from fedlens.trees import copies, moved, stack, unstack
 from fedlens.uploads import Uploads
 from fedlens.work import Part, Work
@@ -47,6 +48,15 @@ class Done(NamedTuple):
     busy: float = 0.0  # seconds
     most_bytes: int = 0  # that the worker has had: of its GPU, else besides what it began with
     error: str = ""  # in one line, and after it with its traceback
+    is_mistake: bool = False  # the user's
+
+    def check(self) -> None:
+        """Raise the error, if there is one, as it would be raised without workers."""
+        if self.is_mistake:
+            line, _, raised = self.error.partition("\n")
+            raise ValueError(line) from RuntimeError(raised)
+        if self.error:
+            raise RuntimeError(f"a worker failed: {self.error}")
 
 
 @dataclass
@@ -84,8 +94,10 @@ class Trainer:
             most = torch.cuda.max_memory_allocated() if on_gpu else self._more_bytes
             return Done(result, busy, most)
         except Exception as error:
-            line = f"{type(error).__name__}: {error}".splitlines()[0]
-            return Done(None, error=f"{line}\n{traceback.format_exc()}")
+            mistake = mistake_of(error)
+            line = mistake or f"{type(error).__name__}: {error}"
+            told = f"{line.splitlines()[0]}\n{traceback.format_exc()}"
+            return Done(None, error=told, is_mistake=bool(mistake))
 
     def train(self, work: Work) -> Sent:
         """Let clients train; `work` is theirs alone."""

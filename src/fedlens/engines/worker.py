@@ -14,7 +14,7 @@ from fedlens.core import Memory
 from fedlens.engines.engine import Which
 from fedlens.engines.gpus import forked
 from fedlens.engines.shared_memory import Positions, SharedBuffer
-from fedlens.engines.trainer import Sent, Trainer
+from fedlens.engines.trainer import Done, Sent, Trainer
 from fedlens.trees import unstack
 from fedlens.work import Work
 
@@ -54,9 +54,7 @@ class Answer(NamedTuple):
     trees: Positions = NOWHERE  # where, in the slot, trees lie
     rest: Memory = NOTHING  # those that it had no room for
     num_bytes: int = 0  # that all trees take
-    busy: float = 0.0  # these as in `Done`
-    most_bytes: int = 0
-    error: str = ""
+    done: Done = Done(None)  # what it took, or its error
 
 
 @dataclass
@@ -94,7 +92,7 @@ class Worker:
         else:
             done = self.trainer.do(partial(self._train, task))
             answer = done.result or Answer(None)
-        return answer._replace(busy=done.busy, most_bytes=done.most_bytes, error=done.error)
+        return answer._replace(done=done._replace(result=None))
 
     def _train(self, task: Training) -> Answer:
         slot, whole = self.slots[task.slot], self._begun.work

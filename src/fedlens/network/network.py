@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -88,6 +88,10 @@ class Network:
     def num_parameters(self) -> int:
         """How many are trained."""
         return sum(p.numel() for p in self._params.values())
+
+    def named_modules(self) -> Iterator[tuple[str, nn.Module]]:
+        """The modules that `single` calls, under the names that the user's module gives them."""
+        yield from self._functional.module.named_modules()
 
     def fast(self, lr: float | None) -> Model:
         """`single` with layers that save work and round differently.

@@ -348,6 +348,9 @@ def _not_writable(path: Path, error: OSError) -> ValueError:
 def check_free(path: Path, overwrite: bool) -> None:
     """Refuse a path that exists, unless it is an old run that may be overwritten."""
     if not path.exists():
+        above = next((one for one in path.absolute().parents if one.exists()), path.absolute())
+        if not above.is_dir():
+            raise ValueError(f"{path} cannot be written (Not a directory): choose another")
         return
     if not overwrite:
         raise ValueError(f"{path} exists: choose another, or set overwrite=True")

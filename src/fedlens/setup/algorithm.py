@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
 import torch
 
-from fedlens.algorithm import Algorithm, Amendment, compose
+from fedlens.algorithm import Algorithm, Amendment, compose, is_paper
 from fedlens.experiment import Between, Experiment, LocalTraining
 from fedlens.names import ALGORITHMS, ANNEALS, LOSSES, OPTIMIZERS
 from fedlens.options import Named, call, expect, find
+from fedlens.own_code import place_of
 from fedlens.pieces import (
     ByEffectiveNumber,
     ClippedByNorm,
@@ -31,6 +33,7 @@ from fedlens.slots import Draw, Solve
 SMALLEST = 2.0**-126  # of the numbers that float32 holds in full
 
 V = TypeVar("V")
+logger = logging.getLogger(__name__)
 
 
 def make_algorithm(experiment: Experiment, round: int = 0) -> Algorithm:
@@ -57,7 +60,13 @@ def make_algorithm(experiment: Experiment, round: int = 0) -> Algorithm:
     papers = []
     for named in experiment.algorithm:
         options = {name: now(value) for name, value in named.options.items()}
-        made = call(find(ALGORITHMS, named.name, "algorithm"), options=options)
+        function = find(ALGORITHMS, named.name, "algorithm")
+        if not is_paper(function):
+            raise ValueError(
+                f"algorithm {named.name!r}, {place_of(function)}, is not a paper: put @paper of "
+                "fedlens on the line above it"
+            )
+        made = call(function, options=options)
         papers.append(expect(made, Amendment, f"algorithm {named.name!r}"))
     return compose(base, *papers)
 
@@ -105,6 +114,21 @@ def _draw(local: LocalTraining) -> Draw:
         low = high = amount
     of: Literal["epochs", "steps"] = "epochs" if local.steps is None else "steps"
     return Steps(local.batch_size, low, high, of, local.max_steps)
+
+
+LARGEST_OF_ADAM = 0.03  # of the learning rates that Adam is commonly given
+
+
+def warn_of_rate(local: LocalTraining) -> None:
+    """Say so, if Adam is given a learning rate of SGD's: its steps are about as long as that."""
+    name, lr = local.optimizer.name, local.lr
+    if name in ("adam", "adamw") and isinstance(lr, float) and lr > LARGEST_OF_ADAM:
+        logger.warning(
+            "local.lr is %g, which is SGD's: a step of %s is about that long in every weight, so "
+            "try 0.001",
+            lr,
+            name,
+        )
 
 
 def check_schedules(experiment: Experiment) -> None:

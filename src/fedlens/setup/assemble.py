@@ -15,7 +15,7 @@ from fedlens.federation import Dataset, Examples, Federation, Holdings
 from fedlens.models.weights import Loaded
 from fedlens.network.network import Network
 from fedlens.reporting.reports import Clock
-from fedlens.setup.algorithm import check_schedules, make_algorithm
+from fedlens.setup.algorithm import check_schedules, make_algorithm, warn_of_rate
 from fedlens.setup.clock import make_clock, needs_clock
 from fedlens.setup.data import (
     ClientTests,
@@ -97,6 +97,7 @@ def build(experiment: Experiment, data: Path | None = None, beside: Setup | None
     experiment.augment.check(dataset.train.images)
     algorithm = make_algorithm(experiment)
     check_schedules(experiment)
+    warn_of_rate(experiment.local)
     if device.type == "cpu" and not workers:
         demand_memory(experiment, dataset, algorithm, split)
     network, weights = make_network(experiment, dataset)

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import nn
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
 
 from fedlens import keys
 from fedlens.experiment import Experiment, Named
@@ -90,8 +96,9 @@ def _try_training(network: Network, images: torch.Tensor) -> None:
     params, buffers = (
         {n: t[None] for n, t in tree.items()} for tree in (network.params, network.buffers)
     )
+    drew: list[nn.Module] = []
     try:
-        with torch.no_grad():
+        with torch.no_grad(), _watching_for_draws(drew):
             network.single(params, buffers, images[None], key, torch.ones(1, len(images)))
     except ValueError:
         raise
@@ -101,6 +108,43 @@ def _try_training(network: Network, images: torch.Tensor) -> None:
     if not torch.equal(before, torch.get_rng_state()):
         torch.set_rng_state(before)
         raise ValueError(
-            "the model draws random numbers by itself, so that no run could be repeated: use "
-            "nn.Dropout layers in place of torch.nn.functional.dropout and the like"
+            f"the model draws random numbers by itself{_where(network, drew)}, so that no run "
+            f"could be repeated: {_remedy(drew)}"
         )
+
+
+@contextmanager
+def _watching_for_draws(drew: list[nn.Module]) -> Iterator[None]:
+    """Note the modules whose pass moves torch's generator, the innermost first."""
+    states: list[torch.Tensor] = []
+
+    def enter(*_: object) -> None:
+        states.append(torch.get_rng_state())
+
+    def leave(module: nn.Module, *_: object) -> None:
+        if not torch.equal(states.pop(), torch.get_rng_state()):
+            drew.append(module)
+
+    hooks = [register_module_forward_pre_hook(enter), register_module_forward_hook(leave)]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _where(network: Network, drew: list[nn.Module]) -> str:
+    if not drew:
+        return ""
+    kind = type(drew[0]).__name__
+    names = [name for name, module in network.named_modules() if module is drew[0] and name]
+    return f" in {names[0]} ({kind})" if names else f" in its forward ({kind})"
+
+
+def _remedy(drew: list[nn.Module]) -> str:
+    if drew and isinstance(drew[0], nn.MultiheadAttention):
+        return (
+            "set the attention's own dropout to 0 (`.self_attn.dropout = 0.0` of a "
+            "TransformerEncoderLayer, whose other dropout may stay)"
+        )
+    return "use nn.Dropout layers in place of torch.nn.functional.dropout and the like"

@@ -1,0 +1,49 @@
+"""Code of the user's own that does not do what it should: where it stands, in one line."""
+
+from __future__ import annotations
+
+import inspect
+import sysconfig
+import traceback
+from pathlib import Path
+from typing import Any
+
+OURS = Path(__file__).resolve().parent
+LIBRARIES = tuple(
+    Path(place).resolve()
+    for name in ("stdlib", "platstdlib", "purelib", "platlib")
+    if (place := sysconfig.get_path(name))
+)
+
+
+def mistake_of(error: BaseException) -> str:
+    """The line about an error that is the user's to mend, or "" if it is not.
+
+    That is a ValueError, as everywhere, and whatever was raised in a file of the user's own.
+    """
+    if isinstance(error, ValueError):
+        return str(error)
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        file = Path(frame.filename)
+        if not file.is_file() or _is_in(file, LIBRARIES):
+            continue
+        if _is_in(file, (OURS,)):
+            return ""
+        what = next(iter(str(error).splitlines()), "")
+        raised = f"{type(error).__name__}: {what}" if what else type(error).__name__
+        return f"{file.name}, line {frame.lineno}, in {frame.name}: {raised}: mend it there"
+    return ""
+
+
+def place_of(thing: Any) -> str:
+    """Where a function, or the class of an object, stands, as `name (own.py, line 9)`."""
+    written = inspect.unwrap(thing) if inspect.isroutine(thing) else type(thing)
+    try:
+        file, line = inspect.getsourcefile(written), inspect.getsourcelines(written)[1]
+    except (OSError, TypeError):  # it was typed in
+        return str(written.__name__)
+    return f"{written.__name__} ({Path(file or '?').name}, line {line})"
+
+
+def _is_in(file: Path, folders: tuple[Path, ...]) -> bool:
+    return any(file.resolve().is_relative_to(folder) for folder in folders)

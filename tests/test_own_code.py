@@ -1,0 +1,100 @@
+"""Papers and models of one's own that lack something: a line with the place, on every engine."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from torch import Tensor, nn
+
+import fedlens as fl
+from fedlens.setup import build
+
+OWN = """
+from dataclasses import replace
+
+from fedlens import Algorithm, paper
+from fedlens.core import Upload
+
+
+def keeps(local):
+    update = {n: local.params[n] - local.anchor[n] for n in local.params}
+    return Upload(update=update, keep={"seen": update})
+
+
+@paper
+def forgetful(base: Algorithm) -> Algorithm:
+    return replace(base, upload=keeps)
+
+
+@paper
+def unsaid(base: Algorithm) -> Algorithm:
+    return replace(base, combine=keeps)
+
+
+def plain(base: Algorithm, mu: float = 0.1) -> Algorithm:
+    return base
+"""
+
+
+@pytest.fixture(autouse=True)
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    (tmp_path / "own_papers.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    sys.modules.pop("own_papers", None)
+
+
+def experiment(engine: str = "sequential", **settings: object) -> fl.Experiment:
+    tables = {"dataset": "fashion-mnist-mini", "model": "linear", "rounds": 1, "engine": engine}
+    return fl.Experiment.of({**tables, "clients": {"count": 20, "per_round": 2}, **settings})
+
+
+@pytest.mark.parametrize("engine", ["sequential", "stacked", "processes"])
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("forgetful", r"keeps \(own_papers.py, line 8\) keeps 'seen', .*: add memory="),
+        ("unsaid", r"unsaid: its combine, keeps \(own_papers.py, line 8\), is not a .*Combine: "),
+        ("plain", r"own_papers:plain', plain \(own_papers.py, line 23\), is not a paper: put @pap"),
+    ],
+)
+def test_what_a_paper_of_ones_own_lacks_is_told_with_its_place(engine, name, line, tmp_path):
+    with pytest.raises(ValueError, match=line):
+        fl.run(experiment(engine, algorithm=f"own_papers:{name}"), tmp_path / "run")
+
+
+class WithAttention(nn.Module):
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.patch = nn.Conv2d(1, 8, 14, stride=14)
+        self.block = nn.TransformerEncoderLayer(8, 2, 8, batch_first=True)
+        self.block.self_attn.dropout = dropout
+        self.head = nn.Linear(8, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.block(self.patch(x).flatten(2).transpose(1, 2)).mean(1))
+        return out
+
+
+def test_a_module_that_draws_by_itself_is_named(tmp_path):
+    described = experiment()
+    with pytest.raises(ValueError, match=r"in block.self_attn \(MultiheadAttention\).*dropout"):
+        build(fl.Experiment(**{**vars(described), "model": WithAttention(0.1)}))
+    build(fl.Experiment(**{**vars(described), "model": WithAttention(0.0)}))  # others may stay
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "lr", "warned"),
+    [("adam", 0.1, True), ("adamw", 0.001, False), ("sgd", 0.1, False)],
+)
+def test_a_rate_of_sgd_for_adam_is_told_of(optimizer, lr, warned, caplog):
+    with caplog.at_level(logging.WARNING, "fedlens"):
+        build(experiment(local={"optimizer": optimizer, "lr": lr}))
+    assert [record.getMessage() for record in caplog.records if "SGD" in record.message] == [
+        f"local.lr is {lr:g}, which is SGD's: a step of {optimizer} is about that long in every "
+        "weight, so try 0.001"
+    ] * warned
