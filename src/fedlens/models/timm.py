@@ -20,7 +20,7 @@ def timm(architecture: str) -> Callable[..., nn.Module]:
     """The function that makes a model of this name."""
 
     def make(shape: tuple[int, int, int], num_classes: int, *, drop_rate: float = 0.0) -> nn.Module:
-        """A model of timm, for images of this shape; `drop_rate` is the dropout of its head."""
+        """A model of timm, for images of this shape; `drop_rate` is that of its layers."""
         library = _timm(architecture)
         if not library.is_model(architecture):
             hint = did_you_mean(architecture, library.list_models())
