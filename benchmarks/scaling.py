@@ -1,12 +1,14 @@
 """Does a round cost more when more clients stand by? Does memory follow the cohort?
 
     python benchmarks/scaling.py [--clients 10 100 1000 10000] [--cohorts 10 100] [--repeats 3]
+                                 [--splits fixed fresh] [--algorithms fedavg scaffold]
 
-Rounds of FedAvg, lenet5, 50 images a client, ten clients a round unless said otherwise, engine
+Rounds of lenet5, 50 images a client, ten clients a round unless said otherwise, engine
 `sequential` with one thread. All clients share one pool of images, so that only their number
-changes. Each line is measured in processes of its own, in turns: the median of the repeats, in
-CPU seconds, so that others on the machine disturb it little; the server's own part of it; the
-memory that the process had at most.
+changes: what each holds is drawn once (`fixed`), or anew in every round (`fresh`). Each line is
+measured in processes of its own, in turns: the median of the repeats, in CPU seconds, so that
+others on the machine disturb it little; the server's own part of it; the memory that the process
+had at most.
 """
 
 from __future__ import annotations
@@ -18,63 +20,96 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
 import torch
 
-from fedlens.algorithm import Algorithm
+from fedlens.algorithm import Algorithm, compose
 from fedlens.client import ClientProgram
+from fedlens.data.partitions import PARTITIONS
 from fedlens.engines import Engine, Sequential
 from fedlens.federation import Federation, Fixed, Holdings
-from fedlens.models import MODELS
+from fedlens.names import ALGORITHMS, MODELS
 from fedlens.network.network import Network
 from fedlens.pieces import Epochs, Sgd, Uniformly
 from fedlens.rounds import begin, run_round
-from fedlens.runs.bench import Idle, Workload, examples
+from fedlens.runs.bench import Workload, examples
+from fedlens.work import Part, Shared, Work
 
 POOL = Workload("lenet5", (1, 28, 28), clients=100, steps=5, batch=10)
 HELD = POOL.steps * POOL.batch
 
 
-def federation(num_clients: int) -> Federation:
+class Case(NamedTuple):
+    """What a line is about."""
+
+    clients: int
+    cohort: int
+    split: str
+    algorithm: str
+
+
+@dataclass
+class Timed(Engine):
+    """Another engine, and the CPU seconds that its clients take."""
+
+    of: Engine
+    seconds: float = 0.0
+    name: ClassVar[str] = "timed"
+
+    def map(self, program: ClientProgram, shared: Shared, work: Work) -> Iterator[Part]:
+        parts = self.of.map(program, shared, work)
+        while True:
+            start = time.process_time()
+            part = next(parts, None)
+            self.seconds += time.process_time() - start
+            if part is None:
+                return
+            yield part
+
+
+def federation(num_clients: int, split: str) -> Federation:
     pool = examples(POOL)
+    if split == "fresh":
+        each = HELD // 10
+        dealt = PARTITIONS["fresh"](pool, 10, num_clients, np.random.default_rng(0), per_class=each)
+        return Federation(pool, 10, dealt)
     rng = torch.Generator().manual_seed(0)
     index = torch.randint(len(pool), (num_clients * HELD,), generator=rng)
     offsets = torch.arange(num_clients + 1) * HELD
     return Federation(pool, 10, Fixed(Holdings(index, offsets)))
 
 
-def measure(num_clients: int, cohort: int, rounds: int) -> dict[str, float]:
+def measure(case: Case, rounds: int) -> dict[str, float]:
     """One configuration, in this process."""
     torch.set_num_threads(1)
-    clients = federation(num_clients)
+    clients = federation(case.clients, case.split)
     network = Network(MODELS[POOL.model](POOL.shape, 10), (0.5,), (0.5,))
-    algorithm = Algorithm(Uniformly(cohort), Epochs(1, POOL.batch), solve=Sgd(0.05))
-    program = ClientProgram(algorithm, network.layout)
+    plain = Algorithm(Uniformly(case.cohort), Epochs(1, POOL.batch), solve=Sgd(0.05))
+    program = ClientProgram(compose(plain, ALGORITHMS[case.algorithm]()), network.layout)
 
-    def one_round(engine: Engine) -> Callable[[], float]:
-        state = begin(network, program, clients, torch.device("cpu"))
-
-        def run() -> float:
-            nonlocal state
-            start = time.process_time()
-            state, _ = run_round(program, clients, engine, state, seed=0)
-            return time.process_time() - start
-
-        run(), run()
-        return run
-
-    whole, alone = one_round(Sequential(network, clients.examples)), one_round(Idle(network))
+    engine = Timed(Sequential(network, clients.examples))
+    state = begin(network, program, clients, torch.device("cpu"))
+    wholes, servers = [], []
+    for _ in range(rounds + 2):
+        start, engine.seconds = time.process_time(), 0.0
+        state, _ = run_round(program, clients, engine, state, seed=0)
+        wholes.append(time.process_time() - start)
+        servers.append(wholes[-1] - engine.seconds)
     return {
-        "seconds": statistics.median(whole() for _ in range(rounds)),
-        "server_seconds": statistics.median(alone() for _ in range(rounds)),
+        "seconds": statistics.median(wholes[2:]),
+        "server_seconds": statistics.median(servers[2:]),
         "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }
 
 
-def elsewhere(num_clients: int, cohort: int, rounds: int) -> dict[str, float]:
+def elsewhere(case: Case, rounds: int) -> dict[str, float]:
     """The same in a process of its own."""
-    words = ["--one", str(num_clients), str(cohort), "--rounds", str(rounds)]
+    words = ["--one", *map(str, case), "--rounds", str(rounds)]
     command = [sys.executable, __file__, *words]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     found: dict[str, float] = json.loads(done.stdout)
@@ -87,23 +122,29 @@ def main() -> None:
     parser.add_argument("--cohorts", type=int, nargs="*", default=[10, 100])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--one", type=int, nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--splits", nargs="*", choices=["fixed", "fresh"], default=["fixed"])
+    parser.add_argument("--algorithms", nargs="*", choices=sorted(ALGORITHMS), default=["fedavg"])
+    parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     if arguments.one:
-        num_clients, cohort = arguments.one
-        print(json.dumps(measure(num_clients, cohort, arguments.rounds)))
+        clients, cohort, *names = arguments.one
+        print(json.dumps(measure(Case(int(clients), int(cohort), *names), arguments.rounds)))
         return
-    cases = [(clients, 10) for clients in arguments.clients]
-    cases += [(1_000, cohort) for cohort in arguments.cohorts if (1_000, cohort) not in cases]
-    found: dict[tuple[int, int], list[dict[str, float]]] = {case: [] for case in cases}
+    sizes = [(clients, 10) for clients in arguments.clients]
+    sizes += [(1_000, cohort) for cohort in arguments.cohorts if (1_000, cohort) not in sizes]
+    cases = [
+        Case(*size, split, algorithm)
+        for split, algorithm in product(arguments.splits, arguments.algorithms)
+        for size in sizes
+    ]
+    found: dict[Case, list[dict[str, float]]] = {case: [] for case in cases}
     for repeat in range(arguments.repeats):
         for case in cases:
-            print(f"repeat {repeat + 1}: {case[0]:,} clients", file=sys.stderr, flush=True)
-            found[case].append(elsewhere(*case, arguments.rounds))
-    rows = [
-        {"clients": case[0], "cohort": case[1]}
-        | {key: statistics.median(run[key] for run in runs) for key in runs[0]}
+            print(f"repeat {repeat + 1}: {case}", file=sys.stderr, flush=True)
+            found[case].append(elsewhere(case, arguments.rounds))
+    rows: list[dict[str, Any]] = [
+        case._asdict() | {key: statistics.median(run[key] for run in runs) for key in runs[0]}
         for case, runs in found.items()
     ]
     about = {"torch": torch.__version__, "repeats": arguments.repeats, "rounds": arguments.rounds}
@@ -113,7 +154,8 @@ def main() -> None:
     print(f"torch {torch.__version__}, median of {arguments.repeats} x {arguments.rounds} rounds")
     for row in rows:
         print(
-            f"{row['clients']:>10,} clients, {row['cohort']:>4} a round   "
+            f"{row['split']} {row['algorithm']:<9} {row['clients']:>10,} clients, "
+            f"{row['cohort']:>4} a round   "
             f"{1e3 * row['seconds']:8.2f} ms CPU   server {1e3 * row['server_seconds']:6.2f} ms   "
             f"{row['peak_memory_bytes'] / 2**20:6.0f} MiB"
         )

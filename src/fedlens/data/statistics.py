@@ -25,14 +25,22 @@ def summary(
     `num_clients` is that of the federation, should these be the holdings of some. Of more clients
     than MOST_DESCRIBED none is listed.
     """
+    counted = counts(holdings, labels, num_classes, num_clients)
+    return counted | {"emd": emd_of(holdings, labels, num_classes)}
+
+
+def counts(
+    holdings: Holdings, labels: Tensor, num_classes: int, num_clients: int | None = None
+) -> dict[str, Any]:
+    """The same without the EMD, which has to look at every client."""
     about = sizes(holdings, num_clients)
     if about["num_clients"] <= MOST_DESCRIBED:
         about["label_counts"] = holdings.label_counts(labels, num_classes).tolist()
-    return about | {"emd": emd_of(holdings, labels, num_classes)}
+    return about
 
 
 def sizes(holdings: Holdings, num_clients: int | None = None) -> dict[str, Any]:
-    """The same without labels."""
+    """What there is to know without labels."""
     count = num_clients or len(holdings)
     about: dict[str, Any] = {"num_clients": count}
     if count <= MOST_DESCRIBED:
@@ -47,8 +55,8 @@ def emd_of(holdings: Holdings, labels: Tensor, num_classes: int) -> float:
     total = 0.0
     for first in range(0, len(holdings), BLOCK):
         some = torch.arange(first, min(first + BLOCK, len(holdings)))
-        counts = holdings.take(some).label_counts(labels, num_classes).numpy()
-        total += float(counts.sum(1) @ emd_per_client(counts, everyone))
+        each = holdings.take(some).label_counts(labels, num_classes).numpy()
+        total += float(each.sum(1) @ emd_per_client(each, everyone))
     return total / max(len(holdings.index), 1)
 
 

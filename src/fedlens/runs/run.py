@@ -183,9 +183,10 @@ def _partition(setup: Setup) -> dict[str, Any]:
     federation = setup.federation
     if not setup.knows_labels:
         return statistics.sizes(federation.described())
-    return statistics.summary(
+    counts = statistics.counts(
         federation.described(), federation.labels, federation.num_classes, federation.num_clients
     )
+    return counts | {"emd": setup.emd}
 
 
 def _shapes(state: State) -> dict[str, torch.Size]:

@@ -6,9 +6,7 @@ from typing import Any
 
 import torch
 
-from fedlens.data.statistics import emd_of
 from fedlens.engines.trainer import largest_yet
-from fedlens.federation import Federation
 from fedlens.names import OUTCOMES, REPORTED
 from fedlens.runs.bootstrap import bootstrap_mean
 from fedlens.runs.budgets import at_round_numbers, clock_at, rounds_to
@@ -42,7 +40,7 @@ def summary(
     training, evaluation = (
         sum(record.get(key, 0.0) for record in records) for key in ("seconds", "evaluation_seconds")
     )
-    padding, federation = setup.engine.padding_share, setup.federation
+    padding = setup.engine.padding_share
     against: dict[str, Any] = {}
     if twin is not None:
         reached = {str(s): rounds_to(records, s / 100, "relative_accuracy") for s in SHARES}
@@ -61,7 +59,7 @@ def summary(
         "best": best_values,
         **at_budgets,
         **against,
-        **(_emd(federation) if setup.knows_labels else {}),
+        **({"emd": setup.emd} if setup.knows_labels else {}),
         "seconds": {"training": training, "evaluation": evaluation, "total": elapsed},
         **{
             key: sum(record[key] for record in records)
@@ -92,11 +90,6 @@ def gains(found: ByClient, seed: int) -> dict[str, Any]:
             "own_better": int((gain < 0).sum()),
         }
     return against
-
-
-def _emd(federation: Federation) -> dict[str, float]:
-    held = federation.described()
-    return {"emd": emd_of(held, federation.labels, federation.num_classes)}
 
 
 def _outcomes(records: list[Record]) -> dict[str, Any]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 
 import torch
 
 from fedlens.client import ClientProgram
+from fedlens.data.statistics import emd_of
 from fedlens.engines import Engine
 from fedlens.experiment import Experiment
 from fedlens.federation import Dataset, Examples, Federation, Holdings
@@ -61,6 +63,12 @@ class Setup:
             algorithm = make_algorithm(self.experiment, round)
             self._latest[numbers] = replace(self.program, algorithm=algorithm)
         return self._latest[numbers]
+
+    @cached_property
+    def emd(self) -> float:
+        """How far clients are from each other in their classes. Kept: it looks at all of them."""
+        federation = self.federation
+        return emd_of(federation.described(), federation.labels, federation.num_classes)
 
     @property
     def some_may_fail(self) -> bool:
