@@ -57,6 +57,7 @@ class Case(NamedTuple):
 class Timed(Engine):
     """Another engine, and the CPU seconds that its clients take."""
 
+    network: Network
     of: Engine
     seconds: float = 0.0
     name: ClassVar[str] = "timed"
@@ -92,7 +93,7 @@ def measure(case: Case, rounds: int) -> dict[str, float]:
     plain = Algorithm(Uniformly(case.cohort), Epochs(1, POOL.batch), solve=Sgd(0.05))
     program = ClientProgram(compose(plain, ALGORITHMS[case.algorithm]()), network.layout)
 
-    engine = Timed(Sequential(network, clients.examples))
+    engine = Timed(network, Sequential(network, clients.examples))
     state = begin(network, program, clients, torch.device("cpu"))
     wholes, servers = [], []
     for _ in range(rounds + 2):
