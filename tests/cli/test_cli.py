@@ -64,7 +64,12 @@ def test_json_is_all_there_is_on_standard_output(fedlens):
     assert json.loads(out) == json.loads(Path("run/summary.json").read_text())
     assert json.loads(fedlens("resume", "run", "--json", "-q").out)["status"] == "finished"
     assert json.loads(fedlens("doctor", "--json").out)["package"]["torch"]
-    own = {"folder", "csv", "npz"}  # these are the user's files: there is no place to look for them
+    own = {
+        "folder",
+        "csv",
+        "npz",
+        "hugging-face",
+    }  # these are the user's files: there is no place to look for them
     listed = {row["name"] for row in json.loads(fedlens("data", "list", "--json").out)}
     assert listed == set(fedlens("list", "datasets").out.split()) - own
 
