@@ -8,15 +8,19 @@ a loop written by hand to its saved model, and the same by pfl if `--pfl` names 
 it. All train FedAvg on the same images and clients, and evaluate after every round. A first start
 finds no compiled kernels and no fonts in its caches; a second has them. Where a Fedlens run's time
 goes is read from its records, and from when its files were written. Medians over repeats, which
-are interleaved.
+are interleaved. CPU seconds are those of all cores and all processes: they say something also where
+others use the machine.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import ctypes
 import json
 import os
 import platform
+import resource
 import statistics
 import subprocess
 import sys
@@ -53,6 +57,7 @@ RUNS = {
 }
 PAGE = "report.html"
 PARTS = ("imports", "data and setup", "first round", "other rounds", "evaluation", "page", "rest")
+PR_SET_CHILD_SUBREAPER = 36  # of Linux: who becomes the parent of orphans
 CACHES = ("TRITON_CACHE_DIR", "CUDA_CACHE_PATH", "MPLCONFIGDIR")  # empty at a first start
 
 
@@ -65,14 +70,24 @@ def settings(caches: Path | None = None) -> dict[str, str]:
     return os.environ | own
 
 
-def timed(command: list[str], environment: dict[str, str]) -> tuple[float, float]:
-    """When a process began, on the clock of files, and how long it took to its end."""
-    began, start = time.time(), time.perf_counter()
+def timed(command: list[str], environment: dict[str, str]) -> tuple[float, dict[str, float]]:
+    """When a process began, on the clock of files; seconds to its end, and of all its cores."""
+    began, start, used = time.time(), time.perf_counter(), cpu_of_children()
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    seconds = time.perf_counter() - start
+    seconds = {"total": time.perf_counter() - start}
+    with contextlib.suppress(ChildProcessError):
+        while True:  # those that it left behind are this process's children now
+            os.waitpid(-1, 0)
+    seconds["cpu"] = cpu_of_children() - used
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")
     return began, seconds
+
+
+def cpu_of_children() -> float:
+    """The CPU seconds of all processes that this one has waited for, and of theirs."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 COMMAND = """
@@ -103,7 +118,7 @@ def by_fedlens(run: Whole, device: str, folder: Path, caches: Path) -> dict[str,
     command = [sys.executable, "-c", COMMAND, device, str(mark), "fedlens"]
     command += ["run", str(described), "--out", str(place)]
     command += ["--overwrite", "--quiet", "--device", device]
-    began, total = timed(command, settings(caches))
+    began, whole = timed(command, settings(caches))
     records = [json.loads(line) for line in (place / "rounds.jsonl").read_text().splitlines()]
     rounds = [record["seconds"] for record in records]
     written = {
@@ -118,7 +133,7 @@ def by_fedlens(run: Whole, device: str, folder: Path, caches: Path) -> dict[str,
         "evaluation": sum(record.get("evaluation_seconds", 0.0) for record in records),
         "page": written[PAGE] - written["summary.json"],
     }
-    return {"total": total, **parts, "rest": total - sum(parts.values())}
+    return {**whole, **parts, "rest": whole["total"] - sum(parts.values())}
 
 
 def by_others(script: str, python: str, run: Whole, device: str, caches: Path) -> dict[str, float]:
@@ -126,7 +141,7 @@ def by_others(script: str, python: str, run: Whole, device: str, caches: Path) -
     with tempfile.TemporaryDirectory() as place:
         asked = json.dumps({**asdict(run), "device": device, "out": str(Path(place) / "model.pt")})
         command = [python, str(HERE / "simulators" / script), asked]
-        return {"total": timed(command, settings(caches))[1]}
+        return timed(command, settings(caches))[1]
 
 
 def measure(name: str, run: Whole, device: str, repeats: int, pfl: str | None) -> dict[str, Any]:
@@ -159,13 +174,13 @@ def row(name: str, who: str, runs: list[dict[str, float]]) -> dict[str, Any]:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    head = ["run", "by", "seconds", "range", "n", *PARTS]
+    head = ["run", "by", "seconds", "range", "n", "CPU seconds", *PARTS]
     lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     for one in rows:
         parts = [f"{one[part]:.2f}" if part in one else "" for part in PARTS]
         spread = f"{one['fastest']:.1f} to {one['slowest']:.1f}"
-        cells = [one["run"], one["by"], f"{one['total']:.1f}", spread, str(one["n"]), *parts]
-        lines.append(f"| {' | '.join(cells)} |")
+        seconds = f"{one['total']:.1f}", spread, str(one["n"]), f"{one['cpu']:.1f}"
+        lines.append(f"| {' | '.join([one['run'], one['by'], *seconds, *parts])} |")
     return "\n".join(lines)
 
 
@@ -181,6 +196,7 @@ def main() -> None:
     asked = parser.parse_args()
     if asked.repeats < 1 or (asked.rounds is not None and asked.rounds < 2):
         parser.error("--repeats: choose 1 or more; --rounds: 2 or more")
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     rows = []
     for name in asked.only:
         run = replace(
