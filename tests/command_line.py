@@ -35,4 +35,7 @@ def forget_modules_of(folder: Path) -> None:
 
 
 def everything() -> dict[str, bytes]:
-    return {str(path): path.read_bytes() for path in Path().rglob("*") if path.is_file()}
+    """The files below this folder, but for matplotlib's list of fonts, which it makes anywhere."""
+    fonts = Path("cache", "matplotlib")
+    paths = (path for path in Path().rglob("*") if not path.is_relative_to(fonts))
+    return {str(path): path.read_bytes() for path in paths if path.is_file()}
