@@ -7,7 +7,6 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
 from pathlib import Path
 
 import hypothesis
@@ -15,6 +14,7 @@ import pytest
 import torch
 
 from tests.command_line import EXPERIMENT, Ended, forget_modules_of
+from tests.drawing import draw_here, draw_svg_alone
 
 # No test depends on how fast a machine is.
 hypothesis.settings.register_profile("tests", deadline=None)
@@ -86,12 +86,6 @@ def some_picture() -> dict[str, bytes]:
     return pictures(Curves(title="Any", lines=[Line("any", [1, 2], [0.0, 1.0])]))
 
 
-def _draw_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a test puts in the place of drawing is in this process alone."""
-    monkeypatch.setattr("fedlens.report.artists.get_ready", lambda: None)
-    monkeypatch.setattr("fedlens.report.artists.artists", nullcontext)
-
-
 @pytest.fixture
 def quick_pages(some_picture: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages with one and the same picture, for tests that look at something else.
@@ -103,22 +97,13 @@ def quick_pages(some_picture: dict[str, bytes], monkeypatch: pytest.MonkeyPatch)
         return {kind: some_picture[kind] for kind in formats}
 
     monkeypatch.setattr("fedlens.report.draw.pictures", plain)
-    _draw_here(monkeypatch)
+    draw_here(monkeypatch)
 
 
 @pytest.fixture
 def svg_alone(some_picture: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages whose figures are drawn as SVG; their PNG and PDF files hold some picture."""
-    from fedlens.report import draw
-    from fedlens.report.pictures import Drawn
-
-    pictures = draw.pictures
-
-    def drawn(block: Drawn, formats: Iterable[str]) -> dict[str, bytes]:
-        return some_picture | pictures(block, {"svg"})
-
-    monkeypatch.setattr(draw, "pictures", drawn)
-    _draw_here(monkeypatch)
+    draw_svg_alone(monkeypatch, some_picture)
 
 
 @pytest.fixture

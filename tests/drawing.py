@@ -1,0 +1,26 @@
+"""Figures that take less time to draw."""
+
+from collections.abc import Iterable
+from contextlib import nullcontext
+
+import pytest
+
+
+def draw_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test puts in the place of drawing is in this process alone."""
+    monkeypatch.setattr("fedlens.report.artists.get_ready", lambda: None)
+    monkeypatch.setattr("fedlens.report.artists.artists", nullcontext)
+
+
+def draw_svg_alone(monkeypatch: pytest.MonkeyPatch, some_picture: dict[str, bytes]) -> None:
+    """Let figures be drawn as SVG; their PNG and PDF files hold some picture."""
+    from fedlens.report import draw
+    from fedlens.report.pictures import Drawn
+
+    pictures = draw.pictures
+
+    def drawn(block: Drawn, formats: Iterable[str]) -> dict[str, bytes]:
+        return some_picture | pictures(block, {"svg"})
+
+    monkeypatch.setattr(draw, "pictures", drawn)
+    draw_here(monkeypatch)
