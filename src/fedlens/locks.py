@@ -13,7 +13,7 @@ import os
 import platform
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -69,6 +69,13 @@ def one_writer(folder: Path | None) -> Iterator[None]:
         raise ValueError(f"{folder} cannot be written ({reason}): choose another") from error
     with FolderLock(folder):
         yield
+
+
+def remove_dead_lock(folder: Path) -> None:
+    """Remove what is left of a lock whose process is dead; the living keep theirs."""
+    if (folder / LOCK).exists():
+        with suppress(ValueError):  # somebody writes there
+            FolderLock(folder).release()
 
 
 _HELD: list[FolderLock] = []

@@ -134,8 +134,9 @@ def test_two_servers_do_not_share_a_place(tmp_path):
         raise AssertionError("it was opened")
 
 
-def test_a_site_takes_no_task_but_messages():
+def test_a_site_takes_no_task_but_messages(tmp_path, monkeypatch):
     pytest.importorskip("flwr")
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path))  # as for every process of a site
     from flwr.supercore.constant import TaskType
     from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResultStatus
 

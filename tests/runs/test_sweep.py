@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import fedlens as fl
+from fedlens.locks import one_writer
 from fedlens.runs.grid import combinations
 from fedlens.runs.summary import Record
 from fedlens.runs.sweep import prepare
@@ -228,6 +229,16 @@ def test_a_sweep_that_was_stopped_goes_on_to_the_same_bytes(tmp_path, engine, er
     assert rest == [6, 7, 8, 9]
     assert [result.status for result in results.values()] == ["finished"] * 3
     assert_alone(points, tmp_path / "sweep", exact=True)
+
+
+def test_no_lock_is_left_of_a_process_that_was_killed_when_all_was_written(tmp_path):
+    points = fl.grid(base(rounds=1), {}, seeds=2)
+    fl.sweep(points, tmp_path)
+    for folder in (tmp_path, tmp_path / "seed=0"):
+        (folder / ".lock").touch()
+    with one_writer(tmp_path / "seed=1"):
+        fl.sweep(points, tmp_path)
+        assert [*tmp_path.rglob(".lock")] == [tmp_path / "seed=1" / ".lock"]
 
 
 def test_what_is_finished_is_kept(tmp_path):

@@ -15,7 +15,7 @@ from pathlib import Path
 from fedlens.engines import Stacked
 from fedlens.experiment import Experiment
 from fedlens.federation import Dataset
-from fedlens.locks import one_writer
+from fedlens.locks import one_writer, remove_dead_lock
 from fedlens.run_files import (
     EXPERIMENT,
     OVER,
@@ -122,6 +122,9 @@ class Sweep:
         def watch_of(point: Point) -> Watch | None:
             return partial(forward, point) if watch is not None else None
 
+        if self.out is not None:
+            for folder in (self.out, *(self.out / name for name in self.kept)):
+                remove_dead_lock(folder)  # of whoever was killed when all was written
         with one_writer(self.out if self.stacks else None):
             spread = {point.name for point in self._spread}
             here = [stack for stack in self.stacks if stack[0].name not in spread]
