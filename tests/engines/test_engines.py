@@ -148,7 +148,7 @@ def test_an_error_in_a_worker_is_shown():
             raise ArithmeticError("the client's own words")
 
     broken = Algorithm(BASE.select, BASE.draw, BASE.objective.plus(Broken()), BASE.solve)
-    with pytest.raises(RuntimeError, match="the client's own words"):
+    with pytest.raises(ValueError, match="ArithmeticError: the client's own words: mend it there"):
         train(broken, "processes")
 
 
