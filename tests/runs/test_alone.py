@@ -161,8 +161,9 @@ def test_sites_of_a_fleet_train_no_models_of_their_own(asked):
         check_possible(replace(described(**asked), dataset="fashion-mnist-mini"))
 
 
-def test_the_twin_is_told_client_by_client_also_from_the_cache(tmp_path):
-    """Weighted by what clients are tested on it is one accuracy; of one client it is its own."""
+def test_the_twin_is_told_client_by_client_also_from_the_cache(tmp_path, monkeypatch):
+    """Of one client it is the client's own model."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     experiment = described(twin=True)
     for name in ("first", "cached"):
         result = fl.run(experiment, tmp_path / name)
