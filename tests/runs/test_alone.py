@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -9,10 +10,11 @@ from scipy.stats import binom
 
 import fedlens as fl
 from fedlens.fleet.terms import check_possible
-from fedlens.report.blocks import Bars, Curves, Table
+from fedlens.report.blocks import Curves, Intervals, Table
 from fedlens.report.runs import run_blocks
 from fedlens.report.tables import client_header, client_rows, worth
 from fedlens.runs.bootstrap import bootstrap, bootstrap_mean
+from fedlens.runs.progress import rounds
 from fedlens.runs.records import read
 from tests.toys import toy
 
@@ -106,12 +108,12 @@ def test_the_page_and_the_terminal_say_who_is_left_behind(tmp_path):
     assert f"better for {about['federated_better']} of 8 clients" in line
     assert f"gain {100 * about['gain']:+.1f} points" in line
     blocks = {block.title: block for block in run_blocks([run])}
-    bars = blocks["Who is left behind"]
-    assert isinstance(bars, Bars)
-    assert [one.name for one in bars.series] == ["federated", "fine-tuned", "alone"]
-    federated = [height for height in bars.series[0].heights if height is not None]
+    behind = blocks["Who is left behind"]
+    assert isinstance(behind, Intervals)
+    assert [one.name for one in behind.series] == ["federated", "fine-tuned", "alone"]
+    federated = [value for value in behind.series[0].values if value is not None]
     assert federated == sorted(by_clients(tmp_path / "run")["federated"])
-    assert len(bars.groups) == 8
+    assert len(behind.rows) == 8
     intervals = blocks["Intervals"]
     assert isinstance(intervals, Table)
     assert [row[0] for row in intervals.rows] == list(result.summary["intervals"])
@@ -157,3 +159,32 @@ def test_the_interval_of_a_mean_is_that_of_the_normal_for_many():
 def test_sites_of_a_fleet_train_no_models_of_their_own(asked):
     with pytest.raises(ValueError, match=r"leave evaluate\.local_only and evaluate\.fine_tune out"):
         check_possible(replace(described(**asked), dataset="fashion-mnist-mini"))
+
+
+def test_the_twin_is_told_client_by_client_also_from_the_cache(tmp_path, monkeypatch):
+    """Of one client it is the client's own model."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    experiment = described(twin=True)
+    for name in ("first", "cached"):
+        result = fl.run(experiment, tmp_path / name)
+        found, evaluation = by_clients(tmp_path / name), read(tmp_path / name).evaluation
+        assert result.summary["twin"]["cached"] is (name == "cached")
+        assert len(found["centralised"]) == 8 and "against" not in result.summary
+        assert found["federated"] == pytest.approx(evaluation["client_accuracy"])
+        assert client_header(read(tmp_path / name))[-1] == "centralised"
+    assert by_clients(tmp_path / "first") == by_clients(tmp_path / "cached")
+    alone = replace(described(twin=True, local_only=True), clients=fl.Clients(count=1, holdout=0.3))
+    fl.run(alone, tmp_path / "one")
+    one = by_clients(tmp_path / "one")
+    assert one["centralised"] == one["local_only"]
+
+
+def test_what_is_trained_besides_tells_how_far_it_is(capsys):
+    told: list[dict[str, Any]] = []
+    fl.run(described(local_only=True), watch=told.append, progress=False)
+    passes = [record["alone"] for record in told if "alone" in record]
+    assert passes == [1, 2, 3] and told[-1] == {"alone": 3, "of": 3}
+    with rounds("x", 3) as watch:
+        for record in told:
+            watch(record)
+    assert "x: training clients by themselves, pass 3/3\n" in capsys.readouterr().err

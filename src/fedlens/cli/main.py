@@ -115,11 +115,8 @@ def main() -> None:
     except OSError as error:
         status = _complain(*_machine_or_name(error), debug)
     except Exception as error:
-        machine, mistake = _machine_error(error), mistake_of(error)
-        if mistake and not machine:
-            status = _complain(f"{mistake} (--debug shows the traceback)", 2, debug)
-        else:
-            status = _complain(machine or _internal_error(error), 1, debug)
+        line = _machine_error(error) or mistake_of(error) or _internal_error(error)
+        status = _complain(line, 1, debug)
     raise SystemExit(status)
 
 

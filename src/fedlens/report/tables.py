@@ -39,8 +39,12 @@ def rows(runs: Sequence[Run]) -> tuple[list[str], list[list[str]]]:
 
 
 CLIENTS = ["client", "trained on", "tested on", "accuracy", "95% interval"]
-BY_THEMSELVES = {"fine_tuned": "fine-tuned", "local_only": "alone"}
-"""Accuracies of models of a client's own, as files call them: they may stand beside it."""
+BY_THEMSELVES = {
+    "fine_tuned": "fine-tuned",
+    "local_only": "alone",
+    "centralised": "centralised",
+}
+"""Accuracies of other models for each client, as files call them: they may stand beside it."""
 
 MOST_CLIENTS = 60  # that are listed one by one
 

@@ -55,7 +55,7 @@ class ActiveRun:
         twin: Twin | None = None,
         file: Records | None = None,
         best: Tree | None = None,
-        by_client: Callable[[Setup, State], ByClient] | None = None,
+        by_client: Callable[..., ByClient] | None = None,
     ) -> None:
         self.setup, self.folder = setup, folder
         self.newest_state = state  # after the rounds that have started, which may not have ended
@@ -162,12 +162,12 @@ class ActiveRun:
     def _look_closer(self) -> None:
         """What is asked of the final model alone: intervals, and clients by themselves."""
         setup, asked = self.setup, self.setup.experiment.evaluate
-        if asked.bootstrap:
-            evaluation = Evaluation(setup, setup.engine, self.state)
-            self.closer["intervals"] = evaluation.intervals(asked.bootstrap)
-        if self.by_client is not None and (asked.fine_tune or asked.local_only):
-            found = self.by_client(setup, self.state)
-            self.closer["against"] = gains(found, setup.experiment.seed)
+        if times := asked.bootstrap:
+            self.closer["intervals"] = Evaluation(setup, setup.engine, self.state).intervals(times)
+        compared = setup.client_tests and (asked.fine_tune or asked.local_only or asked.twin)
+        if self.by_client is not None and compared:
+            found = self.by_client(setup, self.state, self.twin, self.watch)
+            self.closer |= gains(found, setup.experiment.seed)
             if self.folder is not None:
                 known = {k: v.tolist() for k, v in found._asdict().items() if v is not None}
                 self.folder.write(CLIENTS, to_json(known) + "\n")

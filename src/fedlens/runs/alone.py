@@ -17,7 +17,8 @@ from fedlens.client import ClientProgram
 from fedlens.core import Tree
 from fedlens.federation import Federation, Fixed
 from fedlens.rounds import RoundInput, State, begin, run_rounds
-from fedlens.runs.evaluate import ByClient, judge, own_norms
+from fedlens.runs.active import Watch
+from fedlens.runs.evaluate import ByClient, Twin, judge, own_norms
 from fedlens.runs.settings import torch_settings
 from fedlens.runs.twin import plain_training
 from fedlens.setup import Setup
@@ -35,36 +36,50 @@ def check_clients_are_tested(setup: Setup) -> None:
         )
 
 
-def by_client(setup: Setup, final: State) -> ByClient:
-    """What the experiment asks of its clients, once the final model is there."""
+def by_client(setup: Setup, final: State, twin: Twin | None, watch: Watch | None) -> ByClient:
+    """What the experiment asks of its clients, once the final model is there.
+
+    While they train, `watch` is called with each pass: `alone` is its number, `of` how many.
+    """
     evaluate, clients = setup.experiment.evaluate, range(setup.federation.num_clients)
     models = [final.params | final.buffers] * len(clients)
     for client, norm in own_norms(final).items():
         models[client] = models[client] | {name: t.to(setup.device) for name, t in norm.items()}
+    tuned = alone = central = None
+    if twin is not None and twin.by_client is not None:
+        central = torch.tensor(twin.by_client, dtype=torch.float64)
+    if not (evaluate.fine_tune or evaluate.local_only):
+        federated = torch.stack([_tested(setup, k, models[k]) for k in clients])
+        return ByClient(federated, centralised=central)
     plain = plain_training(setup)
-    tuned = alone = None
     with torch_settings(plain.experiment, plain.device):
         federated = torch.stack([_tested(setup, client, models[client]) for client in clients])
         try:
             if evaluate.fine_tune:  # with the last numbers of a schedule: it goes on from there
                 program = plain.program_of(plain.experiment.rounds - 1)
-                tuned = _accuracy(setup, plain, models, [program] * evaluate.fine_tune)
+                tuned = _accuracy(setup, plain, models, [program] * evaluate.fine_tune, watch)
             if evaluate.local_only:
                 passes = [plain.program_of(number) for number in range(plain.experiment.rounds)]
-                alone = _accuracy(setup, plain, None, passes)
+                alone = _accuracy(setup, plain, None, passes, watch)
         finally:
             plain.engine.close()
-    return ByClient(federated, tuned, alone)
+    return ByClient(federated, tuned, alone, central)
 
 
 def _accuracy(
-    setup: Setup, plain: Setup, starts: list[Tree] | None, passes: list[ClientProgram]
+    setup: Setup,
+    plain: Setup,
+    starts: list[Tree] | None,
+    passes: list[ClientProgram],
+    watch: Watch | None,
 ) -> Tensor:  # [K]
     """How good clients are after so many passes, each from its start or from the initial model."""
     assert setup.client_tests is not None, "who asks for it was checked"
     held, tested = setup.federation.everyone(0), setup.client_tests.holdings
     found = torch.full((len(held),), torch.nan, dtype=torch.float64)
-    for some in torch.split(torch.nonzero((held.sizes > 0) & (tested.sizes > 0))[:, 0], AT_ONCE):
+    able = torch.nonzero((held.sizes > 0) & (tested.sizes > 0))[:, 0]
+    done, total = 0, len(passes) * -(-len(able) // AT_ONCE)
+    for some in torch.split(able, AT_ONCE):
         federations = [
             replace(setup.federation, split=Fixed(held.take(client)))
             for client in torch.split(some, 1)
@@ -74,6 +89,9 @@ def _accuracy(
             states = [_from(s, starts[k]) for s, k in zip(states, some.tolist(), strict=True)]
         for program in passes:
             states = _one_pass(plain, program, federations, states)
+            done += 1
+            if watch is not None:
+                watch({"alone": done, "of": total})
         for state, client in zip(states, some.tolist(), strict=True):
             found[client] = _tested(setup, client, state.params | state.buffers)
     return found

@@ -33,6 +33,7 @@ class Twin(NamedTuple):
 
     accuracy: float
     cached: bool  # whether it had been trained before
+    by_client: tuple[float, ...] | None = None  # on what each is tested on, if they are; NaN: none
 
 
 class ByClient(NamedTuple):
@@ -41,6 +42,7 @@ class ByClient(NamedTuple):
     federated: Tensor  # [K]
     fine_tuned: Tensor | None = None  # [K]
     local_only: Tensor | None = None  # [K]
+    centralised: Tensor | None = None  # [K] of the twin, which is one model for all
 
 
 class Details(NamedTuple):
@@ -246,6 +248,14 @@ def judge(engine: Engine, examples: Examples, index: Tensor) -> Callable[[Tree],
         return torch.cat(found)
 
     return judge
+
+
+def tested_by_client(setup: Setup, model: Tree) -> Tensor:  # [K] NaN: on nothing
+    """One model on what each client is tested on."""
+    assert setup.client_tests is not None, "who asks for it was checked"
+    part, held = setup.client_tests
+    examples = setup.parts["test"] if part == "test" else setup.federation.examples
+    return accuracy_by_client(judge(setup.engine, examples, held.index)(model).cpu(), held)
 
 
 def _recorded(engine: Engine, key: object, function: Callable[[Tree], T], model: Tree) -> T:

@@ -27,8 +27,8 @@ def rounds(title: str, total: int, done: int = 0) -> Iterator[Watch]:
 
             def show(record: Record) -> None:
                 nonlocal evaluated
-                if "twin" in record:
-                    advance(done, _twin(record))
+                if is_aside(record):
+                    advance(done if "twin" in record else total, _aside(record))
                     return
                 evaluated = _evaluated(record, evaluated)
                 advance(_at(record), _trained(record) + evaluated)
@@ -90,16 +90,20 @@ def figures() -> Iterator[Any]:
 
 
 def _lines(title: str, total: int, done: int) -> Watch:
-    started = last_print = time.monotonic()
+    started = last_print = aside_since = time.monotonic()
     evaluated = ""
 
     def show(record: Record) -> None:
-        nonlocal started, last_print, evaluated
+        nonlocal started, last_print, aside_since, evaluated
         now = time.monotonic()
-        if "twin" in record:
-            if now - last_print >= PLAIN_SECONDS or record["twin"] in (1, record["of"]):
+        if is_aside(record):
+            number, of = _passes(record)
+            aside_since = now if number == 1 else aside_since
+            if now - last_print >= PLAIN_SECONDS or number in (1, of):
                 last_print = now
-                print(f"{title}: {_twin(record)}", file=sys.stderr, flush=True)
+                left = (now - aside_since) / max(number - 1, 1) * (of - number)
+                about = f"  about {span(left)} left" if 1 < number < of else ""
+                print(f"{title}: {_aside(record)}{about}", file=sys.stderr, flush=True)
             started = now  # the rounds begin when the twin is done
             return
         evaluated, at = _evaluated(record, evaluated), _at(record)
@@ -135,9 +139,20 @@ def _bar(title: str, total: int | None, done: int, counter: str) -> Iterator[Any
         yield advance
 
 
-def _twin(record: Record) -> str:
-    passes = f"{record['twin']}/{record['of']}"
-    return f"training its centralised twin, pass {passes}  {_trained(record)}"
+def is_aside(record: Record) -> bool:
+    """Whether it tells of what is trained besides the run: its twin, or clients by themselves."""
+    return "twin" in record or "alone" in record
+
+
+def _passes(record: Record) -> tuple[int, int]:
+    return record["twin" if "twin" in record else "alone"], record["of"]
+
+
+def _aside(record: Record) -> str:
+    number, of = _passes(record)
+    if "twin" in record:
+        return f"training its centralised twin, pass {number}/{of}  {_trained(record)}"
+    return f"training clients by themselves, pass {number}/{of}"
 
 
 def _at(record: Record) -> int:

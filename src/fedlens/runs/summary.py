@@ -44,7 +44,8 @@ def summary(
     against: dict[str, Any] = {}
     if twin is not None:
         reached = {str(s): rounds_to(records, s / 100, "relative_accuracy") for s in SHARES}
-        against = {"twin": twin._asdict(), "rounds_to": reached}
+        known = {"accuracy": twin.accuracy, "cached": twin.cached}
+        against = {"twin": known, "rounds_to": reached}
     at_budgets = {}
     if setup.experiment.evaluate.on:
         at_budgets = at_round_numbers(
@@ -73,7 +74,10 @@ def summary(
 
 
 def gains(found: ByClient, seed: int) -> dict[str, Any]:
-    """What the federated model is worth to clients, against each of their own: for whom is it?"""
+    """What the federated model is worth to clients, against each of their own: for whom is it?
+
+    That is the part `against` of a summary, if they have models of their own.
+    """
     against: dict[str, Any] = {}
     for name, own in (("fine_tuned", found.fine_tuned), ("local_only", found.local_only)):
         if own is None:
@@ -89,7 +93,7 @@ def gains(found: ByClient, seed: int) -> dict[str, Any]:
             "federated_better": int((gain > 0).sum()),
             "own_better": int((gain < 0).sum()),
         }
-    return against
+    return {"against": against} if against else {}
 
 
 def _outcomes(records: list[Record]) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from fedlens.run_files import (
 from fedlens.runs.active import Watch
 from fedlens.runs.folder import RunFolder, check_free
 from fedlens.runs.points import Point, build_point, into_stacks, run_stacks, sharing
+from fedlens.runs.progress import is_aside
 from fedlens.runs.result import Result
 from fedlens.runs.run import as_begun
 from fedlens.runs.spread import run_spread, to_spread
@@ -113,7 +114,7 @@ class Sweep:
         def forward(point: Point, record: Record) -> None:
             if watch is None:
                 return
-            if "twin" not in record:
+            if not is_aside(record):
                 left[point.name] = point.experiment.rounds - record["round"]
                 done = self.total - sum(left.values())
                 record = record | {"point": point.name, "done": done, "total": self.total}

@@ -16,7 +16,8 @@ import contextlib
 import hashlib
 import inspect
 import json
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,13 +36,14 @@ from fedlens.files import write_atomically
 from fedlens.names import ANNEALS, LOSSES, OPTIMIZERS, SCHEDULES
 from fedlens.options import find
 from fedlens.runs.active import Watch, train
-from fedlens.runs.evaluate import Twin, primary_part
+from fedlens.runs.evaluate import Twin, primary_part, tested_by_client
 from fedlens.runs.folder import to_json
 from fedlens.runs.measures import measure_name
 from fedlens.runs.summary import Record
 from fedlens.schedules import names_in, value_at
 from fedlens.sections import SCHEDULED
 from fedlens.setup import Setup, build
+from fedlens.setup.data import ClientTests
 from fedlens.version import __version__
 
 AT_ONCE = 64  # clients whose plans are drawn together
@@ -71,10 +73,12 @@ def trained(setup: Setup, watch: Watch | None = None) -> Twin:
     """
     central = plain_training(setup)
     described = replace(central.experiment, dataset=setup.experiment.dataset)
-    file = cache() / "twins" / f"{_key(central)}.json"
+    file = cache() / "twins" / f"{_key(central, setup.client_tests)}.json"
     measure = measure_name(primary_part(described), "accuracy")
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError):  # else it is made anew
-        return Twin(float(json.loads(file.read_bytes())["records"][-1][measure]), cached=True)
+        known = json.loads(file.read_bytes())
+        shares = _shares(known["by_client"]) if setup.client_tests is not None else None
+        return Twin(float(known["records"][-1][measure]), cached=True, by_client=shares)
 
     def report_pass(record: Record) -> None:
         if watch is not None:
@@ -87,10 +91,18 @@ def trained(setup: Setup, watch: Watch | None = None) -> Twin:
             f"the centralised twin {result.status} in pass {len(result.records)} of "
             f"{described.rounds}: try a smaller local.lr, or set evaluate.twin = false"
         )
-    content = {"experiment": described.plain(), "records": result.records}
+    shares = None
+    if setup.client_tests is not None:
+        shares = _shares(tested_by_client(setup, result.model).tolist())
+    content = {"experiment": described.plain(), "records": result.records, "by_client": shares}
     with contextlib.suppress(OSError):  # where nothing can be kept, it is trained every time
         write_atomically(file, to_json(content, indent=1).encode())
-    return Twin(result.final[measure], cached=False)
+    return Twin(result.final[measure], cached=False, by_client=shares)
+
+
+def _shares(values: Sequence[float | None]) -> tuple[float, ...]:
+    """Accuracies by client; a client that is tested on nothing has NaN, in a file null."""
+    return tuple(math.nan if value is None else float(value) for value in values)
 
 
 def plain_training(setup: Setup) -> Setup:
@@ -204,8 +216,8 @@ def _num_processed(setup: Setup) -> float:
     return experiment.rounds * cohort * total / max(federation.num_clients, 1)
 
 
-def _key(setup: Setup) -> str:
-    """A hash of everything that the twin's accuracy depends on."""
+def _key(setup: Setup, tests: ClientTests | None) -> str:
+    """A hash of everything that the twin's accuracy depends on, and that of the run's clients."""
     plain = setup.experiment.plain()
     settings = {name: value for name, value in plain.items() if name not in GIVEN_BY_CONTENT}
     dataset, network = setup.dataset, setup.network
@@ -223,6 +235,9 @@ def _key(setup: Setup) -> str:
         for name, tensor in tree.items():
             digest.update(name.encode())
             digest.update(_bytes(tensor))
+    if tests is not None:
+        digest.update(_bytes(tests.holdings.index))
+        digest.update(_bytes(tests.holdings.offsets))
     held = setup.federation.everyone(0).index
     for part in _contents(setup.federation.examples, held):
         digest.update(part)
