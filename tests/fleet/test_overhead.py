@@ -1,6 +1,6 @@
 """What a round of a fleet takes beside one of an empty Flower app that sends the model back.
 
-The seconds are printed, for docs/fleet.md, and not judged: they depend on what else the machine does.
+The seconds are printed, for docs/fleet.md, and not judged: they depend on what else runs.
 """
 
 import json
