@@ -104,7 +104,7 @@ def test_a_run_of_ones_own_code_is_resumed_from_anywhere(own_code, tmp_path):
         ("model=own_code:stripes", "stripes does not take the 2 arguments it is handed"),
         ("clients.partition=own_code:five", "gave int: it must return Holdings"),
         ("clients.partition=own_code:too_few", "made 1 clients: set clients.count to 1"),
-        ("algorithm=own_code:five", "gave int: it must return Amendment"),
+        ("algorithm=own_code:five", "is not a paper: put @paper of fedlens on the line above it"),
         ("algorithm.own_code:slowly.shore=3", "no option 'shore': did you mean 'share'?"),
         ("algorithm=own_code:slow", "cannot be imported (module 'own_code' has no attribute"),
     ],

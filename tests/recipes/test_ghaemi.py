@@ -53,12 +53,11 @@ def test_the_table_of_experiments_says_what_was_really_run(tmp_path):
     done = reproduce("ghaemi/fedavg", "smoke", tmp_path / "out", overrides=overrides)
     table = experiments(done.results)
     row = dict(zip(table.header, table.rows[0], strict=True))
-    assert row["augmentation"] == "flip"
-    assert row["start"] == "from scratch"
+    alike = ("augmentation flip", "start from scratch", "computed fp64, sequential")
+    assert all(one in table.caption for one in alike)  # since it is the same in all
     assert row["local"] == (
         "1 epoch of 64, lr 0.05, momentum 0.9, weight decay 0.001, double softmax"
     )
-    assert row["computed"] == "fp64, sequential"
 
 
 def test_the_table_of_experiments_names_the_full_batch_step(tmp_path):

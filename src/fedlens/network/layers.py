@@ -233,7 +233,7 @@ def group_norm(module: nn.Module) -> nn.Module:
     def replace(m: nn.Module) -> nn.Module:
         if not isinstance(m, _BatchNorm):
             return m
-        if not type(m).__module__.startswith("torch."):
+        if type(m) is not MaskedBatchNorm and not type(m).__module__.startswith("torch."):
             raise ValueError(
                 f'norm is "group", but {type(m).__name__} of the model does more than normalise: '
                 "choose another norm, or a model of plain BatchNorm layers"
