@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -17,6 +16,7 @@ from fedlens.data.emd import emd
 from fedlens.data.partitions import PARTITIONS
 from fedlens.data.partitions.by_round import fresh
 from fedlens.federation import Examples, Holdings
+from tests.counting import num_calls
 
 ALPHAS = [0.0, 1e-320, 1e-12, 1e-3, 0.1, 1.0, 100.0, 1e6, 1e308, math.inf]
 COMPLETE: dict[str, tuple[str, dict[str, Any]]] = {
@@ -87,18 +87,17 @@ def test_equal_seeds_give_equal_partitions_and_others_do_not(case: str) -> None:
     assert first.digest() == again.digest() != other.digest()
 
 
-def test_ten_thousand_clients_take_no_longer_than_a_thousand_by_more_than_their_number() -> None:
-    """Work that grew with the square of the clients would take a hundred times as long."""
-    examples = balanced(60_000, 10)
-    for name, given_options in COMPLETE.values():
-
-        def seconds(num_clients: int, name: str = name, options: Any = given_options) -> float:
-            start = time.process_time()  # of this process alone, whatever else goes on
-            split(name, examples, num_clients, **options)
-            return time.process_time() - start
-
-        few = min(seconds(1_000) for _ in range(2))
-        assert seconds(10_000) < 30 * max(few, 0.01), name
+@pytest.mark.parametrize(("name", "given_options"), COMPLETE.values(), ids=COMPLETE)
+def test_ten_times_the_clients_take_no_more_calls_than_their_number(
+    name: str, given_options: dict[str, Any]
+) -> None:
+    """Work that grew with the square of the clients would be a hundred times as much."""
+    examples = balanced(6_000, 10)
+    few, many = (
+        num_calls(partial(split, name, examples, num_clients, **given_options))
+        for num_clients in (300, 3_000)
+    )
+    assert many < 15 * few
 
 
 @pytest.mark.parametrize(

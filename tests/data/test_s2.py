@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from fedlens.data import s2
 from fedlens.data.partitions import PARTITIONS
 from fedlens.federation import Examples, Holdings
+from tests.counting import num_calls
 
 Array = np.ndarray[Any, Any]
 
@@ -120,17 +121,12 @@ def test_points_of_one_place_stay_together_and_those_without_one_are_left_out() 
     assert held.names == (oracle(10, 20).to_token(),)
 
 
-def test_many_points_take_as_much_longer_as_they_are_more() -> None:
-    """Work that grew with the square of the points would take a hundred times as long."""
-
-    def seconds(num_points: int) -> float:
-        lat, lon = towns(num_points)
-        start = time.process_time()  # of this process alone, whatever else goes on
-        split(lat, lon, n_max=100)
-        return time.process_time() - start
-
-    few = min(seconds(12_000) for _ in range(2))
-    assert seconds(120_000) < 30 * max(few, 0.01)
+def test_many_points_take_as_many_more_calls_as_they_are_more() -> None:
+    """Work that grew with the square of the points would be a hundred times as much."""
+    few, many = (
+        num_calls(partial(split, *towns(num_points), n_max=100)) for num_points in (3_000, 30_000)
+    )
+    assert many < 15 * few
     held = split(*towns(120_000), n_max=100)
     assert int(held.sizes.max()) <= 100
     assert Counter(held.index.tolist()).most_common(1)[0][1] == 1
