@@ -1,7 +1,9 @@
 """How long a round takes on a cluster: a model on paper, and a simulation that checks it.
 
     python benchmarks/cluster_rounds.py           # a table, from one node to a hundred
-    python benchmarks/cluster_rounds.py measure   # on this machine: overhead, and two workers
+    python benchmarks/cluster_rounds.py measure [STEPS]   # on this machine: overhead, two workers
+
+Clients of hsu-cnn take so many steps, 1 if it is not said; the workload of `fedlens bench` has 8.
 
 The simulation plays a round task by task: the model crosses the server's link once a node, tasks
 are handed out longest first to whoever is free, what comes back crosses the link one after another,
@@ -113,7 +115,7 @@ def table() -> None:
             )
 
 
-def measure() -> None:
+def measure(steps: int = 1) -> None:
     """On this machine: what a round costs besides its clients, and two workers beside one."""
     import os
 
@@ -133,7 +135,7 @@ def measure() -> None:
         local=LocalTraining(max_steps=1),
     )
     hsu = experiment(WORKLOADS["hsu-cnn"], "processes", "cpu", "fp32")
-    hsu = replace(hsu, local=replace(hsu.local, max_steps=1))  # a round in seconds
+    hsu = replace(hsu, local=replace(hsu.local, max_steps=steps))
     for name, described, rounds in (("linear", tiny, 100), ("hsu-cnn", hsu, 3)):
         setup = build(replace(described, engine="processes"))
         for kind in (Processes, Ray):
@@ -161,8 +163,8 @@ def measure() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["measure"]:
-        measure()
+    if sys.argv[1:2] == ["measure"]:
+        measure(*map(int, sys.argv[2:]))
     else:
         table()
         slow = replace(Cluster(100, clients=10_000), link=1.25e8)
