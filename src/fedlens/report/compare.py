@@ -20,11 +20,12 @@ from fedlens.report.blocks import (
     Table,
     Text,
 )
+from fedlens.report.curves import curve_blocks
 from fedlens.report.groups import Group, mean_and_std
 from fedlens.report.numbers import NONE, Cell, format_number
 from fedlens.report.page import render_page
 from fedlens.report.pairs import SURE, Pair, Task, by_seed, format_p, pairs, points, ranks, tasks
-from fedlens.report.runs import common_folder, curve_blocks, details
+from fedlens.report.runs import common_folder, details
 from fedlens.report.student import estimate
 from fedlens.runs.budgets import rounds_to
 from fedlens.runs.records import PART_NAMES, Run, number, primary_part, read_all

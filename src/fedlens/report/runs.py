@@ -7,23 +7,13 @@ import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from functools import partial
-from itertools import accumulate
 from pathlib import Path
 from statistics import fmean, stdev
 
 from fedlens.report.artists import Drawing
-from fedlens.report.blocks import Bars, Block, Curves, Facts, Line, Series, Style, Table, Text
-from fedlens.report.groups import (
-    MANY,
-    Group,
-    best_first,
-    best_round,
-    curve,
-    group,
-    mean_and_std,
-    off_if_many,
-    written,
-)
+from fedlens.report.blocks import Bars, Block, Facts, Series, Table, Text
+from fedlens.report.curves import cost_blocks, curve_blocks
+from fedlens.report.groups import MANY, Group, best_first, group, mean_and_std, written
 from fedlens.report.holdings import (
     class_blocks,
     client_blocks,
@@ -48,8 +38,6 @@ from fedlens.runs.records import (
 
 NAMED = 5
 """How many runs the headline names before it sums up the rest."""
-
-STYLES: dict[str, Style] = {"test": "solid", "validation": "dotted", "train": "dashed"}
 
 
 def report(
@@ -85,7 +73,7 @@ def run_blocks(runs: Sequence[Run]) -> list[Block]:
     else:
         blocks.append(_results([one.runs[0] for one in groups], dots=min(len(groups), MANY)))
     blocks += curves[1:]
-    blocks += [*_bars(groups, part), *_cost(groups, part), *schedule_blocks(groups)]
+    blocks += [*_bars(groups, part), *cost_blocks(groups, part), *schedule_blocks(groups)]
     blocks += outcome_blocks(groups, part)
     blocks += [*client_blocks(groups), *class_blocks(groups), *reliability_blocks(groups)]
     blocks += [*_intervals(groups), *partition_blocks(groups)]
@@ -127,68 +115,6 @@ def headline(runs: Sequence[Run]) -> str:
     return ". ".join(sentences) + "."
 
 
-def curve_blocks(groups: Sequence[Group], part: str) -> Iterator[Block]:
-    """How accuracy, relative accuracy and loss went, round by round, where they were recorded."""
-    yield from _curves(groups, "accuracy", part)
-    metric = "relative_accuracy"
-    if any(run.has(metric) for one in groups for run in one.runs):
-        yield Curves(
-            title="Relative accuracy",
-            caption="Accuracy as a share of that of the run's centralised twin: the same model, "
-            "trained for as many examples by one client that holds everything.",
-            lines=off_if_many([_annotated(one, metric, percent=True) for one in groups]),
-            y_label="relative accuracy",
-            percent=True,
-            levels=[("the twin", 1.0)],
-        )
-    yield from _curves(groups, "loss", part)
-
-
-def _curves(groups: Sequence[Group], measure: str, part: str) -> Iterator[Curves]:
-    def recorded(name: str) -> bool:
-        return any(run.has(f"{name}_{measure}") for one in groups for run in one.runs)
-
-    parts = [name for name in STYLES if recorded(name)]
-    if not parts:
-        return
-    main = part if part in parts else parts[0]
-    percent = measure == "accuracy"
-    styles: dict[Style, str] = {"solid": PART_NAMES[main]}
-    lines = [_annotated(one, f"{main}_{measure}", percent) for one in groups]
-    for name in parts:
-        if name != main:
-            style: Style = STYLES[name] if STYLES[name] != "solid" else "dashed"
-            styles[style] = PART_NAMES[name]
-            lines += [curve(one, f"{name}_{measure}", style) for one in groups]
-    sound = [y for line in lines for y in line.y if y is not None and y == y]
-    others = " and ".join(PART_NAMES[name] for name in parts if name != main)
-    caption = f"{measure.capitalize()} on the {PART_NAMES[main]} examples, round by round."
-    caption += f" Broken lines: {others} {measure}." if others else ""
-    caption += " Rings mark the best round."
-    if any(line.low for line in lines):
-        caption += " Lines are means over seeds, bands ± one standard deviation."
-    if len(groups) > MANY:
-        caption += f" Drawn are the best {MANY} of {len(groups)}; a click on a name draws another."
-    yield Curves(
-        title=f"{PART_NAMES[main].capitalize()} {measure}",
-        name=measure,
-        caption=caption,
-        lines=off_if_many([line for line in lines if line.x]),
-        y_label=f"{PART_NAMES[main]} {measure}",
-        percent=percent,
-        log_y=not percent and min(sound) > 0 and max(sound) / min(sound) > 100,
-        styles=styles,
-    )
-
-
-def _annotated(one: Group, metric: str, percent: bool) -> Line:
-    """A group's curve with its best round, and how it ended if it did not finish."""
-    line, best = curve(one, metric), best_round(one, metric)
-    words = [] if best is None else [f"best {format_number(best[1], percent)} (round {best[0]:g})"]
-    words += sorted({run.status for run in one.runs} - {"finished"})
-    return Line(line.name, line.x, line.y, line.low, line.high, note=", ".join(words), ring=best)
-
-
 def _bars(groups: Sequence[Group], part: str) -> Iterator[Bars]:
     metric = f"{part}_accuracy"
     finals = [(one, values) for one in groups if (values := one.finals(metric))]
@@ -211,55 +137,6 @@ def _bars(groups: Sequence[Group], part: str) -> Iterator[Bars]:
         percent=True,
         dots=len(groups) <= MANY,
     )
-
-
-def _cost(groups: Sequence[Group], part: str) -> Iterator[Curves]:
-    """What accuracy cost: bytes on the way, and seconds of training; only to compare."""
-    if len(groups) < 2:
-        return
-    metric = f"{part}_accuracy"
-    for name, columns, unit, what in (
-        ("accuracy_by_bytes", ("bytes_up", "bytes_down"), 1e6, "megabytes"),
-        ("accuracy_by_seconds", ("seconds",), 1.0, "seconds"),
-    ):
-        lines = [line for one in groups if (line := _by_cost(one, metric, columns, unit)).x]
-        alike = len({tuple(line.x) for line in lines}) == 1  # no more is told than by rounds
-        if len(lines) > 1 and not alike:
-            spent = (
-                "sent up and down by all clients" if unit > 1 else "of training, evaluation apart"
-            )
-            yield Curves(
-                title=f"Accuracy by {what}",
-                name=name,
-                caption=f"{PART_NAMES[part].capitalize()} accuracy against the {what} {spent}, "
-                "added up over rounds; of repeats, the means.",
-                lines=off_if_many(lines),
-                x_label=what,
-                y_label=f"{PART_NAMES[part]} accuracy",
-                percent=True,
-            )
-
-
-def _by_cost(one: Group, metric: str, columns: Sequence[str], unit: float) -> Line:
-    """Means over repeats, of cost and of accuracy, in the rounds that all of them recorded."""
-    curves = [_spent(run, metric, columns) for run in one.runs if run.has(metric)]
-    rounds = sorted(set.intersection(*map(set, curves))) if curves else []
-    if not any(sum(number(row.get(name)) or 0.0 for name in columns) for row in one.runs[0].rounds):
-        rounds = []
-    xs, ys = (
-        [fmean(curve[round][side] for curve in curves) for round in rounds] for side in (0, 1)
-    )
-    return Line(one.name, [x / unit for x in xs], ys)
-
-
-def _spent(run: Run, metric: str, columns: Sequence[str]) -> dict[int, tuple[float, float]]:
-    """By round that has the metric: what was spent until then, and the metric."""
-    costs = [sum(number(row.get(name)) or 0.0 for name in columns) for row in run.rounds]
-    return {
-        row["round"]: (spent, value)
-        for row, spent in zip(run.rounds, accumulate(costs), strict=True)
-        if (value := number(row.get(metric))) is not None
-    }
 
 
 def _facts_of(run: Run) -> Facts:
