@@ -8,7 +8,7 @@ many examples each batch holds, is known from the plan.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from operator import itemgetter
@@ -40,6 +40,7 @@ from fedlens.steps import (
     own_rows,
     read_batch,
     rows_of,
+    views_of,
 )
 from fedlens.trees import in_order, map_tensors, stack, unstack
 from fedlens.uploads import NORM, norm_of
@@ -124,11 +125,15 @@ class ClientProgram:
     ) -> list[Part]:
         """All steps of all clients, and what they send: a part for each experiment.
 
-        `take_steps` is how an engine takes steps, if not simply by `self.take_steps`.
+        `take_steps` is how an engine takes steps, if not simply by `self.take_steps`: its own
+        leave clients in the memory where they were.
         """
-        take_steps = take_steps or partial(self.take_steps, model, examples)
         start = shared._replace(exact={})
-        local, loss = self._train(examples.labels, cuts, take_steps, start, inputs)
+        if take_steps is None:
+            plainly = partial(self.take_steps, model, examples)
+            local, loss = self._train(examples.labels, cuts, plainly, rows_of, start, inputs)
+        else:
+            local, loss = self._train(examples.labels, cuts, take_steps, views_of, start, inputs)
         client_keys = inputs.keys
         if inputs.to_cohort is not None:
             order = inputs.to_cohort
@@ -147,6 +152,7 @@ class ClientProgram:
         known_labels: Tensor,
         cuts: Cuts,
         take_steps: TakeSteps,
+        some_of: Callable[[Local, slice], Local],
         shared: Shared,
         inputs: ClientInputs,
     ) -> tuple[Local, Tensor]:
@@ -170,8 +176,8 @@ class ClientProgram:
 
         for some, training, width in alike(cuts):
             if training < len(local.steps):
-                finished.append(rows_of(local, slice(training, None)))
-                local = rows_of(local, slice(training))
+                finished.append(some_of(local, slice(training, None)))
+                local = some_of(local, slice(training))
                 algorithm = self.algorithm_of(local)
             rows = (slice(training), some)
             now = StepInput(

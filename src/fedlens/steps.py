@@ -148,12 +148,19 @@ def numbers_of_clients(inputs: ClientInputs, params: Tree) -> tuple[Tensor, ...]
 
 def rows_of(local: Local, which: slice) -> Local:
     """Some clients of `local`; what all share, with a leading axis of 1, stays as it is."""
+    return _of_clients(local, lambda t: t[which].clone())
+
+
+def views_of(local: Local, which: slice) -> Local:
+    """The same, in the memory where they are."""
+    return _of_clients(local, lambda t: t.detach()[which])
+
+
+def _of_clients(local: Local, fn: Callable[[Tensor], Tensor]) -> Local:
     clients = len(local.steps)
     local = replace(local, step=None, count=None, loss=None)
-    rows: Local = map_tensors(
-        local, lambda t: t[which].clone() if t.ndim and len(t) == clients else t
-    )
-    return rows
+    some: Local = map_tensors(local, lambda t: fn(t) if t.ndim and len(t) == clients else t)
+    return some
 
 
 def own_rows(rows: slice, tensor: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from fedlens.algorithms.clip import clip
 from fedlens.algorithms.fedbn import fedbn
 from fedlens.algorithms.median import median
 from fedlens.client import ClientProgram
-from fedlens.engines import Stacked, recording
+from fedlens.engines import Stacked, factored, recording
 from fedlens.engines.graphs import Captures, EagerCapture
 from fedlens.network.network import Network
 from fedlens.pieces import Sgd, Uniformly
@@ -73,6 +73,37 @@ def test_long_rounds_are_recorded_in_blocks_of_steps(name, monkeypatch):
     assert 2 in together <= {1, 2}
     for one, other in zip(*(tensors_in((s.params, s.buffers)) for s in ends), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("factor", [False, True])
+def test_recorded_clients_stay_in_one_place_however_many_still_train(factor, monkeypatch):
+    """Memory that grew with every number of clients would grow with its square."""
+    for module in (recording, factored):
+        monkeypatch.setattr(module, "LONG", 3)
+        monkeypatch.setattr(module, "BLOCK", 2)
+    federation = noisy_images([70, 64, 60, 47, 33, 20])
+    network = Network(wide(0.2), dtype=torch.float64)
+    ends: list[State] = []
+    for recorder in (None, Captures(EagerCapture)):
+        state = None
+        engine = Stacked(
+            network, federation.examples, factor=factor, make_recorder=always(recorder)
+        )
+        for clients in (3, 3, 6, 4, 6, 6):  # the place grows once
+            algorithm = replace(PLAIN, select=Uniformly(clients))
+            program = ClientProgram(algorithm, network.layout)
+            state = state or begin(network, program, federation, CPU)
+            state, _ = run_round(program, federation, engine, state, seed=0)
+        ends.append(state)
+    assert recorder is not None
+    assert bool(engine.forms) == factor
+    widths = {inputs[0][0][0] for _, inputs in recorder._captured}
+    assert len(widths) > 2
+    assert all(one.in_place for one in recorder._captured.values())
+    firsts = {one.inputs[0].untyped_storage().data_ptr() for one in recorder._captured.values()}
+    assert len(firsts) == 1
+    for one, other in zip(*(tensors_in((s.params, s.buffers)) for s in ends), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("key", ["lr", "rho"])

@@ -37,6 +37,7 @@ from fedlens.core import (
     Tree,
     Upload,
 )
+from fedlens.engines.recording import BLOCK, LONG
 from fedlens.network.factors import Factors
 from fedlens.network.layout import Layout
 from fedlens.network.network import Network
@@ -128,6 +129,8 @@ class FactoredForm:
 
     def start(self, local: Local, inputs: ClientInputs, step: LocalStep) -> FactoredWeights:
         clients, (_, steps, batch) = len(local.steps), inputs.plan.index.shape
+        if steps > LONG:  # few shapes, each of which comes again and can be recorded
+            steps = -(-steps // BLOCK) * BLOCK
         lr, decay = (_by_client(number, local) for number in (step.lr, step.decay))  # [C] float64
         layers = {}
         for name in self.names:

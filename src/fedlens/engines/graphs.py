@@ -67,17 +67,22 @@ class Captured:
     capture: Capture
     inputs: list[Tensor]
     copied: list[tuple[Tensor, int]]  # what was copied to the inputs last, with its version
+    in_place: bool  # whether some of them lie in the recorder's place
 
     def copy(self, given: list[Tensor]) -> None:
         """Copy what is not there yet."""
         there = zip(given, self.inputs, self.copied, strict=True)
         with torch.no_grad():
-            copy_all([(t, m) for t, m, (old, v) in there if t is not old or t._version != v])
+            copy_all(
+                (t, m)
+                for t, m, (old, v) in there
+                if (t is not old or t._version != v) and t.data_ptr() != m.data_ptr()
+            )
         self.copied = [(t, t._version) for t in given]
 
 
-Shaped = tuple[object, tuple[tuple[torch.Size, torch.dtype], ...]]
-"""A key, with the shapes and dtypes of the inputs."""
+Shaped = tuple[object, tuple[tuple[torch.Size, tuple[int, ...], torch.dtype], ...]]
+"""A key, with the shapes, strides and dtypes of the inputs."""
 
 
 @dataclass
@@ -89,10 +94,11 @@ class Captures:
     _seen: Counter[Shaped] = field(default_factory=Counter)
     _captured: dict[Shaped, Captured] = field(default_factory=dict)
     _pool: Any = None
+    _place: dict[tuple[int, torch.dtype], Tensor] = field(default_factory=dict)
 
     def __call__(self, key: object, function: Callable[..., T], *inputs: Any) -> T | None:
         given = tensors_in(inputs)
-        shapes = (key, tuple((t.shape, t.dtype) for t in given))
+        shapes = (key, tuple((t.shape, t.stride(), t.dtype) for t in given))
         captured = self._captured.get(shapes)
         if captured is None:
             self._seen[shapes] += 1
@@ -105,20 +111,48 @@ class Captures:
         result: T = captured.capture.result
         return result
 
+    def place(self, value: T) -> T:
+        tensors, places = tensors_in(value), []
+        for number, tensor in enumerate(tensors):
+            name = number, tensor.dtype
+            if name not in self._place or len(self._place[name]) < tensor.numel():
+                self._place[name] = tensor.new_empty(tensor.numel())
+                # They are about memory that is no longer the place.
+                kept = {s: one for s, one in self._captured.items() if not one.in_place}
+                self._captured = kept
+            strides = torch.empty_like(tensor, device="meta").stride()
+            places.append(self._place[name].as_strided(tensor.shape, strides))
+        with torch.no_grad():
+            copy_all(zip(tensors, places, strict=True))
+        there = iter(places)
+        placed: T = map_tensors(value, lambda _: next(there))
+        return placed
+
     def _capture(self, function: Callable[..., Any], inputs: Any) -> Captured:
-        own = _copied(inputs)
+        places = {memory.untyped_storage().data_ptr() for memory in self._place.values()}
+        given = tensors_in(inputs)
+        in_place = any(t.untyped_storage().data_ptr() in places for t in given)
+        own = _own(inputs, places)
         capture = self.make(function, own, self._pool)
         if isinstance(capture, CudaGraph):
             self._pool = capture.graph.pool()
         tensors = tensors_in(own)
-        return Captured(capture, tensors, [(t, t._version) for t in tensors])
+        return Captured(capture, tensors, [(t, t._version) for t in tensors], in_place)
 
 
-def _copied(value: Any) -> Any:
-    """Copies of its tensors; those of a list are rows of one tensor each, which they stack to."""
+def _own(value: Any, places: set[int]) -> Any:
+    """Copies of its tensors, but of those in `places`, which stay where they are.
+
+    Those of a list are rows of one tensor each, which they stack to.
+    """
+
+    def copied(tensor: Tensor) -> Tensor:
+        stays = tensor.untyped_storage().data_ptr() in places
+        return tensor.detach() if stays else tensor.detach().clone()
+
     if isinstance(value, list) and value:
         return unstack(stack(map_tensors(value, lambda t: t.detach().clone())), len(value))
     if isinstance(value, tuple):
-        parts = [_copied(part) for part in value]
+        parts = [_own(part, places) for part in value]
         return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
-    return map_tensors(value, lambda t: t.detach().clone())
+    return map_tensors(value, copied)

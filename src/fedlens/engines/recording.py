@@ -9,8 +9,7 @@ once without: a round of more than LONG steps is recorded in blocks of BLOCK ste
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Protocol, TypeVar
 
@@ -41,6 +40,13 @@ class Recorder(Protocol):
     """
 
     def __call__(self, key: object, function: Callable[..., T], *inputs: Any) -> T | None: ...
+
+    def place(self, value: T) -> T:
+        """`value` in memory that stays, always the same: it is over when this is called again.
+
+        What is recorded of tensors there is not copied before it is played, nor what it gives.
+        """
+        ...
 
 
 def run_program(
@@ -73,50 +79,54 @@ def run_program(
     if parts is not None:
         return _own_memory(parts, recorded=True)
     widest = shape[0], (work.plan.index.shape[2],) * num_steps  # one shape for every step
-    take_steps = partial(_recorded_steps, recorder, program, model, examples)
+    take_steps = RecordedSteps(recorder, program, model, examples)
     parts = program.run(model, examples, widest, spans, shared, unpack(packed), take_steps)
-    return _own_memory(parts, recorded=False)
+    return _own_memory(parts, recorded=True)
 
 
-def _recorded_steps(
-    recorder: Recorder,
-    program: ClientProgram,
-    model: Model,
-    examples: Examples,
-    algorithm: Algorithm,
-    local: Local,
-    now: StepInput,
-) -> tuple[Local, Tensor]:
-    """`ClientProgram.take_steps`, recorded: blocks of BLOCK steps, and what is left one by one."""
+@dataclass
+class RecordedSteps:
+    """`ClientProgram.take_steps` for one round, recorded: BLOCK by BLOCK, what is left one by one.
 
-    def in_place(local: Local, now: StepInput) -> tuple[Local, Tensor]:
-        """Steps that leave their result where they found what they started from."""
-        own = program.algorithm_of(local)
-        moved, losses = program.take_steps(model, examples, own, replace(local), now)
+    All steps leave clients where they found them, in the recorder's place, also when some are done
+    and the others go on: to copy them all each time would take longer than the steps.
+    """
+
+    recorder: Recorder
+    program: ClientProgram
+    model: Model
+    examples: Examples
+    has_begun: bool = False
+
+    def __call__(self, _: Algorithm, local: Local, now: StepInput) -> tuple[Local, Tensor]:
+        local = replace(local, step=None, count=None, loss=None)
+        if not self.has_begun:
+            local, self.has_begun = self.recorder.place(local), True
+        total = len(now.step)
+        in_blocks = total // BLOCK * BLOCK if total > LONG else 0
+        firsts = [*range(0, in_blocks, BLOCK), *range(in_blocks, total)]
+        losses = []
+        for first, end in pairwise([*firsts, total]):
+            some = now.at(slice(first, end))
+            loss = self.recorder("steps", self._in_place, local, some)
+            # The next steps write over what was recorded.
+            losses.append(self._in_place(local, some) if loss is None else loss.clone())
+        return local, torch.cat(losses, 1)
+
+    def _in_place(self, local: Local, now: StepInput) -> Tensor:
+        """The losses of steps that leave their result where they found what they started from."""
+        algorithm = self.program.algorithm_of(local)
+        moved, losses = self.program.take_steps(
+            self.model, self.examples, algorithm, replace(local), now
+        )
         with torch.no_grad():
             for part in ("params", "buffers", "solver"):
                 copy_tensors(getattr(moved, part), getattr(local, part))
-        return local, losses
-
-    total = len(now.step)
-    in_blocks = total // BLOCK * BLOCK if total > LONG else 0
-    firsts = [*range(0, in_blocks, BLOCK), *range(in_blocks, total)]
-    losses = []
-    for first, end in pairwise([*firsts, total]):
-        some = now.at(slice(first, end))
-        before = replace(local, step=None, count=None, loss=None)
-        done = recorder("steps", in_place, before, some)
-        if done is None:
-            local, loss = program.take_steps(model, examples, algorithm, local, some)
-        else:
-            # The next steps write over the losses; where they leave the model, that goes on.
-            local, loss = done[0], done[1].clone()
-        losses.append(loss)
-    return local, torch.cat(losses, 1)
+        return losses
 
 
 def _own_memory(parts: list[Part], recorded: bool) -> list[Part]:
-    """Parts that outlive the tensors they were made in: those of a recorder, or of all clients."""
+    """Parts that outlive the tensors they were made in: a recorder's, or those of all clients."""
     own: list[dict[str, Any]] = []
     for part in parts:
         own.append({"keep": part.keep} if any(part.keep) else {})

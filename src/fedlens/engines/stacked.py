@@ -160,6 +160,9 @@ class OfForm:
     def __call__(self, key: object, function: Callable[..., T], *inputs: Any) -> T | None:
         return self.recorder((self.form, key), function, *inputs)
 
+    def place(self, value: T) -> T:
+        return self.recorder.place(value)
+
 
 def _clients_of_each(work: Work) -> int:
     """How many clients each experiment has, if that is the same number; else 1."""
