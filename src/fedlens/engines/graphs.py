@@ -120,6 +120,8 @@ class Captures:
                 # They are about memory that is no longer the place.
                 kept = {s: one for s, one in self._captured.items() if not one.in_place}
                 self._captured = kept
+                if not kept:  # the working memory goes with the last graph that has it
+                    self._pool = None
             strides = torch.empty_like(tensor, device="meta").stride()
             places.append(self._place[name].as_strided(tensor.shape, strides))
         with torch.no_grad():
