@@ -81,8 +81,8 @@ class Captured:
         self.copied = [(t, t._version) for t in given]
 
 
-Shaped = tuple[object, tuple[tuple[torch.Size, tuple[int, ...], torch.dtype], ...]]
-"""A key, with the shapes, strides and dtypes of the inputs."""
+Shaped = tuple[object, tuple[tuple[torch.Size, torch.dtype], ...]]
+"""A key, with the shapes and dtypes of the inputs."""
 
 
 @dataclass
@@ -98,7 +98,7 @@ class Captures:
 
     def __call__(self, key: object, function: Callable[..., T], *inputs: Any) -> T | None:
         given = tensors_in(inputs)
-        shapes = (key, tuple((t.shape, t.stride(), t.dtype) for t in given))
+        shapes = (key, tuple((t.shape, t.dtype) for t in given))
         captured = self._captured.get(shapes)
         if captured is None:
             self._seen[shapes] += 1

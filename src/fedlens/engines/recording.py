@@ -22,7 +22,7 @@ from fedlens.core import Local
 from fedlens.federation import Examples
 from fedlens.network.model import Model
 from fedlens.steps import StepInput, cuts
-from fedlens.trees import copies, copy_tensors
+from fedlens.trees import copies, copy_tensors, tensors_in
 from fedlens.work import ClientInputs, PackedInputs, Part, Shared, Work
 
 T = TypeVar("T")
@@ -106,9 +106,10 @@ class RecordedSteps:
         in_blocks = total // BLOCK * BLOCK if total > LONG else 0
         firsts = [*range(0, in_blocks, BLOCK), *range(in_blocks, total)]
         losses = []
+        key = "steps", tuple(t.stride() for t in tensors_in(local))  # it reads them where they lie
         for first, end in pairwise([*firsts, total]):
             some = now.at(slice(first, end))
-            loss = self.recorder("steps", self._in_place, local, some)
+            loss = self.recorder(key, self._in_place, local, some)
             # The next steps write over what was recorded.
             losses.append(self._in_place(local, some) if loss is None else loss.clone())
         return local, torch.cat(losses, 1)
