@@ -94,9 +94,6 @@ def reproduce_command(
         if left:
             with _progress(planned, quiet) as watch:
                 run_cells(planned, watch)
-        if only and not planned.can_be_shown:
-            print(f"{len(planned.chosen)} of {len(planned.cells)} runs are done: {planned.out}")
-            return
         with once_written():
             done = show(planned)
     except KeyboardInterrupt:

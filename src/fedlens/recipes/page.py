@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedlens.experiment import Experiment, Named
 from fedlens.recipes.recipe import Measured, Recipe, Results
-from fedlens.report.blocks import Block, Curves, Intervals, Line, Marks, Table, Text
+from fedlens.report.blocks import Bars, Block, Curves, Intervals, Line, Marks, Table, Text
 from fedlens.report.numbers import NONE
 from fedlens.report.pairs import SURE, format_p, points
 from fedlens.report.pictures import is_drawn
@@ -34,13 +34,23 @@ def opening(recipe: Recipe, results: Results) -> Text:
         said.append(f"Not as in the recipe: {', '.join(changed)}.")
     runs = [run for cell in results.runs.values() for run in cell]
     if runs:
-        seeds, count = len(recipe.seeds), len(results.runs)
-        if count < len(recipe.cells):
-            said.append(f"{count} of the {len(recipe.cells)} experiments are here.")
+        count = len(results.runs)
+        if missing := [cell for cell in recipe.cells if not results.runs[cell]]:
+            some = f"{'; '.join(missing[:3])}{' and so on' if len(missing) > 3 else ''}"
+            said.append(
+                f"{count} of the {len(recipe.cells)} experiments are here. Not run yet: {some}."
+            )
+        numbers = sorted({len(of_cell) for of_cell in results.runs.values()})
+        seeds = f"{numbers[0]}" if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
         said.append(
-            f"{count} experiment{'' if count == 1 else 's'}, {seeds} seed{'s' if seeds > 1 else ''}"
-            f"{' each' if count > 1 else ''}, on {_machines(runs)}: {_span(runs)} in all. "
-            f"{'Bands and ± are one standard deviation over seeds.' if seeds > 1 else _ONE_SEED}"
+            f"{count} experiment{'' if count == 1 else 's'}, {seeds} "
+            f"seed{'s' if numbers[-1] > 1 else ''}{' each' if count > 1 else ''}, on "
+            f"{_machines(runs)}: {_span(runs)} in all. "
+            + (
+                "Bands and ± are one standard deviation over seeds."
+                if numbers[-1] > 1
+                else _ONE_SEED
+            )
         )
     else:
         said = [recipe.stand_in or "The data are the paper's own. Nothing is trained."]
@@ -49,8 +59,18 @@ def opening(recipe: Recipe, results: Results) -> Text:
 
 def led_by_a_figure(blocks: Sequence[Block], told: Text) -> list[Block]:
     """A recipe's blocks with their first picture at the top, and what was run right below it."""
-    lead = next((one for one in blocks if is_drawn(one)), None)
-    return [*([lead] if lead else []), told, *(one for one in blocks if one is not lead)]
+    shown = [one for one in blocks if not _is_empty(one)]
+    lead = next((one for one in shown if is_drawn(one)), None)
+    return [*([lead] if lead else []), told, *(one for one in shown if one is not lead)]
+
+
+def _is_empty(block: Block) -> bool:
+    """Whether it is a picture of experiments of which none was run."""
+    if isinstance(block, Curves):
+        return not any(line.x for line in block.lines if line.style != "dashed")
+    if isinstance(block, Bars):
+        return not any(height is not None for one in block.series for height in one.heights)
+    return False
 
 
 def experiments(results: Results) -> Table:
@@ -205,7 +225,11 @@ def curves(
         Line(name, range(1, len(values) + 1), values, style="dashed")
         for name, values in (published or {}).items()
     ]
-    lines += [_line(results, cell, name, measure, against) for cell, name in names.items()]
+    lines += [
+        _line(results, cell, name, measure, against)
+        for cell, name in names.items()
+        if results.runs[cell]
+    ]
     return Curves(
         title=title,
         caption=caption,
@@ -218,13 +242,11 @@ def curves(
 
 
 def _line(results: Results, cell: str, name: str, measure: str, against: str) -> Line:
-    runs = [dict(zip(*run.curve(measure), strict=True)) for run in results.runs[cell]]
     if against:
-        base = [dict(zip(*run.curve(measure), strict=True)) for run in results.runs[against]]
-        runs = [
-            {r: y - other[r] for r, y in run.items() if r in other}
-            for run, other in zip(runs, base, strict=True)
-        ]
+        both = [(_points(a, measure), _points(b, measure)) for a, b in results.pairs(cell, against)]
+        runs = [{r: y - other[r] for r, y in run.items() if r in other} for run, other in both]
+    else:
+        runs = [_points(run, measure) for run in results.runs[cell]]
     rounds = sorted({r for run in runs for r in run})
     found = [Measured.of([run.get(r) for run in runs]) for r in rounds]
     mean = [m.mean if m else None for m in found]
@@ -235,6 +257,10 @@ def _line(results: Results, cell: str, name: str, measure: str, against: str) ->
     low = [m.mean - (m.std or 0.0) if m else None for m in found]
     high = [m.mean + (m.std or 0.0) if m else None for m in found]
     return Line(name, rounds, mean, low, high, note=note)
+
+
+def _points(run: Run, measure: str) -> dict[int, float]:
+    return dict(zip(*run.curve(measure), strict=True))
 
 
 def beside(

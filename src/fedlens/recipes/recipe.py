@@ -125,7 +125,7 @@ class Results:
     """The finished runs of a recipe's cells."""
 
     scale: Scale
-    runs: Mapping[str, Sequence[Run]]  # by cell: a run for each seed
+    runs: Mapping[str, Sequence[Run]]  # by cell: a run for each of its seeds
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "runs", _Runs(self.runs))
@@ -136,9 +136,17 @@ class Results:
 
     def differences(self, cell: str, other: str, measure: str = "test_accuracy") -> list[float]:
         """A cell's last evaluation minus another's, seed by seed."""
-        ends = [[run.final(measure) for run in self.runs[name]] for name in (cell, other)]
-        pairs = zip(*ends, strict=True)
-        return [a - b for a, b in pairs if a is not None and b is not None]
+        ends = [(a.final(measure), b.final(measure)) for a, b in self.pairs(cell, other)]
+        return [a - b for a, b in ends if a is not None and b is not None]
+
+    def pairs(self, cell: str, other: str) -> list[tuple[Run, Run]]:
+        """The runs of two cells that have the same seed."""
+        by_seed = {run.manifest["seed"]: run for run in self.runs[other]}
+        return [
+            (run, by_seed[seed])
+            for run in self.runs[cell]
+            if (seed := run.manifest["seed"]) in by_seed
+        ]
 
     def at(self, cell: str, place: int, measure: str = "test_accuracy") -> Measured | None:
         """A cell's evaluation number `place`, from 0 or, below it, from the end."""
@@ -177,4 +185,3 @@ class Recipe:
     cells: Mapping[str, Experiment] = field(default_factory=dict)
     seeds: Sequence[int] = (0,)  # each cell is run with each of them
     stand_in: str = ""  # what takes the place of something that is not here
-    is_grid: bool = False  # whether its page can be drawn while some cells are missing

@@ -73,12 +73,6 @@ class Reproduction:
                 yield {place: left[place] for place in part[start : start + AT_ONCE]}
 
     @property
-    def can_be_shown(self) -> bool:
-        """Whether all cells are done, or some, if the page can be drawn of them."""
-        done = [read_status(place) in OVER for place in self.cells]
-        return any(done) if self.recipe.is_grid else all(done)
-
-    @property
     def rounds(self) -> int:
         return sum(self.cells[place].rounds for place in self.chosen)
 
@@ -199,12 +193,12 @@ def _run_cells(planned: Reproduction, watch: Watch | None) -> None:
 
 
 def show(planned: Reproduction) -> Reproduced:
-    """Draw the page of a reproduction that can be shown."""
+    """Draw the page of a reproduction: of the runs that are done."""
     recipe, runs = planned.recipe, {}
     for cell in recipe.cells:
         places = [place_of(planned.out, cell, seed, recipe) for seed in recipe.seeds]
-        if all(read_status(place) in OVER for place in places):
-            runs[cell] = [read(place) for place in places]
+        if done := [read(place) for place in places if read_status(place) in OVER]:
+            runs[cell] = done
     return draw(planned.name, planned.scale, recipe, runs, planned.out)
 
 

@@ -30,7 +30,8 @@ def redraw(
     """Draw the page of a table or figure from records; nothing is trained.
 
     `stored` holds run folders as `runs` of a reproduction does, or is that reproduction's own
-    folder. Rounds may be packed, as rounds.jsonl.gz. A page needs data only where it shows them.
+    folder. Rounds may be packed, as rounds.jsonl.gz. A page has what was run of its cells and
+    seeds; it needs data only where it shows them.
     """
     if name not in RECIPES:
         raise ValueError(f"unknown recipe {name!r}: {did_you_mean(name, RECIPES)}")
@@ -39,19 +40,17 @@ def redraw(
     recipe = RECIPES[name](at)
     if not recipe.cells:
         raise ValueError(f"{name} trains nothing and has no records: leave --from out")
-    found = {cell: _of_cell(cell, runs) for cell in recipe.cells}
-    missing = next((cell for cell, by_seed in found.items() if not by_seed), None)
-    if missing is not None and not recipe.is_grid:
+    found = {cell: of_cell for cell in recipe.cells if (of_cell := _of_cell(cell, runs))}
+    if not found:
+        some = slug(next(iter(recipe.cells)))
         raise ValueError(
-            f"{stored} has no run of {missing!r}, which would be called {slug(missing)}: name a "
-            "folder that holds all runs of the recipe at this scale"
+            f"{stored} has no run of {name}, which would be called {some} and so on: name the "
+            "folder of its runs"
         )
-    found = {cell: by_seed for cell, by_seed in found.items() if by_seed}
-    seeds = _seeds(found)
+    seeds = sorted({run.manifest["seed"] for of_cell in found.values() for run in of_cell})
     recipe = replace(recipe, seeds=seeds, stand_in=f"{recipe.stand_in} {_from(stored)}".strip())
-    chosen = {cell: [by_seed[seed] for seed in seeds] for cell, by_seed in found.items()}
     folder = Path(out) if out is not None else Path("reproductions") / f"{name}-{scale}"
-    return draw(name, at, recipe, chosen, folder)
+    return draw(name, at, recipe, found, folder)
 
 
 def _from(stored: str | Path) -> str:
@@ -88,19 +87,8 @@ def _used(runs: Sequence[Run]) -> Recorded:
     return Recorded(frozenset(datasets), tuple(dict.fromkeys(sources)))
 
 
-def _of_cell(cell: str, runs: Mapping[str, Run]) -> dict[int, Run]:
-    """The runs of a cell, by seed."""
-    name = slug(cell)
-    own = re.compile(rf"{re.escape(name)}(-seed\d+)?")
-    return {run.manifest["seed"]: run for place, run in runs.items() if own.fullmatch(place)}
-
-
-def _seeds(found: Mapping[str, Mapping[int, Run]]) -> list[int]:
-    """Those that every cell was run with: comparisons are seed by seed."""
-    if not found:
-        raise ValueError("the folder has no run of this recipe: name the folder of its own runs")
-    first, *others = found.values()
-    common = sorted(set(first).intersection(*others))
-    if not common:
-        raise ValueError("the cells have no seed in common: name a folder of one reproduction")
-    return common
+def _of_cell(cell: str, runs: Mapping[str, Run]) -> list[Run]:
+    """The runs of a cell, in the order of their seeds."""
+    own = re.compile(rf"{re.escape(slug(cell))}(-seed\d+)?")
+    found = [run for place, run in runs.items() if own.fullmatch(place)]
+    return sorted(found, key=lambda run: run.manifest["seed"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fedlens.recipes.fedavg_cifar10.setting import RULES, experiment, lambda_note, stand_in
 from fedlens.recipes.recipe import Recipe, Results, Scale
 from fedlens.report.blocks import Bars, Block, Series, Table
+from fedlens.report.numbers import NONE
 
 COHORTS = (1, 3, 5)
 
@@ -28,20 +29,13 @@ def figure14(scale: Scale) -> Recipe:
 
 
 def blocks(results: Results) -> list[Block]:
-    series = []
+    series, gains = [], []
     for name in RULES:
         found = [results.final(f"{name}, {c} a round") for c in COHORTS]
         series.append(Series(name, [f and f.mean for f in found], [f and f.std for f in found]))
-    gains = [
-        [
-            name,
-            *(
-                f"{100 * (one.heights[i + 1] - one.heights[0]):+.2f}"  # type: ignore[operator]
-                for i in range(len(COHORTS) - 1)
-            ),
-        ]
-        for name, one in zip(RULES, series, strict=True)
-    ]
+        one, *more = found
+        above = [f"{100 * (f.mean - one.mean):+.2f}" if f and one else NONE for f in more]
+        gains.append([name, *above])
     return [
         Bars(
             title="Client versus accuracy",

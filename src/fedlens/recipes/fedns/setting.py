@@ -238,7 +238,7 @@ def remarks(study: Study, results: Results) -> Text:
             "The paper names AlexNet, which cannot take images of 32 × 32; its usual form for "
             "them is ours."
         )
-    run = results.runs[CELLS[0]][0]
+    run = next(iter(results.runs.values()))[0]
     found = len(run.manifest["classes"])
     if found != study.num_classes and settings(run.experiment)["dataset"] == study.dataset:
         said.append(

@@ -20,6 +20,7 @@ from fedlens.recipes.ghaemi.setting import (
 from fedlens.recipes.page import beside
 from fedlens.recipes.recipe import Recipe, Results, Scale
 from fedlens.report.blocks import Block, Table
+from fedlens.report.numbers import NONE
 
 FLOOR = math.log(1 + 9 / math.e)  # of the double softmax over ten classes
 TOO_FAST = "non-iid, logits, lr 0.05"
@@ -122,4 +123,4 @@ def _distance(
         for loss, accuracy in zip(losses, accuracies, strict=True)
         if loss is not None and accuracy is not None
     ]
-    return f"{sum(apart) / len(apart):.4f}"
+    return f"{sum(apart) / len(apart):.4f}" if apart else NONE

@@ -46,7 +46,6 @@ def figure4(scale: Scale) -> Recipe:
         seeds=range(scale.pick(1, 1, 3)),
         blocks=blocks,
         stand_in=stand_in(scale),
-        is_grid=True,
     )
 
 

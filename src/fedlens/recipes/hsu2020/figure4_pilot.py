@@ -65,7 +65,6 @@ def figure4_pilot(scale: Scale) -> Recipe:
         cells=cells,
         blocks=blocks,
         stand_in=stand_in(scale),
-        is_grid=True,
     )
 
 

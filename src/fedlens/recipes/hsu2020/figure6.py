@@ -92,17 +92,19 @@ def _places(results: Results) -> dict[str, tuple[str, str]]:
 
 def _by_emd(results: Results) -> Curves:
     budget = rounds(results.scale)[1]
-    lines = []
+    lines: list[Line] = []
+    places: list[str] = []
     for base in BASES:
-        points = []
+        points: list[tuple[float, float | None, str]] = []
         for place, (first, whole) in _places(results).items():
             runs, best = results.runs[f"{first}, {base}, FedVC"], results.final(whole)
             found = Measured.of([at_rounds(run.rounds, [budget])[budget] for run in runs])
             relative = found.mean / best.mean if found and best and best.mean else None
-            points.append((runs[0].summary["emd"], relative, place))
+            if runs:
+                points.append((runs[0].summary["emd"], relative, place))
         points.sort(key=lambda point: point[0])
-        xs, ys, places = zip(*points, strict=True)
-        lines.append(Line(f"{base}, FedVC", xs, ys))
+        places = [place for _, _, place in points] or places
+        lines.append(Line(f"{base}, FedVC", [x for x, _, _ in points], [y for _, y, _ in points]))
     return Curves(
         title="Relative accuracy against EMD",
         caption=f"Test accuracy at {budget:,} rounds, divided by that of centralised training on "
@@ -123,7 +125,9 @@ def _emds(results: Results) -> Table:
             (
                 place,
                 EMD.get(place),
-                Measured(results.runs[f"{first}, {base}, FedVC"][0].summary["emd"], None, 1),
+                Measured.of(
+                    [run.summary["emd"] for run in results.runs[f"{first}, {base}, FedVC"]][:1]
+                ),
             )
             for place, (first, _) in _places(results).items()
         ],

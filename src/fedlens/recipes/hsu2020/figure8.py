@@ -59,7 +59,6 @@ def figure8(scale: Scale) -> Recipe:
         cells=cells,
         blocks=blocks,
         stand_in=stand_in(scale),
-        is_grid=True,
     )
 
 

@@ -66,10 +66,10 @@ def blocks(results: Results) -> list[Block]:
 def _ours(results: Results, cell: str, share: int) -> str:
     """Of the first seed."""
     start = cell.split(", ")[0]
-    whole = results.runs.get(f"{start}, centralised")
-    if whole is None:
+    whole, runs = results.runs[f"{start}, centralised"], results.runs[cell]
+    if not whole or not runs:
         return NONE
-    run, best = results.runs[cell][0], whole[0].final("test_accuracy") or 0.0
+    run, best = runs[0], whole[0].final("test_accuracy") or 0.0
     found, first = (rounds_to(run.rounds, s / 100 * best) for s in (share, SHARES[0]))
     if found is None or first is None:
         return f"> {run.num_rounds:,}"
