@@ -77,6 +77,17 @@ def seeded() -> None:
     torch.default_generator.manual_seed(0)  # `torch.manual_seed` tells every kind of GPU, too
 
 
+@pytest.fixture(autouse=True, scope="session")
+def no_wait_for_disks() -> Iterator[None]:
+    """What a process has written outlives it without: only a machine that stops would lose it.
+
+    Tests that look at when files are synced put something else in its place.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: None)
+        yield
+
+
 @pytest.fixture(scope="session")
 def some_picture() -> dict[str, bytes]:
     """A picture in each format."""

@@ -21,7 +21,7 @@ from tests.conformance.quadratics import (
     rounds_of,
     some,
 )
-from tests.federations import RAGGED, assert_equal, noisy_images, small_cnn, train
+from tests.federations import FEW, RAGGED, assert_equal, noisy_images, small_cnn, train
 
 BASE = Algorithm(select=Uniformly(4), draw=Epochs(2, batch_size=8), solve=Sgd(0.1, momentum=0.5))
 
@@ -273,5 +273,5 @@ def test_uneven_work_counts_what_was_done():
 
 def test_inexactness_is_recorded_for_a_net():
     algorithm = compose(BASE, fedprox(0.1, inexactness=True))
-    for _, outcome in rounds_of(algorithm, noisy_images(RAGGED), small_cnn(), 2):
+    for _, outcome in rounds_of(algorithm, noisy_images(FEW), small_cnn(), 2):
         assert 0 < float(outcome.scalars["inexactness"]) < 2
