@@ -11,7 +11,6 @@ from pathlib import Path
 
 import hypothesis
 import pytest
-import torch
 
 from tests.command_line import EXPERIMENT, Ended, forget_modules_of
 from tests.drawing import draw_here, draw_svg_alone
@@ -74,6 +73,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     """What a test draws from torch does not depend on which tests ran before."""
+    import torch  # here: the process that hands tests out to others has no use for it
+
     torch.default_generator.manual_seed(0)  # `torch.manual_seed` tells every kind of GPU, too
 
 
