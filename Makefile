@@ -26,8 +26,9 @@ test: install
 	$(MAKE) -j 2 lint tests
 
 # Two processes of one thread each: the tests' tensors are small, and threads would wait for each other.
+# Tests start many processes, so what Python has compiled is kept, whatever the shell says.
 tests: install
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 
 # What takes minutes or hours: many more kills, malformed files and rounds than in `make test`.
 test-long: install

@@ -27,10 +27,13 @@ class Ended(NamedTuple):
 
 def forget_modules_of(folder: Path) -> None:
     """Let no later test find code that was imported from a folder."""
+    inside = str(folder)
     for name, module in list(sys.modules.items()):
         about = getattr(module, "__dict__", {})
-        places = [about.get("__file__"), *about.get("__path__", ())]
-        if any(str(place).startswith(str(folder)) for place in places):
+        file = about.get("__file__")
+        # A package without a file looks for its folders anew, each time that it is asked.
+        places = [file] if file else about.get("__path__", ())
+        if any(str(place).startswith(inside) for place in places):
             del sys.modules[name]
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import hypothesis
 import pytest
-import torch
 
 from tests.command_line import EXPERIMENT, Ended, forget_modules_of
 from tests.drawing import draw_here, draw_svg_alone
@@ -74,7 +73,20 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     """What a test draws from torch does not depend on which tests ran before."""
+    import torch  # here: the process that hands tests out to others has no use for it
+
     torch.default_generator.manual_seed(0)  # `torch.manual_seed` tells every kind of GPU, too
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_wait_for_disks() -> Iterator[None]:
+    """What a process has written outlives it without: only a machine that stops would lose it.
+
+    Tests that look at when files are synced put something else in its place.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: None)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -6,14 +6,13 @@ import math
 import os
 import random
 import signal
-import sys
 import time
-import traceback
-import warnings
 from collections.abc import Callable
-from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from tests.children import forked
 
 Work = Callable[[Path], object]
 
@@ -23,25 +22,6 @@ class Job(NamedTuple):
 
     work: Work
     outcome: Callable[[Path], Any]
-
-
-def started(work: Work, folder: Path) -> int:
-    """A process group of its own that does the work."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside threads
-        child = os.fork()
-    if child:
-        with suppress(OSError):  # the child does it, too: whoever is first
-            os.setpgid(child, child)
-        return child
-    try:
-        os.setpgid(0, 0)
-        work(folder)
-        os._exit(0)
-    except BaseException:
-        traceback.print_exc(file=sys.stderr)
-    finally:
-        os._exit(1)
 
 
 def done(child: int, seconds: float = math.inf) -> float | None:
@@ -63,7 +43,7 @@ def survives(job: Job, place: Path, seed: int, num_kills: int) -> None:
     rng = random.Random(seed)
     whole, again = place / "whole", place / "again"
     job.work(whole)  # here: what it imports, children need not import again
-    took = done(started(job.work, again))
+    took = done(forked(partial(job.work, again)))
     assert took is not None
     expected = job.outcome(whole)
     assert job.outcome(again) == expected
@@ -73,12 +53,12 @@ def survives(job: Job, place: Path, seed: int, num_kills: int) -> None:
         number += 1
         assert number < 20 * num_kills + 20, "it is over before it can be killed"
         for _ in range(rng.choice([1, 1, 2, 3])):
-            passed = done(started(job.work, folder), rng.uniform(0, took))
+            passed = done(forked(partial(job.work, folder)), rng.uniform(0, took))
             if passed is not None:
                 took = min(took, passed)  # the machine was busy when it was measured
                 break
             kills += 1
-        assert done(started(job.work, folder)) is not None
+        assert done(forked(partial(job.work, folder))) is not None
         assert job.outcome(folder) == expected, f"after {kills} kills, seed {seed}"
         assert leftovers(folder) == []
 

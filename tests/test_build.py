@@ -239,7 +239,7 @@ def test_one_seed_gives_one_model_and_leaves_torchs_own_random_numbers_alone():
         experiment = fl.Experiment(toy(), fl.Named("linear"), rounds=1, seed=seed)
         return build(experiment).network.params["fc.weight"]
 
-    torch.manual_seed(5)
+    torch.default_generator.manual_seed(5)
     state = torch.random.get_rng_state()
     assert torch.equal(weights(0), weights(0))
     assert not torch.equal(weights(0), weights(1))

@@ -4,6 +4,7 @@ A block that begins with the comment `# name.py` or `# name.toml` is saved under
 the blocks after it; the tests in a saved module are called.
 """
 
+import functools
 import importlib
 import inspect
 import json
@@ -150,6 +151,7 @@ def check_sh(text, _namespace):
             check_command(words[1:])
 
 
+@functools.cache
 def command_line():
     with warnings.catch_warnings():
         # Typer uses names that click is about to give up.

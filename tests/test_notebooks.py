@@ -6,6 +6,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = {path.stem: path for path in sorted((ROOT / "examples").glob("*.ipynb"))}
 
@@ -52,6 +54,7 @@ def printed(cells: Cells, stream: str) -> str:
     return "".join(output.text for output in outputs if output.get("name") == stream)
 
 
+@pytest.mark.slow
 def test_the_notebooks_run_and_show_what_they_say(tmp_path):
     notebooks = run(tmp_path)
 

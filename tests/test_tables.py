@@ -110,14 +110,16 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, name, content, message):
 # What UTF-8 can write down: every character but lone surrogates.
 text = st.text(st.characters(exclude_categories=["Cs"]))
 scalars = text | st.integers() | st.floats(allow_nan=False) | st.booleans()
-values = scalars | st.lists(scalars)
-options = st.dictionaries(text.filter(lambda key: key != "name"), values)
+values = scalars | st.lists(scalars, max_size=3)
+options = st.dictionaries(text.filter(lambda key: key != "name"), values, max_size=3)
 named = st.builds(lambda name, more: {"name": name, **more}, text, options)
 
 
 @given(
-    st.dictionaries(st.from_regex(r"[a-z_]+", fullmatch=True), values | named, max_size=4),
-    st.dictionaries(st.from_regex(r"[a-z_]+", fullmatch=True), values | named, min_size=1),
+    st.dictionaries(st.from_regex(r"[a-z_]+", fullmatch=True), values | named, max_size=3),
+    st.dictionaries(
+        st.from_regex(r"[a-z_]+", fullmatch=True), values | named, min_size=1, max_size=3
+    ),
     st.lists(named, min_size=1, max_size=3),
 )
 def test_toml_is_read_back_as_it_was_written(top, section, listed):

@@ -216,8 +216,8 @@ class ClientProgram:
     ) -> tuple[Local, Tensor]:
         """One step after another, all of as many clients and examples; the losses are [C, S]."""
         losses = []
-        for step in range(len(now.step)):
-            local, loss = self._take_step(model, examples, algorithm, local, now.at(step))
+        for one in now.each():
+            local, loss = self._take_step(model, examples, algorithm, local, one)
             losses.append(loss)
         return local, torch.stack(losses, 1)
 

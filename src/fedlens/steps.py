@@ -21,7 +21,7 @@ from fedlens.work import ClientInputs
 
 
 class StepInput(NamedTuple):
-    """What S steps of C clients take from their plan; `at` gives that of one, without the S."""
+    """What S steps of C clients take from their plan; `each` gives that of one, without the S."""
 
     chosen: Tensor  # [C, S, B] positions in Examples
     labels: Tensor  # [C, S, B]
@@ -32,9 +32,12 @@ class StepInput(NamedTuple):
     ones: Tensor  # [C, S] the gradient of the sum of all clients' losses by each
     step: Tensor  # [S]
 
-    def at(self, which: int | slice) -> StepInput:
-        by_client = {name: t[:, which] for name, t in self._asdict().items() if name != "step"}
-        return StepInput(**by_client, step=self.step[which])
+    def at(self, which: slice) -> StepInput:
+        return StepInput._make([*(t[:, which] for t in self[:-1]), self.step[which]])
+
+    def each(self) -> Iterator[StepInput]:
+        by_client = (t.unbind(1) for t in self[:-1])
+        return map(StepInput._make, zip(*by_client, self.step.unbind(), strict=True))
 
 
 def read_batch(

@@ -12,7 +12,7 @@ from fedlens.network.ops import normalise
 
 
 def batch(num_clients, size, channels=3, height=8, width=6, dtype=torch.uint8):
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
     images = torch.randint(1, 256, (num_clients, size, channels, height, width))
     return images.to(dtype), keys.fold(keys.root(1), torch.arange(num_clients))
 

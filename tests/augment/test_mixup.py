@@ -3,13 +3,15 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from scipy import stats
 
 from fedlens import keys
 from fedlens.augment import Augment
 from fedlens.augment.mixup import Mixture, mixture
 from fedlens.core import Batch, Facts, Local
 from fedlens.pieces import ByEffectiveNumber, Objective
+from tests.later import Later
+
+stats = Later("scipy.stats")
 
 DOUBLE = torch.float64
 

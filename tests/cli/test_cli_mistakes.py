@@ -1,11 +1,11 @@
 import json
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.children import command, in_a_child
 from tests.command_line import EXPERIMENT, everything
 from tests.data.published_files import write_idx_set
 
@@ -203,12 +203,8 @@ def test_what_does_not_exist_is_refused_in_one_line(fedlens):
 
 
 def test_the_command_itself_runs_and_shows_a_traceback_only_when_asked():
-    command = [sys.executable, "-c", "from fedlens.cli.main import main; main()"]
-    words = ["run", "a.toml", "local.lr=-1"]
-    asked = subprocess.run(
-        [*command, *words, "--debug"], capture_output=True, text=True, check=False
-    )
-    assert (asked.returncode, asked.stdout) == (2, "")
-    assert "Traceback (most recent call last)" in asked.stderr
-    assert asked.stderr.splitlines()[-1] == "fedlens: local.lr is -1.0: choose 0 or more"
+    asked = in_a_child(partial(command, "run", "a.toml", "local.lr=-1", "--debug"))
+    assert (asked.status, asked.out) == (2, "")
+    assert "Traceback (most recent call last)" in asked.err
+    assert asked.err.splitlines()[-1] == "fedlens: local.lr is -1.0: choose 0 or more"
     assert set(everything()) == {"a.toml"}

@@ -1,15 +1,16 @@
 """docs/sites.md as it stands: every command of it is run, on images as it describes them."""
 
 import importlib.util
+import os
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from fedlens.data.survey import survey
+from tests.children import in_a_child
 from tests.sites import write_sites
 
 PAGE = Path(__file__).parents[2] / "docs" / "sites.md"
@@ -56,9 +57,13 @@ def test_a_project_is_whole(here, fedlens):
     names = {file.name for file in (here / "mine").iterdir()}
     assert names == {"README.md", "experiment.toml", "model.py", "algorithm.py", "test_project.py"}
     assert (here / "mine" / "README.md").read_text().startswith("# mine\n")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_project.py"]
-    done = subprocess.run(command, cwd=here / "mine", capture_output=True, text=True, check=False)
-    assert "3 passed" in done.stdout, done.stdout
+
+    def tests_of_the_project() -> None:
+        os.chdir(here / "mine")
+        sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "test_project.py"]))
+
+    done = in_a_child(tests_of_the_project)
+    assert "3 passed" in done.out, done.out
     assert fedlens("new", "mine").err == "fedlens: mine exists: choose another name\n"
 
 

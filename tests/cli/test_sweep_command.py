@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fedlens.runs.folder import Records
-from tests.kills import done, started
+from tests.children import forked, status_of
 
 # typer 0.20 asks click for names that click is about to drop.
 pytestmark = pytest.mark.filterwarnings("ignore:'click.utils:DeprecationWarning")
@@ -137,11 +137,11 @@ def test_a_sweep_that_was_killed_goes_on_with_the_same_command(sweep, monkeypatc
     monkeypatch.setattr("fedlens.runs.active.SAVING_SHARE", 1.0)
     words = ("a.toml", "rounds=6", "--seeds", "3", "--out")
 
-    def killed(_: Path) -> None:
+    def killed() -> None:
         killed_at(number, monkeypatch)
         sweep(*words, "killed", "-q")
 
-    assert done(started(killed, Path())) is None, "it was over before it was killed"
+    assert status_of(forked(killed)) == -signal.SIGKILL, "it was over before it was killed"
     lines = [len(records(folder)) for folder in sorted(Path("killed").glob("seed=*/"))]
     assert sum(lines) == number
     status, _, err = sweep(*words, "killed")

@@ -23,7 +23,7 @@ from fedlens.network.network import Network
 from fedlens.pieces import Uniformly
 from fedlens.rounds import Outcome, State, begin, run_round
 from fedlens.slots import ChannelStep, Encoded
-from tests.federations import CPU, FEW, RAGGED, assert_equal, noisy_images, small_cnn, train
+from tests.federations import CPU, FEW, assert_equal, noisy_images, small_cnn, train
 from tests.papers_under_test import ALGORITHMS, BASE, PLAIN
 
 LAYOUT = Layout.of(torch.nn.Linear(2, 1, bias=False))
@@ -34,7 +34,7 @@ def keys_of(clients: int) -> Tensor:
 
 
 def rounds(
-    algorithm: Algorithm, number: int = 1, norm: str = "group", sizes: list[int] = RAGGED
+    algorithm: Algorithm, number: int = 1, norm: str = "group", sizes: list[int] = FEW
 ) -> tuple[State, Outcome]:
     federation, network = noisy_images(sizes), Network(small_cnn(norm), dtype=torch.float64)
     program = ClientProgram(algorithm, network.layout)
@@ -105,7 +105,7 @@ def test_rounding_is_right_in_expectation_and_never_off_by_more_than_a_level(bit
 
 
 def test_what_a_client_draws_depends_on_its_key_alone():
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
     update = {"a": torch.randn(5, 3, 4, dtype=torch.float64), "b": torch.randn(5, 7).double()}
     together = Quantize(4).encode(update, keys_of(5), LAYOUT).update
     for row in (0, 3):
@@ -143,7 +143,7 @@ def test_the_mean_of_what_admm_clients_keep_is_the_server_model_whatever_the_cha
     for channel in ((), (quantize(bits=4),), (clip(norm=0.05), quantize(bits=3))):
         algorithm = compose(everyone, fedadmm(rho=0.1), *channel)
         state, _ = rounds(algorithm, 3)
-        sizes = torch.tensor(RAGGED, dtype=torch.float64)
+        sizes = torch.tensor(FEW, dtype=torch.float64)
         for name, value in state.params.items():
             z = torch.stack([state.clients.rows[k]["z"][name] for k in range(10)])
             mean = torch.tensordot(sizes / sizes.sum(), z, dims=1)

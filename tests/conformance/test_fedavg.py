@@ -42,7 +42,7 @@ def select_key(seed, round):
 
 
 def coloured_cnn():
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
     conv = nn.Conv2d(2, 6, 3, padding=1)
     return nn.Sequential(conv, nn.GroupNorm(2, 6), nn.ReLU(), nn.Flatten(), nn.Linear(384, 4))
 
@@ -111,7 +111,7 @@ def test_over_the_population_the_others_hold_the_model_where_it_was():
 
 
 def test_over_the_population_is_over_the_cohort_when_everyone_takes_part():
-    everyone = replace(BASE, select=Uniformly(len(RAGGED)))
+    everyone = replace(BASE, select=Uniformly(10))
     one, two = (train(a) for a in (everyone, compose(everyone, fedavg(over="population"))))
     assert_equal(found=two.params, expected=one.params)
 

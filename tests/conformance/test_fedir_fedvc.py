@@ -13,7 +13,7 @@ from fedlens.core import Batch, Facts, Local
 from fedlens.federation import Federation, Fixed, Holdings
 from fedlens.pieces import BySize, Epochs, Equally, Objective, Sgd, Uniformly, Virtual
 from tests.conformance.quadratics import DOUBLE, close
-from tests.federations import RAGGED, assert_equal, noisy_images, small_cnn, train
+from tests.federations import FEW, RAGGED, assert_equal, noisy_images, small_cnn, train
 
 BASE = Algorithm(select=Uniformly(4), draw=Epochs(2, batch_size=8), solve=Sgd(0.1, momentum=0.5))
 
@@ -116,7 +116,7 @@ def test_fedir_is_fedavg_where_every_client_has_one_class():
 
 
 def test_p_may_be_given_and_need_not_sum_to_one():
-    federation = noisy_images(RAGGED)
+    federation = noisy_images(FEW)
     own = torch.bincount(federation.examples.labels, minlength=4).tolist()
     one = train(compose(BASE, fedir()), federation=federation)
     two = train(compose(BASE, fedir(p=tuple(map(float, own)))), federation=federation)

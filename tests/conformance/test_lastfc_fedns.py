@@ -25,7 +25,7 @@ ONE = replace(BASE, select=Uniformly(1))
 
 
 def net():
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
     return nn.Sequential(
         nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 5), nn.Linear(5, 3)
     )
@@ -326,7 +326,7 @@ def test_a_bias_may_count_in_the_variance():
 
 def test_a_head_may_have_more_outputs_than_there_are_classes():
     """A 1000-way head of a published net: the outputs of no class go by examples."""
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
     module = nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.ReLU(), nn.Linear(6, 1000))
     for made in (lastfc(), fedns()):
         state = train(compose(BASE, made), rounds=1, module=module)

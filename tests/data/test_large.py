@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import pytest
 
 from fedlens.data.curation import listing
 from fedlens.data.store import CHUNK, MARK
+from tests.command_line import Ended
 from tests.data.naturalists import make
 
 NAME = "inaturalist-user-120k"
@@ -30,7 +32,7 @@ large = pytest.mark.skipif(
 )
 
 
-def fedlens(*words: object) -> list[str]:
+def command(*words: object) -> list[str]:
     return [str(Path(sys.executable).with_name("fedlens")), *map(str, words)]
 
 
@@ -51,11 +53,11 @@ def memory(pid: int) -> int:
     return own + sum(memory(int(child)) for child in children)
 
 
-def finished(command: list[str], place: Path) -> tuple[str, int]:
+def finished(words: list[str], place: Path) -> tuple[str, int]:
     """What a command printed, and the most memory it had."""
     most = 0
     with (place / "out").open("wb") as out, (place / "err").open("wb") as err:
-        process = subprocess.Popen(command, stdout=out, stderr=err)
+        process = subprocess.Popen(words, stdout=out, stderr=err)
         while process.poll() is None:
             most = max(most, memory(process.pid))
             time.sleep(0.1)
@@ -63,9 +65,9 @@ def finished(command: list[str], place: Path) -> tuple[str, int]:
     return (place / "out").read_text(), most
 
 
-def killed_when(file: Path, num_done: int, command: list[str]) -> None:
+def killed_when(file: Path, num_done: int, words: list[str]) -> None:
     """Start a command, and kill it as soon as so many images are marked as done."""
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(words, stderr=subprocess.DEVNULL)
     try:
         while not file.exists() or np.count_nonzero(np.fromfile(file, MARK)["state"]) < num_done:
             assert process.poll() is None, "it ended by itself"
@@ -85,7 +87,7 @@ def killed_when(file: Path, num_done: int, command: list[str]) -> None:
     ],
 )
 def test_geotagged_photographs_become_clients_and_train(
-    num_images: int, model: str, tmp_path: Path
+    num_images: int, model: str, tmp_path: Path, fedlens: Callable[..., Ended]
 ) -> None:
     nature = make(tmp_path / "nature", species(num_images), NUM_VAL, side=120)
     files = {file.stem: file for file in nature.rglob("*.jpg")}
@@ -105,7 +107,7 @@ def test_geotagged_photographs_become_clients_and_train(
     os.mkfifo(picture)
     files[listed.ids[-1]].write_bytes(b"no picture")
     words = (NAME, "--from", nature, "--images", nature, "--size", SIZE, "--data", tmp_path)
-    prepare = fedlens("data", "prepare", *words, "--quiet")
+    prepare = command("data", "prepare", *words, "--quiet")
     store = tmp_path / f"{NAME}-{SIZE}"
     killed_when(store / "done.part", num_done, prepare)
     for name in listed.ids[:num_done]:
@@ -125,16 +127,15 @@ def test_geotagged_photographs_become_clients_and_train(
         "local = { batch_size = 16, lr = 0.01 }\nevaluate = { every = 2 }\n"
     )
     picture = tmp_path / "split.png"
-    said, _ = finished(
-        fedlens("partition", experiment, "--data", tmp_path, "--json", "--out", picture), tmp_path
+    split = json.loads(
+        fedlens("partition", experiment, "--data", tmp_path, "--json", "--out", picture).out
     )
-    split = json.loads(said)
     assert n_max / 100 <= min(split["sizes"]) <= max(split["sizes"]) <= n_max
     assert len(set(split["client_names"])) == split["num_clients"] > 10
     assert picture.exists()
     assert picture.with_name("split-map.png").exists()
 
-    run = fedlens("run", experiment, "--data", tmp_path, "--out", tmp_path / "run", "--json")
+    run = command("run", experiment, "--data", tmp_path, "--out", tmp_path / "run", "--json")
     said, training = finished(run, tmp_path)
     summary: dict[str, Any] = json.loads(said)
     assert (summary["status"], summary["rounds"]) == ("finished", 2)

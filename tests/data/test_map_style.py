@@ -3,7 +3,6 @@
 import sys
 from pathlib import Path
 
-import datasets
 import numpy as np
 import pytest
 import torch
@@ -12,6 +11,9 @@ from PIL import Image
 import fedlens as fl
 from fedlens.data import hugging_face
 from tests.data.test_own_files import load
+from tests.later import Later
+
+datasets = Later("datasets")
 
 
 class Pairs:

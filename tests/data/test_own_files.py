@@ -330,5 +330,6 @@ def test_the_set_inside_the_package_is_balanced_and_shuffled():
 
 def test_a_damaged_set_inside_the_package_is_noticed(monkeypatch):
     monkeypatch.setattr(mini, "SHA256", "0" * 64)
+    mini._unpacked.cache_clear()
     with pytest.raises(ValueError, match="is damaged: install fedlens again"):
         DATASETS["fashion-mnist-mini"](Source())

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from fedlens.data import DATASETS, Source, store
 from fedlens.data.curation import Listing, listing
 from fedlens.data.pictures import read
 from fedlens.setup import build
+from tests.command_line import Ended
 from tests.data.naturalists import make
 
 NAME = "inaturalist-user-120k"
@@ -223,14 +223,16 @@ def test_folders_that_are_wrong_are_named(nature: Path, tmp_path: Path) -> None:
         DATASETS[NAME](Source(tmp_path))
 
 
-def test_the_command_prepares_a_set_and_its_users_train(nature: Path, tmp_path: Path) -> None:
+def test_the_command_prepares_a_set_and_its_users_train(
+    nature: Path, tmp_path: Path, fedlens: Callable[..., Ended]
+) -> None:
     images_of(nature)[listing(NAME, nature).ids[3]].unlink()
     images = nature / "train_val_images"
     words = ["data", "prepare", NAME, "--from", str(nature), "--images", str(images)]
-    command = [str(Path(sys.executable).with_name("fedlens")), *words, "--data", str(tmp_path)]
-    done = subprocess.run([*command, "--size", "8"], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[0] == f"{NAME}: 199 + 10 images in {tmp_path / NAME}-8"
-    assert done.stdout.splitlines()[1].startswith("left out: 1, listed in")
+    status, out, _ = fedlens(*words, "--data", tmp_path, "--size", "8")
+    assert status == 0
+    assert out.splitlines()[0] == f"{NAME}: 199 + 10 images in {tmp_path / NAME}-8"
+    assert out.splitlines()[1].startswith("left out: 1, listed in")
     assert json.loads((tmp_path / f"{NAME}-8" / "manifest.json").read_text())["num_left_out"] == 1
     described = fl.Experiment(
         dataset=fl.Named(NAME, {"size": 8}),

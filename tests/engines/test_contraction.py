@@ -15,7 +15,7 @@ from fedlens.network.network import Network
 from fedlens.pieces import Sgd, Uniformly
 from fedlens.rounds import begin, run_round
 from fedlens.slots import LocalStep, Solve
-from tests.federations import CPU, RAGGED, noisy_images, small_cnn, wide
+from tests.federations import CPU, FEW, noisy_images, small_cnn, wide
 from tests.papers_under_test import ALGORITHMS, PLAIN
 
 
@@ -40,7 +40,7 @@ def test_a_contraction_is_what_its_solver_does_step_by_step(name, engine):
     plain = replace(solver, inner=Sgd(0.05)) if hasattr(solver, "inner") else Sgd(0.05)
     algorithm = replace(algorithm, solve=plain)
     assert algorithm.local_step is not None and not algorithm.local_step.is_plain
-    federation = noisy_images(RAGGED)
+    federation = noisy_images(FEW)
     network = Network(small_cnn("group"), dtype=torch.float64)
     states = []
     for solve in (plain, Silent(plain)):

@@ -126,7 +126,7 @@ def test_the_number_of_workers_does_not_change_a_bit():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_round_leaves_the_state_it_was_given_as_it_was(dtype):
-    federation = noisy_images(RAGGED)
+    federation = noisy_images(FEW)
     network = Network(small_cnn("batch"), dtype=dtype)
     program = ClientProgram(compose(BASE, fedavgm(0.9)), network.layout)
     engine = Sequential(network, federation.examples)
@@ -183,7 +183,7 @@ class Own(nn.Module):
 
 @pytest.mark.parametrize("engine", OTHERS)
 def test_engines_agree_on_a_module_as_people_write_them(engine):
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
     module = Own()
     equal = noisy_images([8] * 8)  # as many clients as examples in a batch
     algorithm = Algorithm(Uniformly(8), Epochs(1, 8), solve=Sgd(0.1))

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from dataclasses import dataclass, replace
@@ -11,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from fedlens.core import Upload
-from fedlens.engines import pool
+from fedlens.engines import gpus, pool
 from fedlens.pieces.upload import difference
 from fedlens.rounds import run_round
+from tests.children import in_a_child
 from tests.federations import CPU, assert_equal, forked
 from tests.papers_under_test import BASE
 
@@ -55,23 +55,17 @@ def test_much_can_be_sent_to_a_worker_that_stands_still(monkeypatch):
         engine.close()
 
 
-INTERRUPTED_FORK = """
-import os, signal, sys
-from fedlens.engines import gpus
-
-os.register_at_fork(after_in_parent=lambda: os.kill(os.getpid(), signal.SIGINT))
-try:
-    gpus.in_a_child(os.getpid)
-except KeyboardInterrupt:
-    sys.exit(7)
-"""
+def interrupted_fork() -> None:
+    os.register_at_fork(after_in_parent=lambda: os.kill(os.getpid(), signal.SIGINT))
+    try:
+        gpus.in_a_child(os.getpid)
+    except KeyboardInterrupt:
+        sys.exit(7)
 
 
 def test_ctrl_c_is_not_lost_while_a_worker_is_forked():
     """In a process of its own: what is called after a fork can never be taken back."""
-    command = [sys.executable, "-c", INTERRUPTED_FORK]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
-    assert (done.returncode, done.stderr) == (7, "")
+    assert in_a_child(interrupted_fork) == (7, "", "")
 
 
 def test_a_pool_whose_workers_stand_still_can_be_closed():

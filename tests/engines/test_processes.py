@@ -26,7 +26,7 @@ from fedlens.rounds import begin, run_round
 from fedlens.runs import manifest as manifests
 from fedlens.setup import assemble, build, devices
 from fedlens.slots import Tell
-from tests.federations import CPU, RAGGED, assert_equal, forked, noisy_images, small_cnn, train
+from tests.federations import CPU, FEW, RAGGED, assert_equal, forked, noisy_images, small_cnn, train
 from tests.papers_under_test import BASE
 from tests.toys import toy
 
@@ -130,7 +130,7 @@ class TellSums(Tell):
 
 
 def wide_net() -> torch.nn.Module:
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
     return torch.nn.Sequential(
         torch.nn.Flatten(), torch.nn.Linear(64, 300), torch.nn.Linear(300, 4)
     )
@@ -163,7 +163,7 @@ def test_what_is_sent_besides_may_be_larger_than_anyone_could_know(options):
 def test_workers_with_devices_predict_what_this_process_would():
     engine, program, federation, state = forked(BASE, devices=[CPU] * 2)
     examples, model = federation.examples, state.params | state.buffers
-    batches: list[Which] = [slice(0, 7), torch.tensor([5, 3, 250]), slice(290, 300)]
+    batches: list[Which] = [slice(0, 7), torch.tensor([5, 3, 60]), slice(63, 73)]
     try:
         run_round(program, federation, engine, state, seed=0)
         before = engine.busy_seconds
@@ -274,7 +274,7 @@ def test_a_child_gives_an_answer_or_its_error():
 
 
 def test_models_may_lie_in_another_order_in_memory():
-    federation = noisy_images(RAGGED)
+    federation = noisy_images(FEW)
     module = small_cnn("group")
     module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch types lack it
     network = Network(module, dtype=torch.float64)

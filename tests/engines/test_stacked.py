@@ -12,7 +12,7 @@ from fedlens.engines import Sequential, Stacked
 from fedlens.network.network import Network
 from fedlens.pieces import Epochs, Sgd, Uniformly
 from fedlens.rounds import RoundInput, begin, run_round, run_rounds
-from tests.federations import FEW, RAGGED, noisy_images, small_cnn, wide
+from tests.federations import FEW, noisy_images, small_cnn, wide
 from tests.papers_under_test import ALGORITHMS
 
 CPU = torch.device("cpu")
@@ -43,7 +43,7 @@ class Cramped(Stacked):
 
 
 def test_too_large_blocks_are_halved_and_the_result_is_the_same():
-    federation = noisy_images(RAGGED)
+    federation = noisy_images(FEW)
     network = Network(small_cnn("group"), dtype=torch.float64)
     program = ClientProgram(ALGORITHMS["fedavg"], network.layout)
     cramped = Cramped(network, federation.examples)
@@ -53,7 +53,7 @@ def test_too_large_blocks_are_halved_and_the_result_is_the_same():
 
 
 def test_memory_that_does_not_do_for_one_client_is_an_error():
-    federation = noisy_images(RAGGED)
+    federation = noisy_images(FEW)
     network = Network(small_cnn("group"), dtype=torch.float64)
     program = ClientProgram(ALGORITHMS["fedavg"], network.layout)
     cramped = Cramped(network, federation.examples)

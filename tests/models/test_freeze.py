@@ -28,7 +28,7 @@ def ragged(sizes=(3, 8, 5), channels=3, side=16):
 
 
 def net():
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
     return nn.Sequential(
         nn.Conv2d(3, 6, 3, padding=1),
         nn.BatchNorm2d(6),
@@ -52,7 +52,7 @@ def trained_names(module):
 )
 def test_the_engines_agree_on_clients_that_do_not_fill_a_batch(name, options):
     def one_step(engine):
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)
         module = MODELS[name]((3, 16, 16), 4, **options)
         return train(ONE_STEP, engine, 1, ragged((5, 8)), module)
 

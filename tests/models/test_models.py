@@ -92,7 +92,7 @@ def test_paper4_geometry_shrinks_as_in_its_table():
 
 
 def test_pfl_cnn_starts_from_xavier_weights_and_zero_biases():
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
     model = build("pfl-cnn")
     assert all(not p.any() for name, p in model.named_parameters() if name.endswith("bias"))
     bound = (6 / (12544 + 128)) ** 0.5
@@ -105,7 +105,7 @@ def test_pfl_cnn_starts_from_xavier_weights_and_zero_biases():
 def test_the_seed_decides_the_weights(name):
     states = []
     for seed in (0, 0, 1):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         states.append(torch.cat([p.flatten() for p in build(name).parameters()]))
     assert torch.equal(states[0], states[1]) and not torch.equal(states[0], states[2])
 
@@ -135,7 +135,7 @@ def narrow(name, shape):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_clients_side_by_side_get_what_each_gets_alone(name):
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
     side = max(16, LEAST.get(name, 0))
     models = [prepare(narrow(name, (3, side, side)).double()) for _ in range(2)]
     params, buffers = stack_module_state(models)
@@ -151,7 +151,7 @@ def test_clients_side_by_side_get_what_each_gets_alone(name):
 
 
 def test_relu_on_logits_is_the_literal_reading_of_fedns():
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
     plain = build("fedns-cnn", (1, 28, 28))
     literal = build("fedns-cnn", (1, 28, 28), given={"relu_on_logits": True})
     literal.load_state_dict(plain.state_dict())

@@ -112,7 +112,7 @@ def test_group_norm_leaves_four_channels_a_group(name):
 
 
 def test_weights_start_as_torchvisions_do():
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
     resnet, mobile = build("resnet18", num_classes=10), build("mobilenetv2", num_classes=10)
     vgg = build("vgg11", (3, 32, 32), 10, pool=1)
     fan_out = {

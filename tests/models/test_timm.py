@@ -77,7 +77,7 @@ def test_without_timm_the_line_says_how_to_get_it(monkeypatch):
 
 
 def test_its_batch_normalisation_with_an_activation_is_masked_and_keeps_both():
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
     plain = nn.Sequential(BatchNormAct2d(3))
     masked = prepare(plain)
     assert masked.state_dict().keys() == plain.state_dict().keys()

@@ -19,7 +19,7 @@ from fedlens.setup import build
 
 
 def model(num_classes=4, seed=0, **options):
-    torch.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)
     return MODELS["mobilenetv2"]((3, 32, 32), num_classes, **options)
 
 
@@ -247,7 +247,7 @@ def pictures(num_classes=3):
 
 
 def test_an_experiment_starts_from_the_file_it_names(tmp_path):
-    torch.manual_seed(1)
+    torch.default_generator.manual_seed(1)
     given = MODELS["linear"]((1, 28, 28), 10).state_dict()
     path = write(tmp_path / "start.safetensors", given)
     file = tmp_path / "experiment.toml"

@@ -25,6 +25,7 @@ from fedlens.network.stacked import products
 from fedlens.network.stacked.epilogue import Epilogue
 from fedlens.network.stacked.model import LayeredModel
 from fedlens.network.stacked.products import drifted
+from tests.network.interpreting import spare_repetition
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 torch.backends.cuda.matmul.allow_tf32 = True
@@ -368,6 +369,8 @@ def steps() -> None:
 
 
 if __name__ == "__main__":
+    if DEVICE == "cpu":
+        spare_repetition()
     torch.manual_seed(0)
     convolutions()
     depthwise_convolutions()

@@ -119,7 +119,7 @@ SETTINGS = [
 
 def norm_pair(dims, settings):
     """A BatchNorm with something in its parameters and buffers, and the masked one."""
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
     kind = nn.BatchNorm1d if dims < 2 else nn.BatchNorm2d
     norm = kind(5, dtype=torch.float64, **settings)
     for tensor in [*norm.parameters(), *(b for b in norm.buffers() if b.is_floating_point())]:
@@ -195,7 +195,7 @@ def test_an_input_that_does_not_fit_is_refused():
 
 
 def test_preparing_keeps_names_values_and_modes_and_does_not_touch_the_original():
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
     model = Block()
     model.body[1].eval()
     model.fc.weight.requires_grad_(False)
@@ -243,7 +243,7 @@ def test_preparing_twice_is_preparing_once():
 
 
 def test_dropout_draws_no_numbers_from_torchs_generator():
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
     state = torch.get_rng_state()
     prepare(nn.Dropout(0.5))(torch.ones(4, 4))
     assert torch.equal(torch.get_rng_state(), state)
@@ -252,7 +252,7 @@ def test_dropout_draws_no_numbers_from_torchs_generator():
 @pytest.mark.parametrize("ragged", [True, False])
 def test_under_vmap_each_client_gets_what_it_gets_alone(ragged):
     num_clients, size = 3, 6
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
     models = [prepare(Block().double()) for _ in range(num_clients)]
     params, buffers = stack_module_state(models)
     key_names, mask_names = side_inputs(models[0])

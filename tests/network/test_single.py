@@ -42,7 +42,7 @@ def num_fused(module: nn.Module) -> int:
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("chain", CHAINS)
 def test_result_and_gradients_are_those_of_the_plain_layers(chain, layout):
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
     plain = nn.Sequential(*CHAINS[chain]).double()
     other = fused(plain)
     assert num_fused(other) == 1
@@ -89,7 +89,7 @@ def test_a_network_runs_fused_layers_beside_the_module_it_was_given():
 
 
 def plain_cnn() -> nn.Sequential:
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
     layers = nn.Conv2d(1, 6, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()
     return nn.Sequential(*layers, nn.Linear(96, 4))
 
@@ -160,7 +160,7 @@ def test_frozen_weights_stay_where_they_are():
 
 
 def test_a_large_linear_layer_gives_what_a_plain_one_gives():
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
     x = torch.randn(5, 1024, requires_grad=True)
     module = nn.Linear(1024, 256)
     expected = module(x)

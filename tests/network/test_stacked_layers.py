@@ -77,7 +77,7 @@ def read(*layers: nn.Module) -> tuple[nn.Module, StackedModule]:
 
 def agree(layers: list[nn.Module], shape: tuple[int, ...]) -> None:
     """Results and gradients of a stack of layers, and what it does to its buffers."""
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
     module, stacked = read(*layers)
     keyed, masked = side_inputs(module)
     params = {

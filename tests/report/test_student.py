@@ -4,9 +4,11 @@ from statistics import fmean
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import special, stats
 
 from fedlens.report.student import estimate, holm, incomplete_beta, p_value, quantile
+from tests.later import Later
+
+special, stats = Later("scipy.special"), Later("scipy.stats")
 
 
 @settings(deadline=None, max_examples=50)

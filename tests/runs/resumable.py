@@ -16,7 +16,7 @@ from tests.toys import toy
 
 def normed() -> nn.Module:
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(1)
+        torch.default_generator.manual_seed(1)
         layers = (nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.Flatten())
         return nn.Sequential(*layers, nn.Linear(8, 3))
 

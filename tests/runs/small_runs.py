@@ -47,7 +47,7 @@ def toy(num_examples: int = 60, num_classes: int = 3, seed: int = 0) -> fl.Datas
 def normed() -> nn.Sequential:
     """A small network with batch normalisation, always with the same weights."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(1)
+        torch.default_generator.manual_seed(1)
         layers = (nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten())
         return nn.Sequential(*layers, nn.Linear(64, 3))
 

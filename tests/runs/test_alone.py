@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from scipy.stats import binom
 
 import fedlens as fl
 from fedlens.fleet.terms import check_possible
@@ -16,7 +15,10 @@ from fedlens.report.tables import client_header, client_rows, worth
 from fedlens.runs.bootstrap import bootstrap, bootstrap_mean
 from fedlens.runs.progress import rounds
 from fedlens.runs.records import read
+from tests.later import Later
 from tests.toys import toy
+
+stats = Later("scipy.stats")
 
 
 def described(**evaluate):
@@ -131,7 +133,7 @@ def test_without_tests_of_clients_there_is_nothing_to_compare():
 def test_the_interval_of_an_accuracy_is_the_binomials():
     right = torch.arange(200) < 140
     found = bootstrap(lambda drawn: {"accuracy": float(right[drawn].double().mean())}, 200, 2000, 0)
-    low, high = binom(200, 0.7).ppf([0.025, 0.975]) / 200
+    low, high = stats.binom(200, 0.7).ppf([0.025, 0.975]) / 200
     assert found["accuracy"] == pytest.approx((low, high), abs=0.011)
 
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.metrics import balanced_accuracy_score, cohen_kappa_score, roc_auc_score
 
 import fedlens as fl
 from fedlens.names import METRICS
@@ -17,7 +16,10 @@ from fedlens.runs.chosen_metrics import auroc, balanced_accuracy, ece, kappa, re
 from fedlens.runs.measures import CHOSEN, OF_PART
 from fedlens.runs.metrics import Tally
 from fedlens.sections import ALWAYS_MEASURED
+from tests.later import Later
 from tests.toys import toy
+
+oracle = Later("sklearn.metrics")
 
 
 def answers(num_classes, count, seed):
@@ -39,7 +41,10 @@ def test_metrics_of_counts_are_scikit_learns(num_classes, count, seed):
     predicted = logits.argmax(1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of classes that are predicted alone, or alone there
-        expected = balanced_accuracy_score(labels, predicted), cohen_kappa_score(labels, predicted)
+        expected = (
+            oracle.balanced_accuracy_score(labels, predicted),
+            oracle.cohen_kappa_score(labels, predicted),
+        )
     assert float(balanced_accuracy(counts)) == pytest.approx(expected[0])
     assert float(kappa(counts)) == pytest.approx(expected[1], nan_ok=True)
 
@@ -50,7 +55,7 @@ def test_auroc_is_scikit_learns_for_each_class_against_the_rest(num_classes, cou
     logits, labels = answers(num_classes, count, seed)
     probabilities = logits.softmax(1).numpy()
     present = [k for k in range(num_classes) if 0 < int((labels == k).sum()) < count]
-    areas = [roc_auc_score(labels.numpy() == k, probabilities[:, k]) for k in present]
+    areas = [oracle.roc_auc_score(labels.numpy() == k, probabilities[:, k]) for k in present]
     expected = np.mean(areas) if areas else math.nan
     assert float(auroc(logits, labels)) == pytest.approx(expected, nan_ok=True)
 
@@ -59,7 +64,7 @@ def test_with_two_classes_auroc_is_the_binary_one():
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(50, 2, generator=generator, dtype=torch.float64)
     labels = torch.randint(2, (50,), generator=generator)
-    expected = roc_auc_score(labels, logits.softmax(1)[:, 1])
+    expected = oracle.roc_auc_score(labels, logits.softmax(1)[:, 1])
     assert float(auroc(logits, labels)) == pytest.approx(expected)
 
 

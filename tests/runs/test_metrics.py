@@ -8,15 +8,12 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.metrics import (
-    accuracy_score,
-    confusion_matrix,
-    precision_recall_fscore_support,
-    top_k_accuracy_score,
-)
 
 from fedlens.federation import Holdings
 from fedlens.runs.metrics import Tally, accuracy_by_client, metrics, spread
+from tests.later import Later
+
+oracle = Later("sklearn.metrics")
 
 
 def answers(num_classes, outputs, count, seed):
@@ -33,16 +30,18 @@ def test_metrics_are_scikit_learns(num_classes, count, seed):
     logits, labels = answers(num_classes, num_classes, count, seed)
     got = metrics(Tally.of(logits, labels, num_classes))
     predicted = logits.argmax(1)
-    expected = precision_recall_fscore_support(labels, predicted, average="macro", zero_division=0)
+    expected = oracle.precision_recall_fscore_support(
+        labels, predicted, average="macro", zero_division=0
+    )
     for name, value in zip(("precision", "recall", "f1"), expected[:3], strict=True):
         assert got[name] == pytest.approx(value, abs=1e-12)
-    assert got["accuracy"] == pytest.approx(accuracy_score(labels, predicted))
+    assert got["accuracy"] == pytest.approx(oracle.accuracy_score(labels, predicted))
     assert got["loss"] == pytest.approx(F.cross_entropy(logits, labels).item())
 
 
 def test_top5_is_scikit_learns():
     logits, labels = answers(12, 12, 200, 1)
-    expected = top_k_accuracy_score(labels, logits, k=5, labels=range(12))
+    expected = oracle.top_k_accuracy_score(labels, logits, k=5, labels=range(12))
     assert metrics(Tally.of(logits, labels, 12))["top5"] == pytest.approx(expected)
 
 
@@ -65,10 +64,10 @@ def test_predicting_an_output_that_is_no_class_is_wrong():
     logits[:100, 700] = 50.0
     tally = Tally.of(logits, labels, 10)
     predicted = logits.argmax(1).clamp(max=10)
-    expected = confusion_matrix(labels, predicted, labels=range(11))[:10]
+    expected = oracle.confusion_matrix(labels, predicted, labels=range(11))[:10]
     assert np.array_equal(tally.confusion.numpy(), expected)
     assert tally.confusion[:, 10].sum() >= 100
-    scores = precision_recall_fscore_support(
+    scores = oracle.precision_recall_fscore_support(
         labels, predicted, labels=range(10), average="macro", zero_division=0
     )
     got = metrics(tally)

@@ -1,14 +1,16 @@
 """The command `resume`, after runs in processes of their own."""
 
+import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from tests.children import command, forked, status_of
 from tests.command_line import forget_modules_of
 from tests.runs.resumable import assert_same_run, contents, records
 
@@ -98,16 +100,12 @@ def test_a_command_that_is_killed_or_interrupted_can_be_resumed_and_leaves_no_wo
     Path("a.toml").write_text(EXPERIMENT)
     Path("held_by_a_file.py").write_text(HELD)
     Path("hold").touch()
-    strict = ["-W", "error", "-W", "ignore::DeprecationWarning:typer"]
-    command = [sys.executable, *strict, "-c", "from fedlens.cli.main import main; main()"]
     signs = {"killed": signal.SIGKILL, "stopped": signal.SIGINT}
     processes = {}
     for name in signs:
-        words = ["run", "a.toml", "--out", f"runs/{name}"]
-        with Path(f"{name}.err").open("w") as err:
-            processes[name] = subprocess.Popen(
-                [*command, *words], stdout=err, stderr=err, start_new_session=True
-            )
+        run = partial(command, "run", "a.toml", "--out", f"runs/{name}")
+        with Path(f"{name}.err").open("wb") as err:
+            processes[name] = forked(run, err, err)
 
     def is_well_under_way(name: str) -> bool:
         rounds: Path = tmp_path / "runs" / name / "rounds.jsonl"
@@ -118,12 +116,11 @@ def test_a_command_that_is_killed_or_interrupted_can_be_resumed_and_leaves_no_wo
         assert eventually(lambda: any(map(is_well_under_way, waiting)))
         name = next(filter(is_well_under_way, waiting))
         waiting.remove(name)
-        assert len(group_members(processes[name].pid)) > 1
-        processes[name].send_signal(signs[name])
-    statuses = {name: process.wait(300) for name, process in processes.items()}
+        assert len(group_members(processes[name])) > 1
+        os.kill(processes[name], signs[name])
+    statuses = {name: status_of(process) for name, process in processes.items()}
     assert statuses == {"killed": -signal.SIGKILL, "stopped": 130}
-    pids = [process.pid for process in processes.values()]
-    assert eventually(lambda: not any(map(group_members, pids)))
+    assert eventually(lambda: not any(map(group_members, processes.values())))
     assert all(len(records(tmp_path / "runs" / name)) < 8 for name in signs)
     Path("hold").unlink()
 

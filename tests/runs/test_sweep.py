@@ -147,7 +147,7 @@ def test_points_of_other_lengths_and_algorithms_stand_side_by_side(tmp_path):
 
 
 def own_net() -> nn.Module:
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
     return nn.Sequential(nn.Flatten(), nn.Linear(36, 5), nn.ReLU(), nn.Linear(5, 3))
 
 

@@ -63,12 +63,9 @@ VERBS: dict[str, Callable[..., None]] = {
     "doctor": doctor_command,
 }
 
+GROUPS = {"data": data_app, "fleet": fleet_app}
+
 typer.core.HAS_RICH = False  # its boxes around help take longer to import than all the rest
-app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
-for verb, command in VERBS.items():
-    app.command(verb)(command)
-app.add_typer(data_app, name="data")
-app.add_typer(fleet_app, name="fleet")
 
 
 def _version(wanted: bool) -> None:
@@ -77,13 +74,27 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def fedlens_command(
     version: Annotated[
         bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
     """Federated learning for vision. Every command takes --help, and --debug for tracebacks."""
+
+
+def app_of(*words: str) -> typer.Typer:
+    """The command line as far as these verbs and groups go."""
+    app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
+    app.callback()(fedlens_command)
+    for word in words:
+        if word in VERBS:
+            app.command(word)(VERBS[word])
+        else:
+            app.add_typer(GROUPS[word], name=word)
+    return app
+
+
+app = app_of(*VERBS, *GROUPS)
 
 
 def main() -> None:
@@ -97,8 +108,11 @@ def main() -> None:
     _say_what_is_logged()
     try:
         with importable(Path.cwd()):
+            # To work out the options of every verb takes Typer longer than many a command.
+            asked = [word for word in arguments[:1] if word in VERBS or word in GROUPS]
+            called = app_of(*asked) if asked else app
             # Typer gives back the status of an exit, and 130 after Ctrl-C.
-            status = app(arguments, standalone_mode=False, prog_name="fedlens") or 0
+            status = called(arguments, standalone_mode=False, prog_name="fedlens") or 0
     except (KeyboardInterrupt, click.exceptions.Abort):
         status = 130
     except click.exceptions.NoArgsIsHelpError as error:

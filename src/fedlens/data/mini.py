@@ -5,6 +5,7 @@ Made by tools/make_mini.py. Fashion-MNIST is under the MIT licence, which lies b
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.resources
 import io
@@ -21,6 +22,12 @@ CONTENTS = "6,000 + 1,000 images, 28×28, 10 classes"
 
 def fashion_mnist_mini(_source: Source) -> Dataset:
     """600 training and 100 test images of each class of Fashion-MNIST, inside the package."""
+    return _unpacked()
+
+
+@functools.cache
+def _unpacked() -> Dataset:
+    """Kept for the next run of the process: to unpack it takes as long as a small run."""
     arrays = numpy_files.read(io.BytesIO(content()), NAME)
     train, test = (numpy_files.part(arrays, part, NAME) for part in ("train", "test"))
     entry = FASHION_MNIST

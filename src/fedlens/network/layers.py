@@ -37,25 +37,28 @@ def keyed_dropout(
     The mask is a hash of the key, the layer, the row and the position in it, in whole numbers:
     the same for every dtype and device. Positions of images are counted pixel by pixel, as they
     lie in memory where they are trained on. `p` is rounded to a multiple of 2^-16, and what is kept
-    is scaled to match. `call` tells apart the calls of one layer.
+    is scaled to match. `call` tells apart the calls of one layer. C clients are [C, B, ...] under
+    keys [C].
     """
     num_dropped = round(p * WHOLE)
     if num_dropped in (0, WHOLE):
         return x if num_dropped == 0 else x * 0.0
-    if x.ndim > 2 and not channels:
-        last = keyed_dropout(x.movedim(1, -1).flatten(1), key, p, layer, call=call)
-        return last.view(len(x), *x.shape[2:], x.shape[1]).movedim(-1, 1)
-    rows, width = x.shape[:2]
+    at = key.ndim  # where the rows are
+    if x.ndim > at + 2 and not channels:
+        pixels = x.movedim(at + 1, -1)
+        dropped = keyed_dropout(pixels.flatten(at + 1), key, p, layer, call=call)
+        return dropped.view(pixels.shape).movedim(-1, at + 1)
+    rows, width = x.shape[at : at + 2]
     counter = torch.arange(rows, device=x.device)[:, None] << 32
     counter = counter | torch.arange(-(-width // LANES), device=x.device)
-    hashes = keys.fold(key, dropout_word(layer, call), counter)
-    lanes = _lanes(hashes)[:, :width]
+    hashes = keys.fold(key[..., None, None], dropout_word(layer, call), counter)
+    lanes = _lanes(hashes)[..., :width]
     scale = WHOLE / (WHOLE - num_dropped)
     least = num_dropped - 2**15
     # In place, which vmap cannot, the answers have 16 bits: a CPU is slow with those of bool.
     kept = lanes >= least if is_batchedtensor(lanes) else lanes.ge_(least)
     keep = kept.to(x.dtype).mul_(scale)
-    return x * keep.view(rows, width, *[1] * (x.ndim - 2))
+    return x * keep.view(*keep.shape, *[1] * (x.ndim - keep.ndim))
 
 
 def dropout_word(layer: int, call: int) -> int:

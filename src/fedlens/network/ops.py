@@ -27,7 +27,6 @@ from functools import cache, lru_cache
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.func import vmap
 
 from fedlens.core import Number, Tree, per_row
 from fedlens.network.factors import Factors
@@ -108,11 +107,7 @@ def dropout(
         return functions.dropout(flat, keys, word, num_dropped, whole_channels=channels).view(
             x.shape
         )
-
-    def drop(one: Tensor, key: Tensor) -> Tensor:
-        return keyed_dropout(one, key, p, layer, call=call, channels=channels)
-
-    return vmap(drop)(x, keys)
+    return keyed_dropout(x, keys, p, layer, call=call, channels=channels)
 
 
 def convolve(

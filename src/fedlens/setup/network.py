@@ -29,7 +29,10 @@ def untrained(experiment: Experiment, shape: tuple[int, int, int], outputs: int)
     """The model of an experiment, as its seed initialises it."""
     given, outputs = experiment.model, experiment.outputs or outputs
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(keys.fold(keys.root(experiment.seed), keys.purpose("model"))))
+        # Models are made on the CPU. `torch.manual_seed` would tell GPUs, too, and note for each
+        # kind that is not there from where it was called, which takes longer than many a model.
+        seed = int(keys.root(experiment.seed, keys.purpose("model")))
+        torch.default_generator.manual_seed(seed)
         if isinstance(given, Named):
             made = call(find(MODELS, given.name, "model"), shape, outputs, options=given.options)
             module = expect(made, nn.Module, f"model {given.name!r}")
