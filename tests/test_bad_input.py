@@ -72,6 +72,11 @@ def other_sizes() -> None:
     np.savez("sizes.npz", x_train=images, y_train=labels, x_test=images[:, :4], y_test=labels)
 
 
+def many_classes() -> None:
+    images, labels = np.zeros((4, 5, 5), np.uint8), np.full(4, 10**6)
+    np.savez("classes.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
+
+
 def many_columns() -> None:
     columns = ",".join(f"c{i}" for i in range(100_000))
     Path("wide.csv").write_text(f"path,label,{columns}\n", encoding="utf-8")
@@ -98,6 +103,7 @@ def deep() -> None:
         (["dataset={name='npz', path='lying.npz'}"], "lying.npz cannot be read ("),
         (["dataset={name='npz', path='objects.npz'}"], "x_train holds Python objects"),
         (["dataset={name='npz', path='sizes.npz'}"], "x_train and x_test differ in shape: resize"),
+        (["dataset={name='npz', path='classes.npz'}", "clients.count=4"], "a round needs about"),
         (["dataset={name='npz', path='~nobody-here/x'}"], "a home that is not known here: write"),
         (["dataset={name='csv', path='wide.csv'}"], "100,002 columns in line 1, above 1,000"),
         (["dataset={name='csv', path='long.csv'}"], "field larger than field limit"),
@@ -108,6 +114,9 @@ def deep() -> None:
         ),
         (["weights=sparse.pth"], "1.bias is no plain tensor of numbers"),
         (["local.lr=1e308"], "local.lr is a number of 309 digits: models compute with up to 1e+38"),
+        (["algorithm={name='fedprox', mu=1e308}"], "mu is a number of 309 digits: models compute"),
+        (["algorithm={name='fedbuff', buffer=1099511627776}"], "a round needs about"),
+        (["evaluate.bootstrap=1000000000"], "evaluate.bootstrap is 1000000000: choose 0 to 1000"),
         (["augment.crop=9223372036854775808"], "augment.crop is 9223372036854775808: choose a"),
         (["augment.crop=4611686018427387904"], "a round needs about"),
         (["local.epochs=1099511627776"], "a round needs about"),
@@ -118,7 +127,7 @@ def deep() -> None:
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line_with_status_2(fedlens, words, message):
-    for write in (lying_npz, objects, other_sizes, many_columns, integer_keys):
+    for write in (lying_npz, objects, other_sizes, many_classes, many_columns, integer_keys):
         write()
     before = everything()
     status, out, err = fedlens("run", "a.toml", *words)
