@@ -8,6 +8,7 @@ import json
 import struct
 import subprocess
 import sys
+import warnings
 import zipfile
 from pathlib import Path
 
@@ -86,6 +87,11 @@ def many_columns() -> None:
 def integer_keys() -> None:
     torch.save({7: torch.zeros(3)}, "keys.pth")
     torch.save({"1.bias": torch.zeros(3).to_sparse()}, "sparse.pth")
+    torch.save({"1.bias": torch.nn.Linear(2, 3)}, "program.pth")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that these are deprecated, which is said once
+        quantised = torch.quantize_per_tensor(torch.zeros(3), 0.1, 0, torch.qint8)
+        torch.save({"1.bias": quantised}, "quantised.pth")
 
 
 def deep() -> None:
@@ -103,6 +109,7 @@ def deep() -> None:
         (["dataset={name='npz', path='lying.npz'}"], "lying.npz cannot be read ("),
         (["dataset={name='npz', path='objects.npz'}"], "x_train holds Python objects"),
         (["dataset={name='npz', path='sizes.npz'}"], "x_train and x_test differ in shape: resize"),
+        (["dataset={name='npz', path='/dev/zero'}"], "/dev/zero cannot be read (it is a device or"),
         (["dataset={name='npz', path='classes.npz'}", "clients.count=4"], "a round needs about"),
         (["dataset={name='npz', path='~nobody-here/x'}"], "a home that is not known here: write"),
         (["dataset={name='csv', path='wide.csv'}"], "100,002 columns in line 1, above 1,000"),
@@ -113,6 +120,8 @@ def deep() -> None:
             "keys.pth cannot be read (it holds more than tensors by name): save",
         ),
         (["weights=sparse.pth"], "1.bias is no plain tensor of numbers"),
+        (["weights=quantised.pth"], "1.bias is no plain tensor of numbers"),
+        (["weights=program.pth"], "it is damaged, or holds more than tensors by name): save"),
         (["local.lr=1e308"], "local.lr is a number of 309 digits: models compute with up to 1e+38"),
         (["algorithm={name='fedprox', mu=1e308}"], "mu is a number of 309 digits: models compute"),
         (["algorithm={name='fedbuff', buffer=1099511627776}"], "a round needs about"),
@@ -123,6 +132,8 @@ def deep() -> None:
         (["outputs=1000000000000"], "a round needs about"),
         (["a." * 100_000 + "b=1"], "has more than 32 parts: write key=value"),
         (["local.lr=" + "[" * 100_000], "it is nested too deeply"),
+        (["local.lr=" + "[" * 40 + "]" * 40], "]]: it is nested more than 32 deep"),
+        (["local=5"], "local is 5: expected a table"),
         (["--out", "x" * 300], "file name too long"),
     ],
 )

@@ -366,6 +366,8 @@ def _in_words(kind: Any) -> str:
         return " or ".join(_in_words(choice) for choice in written)
     if typing.get_origin(kind) is Literal:
         return " or ".join(repr(choice) for choice in inner)
+    if is_dataclass(kind):
+        return "a table"
     return words.get(typing.get_origin(kind) or kind, str(getattr(kind, "__name__", kind)))
 
 

@@ -168,9 +168,10 @@ def test_a_fingerprint_of_data_is_of_all_that_is_in_them():
     assert len({whole.digest, *(one.digest for one in others)}) == 6
 
 
-def test_a_loss_that_is_no_number_at_the_end_is_not_a_finished_run(tmp_path):
+@pytest.mark.parametrize("pixel", [float("nan"), 1e32])
+def test_a_loss_that_is_absurd_at_the_end_is_not_a_finished_run(tmp_path, pixel):
     images = toy().test.images.clone()
-    images[3] = float("nan")
+    images[3] = pixel
     data = replace(toy(), test=fl.Examples(images, toy().test.labels))
     result = fl.run(described(dataset=data), tmp_path / "run")
     assert result.status == result.summary["status"] == "invalid"
