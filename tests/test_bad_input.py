@@ -125,6 +125,7 @@ def deep() -> None:
         (["local.lr=1e308"], "local.lr is a number of 309 digits: models compute with up to 1e+38"),
         (["algorithm={name='fedprox', mu=1e308}"], "mu is a number of 309 digits: models compute"),
         (["algorithm={name='fedbuff', buffer=1099511627776}"], "a round needs about"),
+        (["evaluate.fine_tune=1000000000"], "evaluate.fine_tune is 1000000000: choose 0 to 10000"),
         (["evaluate.bootstrap=1000000000"], "evaluate.bootstrap is 1000000000: choose 0 to 1000"),
         (["augment.crop=9223372036854775808"], "augment.crop is 9223372036854775808: choose a"),
         (["augment.crop=4611686018427387904"], "a round needs about"),
