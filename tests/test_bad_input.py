@@ -8,6 +8,7 @@ import json
 import struct
 import subprocess
 import sys
+import warnings
 import zipfile
 from pathlib import Path
 
@@ -72,6 +73,11 @@ def other_sizes() -> None:
     np.savez("sizes.npz", x_train=images, y_train=labels, x_test=images[:, :4], y_test=labels)
 
 
+def many_classes() -> None:
+    images, labels = np.zeros((4, 5, 5), np.uint8), np.full(4, 10**6)
+    np.savez("classes.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
+
+
 def many_columns() -> None:
     columns = ",".join(f"c{i}" for i in range(100_000))
     Path("wide.csv").write_text(f"path,label,{columns}\n", encoding="utf-8")
@@ -81,6 +87,11 @@ def many_columns() -> None:
 def integer_keys() -> None:
     torch.save({7: torch.zeros(3)}, "keys.pth")
     torch.save({"1.bias": torch.zeros(3).to_sparse()}, "sparse.pth")
+    torch.save({"1.bias": torch.nn.Linear(2, 3)}, "program.pth")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that these are deprecated, which is said once
+        quantised = torch.quantize_per_tensor(torch.zeros(3), 0.1, 0, torch.qint8)
+        torch.save({"1.bias": quantised}, "quantised.pth")
 
 
 def deep() -> None:
@@ -98,6 +109,8 @@ def deep() -> None:
         (["dataset={name='npz', path='lying.npz'}"], "lying.npz cannot be read ("),
         (["dataset={name='npz', path='objects.npz'}"], "x_train holds Python objects"),
         (["dataset={name='npz', path='sizes.npz'}"], "x_train and x_test differ in shape: resize"),
+        (["dataset={name='npz', path='/dev/zero'}"], "/dev/zero cannot be read (it is a device or"),
+        (["dataset={name='npz', path='classes.npz'}", "clients.count=4"], "a round needs about"),
         (["dataset={name='npz', path='~nobody-here/x'}"], "a home that is not known here: write"),
         (["dataset={name='csv', path='wide.csv'}"], "100,002 columns in line 1, above 1,000"),
         (["dataset={name='csv', path='long.csv'}"], "field larger than field limit"),
@@ -107,18 +120,26 @@ def deep() -> None:
             "keys.pth cannot be read (it holds more than tensors by name): save",
         ),
         (["weights=sparse.pth"], "1.bias is no plain tensor of numbers"),
+        (["weights=quantised.pth"], "1.bias is no plain tensor of numbers"),
+        (["weights=program.pth"], "it is damaged, or holds more than tensors by name): save"),
         (["local.lr=1e308"], "local.lr is a number of 309 digits: models compute with up to 1e+38"),
+        (["algorithm={name='fedprox', mu=1e308}"], "mu is a number of 309 digits: models compute"),
+        (["algorithm={name='fedbuff', buffer=1099511627776}"], "a round needs about"),
+        (["evaluate.fine_tune=1000000000"], "evaluate.fine_tune is 1000000000: choose 0 to 10000"),
+        (["evaluate.bootstrap=1000000000"], "evaluate.bootstrap is 1000000000: choose 0 to 1000"),
         (["augment.crop=9223372036854775808"], "augment.crop is 9223372036854775808: choose a"),
         (["augment.crop=4611686018427387904"], "a round needs about"),
         (["local.epochs=1099511627776"], "a round needs about"),
         (["outputs=1000000000000"], "a round needs about"),
         (["a." * 100_000 + "b=1"], "has more than 32 parts: write key=value"),
         (["local.lr=" + "[" * 100_000], "it is nested too deeply"),
+        (["local.lr=" + "[" * 40 + "]" * 40], "]]: it is nested more than 32 deep"),
+        (["local=5"], "local is 5: expected a table"),
         (["--out", "x" * 300], "file name too long"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line_with_status_2(fedlens, words, message):
-    for write in (lying_npz, objects, other_sizes, many_columns, integer_keys):
+    for write in (lying_npz, objects, other_sizes, many_classes, many_columns, integer_keys):
         write()
     before = everything()
     status, out, err = fedlens("run", "a.toml", *words)

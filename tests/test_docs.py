@@ -231,6 +231,11 @@ def test_every_link_of_a_page_leads_somewhere(page):
             assert anchor in [heading.replace(" ", "-") for heading in plain], target
 
 
+def test_every_test_named_in_the_matrix_of_faults_exists():
+    for name in re.findall(r"`([\w/]+\.py|fuzzing/)`", prose(ROOT / "docs" / "reliability.md")):
+        assert (ROOT / "tests" / name).exists(), name
+
+
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
 def test_every_example_describes_clients_that_hold_something(path):
     _, _, held = partition(fl.Experiment.read(path))

@@ -250,6 +250,9 @@ def _union(value: Any, kind: Any, where: str) -> Any:
     tables = [choice for choice in choices if is_dataclass(choice)]
     if isinstance(value, Mapping) and len(tables) == 1:
         return check(value, tables[0], where)
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if is_number and float in choices and int not in choices:
+        return check(value, float, where)
     for choice in choices:
         with suppress(ValueError):
             return check(value, choice, where)
@@ -363,6 +366,8 @@ def _in_words(kind: Any) -> str:
         return " or ".join(_in_words(choice) for choice in written)
     if typing.get_origin(kind) is Literal:
         return " or ".join(repr(choice) for choice in inner)
+    if is_dataclass(kind):
+        return "a table"
     return words.get(typing.get_origin(kind) or kind, str(getattr(kind, "__name__", kind)))
 
 

@@ -6,6 +6,7 @@ import csv
 import gzip
 import io
 import os
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,12 +35,23 @@ class BadFile(ValueError):
 @contextmanager
 def reading(file: Place, remedy: str = "take another copy") -> Iterator[None]:
     """Raise a BadFile for whatever the body raises, unless that names the file already."""
+    if _never_ends(Path(file)):
+        raise BadFile(file, "it is a device or a pipe", remedy)
     try:
         yield
     except Exception as error:  # broken files make decoders raise anything
         if isinstance(error, ValueError) and str(file) in str(error):
             raise
         raise BadFile(file, reason(error), remedy) from error
+
+
+def _never_ends(path: Path) -> bool:
+    """Whether to read it may take for ever; what is not there is for the reader to say."""
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError):
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
 
 
 def is_file(path: Path) -> bool:

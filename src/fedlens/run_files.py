@@ -36,6 +36,9 @@ ANEW = "start the run anew"
 OVER = ("finished", "diverged", "invalid", "stopped")
 """The statuses of runs that have nothing left to do."""
 
+LARGEST_LOSS = 1e12  # of a model that may pass for trained
+UNSOUND = f"no finite number below {LARGEST_LOSS:.0e}"  # the last loss of an invalid run
+
 
 class RunFailed(RuntimeError):
     """A run that has written its folder cannot go on."""

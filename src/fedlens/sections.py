@@ -29,6 +29,9 @@ OrTable = Given[R | Table, R]
 
 Part = Literal["test", "validation", "train"]
 
+MOST_PASSES = 10_000  # of each client, over its own examples, once a run is over
+MOST_DRAWN_ANEW = 100_000  # times: what is measured each time is kept to the end
+
 ALWAYS_MEASURED = "loss", "accuracy", "top5", "precision", "recall", "f1", "classes_predicted"
 """What every evaluation measures; metrics of `evaluate.metrics` come besides."""
 
@@ -176,9 +179,10 @@ class Evaluate:
         demand(numbered, "evaluate.at", list(self.at), "rounds are counted from 1")
         fits = 0 < self.validation < 1
         demand(fits, "evaluate.validation", self.validation, "choose a share between 0 and 1")
-        for name in ("fine_tune", "bootstrap"):
-            value = getattr(self, name)
-            demand(value >= 0, f"evaluate.{name}", value, "choose 0 or more")
+        fits = 0 <= self.fine_tune <= MOST_PASSES
+        demand(fits, "evaluate.fine_tune", self.fine_tune, f"choose 0 to {MOST_PASSES}")
+        fits = 0 <= self.bootstrap <= MOST_DRAWN_ANEW
+        demand(fits, "evaluate.bootstrap", self.bootstrap, f"choose 0 to {MOST_DRAWN_ANEW}")
         names = [named.name.rpartition(":")[2] for named in self.metrics]
         for name in names:
             fits = names.count(name) == 1 and name not in ALWAYS_MEASURED

@@ -114,7 +114,9 @@ def _value(text: str) -> Any:
     try:
         value = _parsed_toml(f"value = {text}")["value"]
         _demand_shallow(value)
-    except RecursionError as error:
+    except tomllib.TOMLDecodeError:
+        raise
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{shortened(text, 80)}: {reason(error)}") from error
     return value
 

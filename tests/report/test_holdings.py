@@ -83,6 +83,15 @@ def test_one_way_of_dealing_is_shown_once(run_folder: Make) -> None:
     assert heats[0].values[0] == pytest.approx([1 / 3, 1.0])
 
 
+def test_who_holds_what_needs_no_number_of_clients(run_folder: Make) -> None:
+    folder = run_folder("a", rounds=2)
+    partition = json.loads((folder / "partition.json").read_text())
+    del partition["num_clients"]
+    (folder / "partition.json").write_text(json.dumps(partition))
+    heat, _ = partition_blocks(group(read_all([folder])))
+    assert "2 clients" in heat.caption
+
+
 def test_many_unlike_clients_are_ordered_by_their_main_class() -> None:
     counts = np.zeros((80, 2), dtype=np.int64)
     counts[np.arange(80), np.arange(80) % 2] = 5

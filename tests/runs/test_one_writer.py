@@ -159,6 +159,34 @@ def test_other_versions_are_said(tmp_path, monkeypatch, caplog):
     assert "was begun with fedlens 0.1.0, now 9.9: its bytes may differ" in said
 
 
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ({"partition": None}, "its 'partition' is nothing"),
+        ({"settings": []}, "its 'settings' is a list"),
+        ({"settings": {}}, "it has no 'rounds'"),
+    ],
+)
+def test_a_manifest_whose_fields_are_not_what_they_should_be_is_refused(tmp_path, wrong, why):
+    run = tmp_path / "run"
+    fl.run(described(), run)
+    manifest = json.loads((run / "manifest.json").read_text())
+    (run / "manifest.json").write_text(json.dumps(manifest | wrong))
+    with pytest.raises(ValueError, match=rf"manifest.json cannot be read \({why}\): start the"):
+        fl.resume(run, experiment=described())
+
+
+def test_a_manifest_without_a_version_is_gone_on_with_and_that_is_said(tmp_path, caplog):
+    run = tmp_path / "run"
+    fl.run(described(), run)
+    manifest = json.loads((run / "manifest.json").read_text())
+    del manifest["torch"]
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    fl.resume(run, experiment=described())
+    (said,) = caplog.messages
+    assert f"was begun with torch an unknown one, now {torch.__version__}: its" in said
+
+
 def test_a_fingerprint_of_data_is_of_all_that_is_in_them():
     whole = toy()
     assert whole.digest == toy().digest
@@ -168,9 +196,10 @@ def test_a_fingerprint_of_data_is_of_all_that_is_in_them():
     assert len({whole.digest, *(one.digest for one in others)}) == 6
 
 
-def test_a_loss_that_is_no_number_at_the_end_is_not_a_finished_run(tmp_path):
+@pytest.mark.parametrize("pixel", [float("nan"), 1e32])
+def test_a_loss_that_is_absurd_at_the_end_is_not_a_finished_run(tmp_path, pixel):
     images = toy().test.images.clone()
-    images[3] = float("nan")
+    images[3] = pixel
     data = replace(toy(), test=fl.Examples(images, toy().test.labels))
     result = fl.run(described(dataset=data), tmp_path / "run")
     assert result.status == result.summary["status"] == "invalid"

@@ -50,7 +50,7 @@ def test_a_run_stopped_twice_and_resumed_equals_one_that_was_not(tmp_path, descr
     assert_same_run(run, tmp_path / "whole")
 
 
-def test_a_run_killed_before_its_first_checkpoint_starts_again(tmp_path):
+def test_a_run_killed_before_its_first_checkpoint_starts_again_and_says_so(tmp_path, caplog):
     experiment = mindful()
     fl.run(experiment, tmp_path / "whole")
     run = tmp_path / "run"
@@ -60,6 +60,7 @@ def test_a_run_killed_before_its_first_checkpoint_starts_again(tmp_path):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     fl.resume(run, experiment=experiment)
     assert_same_run(run, tmp_path / "whole")
+    assert caplog.messages == [f"{run} has no checkpoint: its rounds are run from the first one on"]
 
 
 @pytest.mark.parametrize("torn", ['{"round": 3, "train_l', "{", '{"round": 3}\n{"rou', "\n"])

@@ -141,8 +141,15 @@ def finish_run(folder: Path, status: str, as_json: bool, processes: Executor | N
     """The page of a run that is over, what it came to, and the exit status."""
     from fedlens.report import read_all, report, rows, table
     from fedlens.report.tables import client_header, client_rows, worth
-    from fedlens.run_files import MANIFEST, SUMMARY, read_manifest, read_records, read_summary
-    from fedlens.runs.active import not_finite
+    from fedlens.run_files import (
+        MANIFEST,
+        SUMMARY,
+        UNSOUND,
+        read_manifest,
+        read_records,
+        read_summary,
+    )
+    from fedlens.runs.active import unsound_losses
 
     with once_written():
         if as_json:
@@ -166,10 +173,10 @@ def finish_run(folder: Path, status: str, as_json: bool, processes: Executor | N
     if left_out:
         counted = "1 image was" if left_out == 1 else f"{left_out:,} images were"
         print(f"fedlens: {counted} left out, listed in {folder / MANIFEST}", file=sys.stderr)
-    wrong = not_finite(read_records(folder)) if status == "invalid" else []
+    wrong = unsound_losses(read_records(folder)) if status == "invalid" else []
     if wrong:
         print(
-            f"fedlens: the run is over, but its final {' and '.join(wrong)} is no finite number: "
+            f"fedlens: the run is over, but its final {' and '.join(wrong)} is {UNSOUND}: "
             "look at the test images and at the model, or try a smaller local.lr",
             file=sys.stderr,
         )

@@ -22,6 +22,7 @@ from fedlens.cli.arguments import (
 )
 from fedlens.cli.run import EXIT
 from fedlens.reading import printable
+from fedlens.run_files import UNSOUND
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -106,7 +107,7 @@ def _finish(
         page = report(runs, folder, processes=processes)
         if not as_json:
             print(f"report: {page}")
-    ends = {"diverged": "diverged", "invalid": "ended with a loss that is not a finite number"}
+    ends = {"diverged": "diverged", "invalid": f"ended with a loss that is {UNSOUND}"}
     for status, words in ends.items():
         names = [name for name, result in results.items() if result.status == status]
         if names:

@@ -9,9 +9,11 @@ import hashlib
 import time
 import urllib.error
 import urllib.request
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, BinaryIO, NamedTuple
 from urllib.parse import urlsplit
 
@@ -152,13 +154,20 @@ def _tensors(path: Path) -> Tree:
     if path.suffix not in (".safetensors", ".pt", ".pth"):
         raise ValueError(f"{path} is of no known kind: give .safetensors, .pt or .pth")
     memory.demand(f"{path}", {"weights": path.stat().st_size}, "take a machine with more")
-    with reading(path, "save model.state_dict() alone, best as .safetensors"):
+    with (
+        reading(path, "save model.state_dict() alone, best as .safetensors"),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")  # PyTorch's, of kinds of tensors that are refused below
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
 
             content = load_file(path)
         else:
-            content = torch.load(path, map_location="cpu", weights_only=True)
+            try:
+                content = torch.load(path, map_location="cpu", weights_only=True)
+            except UnpicklingError as error:  # which tells people how to run what the file says
+                raise ValueError("it is damaged, or holds more than tensors by name") from error
         content = _unwrapped(content)
         if not isinstance(content, Mapping):
             raise ValueError("it holds more than tensors by name")
@@ -196,7 +205,12 @@ def _is_plain(tensor: Tensor) -> bool:
 
 def _fetched(address: str, most: int) -> Path:
     """The file at an address, of `most` bytes, downloaded unless it is in the cache."""
-    name = Path(urlsplit(address).path).name
+    try:
+        name = Path(urlsplit(address).path).name
+    except ValueError as error:
+        raise ValueError(
+            f"{address} is no address ({error}): write it as a browser does"
+        ) from error
     place = cache() / "weights" / f"{hashlib.sha256(address.encode()).hexdigest()[:12]}-{name}"
     if not place.is_file():
         try:

@@ -43,7 +43,8 @@ def partition_blocks(groups: Sequence[Group]) -> Iterator[Block]:
     for run in (run for one in groups for run in one.runs):
         counts = _matrix((run.partition or {}).get("label_counts"))
         if counts is not None:
-            found.setdefault(str(run.manifest.get("partition")), (_dealing(run), run, counts))
+            way = _dealing(run, len(counts))
+            found.setdefault(str(run.manifest.get("partition")), (way, run, counts))
     ways = {way: (run, counts) for way, run, counts in reversed(found.values())}
     for way, (run, counts) in list(reversed(ways.items()))[:MOST_PICTURES]:
         of = f": {way}" if len(ways) > 1 else ""
@@ -65,14 +66,14 @@ def partition_blocks(groups: Sequence[Group]) -> Iterator[Block]:
         )
 
 
-def _dealing(run: Run) -> str:
+def _dealing(run: Run, num_clients: int) -> str:
     """How examples were dealt, in words: the data set, and the partition with its numbers."""
     flat = settings(run.experiment)
     inner = "clients.partition."
     numbers = [f"{k.removeprefix(inner)} {written(v)}" for k, v in flat.items() if inner in k]
     name = written(flat.get("clients.partition", "iid"))
-    count = f" over {run.partition['num_clients']} clients" if run.partition else ""
-    return f"{written(flat.get('dataset', run.name))}, {' '.join([name, *numbers])}{count}"
+    of = written(flat.get("dataset", run.name))
+    return f"{of}, {' '.join([name, *numbers])} over {num_clients} clients"
 
 
 def _split_name(way: str, run: Run, num_ways: int, num_splits: int) -> str:

@@ -25,7 +25,7 @@ from fedlens.report.outcomes import outcome_blocks
 from fedlens.report.page import render_page
 from fedlens.report.schedules import schedule_blocks
 from fedlens.report.tables import decimal, rows
-from fedlens.run_files import EXPERIMENT, MANIFEST
+from fedlens.run_files import EXPERIMENT, MANIFEST, UNSOUND
 from fedlens.runs.records import (
     PART_NAMES,
     Run,
@@ -295,7 +295,7 @@ def _end(one: Group) -> str:
     rounds = f"{run.num_rounds} round{'' if run.num_rounds == 1 else 's'}"
     ends = {"diverged": f"(diverged in round {run.num_rounds})"}
     ends |= {"stopped": f"(stopped after {rounds}: too few clients reported)"}
-    ends |= {"invalid": f"(its loss is not a finite number after {rounds})"}
+    ends |= {"invalid": f"(its loss is {UNSOUND} after {rounds})"}
     ends |= {"interrupted": f"(interrupted after {rounds})", "running": f"(running, {rounds})"}
     early = f" ({written(run.summary['reason'])})" if "reason" in run.summary else ""
     return ends.get(run.status, f"after {rounds}{early}")

@@ -16,7 +16,7 @@ from fedlens.core import Tree
 from fedlens.engines import Engine
 from fedlens.reporting.cohorts import BelowQuorum
 from fedlens.rounds import Outcome, RoundInput, State, begin, run_rounds
-from fedlens.run_files import CLIENTS, EVALUATION, SUMMARY, RunFailed
+from fedlens.run_files import CLIENTS, EVALUATION, LARGEST_LOSS, SUMMARY, RunFailed
 from fedlens.runs.evaluate import ByClient, Evaluation, Twin
 from fedlens.runs.folder import Mark, Records, RunFolder, to_json
 from fedlens.runs.measures import OF_MODEL, PARTS, measure_name
@@ -145,7 +145,7 @@ class ActiveRun:
     def finish(self, keep_state: bool = True) -> None:
         """Write the model and the summary and, if the run may be gone on with, its last state."""
         status = "finished" if self.status == "running" else self.status
-        if status == "finished" and not_finite(self.records):
+        if status == "finished" and unsound_losses(self.records):
             status = "invalid"
         if keep_state:
             self.save()
@@ -378,15 +378,11 @@ def who_failed(setup: Setup, state: State, outcome: Outcome) -> Record:
     return record
 
 
-def not_finite(records: list[Record]) -> list[str]:
-    """The losses of the last evaluation that are no finite numbers."""
-    losses = [measure_name(part, "loss") for part in PARTS]
-    evaluated = [record for record in records if OF_MODEL.keys() & record.keys()]
-    return (
-        [name for name in losses if not is_number(evaluated[-1].get(name, 0.0))]
-        if evaluated
-        else []
-    )
+def unsound_losses(records: list[Record]) -> list[str]:
+    """The losses of the last evaluation that are no finite numbers, or absurdly large ones."""
+    last = next((one for one in reversed(records) if OF_MODEL.keys() & one.keys()), {})
+    losses = {name: last.get(name, 0.0) for name in (measure_name(p, "loss") for p in PARTS)}
+    return [name for name, loss in losses.items() if not is_number(loss) or loss >= LARGEST_LOSS]
 
 
 def _has_diverged(records: list[Record]) -> bool:

@@ -237,23 +237,21 @@ class RunFolder:
         That a newer one is not is said. If none is, that is an error.
         """
         wrong: list[BadFile] = []
-        passed_over: list[int] = []
+        passed_over: dict[int, str] = {}
         for round in saved_rounds(self.path):
             _, index_file = state_files(self.path, round)
             if not index_file.exists():  # the run died as it wrote this one, so it never counted
-                logger.warning(
-                    "%s is missing: the checkpoint of round %d is not whole", index_file, round
-                )
+                passed_over[round] = f"{index_file} is missing"
                 continue
             try:
                 found = self._loaded(round, device)
             except BadFile as error:
                 wrong.append(error)
-                passed_over.append(round)
+                passed_over[round] = error.what
                 continue
-            for one in wrong:
-                logger.warning("%s: going on from the checkpoint of round %d", one.what, round)
-            self._remove_states(passed_over)
+            for why in passed_over.values():
+                logger.warning("%s: going on from the checkpoint of round %d", why, round)
+            self._remove_states(list(passed_over))
             return found
         if wrong:
             raise wrong[0]
@@ -283,8 +281,8 @@ class RunFolder:
         path = self.path / ROUNDS
         content = path.read_bytes() if path.is_file() else b""
         content = content[: mark.num_bytes]
-        if len(content) < mark.num_bytes:
-            have, needed = content.count(b"\n"), mark.num_records
+        have, needed = content.count(b"\n"), mark.num_records
+        if have < needed:
             raise damaged(path, f"it has {have} of the {needed} records of a checkpoint")
         if hashlib.sha256(content).hexdigest() != mark.sha256:
             raise damaged(path, "its checksum is wrong")

@@ -20,7 +20,8 @@ import torch
 
 from fedlens.experiment import Experiment, Named
 from fedlens.federation import Dataset
-from fedlens.run_files import EXPERIMENT
+from fedlens.reading import Fields, demand_fields
+from fedlens.run_files import ANEW, EXPERIMENT, MANIFEST
 from fedlens.runs.folder import to_json
 from fedlens.runs.records import settings
 from fedlens.schedules import looked_at, names_in, value_at
@@ -66,6 +67,9 @@ def check_settings(folder: Path, experiment: Experiment, before: Mapping[str, An
     """Refuse to go on with other settings than a run was begun with; only `rounds` may grow."""
     if "settings" not in before:
         return
+    file = folder / MANIFEST
+    demand_fields(before, {"settings": dict}, file, ANEW)
+    demand_fields(before["settings"], {"rounds": int}, file, ANEW)
     old, new = (settings(json.loads(to_json(s))) for s in (before["settings"], experiment.plain()))
     for key in [*old, *(key for key in new if key not in old)]:
         was, now = old.get(key), new.get(key)
@@ -85,15 +89,18 @@ def check_settings(folder: Path, experiment: Experiment, before: Mapping[str, An
 
 def check_unchanged(folder: Path, setup: Setup, before: Mapping[str, Any]) -> None:
     """Refuse to go on with other data than a run was begun with; say what else is different."""
+    known: Fields = {"partition": str} | ({"weights": dict} if setup.weights else {})
+    demand_fields(before, known, folder / MANIFEST, ANEW)
     remedy = "the data are not those it started with: find the old ones"
     if before.get("data", setup.dataset.digest) != setup.dataset.digest:
         raise ValueError(f"{folder}: {remedy} (images or labels of {setup.dataset.name} differ)")
     if before["partition"] != partition_hash(setup):
         raise ValueError(f"{folder}: {remedy} (clients hold other examples)")
-    if setup.weights and setup.weights.sha256 != before["weights"]["sha256"]:
+    if setup.weights and setup.weights.sha256 != before["weights"].get("sha256"):
         raise ValueError(f"{folder}: {setup.weights.source} has changed: find the old file")
     now = _machine(setup)
-    other = [f"{key} {before[key]}, now {now[key]}" for key in SAID if before.get(key) != now[key]]
+    was = {key: before.get(key, "an unknown one") for key in SAID}
+    other = [f"{key} {was[key]}, now {now[key]}" for key in SAID if was[key] != now[key]]
     if other:
         logger.warning("%s was begun with %s: its bytes may differ", folder, "; ".join(other))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,8 @@ from fedlens.runs.progress import all_of, shown
 from fedlens.runs.result import Result
 from fedlens.runs.twin import trained
 from fedlens.setup import Setup, build
+
+logger = logging.getLogger(__name__)
 
 
 def run(
@@ -162,6 +165,7 @@ def reopen(folder: RunFolder, setup: Setup, watch: Watch | None = None) -> Activ
     if saved is None:
         if read_status(path) in OVER:
             raise ValueError(f"{path} is over and kept no checkpoint: run it anew for more rounds")
+        logger.warning("%s has no checkpoint: its rounds are run from the first one on", path)
         begun = folder.records_after()
         return ActiveRun(setup, state, folder, [], watch, twin, begun, by_client=by_client)
     if _shapes(saved.state) != _shapes(state):

@@ -21,7 +21,8 @@ def demand_memory(
     experiment: Experiment, dataset: Dataset, algorithm: Algorithm, split: Split
 ) -> None:
     """Refuse a run whose rounds cannot fit in memory, by what they take at the least."""
-    cohort, sizes = experiment.clients.cohort, split.sizes(0)
+    sizes = split.sizes(0)
+    cohort = algorithm.pace.buffer if algorithm.pace else experiment.clients.cohort
     held = int(sizes.max()) if len(sizes) else 0
     kept = PRECISIONS[experiment.precision][0].itemsize
     # Of the model: the server's, its next, and the sum of updates in float64; of each client
@@ -31,14 +32,18 @@ def demand_memory(
     channels, height, width = dataset.shape
     padded = (height + 2 * experiment.augment.crop) * (width + 2 * experiment.augment.crop)
     batch = min(experiment.local.batch_size, held)
+    # Of how often each label was answered by each: of a batch, of those before it, and their sum.
+    answers = 3 * dataset.num_classes * (dataset.num_classes + 1) * 8
     memory.demand(
         "a round",
         {
             f"{training + 1} models": _num_parameters(experiment, dataset) * copies,
             "who sees which examples": cohort * algorithm.draw.plan_size(held) * 8,
             "a batch": batch * channels * padded * kept,
+            "which labels were answered": answers if experiment.evaluate.on else 0,
         },
-        "choose a smaller model, fewer local.epochs, or a smaller augment.crop",
+        "choose a smaller model, fewer classes, clients a round or local.epochs, or a smaller "
+        "augment.crop",
     )
 
 
