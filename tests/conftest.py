@@ -77,6 +77,17 @@ def seeded() -> None:
     torch.default_generator.manual_seed(0)  # `torch.manual_seed` tells every kind of GPU, too
 
 
+@pytest.fixture(scope="module")
+def ray() -> Iterator[None]:
+    """A Ray cluster of this process's own, on all cores."""
+    pytest.importorskip("ray", reason="Ray is not installed")
+    from fedlens.engines import cluster
+
+    cluster.connect()
+    yield
+    cluster.disconnect()
+
+
 @pytest.fixture(scope="session")
 def some_picture() -> dict[str, bytes]:
     """A picture in each format."""

@@ -21,16 +21,16 @@ from fedlens.engines.actors import Actors
 from fedlens.pieces import Uniformly
 from fedlens.run_files import MODEL, read_summary
 from fedlens.runs import spread
+from tests.clusters import LONG, RAY_MARKS
 from tests.command_line import EXPERIMENT
-from tests.engines.test_ray import FEDERATION, LONG, NETWORK, after, assert_same
+from tests.engines.test_ray import FEDERATION, NETWORK, after, assert_same
 from tests.federations import CPU
 from tests.papers_under_test import BASE
 from tests.runs.test_sweep import base, records
 
 pytestmark = [
     pytest.mark.skipif(not LONG, reason="takes longer: make test-ray"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    *RAY_MARKS,
     pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning"),
 ]
 
