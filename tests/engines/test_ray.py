@@ -171,7 +171,7 @@ class Raises:
 
 
 def test_what_goes_wrong_in_an_actor_is_told(engine):
-    with pytest.raises(RuntimeError, match="a worker failed: ArithmeticError: in its own words"):
+    with pytest.raises(ValueError, match="ArithmeticError: in its own words: mend it there"):
         after(engine, replace(BASE, upload=Raises()))
 
 
@@ -264,6 +264,17 @@ def test_without_ray_one_line_says_what_to_do(monkeypatch):
     made = Ray(NETWORK, FEDERATION.examples)
     with pytest.raises(ValueError, match=r'engine "ray" needs Ray: pip install "fedlens\[ray\]"'):
         after(made, BASE)
+
+
+def test_ray_is_told_to_be_quiet_before_it_is_imported(monkeypatch):
+    """It reads what it may print once; also where a cluster is asked for its GPUs first."""
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    for name in cluster.QUIET:
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ValueError, match='engine "ray" needs Ray'):
+        cluster.gpus()
+    assert cluster.QUIET.items() <= os.environ.items()
 
 
 def test_an_address_that_is_none_is_told(monkeypatch):

@@ -196,6 +196,15 @@ def test_terms_say_in_words_what_is_asked(tmp_path):
     assert all(name in text for name in CLASSES)
 
 
+@pytest.mark.parametrize(
+    ("paper", "says"), [("fedavg", False), ("scaffold", True), ("fedbn", True)]
+)
+def test_terms_say_whether_a_site_remembers_anything(paper, says, tmp_path):
+    _, _, terms = one_site(tmp_path, f'{{ name = "{paper}" }}')
+    (line,) = (line for line in terms.describe() if line.startswith("stays at the site"))
+    assert ("what it remembers" in line) == says
+
+
 def test_tensors_travel_bit_by_bit():
     pytest.importorskip("flwr")
     from fedlens.fleet.apps import as_record, packed, unpacked

@@ -206,8 +206,7 @@ class Spread:
     def run(self) -> Iterator[tuple[Point, Result]]:
         try:
             while self.waiting or self.busy:
-                self.hiring.look_for_more(len(self.waiting) + len(self.busy))
-                self.hiring.welcome()
+                self.hiring.hire(len(self.waiting) + len(self.busy))
                 self._hand_out()
                 self._listen(LOOK_SECONDS)
                 yield from self._follow()
