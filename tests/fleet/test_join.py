@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import tempfile
 
 import pytest
 from typer.testing import CliRunner
@@ -189,3 +190,15 @@ def test_the_sites_of_an_app_have_approved_what_its_server_asks(tmp_path):
     site = part_of(path, tmp_path / "sites", 0, 2)
     order = {"experiment": terms.hash, "terms": terms.text, "client": 0}
     assert site.answer("sizes", order, {}).facts["size"] > 0
+
+
+@pytest.mark.parametrize("partition", [0, 1])
+def test_a_simulated_node_holds_the_part_of_the_client_that_it_is(partition, tmp_path, monkeypatch):
+    """Whatever number Flower has given it, by chance: so models have the bytes of `fedlens run`."""
+    pytest.importorskip("flwr")
+    from fedlens.fleet.apps import _site
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    path, config = write_experiment(tmp_path), {"partition-id": partition, "num-partitions": 2}
+    homes = [_site(config, {"client": client}, path).home.name for client in range(2)]
+    assert homes == ["site-0000", "site-0001"]

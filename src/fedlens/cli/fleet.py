@@ -184,7 +184,7 @@ def try_command(
         where = out or Path(place) / "run"
         found = try_fleet(described, Path(place), where, tell, data, watch)
     if as_json:
-        print(json.dumps(found))
+        print(json.dumps(found | ({"run": str(out)} if out is not None else {})))
     else:
         same = "the same bytes" if found["identical"] else "NOT the same bytes"
         print(f"{found['sites']} sites, {found['rounds']} rounds: {same} as the simulation")

@@ -138,7 +138,6 @@ def try_fleet(
         "rounds": len(here.records),
         **compared(out, folder / "simulated"),
         "seconds": seconds,
-        "run": str(out),
     }
 
 
