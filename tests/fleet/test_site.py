@@ -8,13 +8,14 @@ import torch
 from PIL import Image
 
 from fedlens.experiment import Experiment
-from fedlens.fleet import payload
+from fedlens.fleet import payload, policy
 from fedlens.fleet.join import answer_by
 from fedlens.fleet.policy import FILE
 from fedlens.fleet.site import LOG, OWN_MISTAKE, Site
 from fedlens.fleet.site_data import site_examples
 from fedlens.fleet.terms import Terms, for_fleet
 from fedlens.setup.data import load_dataset
+from fedlens.version import __version__
 from tests.fleet.sites import CLASSES, Nearby, make_sites, run_nearby, write_experiment
 
 
@@ -69,6 +70,12 @@ def test_a_policy_is_kept_to(policy, why, tmp_path):
     _, site, terms = one_site(tmp_path)
     (site.home / FILE).write_text(policy + "\n")
     assert why in sizes(site, terms)["refused"]
+
+
+def test_terms_of_another_version_are_refused(tmp_path, monkeypatch):
+    _, site, terms = one_site(tmp_path)
+    monkeypatch.setattr(policy, "__version__", "9.9")
+    assert sizes(site, terms)["refused"] == f"it is for Fedlens {__version__}, and here is 9.9"
 
 
 def test_an_experiment_is_refused_until_it_is_approved(tmp_path):
