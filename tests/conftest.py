@@ -89,6 +89,17 @@ def no_wait_for_disks() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module")
+def ray() -> Iterator[None]:
+    """A Ray cluster of this process's own, on all cores."""
+    pytest.importorskip("ray", reason="Ray is not installed")
+    from fedlens.engines import cluster
+
+    cluster.connect()
+    yield
+    cluster.disconnect()
+
+
 @pytest.fixture(scope="session")
 def some_picture() -> dict[str, bytes]:
     """A picture in each format."""

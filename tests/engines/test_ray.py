@@ -29,29 +29,15 @@ from fedlens.network.network import Network
 from fedlens.pieces import Uniformly
 from fedlens.pieces.upload import difference
 from fedlens.rounds import State, begin, run_round
+from tests.clusters import LONG, RAY_MARKS
 from tests.federations import CPU, RAGGED, assert_equal, noisy_images, small_cnn
 from tests.papers_under_test import ALGORITHMS, BASE
 from tests.toys import toy
 
-LONG = bool(os.environ.get("FEDLENS_RAY"))  # as `make test-ray` has it
-
-# Ray itself leaves files and processes to be collected.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = RAY_MARKS
 
 FEDERATION = noisy_images(RAGGED)
 NETWORK = Network(small_cnn("batch"), dtype=torch.float64)
-
-
-@pytest.fixture(scope="module")
-def ray() -> Iterator[None]:
-    """A cluster of this process's own, with two cores."""
-    pytest.importorskip("ray", reason="Ray is not installed")
-    cluster.connect(num_bytes=0)
-    yield
-    cluster.disconnect()
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +96,13 @@ def test_larger_blocks_and_other_numbers_of_workers_change_no_byte(engine, monke
     for tasks in (8, 1):
         monkeypatch.setattr(dealt, "TASKS", tasks)
         assert_same(after(engine, everyone), expected)
+    engine.close()
+    alone = engine.of_one_worker()
+    try:
+        assert_same(after(alone, everyone), expected)
+        assert alone.num_workers == 1
+    finally:
+        alone.close()
 
 
 def test_actors_with_devices_stack_their_blocks_as_processes_do(engine):
@@ -178,7 +171,7 @@ class Raises:
 
 
 def test_what_goes_wrong_in_an_actor_is_told(engine):
-    with pytest.raises(RuntimeError, match="a worker failed: ArithmeticError: in its own words"):
+    with pytest.raises(ValueError, match="ArithmeticError: in its own words: mend it there"):
         after(engine, replace(BASE, upload=Raises()))
 
 
@@ -271,6 +264,17 @@ def test_without_ray_one_line_says_what_to_do(monkeypatch):
     made = Ray(NETWORK, FEDERATION.examples)
     with pytest.raises(ValueError, match=r'engine "ray" needs Ray: pip install "fedlens\[ray\]"'):
         after(made, BASE)
+
+
+def test_ray_is_told_to_be_quiet_before_it_is_imported(monkeypatch):
+    """It reads what it may print once; also where a cluster is asked for its GPUs first."""
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    for name in cluster.QUIET:
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ValueError, match='engine "ray" needs Ray'):
+        cluster.gpus()
+    assert cluster.QUIET.items() <= os.environ.items()
 
 
 def test_an_address_that_is_none_is_told(monkeypatch):

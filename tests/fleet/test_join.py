@@ -3,15 +3,16 @@
 import json
 import subprocess
 import sys
+import tempfile
 
 import pytest
 from typer.testing import CliRunner
 
 from fedlens.cli.main import app
 from fedlens.experiment import Experiment
-from fedlens.fleet.join import Changes, Tail, answer_by, join, state_by
+from fedlens.fleet.join import Changes, Tail, answer_by, check_device, join, state_by
 from fedlens.fleet.keys import CA, make_server_keys, make_site_key
-from fedlens.fleet.serve import Follow, open_fleet
+from fedlens.fleet.serve import Follow
 from fedlens.fleet.site import LOG
 from fedlens.fleet.terms import Terms
 from fedlens.fleet.trial import part_of
@@ -90,6 +91,12 @@ def test_what_a_site_needs_is_named(missing, tmp_path):
         join(home, "ann", data, "127.0.0.1:1", "cpu", print)
 
 
+@pytest.mark.parametrize("device", ["cud", "cuda:x", "mps", "cuda:99"])
+def test_a_device_that_is_not_there_is_told_at_once(device):
+    with pytest.raises(ValueError, match=f"--device is '{device}'.*choose cpu"):
+        check_device(device)
+
+
 @pytest.mark.parametrize(("resumes", "expected"), [(False, [1, 2, 3]), (True, [3])])
 def test_rounds_are_told_of_this_run_and_not_of_one_that_it_replaces(resumes, expected, tmp_path):
     path, told = tmp_path / ROUNDS, list[int]()
@@ -124,14 +131,24 @@ def test_a_process_ends_with_the_one_it_serves():
 
 
 def test_two_servers_do_not_share_a_place(tmp_path):
+    pytest.importorskip("flwr")
     make_server_keys(tmp_path, ["127.0.0.1"])
     make_site_key(tmp_path, "ann")
-    with (
-        one_writer(tmp_path / "server"),
-        pytest.raises(ValueError, match="is being written by"),
-        open_fleet(tmp_path, tmp_path / "server", "127.0.0.1", 0, print),
-    ):
-        raise AssertionError("it was opened")
+    words = ["fleet", "serve", str(write_experiment(tmp_path)), "--keys", str(tmp_path)]
+    with one_writer(tmp_path / "server"):
+        error = CliRunner().invoke(app, words).exception
+    assert isinstance(error, ValueError)
+    assert "is being written by" in str(error)
+    assert not [*(tmp_path / "server").glob("*.toml")], "the experiment of the other would be there"
+
+
+def test_a_server_without_keys_leaves_nothing(tmp_path):
+    pytest.importorskip("flwr")
+    words = ["fleet", "serve", str(write_experiment(tmp_path)), "--keys", str(tmp_path / "keys")]
+    error = CliRunner().invoke(app, words).exception
+    assert isinstance(error, ValueError)
+    assert "make keys with `fedlens fleet keys`" in str(error)
+    assert not (tmp_path / "keys").exists()
 
 
 def test_a_site_takes_no_task_but_messages(tmp_path, monkeypatch):
@@ -173,3 +190,15 @@ def test_the_sites_of_an_app_have_approved_what_its_server_asks(tmp_path):
     site = part_of(path, tmp_path / "sites", 0, 2)
     order = {"experiment": terms.hash, "terms": terms.text, "client": 0}
     assert site.answer("sizes", order, {}).facts["size"] > 0
+
+
+@pytest.mark.parametrize("partition", [0, 1])
+def test_a_simulated_node_holds_the_part_of_the_client_that_it_is(partition, tmp_path, monkeypatch):
+    """Whatever number Flower has given it, by chance: so models have the bytes of `fedlens run`."""
+    pytest.importorskip("flwr")
+    from fedlens.fleet.apps import _site
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    path, config = write_experiment(tmp_path), {"partition-id": partition, "num-partitions": 2}
+    homes = [_site(config, {"client": client}, path).home.name for client in range(2)]
+    assert homes == ["site-0000", "site-0001"]

@@ -4,14 +4,15 @@ import http.client
 import signal
 import ssl
 
+import numpy as np
 import pytest
 
 import fedlens as fl
-from fedlens.fleet import flower
+from fedlens.fleet import flower, gate
 from fedlens.fleet.keys import CA
 from fedlens.fleet.terms import for_fleet
 from fedlens.run_files import read_records
-from tests.fleet.real import Federation, processes_of, soon, wait_until
+from tests.fleet.real import Federation, orders, processes_of, soon, wait_until
 from tests.fleet.sites import model_bytes, write_experiment
 
 pytest.importorskip("flwr", reason="a fleet needs flwr: pip install 'fedlens[fleet]'")
@@ -36,7 +37,42 @@ if "{half}" == "client":
 """
 
 
-def test_a_federation_of_processes(tmp_path, monkeypatch):
+@pytest.fixture
+def captured(monkeypatch):
+    """All that sites send, as it comes through the gate: paths with what is sent to them."""
+    found: list[tuple[str, bytes]] = []
+    read = gate._request
+
+    async def seen(*args):
+        request, body = await read(*args)
+        if request is not None:
+            found.append((request.target.decode(), body or b""))
+        return request, body
+
+    monkeypatch.setattr(gate, "_request", seen)
+    return found
+
+
+def check_captured(fleet, captured):
+    """Of images there is nothing; of numbers as many as are declared: an update and a control
+    variate of 4 × 192 weights and 4 biases in float64, and a loss."""
+    sites = fleet.sites.values()
+    everything = b"|".join(body for _, body in captured)
+    for site in sites:
+        with np.load(site.data) as held:
+            images = [image.tobytes() for image in held["x_train"]]
+        assert images
+        assert not any(image[:24] in everything for image in images)
+    sent = [body for path, body in captured if path.endswith("push-object")]
+    trained, asked = (
+        sum(orders(site, what) for site in sites for what in kinds)
+        for kinds in (["train"], ["train", "sizes"])
+    )
+    numbers = trained * (2 * (4 * 192 + 4) + 1) * 8
+    assert numbers < sum(map(len, sent)) < numbers + 3000 * asked
+
+
+def test_a_federation_of_processes(tmp_path, monkeypatch, captured):
     """SCAFFOLD ends with the simulation's bytes, though the app that the server sends would do
     something else; sites reach the Fleet API alone; and then one of them ends."""
     marker = tmp_path / "ran"
@@ -59,6 +95,7 @@ def test_a_federation_of_processes(tmp_path, monkeypatch):
         assert fleet.run(path, tmp_path / "run", wait=200.0) == "finished"
         fl.run(for_fleet(fl.Experiment.read(path)), tmp_path / "here")
         assert model_bytes(tmp_path / "run") == model_bytes(tmp_path / "here")
+        check_captured(fleet, captured)
 
         assert not marker.exists()
         assert not any((site.home / "flower" / "apps").exists() for site in fleet.sites.values())

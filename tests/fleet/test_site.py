@@ -8,13 +8,14 @@ import torch
 from PIL import Image
 
 from fedlens.experiment import Experiment
-from fedlens.fleet import payload
+from fedlens.fleet import payload, policy
 from fedlens.fleet.join import answer_by
 from fedlens.fleet.policy import FILE
 from fedlens.fleet.site import LOG, OWN_MISTAKE, Site
 from fedlens.fleet.site_data import site_examples
 from fedlens.fleet.terms import Terms, for_fleet
 from fedlens.setup.data import load_dataset
+from fedlens.version import __version__
 from tests.fleet.sites import CLASSES, Nearby, make_sites, run_nearby, write_experiment
 
 
@@ -69,6 +70,12 @@ def test_a_policy_is_kept_to(policy, why, tmp_path):
     _, site, terms = one_site(tmp_path)
     (site.home / FILE).write_text(policy + "\n")
     assert why in sizes(site, terms)["refused"]
+
+
+def test_terms_of_another_version_are_refused(tmp_path, monkeypatch):
+    _, site, terms = one_site(tmp_path)
+    monkeypatch.setattr(policy, "__version__", "9.9")
+    assert sizes(site, terms)["refused"] == f"it is for Fedlens {__version__}, and here is 9.9"
 
 
 def test_an_experiment_is_refused_until_it_is_approved(tmp_path):
@@ -194,6 +201,15 @@ def test_terms_say_in_words_what_is_asked(tmp_path):
     assert terms.hash in text
     assert "how many examples it holds of each class" in text
     assert all(name in text for name in CLASSES)
+
+
+@pytest.mark.parametrize(
+    ("paper", "says"), [("fedavg", False), ("scaffold", True), ("fedbn", True)]
+)
+def test_terms_say_whether_a_site_remembers_anything(paper, says, tmp_path):
+    _, _, terms = one_site(tmp_path, f'{{ name = "{paper}" }}')
+    (line,) = (line for line in terms.describe() if line.startswith("stays at the site"))
+    assert ("what it remembers" in line) == says
 
 
 def test_tensors_travel_bit_by_bit():

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from fedlens.experiment import Clients, Evaluate, Experiment, LocalTraining, Named
+from fedlens.recipes import estimate
 from fedlens.recipes.estimate import Timing
 from fedlens.runs.sweep import prepare
 
@@ -53,3 +54,35 @@ def test_points_that_train_together_are_timed_together():
     found = [one.names for one in timing.sweep(points)]
     assert found == [[point.name for point in stack] for stack in prepare(points).stacks]
     assert [len(names) for names in found] == [4, 1]
+
+
+@pytest.mark.parametrize(("workers", "expected"), [(1, 21.0), (2, 12.0), (3, 9.0), (9, 6.0)])
+def test_points_that_are_spread_take_as_long_as_the_last_worker(workers, expected, monkeypatch):
+    """Points of 1, 2, ... 6 s, in this order, each to the worker that is free first."""
+    monkeypatch.setattr(estimate, "to_spread", lambda points: points)
+    monkeypatch.setattr(estimate, "num_workers", lambda _: workers)
+    monkeypatch.setattr(estimate, "_cost", lambda *_: estimate.Cost(0.0, 1.0, 0.0))
+    ray = replace(PLAIN, engine="ray", device="cpu")
+    points = {f"rounds {n}": replace(ray, rounds=n) for n in range(1, 7)}
+    (found,) = Timing([ray]).sweep(points)
+    assert found.names == [*points]
+    assert found.seconds == pytest.approx(expected)
+
+
+def test_a_point_that_is_spread_is_timed_on_one_worker(monkeypatch):
+    """And on all of them one that is not spread, since it starts from a file of weights."""
+    timed = []
+
+    def seen(setups, work):
+        timed.append(setups[0].engine._most_workers)
+        return estimate.Cost(0.0, len(timed), 0.0)
+
+    monkeypatch.setattr(estimate, "num_workers", lambda _: 2)
+    monkeypatch.setattr(estimate, "_cost", seen)
+    plain = replace(PLAIN, engine="ray", device="cpu", rounds=3)
+    points = {f"seed {n}": replace(plain, seed=n) for n in range(4)}
+    points["begun"] = replace(plain, weights="another/model.safetensors")
+    begun, spread = Timing(points.values()).sweep(points)
+    assert timed == [None, 1]
+    assert begun == (["begun"], 3.0)
+    assert spread == ([f"seed {n}" for n in range(4)], 2 * 3 * 2.0)

@@ -11,20 +11,16 @@ import pytest
 import torch
 
 import fedlens as fl
-from fedlens.engines import cluster
 from fedlens.run_files import MODEL, read_status, saved_rounds, state_files
 from fedlens.runs import point_actor, spread
 from fedlens.runs.folder import Change, Files
 from fedlens.runs.spread import even_shares
 from fedlens.runs.summary import Record
 from fedlens.runs.sweep import prepare
-from tests.engines.test_ray import LONG
+from tests.clusters import LONG, RAY_MARKS
 from tests.runs.test_sweep import LOST, base, records, told
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = RAY_MARKS
 
 
 @pytest.fixture(autouse=True)
@@ -34,14 +30,6 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def ray() -> Iterator[None]:
-    pytest.importorskip("ray", reason="Ray is not installed")
-    cluster.connect(num_bytes=0)
-    yield
-    cluster.disconnect()
 
 
 AXES = {"local.weight_decay": [0.0, LOST], "algorithm.fedavgm.momentum": [0.0, 0.9]}

@@ -77,7 +77,6 @@ def serve_command(
     from fedlens.fleet.serve import serve
     from fedlens.fleet.server import Job
     from fedlens.fleet.terms import check_possible, for_fleet
-    from fedlens.fleet.trial import write_experiment
     from fedlens.runs import progress
 
     check_installed()
@@ -87,10 +86,9 @@ def serve_command(
     if folder.exists() and not (overwrite or resume):
         raise ValueError(f"{folder} exists: choose another --out, or add --resume or --overwrite")
     place = home or keys / "server"
-    path = write_experiment(described, place / "experiment.toml")
     host, port = _address(address, "--address", "0.0.0.0:9092")
     job = Job(
-        experiment=str(path),
+        experiment=str(place / "experiment.toml"),
         out=str(folder),
         sites={},
         data=str(data) if data else None,
@@ -100,7 +98,7 @@ def serve_command(
         at_least=at_least,
     )
     with watching(quiet, progress.rounds, folder.name, described.rounds) as watch:
-        status = serve(job, keys, place, host, port, _tell, watch)
+        status = serve(described, job, keys, place, host, port, _tell, watch)
     finish_run(folder, status, as_json)
 
 
@@ -186,7 +184,7 @@ def try_command(
         where = out or Path(place) / "run"
         found = try_fleet(described, Path(place), where, tell, data, watch)
     if as_json:
-        print(json.dumps(found))
+        print(json.dumps(found | ({"run": str(out)} if out is not None else {})))
     else:
         same = "the same bytes" if found["identical"] else "NOT the same bytes"
         print(f"{found['sites']} sites, {found['rounds']} rounds: {same} as the simulation")

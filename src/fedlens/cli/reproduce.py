@@ -141,9 +141,11 @@ def _say_how_long(planned: Reproduction) -> None:
                 first, others = one.names[0], len(one.names) - 1
                 beside = f" and {others} more, side by side" if others else ""
                 print(f"{first}{beside}: about {span(one.seconds)}", file=sys.stderr, flush=True)
+    on_cluster = any(cell.engine == "ray" for cell in planned.left.values())
+    where = "the Ray cluster" if on_cluster else "this machine"
     print(
         f"{planned.name}: {count} run{'' if count == 1 else 's'} of {len(planned.chosen)} to do, "
-        f"about {span(total)} on this machine",
+        f"about {span(total)} on {where}",
         file=sys.stderr,
         flush=True,
     )

@@ -68,8 +68,7 @@ class Actors:
         """Before a round: hire where nodes have room for more, and take on those who are ready."""
         if program is not self._program:
             self._program, self._program_there = program, self.ray.put(program)
-        self.hiring.look_for_more(len(work))
-        self.hiring.welcome()
+        self.hiring.hire(len(work))
         sizes = Sizes.of(program, shared, work, self.num_workers, num_devices=1)
         self.num_waiting, self.clients_a_task = sizes.num_slots, sizes.clients_a_slot
 
@@ -185,8 +184,7 @@ class Actors:
             )
         logger.warning("a worker of the Ray cluster was lost: others train its clients")
         if not self.hiring.hired:
-            self.hiring.look_for_more(len(worker.given))
-            self.hiring.welcome()
+            self.hiring.hire(len(worker.given))
 
     def dismiss(self) -> None:
         self.hiring.dismiss()

@@ -45,7 +45,6 @@ def connect(num_bytes: int = 0) -> Any:
         raise ValueError(
             f"the Ray address is {address!r}: give HOST:PORT or auto, on a node of the cluster"
         )
-    os.environ.update({name: os.environ.get(name, value) for name, value in QUIET.items()})
     if not address:  # all on 127.0.0.1, not on an address that others can reach
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     ray = _ray()
@@ -111,9 +110,9 @@ def gpus() -> tuple[Gpu, ...]:
     """The GPUs of the cluster, as it is now."""
     if not os.environ.get(ADDRESS):  # that of this machine, which is not started for this
         return tuple(Gpu(name, all_have_bf16()) for name in gpu_names())
+    ray = connect()
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    ray = connect()
     counts = {n: int(has["GPU"]) for n, has in alive_nodes(ray).items() if has.get("GPU")}
     asked = [
         ray.remote(_gpu_here)
@@ -150,6 +149,8 @@ def _init(ray: Any, **options: Any) -> None:
 
 
 def _ray() -> Any:
+    """Ray, which reads its settings as it is imported: so nothing may import it before this."""
+    os.environ.update({name: os.environ.get(name, value) for name, value in QUIET.items()})
     try:
         import ray
     except ImportError as error:

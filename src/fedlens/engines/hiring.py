@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter, deque
 from itertools import zip_longest
 from typing import Any
@@ -10,6 +11,8 @@ from fedlens.engines.cluster import alive_nodes
 
 FIRST_SECONDS = 300.0  # until the first is there
 OTHERS_SECONDS = 10.0  # after it, that are waited for others; who comes later joins later
+LOOK_SECONDS = 1.0  # between two looks for nodes, while there are none
+TRIES = 3  # if all that come are lost
 
 
 class Hired:
@@ -44,8 +47,31 @@ class Hiring:
         self._actor, self._arguments, self._known = ray.remote(actor), arguments, known
         self._coming: list[Hired] = []
 
-    def look_for_more(self, most: int) -> None:
-        """Hire where nodes have room for more, up to so many in all."""
+    def hire(self, most: int) -> None:
+        """Take on who is ready, and look for others where nodes have room, up to so many in all.
+
+        If nobody is there yet, wait for the first.
+        """
+        self._look_for_more(most)
+        mistakes, lost = self._welcome(0.0)
+        until, tries = time.monotonic() + FIRST_SECONDS, 1
+        while not self.hired:
+            left = until - time.monotonic()
+            if left <= 0:
+                raise ChildProcessError(
+                    f"no worker of the Ray cluster was free within {FIRST_SECONDS:.0f} s: "
+                    "wait for others, or add nodes"
+                )
+            if not self._coming:
+                if mistakes or (lost and tries == TRIES):
+                    why = (mistakes + lost)[0]
+                    raise ValueError(f"no worker could be started on the Ray cluster: {why}")
+                tries += bool(lost)  # with their nodes, perhaps: others may be there
+                self._look_for_more(most)
+            found = self._welcome(left)
+            mistakes, lost = mistakes + found[0], lost + found[1]
+
+    def _look_for_more(self, most: int) -> None:
         have = Counter(one.node for one in (*self.hired, *self._coming))
         room = {node: n - have[node] for node, n in places(self.ray, self.on_gpus).items()}
         # One of each node, then another of each: few workers are spread over many nodes.
@@ -66,13 +92,17 @@ class Hiring:
         ).remote(*self._arguments)
         return Hired(handle, node, handle.know.remote(self._known))
 
-    def welcome(self) -> None:
-        """Take on those who are ready; if nobody is there yet, wait for the first."""
-        if not self._coming:
-            return
+    def _welcome(self, seconds: float) -> tuple[list[str], list[str]]:
+        """Take on those who are ready within so many seconds, and soon after the first of them.
+
+        What went wrong with others: by a mistake, which they told, or since they were lost.
+        """
+        mistakes: list[str] = []
+        lost: list[str] = []
         coming = {one.ready: one for one in self._coming}
-        errors = []
-        seconds = 0.0 if self.hired else FIRST_SECONDS
+        if not coming:
+            time.sleep(min(seconds, LOOK_SECONDS))  # for a node that joins
+            return mistakes, lost
         ready, _ = self.ray.wait(list(coming), timeout=seconds)
         if ready:
             others = OTHERS_SECONDS if seconds else 0.0
@@ -80,21 +110,16 @@ class Hiring:
         for one in (coming[reference] for reference in ready):
             self._coming.remove(one)
             try:
-                error = self.ray.get(one.ready)
-            except self.ray.exceptions.RayError as lost:
-                error = _first_line(lost)
-            if error:
-                errors.append(error)
-                self.ray.kill(one.handle)
+                mistake = self.ray.get(one.ready)
+            except self.ray.exceptions.RayError as error:
+                lost.append(_first_line(error))
             else:
-                self.hired.append(one)
-        if errors and not self.hired:
-            raise ValueError(f"no worker could be started on the Ray cluster: {errors[0]}")
-        if not self.hired:
-            raise ChildProcessError(
-                f"no worker of the Ray cluster was free within {seconds:.0f} s: "
-                "wait for others, or add nodes"
-            )
+                if not mistake:
+                    self.hired.append(one)
+                    continue
+                mistakes.append(mistake)
+            self.ray.kill(one.handle)
+        return mistakes, lost
 
     def lose(self, worker: Hired) -> None:
         """Go on without one that is lost."""

@@ -48,6 +48,11 @@ class Ray(Dealt):
         self._on_disk = on_disk
         self._num_lost = 0  # by earlier crews
 
+    def of_one_worker(self) -> Ray:
+        """An engine for the same clients that has one worker."""
+        examples, *others = self.known
+        return Ray(self.network, examples, 1, self.devices, others, self._on_disk)
+
     def device_name(self, device: torch.device) -> str:
         return gpus()[device.index].name
 

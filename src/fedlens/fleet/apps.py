@@ -129,7 +129,7 @@ def client_app(experiment: Path | None = None) -> ClientApp:
 
     def answer(what: str, message: Message, context: Context) -> Message:
         order, tensors = unpacked(message.content)
-        reply = _site(context.node_config, experiment).answer(what, order, tensors)
+        reply = _site(context.node_config, order, experiment).answer(what, order, tensors)
         content = packed(reply.facts, as_record(reply.tensors), list(reply.tensors))
         return Message(content, reply_to=message)
 
@@ -148,7 +148,7 @@ def client_app(experiment: Path | None = None) -> ClientApp:
     return app
 
 
-def _site(config: Mapping[str, Any], experiment: Path | None) -> Site:
+def _site(config: Mapping[str, Any], order: Mapping[str, Any], experiment: Path | None) -> Site:
     if "home" in config and "data" in config:
         device = torch.device(str(config.get("device", "cpu")))
         return Site(Path(str(config["home"])), Path(str(config["data"])), device)
@@ -157,7 +157,8 @@ def _site(config: Mapping[str, Any], experiment: Path | None) -> Site:
     from fedlens.fleet.trial import part_of
 
     place = Path(tempfile.gettempdir()) / f"fedlens-simulated-{os.getuid()}"
-    return part_of(experiment, place, int(config["partition-id"]), int(config["num-partitions"]))
+    # Not its partition-id: which node has which is chance, and parts are those of clients.
+    return part_of(experiment, place, int(order["client"]), int(config["num-partitions"]))
 
 
 def server_app(experiment: Path | None = None) -> ServerApp:

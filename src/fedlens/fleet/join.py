@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
+
 from fedlens.files import write_atomically
 from fedlens.fleet.flower import end, start_supernode
 from fedlens.fleet.keys import CA, NODE_KEY, check_name
@@ -34,6 +36,7 @@ def join(home: Path, name: str, data: Path, server: str, device: str, tell: Tell
             raise ValueError(f"{home / needed} is missing: {remedy}")
     if not data.exists():
         raise ValueError(f"{data} does not exist: set --data to the site's examples")
+    check_device(device)
     if not (home / FILE).is_file():
         write_atomically(home / FILE, DEFAULT.encode())
     Policy.read(home)
@@ -65,6 +68,15 @@ def join(home: Path, name: str, data: Path, server: str, device: str, tell: Tell
         why = "its key is refused" if REFUSED in said else f"see {log.path}"
         say.state(f"not connected ({why}); trying again")
         time.sleep(PAUSE)
+
+
+def check_device(name: str) -> None:
+    """Refuse a device on which this site could not train once it is asked to."""
+    kind, _, number = name.partition(":")
+    if kind not in ("cpu", "cuda") or (number and not number.isdecimal()):
+        raise ValueError(f"--device is {name!r}: choose cpu or cuda")
+    if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
+        raise ValueError(f"--device is {name!r}, but torch sees no such GPU: choose cpu")
 
 
 def _follow(

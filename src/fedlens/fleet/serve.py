@@ -12,6 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fedlens.experiment import Experiment
+from fedlens.files import write_atomically
 from fedlens.fleet.flower import SuperLink, is_alive, write_app
 from fedlens.fleet.gate import Gate
 from fedlens.fleet.keys import CA, public_keys
@@ -42,11 +44,22 @@ def open_fleet(
 
 
 def serve(
-    job: Job, keys: Path, home: Path, host: str, port: int, tell: Tell, watch: Watch | None = None
+    experiment: Experiment,
+    job: Job,
+    keys: Path,
+    home: Path,
+    host: str,
+    port: int,
+    tell: Tell,
+    watch: Watch | None = None,
 ) -> str:
-    """Do a job on the sites that come; how it ended, as the status of a run."""
+    """Run an experiment on the sites that come; how it ended, as the status of a run.
+
+    It is written where the job reads it once no other server uses this place.
+    """
     home = home.resolve()
     with open_fleet(keys, home, host, port, tell) as (link, numbers):
+        write_atomically(Path(job.experiment), experiment.toml().encode())
         return run_on(link, replace(job, sites=numbers), home, tell, watch)
 
 

@@ -83,11 +83,6 @@ def _made(folder: Path) -> Path:
     return folder
 
 
-def write_experiment(experiment: Experiment, path: Path) -> Path:
-    write_atomically(path, experiment.toml().encode())
-    return path
-
-
 @contextmanager
 def joined(sites: list[Site], server: str) -> Iterator[dict[str, Any]]:
     """The processes of sites that take part, by name."""
@@ -128,11 +123,13 @@ def try_fleet(
     """Run it on sites with processes and sockets of their own, and here; how the two compare."""
     sites = make_homes(experiment, folder / "sites", data)
     make_keys(sites, folder / "keys")
-    path, port = write_experiment(experiment, folder / "experiment.toml"), free_port()
+    port = free_port()
     begun = time.monotonic()
     with joined(sites, f"127.0.0.1:{port}"):
+        path = folder / "experiment.toml"
         job = Job(str(path), str(out), {}, data=str(data) if data else None)
-        status = serve(job, folder / "keys", folder / "server", "127.0.0.1", port, tell, watch)
+        where = folder / "keys", folder / "server", "127.0.0.1", port
+        status = serve(experiment, job, *where, tell, watch)
     seconds = time.monotonic() - begun
     here = run(experiment, folder / "simulated", data=data)
     return {
@@ -141,7 +138,6 @@ def try_fleet(
         "rounds": len(here.records),
         **compared(out, folder / "simulated"),
         "seconds": seconds,
-        "run": str(out),
     }
 
 

@@ -1,11 +1,13 @@
 """How long experiments will take here: a few warm rounds of them, timed, and the rest counted.
 
-Points that a sweep stacks are timed as a stack, since they train together. The first rounds
-record and compile, and are not counted as a round's time.
+Points that a sweep stacks are timed as a stack, since they train together. Of those that it spreads
+over a Ray cluster, each is timed on one worker there. The first rounds record and compile, and are
+not counted as a round's time.
 """
 
 from __future__ import annotations
 
+import heapq
 import json
 import math
 import statistics
@@ -21,12 +23,13 @@ from torch import Tensor
 
 from fedlens import keys
 from fedlens.core import Plan
-from fedlens.engines import Stacked
+from fedlens.engines import Ray, Stacked
 from fedlens.experiment import Evaluate, Experiment
 from fedlens.federation import Examples, Federation, Fixed, Holdings, Split
 from fedlens.rounds import begin
 from fedlens.runs.active import ActiveRun, run_to_end
 from fedlens.runs.points import Point, into_stacks
+from fedlens.runs.spread import num_workers, shares_of, to_spread
 from fedlens.runs.sweep import prepare
 from fedlens.setup import Setup
 
@@ -80,21 +83,39 @@ class Timing:
         self.costs: dict[str, Cost] = {}
 
     def sweep(self, experiments: Mapping[str, Experiment]) -> list[Estimate]:
-        """What each stack of a sweep will take, its evaluations included."""
+        """What each stack of a sweep will take, its evaluations included; then what is spread."""
         kinds = {name: _kind(experiment) for name, experiment in experiments.items()}
         points = [
             _standing_for(self.points[kinds[name]], name, experiment)
             for name, experiment in experiments.items()
         ]
-        return [self._stack(stack) for stack in into_stacks(points)]
+        spread = to_spread(points)
+        elsewhere = {point.name for point in spread}
+        here = [point for point in points if point.name not in elsewhere]
+        found = [self._stack(stack) for stack in into_stacks(here)]
+        return [*found, self._spread(spread)] if spread else found
 
-    def _stack(self, stack: Sequence[Point]) -> Estimate:
+    def _spread(self, points: Sequence[Point]) -> Estimate:
+        """What the last worker of a cluster takes, if each share goes to who is free first.
+
+        GPUs stack the points of a share, which takes less: these are timed one by one.
+        """
+        workers = num_workers(points)
+        free_at = [0.0] * workers
+        for share in shares_of(points, workers):
+            seconds = sum(self._stack([point], on_one=True).seconds for point in share)
+            heapq.heapreplace(free_at, free_at[0] + seconds)
+        return Estimate([point.name for point in points], max(free_at))
+
+    def _stack(self, stack: Sequence[Point], on_one: bool = False) -> Estimate:
+        """Of points that train together; `on_one`: on one worker of a cluster."""
         described = [point.experiment for point in stack]
-        setups = [point.setup for point in stack]
+        setups = [_on_one_worker(point.setup) if on_one else point.setup for point in stack]
         # Who holds what matters by how much work it makes, to within a tenth.
         work = _work(setups)
         tenths = round(math.log(work + 1) / math.log(1.1))
-        kind = json.dumps([tenths, *sorted(_kind(one, by_client=False) for one in described)])
+        kinds = sorted(_kind(one, by_client=False) for one in described)
+        kind = json.dumps([tenths, on_one, *kinds])
         is_new = kind not in self.costs
         if is_new:
             self.costs[kind] = _cost(setups, work)
@@ -136,6 +157,11 @@ def _standing_for(point: Point, name: str, experiment: Experiment) -> Point:
     made = replace(point.setup.experiment, seed=experiment.seed, rounds=experiment.rounds)
     setup = replace(point.setup, experiment=made)
     return Point(name, experiment, setup, None, False)
+
+
+def _on_one_worker(setup: Setup) -> Setup:
+    assert isinstance(setup.engine, Ray)
+    return replace(setup, engine=setup.engine.of_one_worker())
 
 
 def _cost(setups: Sequence[Setup], work: float) -> Cost:

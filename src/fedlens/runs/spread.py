@@ -62,9 +62,19 @@ def to_spread(points: Sequence[Point]) -> list[Point]:
         return []
     workers = max(point.setup.experiment.clients.cohort for point in found)
     if len(found) < workers:
-        ray = connect(SentDatasets(found).num_bytes)
-        workers = min(workers, sum(places(ray, _on_gpus(found)).values()))
+        workers = min(workers, num_workers(found))
     return found if len(found) >= workers else []
+
+
+def num_workers(points: Sequence[Point]) -> int:
+    """How many cores, or GPUs, the cluster has for points that are spread."""
+    ray = connect(SentDatasets(points).num_bytes)
+    return sum(places(ray, _on_gpus(points)).values())
+
+
+def shares_of(points: Sequence[Point], workers: int) -> list[list[Point]]:
+    """What a worker is given at a time: a point, or on GPUs, which stack them, an even share."""
+    return even_shares(points, workers if _on_gpus(points) else len(points))
 
 
 def run_spread(
@@ -79,8 +89,7 @@ def run_spread(
     on_gpus = _on_gpus(points)
     arguments = ON_GPU if on_gpus else ON_CORE
     hiring = Hiring(ray, PointActor, arguments, ray.put(sent.messages), on_gpus)
-    count = sum(places(ray, on_gpus).values()) if on_gpus else len(points)
-    shares = even_shares(points, count)
+    shares = shares_of(points, sum(places(ray, on_gpus).values()))
     with contextlib.ExitStack() as opened:
         opened.callback(hiring.dismiss)
         folders: dict[str, RunFolder] = {}
@@ -197,8 +206,7 @@ class Spread:
     def run(self) -> Iterator[tuple[Point, Result]]:
         try:
             while self.waiting or self.busy:
-                self.hiring.look_for_more(len(self.waiting) + len(self.busy))
-                self.hiring.welcome()
+                self.hiring.hire(len(self.waiting) + len(self.busy))
                 self._hand_out()
                 self._listen(LOOK_SECONDS)
                 yield from self._follow()

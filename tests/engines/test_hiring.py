@@ -1,0 +1,96 @@
+"""Who is hired of the actors that are asked, if some are lost on the way or there is no node."""
+
+from typing import Any
+
+import pytest
+
+from fedlens.engines import hiring
+from fedlens.engines.hiring import Hired, Hiring
+
+
+class Lost(Exception):
+    pass
+
+
+class Cluster:
+    """In the place of Ray: actors become ready one after another, each as `outcomes` says."""
+
+    class exceptions:
+        RayError = Lost
+
+    def __init__(self, num_nodes: list[int], outcomes: list[str]) -> None:
+        self.num_nodes, self.outcomes = num_nodes, outcomes  # at each look the nodes that live
+        self.killed: list[int] = []
+
+    def nodes(self) -> list[dict[str, Any]]:
+        count = self.num_nodes.pop(0) if len(self.num_nodes) > 1 else self.num_nodes[0]
+        one = {"Alive": True, "Resources": {"CPU": 1}}
+        return [{**one, "NodeID": f"node {n}"} for n in range(count)]
+
+    def remote(self, actor: type) -> type:
+        return actor
+
+    def wait(
+        self, actors: list[int], num_returns: int = 1, timeout: float = 0.0
+    ) -> tuple[list[int], list[int]]:
+        return (actors[:1], actors[1:]) if timeout else ([], actors)
+
+    def get(self, actor: int) -> str:
+        if self.outcomes[actor] == "lost":
+            raise Lost("it died")
+        return self.outcomes[actor]
+
+    def kill(self, actor: int) -> None:
+        self.killed.append(actor)
+
+
+@pytest.fixture(autouse=True)
+def numbered(monkeypatch):
+    """Actors are numbers here; nobody waits for nodes."""
+
+    def hire(self: Any, node: str) -> Hired:
+        self.count = getattr(self, "count", -1) + 1
+        return Hired(self.count, node, self.count)
+
+    monkeypatch.setattr(Hiring, "_hire", hire)
+    monkeypatch.setattr(hiring, "LOOK_SECONDS", 0.0)
+
+
+def hired(cluster: Cluster, most: int = 9) -> list[int]:
+    found = Hiring(cluster, object, (), None, on_gpus=False)
+    found.hire(most)
+    return [one.handle for one in found.hired]
+
+
+def test_who_is_lost_on_the_way_does_not_end_the_run_while_others_come():
+    cluster = Cluster([3], ["lost", "lost", ""])
+    assert hired(cluster) == [2]
+    assert cluster.killed == [0, 1]
+
+
+def test_if_all_are_lost_others_are_asked():
+    assert hired(Cluster([2, 1], ["lost", "lost", ""])) == [2]
+
+
+def test_workers_that_are_always_lost_are_not_asked_for_ever():
+    cluster = Cluster([2], ["lost"] * 6)
+    with pytest.raises(ValueError, match="could be started on the Ray cluster: it died"):
+        hired(cluster)
+    assert cluster.killed == [*range(6)]
+
+
+def test_a_mistake_is_told_at_once_if_nobody_else_comes():
+    cluster = Cluster([2], ["copy the data folder there", "lost"])
+    with pytest.raises(ValueError, match="copy the data folder there"):
+        hired(cluster)
+    assert hired(Cluster([2], ["copy the data folder there", ""])) == [1]
+
+
+def test_a_node_that_joins_is_waited_for():
+    assert hired(Cluster([0, 0, 0, 1], [""])) == [0]
+
+
+def test_nobody_is_waited_for_in_vain(monkeypatch):
+    monkeypatch.setattr(hiring, "FIRST_SECONDS", 0.0)
+    with pytest.raises(ChildProcessError, match="wait for others, or add nodes"):
+        hired(Cluster([0], []))
