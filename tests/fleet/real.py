@@ -46,7 +46,7 @@ class Federation:
         process = self.processes[name]
         with suppress(ProcessLookupError):
             os.killpg(process.pid, how)
-        process.wait(20)
+        process.wait(300)
 
     def look_after(self) -> None:
         """Start sites that have ended again: one that was killed is refused for a minute.
@@ -100,7 +100,7 @@ def soon(act: Callable[[], None]) -> threading.Thread:
     return thread
 
 
-def wait_until(true: Callable[[], bool], seconds: float = 180.0) -> None:
+def wait_until(true: Callable[[], bool], seconds: float = 600.0) -> None:
     last = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < last

@@ -111,7 +111,7 @@ def floor(fleet, folder, sizes):
         nodes.append(start(words, folder / f"{home.name}.log", environment(folder / home.name)))
     try:
         fleet.link.run(app, {"out": str(out), "sizes": json.dumps(sizes)})
-        wait_until(out.is_file, 600)
+        wait_until(out.is_file, 1800)
     finally:
         for node in nodes:
             node.terminate()
@@ -132,7 +132,7 @@ def test_rounds_are_timed_beside_those_of_an_empty_app(tmp_path, model):
         time.sleep(1)
         for name in fleet.sites:
             fleet.start(name)
-        assert fleet.run(path, tmp_path / "run", wait=200.0) == "finished"
+        assert fleet.run(path, tmp_path / "run", wait=600.0) == "finished"
     ours = [record["seconds"] for record in read_records(tmp_path / "run")]
     print(f"{model}, {network.num_parameters:,} parameters")
     for name, seconds in (("empty app", empty), ("fedlens", ours)):

@@ -92,7 +92,7 @@ def test_a_federation_of_processes(tmp_path, monkeypatch, captured):
         assert post(fleet.link.port, "/v1/control/list-runs", ca) != 404  # from here it is there
         with pytest.raises(ssl.SSLError):
             post(port, "/v1/fleet/pull-messages", None)  # a site that trusts another CA
-        assert fleet.run(path, tmp_path / "run", wait=200.0) == "finished"
+        assert fleet.run(path, tmp_path / "run", wait=600.0) == "finished"
         fl.run(for_fleet(fl.Experiment.read(path)), tmp_path / "here")
         assert model_bytes(tmp_path / "run") == model_bytes(tmp_path / "here")
         check_captured(fleet, captured)
@@ -105,7 +105,7 @@ def test_a_federation_of_processes(tmp_path, monkeypatch, captured):
         last.write_text(text + "reporting = { deadline = 60.0 }\nseed = 7\n")
         fleet.approve(last)
         ended = soon(lambda: _end_when_asked(fleet, "site-0001"))
-        assert fleet.run(last, tmp_path / "one", wait=200.0) == "finished"
+        assert fleet.run(last, tmp_path / "one", wait=600.0) == "finished"
         ended.join()
         (record,) = read_records(tmp_path / "one")
         assert record["clients"] == [0]
