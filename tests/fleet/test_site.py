@@ -1,6 +1,7 @@
 """What a site lets out, and what it refuses."""
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -150,6 +151,24 @@ def test_a_site_is_not_asked_more_often_than_it_approved(tmp_path):
     for key in (1, 2, 2):
         assert "refused" not in site.answer("train", {**order, "keys": [key]}, model).facts
     assert "more often" in site.answer("train", {**order, "keys": [3]}, model).facts["refused"]
+
+
+def test_no_more_models_are_tried_on_what_a_site_holds_out_than_rounds_have(tmp_path):
+    _, site, terms = one_site(tmp_path, holdout=0.2)
+    order = {"experiment": terms.hash, "client": 0, "counted": None}
+
+    def ask(number: int, classes: int = 4) -> Any:
+        model = {
+            "model/fc.weight": torch.full((classes, 192), float(number)),
+            "model/fc.bias": torch.zeros(classes),
+        }
+        return site.answer("test", order, model).facts
+
+    for number in (0, *range(terms.rounds + 1)):
+        assert ask(number)["held_out"]
+    assert "more often" in ask(terms.rounds + 1)["refused"]
+    assert ask(0)["held_out"], "the same one may come again"
+    assert "another form" in ask(0, classes=5)["refused"]
 
 
 def test_a_model_of_another_form_is_refused(tmp_path):

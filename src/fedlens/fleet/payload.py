@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -108,6 +109,15 @@ def mismatch(given: Tree, expected: Tree) -> str | None:
         if tensor.shape != like.shape or tensor.dtype != like.dtype:
             return f"{name} is {_form(tensor)}, and should be {_form(like)}"
     return None
+
+
+def digest(tree: Tree) -> str:
+    """What tells one model from another."""
+    found = hashlib.sha256()
+    for name, tensor in sorted(tree.items()):
+        found.update(name.encode())
+        found.update(tensor.contiguous().flatten().view(torch.uint8).numpy())
+    return found.hexdigest()
 
 
 def norm(tree: Tree) -> float:

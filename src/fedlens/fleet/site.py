@@ -113,7 +113,7 @@ class Site:
         program = task.program_of(order.get("round"))
         own_keys = [int(key) for key in order["keys"]]
         counted = order.get("counted")
-        self._count_orders(task.terms, own_keys)
+        self._count(task.terms, "orders", own_keys[0], task.terms.rounds)
         shared = payload.shared_of(task.as_ordered(tensors))
         remembered = self._memory(task.terms)
         memory = remembered.read(counted)
@@ -145,6 +145,9 @@ class Site:
         if task.tested is None:
             raise Refused("it holds nothing out")
         model = {name.removeprefix("model/"): t for name, t in tensors.items()}
+        task.check_model(model, task.network.params | task.network.buffers)
+        # What a model gets right tells of the examples: not as often as a server might like.
+        self._count(task.terms, "models", payload.digest(model), task.terms.rounds + 1)
         own = self._memory(task.terms).read(order.get("counted")) or {}
         model |= own.get("norm", {})
         correct, index = 0, task.tested.index
@@ -173,12 +176,12 @@ class Site:
     def _memory(self, terms: Terms) -> SiteMemory:
         return SiteMemory(self.home / "memory" / terms.hash)
 
-    def _count_orders(self, terms: Terms, own_keys: list[int]) -> None:
-        """Refuse more orders than the terms have rounds: the same one may come again."""
-        path = self.home / "orders" / f"{terms.hash}.json"
+    def _count(self, terms: Terms, kind: str, one: int | str, most: int) -> None:
+        """Refuse more of a kind than go with the terms' rounds: the same one may come again."""
+        path = self.home / kind / f"{terms.hash}.json"
         known = set(json.loads(path.read_text())) if path.is_file() else set()
-        known.add(own_keys[0])
-        if len(known) > terms.rounds:
+        known.add(one)
+        if len(known) > most:
             raise Refused(f"it was asked more often than in the {terms.rounds} rounds approved")
         write_atomically(path, json.dumps(sorted(known)).encode())
 
@@ -270,7 +273,10 @@ class Task:
             for name, t in tree.items()
         }
         given = {name: t for name, t in tensors.items() if not name.startswith("told/")}
+        self.check_model(given, like)
+        return tensors
+
+    def check_model(self, given: Tree, like: Tree) -> None:
         wrong = payload.mismatch(given, like)
         if wrong is not None:
             raise Refused(f"the model that was sent is of another form: {wrong}")
-        return tensors
