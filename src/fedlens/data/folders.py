@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from fedlens.data.pictures import ENDINGS, Found, Listed, OnError, dataset
+from fedlens.data.pictures import ENDINGS, TEST_SHARE, Found, Listed, OnError, dataset
 from fedlens.data.places import Source, put_in_place
 from fedlens.federation import Dataset
 from fedlens.options import did_you_mean
@@ -28,7 +28,7 @@ def folder(
     layout: Layout | None = None,
     size: int | None = None,
     channels: Literal[1, 3] = 3,
-    test_share: float = 0.2,
+    test_share: float = TEST_SHARE,
     on_error: OnError = "stop",
 ) -> Dataset:
     """Images in `path`/class/, or in `path`/train/class/ and `path`/test/class/ (or val).

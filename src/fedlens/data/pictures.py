@@ -29,6 +29,7 @@ ENDINGS = frozenset(  # what Pillow reads everywhere
 OnError = Literal["stop", "skip"]
 """What becomes of image files that cannot be decoded: all are named, or they are left out."""
 
+TEST_SHARE = 0.2  # of each class, where nobody says which images are for tests
 MOST_NAMED = 100  # broken files in one message
 REMEDY = "repair or take them out"
 
@@ -83,7 +84,7 @@ def dataset(
     found: Found,
     size: int | None,
     channels: int,
-    test_share: float = 0.2,
+    test_share: float = TEST_SHARE,
     on_error: OnError = "stop",
 ) -> Dataset:
     """The data set of these files. Without a `size`, all must be as large as the first."""

@@ -10,14 +10,13 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedlens.files import write_atomically
-from fedlens.report.artists import Drawing, save_all
+from fedlens.report.artists import Artists, Drawing, save_all
 from fedlens.report.blocks import Block, Curves, Facts, Table, Text
 from fedlens.report.numbers import Cell, format_number
 from fedlens.report.pictures import FEW, FORMATS, is_drawn, places
@@ -56,20 +55,20 @@ def render_page(
     blocks: Sequence[Block],
     out: str | Path,
     watch: Drawing | None = None,
-    processes: Executor | None = None,
+    artists: Artists | None = None,
 ) -> Path:
     """Write the page of `blocks` to `out`/report.html, and return its path.
 
     Its figures go to `out`/figures, as PNG, SVG and PDF, with the data behind each as csv; those
     of an earlier page go. `watch` is called with the figures drawn and the figures in all; they are
-    drawn by the `processes` of `artists`, or else here.
+    drawn by other processes, the `artists`, or else here.
     """
     out, name = Path(out), "report.html"
     blocks = distinct(blocks)
     drawn = [block for block in blocks if is_drawn(block)]
     try:
         earlier = _files_of(out / name)
-        pictures = save_all(drawn, out / "figures", processes, watch)
+        pictures = save_all(drawn, out / "figures", artists, watch)
         for one in blocks:
             if not isinstance(one, Text):
                 write_atomically(out / "figures" / f"{one.slug}.csv", csv_of(one))
