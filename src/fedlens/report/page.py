@@ -24,6 +24,7 @@ from fedlens.runs.records import is_number
 
 if TYPE_CHECKING:
     from jinja2 import Template
+    from markupsafe import Markup
 
 STATES = ("finished", "diverged", "invalid", "stopped", "interrupted", "running", "failed")
 OWN_NAME = re.compile("[a-z0-9_]+")  # of a figure: see `Block.slug`
@@ -162,13 +163,22 @@ def _template() -> Template:
     """Read once: a live page is made again and again."""
     import jinja2
 
-    return jinja2.Environment(
+    environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-    ).get_template("page.html.jinja")
+    )
+    environment.filters["breakable"] = _breakable
+    return environment.get_template("page.html.jinja")
+
+
+def _breakable(text: str) -> Markup:
+    """A name that goes on in the next line where a person would: `partition.` and `alpha`."""
+    from markupsafe import Markup, escape
+
+    return Markup(re.sub(r"([.,=_/])(?=\w)", r"\1<wbr>", str(escape(text))))
 
 
 def distinct(blocks: Sequence[Block]) -> list[Block]:

@@ -272,8 +272,7 @@ def _facts(run: Run) -> list[str]:
     if clients is None and run.partition:
         clients = run.partition.get("num_clients")
     if clients is not None:
-        per_round = flat.get("clients.per_round")
-        facts.append(f"{clients} clients" + (f", {per_round} a round" if per_round else ""))
+        facts.append(f"{clients} clients, {_a_round(flat.get('clients.per_round', 1.0))}")
     emd = number(run.summary.get("emd"))
     if emd is not None:
         facts.append(f"EMD {emd:.2f}")
@@ -287,6 +286,13 @@ def _facts(run: Run) -> list[str]:
     if peak:
         facts.append(f"peak memory {peak / 1e9:.1f} GB")
     return facts
+
+
+def _a_round(asked: object) -> str:
+    """How many clients take part: so many, or a share of them."""
+    if not isinstance(asked, float):
+        return f"{asked} a round"
+    return "all in every round" if asked == 1 else f"{100 * asked:g}% a round"
 
 
 def _end(one: Group) -> str:
