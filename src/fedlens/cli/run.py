@@ -124,11 +124,12 @@ def resume_command(
     from fedlens.engines import EngineName
     from fedlens.options import check
     from fedlens.report.artists import artists
-    from fedlens.run_files import last_saved, read_experiment, read_status
+    from fedlens.run_files import EXPERIMENT, check_run, last_saved, read_experiment, read_status
     from fedlens.runs import progress
     from fedlens.runs.run import resume
     from fedlens.runs.track import tracking
 
+    check_run(folder, [EXPERIMENT])
     tables = read_experiment(folder)
     chosen: EngineName | None = None if engine is None else check(engine, EngineName, "engine")
     name_cluster(ray_address, [chosen or tables.get("engine", "auto")])

@@ -171,11 +171,13 @@ def decode(
 
 def read(path: Path, channels: int, size: int | tuple[int, int] | None = None) -> Pixels:
     """The pixels [H, W, channels] of an image file, resized to `size` (a side, or H and W)."""
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     try:
         with Image.open(path) as file:
             return pixels_of(file, channels, size)
+    except UnidentifiedImageError as error:  # whose own words are the path again
+        raise Undecodable(path, "it is cut short, or no image") from error
     except Exception as error:  # broken files make decoders raise anything
         raise Undecodable(path, reason(error)) from error
 

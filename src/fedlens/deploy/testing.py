@@ -96,7 +96,7 @@ def _share(correct: Tensor) -> dict[str, Any]:  # [n] bool
 def _found(place: Path, classes: Sequence[str]) -> Found:
     if place.is_dir():
         return laid_out(place, class_layout(place, classes))
-    if place.suffix == ".csv":
+    if place.suffix == ".csv" and place.is_file():
         return listed_in(place)
     raise ValueError(f"{place} is no folder and no csv file of images: name one that is there")
 
