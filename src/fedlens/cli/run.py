@@ -89,7 +89,8 @@ def _run(
     if folder.exists() and not overwrite:
         raise ValueError(f"{folder} exists: choose another --out, or add --overwrite")
     check_free(folder, overwrite)
-    setup = build(described, data)
+    with watching(quiet, progress.counted, "reading images") as reading:
+        setup = build(described, data, watch=reading)
     with (
         _resume_hint(folder),
         tracking(track, folder, described.plain()) as send,

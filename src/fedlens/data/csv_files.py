@@ -45,7 +45,8 @@ def csv(
     to `size` × `size`; without a size all must be as large as the first. Files that cannot be
     decoded are named, or left out if `on_error` is "skip".
     """
-    return dataset(listed_in(source.resolve(path)), size, channels, test_share, on_error)
+    found = listed_in(source.resolve(path))
+    return dataset(found, size, channels, test_share, on_error, source.watch)
 
 
 def names_clients(file: Path) -> bool:

@@ -38,7 +38,8 @@ def folder(
     resized to `size` × `size`; without a size all must be as large as the first. Files that cannot
     be decoded are named, or left out if `on_error` is "skip".
     """
-    return dataset(laid_out(source.resolve(path), layout), size, channels, test_share, on_error)
+    found = laid_out(source.resolve(path), layout)
+    return dataset(found, size, channels, test_share, on_error, source.watch)
 
 
 def laid_out(place: Path, layout: Layout | None) -> Found:
@@ -107,7 +108,8 @@ def tiny_imagenet(
         lines = (place / "words.txt").read_text(encoding="utf-8").splitlines()
     words = dict(line.split("\t", 1) for line in lines if "\t" in line)
     classes = [words.get(wnid, wnid).partition(",")[0] for wnid in wnids]
-    return dataset(Found("tiny-imagenet", classes, train, test), size, 3, on_error=on_error)
+    found = Found("tiny-imagenet", classes, train, test)
+    return dataset(found, size, 3, on_error=on_error, watch=source.watch)
 
 
 def _folders(place: Path) -> list[Path]:

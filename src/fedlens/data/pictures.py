@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -15,6 +16,7 @@ import numpy as np
 
 from fedlens import memory
 from fedlens.data.arrays import Column, Pixels, examples, held_out, mean_and_std
+from fedlens.data.places import Counted
 from fedlens.federation import Dataset, Examples, LeftOut
 from fedlens.reading import reason
 
@@ -86,8 +88,12 @@ def dataset(
     channels: int,
     test_share: float = TEST_SHARE,
     on_error: OnError = "stop",
+    watch: Counted | None = None,
 ) -> Dataset:
-    """The data set of these files. Without a `size`, all must be as large as the first."""
+    """The data set of these files. Without a `size`, all must be as large as the first.
+
+    `watch` is told how many are decoded, of how many.
+    """
     if size is not None and size < 1:
         raise ValueError(f"size is {size}: choose a number of pixels, such as 32")
     train, test = found.train, found.test
@@ -95,7 +101,11 @@ def dataset(
         train, test = train.divided(test_share, found.clients)
     parts = [[part.base / name for name in part.names] for part in (train, test)]
     shape = (size, size) if size else _first_shape(parts[0], channels)
-    decoded = [decode(paths, shape, channels, size) for paths in parts]
+    total = sum(map(len, parts))
+    decoded = []
+    for paths, before in zip(parts, (0, len(parts[0])), strict=True):
+        tell = None if watch is None else partial(_told, watch, before, total)
+        decoded.append(decode(paths, shape, channels, size, tell))
     broken = [one for _, some in decoded for one in some]
     if on_error == "stop":
         refuse(broken)
@@ -109,6 +119,10 @@ def dataset(
     mean, std = mean_and_std(made[0].images)
     left_out = tuple(LeftOut(str(one.path), one.why) for one in broken)
     return Dataset(found.name, made[0], made[1], tuple(found.classes), mean, std, left_out)
+
+
+def _told(watch: Counted, before: int, total: int, done: int) -> None:
+    watch(before + done, total)
 
 
 def _first_shape(paths: Sequence[Path], channels: int) -> tuple[int, ...]:
@@ -139,11 +153,16 @@ def refuse(broken: Sequence[Undecodable], so_that: str = "") -> None:
 
 
 def decode(
-    paths: Sequence[Path], shape: tuple[int, ...], channels: int, size: int | None
+    paths: Sequence[Path],
+    shape: tuple[int, ...],
+    channels: int,
+    size: int | None,
+    tell: Callable[[int], None] | None = None,
 ) -> tuple[Pixels, list[Undecodable]]:
     """The pixels [N, H, W, channels] of image files, each resized to `size` if that is given.
 
-    And the files that cannot be decoded, whose pixels mean nothing.
+    And the files that cannot be decoded, whose pixels mean nothing. `tell` is called with how many
+    are done.
     """
     needed = len(paths) * math.prod(shape) * channels
     what = f"a set of {len(paths):,} images"
@@ -164,9 +183,14 @@ def decode(
         pixels[i] = image
         return None
 
+    broken = []
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        found = list(pool.map(fill, range(len(paths))))
-    return pixels, [error for error in found if error is not None]
+        for done, error in enumerate(pool.map(fill, range(len(paths))), 1):
+            if error is not None:
+                broken.append(error)
+            if tell is not None:
+                tell(done)
+    return pixels, broken
 
 
 def read(path: Path, channels: int, size: int | tuple[int, int] | None = None) -> Pixels:
