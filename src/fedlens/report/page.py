@@ -19,7 +19,7 @@ from fedlens.files import write_atomically
 from fedlens.report.artists import Artists, Drawing, save_all
 from fedlens.report.blocks import Block, Curves, Facts, Table, Text
 from fedlens.report.numbers import Cell, format_number
-from fedlens.report.pictures import FEW, FORMATS, is_drawn, places
+from fedlens.report.pictures import FORMATS, is_drawn, places
 from fedlens.runs.records import is_number
 
 if TYPE_CHECKING:
@@ -225,7 +225,9 @@ def _shown(block: Block, svg: str) -> Shown:
 
 def _told_of_bands(block: Block) -> Block:
     """Where there are too many bands to draw, the page draws that of the name pointed at."""
-    if not isinstance(block, Curves) or len({line.name for line in block.lines}) <= FEW:
+    if not isinstance(block, Curves):
+        return block
+    if len({line.name for line in block.lines}) <= block.most_bands:
         return block
     if not any(line.low for line in block.lines):
         return block
@@ -271,6 +273,7 @@ def _chart(block: Curves) -> str:
         "log_y": block.log_y,
         "styles": dict(block.styles),
         "levels": list(block.levels),
+        "most_bands": block.most_bands,
     }
     text = json.dumps(chart, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace("&", "\\u0026")
