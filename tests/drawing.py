@@ -8,7 +8,6 @@ import pytest
 
 def draw_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test puts in the place of drawing is in this process alone."""
-    monkeypatch.setattr("fedlens.report.artists.get_ready", lambda: None)
     monkeypatch.setattr("fedlens.report.artists.artists", nullcontext)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from torch import Tensor, nn
 
 import fedlens as fl
@@ -69,11 +70,13 @@ def test_what_a_paper_of_ones_own_lacks_is_told_with_its_place(engine, name, lin
 
 
 class WithAttention(nn.Module):
-    def __init__(self, dropout: float) -> None:
+    def __init__(self, dropout: float, adds_zeros: bool = False) -> None:
         super().__init__()
         self.patch = nn.Conv2d(1, 8, 14, stride=14)
         self.block = nn.TransformerEncoderLayer(8, 2, 8, batch_first=True)
-        self.block.self_attn.dropout = dropout
+        self.block.self_attn = nn.MultiheadAttention(
+            8, 2, dropout, batch_first=True, add_zero_attn=adds_zeros
+        )
         self.head = nn.Linear(8, 10)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -84,8 +87,24 @@ class WithAttention(nn.Module):
 def test_a_module_that_draws_by_itself_is_named(tmp_path):
     described = experiment()
     with pytest.raises(ValueError, match=r"in block.self_attn \(MultiheadAttention\).*dropout"):
-        build(fl.Experiment(**{**vars(described), "model": WithAttention(0.1)}))
-    build(fl.Experiment(**{**vars(described), "model": WithAttention(0.0)}))  # others may stay
+        build(fl.Experiment(**{**vars(described), "model": WithAttention(0.1, adds_zeros=True)}))
+    build(fl.Experiment(**{**vars(described), "model": WithAttention(0.0, adds_zeros=True)}))
+
+
+def test_a_transformer_trains_with_its_own_dropout():
+    """The same one by one and side by side, and other than without it."""
+    torch.manual_seed(0)
+    model = WithAttention(0.5)
+
+    def trained(engine: str) -> fl.Result:
+        settings = vars(experiment(engine, precision="fp64", local={"batch_size": 50}))
+        return fl.run(fl.Experiment(**{**settings, "model": model}))
+
+    alone, together = trained("sequential"), trained("stacked")
+    for name, tensor in alone.model.items():
+        torch.testing.assert_close(together.model[name], tensor, rtol=1e-9, atol=1e-9)
+    model.block.self_attn.dropout = 0.0
+    assert abs(trained("sequential").final["train_loss"] - alone.final["train_loss"]) > 1e-6
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 import fedlens
 from fedlens import run_files
 from fedlens.locks import FolderLock
+from tests.report.run_folders import make_run
 
 WITHOUT_TORCH = """
 import sys, types
@@ -96,3 +97,15 @@ def test_code_of_the_users_own_is_found_where_the_run_found_it(run):
     assert run_files.own_code(run) == [Path("/mine")]
     (run / "manifest.json").write_text("{")
     assert run_files.own_code(run) == []
+
+
+def test_pages_among_runs_are_passed_over(tmp_path):
+    """Also one that somebody put there with --out; a run that is damaged is not."""
+    run, page = make_run(tmp_path / "run"), tmp_path / "page"
+    page.mkdir()
+    (page / "report.html").touch()
+    (tmp_path / "figures").mkdir()
+    assert run_files.runs_in(sorted(tmp_path.iterdir())) == [run]
+    (run / "manifest.json").unlink()
+    (run / "report.html").touch()
+    assert run_files.runs_in(sorted(tmp_path.iterdir())) == [run]

@@ -96,6 +96,8 @@ def test_a_section_is_explained_key_by_key():
 def test_a_key_that_is_not_there_is_told_with_the_nearest():
     with pytest.raises(ValueError, match=re.escape("unknown key 'local.lrs': did you mean")):
         explain("local.lrs")
+    with pytest.raises(ValueError, match=r"unknown key 'lr': did you mean local.lr or server.lr\?"):
+        explain("lr")
 
 
 def test_the_commands_print_both(fedlens, tmp_path):

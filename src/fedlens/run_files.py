@@ -58,8 +58,13 @@ def runs_in(paths: Iterable[Path]) -> list[Path]:
     for path in paths:
         inside = sorted(one.parent for one in path.glob(f"*/{EXPERIMENT}"))
         found += inside if inside and not is_run(path) else [path]
-    others = [path for path in found if path.name not in OF_PAGES]
+    others = [path for path in found if not _is_of_pages(path)]
     return others or found
+
+
+def _is_of_pages(path: Path) -> bool:
+    is_page = (path / "report.html").is_file() and not (path / EXPERIMENT).is_file()
+    return is_page or path.name in OF_PAGES
 
 
 def check_run(folder: Path, needed: Sequence[str]) -> None:

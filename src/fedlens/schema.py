@@ -48,7 +48,13 @@ def explain(key: str) -> list[str]:
     known = _keys(Experiment, "")
     inside = {name: one for name, one in known.items() if name.startswith(f"{key}.")}
     if key not in known and not inside:
-        hint = did_you_mean(key, [*known, *{name.partition(".")[0] for name in known}])
+        places = [name for name in known if name.rpartition(".")[2] == key]
+        sections = {name.partition(".")[0] for name in known}
+        hint = (
+            f"did you mean {' or '.join(places)}?"
+            if places
+            else did_you_mean(key, {*known, *sections})
+        )
         raise ValueError(f"unknown key {key!r}: {hint}")
     lines = [f"{key}: {described(key)}" if is_described(key) else key]
     if inside:

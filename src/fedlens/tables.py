@@ -6,11 +6,14 @@ import json
 import re
 import tomllib
 from collections.abc import Mapping
+from contextlib import suppress
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from fedlens.reading import demand_text, reason, shortened
 
+ENDINGS = (".toml", ".json")
 LONGEST = 1_000_000  # bytes of an experiment file
 DEEPEST = 32  # tables within each other, and parts of a dotted key
 DEEP_KEY = re.compile(
@@ -25,11 +28,23 @@ def read_text(path: Path) -> str:
             content = file.read(LONGEST + 1)
         text = content.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not text"
-        raise ValueError(f"cannot read the experiment {path}: {reason}") from error
+        why = getattr(error, "strerror", None) or "it is not text"
+        raise ValueError(f"cannot read the experiment {path}: {why}: {_instead(path)}") from error
     if len(content) > LONGEST:
         raise ValueError(f"{path} is longer than {LONGEST:,} bytes: it is no experiment file")
     return text
+
+
+def _instead(path: Path) -> str:
+    """What to name in place of a file that cannot be read."""
+    if path.is_dir():
+        return "name a file; for a folder of images `fedlens import` writes one"
+    with suppress(OSError):
+        beside = [one.name for one in path.parent.iterdir() if one.suffix in ENDINGS]
+        near = get_close_matches(path.name, beside, n=1)
+        if near and near[0] != path.name:
+            return f"did you mean {str(path.with_name(near[0]))!r}?"
+    return "name a .toml or .json file"
 
 
 def read_tables(path: Path) -> dict[str, Any]:
@@ -47,7 +62,10 @@ def parse_tables(text: str, path: Path) -> dict[str, Any]:
         _demand_shallow(tables)
         demand_text(json.dumps(tables, ensure_ascii=False, default=str), "its text")
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not valid {kind}: {reason(error)}") from error
+        line = f"{path} is not valid {kind}: {reason(error)}"
+        if path.suffix not in ENDINGS:
+            line = f"{path} is no experiment: name a .toml or .json file"
+        raise ValueError(line) from error
     return tables
 
 

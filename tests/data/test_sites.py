@@ -9,6 +9,7 @@ import torch
 
 import fedlens as fl
 from fedlens.data.arrays import held_out
+from fedlens.data.survey import survey
 from fedlens.report.tables import client_rows
 from fedlens.runs.records import read
 from fedlens.setup import build, partition
@@ -35,6 +36,15 @@ def test_folders_within_folders_are_refused_with_both_readings(hospitals):
     assert "north, south, west are sites" in said and 'layout = "site/class"' in said
     assert "the classes bag, boot, trouser" in said and 'layout = "class"' in said
     assert build(described(hospitals, layout="class")).dataset.classes == tuple(SIDES)
+
+
+def test_who_waits_for_images_is_told_how_many_are_decoded(hospitals):
+    told: list[tuple[int, int]] = []
+    build(described(hospitals, layout="site/class"), watch=lambda *of: told.append(of))
+    assert told == [(done, 96) for done in range(1, 97)]
+    looked: list[tuple[int, int]] = []
+    survey(hospitals, watch=lambda *of: looked.append(of))
+    assert looked == told
 
 
 def test_sites_are_clients_and_have_test_images_of_their_own(hospitals):

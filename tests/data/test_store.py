@@ -111,8 +111,8 @@ def test_work_that_was_stopped_goes_on_and_is_not_done_again(nature: Path, monke
     for file in (nature.parent / f"{NAME}-8").iterdir():
         file.unlink()
 
-    def stop(done: int, total: int | None) -> None:
-        if done >= 100 * 192:
+    def stop(done: int, total: int, doing: str) -> None:
+        if done >= 100:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -122,9 +122,10 @@ def test_work_that_was_stopped_goes_on_and_is_not_done_again(nature: Path, monke
     files = images_of(nature)
     for name in listing(NAME, nature).ids[:100]:
         files[name].unlink()  # what is done is not looked at again
-    told: list[int] = []
-    again = prepared(nature, lambda done, _: told.append(done // 192))
-    assert told == [150, 200, 210]
+    told: list[tuple[int, str]] = []
+    again = prepared(nature, lambda done, _, doing: told.append((done, doing)))
+    assert [done for done, doing in told if doing == "decoding"] == [100, 150, 200, 210]
+    assert [done for done, doing in told if doing == "writing"] == [50, 100, 150, 200, 210]
     assert again == whole
 
 
@@ -138,8 +139,9 @@ def test_pixels_that_were_lost_while_work_was_stopped_are_decoded_again(
     for file in place.iterdir():
         file.unlink()
 
-    def stop(done: int, total: int | None) -> None:
-        raise KeyboardInterrupt
+    def stop(done: int, total: int, doing: str) -> None:
+        if done:
+            raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         prepared(nature, stop)
@@ -179,7 +181,7 @@ def test_a_file_system_that_cannot_set_room_apart_is_written_to(nature: Path, mo
 
 
 def test_one_at_a_time_prepares_a_store(nature: Path) -> None:
-    def again(done: int, total: int | None) -> None:
+    def again(done: int, total: int, doing: str) -> None:
         with pytest.raises(ValueError, match=r"-8 is being written by process \d+ on "):
             prepared(nature)
 
@@ -190,11 +192,11 @@ def test_a_whole_store_is_kept_and_a_damaged_one_is_made_again(nature: Path) -> 
     made = prepared(nature)
     pixels = nature.parent / f"{NAME}-8" / "images.u8"
     told: list[int] = []
-    assert prepared(nature, lambda done, _: told.append(done)) == made
+    assert prepared(nature, lambda done, *_: told.append(done)) == made
     assert not told
     content = pixels.read_bytes()
     pixels.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    assert prepared(nature, lambda done, _: told.append(done)) == made
+    assert prepared(nature, lambda done, *_: told.append(done)) == made
     assert told
     assert pixels.read_bytes() == content
     pixels.write_bytes(content[:-5])

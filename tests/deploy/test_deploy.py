@@ -83,6 +83,27 @@ def test_evaluate_counts_by_class_and_by_site(trained, here, fedlens):
     assert "has the class 'bags', which the model has not: did you mean 'bag'" in ended.err
 
 
+def test_evaluate_counts_apart_what_the_run_trained_on(trained, here, fedlens):
+    """Copies under other names, too: it is their content that was seen."""
+    shutil.copytree(trained.images / "west", here / "copies" / "west")
+    ended = fedlens("evaluate", trained.run, "--data", "copies", "--json")
+    found = json.loads(ended.out)
+    dataset = build(fl.Experiment.read(trained.run / EXPERIMENT)).dataset
+    seen = int((dataset.train.columns["site"] == "west").sum())
+    assert 0 < seen < 24
+    assert (found["trained_on"]["images"], found["new"]["images"]) == (seen, 24 - seen)
+    hits = sum(found[part]["images"] * found[part]["accuracy"] for part in ("trained_on", "new"))
+    assert hits / 24 == pytest.approx(found["accuracy"])
+    assert f"trained on {seen} of these 24 images" in ended.err
+    Image.new("RGB", (24, 24)).save(here / "copies" / "west" / "bag" / "0.jpg")
+    for path in [*(here / "copies").rglob("*.jpg")]:
+        if path.name != "0.jpg" or path.parent.name != "bag":
+            path.unlink()
+    shutil.rmtree(here / "copies" / "west" / "boot")
+    ended = fedlens("evaluate", trained.run, "--data", "copies")
+    assert (ended.status, ended.err) == (0, "")
+
+
 def on_real_images(trained, run):
     """That another runtime takes files for what `predict` takes them for."""
     classifier = fl.load(trained.run)

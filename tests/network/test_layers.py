@@ -1,6 +1,7 @@
 """Keyed dropout and masked batch normalisation, alone, inside models, and under vmap."""
 
 import copy
+import math
 import pickle
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch.func import functional_call, stack_module_state, vmap
 
 from fedlens import keys
 from fedlens.network.layers import (
+    KeyedAttention,
     KeyedDropout,
     MaskedBatchNorm,
     group_norm,
@@ -247,6 +249,57 @@ def test_dropout_draws_no_numbers_from_torchs_generator():
     state = torch.get_rng_state()
     prepare(nn.Dropout(0.5))(torch.ones(4, 4))
     assert torch.equal(torch.get_rng_state(), state)
+
+
+ATTENTIONS = {
+    "batch first": {"batch_first": True},
+    "no bias": {"bias": False},
+    "keys of another size": {"kdim": 6, "vdim": 10, "batch_first": True},
+}
+
+
+@pytest.mark.parametrize("settings", ATTENTIONS.values(), ids=list(ATTENTIONS))
+@pytest.mark.parametrize("masked", [False, True])
+def test_attention_is_pytorchs_but_for_what_is_dropped(settings, masked):
+    """With a share of 2^-20, which is rounded to nothing: its values, weights and gradients."""
+    torch.manual_seed(0)
+    plain = nn.MultiheadAttention(8, 2, dropout=0.0, **settings).double()
+    dropping = copy.deepcopy(plain)
+    dropping.dropout = 2.0**-20
+    keyed: Any = prepare(dropping)
+    assert isinstance(keyed, KeyedAttention)
+    assert list(keyed.state_dict()) == list(plain.state_dict())
+    sizes = (8, settings.get("kdim", 8), settings.get("vdim", 8))
+    lengths = (5, 4, 4)
+    given = [torch.randn(3, n, size).double() for n, size in zip(lengths, sizes, strict=True)]
+    if not settings.get("batch_first"):
+        given = [x.transpose(0, 1) for x in given]
+    masks: dict[str, Any] = {}
+    if masked:
+        masks["attn_mask"] = torch.rand(6, 5, 4) < 0.3
+        masks["attn_mask"][..., 0] = False
+        masks["key_padding_mask"] = torch.tensor([[False] * 4, [False, True] * 2, [False] * 4])
+    for one in (plain.train(), keyed.train()):
+        out, weights = one(*given, **masks)
+        (out.square().sum() + weights.square().sum()).backward()
+        torch.testing.assert_close(out, plain(*given, **masks)[0], rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(weights, plain(*given, **masks)[1], rtol=1e-12, atol=1e-12)
+    for (name, p), q in zip(keyed.named_parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad, rtol=1e-11, atol=1e-11, msg=name)
+
+
+def test_attention_drops_its_weights_by_key():
+    attention = nn.MultiheadAttention(8, 2, dropout=0.5, batch_first=True)
+    keyed: Any = prepare(attention)
+    x, state = torch.randn(4, 16, 8), torch.get_rng_state()
+    keyed.train()
+    _, weights = keyed(x, x, x, average_attn_weights=False)
+    assert torch.equal(torch.get_rng_state(), state)
+    dropped = float((weights == 0).double().mean())
+    assert abs(dropped - 0.5) < 4 * math.sqrt(0.25 / weights.numel())
+    keyed.eval()
+    attention.eval()
+    assert torch.equal(keyed(x, x, x)[0], attention(x, x, x)[0])
 
 
 @pytest.mark.parametrize("ragged", [True, False])

@@ -17,6 +17,7 @@ from fedlens.report.holdings import (
     partition_blocks,
     partition_heat,
 )
+from fedlens.report.page import html
 
 Make = Callable[..., Path]
 
@@ -99,3 +100,14 @@ def test_many_unlike_clients_are_ordered_by_their_main_class() -> None:
     assert heat.values[0] == [1.0] * 40 + [0.0] * 40
     assert list(heat.column_names[:3]) == ["0", "2", "4"]
     assert "80 clients of 5 examples each" in heat.caption
+
+
+@pytest.mark.parametrize(("count", "told"), [(2, False), (3, True)])
+def test_bands_as_tall_as_the_picture_are_seen_one_at_a_time(
+    run_folder: Make, count: int, told: bool
+) -> None:
+    algorithms = ("fedavg", "fedprox", "fedavgm")[:count]
+    runs = [run_folder(name, algorithm=name, rounds=2, spread=True) for name in algorithms]
+    curves = next(client_blocks(group(read_all(runs))))
+    page = html("", "", [curves], lambda _: "<svg></svg>")
+    assert ("Point at a name to see its band" in page) == told

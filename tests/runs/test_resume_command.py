@@ -151,9 +151,9 @@ def test_a_run_that_cannot_be_resumed_gets_one_line_and_is_left_alone(
     (state,) = checkpoint.glob("*.safetensors")
     Path("empty").mkdir()
     cases = {
-        "nowhere": "cannot read the experiment nowhere/experiment.toml",
-        "empty": "cannot read the experiment empty/experiment.toml",
-        "a.toml": "cannot read the experiment a.toml/experiment.toml",
+        "nowhere": "nowhere is not a run folder: there is no such folder; name one",
+        "empty": "empty is not a run folder: ",
+        "a.toml": "a.toml is not a run folder: ",
     }
     for place, message in cases.items():
         assert fedlens(monkeypatch, "resume", place) == 2

@@ -20,6 +20,7 @@ from fedlens.cli.arguments import (
     name_cluster,
     once_written,
     terminal_columns,
+    watching,
 )
 from fedlens.reading import printable
 
@@ -54,6 +55,7 @@ def compare_command(
     as_json: Json = False,
 ) -> None:
     """Say whether one algorithm is better than another, seed by seed."""
+    from fedlens.report.artists import artists
     from fedlens.report.compare import compare, pair_rows
     from fedlens.report.tables import table
     from fedlens.runs import progress
@@ -79,8 +81,12 @@ def compare_command(
         raise ValueError("--ray-address is for experiment files: the runs named are there")
     elif seeds is not None:
         raise ValueError(f"--seeds {seeds} is for experiment files: the runs named have theirs")
-    with drawn, progress.figures() as drawing:
-        found = compare(variants, by, target, out, drawing)
+    with (
+        drawn,
+        artists() as drawing,
+        watching(quiet, progress.counted, "figures") as watch,
+    ):
+        found = compare(variants, by, target, out, watch, drawing)
     if as_json:
         print(json.dumps([asdict(pair) for pair in found.pairs]))
         return
@@ -133,8 +139,7 @@ def _run(
     if not quiet:
         print(f"{out.name}: {sweep.describe()}", file=sys.stderr, flush=True)
     try:
-        watching = progress.rounds(out.name, sweep.total, sweep.done)
-        with nullcontext() if quiet else watching as watch:
+        with watching(quiet, progress.rounds, out.name, sweep.total, sweep.done) as watch:
             sweep.run(watch)
     except KeyboardInterrupt:
         print("\nfedlens: stopped; the same command goes on from here", file=sys.stderr)

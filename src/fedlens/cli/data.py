@@ -54,7 +54,7 @@ def data_get(
     if have is not None:
         folder = get_from(name, have, dest)
     else:
-        with watching(quiet, progress.transfer, name) as watch:
+        with watching(quiet, progress.counted, name, progress.megabytes) as watch:
             folder = get(name, dest, progress=watch)
     print(f"{name}: {folder}")
 
@@ -80,7 +80,7 @@ def data_prepare(
 
     listed = listing(name, metadata)
     place = roots(Source(data))[0] / f"{name}-{size}"
-    with watching(quiet, progress.transfer, name) as watch:
+    with watching(quiet, progress.counted, name) as watch:
         made = store.prepare(name, listed, images, place, size, watch)
     print(f"{name}: {made['num_train']:,} + {made['num_test']:,} images in {place}")
     if made["num_left_out"]:

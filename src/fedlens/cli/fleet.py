@@ -77,6 +77,7 @@ def serve_command(
     from fedlens.fleet.serve import serve
     from fedlens.fleet.server import Job
     from fedlens.fleet.terms import check_possible, for_fleet
+    from fedlens.report.artists import artists
     from fedlens.runs import progress
 
     check_installed()
@@ -99,7 +100,8 @@ def serve_command(
     )
     with watching(quiet, progress.rounds, folder.name, described.rounds) as watch:
         status = serve(described, job, keys, place, host, port, _tell, watch)
-    finish_run(folder, status, as_json)
+    with artists() as drawing:
+        finish_run(folder, status, as_json, quiet, drawing)
 
 
 @fleet_app.command("join")

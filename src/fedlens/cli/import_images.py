@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from fedlens.cli.arguments import Quiet, watching
+
 if TYPE_CHECKING:
     from fedlens.data.survey import Survey
 
@@ -27,11 +29,13 @@ def import_command(
         typer.Option(help="What the folders stand for, the outermost first."),
     ] = None,
     overwrite: Annotated[bool, typer.Option(help="Replace files that are there.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Look at a folder of images, and write an experiment for it."""
     from fedlens.data.survey import survey
     from fedlens.files import write_atomically
     from fedlens.reading import printable
+    from fedlens.runs import progress
     from fedlens.tables import to_toml
 
     described = out or Path(f"{folder.resolve().name}.toml")
@@ -41,7 +45,8 @@ def import_command(
     for path in (described, listed):
         if path.exists() and not overwrite:
             raise ValueError(f"{path} exists: choose another --out, or add --overwrite")
-    found = survey(folder, layout)
+    with watching(quiet, progress.counted, "images") as watch:
+        found = survey(folder, layout, watch)
     write_atomically(listed, _rows(found, listed.parent).encode())
     write_atomically(described, to_toml(_experiment(found, listed)).encode())
     for line in _told(found):

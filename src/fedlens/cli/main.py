@@ -120,6 +120,9 @@ def main() -> None:
         status = 2
     except click.NoSuchOption as error:
         status = _complain(_as_a_key(error) or error.format_message(), 2, debug)
+    except click.MissingParameter as error:
+        path = error.ctx.command_path if error.ctx else "fedlens"
+        status = _complain(f"{error.format_message().rstrip('.')}: see {path} --help", 2, debug)
     except click.ClickException as error:
         status = _complain(error.format_message(), 2, debug)
     except RunFailed as error:

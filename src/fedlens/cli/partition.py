@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from fedlens.cli.arguments import DataFolder, ExperimentFile, Json, Overrides
+from fedlens.cli.arguments import DataFolder, ExperimentFile, Json, Overrides, Quiet, watching
 
 
 def partition_command(
@@ -18,19 +18,22 @@ def partition_command(
     seed: Annotated[int | None, typer.Option(help="Which draw of the split.")] = None,
     out: Annotated[Path | None, typer.Option(help="The picture. [default: NAME-split.png]")] = None,
     data: DataFolder = None,
+    quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """Show who holds what, before any training."""
     from fedlens.data import statistics
     from fedlens.experiment import Experiment
     from fedlens.reading import printable
+    from fedlens.runs import progress
     from fedlens.setup import partition
 
     if out is not None and out.suffix != ".png":
         raise ValueError(f"--out {out}: the picture is a PNG file, let its name end in .png")
     chosen = [] if seed is None else [f"clients.seed={seed}"]
     described = Experiment.read(experiment, [*(overrides or []), *chosen])
-    dataset, train, holdings = partition(described, data)
+    with watching(quiet, progress.counted, "reading images") as watch:
+        dataset, train, holdings = partition(described, data, watch)
     if as_json:
         print(json.dumps(statistics.summary(holdings, train.labels, dataset.num_classes)))
     else:

@@ -5,14 +5,19 @@ from __future__ import annotations
 import csv
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from fedlens.cli.arguments import Json
+from fedlens.cli.arguments import Json, Quiet, watching
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Best = Annotated[bool, typer.Option("--best", help="The model that was best on validation.")]
+SEEN = ("trained_on", "new")  # images that the run trained on, and those that it did not
 TrainedRun = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")]
 
 
@@ -21,22 +26,28 @@ def predict_command(
     images: Annotated[list[Path], typer.Argument(help="Image files, or folders of them.")],
     top: Annotated[int, typer.Option(help="How many classes to name, the likeliest first.")] = 3,
     best: Best = False,
+    quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """Say what a run's model takes images for: csv, or JSON."""
-    from fedlens.data.pictures import read
     from fedlens.deploy.classifier import image_files, load
     from fedlens.reading import printable
+    from fedlens.runs import progress
 
-    classifier = load(run, best=best)
-    sound, broken = [], []
-    for path in image_files(images):
-        try:
-            read(path, classifier.preprocessing.shape[0])
-            sound.append(path)
-        except ValueError as error:
-            broken.append(str(error))
-    answers = list(classifier.predict(sound, top))
+    classifier, paths = load(run, best=best), image_files(images)
+    broken: list[str] = []
+
+    def sound() -> Iterator[tuple[Path, Tensor]]:
+        for done, path in enumerate(paths, 1):
+            try:
+                yield path, classifier.preprocessing.read(path)
+            except ValueError as error:
+                broken.append(str(error))
+            if watch is not None:
+                watch(done, len(paths))
+
+    with watching(quiet, progress.counted, "images") as watch:
+        answers = list(classifier.answers(sound(), top))
     if as_json:
         print(json.dumps([answer.plain() for answer in answers]))
     else:
@@ -62,22 +73,36 @@ def evaluate_command(
         Path, typer.Option(help="A folder of class folders, of sites or not; or a csv file.")
     ],
     best: Best = False,
+    quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """Test a run's model on other images, whose classes are known."""
     from fedlens.deploy.classifier import load
-    from fedlens.deploy.testing import tested_on
+    from fedlens.deploy.testing import tested_on, training_files
     from fedlens.report.numbers import NONE, format_number
     from fedlens.report.tables import table
+    from fedlens.runs import progress
 
-    found = tested_on(load(run, best=best), data)
+    classifier = load(run, best=best)
+    with watching(quiet, progress.counted, "images") as watch:
+        found = tested_on(classifier, data, training_files(run), watch)
+    if "trained_on" in found:
+        count = found["trained_on"]["images"]
+        print(
+            f"fedlens: the run trained on {count:,} of these {found['images']:,} images: its "
+            "accuracy on them says little about others",
+            file=sys.stderr,
+        )
     if as_json:
         print(json.dumps(found))
         return
-    rows = [("all", found), *found["by_class"].items(), *found.get("by_client", {}).items()]
-    kinds = ["", *["class"] * len(found["by_class"]), *["client"] * len(found.get("by_client", {}))]
+    rows = [("", "all", found)]
+    rows += [("", key.replace("_", " "), found[key]) for key in SEEN if key in found]
+    for key in ("by_class", "by_client"):
+        kind = key.removeprefix("by_")
+        rows += [(kind, name, about) for name, about in found.get(key, {}).items()]
     body = []
-    for kind, (name, about) in zip(kinds, rows, strict=True):
+    for kind, name, about in rows:
         low, high = (format_number(end, True) for end in about["interval"])
         interval = f"{low} to {high}" if about["images"] else NONE
         share = format_number(about["accuracy"], True)
@@ -94,12 +119,14 @@ def export_command(
         typer.Option("--format", help="onnx, torchscript or safetensors. [default: by the name]"),
     ] = None,
     best: Best = False,
+    quiet: Quiet = False,
 ) -> None:
     """Write a run's model as a file that needs no Fedlens. A model card lies beside it."""
     from fedlens.deploy.card import card
     from fedlens.deploy.classifier import load
     from fedlens.deploy.export import ENDINGS, export
     from fedlens.files import write_atomically
+    from fedlens.runs import progress
 
     chosen = kind or ENDINGS.get(out.suffix)
     if chosen is None:
@@ -109,7 +136,8 @@ def export_command(
             f"--out {out}: there is no folder {out.parent}: make it, or choose another"
         )
     beside = out.with_suffix(".md")
-    apart = export(load(run, best=best), out, chosen)
+    with watching(quiet, progress.working, f"making {out.name}"):
+        apart = export(load(run, best=best), out, chosen)
     write_atomically(beside, card(run, out.name, chosen, best).encode())
     print(f"model: {out}")
     print(f"card:  {beside}")

@@ -24,8 +24,8 @@ def report_command(
     from fedlens.runs import progress
 
     runs = runs_in(runs)
-    with artists() as processes, progress.figures() as watch:
-        page = report(runs, out, watch, processes)
+    with artists() as drawing, progress.counted("figures") as watch:
+        page = report(runs, out, watch, drawing)
     print(table(*rows(read_all(runs)), terminal_columns()))
     print(f"report: {page}")
 

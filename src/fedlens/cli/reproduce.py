@@ -5,19 +5,25 @@ from __future__ import annotations
 import itertools
 import json
 import sys
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedlens.cli import completion
-from fedlens.cli.arguments import DataFolder, Json, Quiet, RayAddress, name_cluster, once_written
+from fedlens.cli.arguments import (
+    DataFolder,
+    Json,
+    Quiet,
+    RayAddress,
+    name_cluster,
+    once_written,
+    watching,
+)
 from fedlens.recipes import ScaleName
 
 if TYPE_CHECKING:
     from fedlens.recipes.reproduce import Reproduced, Reproduction
-    from fedlens.runs.active import Watch
 
 
 def reproduce_command(
@@ -62,6 +68,9 @@ def reproduce_command(
     as_json: Json = False,
 ) -> None:
     """Run a table or figure of a paper, with ours beside theirs. What is done is kept."""
+    from fedlens.report.artists import artists
+    from fedlens.runs import progress
+
     if stored is not None:
         from fedlens.recipes.stored import redraw
 
@@ -69,7 +78,9 @@ def reproduce_command(
             raise ValueError(
                 "--from trains nothing: leave key=value, --seeds, --only, --overwrite, --plan"
             )
-        _print(recipe, scale, redraw(recipe, scale, stored, out, data=data), as_json)
+        with artists() as drawing, watching(quiet, progress.counted, "figures") as watch:
+            drawn = redraw(recipe, scale, stored, out, data=data, watch=watch, artists=drawing)
+        _print(recipe, scale, drawn, as_json)
         return
     from fedlens.recipes.reproduce import plan, run_cells, show
 
@@ -92,10 +103,15 @@ def reproduce_command(
         return
     try:
         if left:
-            with _progress(planned, quiet) as watch:
-                run_cells(planned, watch)
-        with once_written():
-            done = show(planned)
+            about = planned.name, planned.rounds, planned.rounds_done
+            with watching(quiet, progress.rounds, *about) as told:
+                run_cells(planned, told)
+        with (
+            once_written(),
+            artists() as drawing,
+            watching(quiet, progress.counted, "figures") as watch,
+        ):
+            done = show(planned, watch, drawing)
     except KeyboardInterrupt:
         print(
             "\nfedlens: stopped; the same command goes on where this one was",
@@ -149,14 +165,6 @@ def _say_how_long(planned: Reproduction) -> None:
         file=sys.stderr,
         flush=True,
     )
-
-
-def _progress(planned: Reproduction, quiet: bool) -> AbstractContextManager[Watch | None]:
-    from fedlens.runs import progress
-
-    if quiet:
-        return nullcontext()
-    return progress.rounds(planned.name, planned.rounds, planned.rounds_done)
 
 
 def _summary(recipe: str, scale: ScaleName, done: Reproduced) -> dict[str, Any]:

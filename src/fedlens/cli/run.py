@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -28,7 +28,7 @@ from fedlens.cli.arguments import (
 )
 
 if TYPE_CHECKING:
-    from concurrent.futures import Executor
+    from fedlens.report.artists import Artists
 
 EXIT = {"finished": 0, "invalid": 1, "diverged": 3, "stopped": 4}
 
@@ -47,9 +47,32 @@ def run_command(
     as_json: Json = False,
 ) -> None:
     """Run one experiment."""
-    from fedlens.report.artists import artists, get_ready
+    from fedlens.report.artists import artists
 
-    get_ready()  # before PyTorch is imported: that takes longest, and a short run is over soon
+    given = list(overrides or [])
+    if seed is not None:
+        given.append(f"seed={seed}")
+    if device is not None:
+        given.append(f"device={json.dumps(device)}")
+    # Before PyTorch is imported: that takes longest, and a short run is over soon.
+    with artists() as drawing:
+        folder, status = _run(
+            experiment, given, out, overwrite, data, ray_address, track or (), quiet
+        )
+        finish_run(folder, status, as_json, quiet, drawing)
+
+
+def _run(
+    experiment: Path,
+    overrides: Sequence[str],
+    out: Path | None,
+    overwrite: bool,
+    data: Path | None,
+    ray_address: str | None,
+    track: Sequence[str],
+    quiet: bool,
+) -> tuple[Path, str]:
+    """The folder of the run, and how it ended."""
     from fedlens.data import statistics
     from fedlens.experiment import Experiment
     from fedlens.reading import printable
@@ -60,31 +83,26 @@ def run_command(
     from fedlens.runs.track import tracking
     from fedlens.setup import build
 
-    given = list(overrides or [])
-    if seed is not None:
-        given.append(f"seed={seed}")
-    if device is not None:
-        given.append(f"device={json.dumps(device)}")
-    described = Experiment.read(experiment, given)
+    described = Experiment.read(experiment, overrides)
     name_cluster(ray_address, [described.engine])
     folder = out or _free(Path("runs") / experiment.stem)
     if folder.exists() and not overwrite:
         raise ValueError(f"{folder} exists: choose another --out, or add --overwrite")
     check_free(folder, overwrite)
-    setup = build(described, data)
-    with artists() as processes:
-        with (
-            _resume_hint(folder),
-            tracking(track or (), folder, described.plain()) as send,
-            watching(quiet, progress.rounds, folder.name, described.rounds) as watch,
-        ):
-            if not quiet:
-                line = statistics.found(setup.dataset, setup.federation.described())
-                print(printable(line), file=sys.stderr, flush=True)
-            both = progress.all_of(watch, send)
-            started = start(described, setup, folder, overwrite=overwrite, watch=both)
-            (result,) = run_to_end([started])
-        finish_run(folder, result.status, as_json, processes)
+    with watching(quiet, progress.counted, "reading images") as reading:
+        setup = build(described, data, watch=reading)
+    with (
+        _resume_hint(folder),
+        tracking(track, folder, described.plain()) as send,
+        watching(quiet, progress.rounds, folder.name, described.rounds) as watch,
+    ):
+        if not quiet:
+            line = statistics.found(setup.dataset, setup.federation.described())
+            print(printable(line), file=sys.stderr, flush=True)
+        both = progress.all_of(watch, send)
+        started = start(described, setup, folder, overwrite=overwrite, watch=both)
+        (result,) = run_to_end([started])
+    return folder, result.status
 
 
 def resume_command(
@@ -107,18 +125,19 @@ def resume_command(
     from fedlens.engines import EngineName
     from fedlens.options import check
     from fedlens.report.artists import artists
-    from fedlens.run_files import last_saved, read_experiment, read_status
+    from fedlens.run_files import EXPERIMENT, check_run, last_saved, read_experiment, read_status
     from fedlens.runs import progress
     from fedlens.runs.run import resume
     from fedlens.runs.track import tracking
 
+    check_run(folder, [EXPERIMENT])
     tables = read_experiment(folder)
     chosen: EngineName | None = None if engine is None else check(engine, EngineName, "engine")
     name_cluster(ray_address, [chosen or tables.get("engine", "auto")])
     total = tables.get("rounds", 0) if rounds is None else rounds
     done = last_saved(folder) or 0
     is_over = read_status(folder) == "finished" and total <= done
-    with artists() as processes:
+    with artists() as drawing:
         with (
             _resume_hint(folder),
             tracking(track or (), folder, tables) as send,
@@ -134,10 +153,12 @@ def resume_command(
                 f"{done}, to go on",
                 file=sys.stderr,
             )
-        finish_run(folder, result.status, as_json, processes)
+        finish_run(folder, result.status, as_json, quiet, drawing)
 
 
-def finish_run(folder: Path, status: str, as_json: bool, processes: Executor | None = None) -> None:
+def finish_run(
+    folder: Path, status: str, as_json: bool, quiet: bool, artists: Artists | None = None
+) -> None:
     """The page of a run that is over, what it came to, and the exit status."""
     from fedlens.report import read_all, report, rows, table
     from fedlens.report.tables import client_header, client_rows, worth
@@ -149,6 +170,7 @@ def finish_run(folder: Path, status: str, as_json: bool, processes: Executor | N
         read_records,
         read_summary,
     )
+    from fedlens.runs import progress
     from fedlens.runs.active import unsound_losses
 
     with once_written():
@@ -165,7 +187,8 @@ def finish_run(folder: Path, status: str, as_json: bool, processes: Executor | N
             if status == "finished" and run.summary.get("reason"):
                 print(f"ended:  {run.summary['reason']}")
             print(f"run:    {folder}", flush=True)  # the page takes longer than some runs
-        page = report([folder], processes=processes)
+        with watching(quiet, progress.counted, "figures") as watch:
+            page = report([folder], None, watch, artists)
         if not as_json:
             print(f"report: {page}")
     summary = read_summary(folder)

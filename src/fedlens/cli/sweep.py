@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,14 +18,14 @@ from fedlens.cli.arguments import (
     name_cluster,
     once_written,
     terminal_columns,
+    watching,
 )
 from fedlens.cli.run import EXIT
 from fedlens.reading import printable
 from fedlens.run_files import UNSOUND
 
 if TYPE_CHECKING:
-    from concurrent.futures import Executor
-
+    from fedlens.report.artists import Artists
     from fedlens.runs.result import Result
 
 
@@ -73,22 +72,26 @@ def sweep_command(
     sweep = prepare(points, folder, overwrite=overwrite, data=data)
     if not quiet:
         print(f"{folder.name}: {sweep.describe()}", file=sys.stderr, flush=True)
-    watching = progress.rounds(folder.name, sweep.total, sweep.done)
-    with artists() as processes:
+    with artists() as drawing:
         try:
-            with nullcontext() if quiet else watching as watch:
+            with watching(quiet, progress.rounds, folder.name, sweep.total, sweep.done) as watch:
                 results = sweep.run(watch)
         except KeyboardInterrupt:
             print("\nfedlens: stopped; the same command goes on from here", file=sys.stderr)
             raise
-        _finish(results, folder, as_json, processes)
+        _finish(results, folder, as_json, quiet, drawing)
 
 
 def _finish(
-    results: dict[str, Result], folder: Path, as_json: bool, processes: Executor | None
+    results: dict[str, Result],
+    folder: Path,
+    as_json: bool,
+    quiet: bool,
+    artists: Artists | None,
 ) -> None:
     from fedlens.report import read_all, report, rows, table
     from fedlens.report.groups import means
+    from fedlens.runs import progress
     from fedlens.runs.folder import to_json
 
     runs = [folder / name for name in results]
@@ -104,7 +107,8 @@ def _finish(
                     print(f"\n{table(header, body, terminal_columns())}\n")
                 print(f"best:   {printable(best)}")
             print(f"runs:   {folder}", flush=True)
-        page = report(runs, folder, processes=processes)
+        with watching(quiet, progress.counted, "figures") as watch:
+            page = report(runs, folder, watch, artists)
         if not as_json:
             print(f"report: {page}")
     ends = {"diverged": "diverged", "invalid": f"ended with a loss that is {UNSOUND}"}

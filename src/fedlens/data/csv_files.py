@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from fedlens.data.arrays import Column
-from fedlens.data.pictures import Found, Listed, OnError, dataset
+from fedlens.data.pictures import TEST_SHARE, Found, Listed, OnError, dataset
 from fedlens.data.places import Source
 from fedlens.federation import Dataset
 from fedlens.options import did_you_mean
@@ -35,7 +35,7 @@ def csv(
     path: str,
     size: int | None = None,
     channels: Literal[1, 3] = 3,
-    test_share: float = 0.2,
+    test_share: float = TEST_SHARE,
     on_error: OnError = "stop",
 ) -> Dataset:
     """A csv file with the header path,label and, where known, client, lat, lon and split.
@@ -45,7 +45,8 @@ def csv(
     to `size` × `size`; without a size all must be as large as the first. Files that cannot be
     decoded are named, or left out if `on_error` is "skip".
     """
-    return dataset(listed_in(source.resolve(path)), size, channels, test_share, on_error)
+    found = listed_in(source.resolve(path))
+    return dataset(found, size, channels, test_share, on_error, source.watch)
 
 
 def names_clients(file: Path) -> bool:

@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from fedlens.data.pictures import ENDINGS, Found, Listed, OnError, dataset
+from fedlens.data.pictures import ENDINGS, TEST_SHARE, Found, Listed, OnError, dataset
 from fedlens.data.places import Source, put_in_place
 from fedlens.federation import Dataset
 from fedlens.options import did_you_mean
@@ -28,7 +28,7 @@ def folder(
     layout: Layout | None = None,
     size: int | None = None,
     channels: Literal[1, 3] = 3,
-    test_share: float = 0.2,
+    test_share: float = TEST_SHARE,
     on_error: OnError = "stop",
 ) -> Dataset:
     """Images in `path`/class/, or in `path`/train/class/ and `path`/test/class/ (or val).
@@ -38,7 +38,8 @@ def folder(
     resized to `size` × `size`; without a size all must be as large as the first. Files that cannot
     be decoded are named, or left out if `on_error` is "skip".
     """
-    return dataset(laid_out(source.resolve(path), layout), size, channels, test_share, on_error)
+    found = laid_out(source.resolve(path), layout)
+    return dataset(found, size, channels, test_share, on_error, source.watch)
 
 
 def laid_out(place: Path, layout: Layout | None) -> Found:
@@ -107,7 +108,8 @@ def tiny_imagenet(
         lines = (place / "words.txt").read_text(encoding="utf-8").splitlines()
     words = dict(line.split("\t", 1) for line in lines if "\t" in line)
     classes = [words.get(wnid, wnid).partition(",")[0] for wnid in wnids]
-    return dataset(Found("tiny-imagenet", classes, train, test), size, 3, on_error=on_error)
+    found = Found("tiny-imagenet", classes, train, test)
+    return dataset(found, size, 3, on_error=on_error, watch=source.watch)
 
 
 def _folders(place: Path) -> list[Path]:

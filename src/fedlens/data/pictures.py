@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -15,6 +16,7 @@ import numpy as np
 
 from fedlens import memory
 from fedlens.data.arrays import Column, Pixels, examples, held_out, mean_and_std
+from fedlens.data.places import Counted
 from fedlens.federation import Dataset, Examples, LeftOut
 from fedlens.reading import reason
 
@@ -29,6 +31,7 @@ ENDINGS = frozenset(  # what Pillow reads everywhere
 OnError = Literal["stop", "skip"]
 """What becomes of image files that cannot be decoded: all are named, or they are left out."""
 
+TEST_SHARE = 0.2  # of each class, where nobody says which images are for tests
 MOST_NAMED = 100  # broken files in one message
 REMEDY = "repair or take them out"
 
@@ -83,10 +86,14 @@ def dataset(
     found: Found,
     size: int | None,
     channels: int,
-    test_share: float = 0.2,
+    test_share: float = TEST_SHARE,
     on_error: OnError = "stop",
+    watch: Counted | None = None,
 ) -> Dataset:
-    """The data set of these files. Without a `size`, all must be as large as the first."""
+    """The data set of these files. Without a `size`, all must be as large as the first.
+
+    `watch` is told how many are decoded, of how many.
+    """
     if size is not None and size < 1:
         raise ValueError(f"size is {size}: choose a number of pixels, such as 32")
     train, test = found.train, found.test
@@ -94,7 +101,11 @@ def dataset(
         train, test = train.divided(test_share, found.clients)
     parts = [[part.base / name for name in part.names] for part in (train, test)]
     shape = (size, size) if size else _first_shape(parts[0], channels)
-    decoded = [decode(paths, shape, channels, size) for paths in parts]
+    total = sum(map(len, parts))
+    decoded = []
+    for paths, before in zip(parts, (0, len(parts[0])), strict=True):
+        tell = None if watch is None else partial(_told, watch, before, total)
+        decoded.append(decode(paths, shape, channels, size, tell))
     broken = [one for _, some in decoded for one in some]
     if on_error == "stop":
         refuse(broken)
@@ -108,6 +119,10 @@ def dataset(
     mean, std = mean_and_std(made[0].images)
     left_out = tuple(LeftOut(str(one.path), one.why) for one in broken)
     return Dataset(found.name, made[0], made[1], tuple(found.classes), mean, std, left_out)
+
+
+def _told(watch: Counted, before: int, total: int, done: int) -> None:
+    watch(before + done, total)
 
 
 def _first_shape(paths: Sequence[Path], channels: int) -> tuple[int, ...]:
@@ -138,11 +153,16 @@ def refuse(broken: Sequence[Undecodable], so_that: str = "") -> None:
 
 
 def decode(
-    paths: Sequence[Path], shape: tuple[int, ...], channels: int, size: int | None
+    paths: Sequence[Path],
+    shape: tuple[int, ...],
+    channels: int,
+    size: int | None,
+    tell: Callable[[int], None] | None = None,
 ) -> tuple[Pixels, list[Undecodable]]:
     """The pixels [N, H, W, channels] of image files, each resized to `size` if that is given.
 
-    And the files that cannot be decoded, whose pixels mean nothing.
+    And the files that cannot be decoded, whose pixels mean nothing. `tell` is called with how many
+    are done.
     """
     needed = len(paths) * math.prod(shape) * channels
     what = f"a set of {len(paths):,} images"
@@ -163,18 +183,25 @@ def decode(
         pixels[i] = image
         return None
 
+    broken = []
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        found = list(pool.map(fill, range(len(paths))))
-    return pixels, [error for error in found if error is not None]
+        for done, error in enumerate(pool.map(fill, range(len(paths))), 1):
+            if error is not None:
+                broken.append(error)
+            if tell is not None:
+                tell(done)
+    return pixels, broken
 
 
 def read(path: Path, channels: int, size: int | tuple[int, int] | None = None) -> Pixels:
     """The pixels [H, W, channels] of an image file, resized to `size` (a side, or H and W)."""
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     try:
         with Image.open(path) as file:
             return pixels_of(file, channels, size)
+    except UnidentifiedImageError as error:  # whose own words are the path again
+        raise Undecodable(path, "it is cut short, or no image") from error
     except Exception as error:  # broken files make decoders raise anything
         raise Undecodable(path, reason(error)) from error
 

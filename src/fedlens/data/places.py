@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 from fedlens.reading import expanded
+
+Counted = Callable[[int, int], None]
+"""Is told how many are done, of how many."""
 
 
 @dataclass(frozen=True)
@@ -16,6 +20,7 @@ class Source:
 
     data: Path | None = None  # the folder named by --data
     base: Path = field(default_factory=Path.cwd)  # what an option `path` is relative to
+    watch: Counted | None = None  # is told how many image files are decoded
 
     def resolve(self, path: str) -> Path:
         """The file or folder that an option `path` means."""

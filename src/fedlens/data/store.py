@@ -40,8 +40,8 @@ FIELDS: Fields = {
 WHY = {MISSING: "missing", BROKEN: "cannot be decoded"}
 MARK = np.dtype([("state", "u1"), ("checksum", "<u4")])  # of an image
 
-Progress = Callable[[int, int | None], None]
-"""Is told the bytes of pixels done so far, and of how many."""
+Progress = Callable[[int, int, str], None]
+"""Is told how many images are done, of how many, and what is done to them."""
 
 
 def prepare(
@@ -70,7 +70,7 @@ def prepare(
             return whole
         (store / "manifest.json").unlink(missing_ok=True)
         done = _decode_all(listed, _found(images, listed.ids), store, size, progress)
-        return _finish(name, listed, store, size, done)
+        return _finish(name, listed, store, size, done, progress)
 
 
 def manifest(store: Path) -> dict[str, Any] | None:
@@ -179,7 +179,7 @@ def _decode_all(
     listed: Listing, found: Mapping[str, Path], store: Path, size: int, progress: Progress | None
 ) -> Column:
     """Fill `images.part`, and return what became of each image."""
-    num, weight = len(listed.ids), size * size * 3
+    num = len(listed.ids)
     pixels = _mapped(store / "images.part", np.dtype(np.uint8), (num, size, size, 3))
     marks = _mapped(store / "done.part", MARK, (num,))
 
@@ -198,6 +198,9 @@ def _decode_all(
 
     done = [i for i in np.flatnonzero(marks["state"] == DONE).tolist() if is_done(i)]
     todo = np.setdiff1d(np.arange(num), done)
+    before = num - len(todo)
+    if progress:
+        progress(before, num, "decoding")
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for start in range(0, len(todo), CHUNK):
             part = todo[start : start + CHUNK]
@@ -206,7 +209,7 @@ def _decode_all(
             marks[part] = np.array(filled, MARK)
             marks.flush()
             if progress:
-                progress((num - len(todo) + start + len(part)) * weight, num * weight)
+                progress(before + start + len(part), num, "decoding")
     return np.array(marks["state"])
 
 
@@ -235,7 +238,9 @@ def _allocate(file: BinaryIO, size: int) -> None:
             file.write(bytes(min(BLOCK, size - start)))
 
 
-def _finish(name: str, listed: Listing, store: Path, size: int, done: Column) -> dict[str, Any]:
+def _finish(
+    name: str, listed: Listing, store: Path, size: int, done: Column, progress: Progress | None
+) -> dict[str, Any]:
     """Move the decoded pixels together, train before test, and write the manifest."""
     kept = np.flatnonzero(done == DONE)
     num_train = int((kept < listed.num_train).sum())
@@ -253,6 +258,8 @@ def _finish(name: str, listed: Listing, store: Path, size: int, done: Column) ->
             digest.update(chunk.tobytes())
             file.write(chunk.tobytes())
             training = chunk[: max(num_train - start, 0)]
+            if progress:
+                progress(start + len(chunk), len(kept), "writing")
             for channel in range(3):
                 counts[channel] += np.bincount(training[..., channel].ravel(), minlength=256)
     value = np.arange(256) / 255

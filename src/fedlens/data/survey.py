@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 
 from fedlens.data.folders import images
 from fedlens.data.pictures import read
+from fedlens.data.places import Counted
 
 Reading = Literal["class", "site/class", "class/site"]
 SIDES = (28, 32, 64, 96, 128, 224)  # that images of several sizes are resized to
@@ -79,8 +80,11 @@ class Survey:
         return 1 if all(one.gray for one in self.seen) else 3
 
 
-def survey(folder: Path, layout: Reading | None = None) -> Survey:
-    """Look at every image below a folder. Of two levels of folders, the outer are sites."""
+def survey(folder: Path, layout: Reading | None = None, watch: Counted | None = None) -> Survey:
+    """Look at every image below a folder. Of two levels of folders, the outer are sites.
+
+    `watch` is told how many were looked at, of how many.
+    """
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder: name one with images")
     files = sorted(file.relative_to(folder) for file in images(folder))
@@ -116,7 +120,11 @@ def survey(folder: Path, layout: Reading | None = None) -> Survey:
         )
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        looked = list(pool.map(look, range(len(files))))
+        looked = []
+        for one in pool.map(look, range(len(files))):
+            looked.append(one)
+            if watch is not None:
+                watch(len(looked), len(files))
     seen = [one for one in looked if isinstance(one, Seen)]
     if not seen:
         raise ValueError(f"none of the {len(files)} images in {folder} can be decoded: {looked[0]}")

@@ -75,16 +75,23 @@ class Classifier(nn.Module):
         logits: Tensor = self.module(self.preprocessing(images))
         return logits[:, : len(self.classes)]
 
-    @torch.no_grad()
     def predict(self, paths: Iterable[str | Path], top: int = 1) -> Iterator[Answer]:
         """The `top` classes of each image file, in order."""
+        return self.answers(((path, self.preprocessing.read(path)) for path in paths), top)
+
+    @torch.no_grad()
+    def answers(
+        self, images: Iterable[tuple[str | Path, Tensor]], top: int = 1
+    ) -> Iterator[Answer]:
+        """The same for images that `preprocessing.read` has read, each with its path."""
         if top < 1:
             raise ValueError(f"top is {top}: choose 1 or more")
         device = next(self.module.parameters()).device
-        left = iter(paths)
-        while some := list(islice(left, BATCH)):
-            images = torch.stack([self.preprocessing.read(path) for path in some]).to(device)
-            best = self(images).softmax(1).topk(min(top, len(self.classes)), dim=1)
+        left = iter(images)
+        while batch := list(islice(left, BATCH)):
+            some = [path for path, _ in batch]
+            logits = self(torch.stack([image for _, image in batch]).to(device))
+            best = logits.softmax(1).topk(min(top, len(self.classes)), dim=1)
             for path, shares, labels in zip(
                 some, best.values.tolist(), best.indices.tolist(), strict=True
             ):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +12,26 @@ from torch import Tensor
 
 from fedlens.data.csv_files import listed_in
 from fedlens.data.folders import class_layout, laid_out
-from fedlens.data.pictures import Found, Listed
+from fedlens.data.pictures import TEST_SHARE, Found
 from fedlens.deploy.classifier import BATCH, Classifier
+from fedlens.experiment import Experiment, Named
 from fedlens.options import did_you_mean
+from fedlens.run_files import EXPERIMENT
 from fedlens.runs.intervals import wilson
 from fedlens.runs.metrics import Tally, metrics
 
 
-def tested_on(classifier: Classifier, place: Path) -> dict[str, Any]:
+def tested_on(
+    classifier: Classifier,
+    place: Path,
+    trained_on: Sequence[Path] = (),
+    watch: Callable[[int, int], None] | None = None,
+) -> dict[str, Any]:
     """What `place` says of the model, ready for JSON.
 
-    Where the data say which images are for tests, it is these; else all of them.
+    Where the data say which images are for tests, it is these; else all of them. If any has the
+    content of a file in `trained_on`, these are also counted apart. `watch` is told how many images
+    are done, of how many.
     """
     found = _found(place, classifier.classes)
     listed = found.train if found.test is None else found.test
@@ -31,10 +41,14 @@ def tested_on(classifier: Classifier, place: Path) -> dict[str, Any]:
             hint = did_you_mean(name, classifier.classes)
             raise ValueError(f"{place} has the class {name!r}, which the model has not: {hint}")
     labels = torch.tensor([number[found.classes[label]] for label in listed.labels])
-    logits = _logits(classifier, listed)
+    paths = [listed.base / name for name in listed.names]
+    logits = _logits(classifier, paths, watch)
     tally = Tally.of(logits, labels, len(number))
     correct = logits.argmax(1) == labels
     about: dict[str, Any] = {"data": str(place), **_share(correct), **metrics(tally)}
+    seen = torch.tensor(_in_both(paths, trained_on))
+    if seen.any():
+        about |= {"trained_on": _share(correct[seen]), "new": _share(correct[~seen])}
     about["by_class"] = {name: _share(correct[labels == k]) for name, k in number.items()}
     if found.clients is not None:
         sites = listed.columns[found.clients].tolist()
@@ -42,6 +56,35 @@ def tested_on(classifier: Classifier, place: Path) -> dict[str, Any]:
             name: _share(correct[[one == name for one in sites]]) for name in sorted(set(sites))
         }
     return about
+
+
+def training_files(run: Path) -> list[Path]:
+    """The image files that a run trained on, where it was given files and they are still there."""
+    given = Experiment.read(run / EXPERIMENT).dataset
+    if not isinstance(given, Named) or given.name not in ("csv", "folder"):
+        return []
+    place, options = Path(str(given.options["path"])), given.options
+    try:
+        found = listed_in(place) if given.name == "csv" else laid_out(place, options.get("layout"))
+    except ValueError:  # they have gone, or changed
+        return []
+    train = found.train
+    if found.test is None:
+        train, _ = train.divided(options.get("test_share", TEST_SHARE), found.clients)
+    return [train.base / name for name in train.names]
+
+
+def _in_both(paths: Sequence[Path], others: Sequence[Path]) -> list[bool]:
+    """For each file, whether one of the others has the same content."""
+    sizes = {path.stat().st_size for path in paths}
+    same_size = [path for path in others if path.is_file() and path.stat().st_size in sizes]
+    known = set(map(_content, same_size))
+    return [bool(known) and _content(path) in known for path in paths]
+
+
+def _content(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()
 
 
 def _share(correct: Tensor) -> dict[str, Any]:  # [n] bool
@@ -53,14 +96,19 @@ def _share(correct: Tensor) -> dict[str, Any]:  # [n] bool
 def _found(place: Path, classes: Sequence[str]) -> Found:
     if place.is_dir():
         return laid_out(place, class_layout(place, classes))
-    if place.suffix == ".csv":
+    if place.suffix == ".csv" and place.is_file():
         return listed_in(place)
     raise ValueError(f"{place} is no folder and no csv file of images: name one that is there")
 
 
 @torch.no_grad()
-def _logits(classifier: Classifier, listed: Listed) -> Tensor:  # [N, L]
-    paths = [listed.base / name for name in listed.names]
-    batches = [paths[start : start + BATCH] for start in range(0, len(paths), BATCH)]
-    read = classifier.preprocessing.read
-    return torch.cat([classifier(torch.stack([*map(read, some)])) for some in batches])
+def _logits(
+    classifier: Classifier, paths: Sequence[Path], watch: Callable[[int, int], None] | None
+) -> Tensor:  # [N, L]
+    answers = []
+    for start in range(0, len(paths), BATCH):
+        some = paths[start : start + BATCH]
+        answers.append(classifier(torch.stack([*map(classifier.preprocessing.read, some)])))
+        if watch is not None:
+            watch(start + len(some), len(paths))
+    return torch.cat(answers)

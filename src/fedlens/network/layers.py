@@ -1,7 +1,7 @@
-"""Dropout by key and batch normalisation by mask, which replace PyTorch's own.
+"""Dropout by key, attention with it, and batch normalisation by mask, in place of PyTorch's own.
 
 PyTorch's dropout takes whatever random numbers come next, and its batch normalisation counts
-padding as examples. The two layers here do neither. What they need besides their input, a key
+padding as examples. The layers here do neither. What they need besides their input, a key
 for the step and a mask of the batch, they hold as buffers that are no part of the state dict:
 a caller substitutes them through `torch.func.functional_call`, under `vmap` with one for each
 client.
@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -95,6 +96,76 @@ class KeyedDropout(nn.Module):
 
     def extra_repr(self) -> str:
         return f"p={self.p}, layer={self.layer}, channels={self.channels}"
+
+
+class KeyedAttention(nn.MultiheadAttention):
+    """Attention of several heads whose own dropout, that of its weights, is by key.
+
+    In evaluation it is PyTorch's, to which dropout makes no difference.
+    """
+
+    def __init__(self, like: nn.MultiheadAttention, layer: int) -> None:
+        """A layer that takes over the parameters and settings of `like`."""
+        settings = (like.embed_dim, like.num_heads, 0.0, like.in_proj_bias is not None)
+        sizes = {"kdim": like.kdim, "vdim": like.vdim, "batch_first": like.batch_first}
+        super().__init__(*settings, **sizes, device="meta")  # which draws no initial weights
+        for name in like._parameters:
+            setattr(self, name, getattr(like, name))
+        self.out_proj = like.out_proj
+        self.drop = KeyedDropout(like.dropout, layer)
+        self.train(like.training)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        if not self.training:
+            rest = (key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal)
+            return super().forward(query, key, value, *rest)
+        if query.ndim != 3:
+            raise ValueError(f"attention got {query.ndim} axes: give it [batch, length, features]")
+        given = [query, key, value]
+        if not self.batch_first:
+            given = [x.transpose(0, 1) for x in given]
+        q, k, v = (
+            F.linear(x, weight, bias).reshape(*x.shape[:2], self.num_heads, -1).transpose(1, 2)
+            for x, weight, bias in zip(given, *self._projections(), strict=True)
+        )  # [B, heads, L or S, features of a head]
+        scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])  # [B, heads, L, S]
+        if attn_mask is not None:
+            if attn_mask.ndim == 3:  # [B * heads, L, S]
+                attn_mask = attn_mask.reshape(scores.shape)
+            scores = scores + _as_bias(attn_mask, scores.dtype)
+        if key_padding_mask is not None:  # [B, S]
+            scores = scores + _as_bias(key_padding_mask, scores.dtype)[:, None, None]
+        weights = self.drop(scores.softmax(-1))
+        out = self.out_proj((weights @ v).transpose(1, 2).flatten(2))
+        out = out if self.batch_first else out.transpose(0, 1)
+        if not need_weights:
+            return out, None
+        return out, weights.mean(1) if average_attn_weights else weights
+
+    def _projections(self) -> tuple[Sequence[Tensor], Sequence[Tensor | None]]:
+        """The weights and the biases that make queries, keys and values."""
+        bias = self.in_proj_bias
+        biases = (None, None, None) if bias is None else bias.chunk(3)
+        if self.in_proj_weight is not None:
+            return self.in_proj_weight.chunk(3), biases
+        return (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight), biases
+
+
+def _as_bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """What is added to scores: minus infinity where a mask of bool says not to look."""
+    if mask.dtype is not torch.bool:
+        return mask.to(dtype)
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(mask, -math.inf)
 
 
 class Running(NamedTuple):
@@ -192,9 +263,10 @@ class MaskedBatchNormAct(MaskedBatchNorm):
 def prepare(module: nn.Module) -> nn.Module:
     """A copy of `module` with keyed dropout and masked batch normalisation, names unchanged.
 
-    Replaced are `nn.Dropout`, `Dropout1d`, `Dropout2d`, `Dropout3d`, `BatchNorm1d`, `BatchNorm2d`
-    and timm's `BatchNormAct2d`, at any depth. Anything else is left alone: other subclasses of
-    these, alpha dropout, and dropout that a model calls as a function, which no key reaches.
+    Replaced are `nn.Dropout`, `Dropout1d`, `Dropout2d`, `Dropout3d`, `BatchNorm1d`, `BatchNorm2d`,
+    timm's `BatchNormAct2d`, and `nn.MultiheadAttention` that has dropout (unless with `add_bias_kv`
+    or `add_zero_attn`), at any depth. Anything else is left alone: other subclasses of these, alpha
+    dropout, and dropout that a model calls as a function, which no key reaches.
     """
     layer = 0
 
@@ -204,6 +276,9 @@ def prepare(module: nn.Module) -> nn.Module:
             return MaskedBatchNorm(m)
         if isinstance(m, _BatchNorm) and type(m).__name__ == "BatchNormAct2d":
             return MaskedBatchNormAct(m)
+        if type(m) is nn.MultiheadAttention and m.dropout and not _adds_a_key(m):
+            layer += 1
+            return KeyedAttention(m, layer - 1)
         if isinstance(m, _DropoutNd) and type(m) in DROPOUTS:
             layer += 1
             channels = type(m) is not nn.Dropout
@@ -215,6 +290,11 @@ def prepare(module: nn.Module) -> nn.Module:
     if dropouts:
         prepared.register_forward_pre_hook(functools.partial(_count_anew, dropouts))
     return prepared
+
+
+def _adds_a_key(attention: nn.MultiheadAttention) -> bool:
+    """Whether it looks at something besides its input, which few models do."""
+    return attention.bias_k is not None or attention.add_zero_attn
 
 
 def side_inputs(module: nn.Module) -> tuple[list[str], list[str]]:

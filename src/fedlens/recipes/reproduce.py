@@ -19,6 +19,7 @@ from fedlens.options import did_you_mean
 from fedlens.recipes import RECIPES, ScaleName
 from fedlens.recipes.page import experiments, led_by_a_figure, opening
 from fedlens.recipes.recipe import FROM_CELL, Recipe, Results, Scale
+from fedlens.report.artists import Artists, Drawing
 from fedlens.report.page import render_page
 from fedlens.run_files import (
     MODEL,
@@ -192,25 +193,33 @@ def _run_cells(planned: Reproduction, watch: Watch | None) -> None:
         sweep(points, folder, data=planned.scale.data, watch=told, keep_states=False)
 
 
-def show(planned: Reproduction) -> Reproduced:
+def show(
+    planned: Reproduction, watch: Drawing | None = None, artists: Artists | None = None
+) -> Reproduced:
     """Draw the page of a reproduction: of the runs that are done."""
     recipe, runs = planned.recipe, {}
     for cell in recipe.cells:
         places = [place_of(planned.out, cell, seed, recipe) for seed in recipe.seeds]
         if done := [read(place) for place in places if read_status(place) in OVER]:
             runs[cell] = done
-    return draw(planned.name, planned.scale, recipe, runs, planned.out)
+    return draw(planned.name, planned.scale, recipe, runs, planned.out, watch, artists)
 
 
 def draw(
-    name: str, scale: Scale, recipe: Recipe, runs: Mapping[str, Sequence[Run]], out: Path
+    name: str,
+    scale: Scale,
+    recipe: Recipe,
+    runs: Mapping[str, Sequence[Run]],
+    out: Path,
+    watch: Drawing | None = None,
+    artists: Artists | None = None,
 ) -> Reproduced:
     """Draw the page of a recipe from its runs, by cell."""
     results = Results(scale, runs)
     blocks = led_by_a_figure(recipe.blocks(results), opening(recipe, results))
     if recipe.cells:
         blocks.append(experiments(results))
-    page = render_page(f"{name}: {recipe.title}", recipe.about, blocks, out)
+    page = render_page(f"{name}: {recipe.title}", recipe.about, blocks, out, watch, artists)
     return Reproduced(page, results, blocks)
 
 

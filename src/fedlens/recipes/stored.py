@@ -14,6 +14,7 @@ from fedlens.options import did_you_mean
 from fedlens.recipes import RECIPES, ScaleName
 from fedlens.recipes.recipe import Recorded, Scale
 from fedlens.recipes.reproduce import Reproduced, draw, slug
+from fedlens.report.artists import Artists, Drawing
 from fedlens.runs.records import Run, read, settings
 
 ROUNDS, PACKED = "rounds.jsonl", "rounds.jsonl.gz"
@@ -26,6 +27,8 @@ def redraw(
     out: str | Path | None = None,
     *,
     data: str | Path | None = None,
+    watch: Drawing | None = None,
+    artists: Artists | None = None,
 ) -> Reproduced:
     """Draw the page of a table or figure from records; nothing is trained.
 
@@ -50,7 +53,7 @@ def redraw(
     seeds = sorted({run.manifest["seed"] for of_cell in found.values() for run in of_cell})
     recipe = replace(recipe, seeds=seeds, stand_in=f"{recipe.stand_in} {_from(stored)}".strip())
     folder = Path(out) if out is not None else Path("reproductions") / f"{name}-{scale}"
-    return draw(name, at, recipe, found, folder)
+    return draw(name, at, recipe, found, folder, watch, artists)
 
 
 def _from(stored: str | Path) -> str:

@@ -99,6 +99,7 @@ class Curves(Block):
     log_y: bool = False
     styles: Mapping[Style, str] = field(default_factory=dict)  # what broken lines mean
     levels: Sequence[tuple[str, float]] = ()  # heights to compare with, each with its name
+    most_bands: int = 6  # names whose bands can be told apart: of more, none is drawn
 
     def thinned(self) -> Curves:
         """The same with as many points as can be seen, and the rule by which they were kept."""

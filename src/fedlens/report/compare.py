@@ -8,7 +8,7 @@ from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
 
-from fedlens.report.artists import Drawing
+from fedlens.report.artists import Artists, Drawing
 from fedlens.report.blocks import (
     Bars,
     Block,
@@ -51,6 +51,7 @@ def compare(
     target: float | None = None,
     out: str | Path | None = None,
     watch: Drawing | None = None,
+    artists: Artists | None = None,
 ) -> Comparison:
     """Compare finished runs, and write the page to `out`/report.html.
 
@@ -97,7 +98,7 @@ def compare(
     folder = Path(out) if out is not None else common_folder(runs) / "comparison"
     variants = list(dict.fromkeys(group.name for task in found for group in task.variants))
     summary = summed_up(found, paired, measure)
-    page = render_page(f"{' or '.join(variants)}?", summary, blocks, folder, watch)
+    page = render_page(f"{' or '.join(variants)}?", summary, blocks, folder, watch, artists)
     verdicts = [pair.words(measure) for pair in paired]
     return Comparison(found, paired, verdicts, summary, page)
 

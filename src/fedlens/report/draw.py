@@ -126,7 +126,7 @@ def _curves(block: Curves) -> Figure:
     ]
     figure, axes = sheet(block.title, HEIGHT, BOTTOM + LINE * (len(labels) + len(keys)) + 0.1)
     ends = []
-    banded = len(place) <= FEW  # more bands than these hide each other
+    banded = len(place) <= block.most_bands
     for line in block.lines:
         _line(axes, line, place[line.name], banded)
         ys = [y for y in line.y if is_number(y)]

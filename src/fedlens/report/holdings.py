@@ -225,6 +225,7 @@ def client_blocks(groups: Sequence[Group]) -> Iterator[Block]:
             y_label="accuracy on clients' own examples",
             percent=True,
             styles={"solid": "median client", "dashed": "tenth percentile"},
+            most_bands=2,  # each is nearly as tall as the picture
         )
     yield from _client_tables(groups)
     if len(groups) == 1 and (told := _client_intervals(groups[0].runs[0])) is not None:

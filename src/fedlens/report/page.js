@@ -13,7 +13,6 @@
   const DASHES = { solid: "", dashed: "6 3", dotted: "1.5 3" };
   const WIDTHS = { solid: 2.2, dashed: 1.4, dotted: 1.4 };
   const LEVEL = "2 3";
-  const FEW = 6; // names whose bands can be told apart
   const SIDE_BY_SIDE = 3; // names that fit into a line below a chart
   const MOST_READ = 12; // values in the box at the pointer
   const states = new Map(); // by figure: what is hidden and where it is zoomed to
@@ -229,7 +228,7 @@
     }
 
     banded(line) {
-      return this.names.length <= FEW || line.name === this.chosen;
+      return this.names.length <= this.data.most_bands || line.name === this.chosen;
     }
 
     range(lines) {

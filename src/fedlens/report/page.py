@@ -10,21 +10,21 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedlens.files import write_atomically
-from fedlens.report.artists import Drawing, save_all
+from fedlens.report.artists import Artists, Drawing, save_all
 from fedlens.report.blocks import Block, Curves, Facts, Table, Text
 from fedlens.report.numbers import Cell, format_number
-from fedlens.report.pictures import FEW, FORMATS, is_drawn, places
+from fedlens.report.pictures import FORMATS, is_drawn, places
 from fedlens.runs.records import is_number
 
 if TYPE_CHECKING:
     from jinja2 import Template
+    from markupsafe import Markup
 
 STATES = ("finished", "diverged", "invalid", "stopped", "interrupted", "running", "failed")
 OWN_NAME = re.compile("[a-z0-9_]+")  # of a figure: see `Block.slug`
@@ -56,20 +56,20 @@ def render_page(
     blocks: Sequence[Block],
     out: str | Path,
     watch: Drawing | None = None,
-    processes: Executor | None = None,
+    artists: Artists | None = None,
 ) -> Path:
     """Write the page of `blocks` to `out`/report.html, and return its path.
 
     Its figures go to `out`/figures, as PNG, SVG and PDF, with the data behind each as csv; those
     of an earlier page go. `watch` is called with the figures drawn and the figures in all; they are
-    drawn by the `processes` of `artists`, or else here.
+    drawn by other processes, the `artists`, or else here.
     """
     out, name = Path(out), "report.html"
     blocks = distinct(blocks)
     drawn = [block for block in blocks if is_drawn(block)]
     try:
         earlier = _files_of(out / name)
-        pictures = save_all(drawn, out / "figures", processes, watch)
+        pictures = save_all(drawn, out / "figures", artists, watch)
         for one in blocks:
             if not isinstance(one, Text):
                 write_atomically(out / "figures" / f"{one.slug}.csv", csv_of(one))
@@ -163,13 +163,22 @@ def _template() -> Template:
     """Read once: a live page is made again and again."""
     import jinja2
 
-    return jinja2.Environment(
+    environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-    ).get_template("page.html.jinja")
+    )
+    environment.filters["breakable"] = _breakable
+    return environment.get_template("page.html.jinja")
+
+
+def _breakable(text: str) -> Markup:
+    """A name that goes on in the next line where a person would: `partition.` and `alpha`."""
+    from markupsafe import Markup, escape
+
+    return Markup(re.sub(r"([.,=_/])(?=\w)", r"\1<wbr>", str(escape(text))))
 
 
 def distinct(blocks: Sequence[Block]) -> list[Block]:
@@ -216,7 +225,9 @@ def _shown(block: Block, svg: str) -> Shown:
 
 def _told_of_bands(block: Block) -> Block:
     """Where there are too many bands to draw, the page draws that of the name pointed at."""
-    if not isinstance(block, Curves) or len({line.name for line in block.lines}) <= FEW:
+    if not isinstance(block, Curves):
+        return block
+    if len({line.name for line in block.lines}) <= block.most_bands:
         return block
     if not any(line.low for line in block.lines):
         return block
@@ -262,6 +273,7 @@ def _chart(block: Curves) -> str:
         "log_y": block.log_y,
         "styles": dict(block.styles),
         "levels": list(block.levels),
+        "most_bands": block.most_bands,
     }
     text = json.dumps(chart, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace("&", "\\u0026")

@@ -12,7 +12,7 @@ Drawn = Curves | Bars | Heat | Tiles | Contours | Intervals | Strip | Samples
 """The blocks that are pictures."""
 
 FORMATS = ("png", "svg", "pdf")
-FEW = 6  # lines whose last values still fit in the margin, and whose bands can be told apart
+FEW = 6  # lines whose last values still fit in the margin
 
 
 def is_drawn(block: Block) -> TypeGuard[Drawn]:

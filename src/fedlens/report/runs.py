@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
 from statistics import fmean, stdev
 
-from fedlens.report.artists import Drawing
+from fedlens.report.artists import Artists, Drawing
 from fedlens.report.blocks import Bars, Block, Facts, Series, Table, Text
 from fedlens.report.curves import cost_blocks, curve_blocks
 from fedlens.report.groups import MANY, Group, best_first, group, mean_and_std, written
@@ -44,7 +43,7 @@ def report(
     folders: Sequence[Path],
     out: Path | None = None,
     watch: Drawing | None = None,
-    processes: Executor | None = None,
+    artists: Artists | None = None,
 ) -> Path:
     """Write `report.html` and `figures/` to `out`, and return the page's path.
 
@@ -52,7 +51,7 @@ def report(
     """
     runs = read_all(folders)
     out = common_folder(runs) if out is None else Path(out)
-    return render_page(title_of(runs), headline(runs), run_blocks(runs), out, watch, processes)
+    return render_page(title_of(runs), headline(runs), run_blocks(runs), out, watch, artists)
 
 
 def title_of(runs: Sequence[Run]) -> str:
@@ -273,8 +272,7 @@ def _facts(run: Run) -> list[str]:
     if clients is None and run.partition:
         clients = run.partition.get("num_clients")
     if clients is not None:
-        per_round = flat.get("clients.per_round")
-        facts.append(f"{clients} clients" + (f", {per_round} a round" if per_round else ""))
+        facts.append(f"{clients} clients, {_a_round(flat.get('clients.per_round', 1.0))}")
     emd = number(run.summary.get("emd"))
     if emd is not None:
         facts.append(f"EMD {emd:.2f}")
@@ -288,6 +286,13 @@ def _facts(run: Run) -> list[str]:
     if peak:
         facts.append(f"peak memory {peak / 1e9:.1f} GB")
     return facts
+
+
+def _a_round(asked: object) -> str:
+    """How many clients take part: so many, or a share of them."""
+    if not isinstance(asked, float):
+        return f"{asked} a round"
+    return "all in every round" if asked == 1 else f"{100 * asked:g}% a round"
 
 
 def _end(one: Group) -> str:

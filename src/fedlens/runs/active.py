@@ -163,7 +163,8 @@ class ActiveRun:
         """What is asked of the final model alone: intervals, and clients by themselves."""
         setup, asked = self.setup, self.setup.experiment.evaluate
         if times := asked.bootstrap:
-            self.closer["intervals"] = Evaluation(setup, setup.engine, self.state).intervals(times)
+            final = Evaluation(setup, setup.engine, self.state)
+            self.closer["intervals"] = final.intervals(times, self.watch)
         compared = setup.client_tests and (asked.fine_tune or asked.local_only or asked.twin)
         if self.by_client is not None and compared:
             found = self.by_client(setup, self.state, self.twin, self.watch)
@@ -222,8 +223,7 @@ class ActiveRun:
     @property
     def result(self) -> Result:
         folder = self.folder.path if self.folder else None
-        best = self._whole.best
-        return Result(self.status, self.records, self.summary, self.model, folder, best)
+        return Result(self.status, self.records, self.summary, self.model, folder, self._whole.best)
 
 
 def train(setup: Setup, watch: Watch | None = None) -> Result:

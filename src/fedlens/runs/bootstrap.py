@@ -15,15 +15,24 @@ TIMES = 2000  # that clients are drawn anew
 
 
 def bootstrap(
-    measure: Callable[[Tensor], Mapping[str, float]], count: int, times: int, seed: int
+    measure: Callable[[Tensor], Mapping[str, float]],
+    count: int,
+    times: int,
+    seed: int,
+    watch: Callable[[dict[str, int]], None] | None = None,
 ) -> dict[str, Interval]:
     """The 95% intervals of measures, by drawing as many examples or clients again and again.
 
     `measure` is given which of `count` were drawn, some of them twice. The interval is between
-    quantiles of what it gives; None if it never gives a number.
+    quantiles of what it gives; None if it never gives a number. `watch` is called with each time:
+    `drawn` is its number, `of` how many there are.
     """
     generator = torch.Generator().manual_seed(seed)
-    drawn = [measure(torch.randint(count, (count,), generator=generator)) for _ in range(times)]
+    drawn = []
+    for number in range(1, times + 1):
+        drawn.append(measure(torch.randint(count, (count,), generator=generator)))
+        if watch is not None:
+            watch({"drawn": number, "of": times})
     found: dict[str, Interval] = {}
     for name in drawn[0]:
         values = np.array([one[name] for one in drawn])

@@ -115,7 +115,9 @@ class Evaluation:
         table = None if bins is None else reliability(logits, labels, bins)
         return FromLogits(from_logits(self.metrics, logits, labels), table)
 
-    def intervals(self, times: int) -> dict[str, Interval]:
+    def intervals(
+        self, times: int, watch: Callable[[dict[str, int]], None] | None = None
+    ) -> dict[str, Interval]:
         """How sure the measures are: of the primary part by example, of clients by client."""
         setup, seed = self.setup, self.setup.experiment.seed
         found: dict[str, Interval] = {}
@@ -135,7 +137,7 @@ class Evaluation:
                 chosen_ones |= {k: float(v) for k, v in from_logits(self.metrics, *some).items()}
                 return metrics(tally) | chosen_ones
 
-            by_example = bootstrap(measured, len(labels), times, seed)
+            by_example = bootstrap(measured, len(labels), times, seed, watch)
             found |= {measure_name(part, name): ends for name, ends in by_example.items()}
         by_client = self.read(None)[1].client_accuracy
         known = None if by_client is None else by_client[~by_client.isnan()]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from fedlens.reading import printable
@@ -15,6 +15,12 @@ if TYPE_CHECKING:
     from fedlens.runs.summary import Record
 
 PLAIN_SECONDS = 2.0  # between two lines where there is no terminal
+BAR_SECONDS = 0.5  # that something takes before it has a bar
+ASIDE = {
+    "twin": "training its centralised twin, pass",
+    "alone": "training clients by themselves, pass",
+    "drawn": "drawing examples anew for intervals,",
+}
 
 
 @contextmanager
@@ -61,32 +67,72 @@ def all_of(*watches: Watch | None) -> Watch:
 
 
 @contextmanager
-def transfer(title: str) -> Iterator[Any]:
-    """A watch over a download: called with the bytes done and the bytes in all."""
+def working(title: str) -> Iterator[None]:
+    """A sign that something goes on which cannot be counted, and since when."""
     title = printable(title)
-    if sys.stderr.isatty():
-        with _bar(title, None, 0, "{task.percentage:>3.0f}%") as advance:
-            yield lambda done, total: advance(done, f"{done / 1e6:.1f} MB", total)
-    else:
-        last_print = [time.monotonic()]
+    if not sys.stderr.isatty():
+        print(f"{title} ...", file=sys.stderr, flush=True)
+        yield
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-        def show(done: int, total: int | None) -> None:
-            if time.monotonic() - last_print[0] >= PLAIN_SECONDS or done == total:
-                last_print[0] = time.monotonic()
-                of = f" of {total / 1e6:.1f}" if total else ""
-                print(f"{title}: {done / 1e6:.1f}{of} MB", file=sys.stderr, flush=True)
+    columns = TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        progress.add_task(title, total=None)
+        yield
 
-        yield show
+
+def items(done: int, total: int | None) -> str:
+    return f"{done:,}/{total:,}"
+
+
+def megabytes(done: int, total: int | None) -> str:
+    of = f" of {total / 1e6:.1f}" if total else ""
+    return f"{done / 1e6:.1f}{of} MB"
 
 
 @contextmanager
-def figures() -> Iterator[Any]:
-    """A watch over the figures of a page, on a terminal: called with those drawn, and with all."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    with _bar("figures", None, 0, "{task.completed}/{task.total}") as advance:
-        yield lambda done, total: advance(done, "", total)
+def counted(
+    title: str, written: Callable[[int, int | None], str] = items
+) -> Iterator[Callable[..., None]]:
+    """A watch over what is done one by one: a bar on a terminal, else a line every few seconds.
+
+    It is called with how many are done, of how many and, where one thing is done after another,
+    with what is being done. What is over at once is not shown at all.
+    """
+    with ExitStack() as stack:
+        yield _Counted(printable(title), written, stack)
+
+
+class _Counted:
+    def __init__(
+        self, title: str, written: Callable[[int, int | None], str], stack: ExitStack
+    ) -> None:
+        self.title, self.written, self.stack = title, written, stack
+        self.last_print = self.since = time.monotonic()
+        self.doing, self.first = "", -1  # what was told last, and how many were done at `since`
+        self.has_said = False
+        self.advance: Any = None
+
+    def __call__(self, done: int, total: int | None, doing: str = "") -> None:
+        now = time.monotonic()
+        if doing != self.doing or self.first < 0:
+            self.doing, self.first, self.since = doing, done, now
+        what = f"{doing}  " if doing else ""
+        if sys.stderr.isatty():
+            if self.advance is None and now - self.last_print >= BAR_SECONDS:
+                self.advance = self.stack.enter_context(_bar(self.title, None, 0, ""))
+            if self.advance is not None:
+                self.advance(done, f"{what}{self.written(done, total)}", total)
+        elif now - self.last_print >= PLAIN_SECONDS or (self.has_said and done == total):
+            self.last_print, self.has_said = now, True
+            about = ""
+            if total is not None and self.first < done < total:
+                left = (now - self.since) / (done - self.first) * (total - done)
+                about = f"  about {span(left)} left"
+            line = f"{self.title}: {what}{self.written(done, total)}{about}"
+            print(line, file=sys.stderr, flush=True)
 
 
 def _lines(title: str, total: int, done: int) -> Watch:
@@ -99,7 +145,8 @@ def _lines(title: str, total: int, done: int) -> Watch:
         if is_aside(record):
             number, of = _passes(record)
             aside_since = now if number == 1 else aside_since
-            if now - last_print >= PLAIN_SECONDS or number in (1, of):
+            is_end = number in (1, of) and "drawn" not in record  # that is often over at once
+            if now - last_print >= PLAIN_SECONDS or is_end:
                 last_print = now
                 left = (now - aside_since) / max(number - 1, 1) * (of - number)
                 about = f"  about {span(left)} left" if 1 < number < of else ""
@@ -140,19 +187,19 @@ def _bar(title: str, total: int | None, done: int, counter: str) -> Iterator[Any
 
 
 def is_aside(record: Record) -> bool:
-    """Whether it tells of what is trained besides the run: its twin, or clients by themselves."""
-    return "twin" in record or "alone" in record
+    """Whether it tells of what is done besides the rounds: a key of `ASIDE`, and `of` how many."""
+    return any(key in record for key in ASIDE)
 
 
 def _passes(record: Record) -> tuple[int, int]:
-    return record["twin" if "twin" in record else "alone"], record["of"]
+    return next(record[key] for key in ASIDE if key in record), record["of"]
 
 
 def _aside(record: Record) -> str:
     number, of = _passes(record)
-    if "twin" in record:
-        return f"training its centralised twin, pass {number}/{of}  {_trained(record)}"
-    return f"training clients by themselves, pass {number}/{of}"
+    what = next(ASIDE[key] for key in ASIDE if key in record)
+    loss = f"  {_trained(record)}" if "twin" in record else ""
+    return f"{what} {number}/{of}{loss}"
 
 
 def _at(record: Record) -> int:

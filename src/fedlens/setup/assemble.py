@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from fedlens.client import ClientProgram
+from fedlens.data.places import Counted
 from fedlens.data.statistics import emd_of
 from fedlens.engines import Engine
 from fedlens.experiment import Experiment
@@ -81,13 +82,19 @@ class Setup:
         return self.engine.worker_devices or (self.device,)
 
 
-def build(experiment: Experiment, data: Path | None = None, beside: Setup | None = None) -> Setup:
+def build(
+    experiment: Experiment,
+    data: Path | None = None,
+    beside: Setup | None = None,
+    watch: Counted | None = None,
+) -> Setup:
     """Make the parts of a run; `data` is where named data sets are looked for first.
 
     `beside` is a setup whose examples are the same, as clients see them: the two share them.
+    `watch` is told how many image files are decoded, of how many.
     """
     device, workers = devices_of(experiment)
-    dataset = load_dataset(experiment.dataset, data)
+    dataset = load_dataset(experiment.dataset, data, watch)
     train, validation = dataset.train, None
     if "validation" in experiment.evaluate.on:
         train, validation = set_apart(train, experiment)
@@ -149,10 +156,10 @@ def build(experiment: Experiment, data: Path | None = None, beside: Setup | None
 
 
 def partition(
-    experiment: Experiment, data: Path | None = None
+    experiment: Experiment, data: Path | None = None, watch: Counted | None = None
 ) -> tuple[Dataset, Examples, Holdings]:
     """The data set, what is trained on, and who holds what of it (in the first round)."""
-    dataset = load_dataset(experiment.dataset, data)
+    dataset = load_dataset(experiment.dataset, data, watch)
     train = dataset.train
     if "validation" in experiment.evaluate.on:
         train, _ = set_apart(train, experiment)

@@ -15,7 +15,7 @@ from fedlens.data.map_style import MapStyle, map_style
 from fedlens.data.partitions import natural_column
 from fedlens.data.partitions.altered import Altered
 from fedlens.data.partitions.by_name import dealt
-from fedlens.data.places import Source, existing
+from fedlens.data.places import Counted, Source, existing
 from fedlens.engines.actor import OnDisk
 from fedlens.experiment import Experiment, Named
 from fedlens.federation import Dataset, Examples, Fixed, Holdings, Split, offsets_of
@@ -30,18 +30,20 @@ class ClientTests(NamedTuple):
     holdings: Holdings  # positions in the examples of that part
 
 
-def load_dataset(given: Named | Dataset, data: Path | None) -> Dataset:
+def load_dataset(
+    given: Named | Dataset, data: Path | None, watch: Counted | None = None
+) -> Dataset:
     data = existing(data)
-    made = given if isinstance(given, Dataset) else _loaded(given, data)
+    made = given if isinstance(given, Dataset) else _loaded(given, Source(data, watch=watch))
     for name in made.classes:
         if not name.isascii() and name.encode(errors="ignore").decode() != name:
             raise ValueError(f"the class {name!r} of {made.name} is not text: give it another name")
     return made
 
 
-def _loaded(given: Named, data: Path | None) -> Dataset:
+def _loaded(given: Named, source: Source) -> Dataset:
     """What the function gives: a data set, or one or two of torchvision's kind, train and test."""
-    found = call(find(DATASETS, given.name, "dataset"), Source(data), options=given.options)
+    found = call(find(DATASETS, given.name, "dataset"), source, options=given.options)
     if isinstance(found, Dataset):
         return found
     parts = found if isinstance(found, tuple) else (found,)

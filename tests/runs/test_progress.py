@@ -1,0 +1,77 @@
+"""What people see while something takes its time."""
+
+import pytest
+
+from fedlens.runs import progress
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Seconds that pass when a test says so."""
+    now = [0.0]
+    monkeypatch.setattr("fedlens.runs.progress.time.monotonic", lambda: now[0])
+    return now
+
+
+def test_what_is_counted_says_how_long_it_will_take(clock, capsys):
+    with progress.counted("images") as watch:
+        for done in range(1, 7):
+            watch(done, 6)
+            clock[0] += 1.0
+    assert capsys.readouterr().err.splitlines() == [
+        "images: 3/6  about 3 s left",
+        "images: 5/6  about 1 s left",
+        "images: 6/6",
+    ]
+
+
+def test_of_what_is_over_at_once_nothing_is_said(clock, capsys):
+    with progress.counted("images") as watch:
+        watch(0, 2)
+        clock[0] += 1.9
+        watch(2, 2)
+    assert capsys.readouterr().err == ""
+
+
+def test_what_was_done_before_does_not_count_as_fast(clock, capsys):
+    """90 of 100 were there at the start, and one more took 4 s: nine are left, of 4 s each."""
+    with progress.counted("set") as watch:
+        watch(90, 100, "decoding")
+        clock[0] += 4
+        watch(91, 100, "decoding")
+        clock[0] += 2
+        watch(10, 100, "writing")
+        clock[0] += 2
+        watch(20, 100, "writing")
+    assert capsys.readouterr().err.splitlines() == [
+        "set: decoding  91/100  about 36 s left",
+        "set: writing  10/100",
+        "set: writing  20/100  about 16 s left",
+    ]
+
+
+def test_bytes_of_an_unknown_number_are_told(clock, capsys):
+    with progress.counted("set", progress.megabytes) as watch:
+        clock[0] += 2
+        watch(1_500_000, None)
+    assert capsys.readouterr().err == "set: 1.5 MB\n"
+
+
+def test_a_terminal_has_a_bar_of_what_takes_longer(clock, capsys, monkeypatch):
+    monkeypatch.setattr("fedlens.runs.progress.sys.stderr.isatty", lambda: True)
+    with progress.counted("quick") as watch:
+        watch(1, 1)
+    assert capsys.readouterr().err == ""
+    with progress.counted("slow") as watch:
+        clock[0] += 1
+        watch(1, 2)
+    assert "slow" in capsys.readouterr().err
+
+
+def test_intervals_are_among_what_is_done_besides_rounds(clock, capsys):
+    with progress.rounds("a", 4) as watch:
+        for number in range(1, 5):
+            clock[0] += 1.5
+            watch({"drawn": number, "of": 4})
+    line = "a: drawing examples anew for intervals,"
+    assert capsys.readouterr().err.splitlines() == [f"{line} 2/4  about 3 s left", f"{line} 4/4"]

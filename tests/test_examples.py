@@ -1,0 +1,64 @@
+"""The files in examples/ run as they stand, and do what published settings say."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+import fedlens as fl
+
+FOLDER = Path(__file__).parents[1] / "examples"
+FILES = sorted(path for path in FOLDER.iterdir() if path.suffix in (".toml", ".json"))
+ROUNDS = 2
+
+
+def run_of(path: Path) -> tuple[fl.Experiment, fl.Result]:
+    """The experiment in full, and its first rounds with one client in each, of twenty steps."""
+    short = ["clients.per_round=1", "engine=sequential", "local.max_steps=20", f"rounds={ROUNDS}"]
+    return fl.Experiment.read(path), fl.run(fl.Experiment.read(path, short))
+
+
+@pytest.mark.parametrize("path", FILES, ids=[path.stem for path in FILES])
+def test_an_example_runs(path):
+    described, result = run_of(path)
+    assert (result.status, len(result.records)) == ("finished", ROUNDS)
+    assert all(math.isfinite(record["train_loss"]) for record in result.records)
+    check = PUBLISHED.get(path.stem)
+    if check is not None:
+        check(described, result)
+
+
+def cosine_and_steps(described, result):
+    """T is that of the run: the cosine goes over all rounds."""
+    start, end = 0.05, 0.0005
+    falls = [end + (start - end) * (1 + math.cos(math.pi * t / ROUNDS)) / 2 for t in range(ROUNDS)]
+    assert [record["lr"] for record in result.records] == pytest.approx(falls)
+    assert [record["batches"] for record in result.records] == [20] * ROUNDS
+
+
+def decay(described, result):
+    assert [record["lr"] for record in result.records] == pytest.approx([0.1, 0.1 * 0.998])
+    assert described.scheduled(99)["local.lr"] == pytest.approx(0.1 * 0.998**99)
+
+
+def three_linear_layers(described, result):
+    """28 · 28 pixels to 200, to 200, to 10 classes; AdamW has them."""
+    weights = [tuple(t.shape) for name, t in result.model.items() if name.endswith("weight")]
+    assert weights == [(200, 784), (200, 200), (10, 200)]
+    assert described.local.optimizer.name == "adamw"
+
+
+def momentum_under_scaffold(described, result):
+    assert (described.algorithm[0].name, described.local.momentum) == ("scaffold", 0.9)
+
+
+PUBLISHED = {
+    "adamw": three_linear_layers,
+    "cosine-steps": cosine_and_steps,
+    "decay": decay,
+    "scaffold-momentum": momentum_under_scaffold,
+}
+
+
+def test_every_published_setting_has_its_file():
+    assert PUBLISHED.keys() <= {path.stem for path in FILES}
