@@ -125,15 +125,11 @@ class ClientProgram:
     ) -> list[Part]:
         """All steps of all clients, and what they send: a part for each experiment.
 
-        `take_steps` is how an engine takes steps, if not simply by `self.take_steps`: its own
-        leave clients in the memory where they were.
+        `take_steps` is an engine's own way to take them, which leaves clients where they were.
         """
-        start = shared._replace(exact={})
-        if take_steps is None:
-            plainly = partial(self.take_steps, model, examples)
-            local, loss = self._train(examples.labels, cuts, plainly, rows_of, start, inputs)
-        else:
-            local, loss = self._train(examples.labels, cuts, take_steps, views_of, start, inputs)
+        some_of = rows_of if take_steps is None else views_of
+        take_steps = take_steps or partial(self.take_steps, model, examples)
+        local, loss = self._train(examples.labels, cuts, take_steps, some_of, shared, inputs)
         client_keys = inputs.keys
         if inputs.to_cohort is not None:
             order = inputs.to_cohort

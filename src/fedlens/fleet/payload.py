@@ -116,7 +116,7 @@ def digest(tree: Tree) -> str:
     found = hashlib.sha256()
     for name, tensor in sorted(tree.items()):
         found.update(name.encode())
-        found.update(tensor.contiguous().flatten().view(torch.uint8).numpy())
+        found.update(tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return found.hexdigest()
 
 
