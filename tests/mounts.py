@@ -24,9 +24,11 @@ def mount_disk(folder: Path, kilobytes: int) -> None:
     mount("-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", folder)
 
 
-def fill(folder: Path) -> None:
-    """Leave nothing of the disk that a folder is on."""
-    (folder / "filler").write_bytes(bytes(shutil.disk_usage(folder).free))
+def fill(folder: Path, kilobytes: int = 0) -> Path:
+    """Leave so much of the disk that a folder is on; who removes the file has the rest again."""
+    filler = folder / "filler"
+    filler.write_bytes(bytes(shutil.disk_usage(folder).free - kilobytes * 1024))
+    return filler
 
 
 def mount_read_only(folder: Path) -> None:
