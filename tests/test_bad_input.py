@@ -345,7 +345,10 @@ def test_names_of_files_and_folders_write_nothing_else_on_a_terminal(fedlens):
     for words in (
         ("import", "photos", "--out", "b.toml"),
         ("partition", "a.toml", dataset, *few),
-        ("run", "a.toml", dataset, *few, "--out", "run"),
+        ("run", "a.toml", dataset, *few, "--out", "r\x1b[2Jun"),
+        ("resume", "r\x1b[2Jun"),
+        ("report", "r\x1b[2Jun"),
+        ("sweep", "a.toml", dataset, *few, "--seeds", 1, "--out", "s\x1b[2Jweep"),
     ):
         ended = fedlens(*words)
         assert ended.status == 0, ended.err

@@ -238,6 +238,16 @@ def test_the_records_that_a_checkpoint_rests_on_are_checked_and_the_one_before_i
     assert said.endswith("going on from the checkpoint of round 2")
 
 
+@pytest.mark.parametrize("seconds", [None, [], {}, {"total": "long"}])
+def test_a_summary_whose_fields_are_not_what_they_should_be_is_refused(folder, seconds):
+    folder.write_json("summary.json", {"rounds": 2, "seconds": seconds})
+    assert folder.summary(3) == {}
+    with pytest.raises(
+        ValueError, match=r"summary.json cannot be read \(it.*\): start the run anew"
+    ):
+        folder.summary(2)
+
+
 def test_a_place_that_is_free_is_free(tmp_path):
     check_free(tmp_path / "new" / "run", overwrite=False)
     (tmp_path / "empty").mkdir()

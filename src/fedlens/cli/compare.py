@@ -93,7 +93,7 @@ def compare_command(
     if len(found.pairs) > 1:
         print(f"{table(*pair_rows(found.pairs), terminal_columns())}\n")
     print(printable(found.summary))
-    print(f"report: {found.page}")
+    print(f"report: {printable(str(found.page))}")
 
 
 def _named(what: list[str]) -> dict[str, list[Path]]:
@@ -137,7 +137,7 @@ def _run(
     name_cluster(ray_address, {point.engine for point in points.values()})
     sweep = prepare(points, out, data=data)
     if not quiet:
-        print(f"{out.name}: {sweep.describe()}", file=sys.stderr, flush=True)
+        print(f"{printable(out.name)}: {sweep.describe()}", file=sys.stderr, flush=True)
     try:
         with watching(quiet, progress.rounds, out.name, sweep.total, sweep.done) as watch:
             sweep.run(watch)

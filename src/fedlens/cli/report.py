@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from fedlens.cli.arguments import terminal_columns
+from fedlens.reading import printable
 
 Runs = Annotated[list[Path], typer.Argument(help="Run folders, or a folder of them.")]
 
@@ -27,7 +28,7 @@ def report_command(
     with artists() as drawing, progress.counted("figures") as watch:
         page = report(runs, out, watch, drawing)
     print(table(*rows(read_all(runs)), terminal_columns()))
-    print(f"report: {page}")
+    print(f"report: {printable(str(page))}")
 
 
 def watch_command(

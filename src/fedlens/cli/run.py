@@ -26,6 +26,7 @@ from fedlens.cli.arguments import (
     terminal_columns,
     watching,
 )
+from fedlens.reading import printable
 
 if TYPE_CHECKING:
     from fedlens.report.artists import Artists
@@ -75,7 +76,6 @@ def _run(
     """The folder of the run, and how it ended."""
     from fedlens.data import statistics
     from fedlens.experiment import Experiment
-    from fedlens.reading import printable
     from fedlens.runs import progress
     from fedlens.runs.active import run_to_end
     from fedlens.runs.folder import check_free
@@ -149,8 +149,8 @@ def resume_command(
             )
         if is_over:
             print(
-                f"fedlens: {folder} is finished, so nothing was run: add --rounds, more than "
-                f"{done}, to go on",
+                f"fedlens: {printable(str(folder))} is finished, so nothing was run: add "
+                f"--rounds, more than {done}, to go on",
                 file=sys.stderr,
             )
         finish_run(folder, result.status, as_json, quiet, drawing)
@@ -185,17 +185,19 @@ def finish_run(
             for line in worth(run):
                 print(textwrap.fill(line, 80))
             if status == "finished" and run.summary.get("reason"):
-                print(f"ended:  {run.summary['reason']}")
-            print(f"run:    {folder}", flush=True)  # the page takes longer than some runs
+                print(f"ended:  {printable(str(run.summary['reason']))}")
+            # At once: the page takes longer than some runs.
+            print(f"run:    {printable(str(folder))}", flush=True)
         with watching(quiet, progress.counted, "figures") as watch:
             page = report([folder], None, watch, artists)
         if not as_json:
-            print(f"report: {page}")
+            print(f"report: {printable(str(page))}")
     summary = read_summary(folder)
     left_out = len(read_manifest(folder).get("left_out", []))
     if left_out:
         counted = "1 image was" if left_out == 1 else f"{left_out:,} images were"
-        print(f"fedlens: {counted} left out, listed in {folder / MANIFEST}", file=sys.stderr)
+        listed = printable(str(folder / MANIFEST))
+        print(f"fedlens: {counted} left out, listed in {listed}", file=sys.stderr)
     wrong = unsound_losses(read_records(folder)) if status == "invalid" else []
     if wrong:
         print(
@@ -213,7 +215,7 @@ def finish_run(
         last = summary["rounds"]
         print(f"fedlens: the run diverged in round {last}: try a smaller local.lr", file=sys.stderr)
     if status == "stopped":
-        print(f"fedlens: the run stopped: {summary['reason']}", file=sys.stderr)
+        print(f"fedlens: the run stopped: {printable(str(summary['reason']))}", file=sys.stderr)
     raise SystemExit(EXIT[status])
 
 
@@ -235,5 +237,6 @@ def _resume_hint(folder: Path) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         if (folder / CHECKPOINT).exists():
-            print(f"\nfedlens: stopped; go on with: fedlens resume {folder}", file=sys.stderr)
+            command = f"fedlens resume {printable(str(folder))}"
+            print(f"\nfedlens: stopped; go on with: {command}", file=sys.stderr)
         raise

@@ -71,7 +71,7 @@ def sweep_command(
     folder = out or Path("runs") / f"{experiment.stem}-sweep"
     sweep = prepare(points, folder, overwrite=overwrite, data=data)
     if not quiet:
-        print(f"{folder.name}: {sweep.describe()}", file=sys.stderr, flush=True)
+        print(f"{printable(folder.name)}: {sweep.describe()}", file=sys.stderr, flush=True)
     with artists() as drawing:
         try:
             with watching(quiet, progress.rounds, folder.name, sweep.total, sweep.done) as watch:
@@ -106,16 +106,16 @@ def _finish(
                 if len(body) < len(runs):
                     print(f"\n{table(header, body, terminal_columns())}\n")
                 print(f"best:   {printable(best)}")
-            print(f"runs:   {folder}", flush=True)
+            print(f"runs:   {printable(str(folder))}", flush=True)
         with watching(quiet, progress.counted, "figures") as watch:
             page = report(runs, folder, watch, artists)
         if not as_json:
-            print(f"report: {page}")
+            print(f"report: {printable(str(page))}")
     ends = {"diverged": "diverged", "invalid": f"ended with a loss that is {UNSOUND}"}
     for status, words in ends.items():
         names = [name for name, result in results.items() if result.status == status]
         if names:
             count = f"{len(names)} of {len(results)} points"
-            print(f"fedlens: {count} {words}: {' '.join(names)}", file=sys.stderr)
+            print(f"fedlens: {count} {words}: {printable(' '.join(names))}", file=sys.stderr)
     statuses = {result.status for result in results.values()}
     raise SystemExit(0 if "finished" in statuses else EXIT[min(statuses, key=EXIT.__getitem__)])

@@ -19,13 +19,15 @@ import torch
 from fedlens.core import Tree
 from fedlens.files import remove_leftovers, write_atomically
 from fedlens.locks import LOCK, FolderLock
-from fedlens.reading import BadFile
+from fedlens.reading import BadFile, demand_fields
 from fedlens.rounds import State
 from fedlens.run_files import (
+    ANEW,
     BEST,
     CHECKPOINT,
     MODEL,
     ROUNDS,
+    SUMMARY,
     checksum,
     damaged,
     is_run,
@@ -180,7 +182,11 @@ class RunFolder:
     def summary(self, num_rounds: int) -> dict[str, Any]:
         """The summary, if it is there and of so many rounds: that of a killed run is of fewer."""
         summary = read_summary(self.path)
-        return summary if summary.get("rounds") == num_rounds else {}
+        if summary.get("rounds") != num_rounds:
+            return {}
+        demand_fields(summary, {"seconds": dict}, self.path / SUMMARY, ANEW)
+        demand_fields(summary["seconds"], {"total": (int, float)}, self.path / SUMMARY, ANEW)
+        return summary
 
     def records_after(self, content: bytes = b"") -> Records:
         """The records, cut to `content`: what came after is run again."""
