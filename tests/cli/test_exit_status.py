@@ -123,6 +123,17 @@ def test_what_a_resume_finds_is_a_line_on_stderr(here, fedlens):
     assert len(Path("run/rounds.jsonl").read_text().splitlines()) == 3
 
 
+def test_a_run_that_is_over_needs_not_all_fields_of_its_files(here, fedlens):
+    assert fedlens("run", "a.toml", "--out", "run", "-q").status == 0
+    for name, field in (("manifest.json", "left_out"), ("summary.json", "collapsed")):
+        content = json.loads(Path("run", name).read_text())
+        Path("run", name).write_text(json.dumps(content | {field: None}))
+        assert fedlens("resume", "run", "-q").status == 0
+        del content[field]
+        Path("run", name).write_text(json.dumps(content))
+        assert fedlens("resume", "run", "-q").status == 0
+
+
 def test_a_terminal_that_knows_no_dash_ends_no_command(here, fedlens, monkeypatch):
     assert fedlens("run", "a.toml", "--out", "run–1", "-q").status == 0
     out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")

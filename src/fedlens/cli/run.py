@@ -193,11 +193,12 @@ def finish_run(
         if not as_json:
             print(f"report: {printable(str(page))}")
     summary = read_summary(folder)
-    left_out = len(read_manifest(folder).get("left_out", []))
+    listed = read_manifest(folder).get("left_out")
+    left_out = len(listed) if isinstance(listed, list) else 0
     if left_out:
         counted = "1 image was" if left_out == 1 else f"{left_out:,} images were"
-        listed = printable(str(folder / MANIFEST))
-        print(f"fedlens: {counted} left out, listed in {listed}", file=sys.stderr)
+        place = printable(str(folder / MANIFEST))
+        print(f"fedlens: {counted} left out, listed in {place}", file=sys.stderr)
     wrong = unsound_losses(read_records(folder)) if status == "invalid" else []
     if wrong:
         print(
@@ -205,7 +206,7 @@ def finish_run(
             "look at the test images and at the model, or try a smaller local.lr",
             file=sys.stderr,
         )
-    elif summary["collapsed"] and status != "diverged":
+    elif summary.get("collapsed") and status != "diverged":
         print(
             f"fedlens: after {summary['rounds']} rounds the model gives every image the same "
             "class: train longer or, if it did better before, with a smaller local.lr",
