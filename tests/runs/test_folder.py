@@ -265,6 +265,18 @@ def test_what_exists_is_refused_unless_it_may_go(tmp_path):
     assert not list(run.path.iterdir())
 
 
+def test_states_are_not_removed_where_a_link_points(tmp_path):
+    others, run = tmp_path / "others", tmp_path / "run"
+    others.mkdir()
+    run.mkdir()
+    (run / "checkpoint").symlink_to(others)
+    for number in range(5):
+        (others / f"state-{number:06d}.json").write_text("somebody's own")
+    with pytest.raises(ValueError, match="is a link to another folder: put a copy"):
+        RunFolder.open(run)
+    assert len(list(others.iterdir())) == 5
+
+
 def test_what_is_not_a_run_is_never_removed(tmp_path):
     project = tmp_path / "project"
     project.mkdir()

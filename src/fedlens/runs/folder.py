@@ -157,9 +157,14 @@ class RunFolder:
     @classmethod
     def open(cls, path: Path, tell: Tell | None = None) -> RunFolder:
         """The folder of a run that is to go on; what it left half-written when it died goes."""
+        if (path / CHECKPOINT).is_symlink():  # old states would be removed where it points
+            raise ValueError(
+                f"{path / CHECKPOINT} is a link to another folder: put a copy of that in its place"
+            )
         lock = FolderLock(path)
         for folder in (path, path / CHECKPOINT, path / "figures"):
-            remove_leftovers(folder)
+            if not folder.is_symlink() or folder == path:
+                remove_leftovers(folder)
         return cls(path, lock, tell)
 
     def close(self) -> None:
