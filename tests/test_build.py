@@ -144,7 +144,7 @@ def described(**changes: Any) -> fl.Experiment:
         ({"model": nn.Conv2d(2, 3, 1)}, "outputs an image, but toy has 3 classes"),
         ({"norm": "local"}, 'norm is "local", but the model has no such layers'),
         ({"device": "tpu"}, "device is 'tpu': choose auto, cpu or cuda"),
-        ({"device": "mps"}, 'device is "mps", but the server computes in float64'),
+        ({"device": "mps"}, 'device is "mps", but updates are added up in float64'),
         ({"device": "meta"}, "device is 'meta': choose auto, cpu or cuda"),
         ({"dataset": toy(test=0)}, "toy has no test examples: leave it out of evaluate.on"),
         ({"clients": {"partition": {"name": "dirichlet", "alpha": -1}}}, "alpha is -1"),
