@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import tempfile
@@ -16,6 +17,18 @@ import pytest
 from tests.command_line import Ended
 
 
+def fork() -> int:
+    """As `os.fork`; the child leaves alone what this process has left over, as workers do."""
+    gc.disable()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside threads
+        child = os.fork()
+    if not child:
+        gc.freeze()
+    gc.enable()
+    return child
+
+
 def forked(work: Callable[[], object], *outputs: IO[bytes]) -> int:
     """A process group of its own that does the work, and ends as a program would.
 
@@ -23,9 +36,7 @@ def forked(work: Callable[[], object], *outputs: IO[bytes]) -> int:
     """
     if sys.platform != "linux":
         pytest.skip("forks")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside threads
-        child = os.fork()
+    child = fork()
     if child:
         with suppress(OSError):  # the child does it, too: whoever is first
             os.setpgid(child, child)

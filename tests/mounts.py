@@ -7,9 +7,10 @@ import os
 import shutil
 import subprocess
 import traceback
-import warnings
 from collections.abc import Callable
 from pathlib import Path
+
+from tests.children import fork
 
 OWN_MOUNTS, OWN_USERS = 0x00020000, 0x10000000  # CLONE_NEWNS, CLONE_NEWUSER
 
@@ -39,9 +40,7 @@ def mount_read_only(folder: Path) -> None:
 def why_not_in_own_mounts(work: Callable[[], object]) -> str:
     """Do `work` in a child process that may mount what it likes; the traceback if that failed."""
     told, tell = os.pipe()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside threads
-        child = os.fork()
+    child = fork()
     if child:
         os.close(tell)
         with os.fdopen(told) as file:

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -10,15 +9,14 @@ import pytest
 
 from fedlens.files import remove_leftovers, replacing, write_atomically
 from fedlens.locks import LOCK, FolderLock, is_locked, one_writer
+from tests.children import fork
 
 
 @contextmanager
 def child(work: Callable[[], object]) -> Iterator[int]:
     """A process that has done some work, and then waits to be killed."""
     ours, theirs = os.pipe()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside threads
-        pid = os.fork()
+    pid = fork()
     if not pid:
         try:
             work()

@@ -1,5 +1,6 @@
 """Workers: how clients are dealt to them, what they send, and on which devices."""
 
+import gc
 import os
 import subprocess
 import sys
@@ -265,6 +266,33 @@ def test_workers_ask_for_large_pages():
 
 def fail():
     raise ArithmeticError("in its own words")
+
+
+def test_a_child_leaves_alone_what_its_parent_has_left_over():
+    """Objects that wait for threads when they are freed would wait for ever in a child."""
+    freed: list[int] = []
+
+    class Left:
+        def __init__(self) -> None:
+            self.itself = self
+
+        def __del__(self) -> None:
+            freed.append(os.getpid())
+
+    def look() -> list[int]:
+        assert gc.isenabled()
+        gc.collect()
+        return freed
+
+    gc.disable()
+    try:
+        Left()
+        assert gpus.in_a_child(look) == []
+    finally:
+        gc.enable()
+    gc.collect()
+    assert freed == [os.getpid()]
+    assert gc.isenabled()
 
 
 def test_a_child_gives_an_answer_or_its_error():

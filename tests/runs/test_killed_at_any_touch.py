@@ -4,7 +4,6 @@ import os
 import shutil
 import signal
 import sys
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 
 import fedlens as fl
+from tests.children import fork
 from tests.runs.resumable import Stop, assert_same_run, mindful
 
 pytestmark = pytest.mark.usefixtures("one_thread", "quick_pages")
@@ -19,9 +19,7 @@ pytestmark = pytest.mark.usefixtures("one_thread", "quick_pages")
 
 def killed(work: Callable[[], object], folder: Path, moment: int) -> bool:
     """Whether a process doing `work` was killed at its nth change of the folder, or got done."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside threads
-        child = os.fork()
+    child = fork()
     if child:
         _, status = os.waitpid(child, 0)
         assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0

@@ -7,6 +7,7 @@ train once it has trained itself, if there is a GPU. So whoever forks workers as
 from __future__ import annotations
 
 import functools
+import gc
 import multiprocessing
 import os
 import pickle
@@ -53,20 +54,31 @@ def in_a_child(function: Callable[[], T]) -> T:
 def fork(process: multiprocessing.process.BaseProcess) -> None:
     """Start a child, which calls `forked` first.
 
-    Ctrl-C waits meanwhile: raised in the middle of a fork, Python would print it and go on.
+    Ctrl-C waits meanwhile: raised in the middle of a fork, Python would print it and go on. So does
+    the collection of garbage: what this process has left over is not the child's to take down.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, INTERRUPTS)
+    collects = gc.isenabled()
+    gc.disable()
     try:
         with warnings.catch_warnings():
             # Python warns of forking beside threads; a child starts none and takes no lock.
             warnings.simplefilter("ignore", DeprecationWarning)
             process.start()
     finally:
+        if collects:
+            gc.enable()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, INTERRUPTS)
 
 
 def forked() -> None:
-    """In a child: leave Ctrl-C to the parent, and end when it says so."""
+    """In a child: leave Ctrl-C to the parent, and end when it says so.
+
+    Whatever the parent had stays as it is: an object that waits for its threads when it is freed,
+    as a session of onnxruntime does, would wait for ever, since threads are not forked.
+    """
+    gc.freeze()
+    gc.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, INTERRUPTS)
