@@ -129,7 +129,7 @@ def test_rounds_are_timed_beside_those_of_an_empty_app(tmp_path, model):
     fleet = Federation(tmp_path / "fleet", path)
     with fleet.opened():
         empty = floor(fleet, tmp_path, sizes)
-        time.sleep(1)
+        time.sleep(65)  # for a minute after it ended, a SuperNode with the same key is refused
         for name in fleet.sites:
             fleet.start(name)
         assert fleet.run(path, tmp_path / "run", wait=600.0) == "finished"
