@@ -45,7 +45,6 @@ FAULTS = ROOT / "docs" / "faults.md"
 SCHEDULES_PAGE = ROOT / "docs" / "schedules.md"
 DATA, ARCHITECTURE = ROOT / "docs" / "data.md", ROOT / "docs" / "architecture.md"
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md"))]
-EXAMPLES = [*ROOT.glob("examples/*.toml"), *ROOT.glob("examples/*.json")]
 REQUIRED = {"dataset": "fashion-mnist-mini", "model": "linear", "rounds": 1}
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -234,12 +233,6 @@ def test_every_link_of_a_page_leads_somewhere(page):
 def test_every_test_named_in_the_matrix_of_faults_exists():
     for name in re.findall(r"`([\w/]+\.py|fuzzing/)`", prose(ROOT / "docs" / "reliability.md")):
         assert (ROOT / "tests" / name).exists(), name
-
-
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
-def test_every_example_describes_clients_that_hold_something(path):
-    _, _, held = partition(fl.Experiment.read(path))
-    assert bool((held.sizes > 0).all())
 
 
 def test_the_readme_shows_the_quickstart_as_it_is():

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import fedlens as fl
+from fedlens.setup import partition
 
 FOLDER = Path(__file__).parents[1] / "examples"
 FILES = sorted(path for path in FOLDER.iterdir() if path.suffix in (".toml", ".json"))
@@ -18,7 +19,16 @@ def run_of(path: Path) -> tuple[fl.Experiment, fl.Result]:
     return fl.Experiment.read(path), fl.run(fl.Experiment.read(path, short))
 
 
-@pytest.mark.parametrize("path", FILES, ids=[path.stem for path in FILES])
+every_example = pytest.mark.parametrize("path", FILES, ids=[path.stem for path in FILES])
+
+
+@every_example
+def test_its_clients_all_hold_something(path):
+    _, _, held = partition(fl.Experiment.read(path))
+    assert bool((held.sizes > 0).all())
+
+
+@every_example
 def test_an_example_runs(path):
     described, result = run_of(path)
     assert (result.status, len(result.records)) == ("finished", ROUNDS)
