@@ -107,9 +107,17 @@ def test_recorded_clients_stay_in_one_place_however_many_still_train(factor, mon
 
 
 @pytest.mark.parametrize("key", ["lr", "rho"])
-def test_a_sweep_in_blocks_records_each_block_for_itself(key):
-    """Factored layers of a block start from models, and step at rates, that others have not."""
-    federation = noisy_images([20] * 8)
+@pytest.mark.parametrize("sizes", [[20] * 8, [70, 64, 60, 47, 33, 20]], ids=["equal", "ragged"])
+def test_factored_layers_of_a_sweep_are_recorded_for_whatever_block_they_are_of(
+    key, sizes, monkeypatch
+):
+    """They start from models, and step at rates, that other blocks have not."""
+    monkeypatch.setattr(factored, "LARGE", 1)  # ragged experiments come one by one
+    if len(set(sizes)) > 1:
+        for module in (recording, factored):
+            monkeypatch.setattr(module, "LONG", 3)
+            monkeypatch.setattr(module, "BLOCK", 2)
+    federation = noisy_images(sizes)
     network = Network(wide(0.2), dtype=torch.float64)
     numbers = (0.1, 0.2, 0.05, 0.15)
     if key == "rho":

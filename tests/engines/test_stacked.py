@@ -101,8 +101,12 @@ def test_factored_layers_give_what_the_weights_themselves_give(name, sizes):
 
 @pytest.mark.parametrize("name", ["fedavg", "fedprox", "median"])
 @pytest.mark.parametrize("at_once", [64, 8], ids=["one block", "blocks of one and two"])
-def test_factored_layers_of_a_sweep_give_what_each_experiment_gives_alone(name, at_once):
-    federation = noisy_images([20] * 8)
+@pytest.mark.parametrize("sizes", [[20] * 8, FEW], ids=["equal", "ragged, one by one"])
+def test_factored_layers_of_a_sweep_give_what_each_experiment_gives_alone(
+    name, at_once, sizes, monkeypatch
+):
+    monkeypatch.setattr("fedlens.engines.factored.LARGE", 1)
+    federation = noisy_images(sizes)
     network = Network(wide(0.2), dtype=torch.float64)
     base = replace(ALGORITHMS[name], select=Uniformly(4))
     programs = [

@@ -48,6 +48,7 @@ from fedlens.slots import Combine, LocalStep
 from fedlens.work import ClientInputs, Shared, Work
 
 WORTH_IT = 2  # how many times smaller the matrix may be than the factors: its copies cost more
+LARGE = 10**8  # weights of an experiment's clients whose step keeps a GPU as busy as its launch
 
 INPUTS, GRADS = ".inputs", ".grads"  # names of factors in an upload: the weight's, and one of these
 
@@ -66,6 +67,23 @@ def factorable(network: Network, program: ClientProgram, work: Work) -> tuple[st
     return tuple(names)
 
 
+def faster_one_by_one(network: Network, program: ClientProgram, work: Work) -> bool:
+    """Whether experiments with large matrices should not train side by side.
+
+    Side by side, clients that take more steps than others could not be factored: those that are
+    left are of several experiments, in any order.
+    """
+    if len(work.spans) == 1 or _is_regular(work):
+        return False
+    counts = {end - first for _, first, end in work.spans}
+    if len(counts) != 1 or work.group is None:
+        return False
+    (each,) = counts
+    names = factorable(network, program, work.rows(slice(each)))
+    weights = sum(network.module.get_parameter(name).numel() for name in names)
+    return each * weights >= LARGE
+
+
 def _holds(algorithm: Algorithm) -> bool:
     step, weights = algorithm.local_step, algorithm.objective.weights
     if step is None or not step.contracts or not algorithm.reset:
@@ -80,6 +98,8 @@ def _is_regular(work: Work) -> bool:
     """Whether each experiment has as many clients, and all of them stay in its place."""
     if len(work.cohort_sizes) == 1:
         return work.group is None  # else versions of the model, of which some clients started
+    if len(work.spans) == 1:
+        return True
     counts, steps = {end - first for _, first, end in work.spans}, work.plan.steps
     return len(counts) == 1 and bool((steps == steps[0]).all())
 
@@ -87,10 +107,8 @@ def _is_regular(work: Work) -> bool:
 class FactoredForm:
     """How clients hold the weights of some linear layers: as factors (`client.WeightForm`)."""
 
-    def __init__(
-        self, network: Network, program: ClientProgram, names: tuple[str, ...], groups: list[int]
-    ) -> None:
-        self.network, self.names, self.groups = network, names, groups
+    def __init__(self, network: Network, program: ClientProgram, names: tuple[str, ...]) -> None:
+        self.network, self.names = network, names
         # Where only the sum of the differences is asked for, no client's own is ever made.
         self.sums_uploads = not program.guarded and all(
             isinstance(one.combine, WeightedSum) and one.upload is difference and not one.channel
@@ -115,12 +133,13 @@ class FactoredForm:
     def send(self, shared: Shared, work: Work) -> Shared:
         """What clients get instead of the whole model: all but these weights."""
         self.batch = work.plan.index.shape[2]
+        groups = [group for group, _, _ in work.spans]
         params, exact = dict(shared.params), dict(shared.exact)
         for name in self.names:
             weight = params.pop(name)
             if self.sums_uploads:
                 exact.pop(name)
-            weight = weight if len(self.groups) == len(weight) else weight[self.groups]
+            weight = weight if len(groups) == len(weight) else weight[groups]
             if name not in self.server:
                 self.server[name] = torch.empty_like(weight, dtype=self.network.compute)
             weight = self.by_pixel(name, weight)

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedlens.client import ClientProgram
 from fedlens.core import Tree
 from fedlens.engines.engine import Engine, Which
-from fedlens.engines.factored import FactoredForm, factorable
+from fedlens.engines.factored import FactoredForm, factorable, faster_one_by_one
 from fedlens.engines.graphs import Captures
 from fedlens.engines.recording import Recorder, run_program
 from fedlens.federation import Examples
@@ -81,11 +81,13 @@ class Stacked(Engine):
         prepared.program = program  # its numbers are an input of what is recorded
         shared = shared._replace(params=self.network.lay_out_stacked(shared.params))
         start, each = 0, _clients_of_each(work)
+        one_by_one = self.factor and faster_one_by_one(self.network, program, work)
         while start < len(work):
             # Blocks of about the same size have the same shapes; experiments stay whole.
-            left = len(work) - start
-            size = -(-left // -(-left // self.at_once))
-            size = max(size // each * each, each) if each <= self.at_once else size
+            left, most = len(work) - start, self.at_once
+            most = min(each, most) if one_by_one else most
+            size = -(-left // -(-left // most))
+            size = max(size // each * each, each) if each <= most else size
             try:
                 block = work if size == len(work) else work.rows(slice(start, start + size))
                 parts = self._train_block(prepared, shared, block)
@@ -113,9 +115,9 @@ class Stacked(Engine):
         program, recorder = prepared.program, prepared.recorder
         names = factorable(self.network, program, work) if self.factor else ()
         if names:
-            key = names, tuple(group for group, _, _ in work.spans)
+            key = names, len(work.spans)  # whose turn it is does not matter
             if key not in prepared.forms:
-                prepared.forms[key] = FactoredForm(self.network, program, names, list(key[1]))
+                prepared.forms[key] = FactoredForm(self.network, program, names)
             form = prepared.forms[key]
             program, shared = form.program(program), form.send(shared, work)
             recorder = None if recorder is None else OfForm(key, recorder)

@@ -31,7 +31,7 @@ from fedlens.trees import HostCopy
 Watch = Callable[[Record], None]
 
 CHECKPOINT_SECONDS = 10.0  # between two checkpoints, at the least: what is done twice after a death
-SAVING_SHARE = 0.1  # of the time, at the most, is for saving: what clients remember may be large
+SAVING_SHARE = 0.03  # of the time, at the most, is for saving: what clients remember may be large
 
 
 class Whole(NamedTuple):
