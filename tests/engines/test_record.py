@@ -14,7 +14,7 @@ from fedlens.algorithms.clip import clip
 from fedlens.algorithms.fedbn import fedbn
 from fedlens.algorithms.median import median
 from fedlens.client import ClientProgram
-from fedlens.engines import Stacked, factored, recording
+from fedlens.engines import Stacked, factored, recording, stacked
 from fedlens.engines.graphs import Captures, EagerCapture
 from fedlens.network.network import Network
 from fedlens.pieces import Sgd, Uniformly
@@ -24,7 +24,7 @@ from fedlens.trees import tensors_in
 from fedlens.uploads import Uploads
 from fedlens.work import Part
 from tests.checkpoints import load_state
-from tests.federations import CPU, FEW, noisy_images, small_cnn, wide
+from tests.federations import CPU, FEW, RAGGED, noisy_images, small_cnn, wide
 from tests.papers_under_test import ALGORITHMS, PLAIN
 
 
@@ -104,6 +104,33 @@ def test_recorded_clients_stay_in_one_place_however_many_still_train(factor, mon
     assert len(firsts) == 1
     for one, other in zip(*(tensors_in((s.params, s.buffers)) for s in ends), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedbn", "scaffold"])
+@pytest.mark.parametrize("module", [wide(0.2), small_cnn("batch")], ids=["factored", "batch norm"])
+def test_a_rehearsal_changes_nothing(name, module, monkeypatch):
+    """Before what is run for its kernels alone, and after, a round is the same to the last bit."""
+    federation = noisy_images(RAGGED)
+    network = Network(module, dtype=torch.float64)
+    program = ClientProgram(ALGORITHMS[name], network.layout)
+    rehearsals: list[Any] = []
+    monkeypatch.setattr(recording, "compile_ahead", lambda run: rehearsals.append(run()))
+
+    def rehearsed(*given: Any) -> list[Part]:
+        recording.rehearse(*given[:-1])
+        return recording.run_program(*given)
+
+    ends: list[State] = []
+    for run_program in (recording.run_program, rehearsed):
+        monkeypatch.setattr(stacked, "run_program", run_program)
+        engine = Stacked(network, federation.examples)
+        state = begin(network, program, federation, torch.device("cpu"))
+        for _ in range(2):
+            state, _ = run_round(program, federation, engine, state, seed=0)
+        ends.append(state)
+    assert len(rehearsals) == 2
+    for one, other in zip(*map(tensors_in, ends), strict=True):
+        assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize("key", ["lr", "rho"])

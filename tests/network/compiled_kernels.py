@@ -13,6 +13,8 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+from fedlens.network.kernels import linear
+from fedlens.network.kernels.launch import compiled_at_the_end
 from fedlens.network.ops import FACTORED_ROWS
 from tests.network import interpreted_kernels
 
@@ -45,7 +47,7 @@ def main() -> None:
 
         return launch
 
-    JITFunction.__getitem__ = note_it
+    unchanged, JITFunction.__getitem__ = JITFunction.__getitem__, note_it
     interpreted_kernels.agree = lambda *_: None
     torch.testing.assert_close = lambda *_, **__: None
     torch.set_default_dtype(torch.bfloat16)
@@ -60,7 +62,28 @@ def main() -> None:
     interpreted_kernels.steps()
     for name, compiled in launches.items():
         assert compiled().metadata.shared <= SHARED, f"{name} needs too much memory"
+    JITFunction.__getitem__ = unchanged
+    compiled_ahead()
     print(*sorted(launches))
+
+
+def compiled_ahead() -> None:
+    """Kernels that are compiled together are those that would have been launched."""
+    kernels = [linear._forward_kernel.jit, linear._backward_kernel.jit]
+
+    def num_compiled() -> list[int]:
+        return [len(kernel.device_caches[0][0]) for kernel in kernels]
+
+    layer = partial(interpreted_kernels.small_layer, batch=7, features=71, out=25, relu=False)
+    torch.set_default_dtype(torch.bfloat16)
+    before = num_compiled()
+    with compiled_at_the_end():
+        layer()
+        assert num_compiled() == before
+    assert num_compiled() == [count + 1 for count in before]
+    JITFunction.__getitem__ = lambda kernel, grid: partial(kernel.warmup, grid=grid)
+    layer()
+    assert num_compiled() == [count + 1 for count in before]
 
 
 if __name__ == "__main__":

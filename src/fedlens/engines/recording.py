@@ -21,7 +21,8 @@ from fedlens.client import ClientProgram
 from fedlens.core import Local
 from fedlens.federation import Examples
 from fedlens.network.model import Model
-from fedlens.steps import StepInput, cuts
+from fedlens.network.ops import compile_ahead
+from fedlens.steps import Cuts, StepInput, cuts
 from fedlens.trees import copies, copy_tensors, tensors_in
 from fedlens.work import ClientInputs, PackedInputs, Part, Shared, Work
 
@@ -78,10 +79,30 @@ def run_program(
     parts = recorder(key, whole_round, shared, packed) if num_steps <= LONG else None
     if parts is not None:
         return _own_memory(parts, recorded=True)
-    widest = shape[0], (work.plan.index.shape[2],) * num_steps  # one shape for every step
     take_steps = RecordedSteps(recorder, program, model, examples)
+    widest = _widest(work)
     parts = program.run(model, examples, widest, spans, shared, unpack(packed), take_steps)
     return _own_memory(parts, recorded=True)
+
+
+def rehearse(
+    program: ClientProgram, model: Model, examples: Examples, shared: Shared, work: Work
+) -> None:
+    """Have the kernels of a first round compiled, which would wait for each other in it."""
+    packed, unpack, _ = PackedInputs.of(
+        ClientInputs.of(work, program.numbers), examples.labels.device
+    )
+    training, widths = _widest(work)
+    one_step = training[:1], widths[:1]
+    compile_ahead(
+        lambda: program.run(model, examples, one_step, work.spans, shared, unpack(packed))
+    )
+
+
+def _widest(work: Work) -> Cuts:
+    """The cuts of its plan with the widest batch at every step, so that all have one shape."""
+    training, _ = cuts(work.plan)
+    return training, (work.plan.index.shape[2],) * len(training)
 
 
 @dataclass

@@ -14,7 +14,7 @@ from fedlens.core import Tree
 from fedlens.engines.engine import Engine, Which
 from fedlens.engines.factored import FactoredForm, factorable, faster_one_by_one
 from fedlens.engines.graphs import Captures
-from fedlens.engines.recording import Recorder, run_program
+from fedlens.engines.recording import Recorder, rehearse, run_program
 from fedlens.federation import Examples
 from fedlens.network.network import Network
 from fedlens.steps import cuts
@@ -108,10 +108,6 @@ class Stacked(Engine):
 
     def _train_block(self, prepared: Prepared, shared: Shared, work: Work) -> list[Part]:
         device = self.examples.labels.device
-        probes = device.type == "cuda" and not self._has_probed
-        if probes:
-            torch.cuda.reset_peak_memory_stats(device)
-            before = torch.cuda.memory_allocated(device)
         program, recorder = prepared.program, prepared.recorder
         names = factorable(self.network, program, work) if self.factor else ()
         if names:
@@ -121,6 +117,11 @@ class Stacked(Engine):
             form = prepared.forms[key]
             program, shared = form.program(program), form.send(shared, work)
             recorder = None if recorder is None else OfForm(key, recorder)
+        probes = device.type == "cuda" and not self._has_probed
+        if probes:
+            rehearse(program, self.network.stacked, self.examples, shared, work)
+            torch.cuda.reset_peak_memory_stats(device)
+            before = torch.cuda.memory_allocated(device)
         parts = run_program(program, self.network.stacked, self.examples, shared, work, recorder)
         if probes:
             each = max((torch.cuda.max_memory_allocated(device) - before) // len(work), 1)

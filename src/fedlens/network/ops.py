@@ -21,7 +21,7 @@ same up to rounding. Triton is imported by `network/kernels` alone, and that onl
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, lru_cache
 
 import torch
@@ -53,6 +53,15 @@ def _takes_triton(x: Tensor) -> bool:
 
 def _multiplies_in_triton(x: Tensor) -> bool:
     return x.dtype is torch.bfloat16 and _takes_triton(x)
+
+
+def compile_ahead(run: Callable[[], object]) -> None:
+    """Compile the kernels that `run` would launch, all at once: it runs without them."""
+    if _has_triton():
+        from fedlens.network.kernels import launch
+
+        with launch.compiled_at_the_end():
+            run()
 
 
 def normalise(

@@ -37,6 +37,7 @@ from fedlens.network.kernels.follows import (
     or_any,
     through_relu,
 )
+from fedlens.network.kernels.launch import launchable
 from fedlens.network.layers import Running
 
 COLUMNS = 16  # channels of a program: in bfloat16 as much as memory gives at once
@@ -50,7 +51,7 @@ def _real_rows(mask, r, batch, pixels):
     return tl.load(mask + r // pixels, mask=r < batch * pixels, other=0) != 0
 
 
-@triton.jit(do_not_specialize=SIZES)
+@launchable(do_not_specialize=SIZES)
 def _batch_norm_kernel(
     x, weight, bias, around, mask, y, means, scales, running_mean, running_var, batches,
     momentum, eps, batch, pixels, channels,
@@ -111,7 +112,7 @@ def _batch_norm_kernel(
         tl.store(y + entry, through_relu(z, f).to(y.dtype.element_ty), mask=there)
 
 
-@triton.jit(do_not_specialize=SIZES)
+@launchable(do_not_specialize=SIZES)
 def _batch_norm_gradient_kernel(
     dy, x, weight, bias, around, mask, means, scales, dx, daround, dweight, dbias,
     batch, pixels, channels,

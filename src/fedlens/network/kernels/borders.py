@@ -6,12 +6,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fedlens.network.kernels.launch import launchable
 from fedlens.network.kernels.sizes import Frame, Geometry
 from fedlens.network.pool import Windows
 from fedlens.network.stacked.products import Padding
 
 
-@triton.jit
+@launchable
 def _spread_kernel(
     grads, kept, out, count,
     rows: tl.constexpr, columns: tl.constexpr, outs: tl.constexpr, channels: tl.constexpr,

@@ -27,6 +27,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fedlens.network.kernels.launch import launchable
 from fedlens.network.kernels.sizes import (
     PROGRAMS,
     Geometry,
@@ -49,7 +50,7 @@ def position_of(m, rows, columns):
     return image, position // columns, position % columns
 
 
-@triton.jit
+@launchable
 def _product_kernel(
     images, kernel, bias, out, batch,
     s: tl.constexpr, HAS_BIAS: tl.constexpr, RELU: tl.constexpr,
@@ -91,7 +92,7 @@ def _product_kernel(
     _finish(sums, bias, out, client, m, n, total, s.outs, HAS_BIAS, RELU)
 
 
-@triton.jit
+@launchable
 def _taps_kernel(
     images, kernel, bias, out, batch,
     s: tl.constexpr, BORDER: tl.constexpr, HAS_BIAS: tl.constexpr, RELU: tl.constexpr,
@@ -129,7 +130,7 @@ def _taps_kernel(
     _finish(sums, bias, out, client, m, n, total, s.outs, HAS_BIAS, RELU)
 
 
-@triton.jit
+@launchable
 def _strided_gradient_kernel(
     grads, kernel, out, batch,
     s: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
@@ -189,7 +190,7 @@ def _finish(
     tl.store(out + entry, sums.to(out.dtype.element_ty), mask=there)
 
 
-@triton.jit
+@launchable
 def _pooled_kernel(
     images, kernel, bias, out, winners, batch, rows, columns,
     s: tl.constexpr, windows: tl.constexpr, TAPS: tl.constexpr, BORDER: tl.constexpr,

@@ -20,6 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fedlens.network.kernels.convolution import position_of
+from fedlens.network.kernels.launch import launchable
 from fedlens.network.kernels.sizes import (
     PROGRAMS,
     Frame,
@@ -32,7 +33,7 @@ from fedlens.network.kernels.sizes import (
 from fedlens.network.stacked.products import Padding
 
 
-@triton.jit
+@launchable
 def _gradient_kernel(
     images, grads, out, clients, batch, splits,
     s: tl.constexpr, frame: tl.constexpr, HAS_BIAS: tl.constexpr,
@@ -75,7 +76,7 @@ def _gradient_kernel(
         tl.store(out + (depth + tl.program_id(0)) * s.outs + n, bias, mask=n < s.outs)
 
 
-@triton.jit
+@launchable
 def _shifted_gradient_kernel(
     images, grads, out, clients, batch, splits,
     s: tl.constexpr, frame: tl.constexpr, MASKED: tl.constexpr, HAS_BIAS: tl.constexpr,
@@ -137,7 +138,7 @@ def _bias_part(
     return tl.sum(sums, 0)
 
 
-@triton.jit
+@launchable
 def _gather_kernel(
     parts, weights, biases, clients, splits, blocks,
     depth: tl.constexpr, outs: tl.constexpr, tiles: tl.constexpr, SPLITS: tl.constexpr,

@@ -19,6 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fedlens.network.kernels.convolution import position_of
+from fedlens.network.kernels.launch import launchable
 from fedlens.network.kernels.sizes import PROGRAMS, Geometry, result_size
 from fedlens.network.stacked.products import Padding
 
@@ -36,7 +37,7 @@ class Taps(NamedTuple):
     left: int
 
 
-@triton.jit
+@launchable
 def _depthwise_kernel(
     images, kernel, bias, out, batch, rows, columns, tall, wide, channels,
     taps: tl.constexpr, HAS_BIAS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
@@ -69,7 +70,7 @@ def _depthwise_kernel(
     tl.store(out + m[:, None] * channels + n[None, :], sums.to(out.dtype.element_ty), mask=there)
 
 
-@triton.jit
+@launchable
 def _image_gradient_kernel(
     grads, kernel, out, batch, rows, columns, tall, wide, channels,
     taps: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
@@ -101,7 +102,7 @@ def _image_gradient_kernel(
     tl.store(out + m[:, None] * channels + n[None, :], sums.to(out.dtype.element_ty), mask=there)
 
 
-@triton.jit
+@launchable
 def _kernel_gradient_kernel(
     images, grads, out, clients, splits, batch, rows, columns, tall, wide, channels,
     taps: tl.constexpr, HAS_BIAS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,

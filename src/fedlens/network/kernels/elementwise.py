@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedlens.core import Number
 from fedlens.keys import FIRST, GOLDEN, SECOND, signed
+from fedlens.network.kernels.launch import launchable
 from fedlens.network.kernels.sizes import tile
 
 _FIRST, _SECOND = tl.constexpr(FIRST), tl.constexpr(SECOND)
@@ -20,7 +21,7 @@ _GOLDEN = tl.constexpr(signed(GOLDEN))
 BLOCK = 1024  # elements of a program
 
 
-@triton.jit
+@launchable
 def _normalise_kernel(
     images, scale, shift, out, total, pixels, channels, by_channel, by_pixel, BLOCK: tl.constexpr
 ):  # fmt: skip
@@ -48,7 +49,7 @@ def _mix(z):
     return z ^ (z.to(tl.uint64) >> 31).to(tl.int64)
 
 
-@triton.jit
+@launchable
 def _dropout_kernel(
     x, client_keys, out, word, batch, width, channels, num_dropped, scale, BLOCK: tl.constexpr
 ):  # fmt: skip
@@ -69,7 +70,7 @@ def _dropout_kernel(
     tl.store(out + row * width + i, kept.to(out.dtype.element_ty), mask=there)
 
 
-@triton.jit
+@launchable
 def _row_dropout_kernel(
     x, client_keys, out, word, batch, width, num_dropped, scale, BLOCK: tl.constexpr
 ):  # fmt: skip
@@ -87,7 +88,7 @@ def _row_dropout_kernel(
     tl.store(out + entry, kept.to(out.dtype.element_ty), mask=there)
 
 
-@triton.jit
+@launchable
 def _cross_entropy_kernel(
     logits, labels, weights, losses, dlogits, batch, num_classes,
     ROWS: tl.constexpr, BATCH: tl.constexpr, CLASSES: tl.constexpr,
@@ -133,7 +134,7 @@ def _number_of(number, client, there, BY_CLIENT: tl.constexpr):
     return number
 
 
-@triton.jit
+@launchable
 def _add_kernel(
     to, what, times, sizes, row_sizes,
     NUM: tl.constexpr, BY_CLIENT: tl.constexpr, BLOCK: tl.constexpr,
@@ -156,7 +157,7 @@ def _add_kernel(
         program -= blocks
 
 
-@triton.jit
+@launchable
 def _local_step_kernel(
     w, grads, server, drift, lr, decay, sizes, row_sizes, server_sizes,
     NUM: tl.constexpr, HAS_DRIFT: tl.constexpr, LR_BY_CLIENT: tl.constexpr,

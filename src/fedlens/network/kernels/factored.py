@@ -23,6 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fedlens.network.factors import Factors
+from fedlens.network.kernels.launch import launchable
 from fedlens.network.kernels.sizes import PROGRAMS, tile
 
 
@@ -32,7 +33,7 @@ def _fade(k, each, seen, log_decay):
     return tl.exp2(log_decay * (seen // each - 1 - k // each).to(tl.float32))
 
 
-@triton.jit
+@launchable
 def _scores_kernel(
     x, inputs, taken, each, out, clients, batch, features, rows,
     chunk, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
@@ -69,7 +70,7 @@ def _scores_kernel(
         tl.store(entry, sums, mask=here & (n < seen)[None, :])
 
 
-@triton.jit
+@launchable
 def _forward_kernel(
     base, drift, times, scores, grads, taken, each, bias, y, clients, batch, outs, rows, rates,
     log_decays, size, HAS_DRIFT: tl.constexpr, PARTS: tl.constexpr, HAS_BIAS: tl.constexpr,
@@ -113,7 +114,7 @@ def _forward_kernel(
     tl.store(y + entry, result.to(y.dtype.element_ty), mask=there)
 
 
-@triton.jit
+@launchable
 def _backward_scores_kernel(
     dy, y, grads, taken, each, out, scores, bias, batch, outs, rows,
     RELU: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
@@ -156,7 +157,7 @@ def _backward_scores_kernel(
         tl.store(score, sums, mask=(m < batch)[:, None] & (n < seen)[None, :])
 
 
-@triton.jit
+@launchable
 def _backward_kernel(
     base, drift, times, scores, inputs, taken, each, dx, batch, features, rows, rates,
     log_decays, size, HAS_DRIFT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,

@@ -33,6 +33,7 @@ from fedlens.network.kernels.follows import (
     or_any,
     through_relu,
 )
+from fedlens.network.kernels.launch import launchable
 
 TILE = 8192  # numbers that a program has at hand
 SIZES = ["batch", "pixels", "channels", "width", "each"]  # of which a network has many
@@ -57,7 +58,7 @@ def _over_groups(values, member):
     return tl.sum(tl.where(member, sums[None, :], 0.0), 1)
 
 
-@triton.jit(do_not_specialize=SIZES)
+@launchable(do_not_specialize=SIZES)
 def _group_norm_kernel(
     x, weight, bias, around, y, means, scales, batch, pixels, eps, channels, width, each,
     f: tl.constexpr, UNIT: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, BG: tl.constexpr,
@@ -102,7 +103,7 @@ def _group_norm_kernel(
         tl.store(y + entry, through_relu(z, f).to(y.dtype.element_ty), mask=there)
 
 
-@triton.jit(do_not_specialize=SIZES)
+@launchable(do_not_specialize=SIZES)
 def _group_norm_gradient_kernel(
     dy, x, weight, bias, around, means, scales, dx, daround, dweight, dbias, batch, pixels,
     channels, width, each,

@@ -14,10 +14,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fedlens.network.kernels.launch import launchable
 from fedlens.network.kernels.sizes import tile
 
 
-@triton.jit
+@launchable
 def _forward_kernel(
     x, weight, bias, y, batch, features, outs, HAS_BIAS: tl.constexpr, RELU: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
@@ -47,7 +48,7 @@ def _forward_kernel(
     tl.store(y + entry, sums.to(y.dtype.element_ty), mask=there)
 
 
-@triton.jit
+@launchable
 def _backward_kernel(
     dy, y, x, weight, dx, dw, db, batch, features, outs, RELU: tl.constexpr,
     NEEDS_DX: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
