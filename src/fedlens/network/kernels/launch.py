@@ -82,6 +82,9 @@ def compiled_at_the_end() -> Iterator[None]:
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         # A thread starts on the first GPU.
         on_gpu = torch.cuda.set_device, (torch.cuda.current_device(),)
+    to_compile = list(noted.values())
+    if to_compile:  # one alone: all need a checksum of Triton itself, which each would compute
+        to_compile.pop()()
     with ThreadPoolExecutor(None, "compile", *on_gpu) as threads:
-        for done in [threads.submit(compile_it) for compile_it in noted.values()]:
+        for done in [threads.submit(compile_it) for compile_it in to_compile]:
             done.result()
