@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 import fedlens as fl
-from fedlens.data import hugging_face
+from fedlens.data import Source, hugging_face
 from tests.data.test_own_files import load
 from tests.later import Later
 
@@ -55,6 +55,12 @@ def test_without_a_test_set_a_share_of_each_class_is_test():
     assert found.test.labels.sum() == 5
     both = torch.cat([found.train.images, found.test.images])[:, 0, 0, 0]
     assert sorted(both.tolist()) == [*range(40)]
+
+
+def test_whoever_watches_is_told_how_many_are_read_of_train_and_test():
+    told = []
+    fl.map_style(Pairs(6), Pairs(3), watch=lambda *counts: told.append(counts))
+    assert told == [(done, 9) for done in range(1, 10)]
 
 
 def test_gray_stays_gray_and_tensors_are_taken_as_bytes_or_as_floats():
@@ -133,7 +139,10 @@ def rows(count: int, **columns):
 def test_a_saved_data_set_of_hugging_face_is_read_with_its_columns(tmp_path):
     both = datasets.DatasetDict({"train": rows(12), "validation": rows(6)})
     both.save_to_disk(tmp_path / "pets")
-    found = load("hugging-face", tmp_path, path="pets")
+    told = []
+    source = Source(base=tmp_path, watch=lambda *counts: told.append(counts))
+    found = hugging_face.hugging_face(source, path="pets")
+    assert told == [(done, 18) for done in range(1, 19)]
     assert (found.name, found.classes, found.shape) == ("pets", ("cat", "dog"), (1, 4, 4))
     assert found.train.images[:, 0, 1, 1].tolist() == [*range(12)]
     assert found.train.labels.tolist() == [0, 1] * 6

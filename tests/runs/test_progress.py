@@ -1,8 +1,12 @@
 """What people see while something takes its time."""
 
+from typing import Any
+
 import pytest
 
+import fedlens as fl
 from fedlens.runs import progress
+from tests.sites import write_sites
 
 
 @pytest.fixture
@@ -65,7 +69,44 @@ def test_a_terminal_has_a_bar_of_what_takes_longer(clock, capsys, monkeypatch):
     with progress.counted("slow") as watch:
         clock[0] += 1
         watch(1, 2)
-    assert "slow" in capsys.readouterr().err
+        watch(2, 2)
+    shown = capsys.readouterr().err
+    assert "slow" in shown and "2/2" in shown
+
+
+def test_images_that_are_decoded_are_counted_before_the_first_round(clock, capsys):
+    with progress.rounds("a", 4) as watch:
+        tell = progress.decoding(watch)
+        assert tell is not None
+        for number in range(1, 5):
+            clock[0] += 1.5
+            tell(number, 4)
+    line = "a: reading images"
+    assert capsys.readouterr().err.splitlines() == [f"{line} 2/4  about 3 s left", f"{line} 4/4"]
+    assert progress.decoding(None) is None
+
+
+def test_whoever_runs_an_experiment_is_told_of_images_that_are_decoded(tmp_path):
+    sites = write_sites(tmp_path / "sites", count=5)
+    files = {"path": str(sites), "layout": "site/class", "size": 8, "channels": 1}
+    experiment = fl.Experiment(
+        dataset=fl.Named("folder", files),
+        model="linear",
+        rounds=1,
+        engine="sequential",
+        clients=fl.Clients(partition=fl.Named("natural", {"column": "site"})),
+    )
+    out = tmp_path / "run"
+    for start in (
+        lambda watch: fl.run(experiment, out, watch=watch),
+        lambda watch: fl.resume(out, rounds=2, watch=watch),
+        lambda watch: fl.sweep({"a": experiment, "b": experiment}, watch=watch),
+    ):
+        told: list[Any] = []
+        start(told.append)
+        decoded = [(record["decoded"], record["of"]) for record in told if "decoded" in record]
+        assert decoded == [(done, 40) for done in range(1, 41)]
+        assert told[:40] == [record for record in told if "decoded" in record]
 
 
 def test_intervals_are_among_what_is_done_besides_rounds(clock, capsys):

@@ -135,7 +135,8 @@ def _run(
         for seed in range(seeds)
     }
     name_cluster(ray_address, {point.engine for point in points.values()})
-    sweep = prepare(points, out, data=data)
+    with watching(quiet, progress.counted, "reading images") as reading:
+        sweep = prepare(points, out, data=data, watch=reading)
     if not quiet:
         print(f"{printable(out.name)}: {sweep.describe()}", file=sys.stderr, flush=True)
     try:

@@ -95,7 +95,7 @@ def _told(found: Survey) -> list[str]:
     """What was found, and what was assumed."""
     classes = ", ".join(f"{name} {count:,}" for name, count in sorted(found.classes.items()))
     sizes = sorted({one.size for one in found.seen})
-    shapes = [f"{width}×{height}" for width, height in (sizes[0], sizes[-1])]
+    shapes = [f"{width}×{height}" for width, height in sizes]
     lines = [f"found {len(found.seen):,} images of {len(found.classes)} classes: {classes}"]
     if found.sites:
         sites = ", ".join(f"{name} {count:,}" for name, count in sorted(found.sites.items()))
@@ -109,9 +109,10 @@ def _told(found: Survey) -> list[str]:
     else:
         lines.append(f"assumed: no sites, so {NUM_CLIENTS} clients get equal random parts")
     if found.side is not None:
+        several = f"{len(sizes)} sizes, from {shapes[0]} to {shapes[-1]}"
         lines.append(
-            f"assumed: all are resized to {found.side}×{found.side}, for they are of {len(sizes)} "
-            f"sizes from {shapes[0]} to {shapes[1]}; else change size"
+            f"assumed: all are resized to {found.side}×{found.side}, for they are of "
+            f"{shapes[0] if len(sizes) == 1 else several}; else change size"
         )
     lines.append(f"assumed: {'gray' if found.channels == 1 else 'colour'}; else change channels")
     return lines

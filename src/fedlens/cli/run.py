@@ -89,13 +89,12 @@ def _run(
     if folder.exists() and not overwrite:
         raise ValueError(f"{folder} exists: choose another --out, or add --overwrite")
     check_free(folder, overwrite)
-    with watching(quiet, progress.counted, "reading images") as reading:
-        setup = build(described, data, watch=reading)
     with (
         _resume_hint(folder),
         tracking(track, folder, described.plain()) as send,
         watching(quiet, progress.rounds, folder.name, described.rounds) as watch,
     ):
+        setup = build(described, data, watch=progress.decoding(watch))
         if not quiet:
             line = statistics.found(setup.dataset, setup.federation.described())
             print(printable(line), file=sys.stderr, flush=True)

@@ -69,7 +69,8 @@ def sweep_command(
     points = {name: Experiment.read(experiment, given + own) for name, own in changes.items()}
     name_cluster(ray_address, {point.engine for point in points.values()})
     folder = out or Path("runs") / f"{experiment.stem}-sweep"
-    sweep = prepare(points, folder, overwrite=overwrite, data=data)
+    with watching(quiet, progress.counted, "reading images") as reading:
+        sweep = prepare(points, folder, overwrite=overwrite, data=data, watch=reading)
     if not quiet:
         print(f"{printable(folder.name)}: {sweep.describe()}", file=sys.stderr, flush=True)
     with artists() as drawing:

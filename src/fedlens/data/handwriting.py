@@ -14,7 +14,7 @@ import numpy as np
 from fedlens.data import numpy_files
 from fedlens.data.arrays import Column, demand_labels, examples, held_out, mean_and_std
 from fedlens.data.pictures import decode, refuse
-from fedlens.data.places import DRAWINGS, LEAF, Source, put_in_place
+from fedlens.data.places import DRAWINGS, LEAF, Counted, Source, counting_from, put_in_place
 from fedlens.federation import Dataset, Examples
 from fedlens.reading import demand_fields, demand_text, reading
 
@@ -41,7 +41,7 @@ def omniglot(source: Source, *, test_share: float = 0.2) -> Dataset:
     each class, `test_share`, becomes test. A drawer drew one alphabet, and so is named by it.
     """
     place, form = put_in_place("omniglot", source)
-    drawn = _drawn(place) if form is DRAWINGS else _packed(_only(place, *form))
+    drawn = _drawn(place, source.watch) if form is DRAWINGS else _packed(_only(place, *form))
     pixels, labels, alphabet, drawer = drawn
     people = np.array([f"{a}/{d + 1:02d}" for a, d in zip(alphabet, drawer, strict=True)])
     columns = {"drawer": people, "alphabet": alphabet}
@@ -58,7 +58,7 @@ Drawings = tuple[Column, Column, Column, Column]
 """Pixels, labels, alphabets and drawers from 0, [N] each."""
 
 
-def _drawn(place: Path) -> Drawings:
+def _drawn(place: Path, watch: Counted | None) -> Drawings:
     """Omniglot as published: a folder a character in a folder an alphabet; 0709_01.png is by 01."""
     files = [file for name in DRAWINGS for file in sorted((place / name).glob("*/*/*.png"))]
     if not files:
@@ -70,7 +70,7 @@ def _drawn(place: Path) -> Drawings:
             raise ValueError(f"{file} does not end with the number of its drawer: take it out")
         drawers.append(int(number) - 1)
     characters = {folder: i for i, folder in enumerate(dict.fromkeys(f.parent for f in files))}
-    pixels, broken = decode(files, (SIDE, SIDE), 1, SIDE)
+    pixels, broken = decode(files, (SIDE, SIDE), 1, SIDE, counting_from(watch, 0, len(files)))
     refuse(broken)
     return (
         255 - pixels[..., 0],  # published as ink on white

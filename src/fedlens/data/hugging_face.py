@@ -13,7 +13,7 @@ import numpy as np
 
 from fedlens.data.arrays import Column
 from fedlens.data.map_style import examples_of, of_examples
-from fedlens.data.places import Source
+from fedlens.data.places import Source, counting_from
 from fedlens.federation import Dataset
 from fedlens.reading import reading
 
@@ -64,16 +64,15 @@ def hugging_face(
             for part, split in chosen.items()
         }
     classes, labels = _numbered(texts, getattr(features[label], "names", None), place, label)
-    parts = {
-        part: examples_of(
+    before, total = 0, sum(map(len, labels.values()))
+    parts = {}
+    for part in chosen:
+        rows, tell = (
             Rows(images[part], image, labels[part]),
-            f"{place}, {part}",
-            size,
-            channels,
-            columns[part],
+            counting_from(source.watch, before, total),
         )
-        for part in chosen
-    }
+        parts[part] = examples_of(rows, f"{place}, {part}", size, channels, columns[part], tell)
+        before += len(rows)
     return of_examples(place.resolve().name, parts, classes, test_share)
 
 

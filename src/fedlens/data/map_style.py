@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
@@ -13,6 +13,7 @@ from torch import Tensor
 from fedlens import memory
 from fedlens.data.arrays import Column, demand_labels, held_out, mean_and_std
 from fedlens.data.pictures import pixels_of
+from fedlens.data.places import Counted, counting_from
 from fedlens.federation import Dataset, Examples
 from fedlens.reading import reason
 
@@ -38,16 +39,23 @@ def map_style(
     size: int | None = None,
     channels: Literal[1, 3] | None = None,
     test_share: float = 0.2,
+    watch: Counted | None = None,
 ) -> Dataset:
     """A data set of torchvision's kind, read once: a later change of it does nothing.
 
     Pillow images and tensors of bytes are resized to `size` × `size`, and are gray or in colour as
     the first is, unless `channels` says which; floats are used as they are. Without `test`, a fixed
     share of each class of `train`, `test_share`, becomes test. `train.classes` names the labels.
+    `watch` is told how many items are read, of how many.
     """
     called = name or type(train).__name__
     parts = {"train": train} if test is None else {"train": train, "test": test}
-    read = {part: examples_of(items, part, size, channels) for part, items in parts.items()}
+    before, total = 0, sum(map(len, parts.values()))
+    read = {}
+    for part, items in parts.items():
+        tell = counting_from(watch, before, total)
+        read[part] = examples_of(items, part, size, channels, tell=tell)
+        before += len(items)
     return of_examples(called, read, getattr(train, "classes", None), test_share)
 
 
@@ -79,8 +87,12 @@ def examples_of(
     size: int | None,
     channels: int | None,
     columns: Mapping[str, Column] | None = None,
+    tell: Callable[[int], None] | None = None,
 ) -> Examples:
-    """All items of a data set, which is called `what` where one of them is wrong."""
+    """All items of a data set, which is called `what` where one of them is wrong.
+
+    `tell` is called with how many are read.
+    """
     if size is not None and size < 1:
         raise ValueError(f"size is {size}: choose a number of pixels, such as 32")
     count = len(items)
@@ -112,6 +124,8 @@ def examples_of(
         if labels[i] < 0:
             raise ValueError(f"{where} has the label {labels[i]}: number classes from 0")
         images[i] = one
+        if tell is not None:
+            tell(i + 1)
     demand_labels(labels, what)
     return Examples(images, torch.from_numpy(labels), columns or {})
 

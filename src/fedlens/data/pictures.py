@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -16,7 +15,7 @@ import numpy as np
 
 from fedlens import memory
 from fedlens.data.arrays import Column, Pixels, examples, held_out, mean_and_std
-from fedlens.data.places import Counted
+from fedlens.data.places import Counted, counting_from
 from fedlens.federation import Dataset, Examples, LeftOut
 from fedlens.reading import reason
 
@@ -104,7 +103,7 @@ def dataset(
     total = sum(map(len, parts))
     decoded = []
     for paths, before in zip(parts, (0, len(parts[0])), strict=True):
-        tell = None if watch is None else partial(_told, watch, before, total)
+        tell = counting_from(watch, before, total)
         decoded.append(decode(paths, shape, channels, size, tell))
     broken = [one for _, some in decoded for one in some]
     if on_error == "stop":
@@ -119,10 +118,6 @@ def dataset(
     mean, std = mean_and_std(made[0].images)
     left_out = tuple(LeftOut(str(one.path), one.why) for one in broken)
     return Dataset(found.name, made[0], made[1], tuple(found.classes), mean, std, left_out)
-
-
-def _told(watch: Counted, before: int, total: int, done: int) -> None:
-    watch(before + done, total)
 
 
 def _first_shape(paths: Sequence[Path], channels: int) -> tuple[int, ...]:

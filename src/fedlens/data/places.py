@@ -14,13 +14,23 @@ Counted = Callable[[int, int], None]
 """Is told how many are done, of how many."""
 
 
+def counting_from(watch: Counted | None, before: int, total: int) -> Callable[[int], None]:
+    """What tells `watch` how far one part of a whole is, of which others came before."""
+
+    def tell(done: int) -> None:
+        if watch is not None:
+            watch(before + done, total)
+
+    return tell
+
+
 @dataclass(frozen=True)
 class Source:
     """Where a run looks for its data: every data set is handed one."""
 
     data: Path | None = None  # the folder named by --data
     base: Path = field(default_factory=Path.cwd)  # what an option `path` is relative to
-    watch: Counted | None = None  # is told how many image files are decoded
+    watch: Counted | None = None  # is told how many images are decoded
 
     def resolve(self, path: str) -> Path:
         """The file or folder that an option `path` means."""

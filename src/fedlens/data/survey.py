@@ -115,7 +115,7 @@ def survey(folder: Path, layout: Reading | None = None, watch: Counted | None = 
             site,
             SPLITS[files[i].parts[0]] if marked else None,
             (pixels.shape[1], pixels.shape[0]),
-            bool((pixels == pixels[..., :1]).all()),
+            all((pixels[..., 0] == pixels[..., i]).all() for i in (1, 2)),
             hashlib.sha256((folder / files[i]).read_bytes()).hexdigest(),
         )
 

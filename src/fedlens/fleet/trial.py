@@ -25,6 +25,7 @@ from fedlens.fleet.site_data import write_site
 from fedlens.fleet.terms import Terms, for_fleet
 from fedlens.runs.active import Watch
 from fedlens.runs.folder import RunFolder
+from fedlens.runs.progress import decoding
 from fedlens.runs.run import run
 from fedlens.setup import partition
 from fedlens.setup.data import load_dataset
@@ -45,11 +46,13 @@ def of_sites(experiment: Experiment, sites: int | None) -> Experiment:
     )
 
 
-def make_homes(experiment: Experiment, folder: Path, data: Path | None = None) -> list[Site]:
+def make_homes(
+    experiment: Experiment, folder: Path, data: Path | None = None, watch: Watch | None = None
+) -> list[Site]:
     """A home for each client of an experiment, with what it holds; it has approved it."""
     whole = replace(experiment, clients=replace(experiment.clients, holdout=0.0))
-    dataset, train, holdings = partition(whole, data)
-    terms = Terms.of(experiment, load_dataset(experiment.dataset, data))
+    dataset, train, holdings = partition(whole, data, decoding(watch))
+    terms = Terms.of(experiment, dataset)
     made = []
     for client in range(len(holdings)):
         home = folder / f"site-{client:04d}"
@@ -121,7 +124,7 @@ def try_fleet(
     watch: Watch | None = None,
 ) -> dict[str, Any]:
     """Run it on sites with processes and sockets of their own, and here; how the two compare."""
-    sites = make_homes(experiment, folder / "sites", data)
+    sites = make_homes(experiment, folder / "sites", data, watch)
     make_keys(sites, folder / "keys")
     port = free_port()
     begun = time.monotonic()
@@ -131,7 +134,7 @@ def try_fleet(
         where = folder / "keys", folder / "server", "127.0.0.1", port
         status = serve(experiment, job, *where, tell, watch)
     seconds = time.monotonic() - begun
-    here = run(experiment, folder / "simulated", data=data)
+    here = run(experiment, folder / "simulated", data=data, progress=False)
     return {
         "status": status,
         "sites": len(sites),

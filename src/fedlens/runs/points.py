@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fedlens.algorithm import alike
 from fedlens.core import Tree
+from fedlens.data.places import Counted
 from fedlens.engines import Stacked
 from fedlens.experiment import Experiment, Named
 from fedlens.federation import Dataset, Examples
@@ -90,7 +91,10 @@ def run_stacks(
 
 
 def build_point(
-    experiment: Experiment, data: str | Path | None, loaded: dict[str, Dataset]
+    experiment: Experiment,
+    data: str | Path | None,
+    loaded: dict[str, Dataset],
+    watch: Counted | None = None,
 ) -> Setup:
     """The parts of a point; a data set that several points name is loaded once."""
     data, given = Path(data) if data is not None else None, experiment.dataset
@@ -98,7 +102,7 @@ def build_point(
         return build(experiment, data)
     known = loaded.get(repr(given))
     if known is None:
-        setup = build(experiment, data)
+        setup = build(experiment, data, watch=watch)
         loaded[repr(given)] = setup.dataset
         return setup
     setup = build(replace(experiment, dataset=known), data)

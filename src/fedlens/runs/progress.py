@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
+from fedlens.data.places import Counted
 from fedlens.reading import printable
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 PLAIN_SECONDS = 2.0  # between two lines where there is no terminal
 BAR_SECONDS = 0.5  # that something takes before it has a bar
 ASIDE = {
+    "decoded": "reading images",
     "twin": "training its centralised twin, pass",
     "alone": "training clients by themselves, pass",
     "drawn": "drawing examples anew for intervals,",
@@ -34,7 +36,8 @@ def rounds(title: str, total: int, done: int = 0) -> Iterator[Watch]:
             def show(record: Record) -> None:
                 nonlocal evaluated
                 if is_aside(record):
-                    advance(done if "twin" in record else total, _aside(record))
+                    is_before = "twin" in record or "decoded" in record
+                    advance(done if is_before else total, _aside(record))
                     return
                 evaluated = _evaluated(record, evaluated)
                 advance(_at(record), _trained(record) + evaluated)
@@ -64,6 +67,13 @@ def all_of(*watches: Watch | None) -> Watch:
                 watch(record)
 
     return watch_all
+
+
+def decoding(watch: Watch | None) -> Counted | None:
+    """Tells a watch over a run, before its first round, how many images are decoded."""
+    if watch is None:
+        return None
+    return lambda done, total: watch({"decoded": done, "of": total})
 
 
 @contextmanager
@@ -113,6 +123,7 @@ class _Counted:
         self.last_print = self.since = time.monotonic()
         self.doing, self.first = "", -1  # what was told last, and how many were done at `since`
         self.has_said = False
+        self.on_terminal = sys.stderr.isatty()  # asked before a bar puts itself in its place
         self.advance: Any = None
 
     def __call__(self, done: int, total: int | None, doing: str = "") -> None:
@@ -120,7 +131,7 @@ class _Counted:
         if doing != self.doing or self.first < 0:
             self.doing, self.first, self.since = doing, done, now
         what = f"{doing}  " if doing else ""
-        if sys.stderr.isatty():
+        if self.on_terminal:
             if self.advance is None and now - self.last_print >= BAR_SECONDS:
                 self.advance = self.stack.enter_context(_bar(self.title, None, 0, ""))
             if self.advance is not None:
@@ -145,7 +156,8 @@ def _lines(title: str, total: int, done: int) -> Watch:
         if is_aside(record):
             number, of = _passes(record)
             aside_since = now if number == 1 else aside_since
-            is_end = number in (1, of) and "drawn" not in record  # that is often over at once
+            is_long = "twin" in record or "alone" in record  # others are often over at once
+            is_end = is_long and number in (1, of)
             if now - last_print >= PLAIN_SECONDS or is_end:
                 last_print = now
                 left = (now - aside_since) / max(number - 1, 1) * (of - number)
@@ -199,7 +211,7 @@ def _aside(record: Record) -> str:
     number, of = _passes(record)
     what = next(ASIDE[key] for key in ASIDE if key in record)
     loss = f"  {_trained(record)}" if "twin" in record else ""
-    return f"{what} {number}/{of}{loss}"
+    return f"{what} {items(number, of)}{loss}"
 
 
 def _at(record: Record) -> int:

@@ -30,7 +30,7 @@ from fedlens.runs.chosen_metrics import chosen
 from fedlens.runs.evaluate import Twin
 from fedlens.runs.folder import Records, RunFolder, check_free, readable_json
 from fedlens.runs.manifest import check_settings, check_unchanged, manifest
-from fedlens.runs.progress import all_of, shown
+from fedlens.runs.progress import all_of, decoding, shown
 from fedlens.runs.result import Result
 from fedlens.runs.twin import trained
 from fedlens.setup import Setup, build
@@ -50,15 +50,17 @@ def run(
     """Run an experiment, and write its folder if `out` names one.
 
     `data` is where named data sets are looked for first; `watch` is called with each record and,
-    before, with each pass of the centralised twin, if one is trained (see `twin.trained`).
+    before, with how many images are decoded, and with each pass of the centralised twin, if one is
+    trained (see `progress.ASIDE`).
     `progress` shows how far it is; unless told, it does so in a terminal and in a notebook.
     """
     if out is not None:
         check_free(Path(out), overwrite)
-    setup = build(experiment, Path(data) if data is not None else None)
-    name = Path(out).name if out is not None else setup.dataset.name
+    name = Path(out).name if out is not None else experiment.dataset.name
+    folder = Path(data) if data is not None else None
     with shown(progress, name, experiment.rounds) as bar:
         both = all_of(bar, watch)
+        setup = build(experiment, folder, watch=decoding(both))
         (result,) = run_to_end([start(experiment, setup, out, overwrite=overwrite, watch=both)])
     return result
 
@@ -89,10 +91,11 @@ def resume(
         check_settings(folder.path, described, before)
         begun = as_begun(described, before)
         begun = replace(begun, engine=_going_on(begun.engine, engine))
-        setup = build(begun, Path(data) if data is not None else None)
         done = last_saved(folder.path) or 0
         with shown(progress, folder.path.name, described.rounds, done) as bar:
-            active = reopen(folder, setup, all_of(bar, watch))
+            both = all_of(bar, watch)
+            place = Path(data) if data is not None else None
+            active = reopen(folder, build(begun, place, watch=decoding(both)), both)
             if described.rounds != before.get("settings", {}).get("rounds", described.rounds):
                 folder.write(EXPERIMENT, described.toml())
             (result,) = run_to_end([active])

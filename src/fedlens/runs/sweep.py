@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 
+from fedlens.data.places import Counted
 from fedlens.engines import Stacked
 from fedlens.experiment import Experiment
 from fedlens.federation import Dataset
@@ -29,7 +30,7 @@ from fedlens.run_files import (
 from fedlens.runs.active import Watch
 from fedlens.runs.folder import RunFolder, check_free
 from fedlens.runs.points import Point, build_point, into_stacks, run_stacks, sharing
-from fedlens.runs.progress import is_aside
+from fedlens.runs.progress import decoding, is_aside
 from fedlens.runs.result import Result
 from fedlens.runs.run import as_begun
 from fedlens.runs.spread import run_spread, to_spread
@@ -53,7 +54,8 @@ def sweep(
     Without `keep_states` points that are done leave no checkpoint: what clients remember may be
     gigabytes, and is needed only by who asks for more rounds.
     """
-    return prepare(points, out, overwrite=overwrite, data=data).run(watch, keep_states)
+    made = prepare(points, out, overwrite=overwrite, data=data, watch=decoding(watch))
+    return made.run(watch, keep_states)
 
 
 @dataclass(frozen=True)
@@ -144,8 +146,12 @@ def prepare(
     *,
     overwrite: bool = False,
     data: str | Path | None = None,
+    watch: Counted | None = None,
 ) -> Sweep:
-    """Make and check every point before the first is run."""
+    """Make and check every point before the first is run.
+
+    `watch` is told how many image files are decoded, of how many.
+    """
     if not points:
         raise ValueError("a sweep needs points: give at least one experiment")
     parent = Path(out) if out is not None else None
@@ -168,7 +174,7 @@ def prepare(
                 kept[name] = _result(before)
                 continue
             described = as_begun(experiment, read_manifest(folder))
-        setup = build_point(described, data, loaded)
+        setup = build_point(described, data, loaded, watch)
         made.append(Point(name, experiment, sharing(setup, made), folder, overwrite))
     total = sum(experiment.rounds for experiment in points.values())
     folder = Path(data) if data is not None else None

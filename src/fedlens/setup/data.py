@@ -48,7 +48,7 @@ def _loaded(given: Named, source: Source) -> Dataset:
         return found
     parts = found if isinstance(found, tuple) else (found,)
     if len(parts) in (1, 2) and all(isinstance(part, MapStyle) for part in parts):
-        return map_style(*parts, name=given.name.rpartition(":")[2])
+        return map_style(*parts, name=given.name.rpartition(":")[2], watch=source.watch)
     return expect(found, Dataset, f"dataset {given.name!r}")
 
 
