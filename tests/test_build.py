@@ -140,7 +140,7 @@ def described(**changes: Any) -> fl.Experiment:
         ({"outputs": 2}, "outputs is 2, but toy has 3 classes: choose 3 or more"),
         ({"outputs": 7}, "outputs is 7, but the model has 3: leave outputs out"),
         ({"model": flat(2)}, "the model gives (2,) outputs an image, but toy has 3 classes"),
-        ({"model": nn.Linear(9, 3)}, "the model cannot take images of toy, (2, 4, 4): "),
+        ({"model": nn.Linear(9, 3)}, "the model cannot take images of toy, (2, 4, 4) ("),
         ({"model": nn.Conv2d(2, 3, 1)}, "outputs an image, but toy has 3 classes"),
         ({"norm": "local"}, 'norm is "local", but the model has no such layers'),
         ({"device": "tpu"}, "device is 'tpu': choose auto, cpu or cuda"),

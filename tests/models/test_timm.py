@@ -76,6 +76,15 @@ def test_without_timm_the_line_says_how_to_get_it(monkeypatch):
         fl.run(described("timm:net"))
 
 
+def test_beside_a_torchvision_for_another_torch_the_line_names_the_torch(monkeypatch, tmp_path):
+    (tmp_path / "timm.py").write_text("raise RuntimeError('operator nms does not exist')")
+    monkeypatch.delitem(sys.modules, "timm", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    line = r"nms does not exist\): install the torchvision that was made for torch \d"
+    with pytest.raises(ValueError, match=line):
+        fl.run(described("timm:net"))
+
+
 def test_its_batch_normalisation_with_an_activation_is_masked_and_keeps_both():
     torch.default_generator.manual_seed(0)
     plain = nn.Sequential(BatchNormAct2d(3))

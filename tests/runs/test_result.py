@@ -1,6 +1,7 @@
 """A result as people look at it: printed, drawn, as a table; and progress while it is made."""
 
 import sys
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
@@ -25,9 +26,16 @@ def test_it_plots_what_was_recorded(result):
     (line,) = axes.get_lines()
     assert line.get_xydata()[:, 0].tolist() == [1, 2]
     assert line.get_xydata()[-1, 1] == result.final["test_accuracy"]
+    assert all(float(tick).is_integer() for tick in axes.get_xticks())
     assert result.plot("test_loss", Figure().add_subplot()).get_ylabel() == "test loss"
     with pytest.raises(ValueError, match=r"'nonsense' was not recorded: choose one of .*test_f1"):
         result.plot("nonsense", Figure().add_subplot())
+
+
+def test_one_round_is_a_point(result):
+    one = replace(result, records=result.records[:1])
+    (line,) = one.plot("train_loss", Figure().add_subplot()).get_lines()
+    assert line.get_marker() == "o" and "1 round," in repr(one)
 
 
 def test_it_draws_itself_in_a_notebook(result):
@@ -52,6 +60,8 @@ def test_progress_is_shown_to_people_unless_told(told, terminal, monkeypatch, ca
     fl.run(experiment, progress=told)
     said = capsys.readouterr().err
     assert ("fashion-mnist-mini" in said) == (terminal or bool(told))
+    fl.sweep({"a": experiment}, progress=told)
+    assert ("sweep" in capsys.readouterr().err) == (terminal or bool(told))
 
 
 @pytest.mark.parametrize("on_a_terminal", [False, True])

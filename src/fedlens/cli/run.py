@@ -206,9 +206,10 @@ def finish_run(
             file=sys.stderr,
         )
     elif summary.get("collapsed") and status != "diverged":
+        count = summary["rounds"]
         print(
-            f"fedlens: after {summary['rounds']} rounds the model gives every image the same "
-            "class: train longer or, if it did better before, with a smaller local.lr",
+            f"fedlens: after {count} round{'' if count == 1 else 's'} the model gives every image "
+            "the same class: train longer or, if it did better before, with a smaller local.lr",
             file=sys.stderr,
         )
     if status == "diverged":

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+import torch
 from torch import nn
 
 from fedlens.options import did_you_mean
@@ -47,9 +48,11 @@ def _timm(architecture: str) -> Any:
     try:
         import timm
     except Exception as error:  # it imports torchvision, which fails beside another torch
-        why = "" if isinstance(error, ModuleNotFoundError) else f" ({reason(error)})"
+        why, remedy = "", 'pip install "fedlens[timm]"'
+        if not isinstance(error, ModuleNotFoundError):
+            why = f" ({reason(error)})"
+            remedy = f"install the torchvision that was made for torch {torch.__version__}"
         raise ValueError(
-            f"model 'timm:{architecture}' needs timm, which cannot be imported{why}: "
-            'pip install "fedlens[timm]"'
+            f"model 'timm:{architecture}' needs timm, which cannot be imported{why}: {remedy}"
         ) from error
     return timm

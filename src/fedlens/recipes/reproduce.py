@@ -189,8 +189,14 @@ def _run_cells(planned: Reproduction, watch: Watch | None) -> None:
 
         points = {place.name: experiment for place, experiment in stage.items()}
         folder = next(iter(stage)).parent
-        told = say if watch else None
-        sweep(points, folder, data=planned.scale.data, watch=told, keep_states=False)
+        sweep(
+            points,
+            folder,
+            data=planned.scale.data,
+            watch=say if watch else None,
+            keep_states=False,
+            progress=False,
+        )
 
 
 def show(

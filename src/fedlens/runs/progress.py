@@ -48,23 +48,31 @@ def rounds(title: str, total: int, done: int = 0) -> Iterator[Watch]:
 
 
 @contextmanager
-def shown(wanted: bool | None, title: str, total: int, done: int = 0) -> Iterator[Watch | None]:
-    """A watch over a run started from Python: if nobody says, where there is somebody to see it."""
-    in_notebook = "ipykernel" in sys.modules
-    if wanted is False or (wanted is None and not sys.stderr.isatty() and not in_notebook):
+def shown(wanted: bool | None, kind: Any, *about: Any) -> Iterator[Any]:
+    """`kind` of progress of what was started from Python, or none of it.
+
+    If nobody says, there is some where there is somebody to see it.
+    """
+    if wanted is False or (wanted is None and not sys.stderr.isatty() and not _in_notebook()):
         yield None
     else:
-        with rounds(title, total, done) as watch:
+        with kind(*about) as watch:
             yield watch
 
 
-def all_of(*watches: Watch | None) -> Watch:
+def _in_notebook() -> bool:
+    """Whether a kernel of Jupyter runs this, which some only import."""
+    ipython = sys.modules.get("IPython")
+    return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
+
+
+def all_of(*watches: Callable[..., None] | None) -> Callable[..., None]:
     """One watch that calls several."""
 
-    def watch_all(record: Record) -> None:
+    def watch_all(*told: Any) -> None:
         for watch in watches:
             if watch is not None:
-                watch(record)
+                watch(*told)
 
     return watch_all
 

@@ -34,7 +34,8 @@ class Result:
         return final
 
     def __repr__(self) -> str:
-        words = [self.status, f"{len(self.records)} rounds"]
+        count = len(self.records)
+        words = [self.status, "1 round" if count == 1 else f"{count} rounds"]
         measure = self._measure
         if measure in self.final:
             words.append(f"{measure} {self.final[measure]:.4g}")
@@ -50,6 +51,8 @@ class Result:
 
     def plot(self, measure: str | None = None, axes: Axes | None = None) -> Axes:
         """A measure round by round, on `axes` or on new ones; without one, the accuracy."""
+        from matplotlib.ticker import MaxNLocator
+
         if axes is None:
             from matplotlib import pyplot
 
@@ -59,7 +62,10 @@ class Result:
         if not points:
             known = sorted({key for record in self.records for key in record} - {"round"})
             raise ValueError(f"{name!r} was not recorded: choose one of {', '.join(known)}")
-        axes.plot(*zip(*points, strict=True))
+        axes.plot(*zip(*points, strict=True), marker="o" if len(points) == 1 else None)
+        ticks = axes.xaxis.get_major_locator()
+        if isinstance(ticks, MaxNLocator):  # as they are, unless somebody chose a scale
+            ticks.set_params(integer=True)
         axes.set_xlabel("round")
         axes.set_ylabel(name.replace("_", " "))
         return axes

@@ -31,6 +31,7 @@ from fedlens.runs.evaluate import Twin
 from fedlens.runs.folder import Records, RunFolder, check_free, readable_json
 from fedlens.runs.manifest import check_settings, check_unchanged, manifest
 from fedlens.runs.progress import all_of, decoding, shown
+from fedlens.runs.progress import rounds as in_rounds
 from fedlens.runs.result import Result
 from fedlens.runs.twin import trained
 from fedlens.setup import Setup, build
@@ -58,7 +59,7 @@ def run(
         check_free(Path(out), overwrite)
     name = Path(out).name if out is not None else experiment.dataset.name
     folder = Path(data) if data is not None else None
-    with shown(progress, name, experiment.rounds) as bar:
+    with shown(progress, in_rounds, name, experiment.rounds) as bar:
         both = all_of(bar, watch)
         setup = build(experiment, folder, watch=decoding(both))
         (result,) = run_to_end([start(experiment, setup, out, overwrite=overwrite, watch=both)])
@@ -92,7 +93,7 @@ def resume(
         begun = as_begun(described, before)
         begun = replace(begun, engine=_going_on(begun.engine, engine))
         done = last_saved(folder.path) or 0
-        with shown(progress, folder.path.name, described.rounds, done) as bar:
+        with shown(progress, in_rounds, folder.path.name, described.rounds, done) as bar:
             both = all_of(bar, watch)
             place = Path(data) if data is not None else None
             active = reopen(folder, build(begun, place, watch=decoding(both)), both)

@@ -30,7 +30,7 @@ from fedlens.run_files import (
 from fedlens.runs.active import Watch
 from fedlens.runs.folder import RunFolder, check_free
 from fedlens.runs.points import Point, build_point, into_stacks, run_stacks, sharing
-from fedlens.runs.progress import decoding, is_aside
+from fedlens.runs.progress import all_of, counted, decoding, is_aside, rounds, shown
 from fedlens.runs.result import Result
 from fedlens.runs.run import as_begun
 from fedlens.runs.spread import run_spread, to_spread
@@ -45,6 +45,7 @@ def sweep(
     data: str | Path | None = None,
     watch: Watch | None = None,
     keep_states: bool = True,
+    progress: bool | None = None,
 ) -> dict[str, Result]:
     """Run experiments that belong together, each to the result it would have alone.
 
@@ -52,10 +53,14 @@ def sweep(
     finished, and gone on with if it is not. `watch` is called with each record, which also says
     whose it is (`point`) and how many rounds are done of how many in all (`done`, `total`).
     Without `keep_states` points that are done leave no checkpoint: what clients remember may be
-    gigabytes, and is needed only by who asks for more rounds.
+    gigabytes, and is needed only by who asks for more rounds. `progress` is that of `run`.
     """
-    made = prepare(points, out, overwrite=overwrite, data=data, watch=decoding(watch))
-    return made.run(watch, keep_states)
+    with shown(progress, counted, "reading images") as reading:
+        told = all_of(reading, decoding(watch))
+        made = prepare(points, out, overwrite=overwrite, data=data, watch=told)
+    name = Path(out).name if out is not None else "sweep"
+    with shown(progress, rounds, name, made.total, made.done) as bar:
+        return made.run(all_of(bar, watch), keep_states)
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,8 @@ def _try(network: Network, dataset: Dataset, outputs: int | None) -> None:
     except Exception as error:  # a module of the user's own may raise anything
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ValueError(
-            f"the model cannot take images of {dataset.name}, {dataset.shape}: {reason}"
+            f"the model cannot take images of {dataset.name}, {dataset.shape} ({reason}): choose "
+            "a model for such images or, where the data set takes a size, another size"
         ) from error
     if logits.ndim != 2 or logits.shape[1] < dataset.num_classes:
         raise ValueError(
