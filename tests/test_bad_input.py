@@ -98,6 +98,8 @@ def deep() -> None:
     Path("deep.toml").write_text("x = " + "[" * 100_000, encoding="utf-8")
     Path("dotted.toml").write_text("a." * 100_000 + "b = 1", encoding="utf-8")
     Path("deep.json").write_text('{"a":' * 100_000, encoding="utf-8")
+    Path("digits.toml").write_text("rounds = 1" + "0" * 5000, encoding="utf-8")
+    Path("digits.json").write_text('{"rounds": 1' + "0" * 5000 + "}", encoding="utf-8")
     Path("half.json").write_text(json.dumps({"dataset": "\ud800"}), encoding="utf-8")
 
 
@@ -134,6 +136,7 @@ def deep() -> None:
         (["a." * 100_000 + "b=1"], "has more than 32 parts: write key=value"),
         (["local.lr=" + "[" * 100_000], "it is nested too deeply"),
         (["local.lr=" + "[" * 40 + "]" * 40], "]]: it is nested more than 32 deep"),
+        (["rounds=1" + "0" * 5000], "0 ...: it has a whole number of more than 4,300 digits"),
         (["local=5"], "local is 5: expected a table"),
         (["--out", "x" * 300], "file name too long"),
     ],
@@ -151,12 +154,14 @@ def test_what_cannot_be_is_refused_in_one_line_with_status_2(fedlens, words, mes
 
 @COMMAND_LINE
 @pytest.mark.usefixtures("here")
-def test_files_that_are_nested_beyond_measure_are_refused_at_once(fedlens):
+def test_files_that_are_nested_or_numbers_that_are_long_beyond_measure_are_refused_at_once(fedlens):
     deep()
     for name, message in (
         ("deep.toml", "is not valid TOML: it is nested too deeply"),
         ("dotted.toml", "is not valid TOML: a key has more than 32 parts"),
         ("deep.json", "is not valid JSON: it is nested too deeply"),
+        ("digits.toml", "valid TOML: it has a whole number of more than 4,300 digits\n"),
+        ("digits.json", "valid JSON: it has a whole number of more than 4,300 digits\n"),
         ("half.json", "is not UTF-8: write it with other letters"),
     ):
         status, out, err = fedlens("run", name)

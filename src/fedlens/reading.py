@@ -7,6 +7,7 @@ import gzip
 import io
 import os
 import stat
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -98,6 +99,8 @@ def reason(error: BaseException) -> str:
         return error.strerror
     if isinstance(error, KeyError):
         return f"it has no {shortened(str(error))}"
+    if isinstance(error, ValueError) and "set_int_max_str_digits" in str(error):
+        return f"it has a whole number of more than {sys.get_int_max_str_digits():,} digits"
     return shortened(next(iter(str(error).splitlines()), "")) or "it is damaged"
 
 

@@ -72,7 +72,7 @@ def load_weights(module: nn.Module, source: str, sha256: str | None = None) -> L
                 f"{source} has the sha256 {digest}: it is not the file meant, or correct "
                 "weights_sha256"
             )
-        found = _tensors(path)
+        found = _tensors(path, source if is_address(source) else str(path))
         _refuse_not_finite(found, source)
     except ValueError:
         if is_address(source):  # what was wrong once is not kept for the next time
@@ -149,13 +149,13 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:2]) + more
 
 
-def _tensors(path: Path) -> Tree:
-    """What a file holds, by name."""
+def _tensors(path: Path, called: str) -> Tree:
+    """What a file holds, by name; it is called as people know it, not by its place in the cache."""
     if path.suffix not in (".safetensors", ".pt", ".pth"):
-        raise ValueError(f"{path} is of no known kind: give .safetensors, .pt or .pth")
-    memory.demand(f"{path}", {"weights": path.stat().st_size}, "take a machine with more")
+        raise ValueError(f"{called} is of no known kind: give .safetensors, .pt or .pth")
+    memory.demand(called, {"weights": path.stat().st_size}, "take a machine with more")
     with (
-        reading(path, "save model.state_dict() alone, best as .safetensors"),
+        reading(called, "save model.state_dict() alone, best as .safetensors"),
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")  # PyTorch's, of kinds of tensors that are refused below
