@@ -42,6 +42,9 @@ TAKEN = [
     {"local": {"epochs": {"low": 1, "high": 3}, "optimizer": {"name": "adamw", "beta1": 0.8}}},
     {"model": "own.models:tiny", "clients": {"per_round": 0.1}},
     {"evaluate": {"on": ["test", "validation"], "at": [1, 2]}, "stop": {"accuracy": 0.5}},
+    {"local": {"lr": 0, "momentum": 0.999, "clip": 1e-30, "epochs": 0.25, "batch_size": 1}},
+    {"clients": {"count": 1, "per_round": 1, "holdout": 0}, "seed": 0, "stop": {"accuracy": 1}},
+    {"augment": {"rotate": 40, "crop": 0}, "server": {"lr": 7}, "faults": {"dropped": 1}},
 ]
 
 
@@ -60,6 +63,19 @@ REFUSED = [
     {"algorithm": {"name": "fedprox", "nu": 0.1}},
     {"clients": {"partition": {"alpha": 0.5}}},
     {"precision": "fp16"},
+    {"rounds": 0},
+    {"seed": -1},
+    {"local": {"lr": -0.1}},
+    {"local": {"momentum": 1.0}},
+    {"local": {"epochs": 0}},
+    {"local": {"clip": 0}},
+    {"clients": {"per_round": 1.5}},
+    {"clients": {"count": 0}},
+    {"evaluate": {"every": 0}},
+    {"stop": {"accuracy": 1.1}},
+    {"stop": {"seconds": 0}},
+    {"faults": {"dropped": 2}},
+    {"augment": {"crop": -1}},
 ]
 
 

@@ -12,6 +12,7 @@ import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
+from functools import partial
 from typing import Any, Literal, Union
 
 from torch import Tensor, nn
@@ -26,6 +27,8 @@ Schema = dict[str, Any]
 Table = Mapping[str, Callable[..., Any]]
 
 OF_YOUR_OWN = {"type": "string", "pattern": r"^[\w.]+:[\w.]+$"}  # module:function, or timm:name
+LEAST = {"dataset": "fashion-mnist-mini", "model": "linear", "rounds": 1}
+STEPS: dict[Any, float] = {"integer": 1, "number": 1e-9}  # to the next number that is tried
 PLAIN: dict[Any, Schema] = {
     bool: {"type": "boolean"},
     int: {"type": "integer"},
@@ -115,7 +118,7 @@ def _record(kind: Any, prefix: str) -> Schema:
     properties, needed = {}, []
     for field in fields(kind):
         key = f"{prefix}{field.name}"
-        one = _of(types_of(kind)[field.name], key)
+        one = _bounded(_of(types_of(kind)[field.name], key), partial(_takes, kind, field.name))
         if is_described(key):
             one = {"description": described(key), **one}
         if field.default is MISSING:
@@ -125,6 +128,34 @@ def _record(kind: Any, prefix: str) -> Schema:
         properties[field.name] = one
     made: Schema = {"type": "object", "properties": properties, "additionalProperties": False}
     return made | ({"required": needed} if needed else {})
+
+
+def _bounded(made: Schema, takes: Callable[[float], bool]) -> Schema:
+    """With the bounds of its numbers, where these are 0 or 1: whoever checks them is asked."""
+    for one in made.get("anyOf", [made]):
+        step = STEPS.get(one.get("type"))
+        if step is None:
+            continue
+        zero, end = type(step)(0), 1.0
+        if not takes(-step) and takes(zero):
+            one["minimum"] = 0
+        elif not takes(-step) and takes(step):
+            one["exclusiveMinimum"] = 0
+        if isinstance(step, float) and not takes(end + step):
+            if takes(end):
+                one["maximum"] = 1
+            elif takes(end - step):
+                one["exclusiveMaximum"] = 1
+    return made
+
+
+def _takes(kind: Any, name: str, value: float) -> bool:
+    """Whether a section, or the experiment, takes a number for one of its keys."""
+    try:
+        kind(**(LEAST if kind is Experiment else {}) | {name: value})
+    except (TypeError, ValueError):  # other keys may be needed besides
+        return False
+    return True
 
 
 def _of(kind: Any, key: str) -> Schema:
