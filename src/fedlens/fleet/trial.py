@@ -125,6 +125,7 @@ def try_fleet(
 ) -> dict[str, Any]:
     """Run it on sites with processes and sockets of their own, and here; how the two compare."""
     sites = make_homes(experiment, folder / "sites", data, watch)
+    tell(f"starting {len(sites)} sites and their server, which takes a while")
     make_keys(sites, folder / "keys")
     port = free_port()
     begun = time.monotonic()
@@ -134,6 +135,7 @@ def try_fleet(
         where = folder / "keys", folder / "server", "127.0.0.1", port
         status = serve(experiment, job, *where, tell, watch)
     seconds = time.monotonic() - begun
+    tell("the same here, simulated")
     here = run(experiment, folder / "simulated", data=data, progress=False)
     return {
         "status": status,

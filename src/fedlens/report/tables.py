@@ -118,7 +118,7 @@ def worth(run: Run) -> list[str]:
     if found and is_number(share):
         whole = format_number(share, True)
         found.append(
-            f"One model trained on all examples on one pile: {whole} on all that is tested."
+            f"One model trained on the examples of all clients: {whole} on all that is tested."
         )
     return found
 
