@@ -114,6 +114,8 @@ def test_a_key_that_is_not_there_is_told_with_the_nearest():
         explain("local.lrs")
     with pytest.raises(ValueError, match=r"unknown key 'lr': did you mean local.lr or server.lr\?"):
         explain("lr")
+    with pytest.raises(ValueError, match=r"choose one of algorithm, augment, clients, dataset,"):
+        explain("foo.bar")
 
 
 def test_the_commands_print_both(fedlens, tmp_path):

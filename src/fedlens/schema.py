@@ -12,6 +12,7 @@ import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
+from difflib import get_close_matches
 from functools import partial
 from typing import Any, Literal, Union
 
@@ -53,11 +54,8 @@ def explain(key: str) -> list[str]:
     if key not in known and not inside:
         places = [name for name in known if name.rpartition(".")[2] == key]
         sections = {name.partition(".")[0] for name in known}
-        hint = (
-            f"did you mean {' or '.join(places)}?"
-            if places
-            else did_you_mean(key, {*known, *sections})
-        )
+        near = get_close_matches(key, {*known, *sections}, n=1) or sections
+        hint = f"did you mean {' or '.join(places)}?" if places else did_you_mean(key, near)
         raise ValueError(f"unknown key {key!r}: {hint}")
     lines = [f"{key}: {described(key)}" if is_described(key) else key]
     if inside:

@@ -85,7 +85,7 @@ def tracking(
     with ExitStack() as stack:
 
         def send(record: Record) -> None:
-            if "round" not in record:  # a pass of the centralised twin
+            if "round" not in record:  # it tells of what is done besides rounds
                 return
             if not logs:
                 for name, package in packages.items():
