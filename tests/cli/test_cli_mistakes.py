@@ -167,7 +167,10 @@ def one_hot(source):
     [
         ("model=mine:no_net", "mine:no_net failed (RuntimeError: no net today): mend it"),
         ("model=mine:Pair", "the model gives a tuple: let it return its outputs alone, a tensor"),
-        ("model=mine:Misspelt", "(1, 28, 28): 'Misspelt' object has no attribute 'lair'"),
+        (
+            "model=mine:Misspelt",
+            "in forward: AttributeError: 'Misspelt' object has no attribute 'lair': mend",
+        ),
         ("algorithm=mine:forgetful", "forgetful gave NoneType: let it return an Algorithm, as"),
         ("dataset=mine:arrays", "images are a ndarray: give a tensor, as torch.as_tensor(images)"),
         ("dataset=mine:one_hot", "labels are torch.int64 of shape (4, 2): give one whole number"),

@@ -22,6 +22,7 @@ from fedlens.names import MODELS
 from fedlens.network.layers import group_norm
 from fedlens.network.network import Network
 from fedlens.options import call, expect, find
+from fedlens.own_code import mistake_of
 from fedlens.setup.devices import PRECISIONS
 
 
@@ -77,9 +78,11 @@ def _try(network: Network, dataset: Dataset, outputs: int | None) -> None:
         raise
     except Exception as error:  # a module of the user's own may raise anything
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        of_shapes = isinstance(error, RuntimeError)  # which torch raises where they do not fit
         raise ValueError(
-            f"the model cannot take images of {dataset.name}, {dataset.shape} ({reason}): choose "
-            "a model for such images or, where the data set takes a size, another size"
+            ("" if of_shapes else mistake_of(error))
+            or f"the model cannot take images of {dataset.name}, {dataset.shape} ({reason}): "
+            "choose a model for such images or, where the data set takes a size, another size"
         ) from error
     if logits.ndim != 2 or logits.shape[1] < dataset.num_classes:
         raise ValueError(
