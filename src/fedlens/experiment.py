@@ -248,6 +248,8 @@ _KEYS_OF_SECTIONS = [f"{name}.{f.name}" for name, kind in _SECTIONS.items() for 
 
 def as_plain(value: Any) -> Any:
     """A value of an experiment as plain tables hold it."""
+    if value is None or isinstance(value, (str, int, float)):  # most of them
+        return value
     if isinstance(value, Named):
         return (
             {"name": value.name, **as_plain(dict(value.options))} if value.options else value.name

@@ -205,9 +205,13 @@ def call(function: Callable[..., Any], *handed: Any, options: Mapping[str, Any])
 
 def check(value: Any, kind: Any, where: str) -> Any:
     """`value` as a `kind`, or a ValueError that says what was expected."""
+    return _checker(kind)(value, kind, where)
+
+
+@cache
+def _checker(kind: Any) -> Callable[[Any, Any, str], Any]:
     form = typing.get_origin(kind) or kind
-    otherwise = _record if is_dataclass(form) else _instance
-    return KINDS.get(form, otherwise)(value, kind, where)
+    return KINDS.get(form, _record if is_dataclass(form) else _instance)
 
 
 def refuse_unknown(

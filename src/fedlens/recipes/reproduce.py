@@ -174,9 +174,7 @@ def run_cells(planned: Reproduction, watch: Watch | None = None) -> None:
 
 
 def _run_cells(planned: Reproduction, watch: Watch | None) -> None:
-    for place, experiment in planned.left.items():
-        if read_status(place) is None:
-            _take_over(place, experiment)
+    _take_over({p: cell for p, cell in planned.left.items() if read_status(p) is None}, planned.out)
     for stage in planned.stages:
         elsewhere = planned.rounds_done - sum(_rounds_done(*cell) for cell in stage.items())
 
@@ -258,20 +256,25 @@ def _is_of(place: Path, experiment: Experiment) -> bool:
     return is_run(place) and experiment_text(place) == experiment.toml()
 
 
-def _take_over(place: Path, experiment: Experiment) -> None:
-    """If another item beside this one has run the same, make it this one's too."""
-    for other in sorted(place.parents[2].glob("*/runs/*")):
-        if not (_is_of(other, experiment) and _is_ours(other)):
-            continue
-        copy = partial(
-            shutil.copytree,
-            other,
-            dirs_exist_ok=True,
-            copy_function=_link,
-            ignore=shutil.ignore_patterns(LOCK),
-        )
-        new_folder(place, copy).release()
+def _take_over(cells: Mapping[Path, Experiment], out: Path) -> None:
+    """Those cells that another item beside this one has run become this one's, too."""
+    if not cells:
         return
+    of_text: dict[str, list[Path]] = {}
+    for other in sorted(out.parent.glob("*/runs/*")):
+        if is_run(other):
+            of_text.setdefault(experiment_text(other), []).append(other)
+    for place, experiment in cells.items():
+        same = next(filter(_is_ours, of_text.get(experiment.toml(), [])), None)
+        if same is not None:
+            copy = partial(
+                shutil.copytree,
+                same,
+                dirs_exist_ok=True,
+                copy_function=_link,
+                ignore=shutil.ignore_patterns(LOCK),
+            )
+            new_folder(place, copy).release()
 
 
 def _is_ours(place: Path) -> bool:
