@@ -1,13 +1,16 @@
 """Paper 1's recipes: who was drawn, FedProx in both forms, networks alone compared."""
 
 import re
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from fedlens.recipes import RECIPES
 from fedlens.recipes.fedavg_cifar10.architectures import NETWORKS, PRETRAINED
+from fedlens.recipes.fedavg_cifar10.figure16 import apart
 from fedlens.recipes.fedavg_cifar10.figure18 import drawn
-from fedlens.recipes.recipe import Scale
+from fedlens.recipes.recipe import Results, Scale
 from fedlens.recipes.reproduce import reproduce
 from fedlens.report.blocks import Bars
 
@@ -61,3 +64,21 @@ def test_networks_are_compared_from_scratch_and_pretrained_ones_stand_apart(monk
         if not cell.weights:
             rates[name.split(", ")[0]].append(cell.local.lr)
     assert set(map(tuple, rates.values())) == {(0.001, 0.01)}
+
+
+def test_the_fall_is_taken_apart_as_far_as_runs_are_there():
+    reached = {"homogeneous": 0.55, "low, truncated": 0.41, "equal, a quarter of the images": 0.39}
+
+    def told(accuracies):
+        cells: dict[str, Any] = {
+            f"λ rule, {name}": [SimpleNamespace(final=lambda _, value=value: value)]
+            for name, value in accuracies.items()
+        }
+        return " ".join(apart(Results(Scale("paper"), cells)))
+
+    assert "images, makes -16.00; unequal sizes on top of that +2.00." in told(reached)
+    assert "over all" not in told(reached)
+    assert "over all images, make -5.00." in told({**reached, "low, renormalised": 0.50})
+    assert (
+        told({"homogeneous": 0.55}) == "The runs that would take the fall apart are not all here."
+    )

@@ -9,7 +9,7 @@ import pytest
 from fedlens.experiment import Named
 from fedlens.recipes import RECIPES
 from fedlens.recipes.ghaemi.setting import dead_runs, living
-from fedlens.recipes.ghaemi.why_liadmm_fails import ABOUT_TRAINING, CONTROL
+from fedlens.recipes.ghaemi.why_liadmm_fails import ABOUT_TRAINING, CONTROL, outcome
 from fedlens.recipes.page import experiments
 from fedlens.recipes.recipe import Results, Scale
 from fedlens.recipes.reproduce import reproduce
@@ -88,3 +88,33 @@ def test_runs_that_ended_dead_are_counted_and_not_averaged():
     assert dead_runs(results, [cell]).rows == [[cell, "1 of 3", "1", "75.00"]]
     all_dead = Results(Scale("paper"), {cell: runs[1:2]})
     assert dead_runs(all_dead, [cell]).rows == [[cell, "1 of 1", "1", "–"]]
+
+
+def run_that_ended(status: str, num_rounds: int, accuracy: float, collapsed: bool) -> Any:
+    return SimpleNamespace(
+        status=status,
+        num_rounds=num_rounds,
+        summary={"collapsed": collapsed},
+        final=lambda _: 2.3612 if collapsed else 0.9,
+        curve=lambda _: ([1, 2, 3, 4], [accuracy] * 4),
+    )
+
+
+@pytest.mark.parametrize(
+    ("runs", "said"),
+    [
+        ([("finished", 80, 0.6, False), ("finished", 80, 0.7, False)], "65.0 ± 7.1"),
+        (
+            [("diverged", 14, 0.1, True), ("diverged", 12, 0.1, False)],
+            "diverged in rounds 12 to 14 (2 of 2)",
+        ),
+        (
+            [("finished", 80, 0.1, True), ("diverged", 58, 0.1, True)],
+            "one class for all (1 of 2), diverged in round 58 (1 of 2)",
+        ),
+        ([], "–"),
+    ],
+)
+def test_what_became_of_runs_is_counted(runs, said):
+    results = Results(Scale("paper"), {"cell": [run_that_ended(*run) for run in runs]})
+    assert outcome(results, "cell") == said

@@ -2,6 +2,7 @@
 
 import importlib
 import itertools
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -12,9 +13,10 @@ from fedlens.recipes.hsu2020.figure1 import furthest_apart
 from fedlens.recipes.hsu2020.figure4_pilot import Point, best
 from fedlens.recipes.hsu2020.figure8 import momenta, panels, rates
 from fedlens.recipes.hsu2020.setting import schedule
-from fedlens.recipes.recipe import Scale
+from fedlens.recipes.page import opening
+from fedlens.recipes.recipe import Results, Scale
 from fedlens.recipes.reproduce import reproduce
-from fedlens.report.blocks import Curves, Strip
+from fedlens.report.blocks import Curves, Strip, Table
 
 
 @pytest.fixture(autouse=True)
@@ -145,6 +147,29 @@ def test_the_strip_of_figure_4_marks_the_weighted_mean(tmp_path):
     runs = done.results.runs["cifar10, α 100, FedAvg, K 2"]
     assert strip.stroke(0) == runs[0].summary["emd"]
     assert "weighted mean" in strip.words()
+
+
+def test_a_page_names_the_runs_that_diverged(tmp_path):
+    done = reproduce("hsu2020/figure4", "smoke", tmp_path / "out")
+    cell = "cifar10, α 0, FedAvgM, K 2"
+    (run,) = done.results.runs[cell]
+    ended = replace(run, summary=run.summary | {"status": "diverged"})
+    results = Results(done.results.scale, {**done.results.runs, cell: [ended]})
+    recipe = RECIPES["hsu2020/figure4"](done.results.scale)
+    said = opening(recipe, results).paragraphs
+    assert f"1 of 5 runs diverged: {cell}. What is shown of it was evaluated before that." in said
+    assert not any("diverged" in one for one in opening(recipe, done.results).paragraphs)
+    curves = next(block for block in recipe.blocks(results) if isinstance(block, Curves))
+    assert [line.note for line in curves.lines] == ["", "diverged at α 0"]
+
+
+def test_figure_10_has_the_spread_over_splits(tmp_path):
+    done = reproduce("hsu2020/figure10", "smoke", tmp_path / "out")
+    table = next(block for block in done.blocks if isinstance(block, Table))
+    rows = {row[0]: row[2] for row in table.rows}
+    assert rows["α 0"] == "1.800 ± 0.000 (2)"
+    assert str(rows["α 1"]).endswith(" (2)")
+    assert "± 0.000" not in str(rows["α 1"])
 
 
 def test_the_two_classes_furthest_apart_are_found():

@@ -237,6 +237,26 @@ def test_the_command_says_which_recipes_were_measured(fedlens, monkeypatch, tmp_
 
 
 @in_process
+def test_the_long_list_says_what_recipes_are_and_how_much_was_measured(
+    fedlens, monkeypatch, tmp_path
+):
+    monkeypatch.setattr("fedlens.recipes.CHECKOUT", tmp_path)
+    (tmp_path / ".git").mkdir()
+    place = Path("results/papers/ghaemi/fedavg")
+    for seed in range(2):
+        run = tmp_path / place / "runs" / f"iid-logits-seed{seed}"
+        run.mkdir(parents=True)
+        (run / "experiment.toml").write_text('dataset = "fashion-mnist"\n')
+        (run / "manifest.json").write_text("{}")
+    status, out, err = fedlens("list", "recipes", "--long")
+    assert (status, err) == (0, "")
+    lines = out.splitlines()
+    assert len(lines) == 2 * len(RECIPES)
+    said = lines.index(f"ghaemi/fedavg  measured: {place} (1 of 5 experiments, 2 runs)")
+    assert lines[said + 1] == "    FedAvg, section 5.2: iid and non-iid clients over 80 rounds."
+
+
+@in_process
 def test_the_command_draws_a_page_from_stored_runs(fedlens, tmp_path):
     name = "fedavg-cifar10/figure12"
     before = fedlens("reproduce", name, "--scale", "smoke", "--out", "run", "--quiet")[1]

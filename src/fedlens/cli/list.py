@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
@@ -64,14 +65,17 @@ def list_command(
         from fedlens.schema import called
 
         for name, function in tables[kind].items():
-            print(f"{called(name, function)}\n    {(function.__doc__ or '').splitlines()[0]}")
+            records = _measured(name, whole=True) if kind == "recipes" else ""
+            # An item of a paper is told at the head of its file.
+            about = function.__doc__ or sys.modules[function.__module__].__doc__ or ""
+            print(f"{called(name, function)}{records}\n    {about.partition(chr(10))[0]}")
         return
     for name in tables if kind is None else tables[kind]:
         print(f"{name}{_measured(name) if kind == 'recipes' else ''}")
 
 
-def _measured(recipe: str) -> str:
-    """Where the checkout has records of a recipe, if it has."""
+def _measured(recipe: str, whole: bool = False) -> str:
+    """Where the checkout has records of a recipe, if it has; `whole`: and how much of it."""
     from fedlens.recipes import measured
 
     place = measured(recipe)
@@ -79,4 +83,10 @@ def _measured(recipe: str) -> str:
         return ""
     here, runs = Path.cwd(), sum(1 for _ in (place / "runs").iterdir())
     where = place.relative_to(here) if place.is_relative_to(here) else place
-    return f"  measured: {where} ({runs} run{'s' * (runs != 1)})"
+    said = f"{runs} run{'s' * (runs != 1)}"
+    if whole:
+        from fedlens.recipes.stored import coverage
+
+        found, every = coverage(recipe, place)
+        said = f"{found} of {every} experiment{'s' * (every != 1)}, {said}"
+    return f"  measured: {where} ({said})"

@@ -40,6 +40,8 @@ def opening(recipe: Recipe, results: Results) -> Text:
             said.append(
                 f"{count} of the {len(recipe.cells)} experiments are here. Not run yet: {some}."
             )
+        if diverged := _diverged(results):
+            said.append(diverged)
         numbers = sorted({len(of_cell) for of_cell in results.runs.values()})
         seeds = f"{numbers[0]}" if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
         said.append(
@@ -55,6 +57,23 @@ def opening(recipe: Recipe, results: Results) -> Text:
     else:
         said = [recipe.stand_in or "The data are the paper's own. Nothing is trained."]
     return Text(title="What was run", paragraphs=said)
+
+
+def _diverged(results: Results) -> str:
+    """Which experiments had runs that diverged, if any."""
+    ended = {
+        cell: count
+        for cell, runs in results.runs.items()
+        if (count := sum(run.status == "diverged" for run in runs))
+    }
+    if not ended:
+        return ""
+    count, of = sum(ended.values()), sum(map(len, results.runs.values()))
+    some = f"{'; '.join(list(ended)[:3])}{' and so on' if len(ended) > 3 else ''}"
+    return (
+        f"{count} of {of} run{'' if of == 1 else 's'} diverged: {some}. What is shown of "
+        f"{'it' if count == 1 else 'them'} was evaluated before that."
+    )
 
 
 def led_by_a_figure(blocks: Sequence[Block], told: Text) -> list[Block]:

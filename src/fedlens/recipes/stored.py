@@ -6,15 +6,17 @@ import gzip
 import re
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from fedlens.options import did_you_mean
 from fedlens.recipes import RECIPES, ScaleName
 from fedlens.recipes.recipe import Recorded, Scale
 from fedlens.recipes.reproduce import Reproduced, draw, slug
 from fedlens.report.artists import Artists, Drawing
+from fedlens.run_files import read_experiment, read_manifest
 from fedlens.runs.records import Run, read, settings
 
 ROUNDS, PACKED = "rounds.jsonl", "rounds.jsonl.gz"
@@ -39,7 +41,8 @@ def redraw(
     if name not in RECIPES:
         raise ValueError(f"unknown recipe {name!r}: {did_you_mean(name, RECIPES)}")
     runs = _runs(Path(stored))
-    at = Scale(scale, Path(data) if data is not None else None, _used(list(runs.values())))
+    used = _used((run.experiment, run.manifest) for run in runs.values())
+    at = Scale(scale, Path(data) if data is not None else None, used)
     recipe = RECIPES[name](at)
     if not recipe.cells:
         raise ValueError(f"{name} trains nothing and has no records: leave --from out")
@@ -60,15 +63,29 @@ def _from(stored: str | Path) -> str:
     return f"Drawn from the records in {Path(stored)}; nothing was trained for this page."
 
 
+def coverage(name: str, stored: Path) -> tuple[int, int]:
+    """How many experiments of a recipe have stored runs at `paper` scale, and how many it has."""
+    places = _places(stored)
+    names = [place.name for place in places]
+    used = _used([(read_experiment(place), read_manifest(place)) for place in places])
+    cells = RECIPES[name](Scale("paper", recorded=used)).cells
+    found = [cell for cell in cells if any(map(_folder_of(cell).fullmatch, names))]
+    return len(found), len(cells)
+
+
 def _runs(stored: Path) -> dict[str, Run]:
     """The runs in a folder, by the names of theirs."""
+    return {place.name: _read(place) for place in _places(stored)}
+
+
+def _places(stored: Path) -> list[Path]:
     folder = stored / "runs" if (stored / "runs").is_dir() else stored
     if not folder.is_dir():
         raise ValueError(f"{stored} is not a folder: name one with the run folders of a recipe")
     places = sorted(place.parent for place in folder.glob("*/experiment.toml"))
     if not places:
         raise ValueError(f"{stored} holds no run: name a folder with the run folders of a recipe")
-    return {place.name: _read(place) for place in places}
+    return places
 
 
 def _read(place: Path) -> Run:
@@ -84,14 +101,23 @@ def _read(place: Path) -> Run:
         return replace(read(whole), folder=place)
 
 
-def _used(runs: Sequence[Run]) -> Recorded:
-    sources = [run.manifest["weights"]["source"] for run in runs if run.manifest.get("weights")]
-    datasets = [str(settings(run.experiment)["dataset"]) for run in runs]
-    return Recorded(frozenset(datasets), tuple(dict.fromkeys(sources)))
+def _used(runs: Iterable[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> Recorded:
+    """What runs were made with, by their experiments and manifests."""
+    datasets, sources = set(), dict[str, None]()
+    for experiment, manifest in runs:
+        datasets.add(str(settings(experiment)["dataset"]))
+        if manifest.get("weights"):
+            sources[manifest["weights"]["source"]] = None
+    return Recorded(frozenset(datasets), tuple(sources))
 
 
 def _of_cell(cell: str, runs: Mapping[str, Run]) -> list[Run]:
     """The runs of a cell, in the order of their seeds."""
-    own = re.compile(rf"{re.escape(slug(cell))}(-seed\d+)?")
+    own = _folder_of(cell)
     found = [run for place, run in runs.items() if own.fullmatch(place)]
     return sorted(found, key=lambda run: run.manifest["seed"])
+
+
+def _folder_of(cell: str) -> re.Pattern[str]:
+    """What the folders of a cell's runs are called."""
+    return re.compile(rf"{re.escape(slug(cell))}(-seed\d+)?")

@@ -78,7 +78,7 @@ def blocks(results: Results) -> list[Block]:
             percent=False,
             digits=3,
         ),
-        Text(title="Heterogeneity, or less data?", paragraphs=_apart(results)),
+        Text(title="Heterogeneity, or less data?", paragraphs=apart(results)),
         *(
             curves(
                 results,
@@ -95,17 +95,25 @@ def blocks(results: Results) -> list[Block]:
     ]
 
 
-def _apart(results: Results) -> list[str]:
+def apart(results: Results) -> list[str]:
     """The report's fall, taken apart into what less data does and what unequal clients do."""
     names = ("homogeneous", "low, truncated", "equal, a quarter of the images", "low, renormalised")
-    found = [results.final(f"λ rule, {name}") for name in names]
-    if not all(found):
-        return ["A run has no final accuracy, so the fall cannot be taken apart."]
-    whole, low, quarter, rescaled = (100 * f.mean for f in found if f)
-    return [
+    whole, low, quarter, rescaled = (results.final(f"λ rule, {name}") for name in names)
+    if not (whole and low and quarter):
+        return ["The runs that would take the fall apart are not all here."]
+
+    def points(one: Measured, other: Measured) -> str:
+        return f"{100 * (one.mean - other.mean):+.2f}"
+
+    said = (
         f"From equal clients with all images to the report's heterogeneous ones it is "
-        f"{low - whole:+.2f} points here (published: {60.76 - 71.51:+.2f}). Less data alone, equal "
-        f"clients with a quarter of the images, makes {quarter - whole:+.2f}; unequal sizes on "
-        f"top of that {low - quarter:+.2f}. Unequal sizes alone, the same proportions over all "
-        f"images, make {rescaled - whole:+.2f}."
-    ]
+        f"{points(low, whole)} points here (published: {60.76 - 71.51:+.2f}). Less data alone, "
+        f"equal clients with a quarter of the images, makes {points(quarter, whole)}; unequal "
+        f"sizes on top of that {points(low, quarter)}."
+    )
+    if rescaled:
+        said += (
+            f" Unequal sizes alone, the same proportions over all images, make "
+            f"{points(rescaled, whole)}."
+        )
+    return [said]

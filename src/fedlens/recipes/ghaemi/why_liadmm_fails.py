@@ -11,6 +11,7 @@ from fedlens.recipes.page import curves
 from fedlens.recipes.recipe import Recipe, Results, Scale
 from fedlens.report.blocks import Block, Table, Text
 from fedlens.report.numbers import NONE
+from fedlens.runs.records import Run
 
 KNOWS_NOTHING = math.log(10)  # the loss of a net that finds all classes equally likely
 BASE, ALL = "LIADMM as printed", "all six"
@@ -109,18 +110,18 @@ def blocks(results: Results) -> list[Block]:
             [
                 name,
                 said.get(h, ""),
-                _outcome(results, f"{name}, iid"),
-                _outcome(results, f"{name}, non-iid"),
-                _outcome(results, f"all but {h}, iid"),
-                _outcome(results, f"all but {h}, non-iid"),
+                outcome(results, f"{name}, iid"),
+                outcome(results, f"{name}, non-iid"),
+                outcome(results, f"all but {h}, iid"),
+                outcome(results, f"all but {h}, non-iid"),
             ]
         )
     return [
         Table(
             title="Six hypotheses",
             name="hypotheses",
-            caption="Test accuracy in %, the mean over the last quarter of the rounds, and what "
-            "became of the run. Each hypothesis alone is added to LIADMM as printed: plain "
+            caption="Test accuracy in %, the mean over the last quarter of the rounds, or what "
+            "became of the runs. Each hypothesis alone is added to LIADMM as printed: plain "
             "logits, no momentum, one full-batch step a round (or one epoch of SGD, where the "
             "hypothesis is about training), all clients' last words averaged.",
             header=(
@@ -154,25 +155,33 @@ def blocks(results: Results) -> list[Block]:
 
 
 def _failed(results: Results, cell: str) -> bool:
-    """Whether a run diverged, or ended sure of one class: a net that knows nothing has ln 10."""
-    return results.diverged(cell) is not None or any(
-        run.summary["collapsed"] and (run.final("test_loss") or math.inf) > KNOWS_NOTHING + 0.01
-        for run in results.runs[cell]
-    )
+    """Whether a run diverged, or ended sure of one class."""
+    return any(run.status == "diverged" or _is_sure_of_one(run) for run in results.runs[cell])
 
 
-def _outcome(results: Results, cell: str) -> str:
-    if cell not in results.runs:
+def _is_sure_of_one(run: Run) -> bool:
+    """Whether it ended with one class for all images; a net that knows nothing has ln 10."""
+    loss = run.final("test_loss") or math.inf
+    return bool(run.summary["collapsed"]) and loss > KNOWS_NOTHING + 0.01
+
+
+def outcome(results: Results, cell: str) -> str:
+    """The accuracy of a cell whose runs live; how many do what, where one does not."""
+    runs = results.runs[cell]
+    if not runs:
         return NONE
-    found = results.late(cell)
-    said = f"{100 * found.mean:.1f}"
-    if found.std is not None:
-        said += f" ± {100 * found.std:.1f}"
-    if (ended := results.diverged(cell)) is not None:
-        return f"{said}, diverged in round {ended}"
-    if _failed(results, cell):
-        return f"{said}, one class for all"
-    return said
+    ended = sorted(run.num_rounds for run in runs if run.status == "diverged")
+    sure = sum(run.status != "diverged" and _is_sure_of_one(run) for run in runs)
+    found, words = results.late(cell), []
+    if len(ended) + sure < len(runs):
+        spread = "" if found.std is None else f" ± {100 * found.std:.1f}"
+        words.append(f"{100 * found.mean:.1f}{spread}")
+    if sure:
+        words.append(f"one class for all ({sure} of {len(runs)})")
+    if ended:
+        when = f"round {ended[0]}" if ended[0] == ended[-1] else f"rounds {ended[0]} to {ended[-1]}"
+        words.append(f"diverged in {when} ({len(ended)} of {len(runs)})")
+    return ", ".join(words)
 
 
 def _verdict(results: Results) -> list[str]:

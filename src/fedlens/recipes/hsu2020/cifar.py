@@ -96,7 +96,8 @@ def stand_in(scale: Scale) -> str:
         )
     if scale.name == "paper":
         if "cifar100" not in datasets(scale):
-            words.append("CIFAR-100 is left out: it is not on this machine.")
+            where = "among these records" if scale.recorded else "on this machine"
+            words.append(f"CIFAR-100 is left out: it is not {where}.")
         words.append(
             "Images are cropped and mirrored at random, which the paper does not say: without it "
             "its centralised accuracy is out of reach. How long centralised training lasts is not "

@@ -71,7 +71,8 @@ def blocks(results: Results, shown: dict[str, Population]) -> list[Block]:
             [(name, CLIENTS.get(name), Measured(len(c), None, 1)) for name, c in counts.items()],
             title="How many clients there are",
             caption="The counts in the files that were released are one higher than the paper's, "
-            "which leave a row without a place out.",
+            "which leave a row without a place out. The paper does not print that of Geo-1k, which "
+            "is likewise one less than in the file.",
             of="partitioning",
             percent=False,
             digits=0,

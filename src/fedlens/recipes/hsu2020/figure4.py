@@ -66,6 +66,7 @@ def blocks(results: Results) -> list[Block]:
         if not runs:
             continue
         shown += [
+            _curves(results, dataset, {a: run.summary["emd"] for a, run in runs.items()}),
             Strip(
                 title=f"{dataset}: how unalike clients are",
                 caption="The EMD of each client to the population, a dot a client, by the "
@@ -76,7 +77,6 @@ def blocks(results: Results) -> list[Block]:
                 mark="weighted mean",
                 x_label="EMD",
             ),
-            _curves(results, dataset, {a: run.summary["emd"] for a, run in runs.items()}),
             beside(
                 [
                     (f"α {a:g}", EMD[dataset].get(a), Measured(run.summary["emd"], None, 1))
@@ -125,10 +125,13 @@ def _curves(results: Results, dataset: str, emds: dict[float, float]) -> Curves:
             if not any(found):
                 continue
             y = [f.mean / whole.mean if f and whole and whole.mean else None for f in found]
-            lines.append(Line(f"{base}, K {k}", list(emds.values()), y))
+            ended = [a for a in emds if results.diverged(f"{dataset}, α {a:g}, {base}, K {k}")]
+            note = f"diverged at α {', '.join(f'{a:g}' for a in ended)}" if ended else ""
+            lines.append(Line(f"{base}, K {k}", list(emds.values()), y, note=note))
     return Curves(
         title=f"{dataset}: relative accuracy",
-        caption="Test accuracy after the last round, divided by that of centralised training.",
+        caption="Test accuracy after the last round, divided by that of centralised training. "
+        "Where the pilot picked no momentum for FedAvgM either, both are the same run.",
         lines=lines,
         x_label="mean EMD",
         y_label="relative accuracy",

@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from fedlens.experiment import Clients, Experiment
+from fedlens.federation import Dataset, Federation
 from fedlens.recipes.hsu2020.setting import Population
 from fedlens.recipes.recipe import Scale
 from fedlens.report.blocks import Curves, Line
 from fedlens.setup import partition
+from fedlens.setup.data import split_examples
 
 
 def label_counts(scale: Scale, clients: Population) -> Tensor:  # [K, L]
     """What each client holds of each class."""
     dataset, train, held = partition(described(clients), scale.data)
     return held.label_counts(train.labels, dataset.num_classes)
+
+
+def draws(dataset: Dataset, clients: Population, seeds: Iterable[int]) -> list[Tensor]:
+    """What each client holds of each class, [K, L], in a split for each of the seeds."""
+    found = []
+    for seed in seeds:
+        asked = replace(described(clients), seed=seed)
+        train, split = split_examples(asked, dataset.train, dataset.num_classes)
+        held = Federation(train, dataset.num_classes, split).everyone(0)
+        found.append(held.label_counts(train.labels, dataset.num_classes))
+    return found
 
 
 def counts_of_test(scale: Scale, clients: Population) -> Tensor:  # [L]
