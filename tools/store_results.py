@@ -1,4 +1,4 @@
-"""Keeps the runs of a reproduction: what its page can be drawn from again, and nothing else.
+"""Keeps the runs of a reproduction, what its page can be drawn from again, and its figures as SVG.
 
     python tools/store_results.py reproductions/ghaemi/fedavg-paper results/papers/ghaemi/fedavg
 
@@ -27,7 +27,13 @@ def main() -> None:
     arguments = parser.parse_args()
     runs = sorted(place.parent for place in arguments.source.glob("runs/*/manifest.json"))
     stored = [store(run, arguments.target, arguments.revision) for run in runs]
+    figures = sorted(arguments.source.glob("figures/*.svg"))
+    for figure in figures:
+        place = arguments.target / "figures" / figure.name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(figure, place)
     print(f"{sum(stored)} of {len(runs)} runs are over and stored in {arguments.target}")
+    print(f"{len(figures)} figures stored")
 
 
 def store(run: Path, target: Path, revision: str | None) -> bool:
