@@ -4,6 +4,7 @@ import json
 import re
 import signal
 import sys
+from dataclasses import replace
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from fedlens.recipes.reproduce import plan, reproduce, run_cells, show
 from fedlens.recipes.stored import redraw
 from fedlens.report.blocks import Curves, Table
 from fedlens.run_files import read_status
+from fedlens.runs.records import Run
 
 ITEMS = {
     "fedavg-cifar10": "headline figure12 figure13 figure14 figure16 figure17 figure18 "
@@ -164,6 +166,20 @@ def test_experiments_that_are_done_keep_no_checkpoint(tmp_path):
     with pytest.raises(ValueError, match="is over and kept no checkpoint"):
         fl.resume(run, rounds=9)
     assert len((run / "rounds.jsonl").read_text().splitlines()) == 2
+
+
+def test_time_that_runs_spent_side_by_side_is_counted_once(tmp_path):
+    done = reproduce("fedavg-cifar10/figure12", "smoke", tmp_path / "out")
+
+    def share(run: Run) -> Run:
+        rounds = [row | {"seconds": 10.0, "evaluation_seconds": 2.0} for row in run.rounds]
+        return replace(run, rounds=rounds, summary=run.summary | {"seconds": {"total": 48.0}})
+
+    runs = {cell: [share(run) for run in of_cell] for cell, of_cell in done.results.runs.items()}
+    assert [len(run.rounds) for (run,) in runs.values()] == [2, 2]
+    scale = done.results.scale
+    told = opening(RECIPES["fedavg-cifar10/figure12"](scale), Results(scale, runs))
+    assert "48 s of training and evaluation in all." in " ".join(told.paragraphs)
 
 
 def test_seeds_are_as_many_as_asked_for(tmp_path):

@@ -47,7 +47,8 @@ def opening(recipe: Recipe, results: Results) -> Text:
         said.append(
             f"{count} experiment{'' if count == 1 else 's'}, {seeds} "
             f"seed{'s' if numbers[-1] > 1 else ''}{' each' if count > 1 else ''}, on "
-            f"{_machines(runs)}: {_span(runs)} in all. "
+            f"{_machines(runs)}: {_span(runs)} of training and "
+            "evaluation in all. "
             + (
                 "Bands and ± are one standard deviation over seeds."
                 if numbers[-1] > 1
@@ -218,7 +219,9 @@ def _machines(runs: Sequence[Run]) -> str:
 
 
 def _span(runs: Sequence[Run]) -> str:
-    seconds = sum(run.total("seconds") or 0.0 for run in runs)
+    """What training and evaluation took; runs side by side have each their share of it."""
+    columns = ("seconds", "evaluation_seconds")
+    seconds = sum(row.get(name, 0.0) for run in runs for row in run.rounds for name in columns)
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
