@@ -13,7 +13,7 @@ from typing import Any
 
 from fedlens.options import did_you_mean
 from fedlens.recipes import RECIPES, ScaleName
-from fedlens.recipes.recipe import Recorded, Scale
+from fedlens.recipes.recipe import Recipe, Recorded, Results, Scale
 from fedlens.recipes.reproduce import Reproduced, draw, slug
 from fedlens.report.artists import Artists, Drawing
 from fedlens.run_files import read_experiment, read_manifest
@@ -38,6 +38,15 @@ def redraw(
     folder. Rounds may be packed, as rounds.jsonl.gz. A page has what was run of its cells and
     seeds; it needs data only where it shows them.
     """
+    recipe, results = restore(name, scale, stored, data)
+    folder = Path(out) if out is not None else Path("reproductions") / f"{name}-{scale}"
+    return draw(name, results.scale, recipe, results.runs, folder, watch, artists)
+
+
+def restore(
+    name: str, scale: ScaleName, stored: str | Path, data: str | Path | None = None
+) -> tuple[Recipe, Results]:
+    """A table or figure with the records of its cells that there are."""
     if name not in RECIPES:
         raise ValueError(f"unknown recipe {name!r}: {did_you_mean(name, RECIPES)}")
     runs = _runs(Path(stored))
@@ -55,8 +64,7 @@ def redraw(
         )
     seeds = sorted({run.manifest["seed"] for of_cell in found.values() for run in of_cell})
     recipe = replace(recipe, seeds=seeds, stand_in=f"{recipe.stand_in} {_from(stored)}".strip())
-    folder = Path(out) if out is not None else Path("reproductions") / f"{name}-{scale}"
-    return draw(name, at, recipe, found, folder, watch, artists)
+    return recipe, Results(at, found)
 
 
 def _from(stored: str | Path) -> str:

@@ -1,0 +1,100 @@
+"""What results/README.md says of the papers is what the stored runs say."""
+
+import json
+import re
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from fedlens.recipes import RECIPES
+from fedlens.recipes.stored import coverage, restore
+from fedlens.report.blocks import Table
+
+RESULTS = Path(__file__).resolve().parents[1] / "results"
+PAPERS = RESULTS / "papers"
+
+
+def table(heading: str) -> list[list[str]]:
+    """The cells of the first table below a heading of the README, without its header."""
+    text = (RESULTS / "README.md").read_text(encoding="utf-8")
+    below = text.partition(f"\n## {heading}\n")[2].splitlines()
+    first = next(i for i, line in enumerate(below) if line.startswith("|"))
+    rows = []
+    for line in below[first:]:
+        if not line.startswith("|"):
+            break
+        rows.append([cell.strip() for cell in line.strip("|").split("|")])
+    return rows[2:]
+
+
+class Row(NamedTuple):
+    item: str
+    said: str  # all of the row
+    ours: str
+    n: str
+
+
+def published() -> list[Row]:
+    """The rows of the opening table whose runs are stored."""
+    rows, item = [], ""
+    for cells in table("Published numbers and ours"):
+        *_, ours, count, runs, _ = cells
+        item = runs.strip("`").removeprefix("papers/") if runs else item
+        if item in RECIPES:
+            rows.append(Row(item, " ".join(cells), ours, count))
+    return rows
+
+
+ITEMS = sorted({row.item for row in published()})
+SPREAD = r"\d+\.\d+ ± \d+\.\d+"
+
+
+@cache
+def shown(item: str) -> dict[str, set[str]]:
+    """What the page of an item prints of ours, and over how many runs (empty: it does not say)."""
+    recipe, results = restore(item, "paper", PAPERS / item)
+    cells = [
+        str(cell)
+        for block in recipe.blocks(results)
+        if isinstance(block, Table)
+        for row in block.rows
+        for cell in row
+    ]
+    cells += [f"{100 * one.mean:.2f}" for cell in results.runs if (one := results.final(cell))]
+    found: dict[str, set[str]] = {}
+    for cell in cells:
+        for value, count in re.findall(rf"({SPREAD}|^\d+\.\d+$)(?: \((\d+)\))?", cell):
+            found.setdefault(value, set()).add(count)
+    return found
+
+
+@pytest.mark.parametrize("item", ITEMS)
+def test_every_number_of_ours_is_one_that_the_stored_runs_give(item):
+    found = shown(item)
+    for row in published():
+        if row.item == item:
+            alone = re.findall(r"\d+\.\d+", row.ours) if row.n == "1" else []
+            for value in (*re.findall(SPREAD, row.said), *alone):
+                assert value in found, row.said
+            for value in re.findall(SPREAD, row.ours):
+                assert found[value] & {row.n, ""}, row.said
+
+
+def test_how_much_of_each_item_was_run_is_said():
+    rows = {re.findall(r"`(.*?)`", cells[0])[0]: cells for cells in table("papers")}
+    named = {name for cells in table("papers") for name in re.findall(r"`(.*?)`", cells[0])}
+    assert named == {f"{place.parent.name}/{place.name}" for place in PAPERS.glob("*/*")}
+    for name, (_, experiments, runs, *_, revisions) in rows.items():
+        folders = [place.parent for place in (PAPERS / name).glob("runs/*/manifest.json")]
+        assert str(len(folders)) == runs
+        found, every = coverage(re.sub(r"-momentum.*", "", name), PAPERS / name)
+        assert re.match(f"all {every}\\b" if found == every else f"{found} of {every}", experiments)
+        if revisions != "the same runs":
+            assert set(revisions.split(", ")) == set(map(_revision, folders))
+
+
+def _revision(place: Path) -> str:
+    manifest = json.loads((place / "manifest.json").read_text(encoding="utf-8"))
+    return str(manifest["revision"])[:7]
