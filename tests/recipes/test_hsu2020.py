@@ -124,7 +124,12 @@ def test_the_pilot_never_sees_test_images_and_picks_by_those_set_apart(tmp_path)
 
 
 def test_figure_4_takes_the_point_that_the_pilot_picked(paper, monkeypatch):
-    picked = {"cifar10": {"0.5": {"FedAvg": [0.03, 0.0], "FedAvgM": [0.001, 0.97]}}}
+    picked = {
+        "cifar10": {
+            "0.5": {"FedAvg": [0.03, 0.0], "FedAvgM": [0.001, 0.97]},
+            "0.1": {"FedAvg": [0.1, 0.0], "FedAvgM": [0.1, 0.0]},
+        }
+    }
     pilot = importlib.import_module("fedlens.recipes.hsu2020.figure4_pilot")
     monkeypatch.setattr(pilot, "_chosen", lambda: picked)
     cells = RECIPES["hsu2020/figure4"](paper).cells
@@ -135,6 +140,8 @@ def test_figure_4_takes_the_point_that_the_pilot_picked(paper, monkeypatch):
 
     assert point("0.5", "FedAvg") == (0.03, 0.0)
     assert point("0.5", "FedAvgM") == (0.001, 0.97)
+    assert point("0.1", "FedAvg") == (0.1, 0.0)
+    assert "cifar10, α 0.1, FedAvgM, K 10" not in cells  # it would be the same run
     assert point("1", "FedAvg") == (0.01, 0.0)
     assert point("1", "FedAvgM") == (0.01, 0.9)
     small = RECIPES["hsu2020/figure4"](Scale("small")).cells["cifar10, α 0, FedAvgM, K 10"]

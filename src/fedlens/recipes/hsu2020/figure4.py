@@ -32,7 +32,7 @@ def figure4(scale: Scale) -> Recipe:
         for alpha in alphas(scale, dataset):
             for base in BASES:
                 for k in report_goals(scale):
-                    cells[f"{dataset}, α {alpha:g}, {base}, K {k}"] = _tuned(
+                    cells[_cell(scale, dataset, alpha, base, k)] = _tuned(
                         scale, dataset, alpha, base, k
                     )
     return Recipe(
@@ -47,6 +47,13 @@ def figure4(scale: Scale) -> Recipe:
         blocks=blocks,
         stand_in=stand_in(scale),
     )
+
+
+def _cell(scale: Scale, dataset: str, alpha: float, base: str, k: int) -> str:
+    """The name of a cell. Where the pilot picked no momentum for FedAvgM, it is FedAvg's."""
+    if scale.name == "paper" and (point := chosen(dataset, alpha, base)) and not point.momentum:
+        base = "FedAvg"
+    return f"{dataset}, α {alpha:g}, {base}, K {k}"
 
 
 def _tuned(scale: Scale, dataset: str, alpha: float, base: str, k: int) -> Experiment:
@@ -110,9 +117,8 @@ def blocks(results: Results) -> list[Block]:
 
 def _any(results: Results, dataset: str, alpha: float) -> Run | None:
     """A run at a concentration, if there is one: clients are the same in all."""
-    cells = [
-        f"{dataset}, α {alpha:g}, {b}, K {k}" for b in BASES for k in report_goals(results.scale)
-    ]
+    scale = results.scale
+    cells = [_cell(scale, dataset, alpha, b, k) for b in BASES for k in report_goals(scale)]
     return next((run for cell in cells for run in results.runs[cell]), None)
 
 
@@ -121,17 +127,18 @@ def _curves(results: Results, dataset: str, emds: dict[float, float]) -> Curves:
     lines = []
     for base in BASES:
         for k in report_goals(results.scale):
-            found = [results.final(f"{dataset}, α {a:g}, {base}, K {k}") for a in emds]
+            cells = {a: _cell(results.scale, dataset, a, base, k) for a in emds}
+            found = [results.final(cell) for cell in cells.values()]
             if not any(found):
                 continue
             y = [f.mean / whole.mean if f and whole and whole.mean else None for f in found]
-            ended = [a for a in emds if results.diverged(f"{dataset}, α {a:g}, {base}, K {k}")]
+            ended = [a for a, cell in cells.items() if results.diverged(cell)]
             note = f"diverged at α {', '.join(f'{a:g}' for a in ended)}" if ended else ""
             lines.append(Line(f"{base}, K {k}", list(emds.values()), y, note=note))
     return Curves(
         title=f"{dataset}: relative accuracy",
         caption="Test accuracy after the last round, divided by that of centralised training. "
-        "Where the pilot picked no momentum for FedAvgM either, both are the same run.",
+        "Where the pilot picked no momentum for FedAvgM, it is FedAvg: both are one run.",
         lines=lines,
         x_label="mean EMD",
         y_label="relative accuracy",
