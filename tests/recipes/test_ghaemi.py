@@ -67,6 +67,15 @@ def test_the_table_of_experiments_names_the_full_batch_step(tmp_path):
     assert row["local"] == "1 full-batch step, γ 0.05, double softmax"
 
 
+def test_clients_that_come_with_the_data_are_counted(tmp_path):
+    done = reproduce("ghaemi/fedavg", "smoke", tmp_path / "out", overrides=["rounds=1"])
+    (run,) = done.results.runs["iid, logits"]
+    clients = {"per_round": 2, "partition": {"name": "natural", "column": "writer"}}
+    of_writers = replace(run, experiment=run.experiment | {"clients": clients})
+    table = experiments(Results(done.results.scale, {"by writer": [of_writers]}))
+    assert "clients 20, 2 a round" in table.caption
+
+
 def run_that_predicts(seed: int, classes: list[int], accuracy: float) -> Any:
     curves = {"test_classes_predicted": classes, "test_accuracy": [accuracy] * len(classes)}
     return SimpleNamespace(

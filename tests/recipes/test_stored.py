@@ -86,6 +86,13 @@ def test_mistakes_are_told(stored, tmp_path):
             redraw(name, "smoke", folder, tmp_path / "page")
 
 
+def test_a_seed_is_not_counted_twice(stored, tmp_path):
+    name = "lambda-rule-high-3-a-round"
+    shutil.copytree(stored / f"{name}-seed0", stored / name)
+    with pytest.raises(ValueError, match=f"{name} and .*{name}-seed0 have one seed: take one"):
+        redraw(NAME, "smoke", stored, tmp_path / "page")
+
+
 def test_records_say_which_data_and_weights_there_were(tmp_path):
     recorded = Recorded(frozenset({"cifar10"}), ("/there/resnet18-f37072fd.pth",))
     scale = Scale("paper", tmp_path, recorded)

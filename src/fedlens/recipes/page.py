@@ -134,7 +134,8 @@ _HEADER = (
 def _described(name: str, runs: Sequence[Run]) -> list[str]:
     cell = Experiment.of(runs[0].experiment)
     clients = cell.clients
-    count = NONE if clients.count is None else f"{clients.count:,}"
+    held = runs[0].partition
+    count = len(held["sizes"]) if clients.count is None and held else clients.count
     outputs = f", {cell.outputs} outputs" if cell.outputs else ""
     layers = f", the last {cell.train_last} layers" if cell.train_last else ""
     return [
@@ -144,7 +145,7 @@ def _described(name: str, runs: Sequence[Run]) -> list[str]:
         f"{_named(cell.model)}{outputs}{layers}",
         _start(runs[0]),
         cell.norm,
-        f"{count}, {_cohort(clients.per_round)}",
+        f"{NONE if count is None else f'{count:,}'}, {_cohort(clients.per_round)}",
         _named(clients.partition),
         _local(cell),
         " + ".join(map(_named, cell.algorithm)),

@@ -123,7 +123,15 @@ def _of_cell(cell: str, runs: Mapping[str, Run]) -> list[Run]:
     """The runs of a cell, in the order of their seeds."""
     own = _folder_of(cell)
     found = [run for place, run in runs.items() if own.fullmatch(place)]
-    return sorted(found, key=lambda run: run.manifest["seed"])
+    by_seed: dict[int, Run] = {}
+    for run in found:
+        other = by_seed.setdefault(run.manifest["seed"], run)
+        if other is not run:
+            raise ValueError(
+                f"{other.folder} and {run.folder} have one seed: take one of them away, since a "
+                "mean over seeds counts each once"
+            )
+    return [by_seed[seed] for seed in sorted(by_seed)]
 
 
 def _folder_of(cell: str) -> re.Pattern[str]:
