@@ -179,6 +179,14 @@ def test_figure_10_has_the_spread_over_splits(tmp_path):
     assert "± 0.000" not in str(rows["α 1"])
 
 
+def test_what_stands_in_for_clients_and_network_is_said():
+    told = RECIPES["hsu2020/table3"](Scale("smoke")).stand_in
+    assert told == (
+        "In the place of iNaturalist-User-120k: the embedded images, imbalanced clients, with "
+        "linear in that of MobileNetV2."
+    )
+
+
 def test_the_two_classes_furthest_apart_are_found():
     shares = torch.tensor([[0.5, 0.5, 0.0], [0.6, 0.2, 0.2], [0.0, 0.2, 0.8]])
     assert furthest_apart(shares) == (0, 2)

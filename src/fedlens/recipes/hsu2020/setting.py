@@ -84,7 +84,11 @@ def population(scale: Scale, which: Which) -> Population:
 
 def stand_in(*populations: Population) -> str:
     """What takes the place of the paper's populations, in words."""
-    words = [f"In the place of {one.name}: {one.used}." for one in populations if one.is_stand_in]
+    words = [
+        f"In the place of {one.name}: {one.used}, with {one.model.name} in that of MobileNetV2."
+        for one in populations
+        if one.is_stand_in
+    ]
     for one in populations:
         if not one.is_stand_in:
             words.append(
