@@ -316,13 +316,19 @@ def test_more_clients_a_round_than_there_are_is_refused_with_the_choice():
 @pytest.mark.parametrize(
     ("algorithm", "names"),
     [
-        (("fedavgm", {"name": "fedavgm", "momentum": 0.5}), "fedavgm and fedavgm"),
+        (("fedavgm", {"name": "fedadam", "lr": 0.5}), "fedavgm and fedadam"),
         (("lambda-sum", {"name": "fedavg", "over": "population"}), "lambda-sum and fedavg"),
     ],
 )
 def test_two_papers_on_one_slot_are_refused_by_name(algorithm, names):
     with pytest.raises(ValueError, match=f"{names} both refill `"):
         build(fl.Experiment(**BASE, algorithm=algorithm))
+
+
+def test_a_paper_that_stands_twice_is_refused_whatever_it_is_called_by():
+    twice = ("fedprox", {"name": "fedlens.algorithms:fedprox", "mu": 0.1})
+    with pytest.raises(ValueError, match="fedprox stands twice in algorithm: leave one out"):
+        build(fl.Experiment(**BASE, algorithm=twice))
 
 
 def test_papers_that_refill_different_slots_go_together():

@@ -131,12 +131,15 @@ def is_paper(function: Callable[..., Any]) -> bool:
 
 def compose(base: Algorithm, *amendments: Amendment) -> Algorithm:
     """`base`, amended from left to right; two papers may not refill one slot differently."""
+    names = [amendment.name for amendment in amendments]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"{twice[0]} stands twice in algorithm: leave one out")
     refilled: dict[str, str] = {}
     for number, amendment in enumerate(amendments):
         try:
             amended = amendment.amend(base)
         except ValueError as error:
-            before = ", ".join(other.name for other in amendments[:number])
+            before = ", ".join(names[:number])
             raise ValueError(f"{error} (after {before})" if before else str(error)) from error
         if not isinstance(amended, Algorithm):
             raise ValueError(

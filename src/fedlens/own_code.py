@@ -23,6 +23,12 @@ def mistake_of(error: BaseException) -> str:
     """
     if isinstance(error, ValueError):
         return str(error)
+    where = place_of_error(error)
+    return f"{where}: mend it there" if where else ""
+
+
+def place_of_error(error: BaseException) -> str:
+    """Where in the user's own code it was raised, and what it is; "" if it was not there."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         file = Path(frame.filename)
         if not file.is_file() or _is_in(file, LIBRARIES):
@@ -31,7 +37,7 @@ def mistake_of(error: BaseException) -> str:
             return ""
         what = next(iter(str(error).splitlines()), "")
         raised = f"{type(error).__name__}: {what}" if what else type(error).__name__
-        return f"{file.name}, line {frame.lineno}, in {frame.name}: {raised}: mend it there"
+        return f"{file.name}, line {frame.lineno}, in {frame.name}: {raised}"
     return ""
 
 

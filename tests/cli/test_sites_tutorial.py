@@ -49,7 +49,7 @@ def test_every_command_of_the_page_runs(hospitals, here, fedlens):
     assert "resized to 32×32" in told["import"]
     assert any(line.startswith("west") for line in told["run"].splitlines())
     assert len(told["predict"].splitlines()) == 13
-    assert (here / "clothes.md").is_file()
+    assert (here / "clothes.onnx.md").is_file()
 
 
 def test_a_project_is_whole(here, fedlens):

@@ -14,7 +14,6 @@ from fedlens.algorithms import (
     ALGORITHMS,
     fedadam,
     fedadmm,
-    fedavg,
     fedavgm,
     fedbn,
     feddyn,
@@ -96,12 +95,14 @@ def test_weights_that_nobody_would_look_at_are_refused(combine, weigh):
         assert combine.name in str(refused.value) and weigh.name in str(refused.value)
 
 
-def test_the_same_filling_twice_is_fine():
+def test_the_same_filling_by_two_papers_is_fine():
     compose(BASE, fedvc(size=16, replacement=False), scaffold())  # both weigh equally
-    compose(BASE, fedavg(over="population"), fedavg(over="population"))
-    compose(BASE, lastfc(), lastfc())
-    with pytest.raises(ValueError, match="fedavgm and fedavgm both refill"):
-        compose(BASE, fedavgm(0.9), fedavgm(0.5))
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_no_paper_stands_twice(name):
+    """Its term would count twice, or its step be taken twice."""
+    assert refusal(name, name) == f"{name} stands twice in algorithm: leave one out"
 
 
 @pytest.mark.parametrize("twice", [fedvc(size=16), fedprox(sampling="by-size")])

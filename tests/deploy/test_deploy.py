@@ -153,10 +153,18 @@ def test_safetensors_say_how_images_are_prepared(trained, here, fedlens):
 
 def test_the_card_says_who_how_and_how_well(trained, here, fedlens):
     fedlens("export", trained.run, "--out", "m.safetensors")
-    card = (here / "m.md").read_text()
+    card = (here / "m.safetensors.md").read_text()
     for words in ("west had no training images of trouser", "| north |", "95% interval", "fedavg"):
         assert words in card
     assert "folder: hospitals" in card
+
+
+def test_files_of_one_name_have_a_card_each(trained, here, fedlens):
+    for name in ("m.safetensors", "m.weights"):
+        ended = fedlens("export", trained.run, "--out", name, "--format", "safetensors")
+        assert f"card:  {name}.md" in ended.out
+    assert (here / "m.safetensors.md").read_text().startswith("# m.safetensors\n")
+    assert (here / "m.weights.md").read_text().startswith("# m.weights\n")
 
 
 def test_an_export_that_answers_otherwise_is_not_written(trained, here, fedlens, monkeypatch):

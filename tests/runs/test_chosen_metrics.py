@@ -103,6 +103,22 @@ def a_list(counts):
     return counts.tolist()
 
 
+def nothing(counts):
+    counts.sum()
+
+
+def one_a_class(counts):
+    return counts.diagonal() / counts.sum(1)
+
+
+def raises(logits, labels):
+    raise KeyError("recall")
+
+
+def of_other_shapes(logits, labels):
+    return torch.nn.functional.cross_entropy(logits, labels[1:])
+
+
 def no_arguments():
     return 1.0
 
@@ -147,11 +163,15 @@ def test_a_run_records_metrics_by_name_and_of_ones_own(engine, tmp_path):
         ([f"{OWN}:loss"], "'loss' is measured already"),
         ([{"name": "ece", "bin": 3}], "no option 'bin'"),
         ([f"{OWN}:no_arguments"], "takes 0 arguments: let it take counts, or logits and labels"),
-        ([f"{OWN}:a_list"], "let it return one number"),
+        ([f"{OWN}:a_list"], r"'a_list', a_list \(test_chosen_metrics.py, line \d+\), gave \[\["),
+        ([f"{OWN}:nothing"], "gave None: let it return one number"),
+        ([f"{OWN}:one_a_class"], r"gave a tensor \[3\]: let it return one number"),
+        ([f"{OWN}:raises"], r"'raises', test_chosen_metrics.py, line \d+, in raises: KeyError"),
+        ([f"{OWN}:of_other_shapes"], r"line \d+, in of_other_shapes: ValueError: Expected input"),
         ([{"name": "ece", "bins": 0}], "bins is 0: choose 1 or more"),
     ],
 )
-def test_a_metric_that_cannot_be_is_refused_in_one_line(metrics, message):
+def test_a_metric_that_cannot_be_is_refused_in_one_line_before_training(metrics, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         fl.run(
             fl.Experiment(
@@ -160,8 +180,10 @@ def test_a_metric_that_cannot_be_is_refused_in_one_line(metrics, message):
                 rounds=1,
                 engine="sequential",
                 evaluate=fl.Evaluate(metrics=metrics),
-            )
+            ),
+            tmp_path / "run",
         )
+    assert not (tmp_path / "run").exists()
 
 
 def test_what_is_always_measured_and_what_is_chosen_is_declared():

@@ -113,7 +113,9 @@ def evaluate_command(
 
 def export_command(
     run: TrainedRun,
-    out: Annotated[Path, typer.Option(help="The file; its model card goes beside it, as .md.")],
+    out: Annotated[
+        Path, typer.Option(help="The file; its model card is called as it is, with .md after it.")
+    ],
     kind: Annotated[
         Literal["onnx", "torchscript", "safetensors"] | None,
         typer.Option("--format", help="onnx, torchscript or safetensors. [default: by the name]"),
@@ -135,7 +137,7 @@ def export_command(
         raise ValueError(
             f"--out {out}: there is no folder {out.parent}: make it, or choose another"
         )
-    beside = out.with_suffix(".md")
+    beside = out.with_name(f"{out.name}.md")  # model.onnx and model.pt have a card each
     with watching(quiet, progress.working, f"making {out.name}"):
         apart = export(load(run, best=best), out, chosen)
     write_atomically(beside, card(run, out.name, chosen, best).encode())

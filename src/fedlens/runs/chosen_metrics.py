@@ -18,6 +18,9 @@ from torch import Tensor
 from fedlens.experiment import Experiment, Named
 from fedlens.names import METRICS
 from fedlens.options import call, find
+from fedlens.own_code import place_of, place_of_error
+from fedlens.reading import shortened
+from fedlens.runs.metrics import Tally
 
 BINS = 15  # of confidence, for `ece`
 
@@ -43,17 +46,38 @@ class Metric:
         return cls(named.name.rpartition(":")[2], function, num_handed == 2, dict(named.options))
 
     def __call__(self, *handed: Tensor) -> Tensor:  # [] float64, where it was computed
-        value = call(self.function, *handed, options=self.options)
+        try:
+            value = call(self.function, *handed, options=self.options)
+        except ValueError as error:
+            where = place_of_error(error) or place_of_error(error.__cause__ or error)
+            if not where:
+                raise
+            raise ValueError(f"metric {self.name!r}, {where}: mend it there") from error
         try:
             return torch.as_tensor(value, dtype=torch.float64).detach().reshape(())
         except (TypeError, ValueError, RuntimeError) as error:
+            given = f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
             raise ValueError(
-                f"metric {self.name!r} gave {type(value).__name__}: let it return one number"
+                f"metric {self.name!r}, {place_of(self.function)}, gave {shortened(given, 80)}: "
+                "let it return one number"
             ) from error
 
 
 def chosen(experiment: Experiment) -> list[Metric]:
     return [Metric.of(named) for named in experiment.evaluate.metrics]
+
+
+EACH = 4  # examples of each class, to try metrics on
+
+
+def try_out(metrics: Sequence[Metric], logits: Tensor, num_classes: int) -> None:
+    """Call metrics before anything is trained, on answers made up to be like these `logits`."""
+    count, outputs = EACH * num_classes, logits.shape[1]
+    numbers = torch.arange(count * outputs, device=logits.device).sin().to(logits.dtype)
+    made_up = numbers.view(count, outputs)
+    labels = torch.arange(count, device=logits.device) % num_classes
+    from_counts(metrics, Tally.of(made_up, labels, num_classes).confusion.cpu())
+    from_logits(metrics, made_up, labels)
 
 
 def from_counts(metrics: Sequence[Metric], counts: Tensor) -> dict[str, float]:

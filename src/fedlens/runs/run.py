@@ -26,7 +26,7 @@ from fedlens.run_files import (
 )
 from fedlens.runs.active import ActiveRun, Watch, run_to_end
 from fedlens.runs.alone import by_client, check_clients_are_tested
-from fedlens.runs.chosen_metrics import chosen
+from fedlens.runs.chosen_metrics import chosen, try_out
 from fedlens.runs.evaluate import Twin
 from fedlens.runs.folder import Records, RunFolder, check_free, readable_json
 from fedlens.runs.manifest import check_settings, check_unchanged, manifest
@@ -145,7 +145,11 @@ def start(
 def check_asked(setup: Setup) -> None:
     """Refuse what cannot be measured before anything is trained."""
     check_clients_are_tested(setup)
-    chosen(setup.experiment)
+    metrics = chosen(setup.experiment)
+    if metrics and setup.parts:
+        network, some = setup.network, next(iter(setup.parts.values())).images[:1].cpu()
+        logits = network.predict(network.params, network.buffers, some)
+        try_out(metrics, logits.to(setup.device), setup.dataset.num_classes)
 
 
 def new_run(experiment: Experiment, setup: Setup, out: Path, overwrite: bool) -> RunFolder:
