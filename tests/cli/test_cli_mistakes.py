@@ -80,6 +80,26 @@ def test_a_mistake_gets_one_line_and_status_2_and_nothing_is_written(fedlens, wo
 
 
 @pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("list algoritms", "KIND is 'algoritms': did you mean 'algorithms'?"),
+        ("import a --layout class/sites", "--layout is 'class/sites': did you mean 'class/site'?"),
+        ("export a --out b --format zip",
+         "--format is 'zip': choose one of onnx, safetensors, torchscript"),
+        ("lst", "No such command 'lst'. Did you mean 'list'?"),
+        ("data zzz", "No such command 'zzz': see fedlens data --help"),
+        ("schema a", "Got unexpected extra argument (a): see fedlens schema --help"),
+        ("run a.toml --seed x",
+         "Invalid value for '--seed': 'x' is not a valid integer: see fedlens run --help"),
+    ],
+)  # fmt: skip
+def test_a_word_that_a_command_does_not_take_gets_the_nearest_or_where_to_read(
+    fedlens, words, line
+):
+    assert fedlens(*words.split()) == (2, "", f"fedlens: {line}\n")
+
+
+@pytest.mark.parametrize(
     "words",
     [
         ("sweep", "a.toml", "--grid", "local.lr=0.1,0.2"),
@@ -189,8 +209,6 @@ def test_what_does_not_exist_is_refused_in_one_line(fedlens):
         ("run", "a.toml", "--data", "nowhere"): "nowhere is no folder of data sets: name one, or",
         ("data", "list", "--data", "nowhere"): "nowhere is no folder of data sets: name one, or",
         ("partition", "a.toml", "--out", "p.xyz"): "--out p.xyz: the picture is a PNG file, let",
-        ("list", "algoritms"): "'algoritms' is not one of",
-        ("lst",): "No such command 'lst'",
         ("report", "nowhere"): "nowhere is not a run folder: there is no such folder",
         ("partition", "nowhere.toml"): "cannot read the experiment nowhere.toml",
         ("data", "get", "mnst"): "'mnst' is not a published set: did you mean 'mnist'?",

@@ -34,7 +34,7 @@ from fedlens.cli.reproduce import reproduce_command
 from fedlens.cli.run import resume_command, run_command
 from fedlens.cli.schema import explain_command, schema_command
 from fedlens.cli.sweep import sweep_command
-from fedlens.options import importable
+from fedlens.options import did_you_mean, importable
 from fedlens.own_code import mistake_of
 from fedlens.reading import printable, reason, shortened
 from fedlens.run_files import RunFailed
@@ -118,11 +118,8 @@ def main() -> None:
     except click.exceptions.NoArgsIsHelpError as error:
         print(error.message)
         status = 2
-    except click.NoSuchOption as error:
-        status = _complain(_as_a_key(error) or error.format_message(), 2, debug)
-    except click.MissingParameter as error:
-        path = error.ctx.command_path if error.ctx else "fedlens"
-        status = _complain(f"{error.format_message().rstrip('.')}: see {path} --help", 2, debug)
+    except click.UsageError as error:
+        status = _complain(_misused(error), 2, debug)
     except click.ClickException as error:
         status = _complain(error.format_message(), 2, debug)
     except RunFailed as error:
@@ -141,6 +138,22 @@ def described_keys() -> list[str]:
     """The keys of experiments, from the file that describes them: to read it takes no torch."""
     text = (files("fedlens") / "described.json").read_text(encoding="utf-8")
     return list(json.loads(text))
+
+
+def _misused(error: click.UsageError) -> str:
+    """The line for words that a command does not take: the nearest ones, or where to read on."""
+    if isinstance(error, click.NoSuchOption) and (key := _as_a_key(error)):
+        return key
+    if isinstance(error, click.BadParameter) and error.param is not None:
+        kind, option = error.param.type, error.param.opts[0]
+        if isinstance(kind, click.Choice):
+            given = error.message.partition(" is not ")[0]  # in quotes
+            called = option if option.startswith("-") else option.upper()
+            return f"{called} is {given}: {did_you_mean(given[1:-1], kind.choices)}"
+    line = error.format_message().rstrip(".")
+    if line.endswith("?"):  # click has a suggestion
+        return line
+    return f"{line}: see {error.ctx.command_path if error.ctx else 'fedlens'} --help"
 
 
 def _as_a_key(error: click.NoSuchOption) -> str:
