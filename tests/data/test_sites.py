@@ -1,14 +1,19 @@
 """Image files of several sites: which folders are sites, and what each is tested on."""
 
 import csv
+import re
 from collections import Counter
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
+from PIL.ExifTags import Base
 
 import fedlens as fl
 from fedlens.data.arrays import held_out
+from fedlens.data.pictures import glance
+from fedlens.data.pictures import read as read_pixels
 from fedlens.data.survey import survey
 from fedlens.report.tables import client_rows
 from fedlens.runs.records import read
@@ -167,3 +172,41 @@ def test_the_terminal_and_the_page_name_classes_and_sites(hospitals, here, fedle
     page = (here / "runs" / "h" / "report.html").read_text()
     assert "Client by client" in page
     assert page.count("south") > 1
+
+
+def photo(path, turned=1):
+    noise = np.random.default_rng(0).integers(0, 256, (30, 40, 3), np.uint8)
+    exif = Image.Exif()
+    exif[Base.Orientation] = turned
+    image = Image.fromarray(noise).resize((160, 120))
+    image.save(path, exif=exif)
+    return path
+
+
+def test_a_look_at_a_jpeg_decodes_an_eighth_of_it_and_tells_its_own_size(tmp_path):
+    for turned, size in ((1, (160, 120)), (3, (160, 120)), (6, (120, 160)), (8, (120, 160))):
+        seen, colours = glance(photo(tmp_path / "a.jpg", turned))
+        assert (seen, colours.shape) == (size, (size[1] // 8, size[0] // 8, 3))
+        assert read_pixels(tmp_path / "a.jpg", 3).shape == (size[1], size[0], 3)
+
+
+@pytest.mark.parametrize("ending", ["jpg", "png"])
+def test_a_look_finds_the_files_that_cannot_be_decoded(tmp_path, ending):
+    path = photo(tmp_path / f"a.{ending}")
+    whole = path.read_bytes()
+    for share in (0.02, 0.2, 0.5, 0.9, 0.99):
+        path.write_bytes(whole[: int(share * len(whole))])
+        with pytest.raises(ValueError, match="cannot be decoded") as in_full:
+            read_pixels(path, 3)
+        with pytest.raises(ValueError, match=re.escape(str(in_full.value))):
+            glance(path)
+
+
+def test_one_spot_of_colour_in_gray_is_seen(tmp_path):
+    for name, spot in (("gray", (90, 90, 90)), ("colour", (90, 90, 255))):
+        image = Image.new("RGB", (64, 64), (90, 90, 90))
+        image.paste(spot, (20, 20, 24, 24))
+        (tmp_path / name / "class").mkdir(parents=True)
+        image.save(tmp_path / name / "class" / "a.jpg", quality=95)
+    assert survey(tmp_path / "gray").channels == 1
+    assert survey(tmp_path / "colour").channels == 3

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -190,11 +190,32 @@ def decode(
 
 def read(path: Path, channels: int, size: int | tuple[int, int] | None = None) -> Pixels:
     """The pixels [H, W, channels] of an image file, resized to `size` (a side, or H and W)."""
+    with _opened(path) as file:
+        return pixels_of(file, channels, size)
+
+
+def glance(path: Path) -> tuple[tuple[int, int], Pixels]:
+    """The width and height of an image file, and some colours [h, w, 3] of all parts of it.
+
+    A JPEG is decoded an eighth as large; all of the file is read for it, so that a cut is found.
+    """
+    from PIL.ExifTags import Base
+
+    with _opened(path) as file:
+        width, height = file.size
+        file.draft(None, (1, 1))  # of other formats it does nothing
+        on_its_side = file.getexif().get(Base.Orientation, 1) in (5, 6, 7, 8)
+        return (height, width) if on_its_side else (width, height), pixels_of(file, 3)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Image.Image]:
+    """An image file. Whatever goes wrong while it is open is its own fault."""
     from PIL import Image, UnidentifiedImageError
 
     try:
         with Image.open(path) as file:
-            return pixels_of(file, channels, size)
+            yield file
     except UnidentifiedImageError as error:  # whose own words are the path again
         raise Undecodable(path, "it is cut short, or no image") from error
     except Exception as error:  # broken files make decoders raise anything

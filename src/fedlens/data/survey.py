@@ -13,7 +13,7 @@ from statistics import median
 from typing import Literal, NamedTuple
 
 from fedlens.data.folders import images
-from fedlens.data.pictures import read
+from fedlens.data.pictures import glance
 from fedlens.data.places import Counted
 
 Reading = Literal["class", "site/class", "class/site"]
@@ -103,7 +103,7 @@ def survey(folder: Path, layout: Reading | None = None, watch: Counted | None = 
 
     def look(i: int) -> Seen | str:
         try:
-            pixels = read(folder / files[i], 3)
+            size, colours = glance(folder / files[i])
         except ValueError as error:
             return str(error)
         outer, inner = (levels[i][0], levels[i][1] if depth > 1 else "")
@@ -114,8 +114,8 @@ def survey(folder: Path, layout: Reading | None = None, watch: Counted | None = 
             label,
             site,
             SPLITS[files[i].parts[0]] if marked else None,
-            (pixels.shape[1], pixels.shape[0]),
-            all((pixels[..., 0] == pixels[..., i]).all() for i in (1, 2)),
+            size,
+            all((colours[..., 0] == colours[..., i]).all() for i in (1, 2)),
             hashlib.sha256((folder / files[i]).read_bytes()).hexdigest(),
         )
 
