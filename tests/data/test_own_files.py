@@ -232,6 +232,15 @@ def test_a_bad_manifest_says_where_and_what_to_do(animals, content, message):
         load("csv", animals, path="photos.csv")
 
 
+@pytest.mark.parametrize("name", ["site", "hospital", "clinic", "patient"])
+def test_a_column_of_ones_own_is_no_slip_of_another(animals, name):
+    row = "animals/cat/{},cat,{}\n"
+    rows = row.format("0.png", "a") + row.format("1.png", "b")
+    (animals / "photos.csv").write_text(f"path,label,{name}\n{rows}")
+    found = load("csv", animals, path="photos.csv", test_share=0.5, size=2)
+    assert {*found.train.columns[name], *found.test.columns[name]} == {"a", "b"}
+
+
 def test_a_manifest_that_is_not_text_or_not_there_says_so(animals):
     with pytest.raises(ValueError, match=r"photos.csv cannot be read .*: set path"):
         load("csv", animals, path="photos.csv")

@@ -6,6 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from csv import Error, reader
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -21,6 +22,7 @@ from fedlens.reading import csv_lines, is_file, printable, shortened
 NEEDED = ("path", "label")
 KNOWN = (*NEEDED, "client", "lat", "lon", "split")
 LONGEST_HEADER = 1_000_000  # characters
+SLIP = 0.8  # how alike `clinet` and `client` are, at the least; `clinic` and `site` are columns
 RANGES = {"lat": 90.0, "lon": 180.0}
 
 
@@ -126,9 +128,9 @@ def _header(file: Path, header: list[str]) -> list[str]:
             raise ValueError(f"{file}:1: the column {name!r} stands twice: rename one")
     absent = [name for name in KNOWN if name not in header]
     for name in header:
-        hint = did_you_mean(name, absent)
-        if name not in KNOWN and hint.startswith("did you mean"):
-            raise ValueError(f"{file}:1: unknown column {name!r}: {hint}")
+        slips = get_close_matches(name, absent, n=1, cutoff=SLIP)
+        if name not in KNOWN and slips:
+            raise ValueError(f"{file}:1: unknown column {name!r}: did you mean {slips[0]!r}?")
     for name in NEEDED:
         if name in absent:
             raise ValueError(

@@ -75,13 +75,17 @@ def _refuse_two_levels(place: Path) -> None:
     for outer in _folders(place):
         for inner in _folders(outer):
             if images(inner):
-                some = ", ".join(entry.name for entry in _folders(place)[:3])
-                inside = ", ".join(entry.name for entry in _folders(outer)[:3])
+                some, inside = _some_names(place), _some_names(outer)
                 raise ValueError(
                     f"{place} has folders within folders: if {some} are sites, which hold the "
                     f'classes {inside}, set layout = "site/class"; if {some} are the classes '
                     'themselves, set layout = "class"'
                 )
+
+
+def _some_names(place: Path) -> str:
+    names = [entry.name for entry in _folders(place)]
+    return ", ".join(names if len(names) < 5 else [*names[:3], "..."])
 
 
 def listed_by_class(place: Path) -> tuple[Listed, list[str]]:
