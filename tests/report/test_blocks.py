@@ -161,6 +161,12 @@ def test_a_page_has_every_block_and_its_files(tmp_path):
     assert "Two &lt;b&gt;." in page and "<pre>a = 1</pre>" in page
 
 
+def test_a_name_in_a_table_goes_on_in_the_next_line_but_never_within_a_number(tmp_path):
+    table = Table(title="t", header=["run"], rows=[["lr=0.03,seed=0"], ["partition.alpha"]])
+    page = render_page("Page", "", [table], tmp_path).read_text()
+    assert "lr=0.03,<wbr>seed=0" in page and "partition.<wbr>alpha" in page
+
+
 def test_blocks_of_one_title_have_files_of_their_own(tmp_path):
     render_page("x", "", [TABLE, TABLE], tmp_path)
     assert {path.name for path in (tmp_path / "figures").iterdir()} == {"table.csv", "table_2.csv"}

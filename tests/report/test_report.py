@@ -18,8 +18,10 @@ from PIL import Image
 
 from fedlens.locks import FolderLock
 from fedlens.report import read, read_all, report, rows
+from fedlens.report.blocks import Curves
 from fedlens.report.look import COLOURS, HEIGHT, name_ends, sheet
-from fedlens.report.runs import differences, headline
+from fedlens.report.pictures import places
+from fedlens.report.runs import differences, headline, run_blocks
 from fedlens.runs.records import settings
 
 Make = Callable[..., Path]
@@ -40,6 +42,14 @@ class Ids(HTMLParser):
 def cell(folder: Path, column: str) -> str:
     header, body = rows([read(folder)])
     return body[0][header.index(column)]
+
+
+def test_a_run_has_one_colour_in_all_curves(run_folder: Make) -> None:
+    """Also where it is the only one that has something to show."""
+    one, two = run_folder("one"), run_folder("two", algorithm="fedprox", spread=True)
+    curves = [block for block in run_blocks(read_all([one, two])) if isinstance(block, Curves)]
+    assert "Accuracy over clients" in [block.title for block in curves]
+    assert {places(block.lines)["two"] for block in curves} == {1}
 
 
 def test_a_run_folder_is_read_whole(run_folder: Make) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fedlens.cli.arguments import terminal_columns
+from fedlens.cli.arguments import Quiet, terminal_columns, watching
 from fedlens.reading import printable
 
 Runs = Annotated[list[Path], typer.Argument(help="Run folders, or a folder of them.")]
@@ -17,6 +17,7 @@ Runs = Annotated[list[Path], typer.Argument(help="Run folders, or a folder of th
 def report_command(
     runs: Runs,
     out: Annotated[Path | None, typer.Option(help="Where the page goes.")] = None,
+    quiet: Quiet = False,
 ) -> None:
     """Draw what runs came to: figures, and one HTML page."""
     from fedlens.report import read_all, report, rows, table
@@ -25,7 +26,7 @@ def report_command(
     from fedlens.runs import progress
 
     runs = runs_in(runs)
-    with artists() as drawing, progress.counted("figures") as watch:
+    with artists() as drawing, watching(quiet, progress.counted, "figures") as watch:
         page = report(runs, out, watch, drawing)
     print(table(*rows(read_all(runs)), terminal_columns()))
     print(f"report: {printable(str(page))}")

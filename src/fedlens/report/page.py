@@ -175,10 +175,13 @@ def _template() -> Template:
 
 
 def _breakable(text: str) -> Markup:
-    """A name that goes on in the next line where a person would: `partition.` and `alpha`."""
+    """A name that goes on in the next line where a person would: `partition.` and `alpha`.
+
+    A number stays with what it is of: `lr=0.03,` and `seed=0`.
+    """
     from markupsafe import Markup, escape
 
-    return Markup(re.sub(r"([.,=_/])(?=\w)", r"\1<wbr>", str(escape(text))))
+    return Markup(re.sub(r"([.,=_/])(?=[^\W\d])", r"\1<wbr>", str(escape(text))))
 
 
 def distinct(blocks: Sequence[Block]) -> list[Block]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean, stdev
 
 from fedlens.report.artists import Artists, Drawing
-from fedlens.report.blocks import Bars, Block, Facts, Series, Table, Text
+from fedlens.report.blocks import Bars, Block, Curves, Facts, Series, Table, Text
 from fedlens.report.curves import cost_blocks, curve_blocks
 from fedlens.report.groups import MANY, Group, best_first, group, mean_and_std, written
 from fedlens.report.holdings import (
@@ -80,7 +81,17 @@ def run_blocks(runs: Sequence[Run]) -> list[Block]:
         blocks.append(_results(runs, title="Each run"))
     if len(runs) > 1:
         blocks.append(_differences(runs))
-    return [*blocks, *details(runs)]
+    return [*_each_in_its_colour(blocks, groups), *details(runs)]
+
+
+def _each_in_its_colour(blocks: Sequence[Block], groups: Sequence[Group]) -> Iterator[Block]:
+    """A group has the same colour in all curves, also where some groups have none to show."""
+    places = {one.name: i for i, one in enumerate(groups)}
+    for block in blocks:
+        if isinstance(block, Curves):
+            own = [replace(line, place=places.get(line.name, line.place)) for line in block.lines]
+            block = replace(block, lines=own)
+        yield block
 
 
 def headline(runs: Sequence[Run]) -> str:
