@@ -141,7 +141,11 @@ def test_the_twin_has_as_many_examples_and_whole_passes():
     ("local", "message"),
     [
         ({"epochs": 0}, "local.epochs is 0: choose a number above 0"),
-        ({"epochs": "many"}, "local.epochs is 'many': expected a whole number or a number"),
+        (
+            {"epochs": "many"},
+            "local.epochs is 'many': expected a number or { low = ..., high = ... }",
+        ),
+        ({"steps": [1, 3]}, "expected a whole number or { low = ..., high = ... }"),
         ({"epochs": {"low": 3, "high": 1}}, "let low be no more than high"),
         ({"epochs": {"lo": 3}}, "unknown key 'local.epochs.lo': did you mean 'low'?"),
         ({"epochs": {"low": 3}}, "local.epochs needs 'high': set local.epochs.high"),

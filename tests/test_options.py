@@ -121,11 +121,11 @@ def test_a_value_of_another_kind_is_refused(value, kind):
     [
         (float | Tensor, "expected a number"),
         (int | None, "expected a whole number"),
-        (int | float, "expected a whole number or a number"),
+        (int | float, "expected a number"),
         (Literal["low", "high"] | list[float], "expected 'low' or 'high' or a list"),
         (bool, "expected true or false"),
         (dict, "expected a table"),
-        (tuple[Named, ...], "expected a list of tables ([[here]])"),
+        (tuple[Named, ...], "expected a name, or a list of names or tables ([[here]])"),
     ],
 )
 def test_what_was_expected_is_said_in_words_that_a_file_can_hold(kind, words):

@@ -355,7 +355,7 @@ KINDS: dict[Any, Callable[[Any, Any, str], Any]] = {
 
 def _unexpected(value: Any, kind: Any, where: str) -> ValueError:
     tables = typing.get_args(kind)[:1] == (Named,)
-    expected = f"a list of tables ([[{where}]])" if tables else _in_words(kind)
+    expected = f"a name, or a list of names or tables ([[{where}]])" if tables else _in_words(kind)
     return ValueError(f"{where} is {value!r}: expected {expected}")
 
 
@@ -365,13 +365,19 @@ def _in_words(kind: Any) -> str:
     words |= {dict: "a table", list: "a list", tuple: "a list"}
     inner = typing.get_args(kind)
     if typing.get_origin(kind) in (Union, types.UnionType):
-        # Nobody writes a tensor, or nothing, into a file.
-        written = [choice for choice in inner if typing.get_origin(choice) or choice in words]
+        # Nobody writes a tensor, or nothing, into a file; a whole number is a number.
+        written = [
+            choice
+            for choice in inner
+            if (typing.get_origin(choice) or choice in words or is_dataclass(choice))
+            and not (choice is int and float in inner)
+        ]
         return " or ".join(_in_words(choice) for choice in written)
     if typing.get_origin(kind) is Literal:
         return " or ".join(repr(choice) for choice in inner)
     if is_dataclass(kind):
-        return "a table"
+        needed = [f.name for f in fields(kind) if f.default is f.default_factory is MISSING]
+        return f"{{ {', '.join(f'{name} = ...' for name in needed)} }}" if needed else "a table"
     return words.get(typing.get_origin(kind) or kind, str(getattr(kind, "__name__", kind)))
 
 
