@@ -83,6 +83,14 @@ def test_patience_counts_evaluations_since_the_best_on_validation():
     assert accuracies([0.5, float("nan")], patience=1)[0] == 2
 
 
+def test_a_short_time_is_told_with_its_decimals():
+    record = {"bytes_up": 1, "bytes_down": 1, "batches_total": 1}
+    for seconds, words in ((0.25, "0.25 of 0.1"), (7_200.4, "7,200 of 0.1")):
+        stopping = Stopping(described(stop={"seconds": 0.1}))
+        stopping.spend(record, seconds)
+        assert stopping.reason == f"stop.seconds: {words} seconds are spent"
+
+
 class Killed(Exception):
     pass
 

@@ -38,7 +38,7 @@ class Stopping:
         }
         for what, (amount, most) in spent.items():
             if most is not None and amount >= most:
-                self.reason = f"stop.{what}: {amount:,.0f} of {most:,.0f} {what} are spent"
+                self.reason = f"stop.{what}: {_short(amount)} of {_short(most)} {what} are spent"
                 return
 
     def judge(self, record: Mapping[str, Any]) -> bool:
@@ -62,3 +62,7 @@ class Stopping:
                 f"{count} ago"
             )
         return is_best
+
+
+def _short(amount: float) -> str:
+    return f"{amount:,.0f}" if amount >= 10 else f"{amount:.2g}"
