@@ -178,7 +178,7 @@ def test_the_best_model_is_taken_away_from_the_shell(here, fedlens):
     fedlens("export", "run", "--best", "--out", "best.safetensors")
     exported = load_file("best.safetensors")
     assert any(torch.equal(t, best["fc.weight"]) for t in exported.values())
-    assert "It is the model after round 1 of 2" in Path("best.md").read_text()
+    assert "It is the model after round 1 of 2" in Path("best.safetensors.md").read_text()
     (run / "best.safetensors").unlink()
     with pytest.raises(ValueError, match=r"has no best.safetensors: run it with evaluate.best"):
         fl.load(run, best=True)
