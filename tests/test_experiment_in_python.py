@@ -78,3 +78,63 @@ def test_what_has_no_default_must_be_given(missing):
         fl.Experiment(**given)
     with pytest.raises(ValueError, match=f"the experiment needs '{missing}': set {missing} = "):
         fl.Experiment.of(given)
+
+
+@pytest.mark.parametrize("given", ["a.toml", BASE, None])
+def test_what_is_no_experiment_is_refused_with_how_one_is_made(given):
+    with pytest.raises(
+        ValueError, match=r"^run is given \w+: give an Experiment, as Experiment.rea"
+    ):
+        fl.run(given)
+    with pytest.raises(ValueError, match="sweep is given"):
+        fl.sweep({"a": given})
+
+
+def test_a_sweep_of_no_names_is_refused():
+    with pytest.raises(ValueError, match="sweep is given Experiment: give experiments by name"):
+        fl.sweep(fl.Experiment(**BASE))  # type: ignore[arg-type]
+
+
+def test_numbers_may_be_numpys():
+    given = fl.Experiment(**BASE | {"rounds": np.int64(2)}, local={"lr": np.float32(0.5)})
+    assert (type(given.rounds), type(given.local.lr)) == (int, float)
+    assert fl.Experiment.of(tomllib.loads(given.toml())) == given
+    with pytest.raises(ValueError, match=r"rounds is np.float32"):
+        fl.Experiment(**BASE | {"rounds": np.float32(2)})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": nn.Linear}, "model is <class .*: give a name, a table with a name, or a Module"),
+        ({"dataset": torch.zeros(9, 9)}, r"dataset is tensor\(.* \.\.\.: give .*, or a Dataset"),
+        ({"dataset": "a/b"}, r'dataset is .a/b., a path: write { name = "folder", path = "a/b" }'),
+        ({"dataset": "a.csv"}, r'write { name = "csv", path = "a.csv" }'),
+    ],
+)
+def test_what_cannot_be_a_part_is_refused_in_one_line_with_what_can(changes, message):
+    with pytest.raises(ValueError, match=f"^.*{message}.*$") as refused:
+        fl.Experiment(**BASE | changes)
+    assert "\n" not in str(refused.value)
+
+
+AB: Any = "ab"
+
+
+def part(count=6, labels=None):
+    images = torch.zeros(count, 1, 2, 2, dtype=torch.uint8)
+    return fl.Examples(images, torch.arange(count) % 2 if labels is None else labels)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: fl.Dataset("d", part(), part(), ("a",)), "labels are 0 to 1, but there are 1 cl"),
+        (lambda: fl.Dataset("d", part(), part(), AB), "classes are .ab.: give their names in"),
+        (lambda: part(6, torch.zeros(3)), "6 images but 3 labels: give one an image"),
+        (lambda: fl.Examples(torch.zeros(3, 2, 2), torch.zeros(3)), r"give \[N, channels, height"),
+    ],
+)
+def test_data_that_do_not_fit_together_are_refused_with_what_to_give(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

@@ -121,6 +121,7 @@ class Experiment:
 
         object.__setattr__(self, "loss", filled(self.loss, LOSSES, "loss"))
         if isinstance(self.dataset, Named):
+            _refuse_path(self.dataset.name)
             object.__setattr__(self, "dataset", filled(self.dataset, DATASETS, "dataset"))
         if isinstance(self.model, Named):
             object.__setattr__(self, "model", filled(self.model, MODELS, "model"))
@@ -210,6 +211,17 @@ class Experiment:
         return to_toml(self.plain())
 
 
+def _refuse_path(name: str) -> None:
+    """Say how images of one's own are named, where a path is in the place of a data set's name."""
+    is_path = "/" in name or name.endswith((".csv", ".npz")) or Path(name).is_dir()
+    if is_path and name not in DATASETS and ":" not in name:
+        kind = {".csv": "csv", ".npz": "npz"}.get(Path(name).suffix, "folder")
+        raise ValueError(
+            f'dataset is {name!r}, a path: write {{ name = "{kind}", path = "{name}" }}, or let '
+            "`fedlens import` look at a folder and write the experiment"
+        )
+
+
 def _filled_algorithm(named: Named) -> Named:
     """Its options as given and checked, else by default; a number may be a schedule."""
     function = find(ALGORITHMS, named.name, "algorithm")
@@ -269,3 +281,12 @@ def as_plain(value: Any) -> Any:
             return [part if isinstance(part, dict) else {"name": part} for part in parts]
         return parts
     return value
+
+
+def expect_experiment(given: Any, what: str) -> None:
+    """Refuse what is no experiment, such as the path of its file."""
+    if not isinstance(given, Experiment):
+        raise ValueError(
+            f"{what} is given {type(given).__name__}: give an Experiment, as Experiment.read(path) "
+            "and Experiment.of(tables) make one"
+        )

@@ -43,10 +43,12 @@ class Examples:
                 )
         if self.images.ndim != 4:
             shape = tuple(self.images.shape)
-            raise ValueError(f"images must be [N, channels, height, width]: got {shape}")
+            raise ValueError(f"images are {shape}: give [N, channels, height, width]")
         num_images = len(self.images if self.rows is None else self.rows)
         if num_images != len(self.labels):
-            raise ValueError(f"{num_images} images but {len(self.labels)} labels")
+            raise ValueError(
+                f"{num_images} images but {len(self.labels)} labels: give one an image"
+            )
         if self.labels.is_floating_point() or self.labels.ndim != 1:
             got = f"{self.labels.dtype} of shape {tuple(self.labels.shape)}"
             raise ValueError(
@@ -110,12 +112,19 @@ class Dataset:
     is_mapped: bool = False  # its images are a file that may be larger than memory
 
     def __post_init__(self) -> None:
+        if isinstance(self.classes, str) or not isinstance(self.classes, Sequence):
+            raise ValueError(
+                f"{self.name}: classes are {self.classes!r}: give their names in a list"
+            )
         for part in (self.train, self.test):
-            if (
-                len(part)
-                and not 0 <= int(part.labels.min()) <= int(part.labels.max()) < self.num_classes
-            ):
-                raise ValueError(f"{self.name}: labels must lie in 0..{self.num_classes - 1}")
+            if not len(part):
+                continue
+            low, high = int(part.labels.min()), int(part.labels.max())
+            if not 0 <= low <= high < self.num_classes:
+                raise ValueError(
+                    f"{self.name}: labels are {low} to {high}, but there are {self.num_classes} "
+                    f"classes: number them from 0 to {self.num_classes - 1}"
+                )
         shapes = [tuple(part.images.shape[1:]) for part in (self.train, self.test) if len(part)]
         if len(set(shapes)) > 1:
             raise ValueError(

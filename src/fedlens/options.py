@@ -18,8 +18,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import cache
+from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, Union
+
+from fedlens.reading import shortened
 
 LARGEST = 1e38  # of the numbers that float32 holds
 
@@ -43,7 +46,7 @@ class Named:
             return cls(value)
         if isinstance(value, Mapping) and isinstance(value.get("name"), str):
             return cls(value["name"], {k: v for k, v in value.items() if k != "name"})
-        raise ValueError(f"{where} is {value!r}: give a name, or a table with a name")
+        raise ValueError(f"{where} is {_shown(value)}: give a name, or a table with a name")
 
 
 class Given(Generic[G, V]):
@@ -246,7 +249,10 @@ def _union(value: Any, kind: Any, where: str) -> Any:
     if Named in choices and float in choices:  # a number, or a schedule
         return Named.of(value, where) if _is_table(value) else check(value, float, where)
     if Named in choices:  # the others cannot be written down
-        others = tuple(choice for choice in choices if choice is not Named)
+        others = tuple(choice for choice in choices if choice not in (Named, type(None)))
+        if others and not isinstance(value, (str, Mapping, Named, *others)):
+            ways = f"a name, a table with a name, or a {others[0].__name__}"
+            raise ValueError(f"{where} is {_shown(value)}: give {ways}")
         return value if isinstance(value, others) else Named.of(value, where)
     written = [choice for choice in choices if choice is not type(None)]
     if len(written) == 1:
@@ -280,15 +286,16 @@ def _sequence(value: Any, kind: Any, where: str) -> Any:
 
 def _number(value: Any, kind: Any, where: str) -> Any:
     """A whole number is a number, too; a truth value is neither."""
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    given = value if whole else _instance(value, kind, where)
+    is_one = isinstance(value, Real) and not isinstance(value, bool)  # numpy's, too
+    given = value if is_one else _instance(value, kind, where)
     if LARGEST < abs(given) < float("inf"):
         raise ValueError(f"{where} is {_in_short(given)}: models compute with up to {LARGEST:.0e}")
     return float(given)
 
 
 def _whole(value: Any, kind: Any, where: str) -> Any:
-    number = _instance(value, kind, where)
+    is_one = isinstance(value, Integral) and not isinstance(value, bool)
+    number = int(value) if is_one else _instance(value, kind, where)
     if not -(2**63) <= number < 2**63:
         raise ValueError(f"{where} is {_in_short(number)}: choose a number of at most 18 digits")
     return number
@@ -356,7 +363,12 @@ KINDS: dict[Any, Callable[[Any, Any, str], Any]] = {
 def _unexpected(value: Any, kind: Any, where: str) -> ValueError:
     tables = typing.get_args(kind)[:1] == (Named,)
     expected = f"a name, or a list of names or tables ([[{where}]])" if tables else _in_words(kind)
-    return ValueError(f"{where} is {value!r}: expected {expected}")
+    return ValueError(f"{where} is {_shown(value)}: expected {expected}")
+
+
+def _shown(value: Any) -> str:
+    """A value in a line: arrays have many."""
+    return shortened(" ".join(repr(value).split()), 100)
 
 
 def _in_words(kind: Any) -> str:

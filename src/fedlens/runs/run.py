@@ -11,7 +11,7 @@ import torch
 
 from fedlens.data import statistics
 from fedlens.engines import EngineName
-from fedlens.experiment import Experiment
+from fedlens.experiment import Experiment, expect_experiment
 from fedlens.rounds import State, begin
 from fedlens.run_files import (
     EXPERIMENT,
@@ -55,6 +55,7 @@ def run(
     trained (see `progress.ASIDE`).
     `progress` shows how far it is; unless told, it does so in a terminal and in a notebook.
     """
+    expect_experiment(experiment, "run")
     if out is not None:
         check_free(Path(out), overwrite)
     name = Path(out).name if out is not None else experiment.dataset.name

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from fedlens.data.places import Counted
 from fedlens.engines import Stacked
-from fedlens.experiment import Experiment
+from fedlens.experiment import Experiment, expect_experiment
 from fedlens.federation import Dataset
 from fedlens.locks import one_writer, remove_dead_lock
 from fedlens.run_files import (
@@ -55,6 +55,12 @@ def sweep(
     Without `keep_states` points that are done leave no checkpoint: what clients remember may be
     gigabytes, and is needed only by who asks for more rounds. `progress` is that of `run`.
     """
+    if not isinstance(points, Mapping):
+        raise ValueError(
+            f"sweep is given {type(points).__name__}: give experiments by name, as a dict"
+        )
+    for one in points.values():
+        expect_experiment(one, "sweep")
     with shown(progress, counted, "reading images") as reading:
         told = all_of(reading, decoding(watch))
         made = prepare(points, out, overwrite=overwrite, data=data, watch=told)
