@@ -86,6 +86,8 @@ def test_a_mistake_gets_one_line_and_status_2_and_nothing_is_written(fedlens, wo
         ("import a --layout class/sites", "--layout is 'class/sites': did you mean 'class/site'?"),
         ("export a --out b --format zip",
          "--format is 'zip': choose one of onnx, safetensors, torchscript"),
+        ("bench --rounds 3", "No such option: --rounds: see fedlens bench --help"),
+        ("report --ot a", "No such option: --ot: did you mean --out?"),
         ("lst", "No such command 'lst'. Did you mean 'list'?"),
         ("data zzz", "No such command 'zzz': see fedlens data --help"),
         ("schema a", "Got unexpected extra argument (a): see fedlens schema --help"),

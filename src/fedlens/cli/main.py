@@ -11,6 +11,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable
+from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
@@ -142,8 +143,9 @@ def described_keys() -> list[str]:
 
 def _misused(error: click.UsageError) -> str:
     """The line for words that a command does not take: the nearest ones, or where to read on."""
-    if isinstance(error, click.NoSuchOption) and (key := _as_a_key(error)):
-        return key
+    where = f"see {error.ctx.command_path if error.ctx else 'fedlens'} --help"
+    if isinstance(error, click.NoSuchOption):
+        return _as_a_key(error) or f"No such option: {error.option_name}: {_near(error) or where}"
     if isinstance(error, click.BadParameter) and error.param is not None:
         kind, option = error.param.type, error.param.opts[0]
         if isinstance(kind, click.Choice):
@@ -153,11 +155,22 @@ def _misused(error: click.UsageError) -> str:
     line = error.format_message().rstrip(".")
     if line.endswith("?"):  # click has a suggestion
         return line
-    return f"{line}: see {error.ctx.command_path if error.ctx else 'fedlens'} --help"
+    return f"{line}: {where}"
+
+
+def _near(error: click.NoSuchOption) -> str:
+    """The option that was meant. Click's own guess counts the dashes as letters that are right."""
+    taken = error.ctx.command.params if error.ctx else ()
+    words = [name[2:] for one in taken for name in one.opts if name.startswith("--")]
+    near = get_close_matches(error.option_name.lstrip("-"), [*words, "help"], n=1)
+    return f"did you mean --{near[0]}?" if near else ""
 
 
 def _as_a_key(error: click.NoSuchOption) -> str:
-    """Where an option is a key of experiments, how that is written."""
+    """Where an option is a key of experiments, and the command takes these, how that is written."""
+    taken = error.ctx.command.params if error.ctx else ()
+    if not any(parameter.name == "overrides" for parameter in taken):
+        return ""
     wanted = error.option_name.lstrip("-").replace("-", "_")
     keys = [key for key in described_keys() if wanted in (key, key.rpartition(".")[2])]
     if not keys:
