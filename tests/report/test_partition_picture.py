@@ -115,3 +115,12 @@ def test_clients_that_are_alike_are_pale_and_the_same_share_has_the_same_colour(
     assert pixels(draw(alike, names(10), "t", tmp_path / "1.png"))[300, 500].min() > 150
     dark = pixels(draw(single, names(10), "t", tmp_path / "2.png"))
     assert (dark.reshape(-1, 3) == (8, 36, 58)).all(1).sum() > 10_000
+
+
+def test_names_of_clients_stand_upright_only_where_they_must(tmp_path: Path) -> None:
+    def height(*clients: str) -> int:
+        path = draw(some_counts(3, 4), names(4), "t", tmp_path / "a.png", clients)
+        return int(pixels(path).shape[0])
+
+    assert height("north", "south", "west") == height("St Mary's", "b", "c")
+    assert height("north", "south", "a hospital far from here") > height("a", "b", "c")

@@ -77,10 +77,11 @@ def draw(
     width = cell * max(num_clients, 12) if bubbles else 8.5
     height = cell * max(num_classes, 6) if bubbles else min(max(0.26 * num_classes, 2.2), 11)
     left = max(1.0, 0.3 + 0.075 * max(map(len, names)))
-    below = 0.1 + 0.085 * max(map(len, called)) if called else 0.0
-    figure, top, main = _panels(width, height, left, 0.65 + below)
+    longest = 0.085 * max(map(len, called), default=0)  # inches
+    upright = longest > 0.9 * width / num_clients
+    figure, top, main = _panels(width, height, left, 0.75 + longest if upright else 0.65)
     _draw_sizes(top, counts.sum(1))
-    _label_axes(main, num_clients, names, called)
+    _label_axes(main, num_clients, names, called, upright)
     main.set_xlabel("clients, ordered by their main class" if ordered else "clients", color=INK)
     if bubbles:
         _draw_bubbles(main, counts, diameter=0.92 * 72 * cell)
@@ -150,11 +151,13 @@ def _draw_sizes(axes: Axes, sizes: Array) -> None:
     axes.spines[:].set_visible(False)
 
 
-def _label_axes(axes: Axes, num_clients: int, names: Sequence[str], called: Sequence[str]) -> None:
+def _label_axes(
+    axes: Axes, num_clients: int, names: Sequence[str], called: Sequence[str], upright: bool
+) -> None:
     shown = range(0, len(names), math.ceil(len(names) / MANY))
     axes.set_yticks(list(shown), [names[label] for label in shown])
     if called:
-        axes.set_xticks(range(num_clients), called, rotation=90)
+        axes.set_xticks(range(num_clients), called, rotation=90 if upright else 0)
     else:
         axes.xaxis.set_major_locator(MaxNLocator(12, integer=True, min_n_ticks=1))
         axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
