@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedlens.tables import apply_override, read_tables, to_toml
+from fedlens.tables import apply_override, parse_axis, read_tables, to_toml
 
 
 def overridden(content: dict[str, Any], *overrides: str) -> dict[str, Any]:
@@ -126,3 +126,16 @@ def test_toml_is_read_back_as_it_was_written(top, section, listed):
     tables = top | {"Section": section, "Listed": listed}
     section.pop("name", None)
     assert tomllib.loads(to_toml(tables)) == tables
+
+
+@pytest.mark.parametrize(
+    ("axis", "values"),
+    [
+        ("a=1,0.5,x", [1, 0.5, "x"]),
+        ('a=fedavg,["fedprox", "fedavgm"]', ["fedavg", ["fedprox", "fedavgm"]]),
+        ("a=x,{name='b', of=[1, 2]},true", ["x", {"name": "b", "of": [1, 2]}, True]),
+        ('a=x,"y, z"', ["x", "y, z"]),
+    ],
+)
+def test_an_axis_is_split_at_the_commas_between_its_values(axis, values):
+    assert parse_axis(axis) == ("a", values)

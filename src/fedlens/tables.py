@@ -116,8 +116,20 @@ def parse_axis(axis: str) -> tuple[str, list[Any]]:
     try:
         values: list[Any] = _value(f"[{text}]")
     except tomllib.TOMLDecodeError:
-        values = [_parsed(part.strip()) for part in text.split(",")]
+        values = [_parsed(part) for part in _between_commas(text)]
     return key.strip(), values
+
+
+def _between_commas(text: str) -> list[str]:
+    """The parts of a text at its commas, but for those within brackets and quotes."""
+    parts, depth = [""], 0
+    for piece in re.findall(r"\"[^\"]*\"|'[^']*'|.", text, re.DOTALL):
+        depth += (piece in "[{") - (piece in "]}")
+        if piece == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += piece
+    return [part.strip() for part in parts]
 
 
 def _parsed(text: str) -> Any:
