@@ -107,7 +107,11 @@ def test_numbers_may_be_numpys():
     ("changes", "message"),
     [
         ({"model": nn.Linear}, "model is <class .*: give a name, a table with a name, or a Module"),
-        ({"dataset": torch.zeros(9, 9)}, r"dataset is tensor\(.* \.\.\.: give .*, or a Dataset"),
+        (
+            {"dataset": torch.zeros(9, 9)},
+            "dataset is a Tensor: give .*, or a Dataset, which fl.map",
+        ),
+        ({"loss": torch.zeros(9, 9)}, r"loss is tensor\(.* \.\.\.: give a name, or a table"),
         ({"dataset": "a/b"}, r'dataset is .a/b., a path: write { name = "folder", path = "a/b" }'),
         ({"dataset": "a.csv"}, r'write { name = "csv", path = "a.csv" }'),
     ],

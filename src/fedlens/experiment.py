@@ -93,6 +93,11 @@ class Experiment:
     def __post_init__(self) -> None:
         if self.algorithm in ((), []):
             object.__setattr__(self, "algorithm", (Named("fedavg"),))
+        if not isinstance(self.dataset, (str, Mapping, Named, Dataset)):
+            raise ValueError(
+                f"dataset is a {type(self.dataset).__name__}: give a name, a table with a name, or "
+                "a Dataset, which fl.map_style makes of those of torchvision's kind"
+            )
         settle(self, "")
         demand(self.rounds >= 1, "rounds", self.rounds, "choose 1 or more")
         demand(self.seed >= 0, "seed", self.seed, "choose 0 or more")

@@ -192,6 +192,9 @@ def test_what_a_saved_data_set_lacks_is_said_with_the_remedy(tmp_path, monkeypat
     rows(4).remove_columns("animal").save_to_disk(tmp_path / "unlabelled")
     with pytest.raises(ValueError, match=r"set label = .*one of client"):
         load("hugging-face", tmp_path, path="unlabelled")
+    rows(4).remove_columns("picture").save_to_disk(tmp_path / "blind")
+    with pytest.raises(ValueError, match=r"no column of images among .*client.*datasets.Image\(\)"):
+        load("hugging-face", tmp_path, path="blind")
     rows(4, animal=[0, 1, -1, 0]).save_to_disk(tmp_path / "some")
     with pytest.raises(ValueError, match="not given for every row"):
         load("hugging-face", tmp_path, path="some")

@@ -130,9 +130,17 @@ def _column(
 ) -> str:
     """The column that is given; or the only one of the first kind there is; or the usual one."""
     fitting = [name for name, feature in features.items() if isinstance(feature, kinds)]
+    if not fitting:
+        kind = kinds[0].__name__
+        raise ValueError(
+            f"{place} has no column of {usual}s among {', '.join(features)}: make one with "
+            f"cast_column(NAME, datasets.{kind}()), and save it again"
+        )
     if given is not None:
         if given not in fitting:
-            raise ValueError(f"{place} has no {usual}s in {given!r}: choose of {_listed(fitting)}")
+            raise ValueError(
+                f"{place} has no {usual}s in {given!r}: choose of {', '.join(fitting)}"
+            )
         return given
     certain = [name for name in fitting if isinstance(features[name], kinds[0])]
     if len(certain) == 1:
@@ -141,12 +149,8 @@ def _column(
         return usual
     raise ValueError(
         f"{place} does not say which column has the {usual}s: set {usual} = ..., one of "
-        f"{_listed(certain or fitting)}"
+        f"{', '.join(certain or fitting)}"
     )
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names) or "none that fits"
 
 
 def _numbered(
