@@ -3,6 +3,7 @@
 import csv
 import re
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -206,7 +207,21 @@ def test_one_spot_of_colour_in_gray_is_seen(tmp_path):
     for name, spot in (("gray", (90, 90, 90)), ("colour", (90, 90, 255))):
         image = Image.new("RGB", (64, 64), (90, 90, 90))
         image.paste(spot, (20, 20, 24, 24))
-        (tmp_path / name / "class").mkdir(parents=True)
-        image.save(tmp_path / name / "class" / "a.jpg", quality=95)
+        for label in ("a", "b"):
+            (tmp_path / name / label).mkdir(parents=True)
+            image.save(tmp_path / name / label / "0.jpg", quality=95)
     assert survey(tmp_path / "gray").channels == 1
     assert survey(tmp_path / "colour").channels == 3
+
+
+def test_a_look_at_one_class_alone_is_refused_and_folders_below_are_told(tmp_path):
+    for place in ("north/bag/first", "north/bag/second"):
+        (tmp_path / place).mkdir(parents=True)
+        photo(tmp_path / place / "0.jpg")
+    with pytest.raises(ValueError, match="has one class, bag, and nothing to tell it from"):
+        survey(tmp_path)
+    (tmp_path / "north" / "boot").mkdir()
+    photo(tmp_path / "north" / "boot" / "0.jpg")
+    assert survey(tmp_path).deeper == Path("north/bag/first")
+    assert survey(tmp_path / "north").layout == "class"
+    assert survey(tmp_path / "north").deeper == Path("bag/first")

@@ -99,7 +99,7 @@ def _told(found: Survey) -> list[str]:
     lines = [f"found {len(found.seen):,} images of {len(found.classes)} classes: {classes}"]
     if found.sites:
         sites = ", ".join(f"{name} {count:,}" for name, count in sorted(found.sites.items()))
-        lines.append(f"found {len(found.sites)} sites: {sites}")
+        lines.append(f"found {len(found.sites)} site{'s' * (len(found.sites) != 1)}: {sites}")
     lines += [f"missing: {site} has no {label}" for site, label in found.missing]
     lines += [f"left out: {line}" for line in found.broken]
     lines += [f"twice: {a} and {b} are the same image: keep one" for a, b in found.twins]
@@ -108,6 +108,8 @@ def _told(found: Survey) -> list[str]:
         lines.append(f"assumed: folders are {found.layout}; else add --layout {other}")
     else:
         lines.append(f"assumed: no sites, so {NUM_CLIENTS} clients get equal random parts")
+    if found.deeper is not None:
+        lines.append(f"assumed: folders within those say nothing, such as {found.deeper}")
     if found.side is not None:
         several = f"{len(sizes)} sizes, from {shapes[0]} to {shapes[-1]}"
         lines.append(

@@ -66,6 +66,13 @@ class Survey:
         return [(a, b) for a, b in pairs if a != b]
 
     @property
+    def deeper(self) -> Path | None:
+        """A folder below those that are sites and classes, if there is one."""
+        levels = len(self.layout.split("/")) + (self.seen[0].split is not None)
+        folders = (one.path.parent for one in self.seen)
+        return next((place for place in folders if len(place.parts) > levels), None)
+
+    @property
     def side(self) -> int | None:
         """What images are to be resized to, unless all are of one square size."""
         sizes = {one.size for one in self.seen}
@@ -128,4 +135,10 @@ def survey(folder: Path, layout: Reading | None = None, watch: Counted | None = 
     seen = [one for one in looked if isinstance(one, Seen)]
     if not seen:
         raise ValueError(f"none of the {len(files)} images in {folder} can be decoded: {looked[0]}")
-    return Survey(folder, chosen, seen, [one for one in looked if isinstance(one, str)])
+    found = Survey(folder, chosen, seen, [one for one in looked if isinstance(one, str)])
+    if len(found.classes) == 1:
+        raise ValueError(
+            f"{folder} has one class, {seen[0].label}, and nothing to tell it from: name a folder "
+            "with several, or add --layout"
+        )
+    return found
