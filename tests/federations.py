@@ -47,7 +47,12 @@ FEW = [3, 6, 12, 9, 5, 10, 2, 8, 11, 7]
 def small_cnn(norm: str = "group", dropout: float = 0.0) -> nn.Module:
     torch.default_generator.manual_seed(0)
     batch, group = nn.BatchNorm2d(6), nn.GroupNorm(2, 6)
-    norms = {"group": [group], "batch": [batch], "batch and group": [batch, group], "none": []}
+    norms: dict[str, list[nn.Module]] = {
+        "group": [group],
+        "batch": [batch],
+        "batch and group": [batch, group],
+        "none": [],
+    }
     return nn.Sequential(
         nn.Conv2d(1, 6, 3, padding=1),
         *norms[norm],
