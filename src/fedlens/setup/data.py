@@ -139,7 +139,8 @@ def own_tests(experiment: Experiment, test: Examples, split: Split) -> ClientTes
     if not isinstance(split, Fixed) or split.everyone.names is None:  # all at one: a twin's
         return None
     number = {name: client for client, name in enumerate(split.everyone.names)}
-    owner = torch.tensor([number.get(str(value), -1) for value in test.columns[column].tolist()])
+    owners = [number.get(str(value), -1) for value in test.columns[column].tolist()]
+    owner = torch.tensor(owners, dtype=torch.int64)  # also if there are none
     index = owner.argsort(stable=True)
     sizes = torch.bincount(owner[owner >= 0], minlength=len(number))
     index = index[len(index) - int(sizes.sum()) :]  # those of nobody stand first
