@@ -78,6 +78,11 @@ class Algorithm:
         return step
 
     @property
+    def remembers(self) -> bool:
+        """Whether clients keep anything from one round to the next."""
+        return bool(self.memory) or self.personal_norm or not self.reset
+
+    @property
     def carries(self) -> frozenset[str]:
         """The parts of a solver's memory that go on to the client's next round."""
         return frozenset() if self.reset else self.solve.carries
@@ -153,8 +158,7 @@ def compose(base: Algorithm, *amendments: Amendment) -> Algorithm:
             refilled[slot] = amendment.name
         _check_fillings(amended, amendment.name)
         base = amended
-    remembers = bool(base.memory) or base.personal_norm or not base.reset
-    if remembers and base.select.replacement:
+    if base.remembers and base.select.replacement:
         raise ValueError(
             f"{refilled.get('select', 'select')} may draw a client twice in a round, and what it "
             "remembers can be kept only once: draw without replacement"

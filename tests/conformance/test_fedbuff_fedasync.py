@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedlens import keys
 from fedlens.algorithm import compose
-from fedlens.algorithms import fedasync, fedavgm, fedbuff, fedvc, median, scaffold
+from fedlens.algorithms import fedasync, fedavgm, fedbn, fedbuff, fedvc, median, scaffold
 from fedlens.algorithms.fedasync import Mixed
 from fedlens.algorithms.fedbuff import Fading
 from fedlens.client import ClientProgram
@@ -144,6 +144,16 @@ def test_as_many_clients_train_at_any_time_and_none_of_them_twice():
         assert len(one.clients) == 2
         assert len(set(flying)) == len(flying) <= 6
         assert set(state.versions) == set(state.flights["version"].tolist())
+
+
+@pytest.mark.parametrize("remembering", [fedbn(), None], ids=["fedbn", "momentum"])
+def test_clients_that_remember_send_one_update_a_round(remembering):
+    """A second one would start from what was remembered before the first, and take its place."""
+    few = replace(BASE, select=Uniformly(2), reset=remembering is not None)
+    _, outcomes = play(compose(few, fedbuff(4), *filter(None, [remembering])), 4, sizes=[12] * 5)
+    assert all(len(set(one.clients)) == 4 for one in outcomes)
+    _, outcomes = play(compose(replace(few, reset=True), fedbuff(4)), 4, sizes=[12] * 5)
+    assert any(len(set(one.clients)) < 4 for one in outcomes)
 
 
 def test_the_slowest_client_holds_nobody_up():
