@@ -254,18 +254,23 @@ def side_by_side(fillings: Sequence[T], like: Tensor) -> T:
 def pick(filling: T, group: Tensor | None) -> T:
     """`filling` with the numbers of each row's own experiment: a tensor [G] becomes [C].
 
-    `group` [C] says which experiment of a sweep each row belongs to; None: there is only one.
+    `group` [C] says which experiment of a sweep each row belongs to; None: there is only one. A
+    tensor that is no `Number`, such as weights of classes, is the same for all of them.
     """
     if group is None:
         return filling
-    if isinstance(filling, Tensor):
-        return filling[group]  # type: ignore[return-value]
     if isinstance(filling, tuple):
-        return tuple(pick(part, group) for part in filling)  # type: ignore[return-value]
-    if is_dataclass(filling) and not isinstance(filling, type):
-        picked = {f.name: pick(getattr(filling, f.name), group) for f in fields(filling)}
-        return replace(filling, **picked)
-    return filling
+        return cast(T, tuple(pick(part, group) for part in filling))
+    if not is_dataclass(filling) or isinstance(filling, type):
+        return filling
+    numbers, picked = _numbers(type(filling)), {}
+    for f in fields(filling):
+        value = getattr(filling, f.name)
+        if f.name not in numbers:
+            picked[f.name] = pick(value, group)
+        elif isinstance(value, Tensor):
+            picked[f.name] = value[group]
+    return cast(T, replace(cast(Any, filling), **picked))
 
 
 def numbers_of(fillings: Sequence[Any]) -> list[list[float]]:  # P of G
