@@ -172,7 +172,7 @@ def _results(found: Sequence[Task], paired: Sequence[Pair], metric: str, measure
         rivals = [
             pair for pair in paired if pair.task == task.name and best in (pair.one, pair.other)
         ]
-        if all(pair.is_sure for pair in rivals):
+        if rivals and all(pair.is_sure and pair.ahead()[0] == best for pair in rivals):
             strong.add((len(rows), 1 + names.index(best)))
         cells = [mean_and_std(finals.get(name, []), percent=True) for name in names]
         seeds = sorted({len(group.runs) for group in task.variants})
