@@ -5,7 +5,7 @@ import shutil
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -13,12 +13,13 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import fedlens as fl
-from fedlens.core import Batch, Local
+from fedlens.core import Batch, Local, Plan
+from fedlens.federation import Holdings
 from fedlens.locks import one_writer
 from fedlens.runs.grid import combinations
 from fedlens.runs.summary import Record
 from fedlens.runs.sweep import prepare
-from fedlens.slots import ExampleWeight
+from fedlens.slots import Draw, ExampleWeight
 from tests.toys import toy
 
 
@@ -133,10 +134,25 @@ class ClassWeights(ExampleWeight):
         return self.weights[batch.labels].to(batch.mask)
 
 
+@dataclass(frozen=True)
+class OfSomeSteps(Draw):
+    """`inner`, of which the steps are left out that `kept` has not."""
+
+    inner: Draw
+    kept: Tensor  # [T]
+    by_client: ClassVar[bool] = True
+
+    def __call__(self, holdings: Holdings, client_keys: Tensor) -> Plan:
+        plan = self.inner(holdings, client_keys)
+        kept = self.kept[: plan.counts.shape[1]]
+        return Plan(plan.index[:, : len(kept)][:, kept], plan.counts[:, : len(kept)][:, kept])
+
+
 @fl.paper
 def weighed(base: fl.Algorithm) -> fl.Algorithm:
     weights = ClassWeights(torch.linspace(1, 5, 6))
-    return replace(base, objective=base.objective.times(weights))
+    draw = OfSomeSteps(base.draw, torch.tensor([True, False, True]))
+    return replace(base, draw=draw, objective=base.objective.times(weights))
 
 
 def test_a_tensor_that_is_no_number_is_the_same_for_all(tmp_path):
