@@ -259,18 +259,20 @@ def pick(filling: T, group: Tensor | None) -> T:
     """
     if group is None:
         return filling
+    return _changed(filling, lambda number: number[group] if isinstance(number, Tensor) else number)
+
+
+def _changed(filling: T, change: Callable[[Number], Number]) -> T:
+    """`filling` with a change made to each of its numbers, in the order of `numbers_of`."""
     if isinstance(filling, tuple):
-        return cast(T, tuple(pick(part, group) for part in filling))
+        return cast(T, tuple(_changed(part, change) for part in filling))
     if not is_dataclass(filling) or isinstance(filling, type):
         return filling
-    numbers, picked = _numbers(type(filling)), {}
+    numbers, made = _numbers(type(filling)), {}
     for f in fields(filling):
         value = getattr(filling, f.name)
-        if f.name not in numbers:
-            picked[f.name] = pick(value, group)
-        elif isinstance(value, Tensor):
-            picked[f.name] = value[group]
-    return cast(T, replace(cast(Any, filling), **picked))
+        made[f.name] = change(value) if f.name in numbers else _changed(value, change)
+    return cast(T, replace(cast(Any, filling), **made))
 
 
 def numbers_of(fillings: Sequence[Any]) -> list[list[float]]:  # P of G
@@ -300,18 +302,7 @@ def with_numbers(filling: T, numbers: Iterator[Number]) -> T:
 
     A number of a sweep is a tensor [G] in it already, if it differs between the experiments.
     """
-    if isinstance(filling, tuple):
-        return cast(T, tuple(with_numbers(part, numbers) for part in filling))
-    if not is_dataclass(filling) or isinstance(filling, type):
-        return filling
-    known, changed = _numbers(type(filling)), {}
-    for f in fields(filling):
-        value = getattr(filling, f.name)
-        if f.name not in known:
-            changed[f.name] = with_numbers(value, numbers)
-        elif is_on(value):
-            changed[f.name] = next(numbers)
-    return cast(T, replace(cast(Any, filling), **changed))
+    return _changed(filling, lambda number: next(numbers) if is_on(number) else number)
 
 
 def check_pull(base: Algorithm, pull: Number, what: str) -> None:
