@@ -18,9 +18,6 @@ from PIL import Image
 
 from fedlens.locks import FolderLock
 from fedlens.report import read, read_all, report, rows
-from fedlens.report.blocks import Curves
-from fedlens.report.curves import curve_blocks
-from fedlens.report.groups import group
 from fedlens.report.look import COLOURS, HEIGHT, name_ends, sheet
 from fedlens.report.runs import differences, headline
 from fedlens.runs.records import settings
@@ -194,15 +191,6 @@ def test_without_test_examples_validation_is_what_counts(recorded: Make) -> None
     folder = recorded("r", [{"round": 3, "validation_accuracy": 0.625, "train_loss": 1.0}])
     assert cell(folder, "final accuracy") == "62.5%"
     assert headline([read(folder)]) == "r reached 62.5% validation accuracy after 3 rounds."
-
-
-def test_the_loss_on_what_is_trained_on_is_not_that_of_local_training(recorded: Make) -> None:
-    seen = {"round": 3, "train_accuracy": 0.5, "train_set_loss": 1.0, "train_loss": 9.0}
-    folder = recorded("r", [seen])
-    assert cell(folder, "final loss") == "1.000"
-    _, loss = curve_blocks(group([read(folder)]), "train")
-    assert isinstance(loss, Curves)
-    assert loss.lines[0].y == [1.0]
 
 
 def test_the_headline_names_the_best_run_first(run_folder: Make) -> None:
