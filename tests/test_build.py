@@ -3,6 +3,7 @@ import sys
 import textwrap
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -151,6 +152,10 @@ def described(**changes: Any) -> fl.Experiment:
         ({"clients": {"partition": {"name": "dirichlet", "alpha": float("nan")}}}, "alpha is nan"),
         ({"algorithm": {"name": "fedprox", "mu": -1}}, "fedprox: mu is -1"),
         ({"algorithm": {"name": "fedavgm", "momentum": float("nan")}}, "momentum is nan"),
+        (
+            {"algorithm": {"name": "fedbuff", "buffer": 5}, "local": {"reset": False}},
+            "a round takes 5 updates, but of clients that remember something each sends one",
+        ),
     ],
 )
 def test_what_does_not_fit_together_is_found_before_any_training(changes, message):
@@ -218,6 +223,16 @@ def test_a_partition_of_ones_own_sees_the_images_that_clients_may_hold(over):
 
 def test_without_validation_nothing_is_set_apart():
     assert len(build(described()).federation.examples) == 24
+
+
+def test_clients_of_a_column_need_test_examples_to_be_tested_on():
+    owners = {"owner": np.array(["a", "b"] * 12)}
+    train, none = toy().train, torch.arange(0)
+    own = fl.Examples(train.images, train.labels, owners)
+    dataset = fl.Dataset("toy", own, own.take(none), tuple("abc"))
+    clients = {"partition": {"name": "natural", "column": "owner"}}
+    with pytest.raises(ValueError, match="toy has no test examples"):
+        build(described(dataset=dataset, clients=clients))
 
 
 def test_clients_are_tested_on_a_share_of_their_own_examples():

@@ -78,6 +78,11 @@ class Algorithm:
         return step
 
     @property
+    def remembers(self) -> bool:
+        """Whether clients keep anything from one round to the next."""
+        return bool(self.memory) or self.personal_norm or not self.reset
+
+    @property
     def carries(self) -> frozenset[str]:
         """The parts of a solver's memory that go on to the client's next round."""
         return frozenset() if self.reset else self.solve.carries
@@ -156,8 +161,7 @@ def compose(base: Algorithm, *amendments: Amendment) -> Algorithm:
             refilled[slot] = amendment.name
         _check_fillings(amended, amendment.name)
         base = amended
-    remembers = bool(base.memory) or base.personal_norm or not base.reset
-    if remembers and base.select.replacement:
+    if base.remembers and base.select.replacement:
         raise ValueError(
             f"{refilled.get('select', 'select')} may draw a client twice in a round, and what it "
             "remembers can be kept only once: draw without replacement"
@@ -253,18 +257,25 @@ def side_by_side(fillings: Sequence[T], like: Tensor) -> T:
 def pick(filling: T, group: Tensor | None) -> T:
     """`filling` with the numbers of each row's own experiment: a tensor [G] becomes [C].
 
-    `group` [C] says which experiment of a sweep each row belongs to; None: there is only one.
+    `group` [C] says which experiment of a sweep each row belongs to; None: there is only one. A
+    tensor that is no `Number`, such as weights of classes, is the same for all of them.
     """
     if group is None:
         return filling
-    if isinstance(filling, Tensor):
-        return filling[group]  # type: ignore[return-value]
+    return _changed(filling, lambda number: number[group] if isinstance(number, Tensor) else number)
+
+
+def _changed(filling: T, change: Callable[[Number], Number]) -> T:
+    """`filling` with a change made to each of its numbers, in the order of `numbers_of`."""
     if isinstance(filling, tuple):
-        return tuple(pick(part, group) for part in filling)  # type: ignore[return-value]
-    if is_dataclass(filling) and not isinstance(filling, type):
-        picked = {f.name: pick(getattr(filling, f.name), group) for f in fields(filling)}
-        return replace(filling, **picked)
-    return filling
+        return cast(T, tuple(_changed(part, change) for part in filling))
+    if not is_dataclass(filling) or isinstance(filling, type):
+        return filling
+    numbers, made = _numbers(type(filling)), {}
+    for f in fields(filling):
+        value = getattr(filling, f.name)
+        made[f.name] = change(value) if f.name in numbers else _changed(value, change)
+    return cast(T, replace(cast(Any, filling), **made))
 
 
 def numbers_of(fillings: Sequence[Any]) -> list[list[float]]:  # P of G
@@ -294,18 +305,7 @@ def with_numbers(filling: T, numbers: Iterator[Number]) -> T:
 
     A number of a sweep is a tensor [G] in it already, if it differs between the experiments.
     """
-    if isinstance(filling, tuple):
-        return cast(T, tuple(with_numbers(part, numbers) for part in filling))
-    if not is_dataclass(filling) or isinstance(filling, type):
-        return filling
-    known, changed = _numbers(type(filling)), {}
-    for f in fields(filling):
-        value = getattr(filling, f.name)
-        if f.name not in known:
-            changed[f.name] = with_numbers(value, numbers)
-        elif is_on(value):
-            changed[f.name] = next(numbers)
-    return cast(T, replace(cast(Any, filling), **changed))
+    return _changed(filling, lambda number: next(numbers) if is_on(number) else number)
 
 
 def check_pull(base: Algorithm, pull: Number, what: str) -> None:

@@ -202,7 +202,7 @@ class ClientProgram:
     def algorithm_of(self, local: Local) -> Algorithm:
         """The algorithm with the numbers of these clients: of each its experiment's own."""
         if not local.numbers:
-            return pick(self.algorithm, local.group)
+            return pick(self.algorithm, local.group if self.each else None)
         rules = self.algorithm.objective, self.algorithm.solve
         objective, solve = with_numbers(rules, iter(local.numbers))
         return replace(self.algorithm, objective=objective, solve=solve)

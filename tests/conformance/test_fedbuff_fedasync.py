@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedlens import keys
 from fedlens.algorithm import compose
-from fedlens.algorithms import fedasync, fedavgm, fedbuff, fedvc, median, scaffold
+from fedlens.algorithms import fedasync, fedavgm, fedbn, fedbuff, fedvc, median, scaffold
 from fedlens.algorithms.fedasync import Mixed
 from fedlens.algorithms.fedbuff import Fading
 from fedlens.client import ClientProgram
@@ -92,9 +92,9 @@ def trained(state, client):
     return run_round(program, federation, engine, plain, 0)[0].params
 
 
-def run_whole(algorithm, rounds, engine="sequential"):
+def run_whole(algorithm, rounds, engine="sequential", network=None):
     federation = noisy_images(SIZES)
-    network = Network(small_cnn("none"), dtype=torch.float64)
+    network = network or Network(small_cnn("none"), dtype=torch.float64)
     program = ClientProgram(algorithm, network.layout)
     made = ENGINES[engine](network, federation.examples)
     states, outcomes = [begin(network, program, federation, CPU)], []
@@ -115,6 +115,22 @@ def test_fedasync_mixes_in_each_model_as_it_arrives(engine):
         local, now = trained(states[number - age], one.clients[0]), states[number].params
         expected = {name: (1 - alpha) * w + alpha * local[name] for name, w in now.items()}
         torch.testing.assert_close(states[number + 1].params, expected, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("pace", [fedasync(), fedbuff(3)], ids=["fedasync", "fedbuff"])
+def test_models_with_linear_layers_move_alike_on_every_engine(pace):
+    """Where clients see few examples, `stacked` may not give such layers to each of them."""
+
+    def ends(engine):
+        torch.default_generator.manual_seed(0)
+        module = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4))
+        network = Network(module, dtype=torch.float64)
+        return run_whole(compose(WHOLE, pace), 6, engine, network)
+
+    (*_, expected), outcomes = ends("sequential")
+    assert max(number - one.reports.landed[0].version for number, one in enumerate(outcomes)) > 0
+    (*_, found), _ = ends("stacked")
+    torch.testing.assert_close(found.params, expected.params, rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize("engine", ["sequential", "stacked"])
@@ -144,6 +160,16 @@ def test_as_many_clients_train_at_any_time_and_none_of_them_twice():
         assert len(one.clients) == 2
         assert len(set(flying)) == len(flying) <= 6
         assert set(state.versions) == set(state.flights["version"].tolist())
+
+
+@pytest.mark.parametrize("remembering", [fedbn(), None], ids=["fedbn", "momentum"])
+def test_clients_that_remember_send_one_update_a_round(remembering):
+    """A second one would start from what was remembered before the first, and take its place."""
+    few = replace(BASE, select=Uniformly(2), reset=remembering is not None)
+    _, outcomes = play(compose(few, fedbuff(4), *filter(None, [remembering])), 4, sizes=[12] * 5)
+    assert all(len(set(one.clients)) == 4 for one in outcomes)
+    _, outcomes = play(compose(replace(few, reset=True), fedbuff(4)), 4, sizes=[12] * 5)
+    assert any(len(set(one.clients)) < 4 for one in outcomes)
 
 
 def test_the_slowest_client_holds_nobody_up():

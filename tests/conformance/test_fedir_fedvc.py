@@ -199,6 +199,17 @@ def test_clients_that_hold_nothing_are_not_drawn():
             assert set(select(federation, round, keys.fold(keys.root(0), round)).tolist()) <= {1, 3}
 
 
+@pytest.mark.parametrize("empty", [0, 1, 2])
+def test_a_client_that_holds_nothing_sees_nothing(empty):
+    held = [torch.arange(4), torch.arange(4, 8)]
+    held.insert(empty, torch.arange(0))
+    plan = Virtual(4, 2)(Holdings.of(held), keys.fold(keys.root(0), torch.arange(3)))
+    assert plan.counts.sum(1).tolist() == [0 if client == empty else 4 for client in range(3)]
+    for client, own in enumerate(held):
+        seen = plan.index[client][plan.counts[client] > 0]
+        assert set(seen.flatten().tolist()) == set(own.tolist())
+
+
 def test_a_client_drawn_twice_is_two_virtual_clients():
     """Of one client that holds everything: both copies train on draws of their own."""
     federation = noisy_images([64])

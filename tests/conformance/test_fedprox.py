@@ -11,12 +11,14 @@ from fedlens.algorithms import fedprox
 from fedlens.algorithms.fedprox import Proximal
 from fedlens.core import Facts, Local, squared_distance
 from fedlens.pieces import BySize, Epochs, Sgd, Uniformly
+from fedlens.pieces.anneal import annealed, cosine
 from tests.conformance.quadratics import (
     DOUBLE,
     Quadratics,
     close,
     end,
     follow,
+    path,
     plain,
     rounds_of,
     some,
@@ -241,6 +243,13 @@ def test_inexactness_is_the_ratio_of_the_gradients_of_h():
     close(state.params["w"], w)
     ratio = (a * (w - c) + mu * (w - x)).norm() / (a * (x - c)).norm()
     assert float(outcome.scalars["inexactness"]) == pytest.approx(float(ratio), rel=1e-10)
+
+
+def test_an_annealed_learning_rate_falls_in_the_same_steps_when_inexactness_is_recorded():
+    problem, base = some(4), plain(4, 0.3, epochs=4, batch_size=2)
+    base = replace(base, solve=annealed(base.solve, cosine(end=0.1)))
+    expected = path(compose(base, fedprox(0.3)), problem, 3)
+    close(path(compose(base, fedprox(0.3, inexactness=True)), problem, 3), expected)
 
 
 def test_a_share_of_clients_works_less():

@@ -119,6 +119,14 @@ def test_a_control_comes_to_be_the_clients_gradient():
     close(own, problem.slopes(problem.equal_optimum), 1e-5)
 
 
+def test_a_client_without_examples_has_a_control_of_zero():
+    """Else it would take the server's off in every round, until nobody is corrected by it."""
+    problem = replace(some(4, equal=True), sizes=torch.tensor([2, 2, 0, 2]))
+    *_, (state, _) = follow(compose(plain(4, 0.1, epochs=5), scaffold()), problem, 150)
+    assert not state.clients.rows[2]["control"]["w"].any()
+    assert error(state.params["w"], problem.optimum) < 1e-5
+
+
 def test_with_momentum_scaffold_is_what_public_benchmarks_run():
     """Momentum is of the gradients alone, so controls settle; but beside the optimum, since it
     starts from rest in every round."""

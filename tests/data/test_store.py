@@ -180,6 +180,11 @@ def test_a_file_system_that_cannot_set_room_apart_is_written_to(nature: Path, mo
     assert prepared(nature)["num_train"] == 200
 
 
+def test_macos_has_no_call_that_sets_room_apart(nature: Path, monkeypatch) -> None:
+    monkeypatch.delattr("os.posix_fallocate")
+    assert prepared(nature)["num_train"] == 200
+
+
 def test_one_at_a_time_prepares_a_store(nature: Path) -> None:
     def again(done: int, total: int, doing: str) -> None:
         with pytest.raises(ValueError, match=r"-8 is being written by process \d+ on "):

@@ -46,6 +46,12 @@ def test_evaluations_count():
     assert cost > 0
 
 
+def test_what_is_set_apart_is_shortened_too(monkeypatch):
+    monkeypatch.setattr(estimate, "TESTED", 50)
+    described = replace(PLAIN, evaluate=Evaluate(on=("validation", "train")))
+    assert seconds(Timing([described]), described) > 0
+
+
 def test_points_that_train_together_are_timed_together():
     points = {f"lr {lr}": replace(STACKED, local=LocalTraining(lr=lr)) for lr in (0.01, 0.1, 1.0)}
     points["fedavgm"] = replace(STACKED, algorithm=(Named("fedavgm"),))

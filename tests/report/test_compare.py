@@ -275,6 +275,17 @@ def test_only_what_can_be_said_to_be_better_stands_out(variants):
     assert strong({"median": [0.7, 0.6, 0.8], "krum": [0.6, 0.8, 0.71]}) == frozenset()
 
 
+def test_nothing_stands_out_where_it_was_not_compared(variants):
+    """A variant alone on its task; and one whose mean is higher by a seed that others lack."""
+    both = variants({"fedavg": [0.70, 0.71, 0.72], "fedprox": [0.73, 0.745, 0.75]})
+    alone = variants({"fedavg": [0.70, 0.71, 0.72]}, dataset="letters")
+    lucky = variants({"fedavg": [0.70, 0.71, 0.72, 0.99], "fedprox": [0.73, 0.745, 0.75]}, "faces")
+    for folders, expected in (([*both, *alone], {(0, 2)}), (lucky, set())):
+        found = tasks(read_all(folders))
+        paired = pairs(found, "test_accuracy")
+        assert _results(found, paired, "test_accuracy", "accuracy").strong == expected
+
+
 @COMMAND_LINE
 def test_a_folder_of_runs_stands_for_its_runs(variants, fedlens):
     folders = variants({"fedavg": [0.7, 0.71], "fedprox": [0.8, 0.82]})

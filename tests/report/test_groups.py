@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from fedlens.report import read_all
+from fedlens.report import read_all, rows
 from fedlens.report.blocks import Curves, Table
+from fedlens.report.curves import curve_blocks
 from fedlens.report.groups import curve, group, mean_and_std, names_by_difference
 from fedlens.report.runs import headline, run_blocks
 from fedlens.runs.records import primary_part
@@ -104,3 +105,13 @@ def test_costs_of_repeats_are_means(recorded: Make) -> None:
     (cost,) = [b for b in run_blocks(read_all(folders)) if b.slug == "accuracy_by_bytes"]
     assert isinstance(cost, Curves)
     assert list(cost.lines[1].x) == [3.0, 6.0] and cost.lines[1].y == pytest.approx([0.25, 0.45])
+
+
+def test_the_loss_on_what_is_trained_on_is_not_that_of_local_training(recorded: Make) -> None:
+    seen = {"round": 3, "train_accuracy": 0.5, "train_set_loss": 1.0, "train_loss": 9.0}
+    runs = read_all([recorded("r", [seen])])
+    header, (cells,) = rows(runs)
+    assert cells[header.index("final loss")] == "1.000"
+    _, loss = curve_blocks(group(runs), "train")
+    assert isinstance(loss, Curves)
+    assert loss.lines[0].y == [1.0]

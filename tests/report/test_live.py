@@ -84,6 +84,24 @@ def test_a_run_that_is_being_replaced_leaves_the_page_as_it_was(run_folder: Make
     assert "after 4 rounds" in page
 
 
+def test_a_file_that_goes_while_it_is_looked_at_is_looked_for_again(
+    run_folder: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = run_folder("run", rounds=4)
+    shown = live.Live([folder])
+    (folder / "summary.json").write_text("{}")
+
+    def gone(path: Path) -> bytes:
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(Path, "read_bytes", gone)
+    shown.look()
+    assert shown.version == 0
+    monkeypatch.undo()
+    shown.look()
+    assert shown.version == 1
+
+
 def test_only_this_machine_may_ask_by_default(run_folder: Make) -> None:
     with serving([run_folder("a", rounds=2)]) as address:
         place = urlsplit(address)

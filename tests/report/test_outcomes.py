@@ -6,10 +6,12 @@ import pytest
 import torch
 
 import fedlens as fl
+from fedlens.names import OUTCOMES
 from fedlens.report import read_all, report
 from fedlens.report.blocks import Curves
 from fedlens.report.draw import pictures
 from fedlens.report.grids import Tiles
+from fedlens.report.outcomes import MEANINGS
 from fedlens.report.runs import run_blocks
 from tests.toys import toy
 
@@ -51,6 +53,10 @@ def test_the_strip_shows_what_became_of_everyone_who_was_asked(tmp_path):
 def test_a_run_without_a_clock_has_no_strip(tmp_path):
     folder = ran(tmp_path / "run")
     assert not any(isinstance(block, Tiles) for block in run_blocks(read_all([folder])))
+
+
+def test_every_outcome_has_a_meaning():
+    assert tuple(MEANINGS) == OUTCOMES
 
 
 @pytest.mark.usefixtures("svg_alone")

@@ -3,20 +3,23 @@
 import json
 import shutil
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
 
 import fedlens as fl
+from fedlens.core import Batch, Local, Plan
+from fedlens.federation import Holdings
 from fedlens.locks import one_writer
 from fedlens.runs.grid import combinations
 from fedlens.runs.summary import Record
 from fedlens.runs.sweep import prepare
+from fedlens.slots import Draw, ExampleWeight
 from tests.toys import toy
 
 
@@ -119,6 +122,43 @@ def test_numbers_of_optimisers_and_losses_are_numbers_too(tmp_path):
         for beta1, clip, smoothing in ((0.9, 0.1, 0.1), (0.5, 0.3, 0.2), (0.7, 1.0, 0.3))
     }
     assert [len(stack) for stack in prepare(points).stacks] == [3]
+    fl.sweep(points, tmp_path / "sweep")
+    assert_alone(points, tmp_path / "sweep", exact=False)
+
+
+@dataclass(frozen=True)
+class ClassWeights(ExampleWeight):
+    weights: Tensor  # [L]
+
+    def __call__(self, batch: Batch, local: Local) -> Tensor:  # [C, B]
+        return self.weights[batch.labels].to(batch.mask)
+
+
+@dataclass(frozen=True)
+class OfSomeSteps(Draw):
+    """`inner`, of which the steps are left out that `kept` has not."""
+
+    inner: Draw
+    kept: Tensor  # [T]
+    by_client: ClassVar[bool] = True
+
+    def __call__(self, holdings: Holdings, client_keys: Tensor) -> Plan:
+        plan = self.inner(holdings, client_keys)
+        kept = self.kept[: plan.counts.shape[1]]
+        return Plan(plan.index[:, : len(kept)][:, kept], plan.counts[:, : len(kept)][:, kept])
+
+
+@fl.paper
+def weighed(base: fl.Algorithm) -> fl.Algorithm:
+    weights = ClassWeights(torch.linspace(1, 5, 6))
+    draw = OfSomeSteps(base.draw, torch.tensor([True, False, True]))
+    return replace(base, draw=draw, objective=base.objective.times(weights))
+
+
+def test_a_tensor_that_is_no_number_is_the_same_for_all(tmp_path):
+    own = f"{__name__}:weighed"
+    points = fl.grid(base(algorithm=own, precision="fp64"), {"local.lr": [0.02, 0.1]}, seeds=2)
+    assert [len(stack) for stack in prepare(points).stacks] == [4]
     fl.sweep(points, tmp_path / "sweep")
     assert_alone(points, tmp_path / "sweep", exact=False)
 

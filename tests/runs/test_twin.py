@@ -14,7 +14,7 @@ from fedlens.report import read, report, rows
 from fedlens.runs import progress
 from fedlens.runs.active import train as plainly
 from fedlens.runs.summary import Record
-from fedlens.runs.twin import accuracy, trained, twin
+from fedlens.runs.twin import accuracy, plain_training, trained, twin
 from fedlens.setup import build, partition
 
 
@@ -91,6 +91,14 @@ def test_the_twin_trains_on_the_examples_of_its_run_where_they_are(name, monkeyp
     assert central[0].parts is setup.parts
     alone = fl.run(twin(described(clients=clients)))  # whose examples are its own
     assert alone.final["test_accuracy"] == found.accuracy
+
+
+def test_the_twin_trains_on_nothing_that_clients_are_tested_on():
+    setup = build(described(clients=fl.Clients(count=6, per_round=3, holdout=0.3)))
+    assert setup.client_tests is not None
+    held = plain_training(setup).federation.everyone(0).index.tolist()
+    assert sorted(held) == sorted(setup.federation.everyone(0).index.tolist())
+    assert not set(held) & set(setup.client_tests.holdings.index.tolist())
 
 
 def test_the_twin_of_a_file_is_a_file():

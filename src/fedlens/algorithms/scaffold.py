@@ -36,7 +36,9 @@ class SendControl:
         change = {}
         for name, y in local.params.items():
             step = per_row(local.steps.clamp(min=1).to(y) * local.lr, y)
-            change[name] = (local.anchor[name] - y) / step - local.told["control"][name]
+            # One without examples takes no step, and has no gradient to tell of.
+            stepped = per_row((local.steps > 0).to(y), y)
+            change[name] = ((local.anchor[name] - y) / step - local.told["control"][name]) * stepped
         own = {name: local.memory["control"][name] + d for name, d in change.items()}
         return replace(difference(local), keep={"control": own}, extra={"control": change})
 

@@ -225,17 +225,27 @@ def _mapped(file: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
 def _allocate(file: BinaryIO, size: int) -> None:
     """Have room on the disk for all of a file now: who finds none in a map is killed."""
     try:
+        _fill(file, size)
+    except OSError as error:
+        Path(file.name).unlink()
+        need = f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
+        why = f"{file.name} needs {need} ({error.strerror}): make room, or choose another --data"
+        raise OSError(why) from error
+
+
+def _fill(file: BinaryIO, size: int) -> None:
+    try:
         os.posix_fallocate(file.fileno(), 0, size)
+    except AttributeError:  # macOS has no such call
+        pass
     except OSError as error:
         if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
-            Path(file.name).unlink()
-            need = f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
-            why = (
-                f"{file.name} needs {need} ({error.strerror}): make room, or choose another --data"
-            )
-            raise OSError(why) from error
-        for start in range(0, size, BLOCK):  # a file system that cannot be asked
-            file.write(bytes(min(BLOCK, size - start)))
+            raise
+    else:
+        return
+    for start in range(0, size, BLOCK):
+        file.write(bytes(min(BLOCK, size - start)))
+    file.flush()
 
 
 def _finish(

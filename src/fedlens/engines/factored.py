@@ -88,6 +88,8 @@ def _holds(algorithm: Algorithm) -> bool:
     step, weights = algorithm.local_step, algorithm.objective.weights
     if step is None or not step.contracts or not algorithm.reset:
         return False
+    if algorithm.pace is not None and algorithm.pace.since == "now":
+        return False  # factors tell how far a client is from the model that it started from
     decay = step.decay
     assert not isinstance(decay, Tensor), "each algorithm of a sweep has its own numbers"
     # A weight of examples that looks at the model must find all of it.

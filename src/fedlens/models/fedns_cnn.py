@@ -8,12 +8,11 @@ left out, since logits may be negative, unless `relu_on_logits` is true.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from typing import Literal
 
 from torch import nn
 
-from fedlens.models.geometry import num_features
+from fedlens.models.two_convolutions import two_convolutions
 
 
 def fedns_cnn(
@@ -25,22 +24,9 @@ def fedns_cnn(
 ) -> nn.Module:
     """The Fashion-MNIST CNN of FedNS."""
     pad = 2 if padding == "same" else 0
-    features: dict[str, nn.Module] = {
-        "conv1": nn.Conv2d(shape[0], 32, 5, padding=pad),
-        "relu1": nn.ReLU(),
-        "pool1": nn.MaxPool2d(2),
-        "conv2": nn.Conv2d(32, 64, 5, padding=pad),
-        "relu2": nn.ReLU(),
-        "pool2": nn.MaxPool2d(2),
-    }
-    head: dict[str, nn.Module] = {
-        "flatten": nn.Flatten(),
-        "fc1": nn.Linear(num_features("fedns-cnn", features.values(), shape), 1024),
-        "relu3": nn.ReLU(),
-        "fc2": nn.Linear(1024, 256),
-        "relu4": nn.ReLU(),
-        "fc3": nn.Linear(256, num_classes),
-    }
+    model = two_convolutions(
+        "fedns-cnn", shape, num_classes, channels=(32, 64), hidden=(1024, 256), padding=(pad, pad)
+    )
     if relu_on_logits:
-        head["relu5"] = nn.ReLU()
-    return nn.Sequential(OrderedDict(features | head))
+        model.add_module("relu5", nn.ReLU())
+    return model

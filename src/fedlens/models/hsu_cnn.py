@@ -8,12 +8,11 @@ and 1,756,426 with `same` (1,068,298 on 24x24 crops).
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from typing import Literal
 
 from torch import nn
 
-from fedlens.models.geometry import num_features
+from fedlens.models.two_convolutions import two_convolutions
 
 
 def hsu_cnn(
@@ -24,20 +23,6 @@ def hsu_cnn(
 ) -> nn.Module:
     """The CIFAR CNN of Hsu et al."""
     pad = 2 if padding == "same" else 0
-    features: dict[str, nn.Module] = {
-        "conv1": nn.Conv2d(shape[0], 64, 5, padding=pad),
-        "relu1": nn.ReLU(),
-        "pool1": nn.MaxPool2d(2),
-        "conv2": nn.Conv2d(64, 64, 5, padding=pad),
-        "relu2": nn.ReLU(),
-        "pool2": nn.MaxPool2d(2),
-    }
-    head: dict[str, nn.Module] = {
-        "flatten": nn.Flatten(),
-        "fc1": nn.Linear(num_features("hsu-cnn", features.values(), shape), 384),
-        "relu3": nn.ReLU(),
-        "fc2": nn.Linear(384, 192),
-        "relu4": nn.ReLU(),
-        "fc3": nn.Linear(192, num_classes),
-    }
-    return nn.Sequential(OrderedDict(features | head))
+    return two_convolutions(
+        "hsu-cnn", shape, num_classes, channels=(64, 64), hidden=(384, 192), padding=(pad, pad)
+    )

@@ -8,12 +8,11 @@ ADMM, which pads convolutions and pools by 1 (26, 14, 12, 7).
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from typing import Literal
 
 from torch import nn
 
-from fedlens.models.geometry import num_features
+from fedlens.models.two_convolutions import two_convolutions
 
 
 def mcmahan_cnn(
@@ -24,18 +23,12 @@ def mcmahan_cnn(
 ) -> nn.Module:
     """The MNIST CNN of McMahan et al."""
     pad, pool = (2, 0) if geometry == "same" else (1, 1)
-    features: dict[str, nn.Module] = {
-        "conv1": nn.Conv2d(shape[0], 32, 5, padding=pad),
-        "relu1": nn.ReLU(),
-        "pool1": nn.MaxPool2d(2, padding=pool),
-        "conv2": nn.Conv2d(32, 64, 5, padding=pad),
-        "relu2": nn.ReLU(),
-        "pool2": nn.MaxPool2d(2, padding=pool),
-    }
-    head: dict[str, nn.Module] = {
-        "flatten": nn.Flatten(),
-        "fc1": nn.Linear(num_features("mcmahan-cnn", features.values(), shape), 512),
-        "relu3": nn.ReLU(),
-        "fc2": nn.Linear(512, num_classes),
-    }
-    return nn.Sequential(OrderedDict(features | head))
+    return two_convolutions(
+        "mcmahan-cnn",
+        shape,
+        num_classes,
+        channels=(32, 64),
+        hidden=(512,),
+        padding=(pad, pad),
+        pool_padding=pool,
+    )

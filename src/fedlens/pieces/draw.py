@@ -151,9 +151,11 @@ class Virtual(Draw):
         repeats = keys.uniform(keys.fold(client_keys[:, None], 1, place))
         repeated = (repeats * sizes[:, None]).long()
         chosen = torch.where(sizes[:, None] >= self.size, place, repeated)
-        index = holdings.index[order[holdings.offsets[:-1, None] + chosen]]
+        holds = sizes > 0  # one without examples has none to repeat, and takes no step
+        index = torch.zeros(clients, self.size, dtype=torch.int64)
+        index[holds] = holdings.index[order[(holdings.offsets[:-1, None] + chosen)[holds]]]
         steps = self.size // self.batch_size
-        counts = torch.full((clients, steps), self.batch_size)
+        counts = torch.full((clients, steps), self.batch_size) * holds[:, None]
         return Plan(index.view(clients, steps, self.batch_size), counts)
 
     def plan_size(self, held: int) -> int:

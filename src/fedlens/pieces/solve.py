@@ -1,7 +1,7 @@
 """solve, advance: how a client, or the server, moves along a gradient."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -191,7 +191,8 @@ class Probed(Wraps):
     ) -> tuple[Tree, Memory]:
         assert local.step is not None and local.loss is not None
         share = _share(local)
-        number = local.step // (local.steps // self.passes).clamp(min=1)  # [C] of the pass
+        each = (local.steps // self.passes).clamp(min=1)  # [C] steps of a pass
+        number = local.step // each  # [C] of the pass
         is_first, is_last = number == 0, number == self.passes - 1
         memory["probed"]["loss"] += local.loss * share * is_first
         for name, g in grads.items():
@@ -201,7 +202,11 @@ class Probed(Wraps):
         own = {name: tree for name, tree in memory.items() if name not in OF_PROBES}
         stays = is_first | is_last if self.after else is_first
         old = _copies(own), tree_map(torch.clone, params)
-        params, own = self.inner.update(grads, own, params, local)
+        # What `inner` knows of are the steps in which it moves.
+        moving = replace(
+            local, step=local.step - each, steps=each * (self.passes - 1 - int(self.after))
+        )
+        params, own = self.inner.update(grads, own, params, moving)
         held = {name: _where(stays, old[0][name], tree) for name, tree in own.items()}
         return _where(stays, old[1], params), memory | held
 

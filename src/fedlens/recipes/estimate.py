@@ -240,11 +240,12 @@ def _tested(setup: Setup) -> int:
 
 
 def _first(examples: Examples, count: int) -> Examples:
-    return replace(
-        examples,
-        images=examples.images[:count],
+    rows = examples.rows
+    return Examples(
+        images=examples.images[:count] if rows is None else examples.images,
         labels=examples.labels[:count],
         columns={name: column[:count] for name, column in examples.columns.items()},
+        rows=None if rows is None else rows[:count],
     )
 
 

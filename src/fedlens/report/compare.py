@@ -28,7 +28,7 @@ from fedlens.report.pairs import SURE, Pair, Task, by_seed, format_p, pairs, poi
 from fedlens.report.runs import common_folder, details
 from fedlens.report.student import estimate
 from fedlens.runs.budgets import rounds_to
-from fedlens.runs.records import PART_NAMES, Run, number, primary_part, read_all
+from fedlens.runs.records import PART_NAMES, Curve, Run, is_number, number, primary_part, read_all
 
 MOST_TASKS = 2  # that have all their pictures
 EASY = 0.9  # of the best final accuracy: the target where none is given
@@ -172,7 +172,7 @@ def _results(found: Sequence[Task], paired: Sequence[Pair], metric: str, measure
         rivals = [
             pair for pair in paired if pair.task == task.name and best in (pair.one, pair.other)
         ]
-        if all(pair.is_sure for pair in rivals):
+        if rivals and all(pair.is_sure and pair.ahead()[0] == best for pair in rivals):
             strong.add((len(rows), 1 + names.index(best)))
         cells = [mean_and_std(finals.get(name, []), percent=True) for name in names]
         seeds = sorted({len(group.runs) for group in task.variants})
@@ -292,12 +292,7 @@ def _difference_lines(task: Task, metric: str) -> Iterator[Line]:
     reference = _reference(task)
     for place, group in enumerate(task.variants):
         matched = [] if group is reference else by_seed(group, reference)
-        curves = [
-            {x: a - b for x, a in zip(*one.curve(metric), strict=True)
-             if (b := number(dict(zip(*other.curve(metric), strict=True)).get(x))) is not None
-             and number(a) is not None}
-            for one, other in matched
-        ]  # fmt: skip
+        curves = [_minus(one.curve(metric), other.curve(metric)) for one, other in matched]
         rounds = sorted(set.intersection(*map(set, curves))) if curves else []
         found = [estimate([curve[round] for curve in curves]) for round in rounds]
         banded = len(curves) > 1
@@ -309,6 +304,15 @@ def _difference_lines(task: Task, metric: str) -> Iterator[Line]:
             [one.high for one in found] if banded else None,
             place=place,
         )
+
+
+def _minus(one: Curve, other: Curve) -> dict[int, float]:
+    """By round that both have: how far one is above the other."""
+    there = dict(zip(*other, strict=True))
+    found = {
+        round: value - there[round] for round, value in zip(*one, strict=True) if round in there
+    }
+    return {round: value for round, value in found.items() if is_number(value)}
 
 
 def _to_target(

@@ -9,7 +9,7 @@ from statistics import fmean
 from fedlens.report.blocks import Block, Curves, Line, Style
 from fedlens.report.groups import MANY, Group, best_round, curve, off_if_many
 from fedlens.report.numbers import format_number
-from fedlens.runs.records import PART_NAMES, Run, number
+from fedlens.runs.records import PART_NAMES, Run, number, recorded_as
 
 STYLES: dict[str, Style] = {"test": "solid", "validation": "dotted", "train": "dashed"}
 
@@ -32,23 +32,22 @@ def curve_blocks(groups: Sequence[Group], part: str) -> Iterator[Block]:
 
 
 def _curves(groups: Sequence[Group], measure: str, part: str) -> Iterator[Curves]:
-    def recorded(name: str) -> bool:
-        return any(run.has(f"{name}_{measure}") for one in groups for run in one.runs)
-
-    parts = [name for name in STYLES if recorded(name)]
+    runs = [run for one in groups for run in one.runs]
+    names = {each: recorded_as(runs, each, measure) for each in STYLES}
+    parts = [each for each, name in names.items() if any(run.has(name) for run in runs)]
     if not parts:
         return
     main = part if part in parts else parts[0]
     percent = measure == "accuracy"
     styles: dict[Style, str] = {"solid": PART_NAMES[main]}
-    lines = [_annotated(one, f"{main}_{measure}", percent) for one in groups]
-    for name in parts:
-        if name != main:
-            style: Style = STYLES[name] if STYLES[name] != "solid" else "dashed"
-            styles[style] = PART_NAMES[name]
-            lines += [curve(one, f"{name}_{measure}", style) for one in groups]
+    lines = [_annotated(one, names[main], percent) for one in groups]
+    for other in parts:
+        if other != main:
+            style: Style = STYLES[other] if STYLES[other] != "solid" else "dashed"
+            styles[style] = PART_NAMES[other]
+            lines += [curve(one, names[other], style) for one in groups]
     sound = [y for line in lines for y in line.y if y is not None and y == y]
-    others = " and ".join(PART_NAMES[name] for name in parts if name != main)
+    others = " and ".join(PART_NAMES[other] for other in parts if other != main)
     caption = f"{measure.capitalize()} on the {PART_NAMES[main]} examples, round by round."
     caption += f" Broken lines: {others} {measure}." if others else ""
     caption += " Rings mark the best round."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 from typing import Any
@@ -80,17 +80,29 @@ def names_by_difference(many: Sequence[dict[str, Any]]) -> list[str]:
 
     An algorithm's own numbers are named only if another experiment has it with other numbers.
     """
-    algorithms = [str(flat.get("algorithm", "fedavg")) for flat in many]
+    by_algorithm: dict[str, list[dict[str, Any]]] = {}
+    for flat in many:
+        by_algorithm.setdefault(_algorithm(flat), []).append(flat)
+    differ = set(differing(many)) - {"algorithm"}
+    own = {name: set(differing(alike)) for name, alike in by_algorithm.items()}
     names = []
-    for flat, algorithm in zip(many, algorithms, strict=True):
-        alike = [one for one, name in zip(many, algorithms, strict=True) if name == algorithm]
-        words = [algorithm]
+    for flat in many:
+        words = [_algorithm(flat)]
         for key, value in flat.items():
-            others = alike if key.startswith("algorithm.") else many
-            if key != "algorithm" and len({written(one.get(key)) for one in others}) > 1:
+            if key in (own[words[0]] if key.startswith("algorithm.") else differ):
                 words.append(f"{key.split('.')[-1]} {written(value)}")
         names.append(", ".join(words))
     return names
+
+
+def _algorithm(flat: Mapping[str, Any]) -> str:
+    return str(flat.get("algorithm", "fedavg"))
+
+
+def differing(many: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The settings in which experiments differ."""
+    keys = dict.fromkeys(key for flat in many for key in flat)
+    return [key for key in keys if len({written(flat.get(key)) for flat in many}) > 1]
 
 
 def written(value: Any) -> str:

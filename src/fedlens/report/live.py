@@ -53,7 +53,7 @@ class Live:
         stamps = self._stamp()
         if stamps == self._stamps:
             return
-        with suppress(ValueError):  # a run that is being replaced: what was read last stays
+        with suppress(OSError, ValueError):  # a run is being replaced: what was read last stays
             self.runs, self._stamps = read_all(self.folders), stamps
             with self.changed:
                 self.version += 1

@@ -25,6 +25,10 @@ MEANINGS = {
     "infinite": "it sent infinite ones",
     "huge": "it sent an update of absurd length",
     "malformed": "it sent wrong shapes",
+    "raised": "its program failed",
+    "refused": "it would not",
+    "stale": "it answered an earlier order",
+    "foreign": "it answered another experiment",
 }
 
 

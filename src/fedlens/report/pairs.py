@@ -7,7 +7,14 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
-from fedlens.report.groups import SEEDS, Group, names_by_difference, seed_of, written
+from fedlens.report.groups import (
+    SEEDS,
+    Group,
+    differing,
+    names_by_difference,
+    seed_of,
+    written,
+)
 from fedlens.report.numbers import NONE
 from fedlens.report.student import Estimate, estimate, holm
 from fedlens.runs.records import Run, settings
@@ -91,7 +98,7 @@ def tasks(
     flat = [_settings(run) for run in runs]
     if names is not None:
         return _arranged(runs, flat, names, _differ_within(flat, names))
-    differ = _differing(flat)
+    differ = differing(flat)
     chosen = _under(differ, by or ["algorithm"])
     if by and not chosen:
         others = ", ".join(differ) or "their seeds alone"
@@ -114,17 +121,12 @@ def _variants(
     return names_by_difference(chosen)
 
 
-def _differing(flat: Sequence[dict[str, Any]]) -> list[str]:
-    keys = dict.fromkeys(key for one in flat for key in one)
-    return [key for key in keys if len({written(one.get(key)) for one in flat}) > 1]
-
-
 def _differ_within(flat: Sequence[dict[str, Any]], names: Sequence[str]) -> list[str]:
     """The settings in which runs of one name differ: they are different tasks of it."""
     found: dict[str, None] = {}
     for name in dict.fromkeys(names):
         mine = [one for one, other in zip(flat, names, strict=True) if other == name]
-        found |= dict.fromkeys(_differing(mine))
+        found |= dict.fromkeys(differing(mine))
     return list(found)
 
 

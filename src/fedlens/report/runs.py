@@ -13,7 +13,15 @@ from statistics import fmean, stdev
 from fedlens.report.artists import Artists, Drawing
 from fedlens.report.blocks import Bars, Block, Curves, Facts, Series, Table, Text
 from fedlens.report.curves import cost_blocks, curve_blocks
-from fedlens.report.groups import MANY, Group, best_first, group, mean_and_std, written
+from fedlens.report.groups import (
+    MANY,
+    Group,
+    best_first,
+    differing,
+    group,
+    mean_and_std,
+    written,
+)
 from fedlens.report.holdings import (
     class_blocks,
     client_blocks,
@@ -33,6 +41,7 @@ from fedlens.runs.records import (
     number,
     primary_part,
     read_all,
+    recorded_as,
     settings,
 )
 
@@ -182,7 +191,10 @@ def _caption(runs: Sequence[Run], header: Sequence[str]) -> str:
 def _results_of_groups(groups: Sequence[Group], part: str) -> Table:
     measures = {
         "final accuracy": (f"{part}_accuracy", True),
-        "final loss": (f"{part}_loss", False),
+        "final loss": (
+            recorded_as([run for one in groups for run in one.runs], part, "loss"),
+            False,
+        ),
     }
     measures |= {
         "macro F1": (f"{part}_f1", False),
@@ -248,12 +260,8 @@ def _differences(runs: Sequence[Run]) -> Block:
 def differences(runs: Sequence[Run]) -> tuple[list[str], list[list[str]]]:
     """The settings in which runs differ, and one row of their values a run."""
     flat = [settings(run.experiment) for run in runs]
-    columns = {
-        key: [written(one.get(key)) for one in flat]
-        for key in dict.fromkeys(key for one in flat for key in one)
-    }
-    differ = [key for key, values in columns.items() if len(set(values)) > 1]
-    return differ, [[columns[key][i] for key in differ] for i in range(len(runs))]
+    differ = differing(flat)
+    return differ, [[written(one.get(key)) for key in differ] for one in flat]
 
 
 def details(runs: Sequence[Run]) -> Iterator[Text]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from statistics import fmean, stdev
 
 CONFIDENCE = 0.95
@@ -38,6 +39,7 @@ def p_value(t: float, dof: float) -> float:
     return incomplete_beta(dof / 2, 0.5, dof / (dof + t * t))
 
 
+@cache  # it is asked for every round of a curve
 def quantile(confidence: float, dof: float) -> float:
     """The t within ± of which a share `confidence` of Student's distribution lies."""
     low, high = 0.0, 1.0

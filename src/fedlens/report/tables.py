@@ -8,7 +8,7 @@ from fedlens.reading import printable
 from fedlens.report.numbers import NONE, format_number
 from fedlens.runs.budgets import rounds_to
 from fedlens.runs.intervals import wilson
-from fedlens.runs.records import Run, is_number, primary_part
+from fedlens.runs.records import Run, is_number, primary_part, recorded_as
 
 HEADER = [
     "run",
@@ -161,7 +161,7 @@ def _row(run: Run, part: str) -> list[str]:
         run.name,
         format_number(run.final(f"{part}_accuracy"), True),
         f"{format_number(best[0], True)} ({best[1]})" if best else NONE,
-        decimal(run.final(f"{part}_loss")),
+        decimal(run.final(recorded_as([run], part, "loss"))),
         decimal(run.final(f"{part}_f1")),
         run.algorithm,
         f"{run.num_rounds} of {planned}" if short else str(run.num_rounds),

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedlens import keys
-from fedlens.algorithm import Algorithm
+from fedlens.algorithm import Algorithm, same
 from fedlens.core import Plan, Tree
 from fedlens.federation import Federation, Holdings
 from fedlens.reporting.reports import REJECTED, Clock, End, Reporting
@@ -120,7 +120,7 @@ def ask(chosen: Sequence[tuple[Call, Tensor]]) -> list[Asked]:
         own = call.keys(clients, occurrences(clients))
         found.append((clients, own, call.federation.holdings(call.round, clients)))
     draws = [call.algorithm.draw for call, _ in chosen]
-    if len(draws) > 1 and draws[0].by_client and all(one == draws[0] for one in draws):
+    if len(draws) > 1 and draws[0].by_client and all(same(one, draws[0]) for one in draws):
         holdings = Holdings.joined([held for _, _, held in found])
         whole = draws[0](holdings, keys.fold(torch.cat([own for _, own, _ in found]), DRAW))
         ends = list(accumulate(len(clients) for clients, _, _ in found))

@@ -170,7 +170,7 @@ class Asynchronous(Gathering):
         failed: dict[str, list[int]] = {}
         while len(landed) < self.buffer:
             if not flying or min(flight.end.time for flight in flying) > time:
-                flying, missed = self._send_off(flying, time, waves)
+                flying, missed = self._send_off(flying, landed, time, waves)
                 waves, tries = waves + 1, tries + 1
                 if missed:
                     failed.setdefault("unavailable", []).extend(missed)
@@ -201,14 +201,16 @@ class Asynchronous(Gathering):
         )
 
     def _send_off(
-        self, flying: list[Flight], time: float, wave: int
+        self, flying: list[Flight], landed: list[Flight], time: float, wave: int
     ) -> tuple[list[Flight], list[int]]:
         """Let as many clients start as there is room for; and those of them that are not there."""
         call, busy = self.call, {flight.client for flight in flying}
         room = call.algorithm.select.cohort_size - len(flying)
-        if not room:
+        if call.algorithm.remembers:  # what it keeps of a round is there after the server's step
+            busy |= {flight.client for flight in landed}
+        if not room or len(busy) == call.federation.num_clients:
             return flying, []
-        count = min(room + len(flying), call.federation.num_clients)
+        count = min(room + len(busy), call.federation.num_clients)
         drawn = call.select(count, *((ATTEMPT, wave) if wave else ()))
         chosen = [client for client in drawn.tolist() if client not in busy][:room]
         clients = torch.tensor(chosen, dtype=torch.int64)

@@ -142,12 +142,13 @@ def bench(
                 time_of(one_round, 5, setup.device)
             once = max(time_of(one_round, 3, setup.device), 1e-4)
             count = max(int(seconds / once), 1)
-            times, busy = [], _busy(setup)
+            times, busy = [], setup.engine.busy_seconds
             for repeat in range(repeats):
                 say(f"repeat {repeat + 1} of {repeats}: {count} rounds")
                 times.append(time_of(one_round, count, setup.device))
             taken = statistics.median(times)
-            busy = (_busy(setup) - busy) / (sum(times) * count * _workers(setup))
+            spent = sum(times) * count * setup.engine.num_workers
+            busy = (setup.engine.busy_seconds - busy) / spent
             say("measuring where the time goes")
             parts = _parts(setup, work, taken)
     finally:
@@ -175,7 +176,7 @@ def _parts(setup: Setup, work: Workload, taken: float) -> dict[str, float]:
     """Where the seconds of a round go; and those of an evaluation of 10,000 images, apart."""
     device, network = setup.device, setup.network
     server = time_of(rounds(replace(setup, engine=Idle(setup.network))), 3, device)
-    workers = min(_workers(setup), work.clients)
+    workers = min(setup.engine.num_workers, work.clients)
     side_by_side = min(setup.engine.clients_at_once, work.clients)
     if setup.devices != (device,):
         side_by_side = -(-work.clients // workers)
@@ -207,15 +208,6 @@ def _where_trained(setup: Setup, measure: Callable[[torch.device], float]) -> fl
     """What is measured on the device of clients; if only workers may use it, in a child."""
     device = setup.devices[0]
     return measure(device) if device == setup.device else in_a_child(partial(measure, device))
-
-
-def _workers(setup: Setup) -> int:
-    return setup.engine.num_workers
-
-
-def _busy(setup: Setup) -> float:
-    """Seconds that workers have been at work so far, added up over them."""
-    return setup.engine.busy_seconds
 
 
 @dataclass

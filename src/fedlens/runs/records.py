@@ -165,6 +165,16 @@ def primary_part(runs: Sequence[Run]) -> str:
     return PARTS[-1]
 
 
+def recorded_as(runs: Sequence[Run], part: str, measure: str) -> str:
+    """What a measure of a part is called in the records of runs.
+
+    Where none was evaluated on the examples it trains on, their loss is that of local training.
+    """
+    name = measure_name(part, measure)
+    known = any(run.has(name) or run.final(name) is not None for run in runs)
+    return name if known else f"{part}_{measure}"
+
+
 def settings(experiment: Mapping[str, Any]) -> dict[str, Any]:
     """An experiment as dotted keys, spelled as they are on the command line."""
     flat: dict[str, Any] = {}

@@ -43,7 +43,7 @@ from fedlens.runs.summary import Record
 from fedlens.schedules import names_in, value_at
 from fedlens.sections import SCHEDULED
 from fedlens.setup import Setup, build
-from fedlens.setup.data import ClientTests
+from fedlens.setup.data import ClientTests, divided, split_seed
 from fedlens.version import __version__
 
 AT_ONCE = 64  # clients whose plans are drawn together
@@ -118,18 +118,26 @@ def together(
     *,
     of: str | dict[str, Any],
     count: int | None = None,
+    holdout: float = 0.0,
+    seed: int = 0,
 ) -> Altered:
-    """One client with all that `count` clients of the partition `of` hold, as they see it.
+    """One client with all that `count` clients of the partition `of` train on, as they see it.
 
-    Where they hold other examples in every round, it has all there are.
+    It has nothing that any of them is tested on, by `holdout` and the `seed` of the split. Where
+    they hold other examples in every round, it has all there are.
     """
     named = Named.of(of, "of")
     held = dealt(named.name, named.options, examples, num_classes, count, rng)
     if isinstance(held, Altered):
         examples, held = held.examples, held.held
     held = held.everyone if isinstance(held, Fixed) else held
-    index = _distinct(held) if isinstance(held, Holdings) else torch.arange(len(examples))
-    return Altered(examples, Holdings.of([index]))
+    if not isinstance(held, Holdings):
+        return Altered(examples, Holdings.of([torch.arange(len(examples))]))
+    index = held.index.sort().values
+    if holdout:  # in the order that clients have: of one client, the twin is its own model
+        trained, tested = divided(held, holdout, seed, torch.arange(len(held)))
+        index = trained.index[~torch.isin(trained.index, tested.index)]
+    return Altered(examples, Holdings.of([_distinct(index)]))
 
 
 def stretched(round: int, of: int, *, schedule: dict[str, Any], rounds: int) -> float:
@@ -154,6 +162,9 @@ def _described(setup: Setup) -> Experiment:
     experiment, clients = setup.experiment, setup.experiment.clients
     of = {"name": clients.partition.name, **clients.partition.options}
     of = {name: value for name, value in of.items() if value is not None}
+    together_as: dict[str, Any] = {"of": of, "count": clients.count}
+    if clients.holdout:
+        together_as |= {"holdout": clients.holdout, "seed": split_seed(experiment)}
     passes = max(round(_num_processed(setup) / max(_num_held(setup), 1)), 1)
     return replace(
         experiment,
@@ -162,9 +173,8 @@ def _described(setup: Setup) -> Experiment:
         norm="shared" if experiment.norm == "local" else experiment.norm,
         clients=Clients(
             count=1,
-            partition=Named("fedlens.runs.twin:together", {"of": of, "count": clients.count}),
+            partition=Named("fedlens.runs.twin:together", together_as),
             seed=clients.seed,
-            holdout=clients.holdout,
         ),
         local=replace(
             experiment.local,
@@ -192,15 +202,16 @@ def _described(setup: Setup) -> Experiment:
     )
 
 
-def _distinct(held: Holdings) -> Tensor:
-    """The examples that anyone holds, each once."""
-    return torch.from_numpy(np.unique(held.index.numpy()))
+def _distinct(index: Tensor) -> Tensor:
+    """Each example once, where it comes first."""
+    _, first = np.unique(index.numpy(), return_index=True)
+    return index[torch.from_numpy(np.sort(first))]
 
 
 def _num_held(setup: Setup) -> int:
     """How many examples the twin has."""
     if isinstance(setup.federation.split, Fixed):
-        return len(_distinct(setup.federation.everyone(0)))
+        return len(_distinct(setup.federation.everyone(0).index))
     return len(setup.federation.examples)
 
 

@@ -31,15 +31,21 @@ def make_clock(
 ) -> Clock:
     reporting = experiment.reporting or Reporting()
     waits = replace(reporting, deadline=None, largest=None) != Reporting()
-    if program.algorithm.pace is not None and waits:
+    pace, count = program.algorithm.pace, federation.num_clients
+    if pace is not None and waits:
         raise ValueError(
             "asynchronous rounds wait for no quorum: leave reporting.over_select, quorum and "
             "below_quorum out"
         )
+    if pace is not None and pace.buffer > count and program.algorithm.remembers:
+        raise ValueError(
+            f"a round takes {pace.buffer} updates, but of clients that remember something each "
+            f"sends one, and there are {count}: choose a smaller buffer"
+        )
     named = experiment.clients.devices or Named("alike", resolve(DEVICES["alike"], {}, "devices"))
     key = keys.fold(keys.root(experiment.seed), keys.purpose("devices"))
     function = find(DEVICES, named.name, "devices")
-    made = call(function, federation.num_clients, key, options=named.options)
+    made = call(function, count, key, options=named.options)
     if not isinstance(made, Devices):
         raise ValueError(
             f"devices {named.name!r} gave {type(made).__name__}: it must return Devices"

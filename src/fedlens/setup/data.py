@@ -115,11 +115,17 @@ def held_out(
     everyone: Holdings, experiment: Experiment, clients: torch.Tensor
 ) -> tuple[Holdings, Holdings]:
     """What these clients train on, and what each is tested on."""
-    root = keys.fold(keys.root(split_seed(experiment)), keys.purpose("holdout"))
-    own = keys.fold(root, clients)
+    return divided(everyone, experiment.clients.holdout, split_seed(experiment), clients)
+
+
+def divided(
+    everyone: Holdings, share: float, seed: int, clients: torch.Tensor
+) -> tuple[Holdings, Holdings]:
+    """The holdings of these clients without a seeded share of each, and that share."""
+    own = keys.fold(keys.root(seed, keys.purpose("holdout")), clients)
     order = torch.from_numpy(keys.shuffle_segments(everyone.offsets.numpy(), own.numpy()))
     position = torch.arange(len(order)) - everyone.offsets[everyone.owners]
-    apart = (everyone.sizes * experiment.clients.holdout).long()
+    apart = (everyone.sizes * share).long()
     tested = position < apart[everyone.owners]
     index = everyone.index[order]
 
@@ -139,7 +145,8 @@ def own_tests(experiment: Experiment, test: Examples, split: Split) -> ClientTes
     if not isinstance(split, Fixed) or split.everyone.names is None:  # all at one: a twin's
         return None
     number = {name: client for client, name in enumerate(split.everyone.names)}
-    owner = torch.tensor([number.get(str(value), -1) for value in test.columns[column].tolist()])
+    owners = [number.get(str(value), -1) for value in test.columns[column].tolist()]
+    owner = torch.tensor(owners, dtype=torch.int64)  # also if there are none
     index = owner.argsort(stable=True)
     sizes = torch.bincount(owner[owner >= 0], minlength=len(number))
     index = index[len(index) - int(sizes.sum()) :]  # those of nobody stand first
