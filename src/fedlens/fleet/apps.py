@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -24,48 +23,45 @@ from fedlens.fleet.engine import Arrived
 from fedlens.fleet.flower import end_with
 from fedlens.fleet.server import Job, run_job
 from fedlens.fleet.site import Site
+from fedlens.fleet.wire import from_wire, to_wire
 
 TYPES = {"sizes": "query.sizes", "train": "train.train", "test": "evaluate.test"}
 FAILED = {3: "late", 5: "dropped", 8: "dropped"}  # by Flower's code of an error; others raised
+FILE = "safetensors"  # of a message: all its tensors
 LOOK = 1.0  # seconds between two looks at who is online
 
 
 def packed(
-    facts: Mapping[str, Any], arrays: ArrayRecord | None, names: Sequence[str]
+    facts: Mapping[str, Any], tensors: ArrayRecord | None, names: Sequence[str]
 ) -> RecordDict:
     text = json.dumps({"facts": facts, "names": list(names)})
     records: dict[str, Any] = {"facts": ConfigRecord({"json": text})}
-    if arrays is not None:
-        records["arrays"] = arrays
+    if tensors is not None:
+        records["tensors"] = tensors
     return RecordDict(records)
 
 
 def as_record(tensors: Tree) -> ArrayRecord | None:
+    """All tensors as one array: each array costs Flower several calls, from process to process."""
     if not tensors:
         return None
-    return ArrayRecord({name: Array(t.detach().cpu().numpy()) for name, t in tensors.items()})
+    content = to_wire(tensors)
+    return ArrayRecord({FILE: Array("uint8", (len(content),), "safetensors", content)})
 
 
 def unpacked(content: RecordDict) -> tuple[dict[str, Any], Tree]:
     """What was packed; a ValueError if it is not what anybody packed so."""
     try:
         told = json.loads(str(content["facts"]["json"]))
-        arrays = content.get("arrays", {})
-        if sorted(arrays) != sorted(told["names"]):
-            raise ValueError("its names are not those of its arrays")
-        tensors = {name: _tensor(arrays[name].numpy()) for name in told["names"]}
+        found = from_wire(content["tensors"][FILE].data) if "tensors" in content else {}
+        if sorted(found) != sorted(told["names"]):
+            raise ValueError("its names are not those of its tensors")
         facts = told["facts"]
         if not isinstance(facts, dict):
             raise ValueError("it has no facts")
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"it cannot be read: {error}") from error
-    return facts, tensors
-
-
-def _tensor(array: Any) -> torch.Tensor:
-    if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiub":
-        raise ValueError("it is no array of numbers")
-    return torch.from_numpy(np.array(array))
+    return facts, {name: found[name] for name in told["names"]}
 
 
 @dataclass
