@@ -62,7 +62,9 @@ def serve_command(
     out: Out = None,
     overwrite: Annotated[bool, typer.Option(help="Replace a run that is there.")] = False,
     resume: Annotated[bool, typer.Option(help="Go on with the run that is there.")] = False,
-    wait: Annotated[float, typer.Option(help="Seconds for which sites are waited for.")] = 3600.0,
+    wait: Annotated[
+        float, typer.Option(min=0, help="Seconds for which sites are waited for.")
+    ] = 3600.0,
     at_least: Annotated[
         int | None, typer.Option(help="Begin with so many sites, if others do not come in time.")
     ] = None,
@@ -115,6 +117,9 @@ def join_command(
         Path | None, typer.Option(help="Its own folder: keys, policy, memory. [default: ./NAME]")
     ] = None,
     device: Annotated[str, typer.Option(help="Where it trains: cpu, or cuda.")] = "cpu",
+    wait: Annotated[
+        float, typer.Option(min=0, help="Seconds for which a server is waited for.")
+    ] = 3600.0,
 ) -> None:
     """Take part with the examples of this site, until interrupted."""
     from fedlens.fleet.flower import check_installed
@@ -122,7 +127,11 @@ def join_command(
 
     check_installed()
     _address(server, "--server", "10.0.0.1:9092")
-    join(home or Path(name), name, data, server, device, lambda line: _tell(f"{name}: {line}"))
+
+    def tell(line: str) -> None:
+        _tell(f"{name}: {line}")
+
+    join(home or Path(name), name, data, server, device, wait, tell)
 
 
 @fleet_app.command("approve")
