@@ -6,10 +6,12 @@ import pytest
 import torch
 
 import fedlens as fl
+from fedlens.names import OUTCOMES
 from fedlens.report import read_all, report
 from fedlens.report.blocks import Curves
 from fedlens.report.draw import pictures
 from fedlens.report.grids import Tiles
+from fedlens.report.outcomes import MEANINGS
 from fedlens.report.runs import run_blocks
 from tests.toys import toy
 
@@ -46,6 +48,10 @@ def test_the_strip_shows_what_became_of_everyone_who_was_asked(tmp_path):
         b for b in blocks if isinstance(b, Curves) and b.slug == "accuracy_by_virtual_time"
     )
     assert list(by_time.lines[0].x) == [record["clock"] for record in records]
+
+
+def test_every_outcome_is_explained():
+    assert MEANINGS.keys() == set(OUTCOMES)
 
 
 def test_a_run_without_a_clock_has_no_strip(tmp_path):
