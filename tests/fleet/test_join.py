@@ -26,6 +26,7 @@ from fedlens.fleet.join import (
     state_by,
 )
 from fedlens.fleet.keys import CA, make_server_keys, make_site_key
+from fedlens.fleet.policy import FILE
 from fedlens.fleet.serve import Follow
 from fedlens.fleet.site import LOG
 from fedlens.fleet.terms import Terms
@@ -69,6 +70,29 @@ def test_what_a_site_answered_is_told_in_words(tmp_path):
     assert answer_by(line).startswith(f"refused: experiment {terms.hash[:12]} is not approved here")
     line = json.dumps({"asked": "train", "said": {}, "sent_bytes": 1500, "seconds": 2.0})
     assert answer_by(line) == "trained for 2.0 s, and sent 1.5 kB"
+
+
+def test_what_the_policy_does_not_allow_is_not_approved(tmp_path):
+    path = write_experiment(tmp_path)
+    experiment = Experiment.read(path)
+    terms = Terms.of(experiment, load_dataset(experiment.dataset, None))
+    site = part_of(path, tmp_path / "sites", 0, 2)
+    site.answer("sizes", {"experiment": terms.hash, "terms": terms.text, "client": 0}, {})
+    words = ["fleet", "approve", str(site.home), terms.hash[:6], "--yes"]
+    (site.home / FILE).write_text('algorithms = ["fedprox"]\n')
+    error = CliRunner().invoke(app, words).exception
+    assert isinstance(error, ValueError)
+    assert "is not approved: its policy does not allow fedavg: see algorithms in its" in str(error)
+    assert site.offers == [terms]
+    (site.home / FILE).write_text('algorithms = ["fedavg"]\n')
+    assert CliRunner().invoke(app, words).exit_code == 0
+    assert not site.offers
+
+
+def test_the_folder_of_no_site_has_nothing_to_approve(tmp_path):
+    error = CliRunner().invoke(app, ["fleet", "approve", str(tmp_path / "nowhere")]).exception
+    assert isinstance(error, ValueError)
+    assert "nowhere is no folder: give the site's own" in str(error)
 
 
 def test_a_line_is_told_when_it_is_whole(tmp_path):

@@ -148,20 +148,26 @@ def approve_command(
 
     if yes and digits is None:
         raise ValueError("--yes approves what you have seen: give the first digits of its hash")
+    if not home.is_dir():
+        raise ValueError(f"{home} is no folder: give the site's own, the --home of its join")
     site = Site(home, home)
     offers = [terms for terms in site.offers if terms.hash.startswith(digits or "")]
     if not offers:
         what = "no such experiment" if digits else "nothing that is not approved"
         raise ValueError(f"{home} was offered {what}: join the server first")
+    refused = []
     for terms in offers:
         print("\n".join(terms.describe()))
         try:
             Policy.read(home).check(terms)
         except Refused as refusal:
-            print(f"the policy of this site does not allow it: {refusal}")
+            refused.append(f"{terms.hash[:12]} is not approved: {refusal}")
+            continue
         if yes or typer.confirm("approve it?", err=True):
             site.approve(terms)
             print(f"approved {terms.hash[:12]}")
+    if refused:
+        raise ValueError("; ".join(refused))
 
 
 @fleet_app.command("try")
