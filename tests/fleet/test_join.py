@@ -129,6 +129,14 @@ def test_what_a_site_needs_is_named(missing, tmp_path):
         join(home, "ann", data, "127.0.0.1:1", "cpu", 0.0, print)
 
 
+def test_a_site_is_started_once(tmp_path):
+    home = tmp_path / "ann"
+    make_site_key(home, "ann")
+    (home / CA).touch()
+    with one_writer(home), pytest.raises(ValueError, match="ann is being written by process"):
+        join(home, "ann", tmp_path, "127.0.0.1:1", "cpu", 0.0, print)
+
+
 def found_at(server, ca, wait=60.0, told=print):
     find_server(server, ca, wait, Changes(told))
 

@@ -18,6 +18,7 @@ from fedlens.fleet.flower import end, start_supernode
 from fedlens.fleet.keys import CA, NODE_KEY, check_name
 from fedlens.fleet.policy import DEFAULT, FILE, Policy
 from fedlens.fleet.site import LOG
+from fedlens.locks import one_writer
 
 PATIENCE = 100.0  # seconds: a node that died is refused for 60, as if another had its key
 PAUSE = 5.0
@@ -52,7 +53,14 @@ def join(
     if not (home / FILE).is_file():
         write_atomically(home / FILE, DEFAULT.encode())
     Policy.read(home)
-    say = Changes(tell)
+    with one_writer(home):  # else two processes would take turns to be refused
+        _stay(home, name, data, server, device, wait, Changes(tell))
+
+
+def _stay(
+    home: Path, name: str, data: Path, server: str, device: str, wait: float, say: Changes
+) -> None:
+    """Look for the server, and be there for it, again and again."""
     answers = Tail(home / LOG)
     refused_since: float | None = None
     while True:
