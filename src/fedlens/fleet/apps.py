@@ -70,17 +70,20 @@ class FlowerSites:
 
     grid: Grid
     nodes: Sequence[int]
-    waiting: dict[str, int] = field(default_factory=dict)  # client by message
+    waiting: dict[str, tuple[int, str | None]] = field(default_factory=dict)
+    """By message: the client, and when its node had been started."""
     looked: float = float("-inf")
-    seen: set[int] = field(default_factory=set)
+    started: dict[int, str] = field(default_factory=dict)  # when, by client: those that are there
 
     def online(self) -> set[int]:
         now = time.monotonic()
         if now - self.looked >= LOOK:
-            there = set(self.grid.get_node_ids())
-            self.seen = {client for client, node in enumerate(self.nodes) if node in there}
+            there = {node.node_id: node.last_activated_at for node in self.grid.get_nodes()}
+            self.started = {
+                client: there[node] for client, node in enumerate(self.nodes) if node in there
+            }
             self.looked = now
-        return self.seen
+        return set(self.started)
 
     def send(
         self, what: str, orders: Mapping[int, Mapping[str, Any]], tensors: Tree, seconds: float
@@ -93,15 +96,23 @@ class FlowerSites:
             for client, order in orders.items()
         ]
         ids = list(self.grid.push_messages(messages))
-        self.waiting |= dict(zip(ids, orders, strict=True))
+        self.waiting |= {
+            one: (client, self.started.get(client)) for one, client in zip(ids, orders, strict=True)
+        }
         self.looked = float("-inf")
 
     def arrived(self) -> list[tuple[int, Arrived]]:
         found = []
         for reply in self.grid.pull_messages(list(self.waiting)) if self.waiting else ():
-            client = self.waiting.pop(reply.metadata.reply_to_message_id, None)
-            if client is not None:
-                found.append((client, _arrived(reply)))
+            asked = self.waiting.pop(reply.metadata.reply_to_message_id, None)
+            if asked is not None:
+                found.append((asked[0], _arrived(reply)))
+        # Flower says so of a message whose node was away, but not if that was too short to be seen.
+        there = self.online()
+        for one, (client, started) in list(self.waiting.items()):
+            if client in there and self.started[client] != started:
+                del self.waiting[one]
+                found.append((client, Arrived({}, {}, "dropped", "it was started again")))
         return found
 
     def forget(self) -> None:

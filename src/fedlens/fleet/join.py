@@ -36,9 +36,9 @@ Tell = Callable[[str], None]
 def join(
     home: Path, name: str, data: Path, server: str, device: str, wait: float, tell: Tell
 ) -> None:
-    """Take part until interrupted; a ValueError if the server does not come, or not let it in.
+    """Take part until interrupted; a ValueError if the server does not come, or does not let it in.
 
-    `wait` are the seconds in which it must come. Once it was there, it may go and come back.
+    It must come within `wait` seconds. Once it was there, it may go and come back.
     """
     check_name(name)
     for needed, remedy in (
@@ -90,7 +90,7 @@ def _stay(
 def find_server(server: str, ca: Path, wait: float, say: Changes) -> None:
     """Return once a server answers that the CA has signed; a ValueError if that cannot be.
 
-    Flower would look for it as well, but ever more rarely, and says not what is wrong.
+    Flower would look for it as well, but ever more rarely, and does not say what is wrong.
     """
     host, _, port = server.rpartition(":")
     host, last = host.strip("[]"), time.monotonic() + wait
