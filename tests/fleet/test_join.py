@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from fedlens.cli.main import app
 from fedlens.experiment import Experiment
-from fedlens.fleet import keys
+from fedlens.fleet import keys, serve
 from fedlens.fleet.flower import free_port
 from fedlens.fleet.gate import Gate
 from fedlens.fleet.join import (
@@ -32,7 +32,7 @@ from fedlens.fleet.site import LOG
 from fedlens.fleet.terms import Terms
 from fedlens.fleet.trial import part_of
 from fedlens.locks import one_writer
-from fedlens.run_files import ROUNDS
+from fedlens.run_files import CHECKPOINT, ROUNDS
 from fedlens.setup.data import load_dataset
 from tests.fleet.sites import write_experiment
 
@@ -304,6 +304,22 @@ def test_two_servers_do_not_share_a_place(tmp_path):
     assert isinstance(error, ValueError)
     assert "is being written by" in str(error)
     assert not [*(tmp_path / "server").glob("*.toml")], "the experiment of the other would be there"
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_server_that_was_interrupted_says_how_to_go_on(begun, fedlens, tmp_path, monkeypatch):
+    pytest.importorskip("flwr")
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(serve, "serve", interrupted)
+    if begun:
+        (tmp_path / "run" / CHECKPOINT).mkdir(parents=True)
+    words = ["--resume", "--out", tmp_path / "run"]
+    done = fedlens("fleet", "serve", write_experiment(tmp_path), *words)
+    assert done.status == 130
+    assert ("go on with the same command and --resume" in done.err) is begun
 
 
 def test_a_server_without_keys_leaves_nothing(tmp_path):

@@ -80,6 +80,7 @@ def serve_command(
     from fedlens.fleet.server import Job
     from fedlens.fleet.terms import check_possible, for_fleet
     from fedlens.report.artists import artists
+    from fedlens.run_files import CHECKPOINT
     from fedlens.runs import progress
 
     check_installed()
@@ -100,8 +101,13 @@ def serve_command(
         wait=wait,
         at_least=at_least,
     )
-    with watching(quiet, progress.rounds, folder.name, described.rounds) as watch:
-        status = serve(described, job, keys, place, host, port, _tell, watch)
+    try:
+        with watching(quiet, progress.rounds, folder.name, described.rounds) as watch:
+            status = serve(described, job, keys, place, host, port, _tell, watch)
+    except KeyboardInterrupt:
+        if (folder / CHECKPOINT).exists():
+            _tell("\nfedlens: stopped; go on with the same command and --resume")
+        raise
     with artists() as drawing:
         finish_run(folder, status, as_json, quiet, drawing)
 
