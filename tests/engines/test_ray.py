@@ -277,12 +277,6 @@ def test_ray_is_told_to_be_quiet_before_it_is_imported(monkeypatch):
     assert cluster.QUIET.items() <= os.environ.items()
 
 
-def test_an_address_that_is_none_is_told(monkeypatch):
-    monkeypatch.setenv("RAY_ADDRESS", "ray://somewhere:10001")
-    with pytest.raises(ValueError, match="give HOST:PORT or auto"):
-        cluster.connect()
-
-
 def test_folders_of_clusters_whose_process_was_killed_are_removed(monkeypatch, tmp_path):
     monkeypatch.setattr(cluster, "HOME", tmp_path)
     alive, dead = tmp_path / f"fedlens-ray-{os.getpid()}", tmp_path / "fedlens-ray-999999999"

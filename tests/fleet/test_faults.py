@@ -11,6 +11,9 @@ import fedlens as fl
 from fedlens.fleet import engine
 from fedlens.fleet.engine import Arrived
 from fedlens.fleet.terms import for_fleet
+from fedlens.report import read_all, report
+from fedlens.report.grids import Tiles
+from fedlens.report.runs import run_blocks
 from fedlens.run_files import read_records, read_summary
 from fedlens.runs.folder import RunFolder
 from tests.fleet.sites import (
@@ -209,6 +212,46 @@ def test_a_run_stops_below_quorum_where_the_experiment_says_so(tmp_path):
 
     result = run_nearby(path, tmp_path / "run", sites, change)
     assert result.status == "stopped"
+    summary = read_summary(tmp_path / "run")
+    failed = {"surplus": [0, 2, 3], "dropped": [1]}
+    stopped = summary["stopped_round"]
+    assert {name: sorted(clients) for name, clients in stopped.pop("failed").items()} == failed
+    assert stopped == {"round": 1, "attempts": 1}
+    assert summary["outcomes"] == {"reported": 0, "surplus": 3, "dropped": 1}
+    (strip,) = (b for b in run_blocks(read_all([tmp_path / "run"])) if isinstance(b, Tiles))
+    assert strip.row_names == [*NAMES]
+    assert strip.values == [["surplus"], ["dropped"], ["surplus"], ["surplus"]]
+    assert report([tmp_path / "run"]).exists()
+
+
+@pytest.mark.parametrize("gone", [{"bob"}, {"cat"}])
+def test_a_run_that_stops_again_says_who_failed_this_time(gone, tmp_path):
+    more = 'reporting = { quorum = 1.0, below_quorum = "stop" }\n'
+    path = write_experiment(tmp_path, more=more, per_round=4)
+    sites, dropped = make_sites(path, tmp_path / "sites"), {"bob"}
+
+    def change(name, what, arrived):
+        return Arrived({}, {}, "dropped") if what == "train" and name in dropped else arrived
+
+    run_nearby(path, tmp_path / "run", sites, change)
+    dropped = gone
+    run_nearby(path, tmp_path / "run", sites, change, resume=True)
+    found = read_summary(tmp_path / "run")["stopped_round"]["failed"]["dropped"]
+    assert [NAMES[client] for client in found] == [*gone]
+
+
+def test_the_page_shows_by_name_what_became_of_sites(tmp_path):
+    path = write_experiment(tmp_path, rounds=1, per_round=4)
+    sites = make_sites(path, tmp_path / "sites")
+
+    def change(name, what, arrived):
+        refused = Arrived({"refused": "it will not"}, {})
+        return refused if (name, what) == ("cat", "train") else arrived
+
+    run_nearby(path, tmp_path / "run", sites, change)
+    (strip,) = (b for b in run_blocks(read_all([tmp_path / "run"])) if isinstance(b, Tiles))
+    assert (strip.row_names, strip.values[2]) == ([*NAMES], ["refused"])
+    assert "refused: the site would not train" in strip.caption
 
 
 def test_sites_test_the_model_on_what_they_hold_out(tmp_path):

@@ -1,23 +1,38 @@
 """What a site tells the person who started it, and how processes end with those they serve."""
 
 import json
+import socket
+import ssl
 import subprocess
 import sys
 import tempfile
+import threading
 
 import pytest
 from typer.testing import CliRunner
 
 from fedlens.cli.main import app
 from fedlens.experiment import Experiment
-from fedlens.fleet.join import Changes, Tail, answer_by, check_device, join, state_by
+from fedlens.fleet import keys, serve
+from fedlens.fleet.flower import free_port
+from fedlens.fleet.gate import Gate
+from fedlens.fleet.join import (
+    Changes,
+    Tail,
+    answer_by,
+    check_device,
+    find_server,
+    join,
+    state_by,
+)
 from fedlens.fleet.keys import CA, make_server_keys, make_site_key
+from fedlens.fleet.policy import FILE
 from fedlens.fleet.serve import Follow
 from fedlens.fleet.site import LOG
 from fedlens.fleet.terms import Terms
 from fedlens.fleet.trial import part_of
 from fedlens.locks import one_writer
-from fedlens.run_files import ROUNDS
+from fedlens.run_files import CHECKPOINT, ROUNDS
 from fedlens.setup.data import load_dataset
 from tests.fleet.sites import write_experiment
 
@@ -57,6 +72,29 @@ def test_what_a_site_answered_is_told_in_words(tmp_path):
     assert answer_by(line) == "trained for 2.0 s, and sent 1.5 kB"
 
 
+def test_what_the_policy_does_not_allow_is_not_approved(tmp_path):
+    path = write_experiment(tmp_path)
+    experiment = Experiment.read(path)
+    terms = Terms.of(experiment, load_dataset(experiment.dataset, None))
+    site = part_of(path, tmp_path / "sites", 0, 2)
+    site.answer("sizes", {"experiment": terms.hash, "terms": terms.text, "client": 0}, {})
+    words = ["fleet", "approve", str(site.home), terms.hash[:6], "--yes"]
+    (site.home / FILE).write_text('algorithms = ["fedprox"]\n')
+    error = CliRunner().invoke(app, words).exception
+    assert isinstance(error, ValueError)
+    assert "is not approved: its policy does not allow fedavg: see algorithms in its" in str(error)
+    assert site.offers == [terms]
+    (site.home / FILE).write_text('algorithms = ["fedavg"]\n')
+    assert CliRunner().invoke(app, words).exit_code == 0
+    assert not site.offers
+
+
+def test_the_folder_of_no_site_has_nothing_to_approve(tmp_path):
+    error = CliRunner().invoke(app, ["fleet", "approve", str(tmp_path / "nowhere")]).exception
+    assert isinstance(error, ValueError)
+    assert "nowhere is no folder: give the site's own" in str(error)
+
+
 def test_a_line_is_told_when_it_is_whole(tmp_path):
     path = tmp_path / "log"
     tail = Tail(path)
@@ -88,7 +126,121 @@ def test_what_a_site_needs_is_named(missing, tmp_path):
         elif path.is_dir():
             path.rmdir()
     with pytest.raises(ValueError, match=f"{missing} (is missing|does not exist)"):
-        join(home, "ann", data, "127.0.0.1:1", "cpu", print)
+        join(home, "ann", data, "127.0.0.1:1", "cpu", 0.0, print)
+
+
+def test_a_site_is_started_once(tmp_path):
+    home = tmp_path / "ann"
+    make_site_key(home, "ann")
+    (home / CA).touch()
+    with one_writer(home), pytest.raises(ValueError, match="ann is being written by process"):
+        join(home, "ann", tmp_path, "127.0.0.1:1", "cpu", 0.0, print)
+
+
+def found_at(server, ca, wait=60.0, told=print):
+    find_server(server, ca, wait, Changes(told))
+
+
+def test_a_server_that_does_not_come_is_told_after_a_while(tmp_path):
+    make_server_keys(tmp_path, ["127.0.0.1"])
+    server, told = f"127.0.0.1:{free_port()}", list[str]()
+    with pytest.raises(ValueError, match=f"nobody answered at {server} for 0 s .*--wait"):
+        found_at(server, tmp_path / CA, 0.0)
+    with pytest.raises(ValueError, match=r"nobody answered at .* for 0\.1 s"):
+        found_at(server, tmp_path / CA, 0.1, told.append)
+    assert told == [f"nobody answers at {server}; trying again"]
+
+
+def gate(keys, port, told):
+    pytest.importorskip("flwr")
+    return Gate("127.0.0.1", port, "127.0.0.1:1", keys, told.append, {})
+
+
+def test_a_site_may_be_started_before_its_server(tmp_path):
+    make_server_keys(tmp_path, ["127.0.0.1"])
+    port, told, refused = free_port(), list[str](), list[str]()
+    waits = threading.Event()
+
+    def tell(line):
+        told.append(line)
+        waits.set()
+
+    site = threading.Thread(target=found_at, args=(f"127.0.0.1:{port}", tmp_path / CA, 600, tell))
+    site.start()
+    assert waits.wait(600)
+    with gate(tmp_path, port, refused):
+        site.join(600)
+    assert told == [f"nobody answers at 127.0.0.1:{port}; trying again"]
+    assert not refused
+
+
+def test_what_is_wrong_with_a_certificate_is_told(tmp_path, monkeypatch):
+    right, other, named, old = (tmp_path / name for name in ("right", "other", "named", "old"))
+    for folder in (right, other):
+        make_server_keys(folder, ["127.0.0.1"])
+    make_server_keys(named, ["10.0.0.1"])
+    monkeypatch.setattr(keys, "YEARS", -4 / (365 * 24 * 60))  # it begins five minutes ago
+    make_server_keys(old, ["127.0.0.1"])
+    port = free_port()
+    for used, ca, host, word in (
+        (right, other, "127.0.0.1", "get the server's ca.pem"),
+        (old, old, "127.0.0.1", "has expired.*make the server's keys anew"),
+        (named, named, "localhost.localdomain", "made with this --host"),
+    ):
+        monkeypatch.setattr(socket, "create_connection", to_loopback)
+        with gate(used, port, []), pytest.raises(ValueError, match=word):
+            found_at(f"{host}:{port}", ca / CA)
+
+
+def to_loopback(address, seconds):
+    """A connection as if the name were known here."""
+    found = socket.socket()
+    found.settimeout(seconds)
+    found.connect(("127.0.0.1", address[1]))
+    return found
+
+
+def test_another_service_is_no_server(tmp_path):
+    make_server_keys(tmp_path, ["127.0.0.1"])
+    with socket.create_server(("127.0.0.1", 0)) as service:
+        port = service.getsockname()[1]
+
+        def greet():
+            connection, _ = service.accept()
+            with connection:
+                connection.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")
+                connection.recv(4096)
+
+        serving = threading.Thread(target=greet)
+        serving.start()
+        with pytest.raises(ValueError, match=f"127.0.0.1:{port} is no server of a fleet"):
+            found_at(f"127.0.0.1:{port}", tmp_path / CA)
+        serving.join()
+
+
+def test_a_file_that_is_no_certificate_is_named(tmp_path):
+    (tmp_path / CA).write_text("none")
+    with pytest.raises(ValueError, match=r"ca\.pem is no certificate"):
+        found_at("127.0.0.1:1", tmp_path / CA)
+
+
+def test_certificates_hold_by_the_strict_rules(tmp_path):
+    """Those of Python 3.13, whatever this one is."""
+    make_server_keys(tmp_path, ["10.0.0.1"])
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(tmp_path / keys.SERVER, tmp_path / keys.SERVER_KEY)
+    site = ssl.create_default_context(cafile=str(tmp_path / CA))
+    site.verify_flags |= ssl.VERIFY_X509_STRICT
+    here, there = socket.socketpair()
+    wrapped: list[ssl.SSLSocket] = []
+    handshake = threading.Thread(
+        target=lambda: wrapped.append(server.wrap_socket(there, server_side=True))
+    )
+    handshake.start()
+    with site.wrap_socket(here, server_hostname="10.0.0.1") as trusted:
+        handshake.join()
+        assert trusted.getpeercert()
+    wrapped[0].close()
 
 
 @pytest.mark.parametrize("device", ["cud", "cuda:x", "mps", "cuda:99"])
@@ -112,6 +264,18 @@ def test_rounds_are_told_of_this_run_and_not_of_one_that_it_replaces(resumes, ex
     follow.look()
     follow.look()
     assert told == expected
+
+
+def test_a_server_whose_certificate_has_expired_does_not_start(tmp_path, monkeypatch):
+    pytest.importorskip("flwr")
+    make_site_key(tmp_path / "ann", "ann")
+    monkeypatch.setattr(keys, "YEARS", -4 / (365 * 24 * 60))
+    make_server_keys(tmp_path, ["127.0.0.1"])
+    words = ["fleet", "serve", str(write_experiment(tmp_path)), "--keys", str(tmp_path)]
+    error = CliRunner().invoke(app, words).exception
+    assert isinstance(error, ValueError)
+    assert "ca.pem has expired" in str(error)
+    assert "`fedlens fleet keys`" in str(error)
 
 
 def test_a_process_ends_with_the_one_it_serves():
@@ -140,6 +304,22 @@ def test_two_servers_do_not_share_a_place(tmp_path):
     assert isinstance(error, ValueError)
     assert "is being written by" in str(error)
     assert not [*(tmp_path / "server").glob("*.toml")], "the experiment of the other would be there"
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_server_that_was_interrupted_says_how_to_go_on(begun, fedlens, tmp_path, monkeypatch):
+    pytest.importorskip("flwr")
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(serve, "serve", interrupted)
+    if begun:
+        (tmp_path / "run" / CHECKPOINT).mkdir(parents=True)
+    words = ["--resume", "--out", tmp_path / "run"]
+    done = fedlens("fleet", "serve", write_experiment(tmp_path), *words)
+    assert done.status == 130
+    assert ("go on with the same command and --resume" in done.err) is begun
 
 
 def test_a_server_without_keys_leaves_nothing(tmp_path):

@@ -76,7 +76,8 @@ def test_a_policy_is_kept_to(policy, why, tmp_path):
 def test_terms_of_another_version_are_refused(tmp_path, monkeypatch):
     _, site, terms = one_site(tmp_path)
     monkeypatch.setattr(policy, "__version__", "9.9")
-    assert sizes(site, terms)["refused"] == f"it is for Fedlens {__version__}, and here is 9.9"
+    refused = sizes(site, terms)["refused"]
+    assert refused == f"it is for Fedlens {__version__}, and here is 9.9: install the same"
 
 
 def test_an_experiment_is_refused_until_it_is_approved(tmp_path):

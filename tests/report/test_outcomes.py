@@ -50,6 +50,10 @@ def test_the_strip_shows_what_became_of_everyone_who_was_asked(tmp_path):
     assert list(by_time.lines[0].x) == [record["clock"] for record in records]
 
 
+def test_every_outcome_is_explained():
+    assert MEANINGS.keys() == set(OUTCOMES)
+
+
 def test_a_run_without_a_clock_has_no_strip(tmp_path):
     folder = ran(tmp_path / "run")
     assert not any(isinstance(block, Tiles) for block in run_blocks(read_all([folder])))

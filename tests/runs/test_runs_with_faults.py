@@ -87,6 +87,11 @@ def test_a_run_that_stops_below_quorum_says_so_and_keeps_what_it_has(tmp_path):
     assert result.status == "stopped" and len(result.records) < 6
     assert "the quorum is 3" in result.summary["reason"]
     assert (tmp_path / "run" / "model.safetensors").exists()
+    stopped, records = result.summary["stopped_round"], result.records
+    assert (stopped["round"], stopped["attempts"]) == (len(records) + 1, 1)
+    assert sum(map(len, stopped["failed"].values())) == 4  # all that were asked
+    dropped = sum(len(record["failed"].get("dropped", ())) for record in [*records, stopped])
+    assert result.summary["outcomes"]["dropped"] == dropped
 
 
 def test_asynchronous_rounds_have_no_quorum():

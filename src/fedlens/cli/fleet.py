@@ -62,7 +62,9 @@ def serve_command(
     out: Out = None,
     overwrite: Annotated[bool, typer.Option(help="Replace a run that is there.")] = False,
     resume: Annotated[bool, typer.Option(help="Go on with the run that is there.")] = False,
-    wait: Annotated[float, typer.Option(help="Seconds for which sites are waited for.")] = 3600.0,
+    wait: Annotated[
+        float, typer.Option(min=0, help="Seconds for which sites are waited for.")
+    ] = 3600.0,
     at_least: Annotated[
         int | None, typer.Option(help="Begin with so many sites, if others do not come in time.")
     ] = None,
@@ -78,6 +80,7 @@ def serve_command(
     from fedlens.fleet.server import Job
     from fedlens.fleet.terms import check_possible, for_fleet
     from fedlens.report.artists import artists
+    from fedlens.run_files import CHECKPOINT
     from fedlens.runs import progress
 
     check_installed()
@@ -98,8 +101,13 @@ def serve_command(
         wait=wait,
         at_least=at_least,
     )
-    with watching(quiet, progress.rounds, folder.name, described.rounds) as watch:
-        status = serve(described, job, keys, place, host, port, _tell, watch)
+    try:
+        with watching(quiet, progress.rounds, folder.name, described.rounds) as watch:
+            status = serve(described, job, keys, place, host, port, _tell, watch)
+    except KeyboardInterrupt:
+        if (folder / CHECKPOINT).exists():
+            _tell("\nfedlens: stopped; go on with the same command and --resume")
+        raise
     with artists() as drawing:
         finish_run(folder, status, as_json, quiet, drawing)
 
@@ -115,6 +123,9 @@ def join_command(
         Path | None, typer.Option(help="Its own folder: keys, policy, memory. [default: ./NAME]")
     ] = None,
     device: Annotated[str, typer.Option(help="Where it trains: cpu, or cuda.")] = "cpu",
+    wait: Annotated[
+        float, typer.Option(min=0, help="Seconds for which a server is waited for.")
+    ] = 3600.0,
 ) -> None:
     """Take part with the examples of this site, until interrupted."""
     from fedlens.fleet.flower import check_installed
@@ -122,7 +133,11 @@ def join_command(
 
     check_installed()
     _address(server, "--server", "10.0.0.1:9092")
-    join(home or Path(name), name, data, server, device, lambda line: _tell(f"{name}: {line}"))
+
+    def tell(line: str) -> None:
+        _tell(f"{name}: {line}")
+
+    join(home or Path(name), name, data, server, device, wait, tell)
 
 
 @fleet_app.command("approve")
@@ -139,20 +154,26 @@ def approve_command(
 
     if yes and digits is None:
         raise ValueError("--yes approves what you have seen: give the first digits of its hash")
+    if not home.is_dir():
+        raise ValueError(f"{home} is no folder: give the site's own, the --home of its join")
     site = Site(home, home)
     offers = [terms for terms in site.offers if terms.hash.startswith(digits or "")]
     if not offers:
         what = "no such experiment" if digits else "nothing that is not approved"
         raise ValueError(f"{home} was offered {what}: join the server first")
+    refused = []
     for terms in offers:
         print("\n".join(terms.describe()))
         try:
             Policy.read(home).check(terms)
         except Refused as refusal:
-            print(f"the policy of this site does not allow it: {refusal}")
+            refused.append(f"{terms.hash[:12]} is not approved: {refusal}")
+            continue
         if yes or typer.confirm("approve it?", err=True):
             site.approve(terms)
             print(f"approved {terms.hash[:12]}")
+    if refused:
+        raise ValueError("; ".join(refused))
 
 
 @fleet_app.command("try")

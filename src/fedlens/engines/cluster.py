@@ -11,8 +11,10 @@ import functools
 import os
 import shutil
 import signal
+import socket
 import threading
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,11 +22,13 @@ import torch
 
 from fedlens.engines.gpus import all_have_bf16, gpu_names, has_bf16
 
+NEEDED = 'engine "ray" needs Ray: pip install "fedlens[ray]", or choose engine = "processes"'
 ADDRESS = "RAY_ADDRESS"  # the variable that names a cluster
 HOME = Path("/tmp")  # the path of a socket may have 107 bytes: a longer place would not do
 PREFIX = "fedlens-ray-"  # of the folders of processes: a cluster of one's own, or an actor's files
 STORE = 2**30  # bytes for models and uploads, besides the examples; what is not used takes no room
 GPU_SECONDS = 300.0  # until a GPU of each node has said what it is
+ANSWER = 10.0  # seconds for which a cluster may be silent
 STARTS = 3  # of Ray on this machine: where all cores are busy, it gives up after 30 s
 
 QUIET = {
@@ -41,25 +45,19 @@ def connect(num_bytes: int = 0) -> Any:
     it, on all cores and GPUs of this machine. `num_bytes` is what the examples take.
     """
     address = os.environ.get(ADDRESS, "")
-    if "://" in address:
-        raise ValueError(
-            f"the Ray address is {address!r}: give HOST:PORT or auto, on a node of the cluster"
-        )
     if not address:  # all on 127.0.0.1, not on an address that others can reach
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     ray = _ray()
     if ray.is_initialized():
         return ray
+    check()
     silence = {"log_to_driver": False, "logging_level": "ERROR"}
     if address:
         try:
             _init(ray, address=address, **silence)
         except (ConnectionError, RuntimeError, ValueError) as error:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
-            raise ValueError(
-                f"no Ray cluster at {address} ({reason}): start one with `ray start --head`, or "
-                "leave the address out"
-            ) from error
+            raise _no_cluster(address, reason) from error
         atexit.register(ray.shutdown)
         return ray
     remove_stale()
@@ -86,6 +84,30 @@ def connect(num_bytes: int = 0) -> Any:
                 line = (str(error).splitlines() or [type(error).__name__])[0]
                 raise ChildProcessError(f"Ray did not start on this machine: {line}") from error
     return ray
+
+
+def check() -> None:
+    """Refuse at once, before files are written, what Ray cannot do or would try for long."""
+    address = os.environ.get(ADDRESS, "")
+    host, _, port = address.rpartition(":")
+    if address not in ("", "auto", "local") and ("://" in host or not host or not port.isdecimal()):
+        raise ValueError(
+            f"the Ray address is {address!r}: give HOST:PORT or auto, on a node of the cluster"
+        )
+    if find_spec("ray") is None:
+        raise ValueError(NEEDED)
+    if host:
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), ANSWER).close()
+        except OSError as error:
+            raise _no_cluster(address, error.strerror or "it is silent") from error
+
+
+def _no_cluster(address: str, reason: str) -> ValueError:
+    return ValueError(
+        f"no Ray cluster at {address} ({reason}): start one with `ray start --head`, or leave the "
+        "address out"
+    )
 
 
 def disconnect() -> None:
@@ -154,9 +176,7 @@ def _ray() -> Any:
     try:
         import ray
     except ImportError as error:
-        raise ValueError(
-            'engine "ray" needs Ray: pip install "fedlens[ray]", or choose engine = "processes"'
-        ) from error
+        raise ValueError(NEEDED) from error
     return ray
 
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -24,48 +23,45 @@ from fedlens.fleet.engine import Arrived
 from fedlens.fleet.flower import end_with
 from fedlens.fleet.server import Job, run_job
 from fedlens.fleet.site import Site
+from fedlens.fleet.wire import from_wire, to_wire
 
 TYPES = {"sizes": "query.sizes", "train": "train.train", "test": "evaluate.test"}
 FAILED = {3: "late", 5: "dropped", 8: "dropped"}  # by Flower's code of an error; others raised
+FILE = "safetensors"  # of a message: all its tensors
 LOOK = 1.0  # seconds between two looks at who is online
 
 
 def packed(
-    facts: Mapping[str, Any], arrays: ArrayRecord | None, names: Sequence[str]
+    facts: Mapping[str, Any], tensors: ArrayRecord | None, names: Sequence[str]
 ) -> RecordDict:
     text = json.dumps({"facts": facts, "names": list(names)})
     records: dict[str, Any] = {"facts": ConfigRecord({"json": text})}
-    if arrays is not None:
-        records["arrays"] = arrays
+    if tensors is not None:
+        records["tensors"] = tensors
     return RecordDict(records)
 
 
 def as_record(tensors: Tree) -> ArrayRecord | None:
+    """All tensors as one array: each array costs Flower several calls, from process to process."""
     if not tensors:
         return None
-    return ArrayRecord({name: Array(t.detach().cpu().numpy()) for name, t in tensors.items()})
+    content = to_wire(tensors)
+    return ArrayRecord({FILE: Array("uint8", (len(content),), "safetensors", content)})
 
 
 def unpacked(content: RecordDict) -> tuple[dict[str, Any], Tree]:
     """What was packed; a ValueError if it is not what anybody packed so."""
     try:
         told = json.loads(str(content["facts"]["json"]))
-        arrays = content.get("arrays", {})
-        if sorted(arrays) != sorted(told["names"]):
-            raise ValueError("its names are not those of its arrays")
-        tensors = {name: _tensor(arrays[name].numpy()) for name in told["names"]}
+        found = from_wire(content["tensors"][FILE].data) if "tensors" in content else {}
+        if sorted(found) != sorted(told["names"]):
+            raise ValueError("its names are not those of its tensors")
         facts = told["facts"]
         if not isinstance(facts, dict):
             raise ValueError("it has no facts")
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"it cannot be read: {error}") from error
-    return facts, tensors
-
-
-def _tensor(array: Any) -> torch.Tensor:
-    if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiub":
-        raise ValueError("it is no array of numbers")
-    return torch.from_numpy(np.array(array))
+    return facts, {name: found[name] for name in told["names"]}
 
 
 @dataclass
@@ -74,17 +70,20 @@ class FlowerSites:
 
     grid: Grid
     nodes: Sequence[int]
-    waiting: dict[str, int] = field(default_factory=dict)  # client by message
+    waiting: dict[str, tuple[int, str | None]] = field(default_factory=dict)
+    """By message: the client, and when its node had been started."""
     looked: float = float("-inf")
-    seen: set[int] = field(default_factory=set)
+    started: dict[int, str] = field(default_factory=dict)  # when, by client: those that are there
 
     def online(self) -> set[int]:
         now = time.monotonic()
         if now - self.looked >= LOOK:
-            there = set(self.grid.get_node_ids())
-            self.seen = {client for client, node in enumerate(self.nodes) if node in there}
+            there = {node.node_id: node.last_activated_at for node in self.grid.get_nodes()}
+            self.started = {
+                client: there[node] for client, node in enumerate(self.nodes) if node in there
+            }
             self.looked = now
-        return self.seen
+        return set(self.started)
 
     def send(
         self, what: str, orders: Mapping[int, Mapping[str, Any]], tensors: Tree, seconds: float
@@ -97,15 +96,23 @@ class FlowerSites:
             for client, order in orders.items()
         ]
         ids = list(self.grid.push_messages(messages))
-        self.waiting |= dict(zip(ids, orders, strict=True))
+        self.waiting |= {
+            one: (client, self.started.get(client)) for one, client in zip(ids, orders, strict=True)
+        }
         self.looked = float("-inf")
 
     def arrived(self) -> list[tuple[int, Arrived]]:
         found = []
         for reply in self.grid.pull_messages(list(self.waiting)) if self.waiting else ():
-            client = self.waiting.pop(reply.metadata.reply_to_message_id, None)
-            if client is not None:
-                found.append((client, _arrived(reply)))
+            asked = self.waiting.pop(reply.metadata.reply_to_message_id, None)
+            if asked is not None:
+                found.append((asked[0], _arrived(reply)))
+        # Flower says so of a message whose node was away, but not if that was too short to be seen.
+        there = self.online()
+        for one, (client, started) in list(self.waiting.items()):
+            if client in there and self.started[client] != started:
+                del self.waiting[one]
+                found.append((client, Arrived({}, {}, "dropped", "it was started again")))
         return found
 
     def forget(self) -> None:

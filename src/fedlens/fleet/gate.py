@@ -70,9 +70,9 @@ class Gate:
         self._thread.start()
         self._ready.wait()
         if self._error is not None:
+            why = str(self._error.strerror).partition(" (while")[0]  # Python repeats the address
             raise ValueError(
-                f"{self.host}:{self.port} cannot be listened on ({self._error.strerror}): choose "
-                "another --address"
+                f"{self.host}:{self.port} cannot be listened on ({why}): choose another --address"
             )
         return self
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+import ssl
 import subprocess
 import time
 from collections.abc import Callable
@@ -16,17 +18,28 @@ from fedlens.fleet.flower import end, start_supernode
 from fedlens.fleet.keys import CA, NODE_KEY, check_name
 from fedlens.fleet.policy import DEFAULT, FILE, Policy
 from fedlens.fleet.site import LOG
+from fedlens.locks import one_writer
 
 PATIENCE = 100.0  # seconds: a node that died is refused for 60, as if another had its key
 PAUSE = 5.0
 LOOK = 0.5  # seconds between two looks at what was logged
+ANSWER = 10.0  # seconds for which a server may be silent
+REMEDIES = {  # by OpenSSL's number of what is wrong with a certificate
+    10: "it has expired, so make the server's keys anew, and get its ca.pem",
+    **dict.fromkeys((62, 64), "see that the server's keys were made with this --host"),
+}
 REFUSED = "[code: 2004]"  # in Flower's log: the key is not registered, or in use
 
 Tell = Callable[[str], None]
 
 
-def join(home: Path, name: str, data: Path, server: str, device: str, tell: Tell) -> None:
-    """Take part until interrupted; a ValueError if the server does not let it in."""
+def join(
+    home: Path, name: str, data: Path, server: str, device: str, wait: float, tell: Tell
+) -> None:
+    """Take part until interrupted; a ValueError if the server does not come, or does not let it in.
+
+    It must come within `wait` seconds. Once it was there, it may go and come back.
+    """
     check_name(name)
     for needed, remedy in (
         (NODE_KEY, f"make it with `fedlens fleet keys {home} --site {name}`"),
@@ -40,10 +53,19 @@ def join(home: Path, name: str, data: Path, server: str, device: str, tell: Tell
     if not (home / FILE).is_file():
         write_atomically(home / FILE, DEFAULT.encode())
     Policy.read(home)
-    say = Changes(tell)
+    with one_writer(home):  # else two processes would take turns to be refused
+        _stay(home, name, data, server, device, wait, Changes(tell))
+
+
+def _stay(
+    home: Path, name: str, data: Path, server: str, device: str, wait: float, say: Changes
+) -> None:
+    """Look for the server, and be there for it, again and again."""
     answers = Tail(home / LOG)
     refused_since: float | None = None
     while True:
+        find_server(server, home / CA, wait, say)
+        wait = float("inf")
         log = Tail(home / "supernode.log")
         process = start_supernode(home, name, data, server, device, log.path)
         begun = time.monotonic()
@@ -51,11 +73,6 @@ def join(home: Path, name: str, data: Path, server: str, device: str, tell: Tell
             said = _follow(process, log, answers, server, say)
         finally:
             end(process)
-        if "CERTIFICATE_VERIFY_FAILED" in said:
-            raise ValueError(
-                f"{server} has no certificate by {home / CA}, or one for other addresses: get its "
-                "ca.pem, and see that its keys were made with this --host"
-            )
         now = time.monotonic()
         if now - begun > PATIENCE:
             refused_since = None
@@ -68,6 +85,44 @@ def join(home: Path, name: str, data: Path, server: str, device: str, tell: Tell
         why = "its key is refused" if REFUSED in said else f"see {log.path}"
         say.state(f"not connected ({why}); trying again")
         time.sleep(PAUSE)
+
+
+def find_server(server: str, ca: Path, wait: float, say: Changes) -> None:
+    """Return once a server answers that the CA has signed; a ValueError if that cannot be.
+
+    Flower would look for it as well, but ever more rarely, and does not say what is wrong.
+    """
+    host, _, port = server.rpartition(":")
+    host, last = host.strip("[]"), time.monotonic() + wait
+    try:
+        trust = ssl.create_default_context(cafile=str(ca))
+    except ssl.SSLError as error:
+        raise ValueError(f"{ca} is no certificate: get it from the server") from error
+    while True:
+        try:
+            with (
+                socket.create_connection((host, int(port)), ANSWER) as connection,
+                trust.wrap_socket(connection, server_hostname=host),
+            ):
+                return
+        except ssl.SSLCertVerificationError as error:
+            raise ValueError(
+                f"{server} has no certificate that {ca} makes valid ({error.verify_message}): "
+                + REMEDIES.get(error.verify_code, "get the server's ca.pem")
+            ) from error
+        except (ssl.SSLEOFError, ssl.SSLZeroReturnError) as error:  # it is just ending, or full
+            why = str(error.strerror)
+        except ssl.SSLError as error:
+            raise ValueError(f"{server} is no server of a fleet: set --server") from error
+        except OSError as error:
+            why = error.strerror or "it is silent"
+        if time.monotonic() >= last:
+            raise ValueError(
+                f"nobody answered at {server} for {wait:g} s ({why}): see that --server is the "
+                "address of `fedlens fleet serve`, start that, or wait for it with --wait"
+            )
+        say.state(f"nobody answers at {server}; trying again")
+        time.sleep(LOOK)
 
 
 def check_device(name: str) -> None:

@@ -64,6 +64,25 @@ def public_keys(folder: Path) -> dict[str, bytes]:
     return found
 
 
+def check_server_keys(folder: Path) -> None:
+    """Refuse keys of a server that are not there, or that no site would take any more."""
+    from cryptography import x509
+
+    for name in (CA, SERVER, SERVER_KEY):
+        if not (folder / name).is_file():
+            raise ValueError(f"{folder} has no {name}: make keys with `fedlens fleet keys`")
+    for name in (CA, SERVER):
+        try:
+            last = x509.load_pem_x509_certificate((folder / name).read_bytes()).not_valid_after_utc
+        except ValueError as error:
+            raise ValueError(f"{folder / name} is no certificate: {error}") from error
+        if last < datetime.datetime.now(datetime.UTC):
+            raise ValueError(
+                f"{folder / name} has expired, on {last:%Y-%m-%d}: make keys in another folder "
+                "with `fedlens fleet keys`, copy the *.pub there, and give its ca.pem to all sites"
+            )
+
+
 def _private(key: Any, ssh: bool) -> bytes:
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
@@ -91,6 +110,7 @@ def _signed(name: str, key: Any, ca: Any, hosts: Sequence[str]) -> bytes:
         .not_valid_before(now - datetime.timedelta(minutes=5))
         .not_valid_after(now + datetime.timedelta(days=365 * YEARS))
         .add_extension(x509.BasicConstraints(ca=key is ca, path_length=None), critical=True)
+        .add_extension(_usage(signs=key is ca), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .add_extension(
             x509.AuthorityKeyIdentifier.from_issuer_public_key(ca.public_key()), critical=False
@@ -101,6 +121,23 @@ def _signed(name: str, key: Any, ca: Any, hosts: Sequence[str]) -> bytes:
         made = made.add_extension(x509.SubjectAlternativeName(names), critical=False)
     content: bytes = made.sign(ca, hashes.SHA256()).public_bytes(Encoding.PEM)
     return content
+
+
+def _usage(signs: bool) -> Any:
+    """What a key may be used for, without which Python 3.13 takes no CA."""
+    from cryptography import x509
+
+    return x509.KeyUsage(
+        digital_signature=True,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=signs,
+        crl_sign=signs,
+        encipher_only=False,
+        decipher_only=False,
+    )
 
 
 def _general_name(host: str) -> Any:

@@ -45,19 +45,28 @@ class Policy:
     def check(self, terms: Terms) -> None:
         """Refuse an experiment that this site does not allow."""
         if terms.version != __version__:
-            raise Refused(f"it is for Fedlens {terms.version}, and here is {__version__}")
+            raise Refused(
+                f"it is for Fedlens {terms.version}, and here is {__version__}: install the same"
+            )
         foreign = [name for name in terms.own_code if name not in self.own_code]
         if foreign:
-            raise Refused(f"its policy does not allow code of its own: {', '.join(foreign)}")
+            named = ", ".join(foreign)
+            raise Refused(f"its policy does not allow code of its own, {named}: {_see('own_code')}")
         if self.algorithms is not None:
             others = [name for name in terms.algorithms if name not in self.algorithms]
             if others:
-                raise Refused(f"its policy does not allow {', '.join(others)}")
+                named = ", ".join(others)
+                raise Refused(f"its policy does not allow {named}: {_see('algorithms')}")
         if terms.rounds > self.most_rounds:
-            raise Refused(f"its policy allows {self.most_rounds} rounds, not {terms.rounds}")
+            allowed = f"{self.most_rounds} rounds, not {terms.rounds}"
+            raise Refused(f"its policy allows {allowed}: {_see('most_rounds')}")
         if "label_counts" in terms.algorithm.discloses and not self.label_counts:
-            raise Refused("its policy does not allow to tell label counts")
+            raise Refused(f"its policy does not allow to tell label counts: {_see('label_counts')}")
 
     def check_update(self, norm: float) -> None:
         if self.largest_norm is not None and not norm <= self.largest_norm:
             raise Refused(f"its policy holds back updates longer than {self.largest_norm:g}")
+
+
+def _see(key: str) -> str:
+    return f"see {key} in its {FILE}"

@@ -16,7 +16,7 @@ from fedlens.experiment import Experiment
 from fedlens.files import write_atomically
 from fedlens.fleet.flower import SuperLink, is_alive, write_app
 from fedlens.fleet.gate import Gate
-from fedlens.fleet.keys import CA, public_keys
+from fedlens.fleet.keys import check_server_keys, public_keys
 from fedlens.fleet.server import Job
 from fedlens.locks import one_writer
 from fedlens.run_files import ROUNDS, read_records
@@ -32,8 +32,7 @@ def open_fleet(
     keys: Path, home: Path, host: str, port: int, tell: Tell
 ) -> Iterator[tuple[SuperLink, dict[str, int]]]:
     """A SuperLink that sites with known keys can reach at host:port; and their numbers there."""
-    if not (keys / CA).is_file():
-        raise ValueError(f"{keys} has no {CA}: make keys with `fedlens fleet keys`")
+    check_server_keys(keys)
     public = public_keys(keys)
     with one_writer(home), SuperLink(home, keys) as link:
         numbers = link.register(public)

@@ -49,7 +49,7 @@ def partition_blocks(groups: Sequence[Group]) -> Iterator[Block]:
     for way, (run, counts) in list(reversed(ways.items()))[:MOST_PICTURES]:
         of = f": {way}" if len(ways) > 1 else ""
         title, classes = f"Who holds what{of}", _classes(run, counts.shape[1])
-        picture = partition_heat(counts, classes, title, _client_names(run))
+        picture = partition_heat(counts, classes, title, client_names(run))
         splits = sum(way == other for other, _, _ in found.values())
         more = f" The first of {splits} splits that differ in their seed." if splits > 1 else ""
         yield replace(picture, caption=picture.caption + more)
@@ -250,7 +250,7 @@ def client_blocks(groups: Sequence[Group]) -> Iterator[Block]:
 
 def _client_intervals(run: Run) -> Intervals | None:
     """Clients by name, the worst first, if there are names and not too many."""
-    names, tested = _client_names(run), run.evaluation.get("client_tested")
+    names, tested = client_names(run), run.evaluation.get("client_tested")
     accuracy = run.evaluation.get("client_accuracy")
     if (
         names is None
@@ -283,7 +283,7 @@ def _client_tables(groups: Sequence[Group]) -> Iterator[Table]:
     """Clients one by one, where they have names."""
     for one in groups[:MOST_PICTURES]:
         rows = client_rows(one.runs[0])
-        if rows and _client_names(one.runs[0]):
+        if rows and client_names(one.runs[0]):
             of = f": {one.name}" if len(groups) > 1 else ""
             yield Table(
                 title=f"Client by client{of}",
@@ -296,7 +296,7 @@ def _client_tables(groups: Sequence[Group]) -> Iterator[Table]:
             )
 
 
-def _client_names(run: Run) -> list[str] | None:
+def client_names(run: Run) -> list[str] | None:
     named = (run.partition or {}).get("client_names")
     return [str(name) for name in named] if isinstance(named, list) else None
 

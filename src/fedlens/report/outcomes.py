@@ -9,6 +9,7 @@ from fedlens.names import OUTCOMES, REPORTED
 from fedlens.report.blocks import Block, Curves, Line
 from fedlens.report.grids import Tiles
 from fedlens.report.groups import Group
+from fedlens.report.holdings import client_names
 from fedlens.runs.records import PART_NAMES, Run, is_number, number
 
 MOST_CLIENTS, MOST_ROUNDS = 200, 1000  # that can still be told apart
@@ -26,18 +27,19 @@ MEANINGS = {
     "huge": "it sent an update of absurd length",
     "malformed": "it sent wrong shapes",
     "raised": "its program failed",
-    "refused": "it would not",
-    "stale": "it answered an earlier order",
-    "foreign": "it answered another experiment",
+    "refused": "the site would not train",
+    "stale": "what it sent was for an earlier order",
+    "foreign": "what it sent was of another experiment",
 }
 
 
 def outcome_blocks(groups: Sequence[Group], part: str) -> Iterator[Block]:
-    """For runs on a virtual clock: a strip of clients by rounds, and accuracy against its time."""
-    clocked = [one for one in groups if one.runs[0].has("clock")]
-    for one in clocked[:MOST_PICTURES]:
-        of = f": {one.name}" if len(clocked) > 1 else ""
+    """Where clients may fail: a strip of them by rounds, and accuracy against virtual time."""
+    failing = [one for one in groups if any("failed" in row for row in _rounds(one.runs[0]))]
+    for one in failing[:MOST_PICTURES]:
+        of = f": {one.name}" if len(failing) > 1 else ""
         yield _strip(one.runs[0], f"Who reported{of}")
+    clocked = [one for one in failing if one.runs[0].has("clock")]
     metric = f"{part}_accuracy"
     lines = [line for one in clocked if (line := _by_clock(one, metric)).x]
     if lines:
@@ -63,8 +65,17 @@ def _by_clock(one: Group, metric: str) -> Line:
     return Line(one.name, [x for x, _ in points], [y for _, y in points])
 
 
+def _rounds(run: Run) -> list[dict[str, Any]]:
+    """The records, and that of the round in which too few reported, if the run stopped there."""
+    stopped = run.summary.get("stopped_round")
+    if not isinstance(stopped, dict) or not isinstance(stopped.get("round"), int):
+        return run.rounds
+    return [*run.rounds, stopped]
+
+
 def _strip(run: Run, title: str) -> Tiles:
-    rounds = _thinned(run.rounds, MOST_ROUNDS)
+    everything, names = _rounds(run), client_names(run) or []
+    rounds = _thinned(everything, MOST_ROUNDS)
     columns = [_outcomes(row) for row in rounds]
     everyone = sorted({client for column in columns for client in column})
     clients = _thinned(everyone, MOST_CLIENTS)
@@ -74,7 +85,7 @@ def _strip(run: Run, title: str) -> Tiles:
         f"{len(shown)} of {total} {what} are shown"
         for shown, total, what in (
             (clients, len(everyone), "clients"),
-            (rounds, len(run.rounds), "rounds"),
+            (rounds, len(everything), "rounds"),
         )
         if len(shown) < total
     ]
@@ -84,7 +95,7 @@ def _strip(run: Run, title: str) -> Tiles:
         caption=caption + (f" {', '.join(some).capitalize()}." if some else ""),
         kinds=OUTCOMES,
         values=[[column.get(client) for column in columns] for client in clients],
-        row_names=[str(client) for client in clients],
+        row_names=[names[client] if client < len(names) else str(client) for client in clients],
         column_names=[str(row["round"]) for row in rounds],
         row_label="client",
         column_label="round",

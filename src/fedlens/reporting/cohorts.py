@@ -22,12 +22,6 @@ SELECT, CLIENT, DRAW = keys.purpose("select"), keys.purpose("client"), keys.purp
 ATTEMPT = keys.purpose("attempt")
 
 
-class BelowQuorum(Exception):
-    """Too few clients report. `experiment` is the one of several to which that happened."""
-
-    experiment = 0
-
-
 class Asked(NamedTuple):
     """Clients that are asked to train, and on what."""
 
@@ -77,6 +71,19 @@ class Reports:
         """How many clients sent something, for good or ill."""
         refused = sum(len(self.failed.get(name, ())) for name in REJECTED)
         return len(self.reported.clients) + refused
+
+
+class BelowQuorum(Exception):
+    """Too few clients report. `experiment` is the one of several to which that happened.
+
+    `reports` say what became of all that were asked: of those who reported, that it was in vain.
+    """
+
+    experiment = 0
+
+    def __init__(self, why: str, reports: Reports) -> None:
+        super().__init__(why)
+        self.reports = reports
 
 
 @dataclass(frozen=True)

@@ -74,11 +74,11 @@ class Synchronous(Gathering):
         left = _refused(reports, rejected)
         if len(left.reported.clients) >= self.quorum:
             return left
+        left = _in_vain(left)
         if reports.num_trained >= MOST_TRAINED:
             raise self._stop(left)
         self._check_repeats(left)
-        failed = _joined(left.failed, {"surplus": left.reported.clients.tolist()})
-        return self._from(replace(left, failed=failed, time=left.time + PAUSE))
+        return self._from(replace(left, time=left.time + PAUSE))
 
     def _from(self, before: Reports) -> Reports:
         """The next attempt that brings a quorum."""
@@ -129,7 +129,7 @@ class Elsewhere(Gathering):
         if len(left.reported.clients) >= quorum:
             return left
         if self.reporting.below_quorum == "stop" or left.attempts >= MOST_TRAINED:
-            raise _below_quorum(self.call, left, len(self.asked.clients), quorum)
+            raise _below_quorum(self.call, _in_vain(left), len(self.asked.clients), quorum)
         # Those who answered need not train again. The others may be back, and then the round is
         # what it would have been.
         same = left.attempts < MOST_ALIKE
@@ -155,12 +155,13 @@ class Asynchronous(Gathering):
         return self._from(Reports(_NOBODY, time=self.call.time, flights=self.call.flights))
 
     def without(self, reports: Reports, rejected: Mapping[int, str]) -> Reports:
+        left = _refused(reports, rejected)
         if reports.num_trained >= MOST_TRAINED:
             raise BelowQuorum(
                 f"in round {self.call.round + 1} updates were rejected "
-                f"{reports.num_trained} times in a row: try a smaller local.lr"
+                f"{reports.num_trained} times in a row: try a smaller local.lr",
+                _in_vain(left),
             )
-        left = _refused(reports, rejected)
         return self._from(replace(left, num_trained=left.num_trained + 1))
 
     def _from(self, before: Reports) -> Reports:
@@ -177,7 +178,8 @@ class Asynchronous(Gathering):
             if tries > MOST_ATTEMPTS:
                 raise BelowQuorum(
                     f"in round {self.call.round + 1} no client reported, though some were asked "
-                    f"{MOST_ATTEMPTS} times: choose longer hours, or fewer faults"
+                    f"{MOST_ATTEMPTS} times: choose longer hours, or fewer faults",
+                    _in_vain(replace(before, failed=_joined(before.failed, failed))),
                 )
             if not flying:  # everybody is away
                 time += PAUSE
@@ -270,7 +272,8 @@ def _below_quorum(call: Call, found: Reports, num_asked: int, quorum: int) -> Be
     return BelowQuorum(
         f"in round {call.round + 1} {len(found.reported.clients)} of {num_asked} clients reported, "
         f"and the quorum is {quorum} (attempt {found.attempts}; {others}): choose a lower "
-        "reporting.quorum, a later deadline, a higher over_select or largest, or fewer faults"
+        "reporting.quorum, a later deadline, a higher over_select or largest, or fewer faults",
+        found,
     )
 
 
@@ -287,6 +290,12 @@ def _refused(reports: Reports, rejected: Mapping[int, str]) -> Reports:
         failed=_joined(reports.failed, failed),
         landed=tuple(reports.landed[row] for row in kept if reports.landed),
     )
+
+
+def _in_vain(reports: Reports) -> Reports:
+    """With those who reported among the others, since they were too few."""
+    surplus = {"surplus": reports.reported.clients.tolist()}
+    return replace(reports, failed=_joined(reports.failed, surplus))
 
 
 def _joined(

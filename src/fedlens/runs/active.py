@@ -15,7 +15,7 @@ from fedlens.client import ClientProgram
 from fedlens.core import Tree
 from fedlens.engines import Engine
 from fedlens.reporting.cohorts import BelowQuorum
-from fedlens.rounds import Outcome, RoundInput, State, begin, run_rounds
+from fedlens.rounds import RoundInput, State, begin, run_rounds
 from fedlens.run_files import CLIENTS, EVALUATION, LARGEST_LOSS, SUMMARY, RunFailed
 from fedlens.runs.evaluate import ByClient, Evaluation, Twin
 from fedlens.runs.folder import Mark, Records, RunFolder, to_json
@@ -24,7 +24,7 @@ from fedlens.runs.records import is_number
 from fedlens.runs.result import Result
 from fedlens.runs.settings import torch_settings
 from fedlens.runs.stopping import Stopping
-from fedlens.runs.summary import Record, gains, summary
+from fedlens.runs.summary import Record, gains, stopped_round, summary, who_failed
 from fedlens.setup import Setup
 from fedlens.trees import HostCopy
 
@@ -173,9 +173,10 @@ class ActiveRun:
                 known = {k: v.tolist() for k, v in found._asdict().items() if v is not None}
                 self.folder.write(CLIENTS, to_json(known) + "\n")
 
-    def end_early(self, reason: str) -> None:
+    def end_early(self, error: BelowQuorum) -> None:
         """Go no further, as the experiment has it where too few clients report."""
-        self.status, self.reason = "stopped", reason
+        self.status, self.reason = "stopped", str(error)
+        self.closer["stopped_round"] = stopped_round(self.state.round + 1, error.reports)
 
     def save(self) -> None:
         """Write the checkpoint, once the records that it rests on are on the disk."""
@@ -200,14 +201,15 @@ class ActiveRun:
 
     def has_news(self, status: str) -> bool:
         """Whether there is more to say than when it was gone on with."""
-        is_new = len(self.records) > self.num_earlier_records
+        is_new = len(self.records) > self.num_earlier_records or "stopped_round" in self.closer
         return is_new or status != self.earlier_summary.get("status")
 
     def write_summary(self, status: str) -> None:
         self.status, self.summary = status, self.earlier_summary
         if self.has_news(status):
             elapsed = self.earlier_seconds + time.perf_counter() - self.start_time
-            self.summary = summary(self.setup, status, self.records, elapsed, self.twin)
+            stopped = self.closer.get("stopped_round")
+            self.summary = summary(self.setup, status, self.records, elapsed, self.twin, stopped)
             self.summary |= {"reason": self.reason} if self.reason else {}
             self.summary |= self.closer
         if self.folder is not None:
@@ -261,7 +263,7 @@ def run_to_end(runs: Sequence[ActiveRun], keep_states: bool = True) -> list[Resu
                     except BelowQuorum as error:
                         while started:  # what was before it counts
                             started.popleft().finish()
-                        training[error.experiment].end_early(str(error))
+                        training[error.experiment].end_early(error)
                 while started and (len(started) > rounds_ahead(setup) or not training):
                     started.popleft().finish()
                     checkpoints.save_if_due(unfinished)
@@ -351,7 +353,9 @@ class StartedRound:
                 "bytes_down": outcome.bytes_down,
                 **_scheduled(run.setup, state.round - 1),
                 **{name: next(numbers) for name in outcome.scalars},
-                **(who_failed(run.setup, state, outcome) if run.setup.some_may_fail else {}),
+                **(
+                    who_failed(run.setup, state, outcome.reports) if run.setup.some_may_fail else {}
+                ),
                 **({"workers_lost": self.workers_lost} if self.workers_lost else {}),
                 "seconds": seconds / len(self.runs),
             }
@@ -364,18 +368,6 @@ def _scheduled(setup: Setup, round: int) -> Record:
     """The numbers of a round that others may have had otherwise; that of `local.lr` as `lr`."""
     numbers = setup.experiment.scheduled(round)
     return {"lr" if key == "local.lr" else key: value for key, value in numbers.items()}
-
-
-def who_failed(setup: Setup, state: State, outcome: Outcome) -> Record:
-    """When a round was over on a virtual clock, and what became of clients that were asked."""
-    reports = outcome.reports
-    record: Record = {} if setup.clock is None else {"clock": state.time}
-    record["failed"] = {name: list(clients) for name, clients in reports.failed.items()}
-    if reports.landed:
-        record["staleness"] = [state.round - 1 - flight.version for flight in reports.landed]
-    else:
-        record["attempts"] = reports.attempts
-    return record
 
 
 def unsound_losses(records: list[Record]) -> list[str]:

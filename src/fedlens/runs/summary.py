@@ -8,6 +8,8 @@ import torch
 
 from fedlens.engines.trainer import largest_yet
 from fedlens.names import OUTCOMES, REPORTED
+from fedlens.reporting.cohorts import Reports
+from fedlens.rounds import State
 from fedlens.runs.bootstrap import bootstrap_mean
 from fedlens.runs.budgets import at_round_numbers, clock_at, rounds_to
 from fedlens.runs.evaluate import ByClient, Twin, primary_part
@@ -28,7 +30,9 @@ def summary(
     records: list[Record],
     elapsed: float,
     twin: Twin | None,
+    stopped: Record | None = None,
 ) -> dict[str, Any]:
+    """Of whole rounds and, if too few clients reported in the next one, of what became of them."""
     evaluated = [record for record in records if OF_MODEL.keys() & record.keys()]
     last = evaluated[-1] if evaluated else {}
     measures = [key for key in last if key not in OF_ROUND and "." not in key]
@@ -66,7 +70,7 @@ def summary(
             key: sum(record[key] for record in records)
             for key in ("batches", "examples", "bytes_up", "bytes_down")
         },
-        **(_outcomes(records) if setup.some_may_fail else {}),
+        **(_outcomes(records, stopped) if setup.some_may_fail else {}),
         **(_on_clock(setup, records) if setup.clock is not None else {}),
         "peak_memory_bytes": peak_memory(setup),
         **({} if padding is None else {"padding_share": padding}),
@@ -96,10 +100,27 @@ def gains(found: ByClient, seed: int) -> dict[str, Any]:
     return {"against": against} if against else {}
 
 
-def _outcomes(records: list[Record]) -> dict[str, Any]:
+def who_failed(setup: Setup, state: State, reports: Reports) -> Record:
+    """When a round was over on a virtual clock, and what became of clients that were asked."""
+    record: Record = {} if setup.clock is None else {"clock": state.time}
+    record["failed"] = {name: list(clients) for name, clients in reports.failed.items()}
+    if reports.landed:
+        record["staleness"] = [state.round - 1 - flight.version for flight in reports.landed]
+    else:
+        record["attempts"] = reports.attempts
+    return record
+
+
+def stopped_round(round: int, reports: Reports) -> Record:
+    """What became of clients in a round that did not count, since too few reported."""
+    failed = {name: list(clients) for name, clients in reports.failed.items()}
+    return {"round": round, "failed": failed, "attempts": reports.attempts}
+
+
+def _outcomes(records: list[Record], stopped: Record | None) -> dict[str, Any]:
     """What became of all that were asked."""
     outcomes = {REPORTED: sum(len(record["clients"]) for record in records)}
-    for record in records:
+    for record in [*records, *([stopped] if stopped else [])]:
         for name, clients in record["failed"].items():
             outcomes[name] = outcomes.get(name, 0) + len(clients)
     return {"outcomes": {name: outcomes[name] for name in OUTCOMES if name in outcomes}}

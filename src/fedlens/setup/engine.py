@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from fedlens.engines import ENGINES, Engine
+from fedlens.engines import ENGINES, Engine, cluster
 from fedlens.engines.actor import OnDisk
 from fedlens.engines.processes import num_cores
 from fedlens.experiment import Experiment
@@ -27,6 +27,8 @@ def engine_of(
     name: str = experiment.engine
     if name == "auto":
         name = automatic_engine(device, experiment.clients.cohort)
+    if name == "ray":
+        cluster.check()
     return ENGINES[name](network, train, devices, others, on_disk)
 
 

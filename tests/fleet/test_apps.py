@@ -1,0 +1,51 @@
+"""How the server reaches sites by Flower's grid."""
+
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("flwr", reason="a fleet needs flwr: pip install 'fedlens[fleet]'")
+
+from fedlens.fleet import apps
+from fedlens.fleet.apps import FlowerSites
+
+
+class Grid:
+    """Two nodes that never answer; `started` says when each was."""
+
+    def __init__(self):
+        self.started = {10: "at first", 20: "at first"}
+        self.pushed = 0
+
+    def get_nodes(self):
+        return [
+            SimpleNamespace(node_id=node, last_activated_at=when)
+            for node, when in self.started.items()
+        ]
+
+    def push_messages(self, messages):
+        first, self.pushed = self.pushed, self.pushed + len(messages)
+        return [str(number) for number in range(first, self.pushed)]
+
+    def pull_messages(self, ids):
+        return []
+
+
+def test_a_site_that_was_started_again_is_not_waited_for(monkeypatch):
+    """It was away for less than the time between two looks, so Flower will say nothing of it."""
+    monkeypatch.setattr(apps, "LOOK", 0.0)
+    monkeypatch.setattr(apps, "Message", lambda *_, **__: None)  # Flower's are those of a run
+    grid = Grid()
+    sites = FlowerSites(grid, [10, 20])
+    assert sites.online() == {0, 1}
+    sites.send("train", {0: {}, 1: {}}, {}, 60.0)
+    assert sites.arrived() == []
+    grid.started[20] = "again"
+    ((client, arrived),) = sites.arrived()
+    assert (client, arrived.failed) == (1, "dropped")
+    assert sites.arrived() == []
+    sites.send("train", {1: {}}, {}, 60.0)
+    assert sites.arrived() == []
+    del grid.started[10]  # this Flower does tell
+    assert sites.arrived() == []
+    assert sites.online() == {1}
