@@ -62,6 +62,13 @@ def test_points_that_train_together_are_timed_together():
     assert [len(names) for names in found] == [4, 1]
 
 
+@pytest.fixture
+def as_if_ray(monkeypatch):
+    """What is to run on Ray can be described where it is not installed."""
+    monkeypatch.setattr("fedlens.engines.cluster.check", lambda: None)
+
+
+@pytest.mark.usefixtures("as_if_ray")
 @pytest.mark.parametrize(("workers", "expected"), [(1, 21.0), (2, 12.0), (3, 9.0), (9, 6.0)])
 def test_points_that_are_spread_take_as_long_as_the_last_worker(workers, expected, monkeypatch):
     """Points of 1, 2, ... 6 s, in this order, each to the worker that is free first."""
@@ -75,6 +82,7 @@ def test_points_that_are_spread_take_as_long_as_the_last_worker(workers, expecte
     assert found.seconds == pytest.approx(expected)
 
 
+@pytest.mark.usefixtures("as_if_ray")
 def test_a_point_that_is_spread_is_timed_on_one_worker(monkeypatch):
     """And on all of them one that is not spread, since it starts from a file of weights."""
     timed = []
