@@ -25,10 +25,11 @@ demo: install
 test: install
 	$(MAKE) -j 2 lint tests
 
-# Two processes of one thread each: the tests' tensors are small, and threads would wait for each other.
+# Processes of one thread each: the tests' tensors are small, and threads would wait for each other.
+# Three on two cores, since some tests wait for processes that they start.
 # Tests start many processes, so what Python has compiled is kept, whatever the shell says.
 tests: install
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -n 3 --dist worksteal
 
 # What takes minutes or hours: many more kills, malformed files and rounds than in `make test`.
 test-long: install
