@@ -10,6 +10,7 @@ import threading
 import time
 from collections import Counter
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -183,8 +184,9 @@ def test_a_site_that_died_is_waited_for(tmp_path):
     print(json.dumps([record["failed"] for record in read_records(tmp_path / "run")]))
 
 
-def test_processes_of_sites_that_fail_are_named(tmp_path):
+def test_processes_of_sites_that_fail_are_named(tmp_path, monkeypatch):
     """What Flower makes of a process that raises, dies or does not end; and bad numbers."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))  # its processes load the loss
     faults = ("raised", "dropped", "late", "nan", "huge")
     more = f'loss = "{failing.NAME}"\nreporting = {{ deadline = 120.0, largest = 1e6 }}\n'
     path = described(tmp_path, "fedavg", rounds=1, sites=len(faults) + 1, more="")
