@@ -46,8 +46,7 @@ from fedlens.trees import in_order, map_tensors, stack, unstack
 from fedlens.uploads import NORM, norm_of
 from fedlens.work import ClientInputs, Part, Shared, Span, Spans
 
-DROPOUT, AUGMENT = keys.purpose("dropout"), keys.purpose("augment")
-CHANNEL = keys.purpose("channel")
+AUGMENT, CHANNEL = keys.purpose("augment"), keys.purpose("channel")
 
 _A_NUMBER = torch.tensor(1.0)  # for any in `ClientProgram._structure`, where no other is a tensor
 
@@ -162,8 +161,7 @@ class ClientProgram:
         labels = known_labels[index]
         mask = (torch.arange(index.shape[2], device=device) < counts[:, :, None]).to(dtype)
         steps = torch.arange(index.shape[1], device=device)
-        dropout_keys = keys.fold(inputs.keys[:, None], DROPOUT, steps)  # [C, T]
-        augment_keys = dropout_keys
+        augment_keys = dropout_keys = inputs.dropout_keys
         if self.augment is not None:
             augment_keys = keys.fold(inputs.keys[:, None], AUGMENT, steps)
         ones = torch.ones(index.shape[:2], dtype=dtype, device=device)

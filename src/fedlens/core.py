@@ -75,7 +75,7 @@ class StepNumbers(NamedTuple):
 
     lr: Tensor  # [C]
     log_decay: Tensor  # [C] log2 of LocalStep.decay
-    drift_times: Tensor  # [C, T + 1] how often the drift is in the weights, by steps taken
+    drift_times: Tensor | None  # [C, T + 1] how often a drift is in the weights, by steps taken
 
 
 class FactoredWeights(NamedTuple):

@@ -36,8 +36,9 @@ class StepInput(NamedTuple):
         return StepInput._make([*(t[:, which] for t in self[:-1]), self.step[which]])
 
     def each(self) -> Iterator[StepInput]:
-        by_client = (t.unbind(1) for t in self[:-1])
-        return map(StepInput._make, zip(*by_client, self.step.unbind(), strict=True))
+        # All steps are brought into their order in memory at once: a kernel for each costs more.
+        by_step = (t.transpose(0, 1).contiguous().unbind() for t in self[:-1])
+        return map(StepInput._make, zip(*by_step, self.step.unbind(), strict=True))
 
 
 def read_batch(

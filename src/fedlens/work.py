@@ -9,14 +9,17 @@ from functools import partial
 from operator import itemgetter
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedlens import keys
 from fedlens.core import Cohort, Facts, Memory, Plan, Tree
 from fedlens.trees import converted, join, map_tensors, moved, tensors_in
 
 COUNTS = ("num_clients", "num_examples")  # of a Cohort
+DROPOUT = keys.purpose("dropout")
 
 
 class Shared(NamedTuple):
@@ -115,6 +118,7 @@ class ClientInputs(NamedTuple):
 
     plan: Plan
     keys: Tensor  # [C]
+    dropout_keys: Tensor  # [C, T]
     facts: Facts
     steps: Tensor  # [C]
     group: Tensor | None  # [C]
@@ -134,6 +138,7 @@ class ClientInputs(NamedTuple):
         return cls(
             plan=mine.plan,
             keys=mine.keys,
+            dropout_keys=_of_steps(mine.keys, mine.plan.index.shape[1]),
             facts=mine.facts,
             steps=steps,
             group=mine.group,
@@ -152,6 +157,12 @@ class ClientInputs(NamedTuple):
         mine: Cohort = map_tensors(self.cohort, itemgetter(rows))
         counts: Any = {name: getattr(mine, name)[0] for name in COUNTS}
         return mine._replace(**counts)
+
+
+def _of_steps(client_keys: Tensor, num_steps: int) -> Tensor:  # [C, T]
+    """A key for each step of each client: by NumPy, since on a GPU that is thirty small kernels."""
+    by_client = client_keys.numpy()[:, None]
+    return torch.from_numpy(keys.fold(by_client, DROPOUT, np.arange(num_steps)))
 
 
 Shapes = tuple[torch.Size, ...]

@@ -45,6 +45,7 @@ from fedlens.network.stacked.products import drifted, faded, wide_product
 from fedlens.pieces.combine import WeightedSum
 from fedlens.pieces.upload import difference
 from fedlens.slots import Combine, LocalStep
+from fedlens.trees import map_tensors
 from fedlens.work import ClientInputs, Shared, Work
 
 WORTH_IT = 2  # how many times smaller the matrix may be than the factors: its copies cost more
@@ -167,10 +168,12 @@ class FactoredForm:
                 taken=torch.zeros(clients, dtype=torch.int64, device=server.device),
                 drift=drift,
             )
-        times = drifted(torch.arange(steps + 1, device=lr.device), lr, decay)
+        times = None
+        if step.drift is not None:
+            times = drifted(torch.arange(steps + 1, device=lr.device), lr, decay)
         exact = StepNumbers(lr, decay.log2(), times)
         wide = torch.promote_types(self.network.compute, torch.float32)
-        return FactoredWeights(layers, exact, StepNumbers(*(t.to(wide) for t in exact)))
+        return FactoredWeights(layers, exact, map_tensors(exact, lambda t: t.to(wide)))
 
     def weights(self, local: Local) -> dict[str, Any]:
         assert local.factored is not None
@@ -207,7 +210,7 @@ class FactoredForm:
             product = wide_product(grads.mT, inputs, dtype)
             anchor[name] = local.exact[name].to(dtype)
             params[name] = anchor[name] + self.in_order(name, product)
-            if step.drift is not None:
+            if step.drift is not None and exact.drift_times is not None:
                 times = exact.drift_times.gather(1, local.steps[:, None]).to(dtype)
                 params[name].addcmul_(step.drift(local, name), times[:, :, None])
         return replace(local, params=params, anchor=anchor, factored=None)

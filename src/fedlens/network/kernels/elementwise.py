@@ -89,6 +89,16 @@ def _row_dropout_kernel(
 
 
 @launchable
+def _scale_kernel(x, factors, out, width, BLOCK: tl.constexpr):
+    """out[c, i] = factors[c] * x[c, i]; program (c, j) has BLOCK elements of a client."""
+    client = tl.program_id(0).to(tl.int64)
+    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    entry, there = client * width + i, i < width
+    value = tl.load(x + entry, mask=there, other=0.0).to(tl.float32) * tl.load(factors + client)
+    tl.store(out + entry, value.to(out.dtype.element_ty), mask=there)
+
+
+@launchable
 def _cross_entropy_kernel(
     logits, labels, weights, losses, dlogits, batch, num_classes,
     ROWS: tl.constexpr, BATCH: tl.constexpr, CLASSES: tl.constexpr,
@@ -278,3 +288,10 @@ def mean_cross_entropy(
         ROWS=max(1, min(tile(batch), 4096 // classes)), BATCH=tile(batch), CLASSES=classes,
     )  # fmt: skip
     return losses, dlogits
+
+
+def scaled_by_client(x: Tensor, factors: Tensor) -> Tensor:
+    """x [C, ...] that lies plainly, times factors [C], in the dtype of x."""
+    out, width = torch.empty_like(x), x[0].numel()
+    _scale_kernel[(len(x), triton.cdiv(width, BLOCK))](x, factors, out, width, BLOCK=BLOCK)
+    return out

@@ -321,4 +321,4 @@ class MeanCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (dlogits,) = ctx.saved_tensors
-        return dlogits * grads[0][:, None, None], None, None
+        return elementwise.scaled_by_client(dlogits, grads[0].contiguous()), None, None
