@@ -93,14 +93,14 @@ def cpu_of_children() -> float:
 COMMAND = """
 import sys, time
 
-import fedlens.cli.main, fedlens.runs.run, fedlens.runs.track
+import fedlens.__main__, fedlens.runs.run, fedlens.runs.track
 import torch
 
 device, mark, *sys.argv = sys.argv[1:]
 if device != "cpu":
     torch.zeros(1, device=device).item()
 open(mark, "w").close()
-fedlens.cli.main.main()
+fedlens.__main__.command()
 """
 """The command `fedlens`, whose imports and GPU are ready when it writes a file as a mark."""
 

@@ -100,6 +100,6 @@ def test_the_wheel_says_what_it_is(wheel):
     assert any(line.startswith("Requires-Dist: torch>=2.11") for line in needed)
     assert not any("torchvision" in line for line in needed)
     (entry,) = (name for name in wheel.namelist() if name.endswith("entry_points.txt"))
-    assert "fedlens = fedlens.cli.main:main" in wheel.read(entry).decode()
+    assert "fedlens = fedlens.__main__:command" in wheel.read(entry).decode()
     licences = {Path(name).name for name in wheel.namelist() if "/licenses/" in name}
     assert licences == {"LICENSE", "LICENSE-fashion-mnist"}

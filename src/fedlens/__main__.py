@@ -1,5 +1,40 @@
-"""`python -m fedlens` is the command line."""
+"""The process of the command line: `fedlens`, and `python -m fedlens`."""
+
+import atexit
+import os
+import sys
+import threading
 
 from fedlens.cli.main import main
 
-main()
+
+def command() -> None:
+    """Run a command to the end of its process.
+
+    When all is written, Python would take torch down object by object, and a GPU with it, which
+    takes longer than many a command: the process ends without that.
+    """
+    try:
+        main()
+    except SystemExit as end:
+        others = [
+            t for t in threading.enumerate() if not t.daemon and t is not threading.main_thread()
+        ]
+        if not isinstance(end.code, int) or others:  # which Python waits for
+            raise
+        atexit._run_exitfuncs()
+        os._exit(_flushed(end.code))
+
+
+def _flushed(status: int) -> int:
+    """The status of a process, whose last words may not reach anybody."""
+    try:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+    except OSError:
+        return status or 1
+    return status
+
+
+if __name__ == "__main__":
+    command()

@@ -4,6 +4,7 @@ import errno
 import io
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -145,3 +146,39 @@ def test_a_terminal_that_knows_no_dash_ends_no_command(here, fedlens, monkeypatc
     assert ended.value.code == 0
     out.buffer.seek(0)
     assert b"report: run\\u20131" in out.buffer.read()
+
+
+PROCESS = """
+import atexit, sys, threading, time
+
+from fedlens.__main__ import command
+
+def last_words():
+    time.sleep(0.2)
+    print("a thread was waited for")
+
+atexit.register(print, "what is left to do is done")
+if sys.argv[1] == "thread":
+    threading.Thread(target=last_words).start()
+sys.argv = ["fedlens", *sys.argv[2:]]
+command()
+"""
+
+
+@pytest.mark.parametrize("beside", ["nothing", "thread"])
+def test_a_process_that_ends_at_once_leaves_nothing_undone(beside):
+    words = [sys.executable, "-c", PROCESS, beside]
+    ended = subprocess.run([*words, "--version"], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    said = ended.stdout.splitlines()
+    assert said[0].startswith("fedlens ") and "what is left to do is done" in said
+    assert ("a thread was waited for" in said) == (beside == "thread")
+    wrong = subprocess.run([*words, "no-such-verb"], capture_output=True, text=True)
+    assert wrong.returncode == 2 and len(wrong.stderr.splitlines()) == 1
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+def test_words_that_reach_nobody_are_no_success():
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run([sys.executable, "-m", "fedlens", "--version"], stdout=full)
+    assert ended.returncode == 1

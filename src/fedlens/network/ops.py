@@ -23,6 +23,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, lru_cache
+from threading import Thread
 
 import torch
 import torch.nn.functional as F
@@ -43,21 +44,36 @@ STEP_TENSORS = 16  # that one kernel steps
 
 
 @cache
-def _has_triton() -> bool:
+def has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
 def _takes_triton(x: Tensor) -> bool:
-    return x.is_cuda and x.dtype is not torch.float64 and _has_triton()
+    return x.is_cuda and x.dtype is not torch.float64 and has_triton()
 
 
 def _multiplies_in_triton(x: Tensor) -> bool:
     return x.dtype is torch.bfloat16 and _takes_triton(x)
 
 
+@cache
+def loading_triton() -> Thread:
+    """A thread, the same at each call, in which Triton is loaded: data can be read meanwhile."""
+    thread = Thread(target=_load_triton, name="load-triton", daemon=True)
+    thread.start()
+    return thread
+
+
+def _load_triton() -> None:
+    from fedlens.network.kernels import launch
+
+    launch.prepare()
+
+
 def compile_ahead(run: Callable[[], object]) -> None:
     """Compile the kernels that `run` would launch, all at once: it runs without them."""
-    if _has_triton():
+    if has_triton():
+        loading_triton().join()
         from fedlens.network.kernels import launch
 
         with launch.compiled_at_the_end():

@@ -17,6 +17,7 @@ from fedlens.experiment import Experiment
 from fedlens.federation import Dataset, Examples, Federation, Holdings
 from fedlens.models.weights import Loaded
 from fedlens.network.network import Network
+from fedlens.network.ops import has_triton, loading_triton
 from fedlens.reporting.reports import Clock
 from fedlens.setup.algorithm import check_schedules, make_algorithm, warn_of_rate
 from fedlens.setup.clock import make_clock, needs_clock
@@ -94,6 +95,8 @@ def build(
     `watch` is told how many image files are decoded, of how many.
     """
     device, workers = devices_of(experiment)
+    if device.type == "cuda" and has_triton():
+        loading_triton()
     dataset = load_dataset(experiment.dataset, data, watch)
     train, validation = dataset.train, None
     if "validation" in experiment.evaluate.on:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -65,6 +65,21 @@ class StandIn:
         return self.offset
 
 
+@triton.jit
+def _empty_kernel():  # type: ignore[no-untyped-def]
+    pass
+
+
+def prepare() -> None:
+    """Have Triton load its driver and compute its checksum, once: each kernel would compute it.
+
+    Triton has no call for that but to compile a kernel. What fails here is told by the first one
+    that is needed.
+    """
+    with suppress(Exception):
+        _empty_kernel.warmup(grid=(1,))
+
+
 @contextmanager
 def compiled_at_the_end() -> Iterator[None]:
     """Launch no kernel meanwhile, and at the end compile all that would have been.
@@ -82,9 +97,6 @@ def compiled_at_the_end() -> Iterator[None]:
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         # A thread starts on the first GPU.
         on_gpu = torch.cuda.set_device, (torch.cuda.current_device(),)
-    to_compile = list(noted.values())
-    if to_compile:  # one alone: all need a checksum of Triton itself, which each would compute
-        to_compile.pop()()
     with ThreadPoolExecutor(None, "compile", *on_gpu) as threads:
-        for done in [threads.submit(compile_it) for compile_it in to_compile]:
+        for done in [threads.submit(compile_it) for compile_it in noted.values()]:
             done.result()
