@@ -53,7 +53,8 @@ SPREAD = r"\d+\.\d+ ± \d+\.\d+"
 
 @cache
 def shown(item: str) -> dict[str, set[str]]:
-    """What the page of an item prints of ours, and over how many runs (empty: it does not say)."""
+    """What the page of an item prints of ours, and what its runs end with: over how many runs
+    (empty: it does not say)."""
     recipe, results = restore(item, "paper", PAPERS / item)
     cells = [
         str(cell)
@@ -62,7 +63,13 @@ def shown(item: str) -> dict[str, set[str]]:
         for row in block.rows
         for cell in row
     ]
-    cells += [f"{100 * one.mean:.2f}" for cell in results.runs if (one := results.final(cell))]
+    ends = [end for cell in results.runs if (end := results.final(cell))]
+    cells += [f"{100 * end.mean:.2f}" for end in ends]
+    cells += [
+        f"{100 * mean:.2f} ± {100 * std:.2f} ({seeds})"
+        for mean, std, seeds in ends
+        if std is not None
+    ]
     found: dict[str, set[str]] = {}
     for cell in cells:
         for value, count in re.findall(rf"({SPREAD}|^\d+\.\d+$)(?: \((\d+)\))?", cell):
@@ -89,7 +96,7 @@ def test_how_much_of_each_item_was_run_is_said():
     for name, (_, experiments, runs, *_, revisions) in rows.items():
         folders = [place.parent for place in (PAPERS / name).glob("runs/*/manifest.json")]
         assert str(len(folders)) == runs
-        found, every = coverage(re.sub(r"-momentum.*", "", name), PAPERS / name)
+        found, every = coverage(re.sub(r"-(momentum|lr)-.*", "", name), PAPERS / name)
         assert re.match(f"all {every}\\b" if found == every else f"{found} of {every}", experiments)
         if revisions != "the same runs":
             assert set(revisions.split(", ")) == set(map(_revision, folders))

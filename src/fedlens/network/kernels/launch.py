@@ -42,6 +42,8 @@ class Kernel:
         return partial(self._note, _noted)
 
     def _note(self, noted: dict[object, Callable[[], Any]], *given: Any, **settings: Any) -> None:
+        # A thread has a CUDA context from its first launch on; cuBLAS warns where there is none.
+        next((t.new_zeros(1) for t in given if isinstance(t, Tensor)), None)
         like = StandIn.of(given)
         key = self.jit, like, tuple(settings.items())
         noted[key] = partial(self.jit.warmup, *like, grid=(1,), **settings)
