@@ -12,8 +12,8 @@ from torch import nn
 
 from fedlens.augment import Augment
 from fedlens.core import Number
-from fedlens.data.own_clients import own_clients
-from fedlens.data.partitions import finds_clients
+from fedlens.data.own_clients import own_clients, with_clients
+from fedlens.data.partitions import finds_clients, natural_column
 from fedlens.engines import EngineName
 from fedlens.federation import Dataset
 from fedlens.models.weights import is_address
@@ -135,6 +135,9 @@ class Experiment:
             own = own_clients(self.dataset) if isinstance(self.dataset, Named) else None
             partition = Named("natural", {"column": own}) if own else Named("iid")
         partition = filled(partition, PARTITIONS, "partition")
+        if isinstance(self.dataset, Named):
+            column = natural_column(partition.name, partition.options)
+            object.__setattr__(self, "dataset", with_clients(self.dataset, column))
         if count is None and not finds_clients(partition.name, partition.options):
             count = NUM_CLIENTS
         devices = self.clients.devices

@@ -12,6 +12,7 @@ from fedlens.algorithms import admm, ceadmm, fedadmm, fedavgm, fedprox
 from fedlens.client import ClientProgram
 from fedlens.core import zeros_like
 from fedlens.engines import Sequential
+from fedlens.fleet import payload
 from fedlens.network.network import Network
 from fedlens.pieces import Epochs, Sgd, Uniformly, double_softmax
 from fedlens.pieces.consensus import change
@@ -322,3 +323,14 @@ def test_a_saturated_net_has_a_loss_of_the_floor_plus_its_errors():
     accuracy = (logits.argmax(-1) == labels).double().mean()
     found = double_softmax(logits, labels).mean()
     close(found, math.log(1 + 9 / math.e) + 1 - accuracy, 1e-9)
+
+
+@pytest.mark.parametrize("start", ["cold", "warm"])
+def test_the_first_model_is_sent_and_counted_in_every_round_if_clients_start_from_it(start):
+    algorithm = compose(plain(2), fedadmm(start=start))
+    _, (last, _), (_, outcome) = follow(algorithm, some(4), 3)
+    assert list(last.told) == ["start"] * (start == "cold")
+    sent = {"params": last.params, "buffers": last.buffers, "told": last.told}  # as a fleet does
+    floats = sum(t.numel() for t in payload.flat(sent).values())
+    assert floats == {"cold": 6, "warm": 3}[start]
+    assert outcome.bytes_down == 2 * 4 * floats and outcome.bytes_up == 2 * 4 * 3

@@ -7,7 +7,7 @@ import torch
 
 from fedlens import keys
 from fedlens.algorithm import Algorithm, compose
-from fedlens.algorithms import celiadmm, fedvc, liadmm
+from fedlens.algorithms import celiadmm, fedprox, fedvc, liadmm
 from fedlens.pieces import Epochs, Sgd, Uniformly
 from fedlens.reporting.cohorts import SELECT
 from tests.conformance.quadratics import (
@@ -226,6 +226,46 @@ def test_the_dual_inside_every_step_or_epoch_is_subtracted_that_often():
             u = u + v - x
             x = v + u
             close(row, x, 1e-9)
+
+
+@pytest.mark.parametrize("first", ["fedprox", "liadmm"])
+def test_a_client_that_does_fewer_epochs_subtracts_the_dual_after_each_of_them(first):
+    """A pass is three steps or fewer, of two examples; there is a dual from the second round on."""
+    problem, lr, mu = some(4), 0.1, 0.2
+    papers = [fedprox(mu, uneven=1.0), liadmm(0.2, local="training", dual="epoch")]
+    base = plain(4, lr, epochs=4, batch_size=2)
+    algorithm = compose(base, *(papers if first == "fedprox" else papers[::-1]))
+    x, u, z = problem.start, torch.zeros_like(problem.a), problem.start.expand_as(problem.a)
+    per_pass, done = (problem.sizes + 1) // 2, set()
+    for number, row in enumerate(path(algorithm, problem, 3)):
+        steps = _steps(algorithm, problem, number)
+        v = x.repeat(4, 1)
+        for k in range(4):
+            for step in range(1, int(steps[k]) + 1):
+                v[k] -= lr * (problem.a[k] * (v[k] - problem.c[k]) + mu * (v[k] - x))
+                if step % per_pass[k] == 0:
+                    v[k] -= u[k]
+        u = u + v - x
+        x = x + (problem.shares * (v + u - z)).sum(0)
+        z = v + u
+        done |= set((steps // per_pass).tolist())
+        close(row, x, 1e-9)
+    assert done == {1, 2, 3}
+
+
+def _steps(algorithm, problem, round):  # [K]
+    everyone = torch.arange(len(problem))
+    drawn = keys.fold(keys.root(0), keys.purpose("client"), round, everyone, 0 * everyone)
+    held = problem.federation.everyone(round)
+    return algorithm.draw(held, keys.fold(drawn, keys.purpose("draw"))).steps
+
+
+def test_passes_that_are_counted_cannot_be_left_out_whoever_comes_first():
+    base, uneven = plain(3, epochs=5), fedprox(uneven=0.5)
+    with pytest.raises(ValueError, match="celiadmm needs whole passes"):
+        compose(base, uneven, celiadmm(0.1, k0=5))
+    with pytest.raises(ValueError, match="celiadmm and fedprox both refill `draw`"):
+        compose(base, celiadmm(0.1, k0=5), uneven)
 
 
 def test_weights_of_the_dual_in_the_average_may_differ_from_the_primals():

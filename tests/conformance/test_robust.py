@@ -9,21 +9,35 @@ from hypothesis import strategies as st
 from fedlens.algorithm import compose
 from fedlens.algorithms import krum, median, trimmed_mean
 from fedlens.core import Cohort
-from fedlens.network.layout import Layout
+from fedlens.network.layout import Entry, Layout
 from tests.conformance.quadratics import DOUBLE, Quadratics, close, end, local_steps, plain, some
 
 COHORTS = st.integers(3, 12)
 
 
+LAYOUT = Layout(
+    {
+        "w": Entry("", "weight", 0),
+        "b": Entry("", "bias", 0),
+        "running_mean": Entry("", "buffer", 0),
+    },
+    {},
+    None,
+)
+
+
 def combine(made, updates):
     """What `made` makes of these updates [C, D], split over two tensors."""
-    number = len(updates)
+    found = combine_trees(made, {"w": updates[:, :2].clone(), "b": updates[:, 2:].clone()})
+    return torch.cat([found["w"], found["b"]])
+
+
+def combine_trees(made, tree):
+    number = len(tree["w"])
     ones = torch.ones(number, dtype=torch.int64)
     shares = torch.full((number,), 1 / number, dtype=DOUBLE)
     cohort = Cohort(torch.arange(number), ones, ones, shares, None, number, number)
-    tree = {"w": updates[:, :2].clone(), "b": updates[:, 2:].clone()}
-    found = compose(plain(number), made).combine(tree, shares, cohort, Layout({}, {}, None))
-    return torch.cat([found["w"], found["b"]])
+    return compose(plain(number), made).combine(tree, shares, cohort, LAYOUT)
 
 
 def some_updates(clients, seed=0):
@@ -62,6 +76,11 @@ def test_shares_that_are_whole_clients_are_not_lost_to_rounding(share, cut):
 
 
 def krum_in_numpy(updates, byzantine, keep):
+    return updates[krum_choice(updates, byzantine)[:keep]].mean(0)
+
+
+def krum_choice(updates, byzantine):
+    """The clients, the best first."""
     number = len(updates)
     scores = []
     for i in range(number):
@@ -69,7 +88,7 @@ def krum_in_numpy(updates, byzantine, keep):
             float(((updates[i] - updates[j]) ** 2).sum()) for j in range(number) if j != i
         )
         scores.append(sum(distances[: number - byzantine - 2]))
-    return updates[np.argsort(scores, kind="stable")[:keep]].mean(0)
+    return np.argsort(scores, kind="stable")
 
 
 @settings(max_examples=30, deadline=None)
@@ -105,6 +124,18 @@ def test_krum_picks_a_client_inside_the_cluster():
     assert any(torch.equal(found, one) for one in cluster)
     centre = cluster.mean(0)
     assert (found - centre).norm() <= (cluster - centre).norm(dim=1).median()
+
+
+@pytest.mark.parametrize("keep", [1, 3])
+def test_krum_judges_clients_by_parameters_and_takes_the_median_of_statistics(keep):
+    updates, rng = some_updates(9), torch.Generator().manual_seed(1)
+    seen = 1e3 * torch.randn(9, 4, generator=rng, dtype=DOUBLE)
+    seen[int(krum_choice(updates.numpy(), 2)[0])] = 1e9  # near the others, and hostile all the same
+    tree = {"w": updates[:, :2].clone(), "b": updates[:, 2:].clone(), "running_mean": seen.clone()}
+    found = combine_trees(krum(2, keep), tree)
+    expected = torch.tensor(krum_in_numpy(updates.numpy(), 2, keep))
+    close(torch.cat([found["w"], found["b"]]), expected)
+    close(found["running_mean"], torch.tensor(np.median(seen.numpy(), 0)))
 
 
 @pytest.mark.parametrize("name", ROBUST)

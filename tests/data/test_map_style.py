@@ -164,6 +164,14 @@ def test_its_column_client_names_the_clients(tmp_path):
     assert not hugging_face.names_clients(tmp_path)
 
 
+def test_of_another_column_each_client_gives_its_share_too(tmp_path):
+    rows(60, camera=[i % 10 == 0 for i in range(60)]).save_to_disk(tmp_path / "pets")
+    found = load("hugging-face", tmp_path, path="pets", client="camera")
+    assert np.bincount(found.test.columns["camera"]).tolist() == [11, 1]
+    with pytest.raises(ValueError, match="no column 'lens' to name clients: "):
+        load("hugging-face", tmp_path, path="pets", client="lens")
+
+
 def test_no_file_and_no_address_is_opened_that_stands_in_the_place_of_an_image(tmp_path):
     Image.new("L", (4, 4)).save(tmp_path / "elsewhere.png")
     row = {"picture": {"bytes": None, "path": str(tmp_path / "elsewhere.png")}}

@@ -126,6 +126,49 @@ def test_each_site_gives_its_share_to_the_test():
     assert sum(alone) == sum(chosen) == 34
 
 
+def test_a_site_of_few_images_keeps_one_to_train_on():
+    names = [f"{site}/{label}" for site in range(10) for label in (0, 1)]
+    sites, labels = zip(*(name.split("/") for name in names), strict=True)
+    whole = [int(label) for label in labels]
+    plain, chosen = held_out(names, whole, 0.3), held_out(names, whole, 0.3, sites)
+    kept = {site for site, test in zip(sites, chosen, strict=True) if not test}
+    assert kept == set(sites)
+    assert {site for site, test in zip(sites, plain, strict=True) if not test} < kept
+    assert Counter(np.array(whole)[chosen].tolist()) == {0: 3, 1: 3}
+    alone = held_out(names[::2], whole[::2], 0.3, sites[::2])
+    assert sum(alone) == 3, "where nobody has a second image, some clients are tests alone"
+
+
+def test_clients_by_another_column_give_their_share_and_keep_the_rest(hospitals):
+    files = sorted(hospitals.rglob("*.jpg"))
+    names = [file.relative_to(hospitals).as_posix() for file in files]
+    classes = [file.parts[-2] for file in files]
+    lost = held_out(names, [[*CLASSES].index(name) for name in classes], 0.2)
+    scanners = ["old" if test else "new" for test in lost]  # what were tests, whoever had them
+    with (hospitals / "all.csv").open("w", newline="") as file:
+        rows = zip(names, classes, scanners, strict=True)
+        csv.writer(file).writerows([["path", "label", "scanner"], *rows])
+    natural = {"name": "natural", "column": "scanner"}
+    given = {"name": "csv", "path": str(hospitals / "all.csv")}
+    for clients in (natural, {"name": "shifted", "of": natural}):
+        experiment = described(hospitals, **given, clients={"partition": clients})
+        assert isinstance(experiment.dataset, fl.Named)
+        assert experiment.dataset.options["client"] == "scanner"
+        setup = build(experiment)
+        held = setup.federation.everyone(0)
+        assert held.names == ("new", "old")
+        tested = Counter(setup.dataset.test.columns["scanner"].tolist())
+        shares = [
+            tested[name] / (tested[name] + n)
+            for name, n in zip(held.names, held.sizes, strict=True)
+        ]
+        assert shares == pytest.approx([0.2, 0.2], abs=0.07)
+    said = described(hospitals, **given, client="scanner")
+    assert said.clients.partition == fl.Named("natural", {"column": "scanner"})
+    with pytest.raises(ValueError, match=r"no column 'scaner' to name clients: did you mean"):
+        build(described(hospitals, **given, client="scaner"))
+
+
 @pytest.mark.parametrize("norm", ["shared", "local"])
 def test_accuracy_by_site_is_that_of_its_test_images(hospitals, tmp_path, norm):
     model = {"shared": "linear", "local": "tests.data.test_sites:normed"}[norm]

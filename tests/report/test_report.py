@@ -339,6 +339,21 @@ def test_a_run_that_was_never_evaluated_still_gives_a_page(run_folder: Make) -> 
     assert not (folder / "figures" / "accuracy.png").exists()
 
 
+def test_measures_that_are_not_there_are_said_to_be_on_no_examples(
+    run_folder: Make, recorded: Make
+) -> None:
+    blind = [run_folder(f"blind-{seed}", every=0, seed=seed) for seed in (1, 2)]
+    trained = "Nothing was evaluated: the loss is that of local training. A megabyte"
+    for folders, told in (
+        (blind[:1], trained),
+        (blind, f"over seeds. {trained}"),
+        ([recorded("new", [], status="interrupted")], "Nothing was evaluated. A megabyte"),
+    ):
+        results = next(one for one in run_blocks(read_all(folders)) if one.title == "Results")
+        assert told in results.caption
+        assert "examples" not in results.caption
+
+
 def test_a_run_without_a_single_round_still_gives_a_page(recorded: Make) -> None:
     folder = recorded("new", [], status="running")
     with FolderLock(folder):

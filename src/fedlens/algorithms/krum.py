@@ -3,6 +3,10 @@
 A client's score is the sum of squared distances to the C - f - 2 updates nearest to its own; the
 update is that of the client with the least score or, for Multi-Krum, the mean of the `keep` best.
 It needs C > 2 f + 2. It ignores how much clients hold.
+
+The paper's vectors are gradients. So distances are those of parameters: BatchNorm's statistics,
+which are of the images and often far larger, do not say whom to trust. But then a hostile client
+near the others could send any: they are the coordinate-wise median of all clients'.
 """
 
 from dataclasses import dataclass, replace
@@ -12,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fedlens.algorithm import Algorithm, paper
+from fedlens.algorithms.median import middle
 from fedlens.core import Cohort, Tree
 from fedlens.network.layout import Layout
 from fedlens.slots import Combine
@@ -29,13 +34,14 @@ class Krum(Combine):
         return max(2 * self.byzantine + 3, self.keep)
 
     def __call__(self, updates: Tree, shares: Tensor, cohort: Cohort, layout: Layout) -> Tree:
-        flat = torch.cat([u.flatten(1) for u in updates.values()], 1)
+        params = {n: u for n, u in updates.items() if layout.entries[n].role != "buffer"}
+        flat = torch.cat([u.flatten(1) for u in params.values()], 1)
         # Distances of differences, not by |a|^2 + |b|^2 - 2ab, which cancels for near updates.
         squared = torch.stack([(flat - one).square().sum(1) for one in flat])  # [C, C]
         squared.fill_diagonal_(torch.inf)
         nearest = squared.sort(1).values[:, : len(flat) - self.byzantine - 2]
         best = nearest.sum(1).argsort(stable=True)[: self.keep]
-        return {name: u[best].mean(0) for name, u in updates.items()}
+        return {n: u[best].mean(0) if n in params else middle(u) for n, u in updates.items()}
 
 
 @paper

@@ -14,6 +14,8 @@ each off by default.
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from torch import Tensor
+
 from fedlens.algorithm import Algorithm, at_least, paper, same
 from fedlens.algorithms.admm import consensus
 from fedlens.core import Local, Memory, Number, Tree, Upload, is_on, per_row, tree_map
@@ -24,10 +26,13 @@ from fedlens.slots import Solve, Wraps
 
 @dataclass(frozen=True)
 class DualApplied(Wraps):
-    """`inner`, with u subtracted from the parameters after every pass, or every step."""
+    """`inner`, with u subtracted from the parameters after every pass, or every step.
+
+    Where a pass ends follows from what the client holds: it may stop after some of its passes.
+    """
 
     inner: Solve
-    passes: int | None  # None: every step
+    batch_size: int | None  # None: every step
 
     def update(
         self, grads: Tree, memory: Memory, params: Tree, local: Local
@@ -35,9 +40,14 @@ class DualApplied(Wraps):
         params, memory = self.inner.update(grads, memory, params, local)
         for name, v in params.items():
             u = local.memory["dual"][name]
-            ends = 1.0 if self.passes is None else per_row(local.ends(self.passes).to(v), v)
+            ends = 1.0 if self.batch_size is None else per_row(self._ends(local).to(v), v)
             v.sub_(u * ends)
         return params, memory
+
+    def _ends(self, local: Local) -> Tensor:  # [C]
+        assert self.batch_size is not None and local.step is not None
+        per_pass = (local.facts.size + self.batch_size - 1) // self.batch_size
+        return (local.step + 1) % per_pass.clamp(min=1) == 0
 
 
 @dataclass(frozen=True)
@@ -84,7 +94,7 @@ def _passes(base: Algorithm, count: int, name: str) -> Algorithm:
         raise ValueError(f"{name} needs whole passes: {WHOLE_EPOCHS}")
     if count < 1:
         raise ValueError(f"{name}: k0 is {count}: choose 1 or more")
-    return replace(base, draw=replace(base.draw, count=count))
+    return replace(base, draw=replace(base.draw, count=count, whole=True))
 
 
 @paper
@@ -118,8 +128,8 @@ def liadmm(
     else:
         if not isinstance(base.draw, Epochs):
             raise ValueError(f"liadmm: training needs epochs: {WHOLE_EPOCHS}")
-        passes = base.draw.count if dual == "epoch" else None
-        solve = base.solve if dual == "once" else DualApplied(base.solve, passes)
+        batch_size = base.draw.batch_size if dual == "epoch" else None
+        solve = base.solve if dual == "once" else DualApplied(base.solve, batch_size)
         amended = consensus(base, solve, 1 / step)
         amended = replace(amended, upload=SendReading(dual == "once", average, dual_weight))
     return replace(amended, weigh=ByExamples()) if average == "sampled" else amended

@@ -20,9 +20,14 @@ class Median(Combine):
     uses_shares: ClassVar[bool] = False
 
     def __call__(self, updates: Tree, shares: Tensor, cohort: Cohort, layout: Layout) -> Tree:
-        low, high = (len(shares) - 1) // 2, len(shares) // 2  # one and the same if odd
-        ordered = {name: u.sort(0).values for name, u in updates.items()}
-        return {name: (u[low] + u[high]) / 2 for name, u in ordered.items()}
+        return {name: middle(u) for name, u in updates.items()}
+
+
+def middle(update: Tensor) -> Tensor:  # [C, ...]
+    """The median of each coordinate; of an even number, the mean of the two in the middle."""
+    low, high = (len(update) - 1) // 2, len(update) // 2  # one and the same if odd
+    ordered = update.sort(0).values
+    return (ordered[low] + ordered[high]) / 2
 
 
 @paper

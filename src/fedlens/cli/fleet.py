@@ -124,7 +124,7 @@ def join_command(
     ] = None,
     device: Annotated[str, typer.Option(help="Where it trains: cpu, or cuda.")] = "cpu",
     wait: Annotated[
-        float, typer.Option(min=0, help="Seconds for which a server is waited for.")
+        float, typer.Option(min=0, help="Seconds in which a server must come, and let it in.")
     ] = 3600.0,
 ) -> None:
     """Take part with the examples of this site, until interrupted."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -63,25 +64,36 @@ def held_out(
     """Which examples become test: a fixed `share` of each class, at least one and never all.
 
     A name's hash decides, so that the choice is the same on every machine, and one image that is
-    listed twice falls on one side. Of a class, each of the `sites` gives about the same share.
+    listed twice falls on one side. Of a class, each of the `sites` gives about the same share, but
+    the last image that it would train on only where nobody else has one to give.
     """
     if not 0 < share < 1:
         raise ValueError(f"test_share is {share}: choose a share between 0 and 1")
     classes: dict[int, dict[str, list[int]]] = {}
     places: dict[tuple[int, str], set[str]] = {}
+    site_of = dict(zip(names, sites or [""] * len(names), strict=True))
     for i, (name, label) in enumerate(zip(names, labels, strict=True)):
         classes.setdefault(label, {}).setdefault(name, []).append(i)
-        places.setdefault((label, sites[i] if sites is not None else ""), set()).add(name)
+        places.setdefault((label, site_of[name]), set()).add(name)
     # How far down its site's images of the class each stands: sites are then cut alike.
     depth: dict[tuple[int, str], float] = {}
     for (label, _), members in places.items():
         for rank, name in enumerate(sorted(members, key=_hash)):
             depth[label, name] = (rank + 0.5) / len(members)
+    left = Counter(site_of.values())  # images that each site still trains on
     chosen = [False] * len(names)
     for label, found in classes.items():
         ranked = sorted(found, key=lambda name: (depth[label, name], _hash(name)))
         num_test = min(max(round(share * len(ranked)), 1), len(ranked) - 1)
-        for name in ranked[:num_test]:
+        spare: list[str] = []
+        rest: list[str] = []
+        for name in ranked:
+            if len(spare) < num_test and left[site_of[name]] > 1:
+                left[site_of[name]] -= 1
+                spare.append(name)
+            else:
+                rest.append(name)
+        for name in [*spare, *rest][:num_test]:
             for i in found[name]:
                 chosen[i] = True
     return chosen

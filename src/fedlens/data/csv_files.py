@@ -37,17 +37,19 @@ def csv(
     path: str,
     size: int | None = None,
     channels: Literal[1, 3] = 3,
+    client: str | None = None,
     test_share: float = TEST_SHARE,
     on_error: OnError = "stop",
 ) -> Dataset:
     """A csv file with the header path,label and, where known, client, lat, lon and split.
 
     Paths are relative to the csv file. `split` says train or test; without it a fixed share of
-    each class, `test_share`, becomes test. All other columns are kept as text. Images are resized
+    each class, `test_share`, becomes test, about the same of each client. Another column than
+    `client` may name the clients. All other columns are kept as text. Images are resized
     to `size` × `size`; without a size all must be as large as the first. Files that cannot be
     decoded are named, or left out if `on_error` is "skip".
     """
-    found = listed_in(source.resolve(path))
+    found = listed_in(source.resolve(path), client)
     return dataset(found, size, channels, test_share, on_error, source.watch)
 
 
@@ -61,8 +63,8 @@ def names_clients(file: Path) -> bool:
         return False
 
 
-def listed_in(file: Path) -> Found:
-    """The images that a csv file lists."""
+def listed_in(file: Path, client: str | None = None) -> Found:
+    """The images that a csv file lists; `client`, or the column of that name, says whose."""
     rows = _rows(file)
     _refuse_twins(rows)
     for row in rows:
@@ -76,7 +78,11 @@ def listed_in(file: Path) -> Found:
     number = {name: i for i, name in enumerate(classes)}
     names = [row.cells["path"] for row in rows]
     listed = Listed(names, [number[text] for text in texts], file.parent, _columns(rows))
-    clients = "client" if "client" in listed.columns else None
+    if client is not None and client not in listed.columns:
+        known = sorted(listed.columns)
+        hint = did_you_mean(client, known) if known else "add it, or choose another partition"
+        raise ValueError(f"{file}:1: there is no column {client!r} to name clients: {hint}")
+    clients = client or ("client" if "client" in listed.columns else None)
     if "split" not in rows[0].cells:
         return Found(file.stem, classes, listed, clients=clients)
     chosen = _chosen(rows)

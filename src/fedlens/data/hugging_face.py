@@ -15,6 +15,7 @@ from fedlens.data.arrays import Column
 from fedlens.data.map_style import examples_of, of_examples
 from fedlens.data.places import Source, counting_from
 from fedlens.federation import Dataset
+from fedlens.options import did_you_mean
 from fedlens.reading import reading
 
 REMEDY = "set path to a folder that save_to_disk of datasets made"
@@ -26,6 +27,7 @@ def hugging_face(
     path: str,
     image: str | None = None,
     label: str | None = None,
+    client: str | None = None,
     size: int | None = None,
     channels: Literal[1, 3] | None = None,
     test_share: float = 0.2,
@@ -33,8 +35,8 @@ def hugging_face(
     """A folder that `save_to_disk` of Hugging Face's datasets made, of one split or of several.
 
     `train` is trained on; tested is on `test`, else on `validation`, else on a share of each class.
-    `image` and `label` name the columns, if there are several that may be meant. Columns of
-    numbers and texts are kept.
+    `image` and `label` name the columns, if there are several that may be meant, and `client`
+    another column that names the clients. Columns of numbers and texts are kept.
     """
     place = source.resolve(path)
     datasets = _datasets()
@@ -54,6 +56,9 @@ def hugging_face(
         for name, feature in features.items()
         if isinstance(feature, datasets.Value) and name not in (image, label)
     ]
+    if client is not None and client not in kept:
+        hint = did_you_mean(client, kept) if kept else "choose another partition"
+        raise ValueError(f"{place} has no column {client!r} to name clients: {hint}")
     with reading(place, REMEDY):
         texts = {part: [*split[label]] for part, split in chosen.items()}
         columns = {
@@ -73,7 +78,7 @@ def hugging_face(
         )
         parts[part] = examples_of(rows, f"{place}, {part}", size, channels, columns[part], tell)
         before += len(rows)
-    return of_examples(place.resolve().name, parts, classes, test_share)
+    return of_examples(place.resolve().name, parts, classes, test_share, client)
 
 
 def names_clients(folder: Path) -> bool:

@@ -60,16 +60,23 @@ def map_style(
 
 
 def of_examples(
-    name: str, parts: Mapping[str, Examples], classes: Sequence[str] | None, test_share: float
+    name: str,
+    parts: Mapping[str, Examples],
+    classes: Sequence[str] | None,
+    test_share: float,
+    client: str | None = None,
 ) -> Dataset:
-    """The data set of `parts`, train and test; of train alone, a share of each class is test."""
+    """The data set of `parts`, train and test; of train alone, a share of each class is test.
+
+    The column `client` says whose each is, or else that of this name.
+    """
     num_classes = 1 + max(int(part.labels.max()) for part in parts.values())
     names = tuple(map(str, range(num_classes) if classes is None else classes))
     train = parts["train"]
     if "test" in parts:
         test = parts["test"]
     else:
-        rows, clients = map(str, range(len(train))), train.columns.get("client")
+        rows, clients = map(str, range(len(train))), train.columns.get(client or "client")
         sites = None if clients is None else clients.tolist()
         chosen = torch.tensor(held_out([*rows], train.labels.tolist(), test_share, sites))
         if not chosen.any():

@@ -7,10 +7,14 @@ from fedlens.data.places import Source
 from fedlens.names import OWN_CLIENTS
 from fedlens.options import Named
 
+NAMES_ITS_CLIENTS = ("csv", "hugging-face")  # by the option `client`
+
 
 def own_clients(dataset: Named) -> str | None:
     """The column that names the clients of a data set, if it has any."""
     options = dataset.options
+    if dataset.name in NAMES_ITS_CLIENTS and options.get("client") is not None:
+        return str(options["client"])
     if dataset.name == "folder" and options.get("layout") == "site/class":
         return "site"
     readers = {"csv": csv_files.names_clients, "hugging-face": hugging_face.names_clients}
@@ -18,3 +22,14 @@ def own_clients(dataset: Named) -> str | None:
     if reader is not None and reader(Source().resolve(str(options["path"]))):
         return "client"
     return OWN_CLIENTS.get(dataset.name)
+
+
+def with_clients(dataset: Named, column: str | None) -> Named:
+    """The same, whose clients are named by the column, unless it says which does that.
+
+    So each of these clients gives its share to the test, and keeps examples to train on.
+    """
+    says = dataset.name not in NAMES_ITS_CLIENTS or dataset.options["client"] is not None
+    if column is None or says:
+        return dataset
+    return Named(dataset.name, {**dataset.options, "client": column})

@@ -65,7 +65,10 @@ def training_files(run: Path) -> list[Path]:
         return []
     place, options = Path(str(given.options["path"])), given.options
     try:
-        found = listed_in(place) if given.name == "csv" else laid_out(place, options.get("layout"))
+        if given.name == "csv":
+            found = listed_in(place, options.get("client"))
+        else:
+            found = laid_out(place, options.get("layout"))
     except ValueError:  # they have gone, or changed
         return []
     train = found.train

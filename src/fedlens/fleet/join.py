@@ -20,7 +20,7 @@ from fedlens.fleet.policy import DEFAULT, FILE, Policy
 from fedlens.fleet.site import LOG
 from fedlens.locks import one_writer
 
-PATIENCE = 100.0  # seconds: a node that died is refused for 60, as if another had its key
+PATIENCE = 100.0  # seconds at the least: a node that died is refused for 60, as if it were there
 PAUSE = 5.0
 LOOK = 0.5  # seconds between two looks at what was logged
 ANSWER = 10.0  # seconds for which a server may be silent
@@ -38,7 +38,8 @@ def join(
 ) -> None:
     """Take part until interrupted; a ValueError if the server does not come, or does not let it in.
 
-    It must come within `wait` seconds. Once it was there, it may go and come back.
+    It must come within `wait` seconds, and let the site in within as many. Once it was there, it
+    may go and come back.
     """
     check_name(name)
     for needed, remedy in (
@@ -63,6 +64,7 @@ def _stay(
     """Look for the server, and be there for it, again and again."""
     answers = Tail(home / LOG)
     refused_since: float | None = None
+    patience = max(wait, PATIENCE)
     while True:
         find_server(server, home / CA, wait, say)
         wait = float("inf")
@@ -74,13 +76,14 @@ def _stay(
         finally:
             end(process)
         now = time.monotonic()
-        if now - begun > PATIENCE:
+        if REFUSED not in said:
             refused_since = None
-        refused_since = refused_since or begun
-        if REFUSED in said and now - refused_since > PATIENCE:
+        elif refused_since is None or now - begun > PATIENCE:  # it was let in, for a while
+            refused_since = now
+        elif now - refused_since > patience:
             raise ValueError(
-                f"{server} does not let {name} in: give {name}.pub to who runs it, and see that "
-                "no other process uses the key"
+                f"{server} did not let {name} in for {patience:g} s: give {name}.pub to who runs "
+                "it, and see that no other process uses the key"
             )
         why = "its key is refused" if REFUSED in said else f"see {log.path}"
         say.state(f"not connected ({why}); trying again")

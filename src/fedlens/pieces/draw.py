@@ -24,12 +24,14 @@ class Epochs(Draw):
     """Every example `count` times, reshuffled each time; the last batch may be a short one.
 
     A share `uneven` of the clients has less time: each of these stops after a random number of
-    its passes, at least one and fewer than all.
+    its passes, at least one and fewer than all. `whole` says that this may not be: a solver counts
+    on all passes, so that whoever comes later and changes them is refused.
     """
 
     count: int
     batch_size: int
     uneven: float = 0.0
+    whole: bool = False
     by_client: ClassVar[bool] = True  # what one sees does not depend on the others
 
     def __call__(self, holdings: Holdings, client_keys: Tensor) -> Plan:

@@ -37,6 +37,7 @@ from fedlens.run_files import EXPERIMENT, MANIFEST, UNSOUND
 from fedlens.runs.records import (
     PART_NAMES,
     Run,
+    evaluated_on,
     is_number,
     number,
     primary_part,
@@ -182,10 +183,17 @@ def _caption(runs: Sequence[Run], header: Sequence[str]) -> str:
         if "relative accuracy" in header
         else ""
     )
-    return (
-        f"Accuracy, loss and F1 on the {PART_NAMES[primary_part(runs)]} examples. A "
-        f"megabyte (MB) is a million bytes, over all clients and rounds.{relative}"
-    )
+    part = primary_part(runs)
+    told = _unevaluated(runs, part) or f"Accuracy, loss and F1 on the {PART_NAMES[part]} examples."
+    return f"{told} A megabyte (MB) is a million bytes, over all clients and rounds.{relative}"
+
+
+def _unevaluated(runs: Sequence[Run], part: str) -> str:
+    """That no model was evaluated, if so; what loss there is was then recorded in training."""
+    if evaluated_on(runs, part):
+        return ""
+    losses = any(run.has("train_loss") for run in runs)
+    return "Nothing was evaluated" + (": the loss is that of local training." if losses else ".")
 
 
 def _results_of_groups(groups: Sequence[Group], part: str) -> Table:
@@ -219,10 +227,12 @@ def _results_of_groups(groups: Sequence[Group], part: str) -> Table:
         seeds = str(len(one.runs))
         status = ", ".join(sorted({run.status for run in one.runs}))
         body.append([one.name, *cells, seeds, one.runs[0].algorithm, status])
+    blind = _unevaluated([run for one in groups for run in one.runs], part)
+    told = f". {blind}" if blind else f", on the {PART_NAMES[part]} examples."
     return Table(
         title="Results",
-        caption=f"Means ± one standard deviation over seeds, on the {PART_NAMES[part]} examples. A "
-        "megabyte (MB) is a million bytes, over all clients and rounds of one run.",
+        caption=f"Means ± one standard deviation over seeds{told} A megabyte (MB) is a million "
+        "bytes, over all clients and rounds of one run.",
         header=["experiment", *kept, *costs, "seeds", "algorithm", "status"],
         rows=body,
         dots=min(len(groups), MANY),

@@ -158,11 +158,13 @@ def number(value: Any) -> float | None:
 
 def primary_part(runs: Sequence[Run]) -> str:
     """The part by which runs are compared: test, else validation, else train."""
-    for part in PARTS[:-1]:
-        names = [measure_name(part, measure) for measure in ("accuracy", "loss")]
-        if any(run.has(m) or run.final(m) is not None for run in runs for m in names):
-            return part
-    return PARTS[-1]
+    return next((part for part in PARTS if evaluated_on(runs, part)), PARTS[-1])
+
+
+def evaluated_on(runs: Sequence[Run], part: str) -> bool:
+    """Whether a model of any of the runs was evaluated on the part."""
+    names = [measure_name(part, measure) for measure in ("accuracy", "loss")]
+    return any(run.has(name) or run.final(name) is not None for run in runs for name in names)
 
 
 def recorded_as(runs: Sequence[Run], part: str, measure: str) -> str:

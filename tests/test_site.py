@@ -1,0 +1,64 @@
+"""The documentation as a site, where Sphinx is installed: `make docs` does that, and runs this."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+pytest.importorskip("myst_parser", reason="without Sphinx: make docs installs it")
+
+
+class Page(HTMLParser):
+    """What a page links to, and what in it can be linked to."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.ids: set[str] = set()
+        self.feed(file.read_text("utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = {name: value for name, value in attrs if value}
+        self.ids |= {given["id"]} if "id" in given else set()
+        self.links += [given["href"]] if tag == "a" and "href" in given else []
+
+
+def build(docs: Path, out: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html"]
+    return subprocess.run([*command, docs, out], capture_output=True, text=True, check=False)
+
+
+def test_every_link_of_the_site_leads_to_what_it_holds(tmp_path: Path) -> None:
+    built = build(ROOT / "docs", tmp_path / "site")
+    assert built.returncode == 0, built.stderr
+    pages = {file: Page(file) for file in (tmp_path / "site").rglob("*.html")}
+    copied = set()
+    for file, page in pages.items():
+        for link in page.links:
+            parts = urlsplit(link)
+            if parts.scheme:
+                continue
+            target = (file.parent / unquote(parts.path)).resolve() if parts.path else file
+            assert target.is_relative_to(tmp_path) and target.exists(), (file.name, link)
+            if parts.fragment:
+                assert parts.fragment in pages[target].ids, (file.name, link)
+            copied |= {target.name} if "_downloads" in target.parts else set()
+    assert {"quickstart.toml", "first_run.ipynb", "README.md"} <= copied
+
+
+def test_a_link_that_leads_nowhere_fails_the_build(tmp_path: Path) -> None:
+    docs = tmp_path / "docs"
+    docs.mkdir()
+    shutil.copy(ROOT / "docs" / "conf.py", docs)
+    (docs / "index.md").write_text("# Here\n\n[gone](../gone.toml) [page](../gone.md)\n")
+    built = build(docs, tmp_path / "site")
+    assert built.returncode != 0
+    assert built.stderr.count("[myst.xref_missing]") == 2
