@@ -17,7 +17,7 @@ install: .venv/installed
 docs: install
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
 	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build
-	$(BIN)/pytest tests/test_site.py
+	FEDLENS_SITE=docs/_build $(BIN)/pytest -q tests/test_site.py
 
 demo: install
 	$(BIN)/python examples/demo.py

@@ -1,7 +1,8 @@
-"""The documentation as a site, where Sphinx is installed: `make docs` does that, and runs this."""
+"""The documentation as a site: `make docs` installs Sphinx, builds the site and runs this."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -36,10 +37,10 @@ def build(docs: Path, out: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*command, docs, out], capture_output=True, text=True, check=False)
 
 
-def test_every_link_of_the_site_leads_to_what_it_holds(tmp_path: Path) -> None:
-    built = build(ROOT / "docs", tmp_path / "site")
-    assert built.returncode == 0, built.stderr
-    pages = {file: Page(file) for file in (tmp_path / "site").rglob("*.html")}
+@pytest.mark.skipif("FEDLENS_SITE" not in os.environ, reason="make docs builds the site")
+def test_every_link_of_the_site_leads_to_what_it_holds() -> None:
+    site = Path(os.environ["FEDLENS_SITE"]).resolve()
+    pages = {file: Page(file) for file in site.rglob("*.html")}
     copied = set()
     for file, page in pages.items():
         for link in page.links:
@@ -47,7 +48,7 @@ def test_every_link_of_the_site_leads_to_what_it_holds(tmp_path: Path) -> None:
             if parts.scheme:
                 continue
             target = (file.parent / unquote(parts.path)).resolve() if parts.path else file
-            assert target.is_relative_to(tmp_path) and target.exists(), (file.name, link)
+            assert target.is_relative_to(site) and target.exists(), (file.name, link)
             if parts.fragment:
                 assert parts.fragment in pages[target].ids, (file.name, link)
             copied |= {target.name} if "_downloads" in target.parts else set()
