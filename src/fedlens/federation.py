@@ -184,7 +184,7 @@ class Holdings:
 
     @cached_property
     def owners(self) -> Tensor:  # [n] which client holds each entry of index
-        return torch.repeat_interleave(torch.arange(len(self)), self.sizes)
+        return torch.from_numpy(np.repeat(np.arange(len(self)), self.sizes.numpy()))
 
     def members(self, client: int) -> Tensor:
         return self.index[int(self.offsets[client]) : int(self.offsets[client + 1])]
@@ -207,8 +207,9 @@ class Holdings:
         return cls(torch.cat([one.index for one in some]), offsets_of(sizes))
 
     def label_counts(self, labels: Tensor, num_classes: int) -> Tensor:  # [K, L] int64
-        cell = self.owners * num_classes + labels.index_select(0, self.index)
-        return torch.bincount(cell, minlength=len(self) * num_classes).view(len(self), num_classes)
+        cell = self.owners.numpy() * num_classes + labels.numpy()[self.index.numpy()]
+        counts = np.bincount(cell, minlength=len(self) * num_classes)
+        return torch.from_numpy(counts).view(len(self), num_classes)
 
     def digest(self) -> str:
         """A fingerprint: equal for equal partitions, on every machine."""

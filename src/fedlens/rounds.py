@@ -42,6 +42,8 @@ class ClientMemory:
 
     def take(self, clients: Tensor, first: Callable[[], Memory]) -> list[Memory]:
         """The memory of each of these; `first` gives that of a client never seen."""
+        if not self.rows:
+            return [first()] * len(clients)
         listed = clients.tolist()
         new = {} if all(client in self.rows for client in listed) else first()
         return [self.rows.get(client, new) for client in listed]

@@ -107,7 +107,8 @@ class Call:
 
     def keys(self, clients: Tensor, numbers: Tensor) -> Tensor:  # [C]
         """What all that a client draws is drawn by, the `numbers`-th time in this round."""
-        return keys.fold(keys.root(self.seed, CLIENT, self.round), clients, numbers)
+        root = keys.root(self.seed, CLIENT, self.round).numpy()
+        return torch.from_numpy(keys.fold(root, clients.numpy(), numbers.numpy()))
 
     @property
     def num_asked(self) -> int | None:
@@ -135,7 +136,7 @@ def ask(chosen: Sequence[tuple[Call, Tensor]]) -> list[Asked]:
         plans = [Plan(whole.index[some], whole.counts[some]) for some in rows]
     else:
         plans = [
-            draw(held, keys.fold(own, DRAW))
+            draw(held, torch.from_numpy(keys.fold(own.numpy(), DRAW)))
             for draw, (_, own, held) in zip(draws, found, strict=True)
         ]
     return [Asked(*each, plan) for each, plan in zip(found, plans, strict=True)]
