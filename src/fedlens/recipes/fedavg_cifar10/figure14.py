@@ -41,7 +41,7 @@ def blocks(results: Results) -> list[Block]:
             title="Client versus accuracy",
             caption="Test accuracy after the last round, by the number of clients that take part "
             "in a round.",
-            groups=[str(c) for c in COHORTS],
+            groups=["1 client a round", *(f"{c} clients a round" for c in COHORTS[1:])],
             series=series,
             y_label="test accuracy",
             percent=True,
