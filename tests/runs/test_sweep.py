@@ -221,6 +221,21 @@ def test_a_stack_is_as_large_as_the_engine_is_wide(tmp_path):
     assert alone.describe() == "2 points one after another: engine sequential is busy with one"
 
 
+def test_points_whose_clients_train_long_stand_together(tmp_path):
+    parts = {how: fl.Named("proportions", {"sizes": how}) for how in ("high", "homogeneous")}
+    points = {
+        f"{how}-{seed}": base(seed=seed, clients=fl.Clients(10, 10, partition))
+        for seed in range(5)
+        for how, partition in parts.items()
+    }
+    stacks = prepare(points).stacks
+    assert [{point.name.partition("-")[0] for point in stack} for stack in stacks] == [
+        {"homogeneous"},
+        {"high"},
+    ]
+    assert list(fl.sweep(points, tmp_path / "sweep")) == list(points)
+
+
 LOST = 1e30  # a weight decay that ends in infinity
 
 

@@ -142,7 +142,10 @@ def _equal(one: Tensor | None, two: Tensor | None) -> bool:
 
 
 def into_stacks(points: Sequence[Point]) -> list[list[Point]]:
-    """The points, in stacks of as many as the engine trains clients at once, or alone."""
+    """The points, in stacks of as many as the engine trains clients at once, or alone.
+
+    A round of a stack takes as long as its longest client: those with long ones stand together.
+    """
     alike_points: list[list[Point]] = []
     for point in points:
         fitting = [group for group in alike_points if _fits(group[0].setup, point.setup)]
@@ -152,6 +155,7 @@ def into_stacks(points: Sequence[Point]) -> list[list[Point]]:
             alike_points.append([point])
     stacks = []
     for group in alike_points:
+        group.sort(key=_longest)
         cohort = max(point.setup.experiment.clients.cohort for point in group)
         most = max(group[0].setup.engine.clients_at_once // cohort, 1)
         count = -(-len(group) // most)
@@ -159,6 +163,13 @@ def into_stacks(points: Sequence[Point]) -> list[list[Point]]:
             group[len(group) * i // count : len(group) * (i + 1) // count] for i in range(count)
         ]
     return stacks
+
+
+def _longest(point: Point) -> int:
+    """Examples that the client which holds the most sees in a round."""
+    setup = point.setup
+    held = setup.federation.described().sizes
+    return setup.program.algorithm.draw.plan_size(int(held.max()))
 
 
 def _fits(one: Setup, two: Setup) -> bool:
