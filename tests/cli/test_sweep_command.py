@@ -109,6 +109,13 @@ def test_divergence_is_said_and_counts_if_nothing_else_is_left(sweep):
     assert json.loads(out)["weight_decay=1e+30"]["status"] == "diverged"
 
 
+def test_points_whose_model_gives_every_image_the_same_class_are_named(sweep, monkeypatch):
+    monkeypatch.setattr("fedlens.runs.summary._is_constant", lambda _: True)
+    status, _, err = sweep("a.toml", "rounds=1", "--grid", "local.lr=0.1,0.2", "--out", "s", "-q")
+    line = "fedlens: in 2 of 2 points the model gives every image the same class: lr=0.1 lr=0.2\n"
+    assert (status, err) == (0, line)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

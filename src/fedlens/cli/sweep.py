@@ -120,5 +120,16 @@ def _finish(
         if names:
             count = f"{len(names)} of {len(results)} points"
             print(f"fedlens: {count} {words}: {printable(' '.join(names))}", file=sys.stderr)
+    names = [
+        name
+        for name, result in results.items()
+        if result.status == "finished" and result.summary.get("collapsed") is True
+    ]
+    if names:
+        print(
+            f"fedlens: in {len(names)} of {len(results)} points the model gives every image the "
+            f"same class: {printable(' '.join(names))}",
+            file=sys.stderr,
+        )
     statuses = {result.status for result in results.values()}
     raise SystemExit(0 if "finished" in statuses else EXIT[min(statuses, key=EXIT.__getitem__)])
