@@ -48,6 +48,8 @@ def combinations(
     if not axes:
         raise ValueError("a sweep needs values to go through: give a grid, or a number of seeds")
     for key, choice in axes.items():
+        if isinstance(choice, str) or not isinstance(choice, Sequence):
+            raise ValueError(f"{key} is given {choice!r}: give its values in a list")
         if not choice:
             raise ValueError(f"{key} has no values: give at least one")
     endings = Counter(key.rpartition(".")[2] for key in axes)
