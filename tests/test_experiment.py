@@ -73,7 +73,7 @@ def test_every_key_of_the_design_is_there_once_defaults_are_filled_in(tmp_path):
         ("algorithm={name='fedprox', nu=1}", "'fedprox' has no option 'nu': "),
         ("loss=crossentropy", "unknown loss 'crossentropy': did you mean 'cross"),
         ("engine=stackd", "engine is 'stackd': did you mean 'stacked'?"),
-        ("precision=fp16", "precision is 'fp16': did you mean"),
+        ("precision=fp16", "'fp16': choose one of auto, bf16, fp32, fp64, tf32"),
         ("norm=groups", "norm is 'groups': did you mean 'group'?"),
         ("evaluate.on=tests", "evaluate.on is 'tests': did you mean 'test'?"),
         ("evaluate.on=['test', 'trian']", "evaluate.on is 'trian': did you mean 'train'?"),

@@ -1,5 +1,6 @@
 """Experiments described in Python: tensors, modules, records and tables."""
 
+import math
 import tomllib
 from dataclasses import replace
 from typing import Any
@@ -130,11 +131,18 @@ def part(count=6, labels=None):
     return fl.Examples(images, torch.arange(count) % 2 if labels is None else labels)
 
 
+def normalised(mean: Any, std: Any) -> fl.Dataset:
+    return fl.Dataset("d", part(), part(), ("a", "b"), mean, std)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: fl.Dataset("d", part(), part(), ("a",)), "labels are 0 to 1, but there are 1 cl"),
         (lambda: fl.Dataset("d", part(), part(), AB), "classes are .ab.: give their names in"),
+        (lambda: normalised((0.5,), (0.0,)), r"d: std is \(0.0,\): give one number a channel, abo"),
+        (lambda: normalised((math.nan,), (0.2,)), r"d: mean is \(nan,\): give one number a chan"),
+        (lambda: normalised(0.5, (0.2,)), "d: mean is 0.5: give one number a channel"),
         (lambda: part(6, torch.zeros(3)), "6 images but 3 labels: give one an image"),
         (lambda: fl.Examples(torch.zeros(3, 2, 2), torch.zeros(3)), r"give \[N, channels, height"),
     ],
@@ -142,3 +150,26 @@ def part(count=6, labels=None):
 def test_data_that_do_not_fit_together_are_refused_with_what_to_give(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_a_data_set_without_training_examples_is_refused_as_that():
+    dataset = fl.Dataset("d", part(0), part(), ("a", "b"))
+    with pytest.raises(ValueError, match="there are no training examples: give the data set some"):
+        fl.run(fl.Experiment(dataset, "linear", 1))
+
+
+@pytest.mark.parametrize("values", [0.1, "fedprox"])
+def test_an_axis_of_a_grid_that_is_no_list_is_refused(values):
+    with pytest.raises(ValueError, match=r"local.lr is given .*: give its values in a list"):
+        fl.grid(fl.Experiment(**BASE), {"local.lr": values})
+
+
+@pytest.mark.parametrize("given", ["fedprox", fl.Algorithm()])
+def test_what_is_no_paper_cannot_be_composed(given):
+    with pytest.raises(ValueError, match=r"compose is given .*: give papers, as fedprox\(mu=0.1"):
+        fl.compose(fl.Algorithm(), given)
+
+
+def test_one_override_may_stand_by_itself(tmp_path):
+    (tmp_path / "a.toml").write_text('dataset = "fashion-mnist-mini"\nmodel = "linear"\nrounds = 1')
+    assert fl.Experiment.read(tmp_path / "a.toml", "rounds=3").rounds == 3

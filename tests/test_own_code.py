@@ -39,6 +39,33 @@ def unsaid(base: Algorithm) -> Algorithm:
 
 def plain(base: Algorithm, mu: float = 0.1) -> Algorithm:
     return base
+
+
+from torch.nn.functional import cross_entropy
+
+
+def of_torch(logits, labels):
+    return cross_entropy(logits, labels)
+
+
+def one_mean(logits, labels, *, scale: float = 1.0):
+    return scale * logits.mean()
+
+
+def detached(logits, labels):
+    return logits.detach().sum(-1)
+
+
+def of_lists(logits, labels):
+    return logits.tolist()
+
+
+def of_one(logits):
+    return logits.sum(-1)
+
+
+def right(logits, labels, *, scale: float = 1.0):
+    return scale * -logits.log_softmax(-1).gather(-1, labels[..., None])[..., 0]
 """
 
 
@@ -118,3 +145,31 @@ def test_a_rate_of_sgd_for_adam_is_told_of(optimizer, lr, warned, caplog):
         f"local.lr is {lr:g}, which is SGD's: a step of {optimizer} is about that long in every "
         "weight, so try 0.001"
     ] * warned
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("of_torch", r"cannot take logits \[2, 3, 10\] .*own_papers.py, line .*: mend it there"),
+        ("one_mean", r"one_mean \(own_papers.py, line \d+\), gave a tensor \[\] for .* no mean"),
+        ("detached", "gave losses without a gradient"),
+        ("of_lists", "gave list for"),
+        ("of_one", "cannot take logits .*: change its parameters"),
+    ],
+)
+def test_a_loss_of_ones_own_is_tried_before_anything_is_written(
+    name: str, line: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=f"loss 'own_papers:{name}'.*{line}"):
+        fl.run(experiment(loss=f"own_papers:{name}"), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_loss_with_options_that_gives_a_mean_is_refused_by_its_place() -> None:
+    with pytest.raises(ValueError, match=r"one_mean \(own_papers.py, line"):
+        build(experiment(loss={"name": "own_papers:one_mean", "scale": 2.0}))
+
+
+def test_a_right_loss_of_ones_own_is_cross_entropy() -> None:
+    own = fl.run(experiment(loss={"name": "own_papers:right", "scale": 1.0})).final["test_loss"]
+    assert own == pytest.approx(fl.run(experiment()).final["test_loss"])

@@ -139,3 +139,17 @@ def test_toml_is_read_back_as_it_was_written(top, section, listed):
 )
 def test_an_axis_is_split_at_the_commas_between_its_values(axis, values):
     assert parse_axis(axis) == ("a", values)
+
+
+@pytest.mark.parametrize(
+    ("named", "key", "remedy"),
+    [
+        ("rfa:rfa", "algorithm.rfa.steps=5", "did you mean 'rfa:rfa'?"),
+        ("fedprox", "algorithm.fedprx.mu=1", "did you mean 'fedprox'?"),
+        ("fedavg", "algorithm.rfa.steps=5", "put algorithm=rfa before it"),
+    ],
+)
+def test_an_algorithm_that_is_not_there_is_told_with_the_one_that_was_meant(named, key, remedy):
+    with pytest.raises(ValueError, match="the experiment has no algorithm") as refused:
+        apply_override({"algorithm": named}, key)
+    assert str(refused.value).endswith(remedy)

@@ -136,6 +136,10 @@ def is_paper(function: Callable[..., Any]) -> bool:
 
 def compose(base: Algorithm, *amendments: Amendment) -> Algorithm:
     """`base`, amended from left to right; two papers may not refill one slot differently."""
+    for one in amendments:
+        if not isinstance(one, Amendment):
+            what = repr(one) if isinstance(one, str) else type(one).__name__
+            raise ValueError(f"compose is given {what}: give papers, as fedprox(mu=0.1)")
     names = [amendment.name for amendment in amendments]
     if twice := [name for name in names if names.count(name) > 1]:
         raise ValueError(f"{twice[0]} stands twice in algorithm: leave one out")

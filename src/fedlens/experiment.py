@@ -198,7 +198,7 @@ class Experiment:
         """
         path = Path(path)
         content = read_tables(path)
-        for override in overrides:
+        for override in [overrides] if isinstance(overrides, str) else overrides:
             apply_override(content, override)
         clients = content.get("clients")
         _anchor(content.get("dataset"), path.parent)

@@ -7,6 +7,7 @@ held.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -132,6 +133,12 @@ class Dataset:
                 "(channels, height, width): resize one of them"
             )
         demand_text(self.classes, f"{self.name}: the class")
+        for word, given in (("mean", self.mean), ("std", self.std)):
+            if given is not None and not _are_numbers(given, 0.0 if word == "std" else -math.inf):
+                raise ValueError(
+                    f"{self.name}: {word} is {given}: give one number a channel"
+                    + (", above 0" if word == "std" else "")
+                )
 
     @property
     def num_classes(self) -> int:
@@ -158,6 +165,14 @@ class Dataset:
     def shape(self) -> tuple[int, int, int]:
         channels, height, width = self.train.images.shape[1:]
         return channels, height, width
+
+
+def _are_numbers(given: Any, above: float) -> bool:
+    """Whether it is a list of finite numbers, as images are normalised with."""
+    try:
+        return all(math.isfinite(one) and one > above for one in given)
+    except TypeError:
+        return False
 
 
 @dataclass(frozen=True)

@@ -112,10 +112,10 @@ class ByName(Mapping[str, Callable[..., Any]]):
         return len(self.modules)
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """' did you mean X?' or the whole choice, to end a message with."""
+def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """' did you mean X?' or, if none is as near as `cutoff`, the whole choice: ends a message."""
     known = sorted(known)
-    near = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    near = difflib.get_close_matches(word, known, n=1, cutoff=cutoff)
     if near:
         return f"did you mean {near[0]!r}?"
     return f"choose one of {', '.join(known)}" if known else "there is none to choose from"
@@ -239,7 +239,7 @@ def _literal(value: Any, kind: Any, where: str) -> Any:
     choices = typing.get_args(kind)
     if value in choices and type(value) in {type(choice) for choice in choices}:
         return value
-    raise ValueError(f"{where} is {value!r}: {did_you_mean(str(value), map(str, choices))}")
+    raise ValueError(f"{where} is {value!r}: {did_you_mean(str(value), map(str, choices), 0.8)}")
 
 
 def _union(value: Any, kind: Any, where: str) -> Any:

@@ -167,6 +167,10 @@ def _algorithm_called(
             if isinstance(table, dict) and table.get("name") == ".".join(parts[:count]):
                 return table, parts[count:]
     name = ".".join(parts)
+    here = [str(table.get("name")) for table in tables if isinstance(table, dict)]
+    own = [one for one in here if one.rpartition(":")[2] == parts[0]]
+    if meant := own or get_close_matches(name, here, n=1):
+        raise ValueError(f"the experiment has no algorithm {name!r}: did you mean {meant[0]!r}?")
     raise ValueError(f"the experiment has no algorithm {name!r}: put algorithm={name} before it")
 
 

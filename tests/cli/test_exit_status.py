@@ -50,12 +50,32 @@ def test_a_disk_that_fills_up_in_a_round_gives_one_line_and_leaves_the_last_chec
         patch.setattr(os, "fsync", full)
         ended = fedlens("run", "a.toml", "rounds=3", "--out", "run", "-q")
     assert (ended.status, ended.out) == (1, "")
-    assert ended.err == "fedlens: [Errno 28] No space left on device\n"
+    assert ended.err == (
+        "fedlens: run cannot be written (No space left on device): make room, and go on with: "
+        "fedlens resume run\n"
+    )
     assert list(Path("run/checkpoint").glob("state-*.json"))
     assert not list(Path("run").rglob("*.part"))
     assert fedlens("resume", "run", "-q").status == 0
     models = [Path(name, "model.safetensors").read_bytes() for name in ("run", "whole")]
     assert models[0] == models[1]
+
+
+def test_a_sweep_on_a_full_disk_goes_on_once_there_is_room(here, fedlens, monkeypatch):
+    written, syncs = os.fsync, iter(range(10**6))
+
+    def full(handle: int) -> None:
+        if next(syncs) > 14:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written(handle)
+
+    command = ("sweep", "a.toml", "--seeds", "2", "--out", "runs/seeds", "-q")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        ended = fedlens(*command)
+    line = "fedlens: No space left on device: make room, and give the command again\n"
+    assert (ended.status, ended.err) == (1, line)
+    assert fedlens(*command).status == 0
 
 
 def test_a_value_that_is_found_wrong_in_a_round_is_status_1(here, fedlens, monkeypatch):

@@ -75,6 +75,7 @@ def test_import_says_what_else_it_finds(hospitals, here, fedlens):
     )
     ended = fedlens("import", "hospitals/north", "--out", "n.toml")
     assert "twice: bag/0.jpg and bag/copy.jpg are the same image" in ended.out
+    assert "two classes" not in ended.out
     assert "assumed: no sites, so 10 clients get equal random parts" in ended.out
     assert "size" not in (here / "n.toml").read_text().replace("batch_size", "")
     assert fedlens("run", "n.toml", "rounds=1", "engine=sequential").status == 0
@@ -84,6 +85,21 @@ def test_import_says_what_else_it_finds(hospitals, here, fedlens):
     (here / "bare" / "a.jpg").write_bytes(b"")
     assert "is in no folder of a class" in fedlens("import", "bare").err
     assert fedlens("import", "nowhere").status == 2
+
+
+def test_import_tells_of_copies_in_other_classes_apart_and_of_many_in_a_few_lines(here, fedlens):
+    write_sites(here / "h", count=4)
+    north = here / "h" / "north"
+    content = (north / "bag" / "0.jpg").read_bytes()
+    (north / "boot" / "copy.jpg").write_bytes(content)
+    for number in range(23):
+        (north / "bag" / f"copy{number}.jpg").write_bytes(content)
+    lines = fedlens("import", "h/north", "--out", "n.toml").out.splitlines()
+    assert [line for line in lines if line.startswith("two classes")] == [
+        "two classes: bag/0.jpg and boot/copy.jpg are the same image: keep the one that is right"
+    ]
+    twice = [line for line in lines if line.startswith("twice")]
+    assert len(twice) == 21 and twice[-1] == "twice: and 3 more"
 
 
 def test_import_keeps_what_folders_say_of_tests(here, fedlens):

@@ -92,6 +92,13 @@ def test_values_may_be_words_and_the_folder_has_a_name_of_its_own(sweep):
     assert folders == {"algorithm=fedavg", "algorithm=fedir", "report.html", "figures"}
 
 
+def test_algorithms_with_options_are_called_by_their_names_in_a_list_too(sweep):
+    axis = 'algorithm={name="fedprox",mu=0.1},["fedavgm",{name="fedprox",mu=1.0}]'
+    assert sweep("a.toml", "rounds=1", "--grid", axis, "--out", "s", "-q")[0] == 0
+    folders = {path.name for path in Path("s").iterdir() if "=" in path.name}
+    assert folders == {"algorithm=fedprox-mu-0.1", "algorithm=fedavgm-fedprox-mu-1.0"}
+
+
 def test_divergence_is_said_and_counts_if_nothing_else_is_left(sweep):
     bad = "local.weight_decay=1e30"
     status, _, err = sweep("a.toml", "--grid", f"{bad},0", "--out", "s", "-q")
@@ -102,12 +109,32 @@ def test_divergence_is_said_and_counts_if_nothing_else_is_left(sweep):
     assert json.loads(out)["weight_decay=1e+30"]["status"] == "diverged"
 
 
+def test_points_whose_model_gives_every_image_the_same_class_are_named(sweep, monkeypatch):
+    monkeypatch.setattr("fedlens.runs.summary._is_constant", lambda _: True)
+    status, _, err = sweep("a.toml", "rounds=1", "--grid", "local.lr=0.1,0.2", "--out", "s", "-q")
+    line = "fedlens: in 2 of 2 points the model gives every image the same class: lr=0.1 lr=0.2\n"
+    assert (status, err) == (0, line)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         ([], "a sweep needs values to go through: give a grid, or a number of seeds"),
         (["--grid", "local.lr"], "'local.lr' is not an axis of a grid: write key=value,value"),
         (["--grid", "local.lr=fast,slow"], "local.lr is 'fast': expected a number"),
+        (
+            ["--grid", "local.lr=0.1", "--grid", "local.lr=0.2"],
+            "local.lr has two grids: give all its values in one, local.lr=A,B",
+        ),
+        (
+            ["local.lr=0.3", "--grid", "local.lr=0.1,0.2"],
+            "local.lr=0.3 is for all points, but local.lr has a grid: leave one out",
+        ),
+        (
+            ["--grid", "algorithm=fedprox,fedavg", "--grid", "algorithm.fedprox.mu=0.1"],
+            "put algorithm=fedprox before it (point algorithm=fedavg,mu=0.1)",
+        ),
+        (["--grid", "clients.per_round=3,61"], "choose 1 to 60 (point per_round=61)"),
         (["--seeds", "2", "--out", "a.toml"], "a.toml is a file: choose a folder for the sweep"),
     ],
 )

@@ -210,6 +210,8 @@ def test_a_manifest_without_split_is_divided_like_a_folder(animals):
         ("path,label\n", "a header and no rows"),
         ("path,labl\n", r"photos.csv:1: unknown column 'labl': did you mean 'label'"),
         ("path,label,clinet\n", "unknown column 'clinet': did you mean 'client'"),
+        ("path;label;client\n", "photos.csv:1: semicolons stand between columns: save it with co"),
+        ("path\tlabel\n", "photos.csv:1: tabs stand between columns: save it with commas"),
         ("file,label\n", "no column 'path' among file, label"),
         ("path,label,label\n", "the column 'label' stands twice"),
         ("path,label,lat\n", "lat and lon come together"),

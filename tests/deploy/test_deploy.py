@@ -167,6 +167,15 @@ def test_files_of_one_name_have_a_card_each(trained, here, fedlens):
     assert (here / "m.weights.md").read_text().startswith("# m.weights\n")
 
 
+def test_a_name_and_a_format_that_contradict_each_other_are_refused(trained, here, fedlens):
+    ended = fedlens("export", trained.run, "--out", "m.onnx", "--format", "safetensors")
+    line = "fedlens: --out m.onnx ends as onnx, but --format is safetensors: change one\n"
+    assert (ended.status, ended.out, ended.err) == (2, "", line)
+    assert not list(here.glob("m.*"))
+    ended = fedlens("export", trained.run, "--out", "m.xyz")
+    assert ended.status == 2 and ".onnx, .pt, .safetensors" in ended.err
+
+
 def test_an_export_that_answers_otherwise_is_not_written(trained, here, fedlens, monkeypatch):
     def wrong(model):
         return b"", lambda images: torch.zeros(len(images), 3)

@@ -280,7 +280,10 @@ def test_the_command_draws_a_page_from_stored_runs(fedlens, tmp_path):
         "reproduce", name, "--scale", "smoke", "--from", "run", "--out", "it"
     )
     assert (status, err) == (0, "")
-    assert out == before.replace("run/report.html", "it/report.html")
+    told, before_told = (text.partition("This is a smoke test")[0] for text in (out, before))
+    assert told == before_told, "the same tables"
+    assert "Drawn from the records in run; nothing was trained" in " ".join(out.split())
+    assert out.endswith("page: it/report.html\n")
     status, out, err = fedlens("reproduce", name, "--from", "run", "rounds=3")
     assert status == 2
     assert "--from trains nothing" in err
@@ -292,6 +295,10 @@ def test_the_command_shows_ours_beside_theirs(fedlens, tmp_path):
     folder = Path("reproductions/fedavg-cifar10/figure12-smoke")
     assert status == 0
     assert "71.51" in out
+    said = " ".join(out.split())
+    assert "None of its numbers can be compared with the paper's." in said
+    assert "The tenth of Fashion-MNIST inside Fedlens takes the place of cifar10." in said
+    assert "takes the place of cifar10" in err, "before anything is trained, too"
     assert out.endswith(f"page: {folder / 'report.html'}\n")
     assert "round 4/4" in err
     status, out, err = fedlens(
@@ -308,6 +315,7 @@ def test_the_command_can_only_plan(fedlens):
     status, out, err = fedlens("reproduce", "ghaemi/fedadmm", "--scale", "smoke", "--plan")
     assert (status, out) == (0, "")
     assert "5 runs of 5 to do, about" in err
+    assert "takes the place of fashion-mnist" in err
     assert not Path("reproductions").exists()
 
 

@@ -86,6 +86,12 @@ def test_mistakes_are_told(stored, tmp_path):
             redraw(name, "smoke", folder, tmp_path / "page")
 
 
+def test_records_of_another_scale_are_not_shown_as_this_one(stored, tmp_path):
+    with pytest.raises(ValueError, match="has runs of the scale smoke: add --scale smoke"):
+        redraw(NAME, "small", stored, tmp_path / "page")
+    assert not (tmp_path / "page").exists()
+
+
 def test_a_seed_is_not_counted_twice(stored, tmp_path):
     name = "lambda-rule-high-3-a-round"
     shutil.copytree(stored / f"{name}-seed0", stored / name)

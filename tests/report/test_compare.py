@@ -84,6 +84,8 @@ def test_one_pair_proves_nothing(variants):
         "fedprox came out 10.00 points of test accuracy above fedavg with seed 0. One pair of runs "
         "cannot tell merit from luck (n = 1): run both with more seeds."
     )
+    (pair,) = told(variants({"fedavg": [0.7], "fedprox": [0.7]}, "equal"))
+    assert "came out with the same F1 as" in pair.words("F1")
 
 
 def test_runs_without_a_common_seed_are_not_paired(variants):
@@ -157,6 +159,10 @@ def test_runs_that_did_not_finish_are_left_out_and_named(variants, run_folder):
     cut = run_folder("digits/cut", status="diverged")
     page = compare([*folders, cut]).page.read_text("utf-8")
     assert "Left out, since they did not finish: cut (diverged)." in page
+    with pytest.raises(ValueError, match=r"nothing to compare: .*; these did not finish: cut \("):
+        compare([*folders[:2], cut])
+    with pytest.raises(ValueError, match=r"name runs that did; these did not finish: cut \(div"):
+        compare([cut])
 
 
 def test_what_cannot_be_compared_is_refused(variants, run_folder):
@@ -198,13 +204,16 @@ def test_real_runs_are_paired_by_their_seeds(tmp_path):
 
 
 @COMMAND_LINE
-def test_the_command_says_what_it_found_and_where(variants, tmp_path, fedlens):
+def test_the_command_says_what_it_found_and_where(variants, run_folder, tmp_path, fedlens):
     folders = variants({"fedavg": [0.7, 0.71], "fedprox": [0.8, 0.82]})
     done = fedlens("compare", *folders, "--target", 0.5, "--out", tmp_path / "page")
     assert done.status == 0 and done.err == ""
     verdict, page = done.out.splitlines()
     assert verdict.startswith("fedprox is better than fedavg, by 10.50") and "n = 2" in verdict
     assert page == f"report: {tmp_path / 'page' / 'report.html'}"
+    cut = run_folder("digits/cut", status="interrupted")
+    done = fedlens("compare", *folders, cut, "--out", tmp_path / "page")
+    assert done.err == "fedlens: left out: runs that did not finish: cut (interrupted)\n"
 
 
 @COMMAND_LINE

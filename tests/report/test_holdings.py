@@ -58,6 +58,19 @@ def test_confusions_of_repeats_are_added_up_and_several_runs_stand_side_by_side(
     assert recall.values == [[pytest.approx(4 / 6), 1.0], [1.0, 0.0]]
     assert list(recall.column_names) == ["fedavg", "b"]
     assert [first.title, second.title] == ["Confusion: fedavg", "Confusion: b"]
+    assert list(recall.row_names) == ["0 (6)", "1 (2)"], "tested on other examples: of all runs"
+
+
+def test_classes_of_repeats_have_as_many_examples_as_one_run_was_tested_on(
+    run_folder: Make,
+) -> None:
+    folders = [
+        detailed(run_folder(f"a{n}", rounds=2, seed=n), confusion=[[n, 3 - n, 0], [0, 1, 0]])
+        for n in (1, 2)
+    ]
+    recall, _ = class_blocks(group(read_all(folders)))
+    assert isinstance(recall, Bars)
+    assert list(recall.groups) == ["0 (3)", "1 (1)"]
 
 
 @pytest.mark.parametrize("damaged", [None, 3, [], [[]], [[1], [1, 2]], [["x"]], [[1.5]], [[-1]]])

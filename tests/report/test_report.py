@@ -217,6 +217,16 @@ def test_the_headline_names_the_best_run_first(run_folder: Make) -> None:
     )
 
 
+def test_the_headline_says_that_a_model_gives_every_image_the_same_class(run_folder: Make) -> None:
+    folders = [run_folder(name, rounds=2, seed=i) for i, name in enumerate("ab")]
+    told = {"status": "finished", "collapsed": True}
+    (folders[0] / "summary.json").write_text(json.dumps(told))
+    words = "model gives every image the same class."
+    assert headline(read_all(folders[:1])).endswith(f". Its {words}")
+    assert headline(read_all(folders)).endswith(f". In 1 of 2 runs the {words}")
+    assert words not in headline(read_all(folders[1:]))
+
+
 def test_a_long_headline_sums_up_the_rest(run_folder: Make) -> None:
     folders = [run_folder(f"r{n}", rounds=2, top=0.1 * n) for n in range(1, 10)]
     assert re.search(

@@ -190,3 +190,12 @@ def test_what_is_trained_besides_tells_how_far_it_is(capsys):
         for record in told:
             watch(record)
     assert "x: training clients by themselves, pass 3/3\n" in capsys.readouterr().err
+
+
+def test_fine_tuning_is_called_that_while_it_goes_on(capsys):
+    told: list[dict[str, Any]] = []
+    fl.run(described(fine_tune=2), watch=told.append, progress=False)
+    assert told[-1] == {"tuned": 2, "of": 2}
+    with rounds("x", 3) as watch:
+        watch(told[-1])
+    assert capsys.readouterr().err == "x: fine-tuning each client's model, pass 2/2\n"

@@ -75,7 +75,10 @@ def test_a_disk_that_is_full_in_a_round_keeps_the_last_checkpoint(
         filler = fill(Path("disk"), 112)  # a checkpoint takes 36 kB, and two are kept
         ended = fedlens("run", "a.toml", "rounds=4", "--out", "disk/run", "-q")
         assert (ended.status, ended.out) == (1, "")
-        assert ended.err == "fedlens: [Errno 28] No space left on device\n"
+        assert ended.err == (
+            "fedlens: disk/run cannot be written (No space left on device): make room, and go on "
+            "with: fedlens resume disk/run\n"
+        )
         assert list(Path("disk/run/checkpoint").glob("state-*.json"))
         assert not list(Path("disk").rglob("*.part"))
         filler.unlink()

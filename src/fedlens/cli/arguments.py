@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import sys
@@ -49,6 +50,9 @@ def name_cluster(address: str | None, engines: Iterable[str]) -> None:
     if "ray" not in engines:
         raise ValueError(f"--ray-address {address} is for engine ray: add engine=ray, or leave it")
     os.environ["RAY_ADDRESS"] = address
+
+
+FULL = (errno.ENOSPC, errno.EDQUOT)  # how a disk says that it is
 
 
 @contextmanager

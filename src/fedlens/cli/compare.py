@@ -87,6 +87,8 @@ def compare_command(
         watching(quiet, progress.counted, "figures") as watch,
     ):
         found = compare(variants, by, target, out, watch, drawing)
+    if found.left_out:
+        print(f"fedlens: left out: runs that {printable(found.left_out)}", file=sys.stderr)
     if as_json:
         print(json.dumps([asdict(pair) for pair in found.pairs]))
         return

@@ -20,6 +20,7 @@ import click
 import typer
 import typer.core
 
+from fedlens.cli.arguments import FULL
 from fedlens.cli.bench import bench_command
 from fedlens.cli.compare import compare_command
 from fedlens.cli.data import data_app
@@ -202,6 +203,8 @@ def _machine_or_name(error: OSError) -> tuple[str, int]:
     if error.errno in MISNAMED and error.filename is not None:
         name = shortened(str(error.filename), 80)
         return f"{name}: {reason(error).lower()}: name a file or folder that can be there", 2
+    if error.errno in FULL:
+        return f"{reason(error)}: make room, and give the command again", 1
     return _first_line(error), 1
 
 

@@ -132,7 +132,12 @@ def export_command(
 
     chosen = kind or ENDINGS.get(out.suffix)
     if chosen is None:
-        raise ValueError(f"--out {out}: choose a --format, or let the name end in .onnx")
+        endings = ", ".join(ENDINGS)
+        raise ValueError(f"--out {out}: choose a --format, or let the name end in one of {endings}")
+    if ENDINGS.get(out.suffix, chosen) != chosen:
+        raise ValueError(
+            f"--out {out} ends as {ENDINGS[out.suffix]}, but --format is {chosen}: change one"
+        )
     if not out.parent.is_dir():
         raise ValueError(
             f"--out {out}: there is no folder {out.parent}: make it, or choose another"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import sys
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -97,6 +98,8 @@ def reproduce_command(
         only=only or (),
     )
     left = planned.left
+    if planned.recipe.stand_in and (only_plan or (left and not quiet)):
+        print(f"{planned.name}: {planned.recipe.stand_in}", file=sys.stderr, flush=True)
     if only_plan or (scale == "paper" and left and not quiet):
         _say_how_long(planned)
     if only_plan:
@@ -126,7 +129,8 @@ def _print(recipe: str, scale: ScaleName, done: Reproduced, as_json: bool) -> No
     if as_json:
         print(json.dumps(_summary(recipe, scale, done)))
         return
-    from fedlens.report.blocks import Table
+    from fedlens.recipes.page import OPENING
+    from fedlens.report.blocks import Table, Text
     from fedlens.report.numbers import format_number
     from fedlens.report.tables import table
 
@@ -137,6 +141,9 @@ def _print(recipe: str, scale: ScaleName, done: Reproduced, as_json: bool) -> No
                 table(block.header, [[format_number(cell) for cell in row] for row in block.rows])
                 + "\n"
             )
+    for block in done.blocks:  # below the numbers, so that nobody takes them for more than they are
+        if isinstance(block, Text) and block.title == OPENING:
+            print("\n".join(textwrap.fill(words, 80) for words in block.paragraphs) + "\n")
     for runs in itertools.islice(done.results.runs.values(), 1):
         print(f"runs: {runs[0].folder.parent}")
     print(f"page: {done.page}")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedlens.cli.arguments import (
+    FULL,
     DataFolder,
     ExperimentFile,
     Json,
@@ -26,7 +27,7 @@ from fedlens.cli.arguments import (
     terminal_columns,
     watching,
 )
-from fedlens.reading import printable
+from fedlens.reading import printable, reason
 
 if TYPE_CHECKING:
     from fedlens.report.artists import Artists
@@ -231,13 +232,19 @@ def _free(wanted: Path) -> Path:
 
 @contextmanager
 def _resume_hint(folder: Path) -> Iterator[None]:
-    """Print how to resume the run, should it be interrupted."""
+    """Say how to resume the run, should it be interrupted or the disk be full."""
     from fedlens.run_files import CHECKPOINT
 
+    command = f"fedlens resume {printable(str(folder))}"
     try:
         yield
     except KeyboardInterrupt:
         if (folder / CHECKPOINT).exists():
-            command = f"fedlens resume {printable(str(folder))}"
             print(f"\nfedlens: stopped; go on with: {command}", file=sys.stderr)
         raise
+    except OSError as error:
+        if error.errno not in FULL or not (folder / CHECKPOINT).exists():
+            raise
+        raise OSError(
+            f"{folder} cannot be written ({reason(error)}): make room, and go on with: {command}"
+        ) from error

@@ -59,14 +59,16 @@ def sweep_command(
     from fedlens.experiment import Experiment
     from fedlens.report.artists import artists
     from fedlens.runs import progress
-    from fedlens.runs.grid import combinations
+    from fedlens.runs.grid import combinations, naming, parse_axes
     from fedlens.runs.sweep import prepare
-    from fedlens.tables import parse_axis
 
     given = list(overrides or [])
     first_seed = Experiment.read(experiment, given).seed
-    changes = combinations(dict(map(parse_axis, axes or [])), seeds, first_seed)
-    points = {name: Experiment.read(experiment, given + own) for name, own in changes.items()}
+    changes = combinations(parse_axes(axes or [], given), seeds, first_seed)
+    points = {}
+    for name, own in changes.items():
+        with naming(name):
+            points[name] = Experiment.read(experiment, given + own)
     name_cluster(ray_address, {point.engine for point in points.values()})
     folder = out or Path("runs") / f"{experiment.stem}-sweep"
     with watching(quiet, progress.counted, "reading images") as reading:
@@ -118,5 +120,16 @@ def _finish(
         if names:
             count = f"{len(names)} of {len(results)} points"
             print(f"fedlens: {count} {words}: {printable(' '.join(names))}", file=sys.stderr)
+    names = [
+        name
+        for name, result in results.items()
+        if result.status == "finished" and result.summary.get("collapsed") is True
+    ]
+    if names:
+        print(
+            f"fedlens: in {len(names)} of {len(results)} points the model gives every image the "
+            f"same class: {printable(' '.join(names))}",
+            file=sys.stderr,
+        )
     statuses = {result.status for result in results.values()}
     raise SystemExit(0 if "finished" in statuses else EXIT[min(statuses, key=EXIT.__getitem__)])

@@ -129,6 +129,9 @@ def _refuse_twins(rows: Sequence[Row]) -> None:
 
 
 def _header(file: Path, header: list[str]) -> list[str]:
+    for sign, called in ((";", "semicolons"), ("\t", "tabs")):
+        if len(header) == 1 and set(NEEDED) <= {name.strip() for name in header[0].split(sign)}:
+            raise ValueError(f"{file}:1: {called} stand between columns: save it with commas")
     for name, times in Counter(header).items():
         if times > 1:
             raise ValueError(f"{file}:1: the column {name!r} stands twice: rename one")

@@ -59,11 +59,11 @@ class Survey:
         ]
 
     @property
-    def twins(self) -> list[tuple[Path, Path]]:
+    def twins(self) -> list[tuple[Seen, Seen]]:
         """Files with the same content: one may be trained on, and the other tested."""
-        first: dict[str, Path] = {}
-        pairs = [(first.setdefault(one.content, one.path), one.path) for one in self.seen]
-        return [(a, b) for a, b in pairs if a != b]
+        first: dict[str, Seen] = {}
+        pairs = [(first.setdefault(one.content, one), one) for one in self.seen]
+        return [(a, b) for a, b in pairs if a is not b]
 
     @property
     def deeper(self) -> Path | None:

@@ -15,6 +15,7 @@ from fedlens.report.pictures import is_drawn
 from fedlens.report.student import Estimate, estimate
 from fedlens.runs.records import Run, settings
 
+OPENING = "What was run"
 SAID = {
     "smoke": "This is a smoke test: a few rounds on the embedded images, to see that everything "
     "works. None of its numbers can be compared with the paper's.",
@@ -57,7 +58,7 @@ def opening(recipe: Recipe, results: Results) -> Text:
         )
     else:
         said = [recipe.stand_in or "The data are the paper's own. Nothing is trained."]
-    return Text(title="What was run", paragraphs=said)
+    return Text(title=OPENING, paragraphs=said)
 
 
 def _diverged(results: Results) -> str:

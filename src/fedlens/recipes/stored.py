@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import re
 import shutil
@@ -9,7 +10,7 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from fedlens.options import did_you_mean
 from fedlens.recipes import RECIPES, ScaleName
@@ -19,6 +20,7 @@ from fedlens.report.artists import Artists, Drawing
 from fedlens.run_files import read_experiment, read_manifest
 from fedlens.runs.records import Run, read, settings
 
+MADE_WITH = ("dataset", "model", "rounds")
 ROUNDS, PACKED = "rounds.jsonl", "rounds.jsonl.gz"
 
 
@@ -62,9 +64,31 @@ def restore(
             f"{stored} has no run of {name}, which would be called {some} and so on: name the "
             "folder of its runs"
         )
+    if not _fitting(recipe, runs) and (made_at := _scale_of(name, at, runs)):
+        raise ValueError(f"{stored} has runs of the scale {made_at}: add --scale {made_at}")
     seeds = sorted({run.manifest["seed"] for of_cell in found.values() for run in of_cell})
     recipe = replace(recipe, seeds=seeds, stand_in=f"{recipe.stand_in} {_from(stored)}".strip())
     return recipe, Results(at, found)
+
+
+def _scale_of(name: str, at: Scale, runs: Mapping[str, Run]) -> ScaleName | None:
+    """The scale that most of the runs were made at, if they were made at one."""
+    fitting: dict[ScaleName, int] = {}
+    for scale in get_args(ScaleName):
+        with contextlib.suppress(ValueError):  # it has no such data
+            fitting[scale] = _fitting(RECIPES[name](replace(at, name=scale)), runs)
+    best = max(fitting, key=fitting.__getitem__, default=None)
+    return best if best is not None and fitting[best] else None
+
+
+def _fitting(recipe: Recipe, runs: Mapping[str, Run]) -> int:
+    """How many runs have the data, the model and the rounds of their cells."""
+    return sum(
+        all(settings(run.experiment).get(key) == planned.get(key) for key in MADE_WITH)
+        for cell, experiment in recipe.cells.items()
+        for planned in [settings(experiment.plain())]
+        for run in _of_cell(cell, runs)
+    )
 
 
 def _from(stored: str | Path) -> str:

@@ -43,6 +43,7 @@ class Comparison:
     verdicts: list[str]  # is one better than another? In words, a pair each
     summary: str  # the verdict if there is one pair, else how many of them are more than chance
     page: Path
+    left_out: str = ""  # the runs that did not finish, if any
 
 
 def compare(
@@ -73,13 +74,14 @@ def compare(
     metric, measure = f"{part}_accuracy", f"{PART_NAMES[part]} accuracy"
     finished = [run for run in finished if run.final(metric) is not None]
     if not finished:
-        raise ValueError("no run finished with an accuracy: name runs that did")
+        raise ValueError(f"no run finished with an accuracy: name runs that did{_named(left_out)}")
     keys = [key.strip() for key in by.split(",")] if by else []
     names = [called[run.folder.resolve()] for run in finished] if called else None
     found = tasks(finished, keys, names)
     if all(len(task.variants) < 2 for task in found):
         raise ValueError(
             "there is nothing to compare: name runs of two or more variants of the same task"
+            + _named(left_out)
         )
     if part == "test":
         for task in found:
@@ -100,7 +102,8 @@ def compare(
     summary = summed_up(found, paired, measure)
     page = render_page(f"{' or '.join(variants)}?", summary, blocks, folder, watch, artists)
     verdicts = [pair.words(measure) for pair in paired]
-    return Comparison(found, paired, verdicts, summary, page)
+    told = _unfinished(left_out).strip() if left_out else ""
+    return Comparison(found, paired, verdicts, summary, page, told)
 
 
 def _check_same_tests(task: Task) -> None:
@@ -130,9 +133,15 @@ def summed_up(found: Sequence[Task], paired: Sequence[Pair], measure: str) -> st
 
 def _left_out(runs: Sequence[Run]) -> Iterator[Text]:
     if runs:
-        names = ", ".join(f"{run.name} ({run.status})" for run in runs)
-        told = f"Left out, since they did not finish: {names}."
-        yield Text(title="Not compared", paragraphs=[told])
+        yield Text(title="Not compared", paragraphs=[f"Left out, since they{_unfinished(runs)}."])
+
+
+def _named(runs: Sequence[Run]) -> str:
+    return f"; these{_unfinished(runs)}" if runs else ""
+
+
+def _unfinished(runs: Sequence[Run]) -> str:
+    return " did not finish: " + ", ".join(f"{run.name} ({run.status})" for run in runs)
 
 
 def _picture_of_differences(paired: Sequence[Pair], measure: str) -> Iterator[Intervals]:

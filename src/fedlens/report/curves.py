@@ -22,7 +22,8 @@ def curve_blocks(groups: Sequence[Group], part: str) -> Iterator[Block]:
         yield Curves(
             title="Relative accuracy",
             caption="Accuracy as a share of that of the run's centralised twin: the same model, "
-            "trained for as many examples by one client that holds everything.",
+            "trained by one client that holds everything, for as many examples: in whole passes, "
+            "at least one.",
             lines=off_if_many([_annotated(one, metric, percent=True) for one in groups]),
             y_label="relative accuracy",
             percent=True,

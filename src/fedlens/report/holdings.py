@@ -136,7 +136,8 @@ def class_blocks(groups: Sequence[Group]) -> Iterator[Block]:
         "Which share of a class's examples the final model recognises; behind the name, how many "
         "examples these are."
     )
-    sized = [f"{name} ({n:,})" for name, n in zip(classes, shown[0][1].sum(1), strict=True)]
+    sizes = _class_sizes(shown[0][0])
+    sized = [f"{name} ({n:,})" for name, n in zip(classes, sizes, strict=True)]
     if len(shown) == 1 and len(classes) <= MANY // 3:
         series = [Series("recall", recalls[0])]
         yield Bars(
@@ -301,9 +302,21 @@ def client_names(run: Run) -> list[str] | None:
     return [str(name) for name in named] if isinstance(named, list) else None
 
 
-def _confusion(one: Group) -> Array | None:  # [L, L + 1]
+def _confusions(one: Group) -> list[Array]:  # [L, L + 1] each
     found = [_matrix(run.evaluation.get("confusion")) for run in one.runs]
-    sound = [m for m in found if m is not None and m.shape[1] == len(m) + 1]
+    return [m for m in found if m is not None and m.shape[1] == len(m) + 1]
+
+
+def _class_sizes(one: Group) -> Array:  # [L]
+    """How many examples each class has: in a run, since repeats are tested on the same ones."""
+    sizes = [confusion.sum(1) for confusion in _confusions(one)]
+    alike = all(np.array_equal(sizes[0], others) for others in sizes)
+    total: Array = sizes[0] if alike else np.sum(sizes, axis=0)
+    return total
+
+
+def _confusion(one: Group) -> Array | None:  # [L, L + 1]
+    sound = _confusions(one)
     if not sound or len({matrix.shape for matrix in sound}) > 1:
         return None
     total: Array = np.sum(sound, axis=0)

@@ -67,8 +67,9 @@ class Pair:
         first, second, low, high = self.ahead()
         ahead = f"{points(abs(mean))} points of {measure}"
         if n == 1:
+            far = f"{ahead} above" if mean else f"with the same {measure} as"
             return (
-                f"{where}{first} came out {ahead} above {second} with seed {self.seeds[0]}. One "
+                f"{where}{first} came out {far} {second} with seed {self.seeds[0]}. One "
                 "pair of runs cannot tell merit from luck (n = 1): run both with more seeds."
             )
         if self.p is None:

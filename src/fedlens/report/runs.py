@@ -132,7 +132,15 @@ def headline(runs: Sequence[Run]) -> str:
         sentences.append(f"{one.name} was not evaluated{loss} {_end(one)}")
     if silent[NAMED:]:
         sentences.append(f"{len(silent) - NAMED} more were not evaluated")
+    sentences += _collapsed(runs)
     return ". ".join(sentences) + "."
+
+
+def _collapsed(runs: Sequence[Run]) -> list[str]:
+    """That models came to nothing, which an accuracy of a tenth does not say by itself."""
+    count = sum(run.status == "finished" and run.summary.get("collapsed") is True for run in runs)
+    where = "Its" if len(runs) == 1 else f"In {count} of {len(runs)} runs the"
+    return [f"{where} model gives every image the same class"] if count else []
 
 
 def _bars(groups: Sequence[Group], part: str) -> Iterator[Bars]:
@@ -297,7 +305,7 @@ def _facts(run: Run) -> list[str]:
     facts = [str(flat[key]) for key in ("dataset", "model") if key in flat]
     parameters, clients = run.manifest.get("parameters"), flat.get("clients.count")
     if isinstance(parameters, int):
-        facts.append(f"{parameters:,} parameters".replace(",", "\u202f"))
+        facts.append(f"{parameters:,} parameters")
     if clients is None and run.partition:
         clients = run.partition.get("num_clients")
     if clients is not None:

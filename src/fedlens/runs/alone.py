@@ -39,7 +39,8 @@ def check_clients_are_tested(setup: Setup) -> None:
 def by_client(setup: Setup, final: State, twin: Twin | None, watch: Watch | None) -> ByClient:
     """What the experiment asks of its clients, once the final model is there.
 
-    While they train, `watch` is called with each pass: `alone` is its number, `of` how many.
+    While they train, `watch` is called with each pass: `tuned` or `alone` is its number, `of` how
+    many there are.
     """
     evaluate, clients = setup.experiment.evaluate, range(setup.federation.num_clients)
     models = [final.params | final.buffers] * len(clients)
@@ -57,10 +58,12 @@ def by_client(setup: Setup, final: State, twin: Twin | None, watch: Watch | None
         try:
             if evaluate.fine_tune:  # with the last numbers of a schedule: it goes on from there
                 program = plain.program_of(plain.experiment.rounds - 1)
-                tuned = _accuracy(setup, plain, models, [program] * evaluate.fine_tune, watch)
+                tuned = _accuracy(
+                    setup, plain, models, [program] * evaluate.fine_tune, "tuned", watch
+                )
             if evaluate.local_only:
                 passes = [plain.program_of(number) for number in range(plain.experiment.rounds)]
-                alone = _accuracy(setup, plain, None, passes, watch)
+                alone = _accuracy(setup, plain, None, passes, "alone", watch)
         finally:
             plain.engine.close()
     return ByClient(federated, tuned, alone, central)
@@ -71,6 +74,7 @@ def _accuracy(
     plain: Setup,
     starts: list[Tree] | None,
     passes: list[ClientProgram],
+    told_as: str,
     watch: Watch | None,
 ) -> Tensor:  # [K]
     """How good clients are after so many passes, each from its start or from the initial model."""
@@ -91,7 +95,7 @@ def _accuracy(
             states = _one_pass(plain, program, federations, states)
             done += 1
             if watch is not None:
-                watch({"alone": done, "of": total})
+                watch({told_as: done, "of": total})
         for state, client in zip(states, some.tolist(), strict=True):
             found[client] = _tested(setup, client, state.params | state.buffers)
     return found

@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from fedlens.experiment import Experiment
-from fedlens.tables import apply_override, to_value
+from fedlens.tables import apply_override, parse_axis, to_value
 
 
 def grid(
@@ -19,10 +20,20 @@ def grid(
 
     Each of them is repeated with `seeds` seeds, counted from that of `base`.
     """
-    return {
-        name: _changed(base, changes)
-        for name, changes in combinations(axes, seeds, base.seed).items()
-    }
+    points = {}
+    for name, changes in combinations(axes, seeds, base.seed).items():
+        with naming(name):
+            points[name] = _changed(base, changes)
+    return points
+
+
+@contextmanager
+def naming(point: str) -> Iterator[None]:
+    """What is wrong with a point of a sweep is told with its name."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{error} (point {point})") from error
 
 
 def combinations(
@@ -37,6 +48,8 @@ def combinations(
     if not axes:
         raise ValueError("a sweep needs values to go through: give a grid, or a number of seeds")
     for key, choice in axes.items():
+        if isinstance(choice, str) or not isinstance(choice, Sequence):
+            raise ValueError(f"{key} is given {choice!r}: give its values in a list")
         if not choice:
             raise ValueError(f"{key} has no values: give at least one")
     endings = Counter(key.rpartition(".")[2] for key in axes)
@@ -52,10 +65,25 @@ def combinations(
     return points
 
 
+def parse_axes(axes: Sequence[str], overrides: Sequence[str] = ()) -> dict[str, list[Any]]:
+    """Keys with their values, from `local.lr=0.01,0.1`; none may be set twice, or fixed besides."""
+    found: dict[str, list[Any]] = {}
+    for key, values in map(parse_axis, axes):
+        if key in found:
+            raise ValueError(f"{key} has two grids: give all its values in one, {key}=A,B")
+        found[key] = values
+    for override in overrides:
+        key = override.partition("=")[0].strip()
+        if key in found:
+            raise ValueError(f"{override} is for all points, but {key} has a grid: leave one out")
+    return found
+
+
 def _word(value: Any) -> str:
     """A value as a part of a folder's name."""
     text = value if isinstance(value, str) else to_value(value)
-    return re.sub(r"[^\w.+-]+", "-", text).strip("-").removeprefix("name-")
+    text = text.replace("{ name = ", "")  # of an algorithm with options, also in a list
+    return re.sub(r"[^\w.+-]+", "-", text).strip("-")
 
 
 def _changed(base: Experiment, overrides: Sequence[str]) -> Experiment:

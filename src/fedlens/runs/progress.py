@@ -20,6 +20,7 @@ BAR_SECONDS = 0.5  # that something takes before it has a bar
 ASIDE = {
     "decoded": "reading images",
     "twin": "training its centralised twin, pass",
+    "tuned": "fine-tuning each client's model, pass",
     "alone": "training clients by themselves, pass",
     "drawn": "drawing examples anew for intervals,",
 }
@@ -164,7 +165,8 @@ def _lines(title: str, total: int, done: int) -> Watch:
         if is_aside(record):
             number, of = _passes(record)
             aside_since = now if number == 1 else aside_since
-            is_long = "twin" in record or "alone" in record  # others are often over at once
+            # Others are often over at once.
+            is_long = any(key in record for key in ("twin", "tuned", "alone"))
             is_end = is_long and number in (1, of)
             if now - last_print >= PLAIN_SECONDS or is_end:
                 last_print = now

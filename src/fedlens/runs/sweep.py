@@ -29,6 +29,7 @@ from fedlens.run_files import (
 )
 from fedlens.runs.active import Watch
 from fedlens.runs.folder import RunFolder, check_free
+from fedlens.runs.grid import naming
 from fedlens.runs.points import Point, build_point, into_stacks, run_stacks, sharing
 from fedlens.runs.progress import all_of, counted, decoding, is_aside, rounds, shown
 from fedlens.runs.result import Result
@@ -185,7 +186,8 @@ def prepare(
                 kept[name] = _result(before)
                 continue
             described = as_begun(experiment, read_manifest(folder))
-        setup = build_point(described, data, loaded, watch)
+        with naming(name):
+            setup = build_point(described, data, loaded, watch)
         made.append(Point(name, experiment, sharing(setup, made), folder, overwrite))
     total = sum(experiment.rounds for experiment in points.values())
     folder = Path(data) if data is not None else None

@@ -16,6 +16,7 @@ from fedlens.engines import Engine
 from fedlens.experiment import Experiment
 from fedlens.federation import Dataset, Examples, Federation, Holdings
 from fedlens.models.weights import Loaded
+from fedlens.names import LOSSES
 from fedlens.network.network import Network
 from fedlens.network.ops import has_triton, loading_triton
 from fedlens.reporting.reports import Clock
@@ -32,6 +33,7 @@ from fedlens.setup.data import (
 )
 from fedlens.setup.devices import devices_of, precision_of
 from fedlens.setup.engine import engine_of
+from fedlens.setup.loss import try_loss
 from fedlens.setup.memory import demand_memory
 from fedlens.setup.network import make_network
 
@@ -121,6 +123,12 @@ def build(
     network, weights = make_network(experiment, dataset)
     if not all(bool(p.isfinite().all()) for p in network.params.values()):
         raise ValueError("the model starts with numbers that are not finite: initialise it anew")
+    if experiment.loss.name not in LOSSES:
+        some = (dataset.train if len(dataset.train) else dataset.test).images[:1]
+        logits = network.predict(network.params, network.buffers, some)
+        try_loss(
+            algorithm.objective.loss, experiment.loss.name, logits.shape[1], dataset.num_classes
+        )
     algorithm.combine.check(network.layout)
     clocked = needs_clock(experiment, algorithm)
     program = ClientProgram(algorithm, network.layout, experiment.augment, guarded=clocked)

@@ -20,6 +20,8 @@ def labels_of(examples: Examples, num_classes: int, num_clients: int) -> Array: 
     labels: Array = examples.labels.cpu().numpy()
     if num_clients < 1:
         raise ValueError(f"{num_clients} clients: choose at least 1")
+    if not len(labels):
+        raise ValueError("there are no training examples: give the data set some")
     if num_clients > len(labels):
         raise ValueError(
             f"{num_clients} clients but {len(labels)} examples: "

@@ -89,6 +89,8 @@ def stand_in(*populations: Population) -> str:
         for one in populations
         if one.is_stand_in
     ]
+    if words:
+        words.append("Numbers on other data cannot be compared with the published ones.")
     for one in populations:
         if not one.is_stand_in:
             words.append(
