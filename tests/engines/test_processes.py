@@ -161,8 +161,9 @@ def test_what_is_sent_besides_may_be_larger_than_anyone_could_know(options):
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
 
 
-def test_workers_with_devices_predict_what_this_process_would():
-    engine, program, federation, state = forked(BASE, devices=[CPU] * 2)
+@pytest.mark.parametrize("options", [{"workers": 2}, {"devices": [CPU] * 2}])
+def test_workers_predict_what_this_process_would(options):
+    engine, program, federation, state = forked(BASE, **options)
     examples, model = federation.examples, state.params | state.buffers
     batches: list[Which] = [slice(0, 7), torch.tensor([5, 3, 60]), slice(63, 73)]
     try:
@@ -177,12 +178,18 @@ def test_workers_with_devices_predict_what_this_process_would():
         torch.testing.assert_close(mine, theirs)
 
 
-def test_without_devices_this_process_predicts_and_so_it_does_without_workers():
-    for options in ({"workers": 2}, {"devices": [CPU] * 2}):
-        engine, _, federation, state = forked(BASE, **options)
+def test_this_process_predicts_where_there_are_no_workers_or_only_one():
+    for options in ({"workers": 2}, {"devices": [CPU] * 2}, {"workers": 1}):
+        engine, program, federation, state = forked(BASE, **options)
         model = state.params | state.buffers
-        (found,) = engine.predict(model, federation.examples, [slice(0, 5)])
-        assert engine.busy_seconds == 0
+        try:
+            if engine.num_workers == 1:
+                run_round(program, federation, engine, state, seed=0)
+            before = engine.busy_seconds
+            (found,) = engine.predict(model, federation.examples, [slice(0, 5)])
+            assert engine.busy_seconds == before
+        finally:
+            engine.close()
         assert len(found) == 5
 
 

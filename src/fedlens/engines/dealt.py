@@ -105,6 +105,11 @@ class Dealt(Engine):
         return self.devices
 
     @property
+    def workers_predict(self) -> bool:
+        """Whether workers predict, once they are there: they do if this process has no devices."""
+        return bool(self.devices)
+
+    @property
     def busy_seconds(self) -> float:
         return self._crew.busy_seconds if self._crew is not None else 0.0
 
@@ -120,9 +125,8 @@ class Dealt(Engine):
     def predict(
         self, model: Tree, examples: Examples, batches: Sequence[Which]
     ) -> Iterator[Tensor]:
-        """Workers predict if they are there and have other devices than this process."""
         number = next((n for n, known in enumerate(self.known) if known is examples), None)
-        if not self.devices or self._crew is None or number is None:
+        if not self.workers_predict or self._crew is None or number is None:
             yield from super().predict(model, examples, batches)
             return
         yield from self._watched(self._crew.predict(model, number, batches))

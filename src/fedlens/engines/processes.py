@@ -41,7 +41,7 @@ def num_cores() -> int:
 class Processes(Dealt):
     """`workers` processes of one thread, or one for each of the `devices`.
 
-    `others` are examples that no client trains on: with devices, workers can predict these, too.
+    `others` are examples that no client trains on: workers predict these, too.
     """
 
     name: ClassVar[str] = "processes"
@@ -65,6 +65,11 @@ class Processes(Dealt):
     @property
     def num_workers(self) -> int:
         return self._num_workers
+
+    @property
+    def workers_predict(self) -> bool:
+        # On a CPU each is one thread, which waits for no other, as those of one operation do.
+        return bool(self.devices) or self.num_workers > 1
 
     def device_name(self, device: torch.device) -> str:
         return gpu_names()[device.index]  # this process asks it nothing
