@@ -14,7 +14,7 @@ from fedlens.recipes.hsu2020.figure4_pilot import Point, best
 from fedlens.recipes.hsu2020.figure8 import momenta, panels, rates
 from fedlens.recipes.hsu2020.setting import schedule
 from fedlens.recipes.page import opening
-from fedlens.recipes.recipe import Results, Scale
+from fedlens.recipes.recipe import EMBEDDED, Results, Scale
 from fedlens.recipes.reproduce import reproduce
 from fedlens.report.blocks import Curves, Strip, Table
 
@@ -42,6 +42,20 @@ def test_runs_from_pretraining_and_from_scratch_have_virtual_clients(item, paper
     federated = [cell for name, cell in cells.items() if ", K " in name]
     assert len(federated) == 8
     assert all("fedvc" in named(cell) for cell in federated)
+
+
+@pytest.mark.parametrize("here", [{"cifar10"}, {"cifar10", "cifar100"}, set()])
+def test_weights_of_pretraining_fit_the_images_of_those_that_start_from_them(here, monkeypatch):
+    """Models for embedded images, which are gray, cannot go on with those of CIFAR-10."""
+    monkeypatch.setattr(Scale, "has", lambda _, name: name in here)
+    recipe = RECIPES["hsu2020/table5"](Scale("small"))
+    gray = {name: cell.dataset.name == EMBEDDED for name, cell in recipe.cells.items()}
+    assert len(set(gray.values())) == 1
+    starts = {name.split(", ")[0] for name in recipe.cells}
+    if here == {"cifar10"}:
+        assert starts == {"scratch"} and "only the runs from scratch" in recipe.stand_in
+    else:
+        assert starts == {"pretraining", "pretrained", "scratch"}
 
 
 def test_rounds_are_known_to_two_percent_and_budgets_exactly():
