@@ -71,6 +71,9 @@ HIGH = {"count": 10, "per_round": 3, "partition": {"name": "proportions", "sizes
         # The client with 91%, 109 examples, stands in 0.91 of the places of a cohort.
         ({"algorithm": {"name": "fedprox", "sampling": "by-size"}, "clients": HIGH}, 10),
         ({"clients": HIGH}, 1),
+        # A round is over when so many have arrived, however many train: 24 x 2 x 20, 24 x 20.
+        ({"rounds": 24, "algorithm": {"name": "fedbuff", "buffer": 2}}, 8),
+        ({"rounds": 24, "algorithm": "fedasync"}, 4),
     ],
 )
 def test_the_twin_processes_as_many_examples_as_the_clients_of_all_rounds(changes, passes):

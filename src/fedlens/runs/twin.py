@@ -6,8 +6,9 @@ algorithm: one optimiser that is never reset, normalisation layers that nobody k
 
 Its budget is the run's. The clients of all rounds together are planned to process so many
 examples (rounds x cohort x what a client processes in a round, on average over all clients, each by
-the chance with which it is drawn); the twin makes as many passes over its examples as that comes
-to, rounded, and one at the least. A schedule of local training is stretched over these.
+the chance with which it is drawn; where rounds wait for nobody, the cohort are the updates that
+one takes); the twin makes as many passes over its examples as that comes to, rounded, and one at
+the least. A schedule of local training is stretched over these.
 """
 
 from __future__ import annotations
@@ -228,7 +229,9 @@ def _num_processed(setup: Setup) -> float:
     by_size = isinstance(algorithm.select, BySize)  # then large clients train more often
     chance = federation.sizes(0).double() if by_size else torch.ones_like(processed)
     mean = float(processed @ chance / chance.sum().clamp(min=1))
-    return experiment.rounds * experiment.clients.cohort * mean
+    pace = algorithm.pace
+    updates = experiment.clients.cohort if pace is None else pace.buffer  # of a round
+    return experiment.rounds * updates * mean
 
 
 def _key(setup: Setup, tests: ClientTests | None) -> str:
