@@ -184,6 +184,23 @@ def test_a_page_names_the_runs_that_diverged(tmp_path):
     assert [line.note for line in curves.lines] == ["", "diverged at α 0"]
 
 
+def test_what_diverges_is_worth_a_guess_in_figure_8(tmp_path):
+    """However good it was before: the figure is of settings that last."""
+    done = reproduce("hsu2020/figure8", "smoke", tmp_path / "out")
+    cell = "cifar10, K 2, E 1, α 100, η_eff 0.1, 1-β 1"
+    (run,) = done.results.runs[cell]
+    ended = replace(run, summary=run.summary | {"status": "diverged"})
+    results = Results(done.results.scale, {**done.results.runs, cell: [ended]})
+    recipe = RECIPES["hsu2020/figure8"](results.scale)
+    grid = next(b for b in recipe.blocks(results) if getattr(b, "title", "").endswith("α = 100"))
+    names = "cifar10, centralised", cell.replace("0.1", "0.01")
+    whole, slower = (results.runs[name][0].summary["final"]["test_accuracy"] for name in names)
+    assert grid.z[1][1] == pytest.approx(0.1 / whole)
+    assert grid.z[0][1] == pytest.approx(slower / whole)
+    (said,) = (one for one in opening(recipe, results).paragraphs if "diverged" in one)
+    assert said.endswith("diverged: " + cell + ". Such a run counts as guessing does.")
+
+
 def test_figure_10_has_the_spread_over_splits(tmp_path):
     done = reproduce("hsu2020/figure10", "smoke", tmp_path / "out")
     table = next(block for block in done.blocks if isinstance(block, Table))
