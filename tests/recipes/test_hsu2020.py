@@ -4,6 +4,8 @@ import importlib
 import itertools
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ from fedlens.recipes import RECIPES
 from fedlens.recipes.hsu2020.figure1 import furthest_apart
 from fedlens.recipes.hsu2020.figure4_pilot import Point, best
 from fedlens.recipes.hsu2020.figure8 import momenta, panels, rates
-from fedlens.recipes.hsu2020.setting import schedule
+from fedlens.recipes.hsu2020.setting import at_budgets, schedule
 from fedlens.recipes.page import opening
 from fedlens.recipes.recipe import EMBEDDED, Results, Scale
 from fedlens.recipes.reproduce import reproduce
@@ -78,6 +80,21 @@ def test_every_run_of_table_2_spends_its_budgets(tmp_path, monkeypatch):
     for which, largest in (("geo", 11.39), ("user", 3.13)):  # batches a round, of the stand-ins
         assert cells[f"{which}, FedAvg"].rounds * largest >= 50_000
         assert cells[f"{which}, FedAvg, FedVC"].rounds * 4 >= 50_000
+
+
+def test_a_mean_over_some_of_the_seeds_says_so():
+    """Runs that broke off before a budget are not silently left to those that lived."""
+
+    def run(rounds):
+        return SimpleNamespace(rounds=[{"round": r, "test_accuracy": 0.5} for r in rounds])
+
+    runs: Any = {"a cell": [run((1, 2, 3)), run((1, 2)), run((1, 2, 3))]}
+    rows = [(("FedAvg",), "a cell", (31.3, 39.7, 43.9))]
+    table = at_budgets(Results(Scale("smoke"), runs), rows, of=("method",), title="at rounds")
+    assert [row[2::2] for row in table.rows] == [
+        ["50.0 ± 0.0", "50.0 ± 0.0", "50.0 ± 0.0 (2 of 3)"]
+    ]
+    assert "2 of 3: so many of the runs got so far." in table.caption
 
 
 def test_figure_6c_is_relative_and_has_the_users(tmp_path):
