@@ -155,6 +155,24 @@ def test_a_resized_crop_of_a_ramp_is_a_part_of_it_stretched():
     assert float(out.min()) >= 0 and float(out.max()) <= 63
 
 
+@pytest.mark.parametrize("least", [0.08, 0.9, 1.0])
+def test_a_resized_crop_has_the_area_and_the_shape_that_it_may_have(least):
+    """Areas are spread evenly (Szegedy et al., 2015), also where few shapes still fit."""
+    count, side = 4000, 8
+    ramp = torch.arange(side, dtype=torch.float64)
+    images = torch.stack([ramp.expand(side, side), ramp[:, None].expand(side, side)])
+    client_keys = keys.fold(keys.root(1), torch.arange(1))
+    out = Augment(resized=least)(images.expand(1, count, 2, side, side), client_keys)[0]
+    wide = out[:, 0, 4, 5] - out[:, 0, 4, 4]  # one pixel on, in pixels of the image
+    tall = out[:, 1, 5, 4] - out[:, 1, 4, 4]
+    area, shape = wide * tall, wide / tall
+    assert float(area.min()) >= least - 1e-6 and float(area.max()) <= 1 + 1e-6
+    assert float(shape.min()) >= 3 / 4 - 1e-6 and float(shape.max()) <= 4 / 3 + 1e-6
+    spread = (1 - least) / 12**0.5
+    assert abs(float(area.mean()) - (1 + least) / 2) <= 5 * spread / count**0.5 + 1e-6
+    assert abs(float(shape.log().mean())) < 0.02
+
+
 @settings(deadline=None, max_examples=20)
 @given(st.floats(0.05, 1), st.floats(1, 2), st.permutations(range(4)))
 def test_a_client_is_resized_the_same_whoever_stands_beside_it(resized, aspect, order):

@@ -227,6 +227,18 @@ def test_fednova_with_fedprox_minimises_what_was_asked_for(momentum):
     assert moved(right.weigh) < 0.02 < 1 < moved(BySteps(momentum))
 
 
+def test_fednova_refuses_momentum_that_is_kept():
+    """From rest, 20 steps lead further than ten times 2; with the momentum of before, just so.
+
+    So its weights would be wrong from the second round on, and with them the optimum.
+    """
+    kept = replace(plain(2, momentum=0.9), reset=False)
+    for papers in ((fednova(),), (fednova(), fedprox(0.1)), (fedprox(0.1), fednova())):
+        with pytest.raises(ValueError, match="from rest"):
+            compose(kept, *papers)
+    compose(replace(plain(2), reset=False), fednova())  # there is none to keep
+
+
 def test_fednova_refuses_what_it_has_no_steps_for():
     with pytest.raises(ValueError, match="choose a number from 0 to below 1"):
         compose(plain(2, momentum=1.0), fednova())

@@ -1,5 +1,6 @@
 """Paper 1's recipes: who was drawn, FedProx in both forms, networks alone compared."""
 
+import itertools
 import re
 from types import SimpleNamespace
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 
 from fedlens.recipes import RECIPES
 from fedlens.recipes.fedavg_cifar10.architectures import NETWORKS, PRETRAINED
+from fedlens.recipes.fedavg_cifar10.fedprox import ALIKE
 from fedlens.recipes.fedavg_cifar10.figure16 import apart
 from fedlens.recipes.fedavg_cifar10.figure18 import drawn
 from fedlens.recipes.recipe import Results, Scale
@@ -43,6 +45,14 @@ def test_bars_have_two_decimals(figure18):
     assert re.fullmatch(r"\d+\.\d\d%", bars.format(bars.series[0].heights[0]))
     errors = bars.series[0].errors
     assert errors is not None and f"± {bars.format(errors[0])}" in bars.words()
+
+
+def test_what_the_largest_client_weighs_in_both_forms_of_fedprox():
+    sizes = [500] * 9 + [45_500]
+    cohorts = list(itertools.combinations(range(10), 5))
+    drawn_alike = sum(sizes[9] / sum(sizes[k] for k in c) for c in cohorts if 9 in c) / len(cohorts)
+    assert pytest.approx(drawn_alike) == ALIKE
+    assert sizes[9] / sum(sizes) == 0.91
 
 
 def test_fedprox_is_also_run_as_printed(monkeypatch):

@@ -4,6 +4,8 @@ import importlib
 import itertools
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -12,9 +14,9 @@ from fedlens.recipes import RECIPES
 from fedlens.recipes.hsu2020.figure1 import furthest_apart
 from fedlens.recipes.hsu2020.figure4_pilot import Point, best
 from fedlens.recipes.hsu2020.figure8 import momenta, panels, rates
-from fedlens.recipes.hsu2020.setting import schedule
+from fedlens.recipes.hsu2020.setting import at_budgets, schedule
 from fedlens.recipes.page import opening
-from fedlens.recipes.recipe import Results, Scale
+from fedlens.recipes.recipe import EMBEDDED, Results, Scale
 from fedlens.recipes.reproduce import reproduce
 from fedlens.report.blocks import Curves, Strip, Table
 
@@ -44,6 +46,20 @@ def test_runs_from_pretraining_and_from_scratch_have_virtual_clients(item, paper
     assert all("fedvc" in named(cell) for cell in federated)
 
 
+@pytest.mark.parametrize("here", [{"cifar10"}, {"cifar10", "cifar100"}, set()])
+def test_weights_of_pretraining_fit_the_images_of_those_that_start_from_them(here, monkeypatch):
+    """Models for embedded images, which are gray, cannot go on with those of CIFAR-10."""
+    monkeypatch.setattr(Scale, "has", lambda _, name: name in here)
+    recipe = RECIPES["hsu2020/table5"](Scale("small"))
+    gray = {name: cell.dataset.name == EMBEDDED for name, cell in recipe.cells.items()}
+    assert len(set(gray.values())) == 1
+    starts = {name.split(", ")[0] for name in recipe.cells}
+    if here == {"cifar10"}:
+        assert starts == {"scratch"} and "only the runs from scratch" in recipe.stand_in
+    else:
+        assert starts == {"pretraining", "pretrained", "scratch"}
+
+
 def test_rounds_are_known_to_two_percent_and_budgets_exactly():
     evaluate = schedule(Scale("paper"), 50_000)
     due = [r for r in range(1, 50_001) if evaluate.is_due(r, 50_000)]
@@ -64,6 +80,21 @@ def test_every_run_of_table_2_spends_its_budgets(tmp_path, monkeypatch):
     for which, largest in (("geo", 11.39), ("user", 3.13)):  # batches a round, of the stand-ins
         assert cells[f"{which}, FedAvg"].rounds * largest >= 50_000
         assert cells[f"{which}, FedAvg, FedVC"].rounds * 4 >= 50_000
+
+
+def test_a_mean_over_some_of_the_seeds_says_so():
+    """Runs that broke off before a budget are not silently left to those that lived."""
+
+    def run(rounds):
+        return SimpleNamespace(rounds=[{"round": r, "test_accuracy": 0.5} for r in rounds])
+
+    runs: Any = {"a cell": [run((1, 2, 3)), run((1, 2)), run((1, 2, 3))]}
+    rows = [(("FedAvg",), "a cell", (31.3, 39.7, 43.9))]
+    table = at_budgets(Results(Scale("smoke"), runs), rows, of=("method",), title="at rounds")
+    assert [row[2::2] for row in table.rows] == [
+        ["50.0 ± 0.0", "50.0 ± 0.0", "50.0 ± 0.0 (2 of 3)"]
+    ]
+    assert "2 of 3: so many of the runs got so far." in table.caption
 
 
 def test_figure_6c_is_relative_and_has_the_users(tmp_path):
@@ -168,6 +199,23 @@ def test_a_page_names_the_runs_that_diverged(tmp_path):
     assert not any("diverged" in one for one in opening(recipe, done.results).paragraphs)
     curves = next(block for block in recipe.blocks(results) if isinstance(block, Curves))
     assert [line.note for line in curves.lines] == ["", "diverged at α 0"]
+
+
+def test_what_diverges_is_worth_a_guess_in_figure_8(tmp_path):
+    """However good it was before: the figure is of settings that last."""
+    done = reproduce("hsu2020/figure8", "smoke", tmp_path / "out")
+    cell = "cifar10, K 2, E 1, α 100, η_eff 0.1, 1-β 1"
+    (run,) = done.results.runs[cell]
+    ended = replace(run, summary=run.summary | {"status": "diverged"})
+    results = Results(done.results.scale, {**done.results.runs, cell: [ended]})
+    recipe = RECIPES["hsu2020/figure8"](results.scale)
+    grid = next(b for b in recipe.blocks(results) if getattr(b, "title", "").endswith("α = 100"))
+    names = "cifar10, centralised", cell.replace("0.1", "0.01")
+    whole, slower = (results.runs[name][0].summary["final"]["test_accuracy"] for name in names)
+    assert grid.z[1][1] == pytest.approx(0.1 / whole)
+    assert grid.z[0][1] == pytest.approx(slower / whole)
+    (said,) = (one for one in opening(recipe, results).paragraphs if "diverged" in one)
+    assert said.endswith("diverged: " + cell + ". Such a run counts as guessing does.")
 
 
 def test_figure_10_has_the_spread_over_splits(tmp_path):

@@ -55,6 +55,9 @@ def test_the_twin_of_centralised_training_is_that_run():
     assert all(torch.equal(central.model[name], t) for name, t in result.model.items())
 
 
+HIGH = {"count": 10, "per_round": 3, "partition": {"name": "proportions", "sizes": "high"}}
+
+
 @pytest.mark.parametrize(
     ("changes", "passes"),
     [
@@ -65,6 +68,12 @@ def test_the_twin_of_centralised_training_is_that_run():
         ({"clients": fl.Clients(count=6, per_round=3, holdout=0.5)}, 2),  # 10 examples, of 60
         ({"algorithm": {"name": "fedvc", "size": 64}, "local": {"batch_size": 32}}, 6),  # 768 / 120
         ({"clients": {"count": 5, "partition": {"name": "fresh", "per_class": 8}}}, 4),  # 480 / 120
+        # The client with 91%, 109 examples, stands in 0.91 of the places of a cohort.
+        ({"algorithm": {"name": "fedprox", "sampling": "by-size"}, "clients": HIGH}, 10),
+        ({"clients": HIGH}, 1),
+        # A round is over when so many have arrived, however many train: 24 x 2 x 20, 24 x 20.
+        ({"rounds": 24, "algorithm": {"name": "fedbuff", "buffer": 2}}, 8),
+        ({"rounds": 24, "algorithm": "fedasync"}, 4),
     ],
 )
 def test_the_twin_processes_as_many_examples_as_the_clients_of_all_rounds(changes, passes):

@@ -54,7 +54,7 @@ def fedasync(
     Args:
         alpha: how much a fresh model counts.
         staleness: how that falls with the model's age.
-        a: how fast.
+        a: how fast; with a hinge 10 is customary.
         b: of a hinge, the age at which it begins to.
     """
     up_to_one(alpha, "fedasync: alpha")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedlens.algorithm import Algorithm, below_one, paper
-from fedlens.core import Cohort, Number
+from fedlens.core import Cohort, Number, is_on
 from fedlens.slots import LocalStep, Weigh
 
 
@@ -50,4 +50,10 @@ class BySteps(Weigh):
 @paper
 def fednova(base: Algorithm) -> Algorithm:
     """Count every client as if all had taken the same steps."""
+    step = base.local_step
+    if not base.reset and step is not None and is_on(step.momentum):
+        raise ValueError(
+            "fednova weighs steps that begin from rest: leave local.reset = false out, or set "
+            "local.momentum = 0"
+        )
     return replace(base, weigh=BySteps())

@@ -30,15 +30,17 @@ def crop_and_flip(images: Tensor, row_key: Tensor, crop: int, flip: bool) -> Ten
 def resize_parts(images: Tensor, row_key: Tensor, least: float, aspect: float) -> Tensor:
     """A random part of each image, stretched to the whole by bilinear interpolation.
 
-    It has between the share `least` of its area and all of it, and is between `aspect` and 1 /
-    `aspect` in shape.
+    It has between the share `least` of its area and all of it, each share as likely, and is between
+    `aspect` and 1 / `aspect` in shape, as far as that fits.
     """
     height, width = images.shape[-2:]
     # In float64: roots and powers round in another way where more images stand side by side.
     area, shape, x, y = (keys.uniform(keys.fold(row_key, i)).flatten() for i in range(4))
-    area = least + (1 - least) * area
-    stretch = aspect ** (shape - 0.5)  # the root of the ratio of the sides
-    wide, tall = ((area.sqrt() * s).clamp(max=1) for s in (stretch, 1 / stretch))
+    side = (least + (1 - least) * area).sqrt()
+    # A part that is longer than the image would be cut off there, and smaller than was drawn.
+    longest = (1 / side).clamp(max=aspect**0.5)
+    stretch = longest ** (2 * shape - 1)  # the root of the ratio of the sides
+    wide, tall = ((side * s).clamp(max=1) for s in (stretch, 1 / stretch))  # else off by rounding
     left, top = x * (1 - wide), y * (1 - tall)  # as shares of the sides, like `wide` and `tall`
     across = (torch.arange(width, device=images.device) + 0.5) / width
     down = (torch.arange(height, device=images.device) + 0.5) / height

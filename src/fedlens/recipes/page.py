@@ -41,7 +41,7 @@ def opening(recipe: Recipe, results: Results) -> Text:
             said.append(
                 f"{count} of the {len(recipe.cells)} experiments are here. Not run yet: {some}."
             )
-        if diverged := _diverged(results):
+        if diverged := _diverged(results, recipe.of_diverged):
             said.append(diverged)
         numbers = sorted({len(of_cell) for of_cell in results.runs.values()})
         seeds = f"{numbers[0]}" if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
@@ -61,8 +61,8 @@ def opening(recipe: Recipe, results: Results) -> Text:
     return Text(title=OPENING, paragraphs=said)
 
 
-def _diverged(results: Results) -> str:
-    """Which experiments had runs that diverged, if any."""
+def _diverged(results: Results, shown: str) -> str:
+    """Which experiments had runs that diverged, if any, and what is shown of them."""
     ended = {
         cell: count
         for cell, runs in results.runs.items()
@@ -72,10 +72,9 @@ def _diverged(results: Results) -> str:
         return ""
     count, of = sum(ended.values()), sum(map(len, results.runs.values()))
     some = f"{'; '.join(list(ended)[:3])}{' and so on' if len(ended) > 3 else ''}"
-    return (
-        f"{count} of {of} run{'' if of == 1 else 's'} diverged: {some}. What is shown of "
-        f"{'it' if count == 1 else 'them'} was evaluated before that."
-    )
+    them = "it" if count == 1 else "them"
+    shown = shown or f"What is shown of {them} was evaluated before that."
+    return f"{count} of {of} run{'' if of == 1 else 's'} diverged: {some}. {shown}"
 
 
 def led_by_a_figure(blocks: Sequence[Block], told: Text) -> list[Block]:

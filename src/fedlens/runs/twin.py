@@ -5,9 +5,10 @@ the examples of all clients together, as they see them. It is plain training, wh
 algorithm: one optimiser that is never reset, normalisation layers that nobody keeps apart.
 
 Its budget is the run's. The clients of all rounds together are planned to process so many
-examples (rounds x cohort x what a client processes in a round, on average over all clients); the
-twin makes as many passes over its examples as that comes to, rounded, and one at the least. A
-schedule of local training is stretched over these.
+examples (rounds x cohort x what a client processes in a round, on average over all clients, each by
+the chance with which it is drawn; where rounds wait for nobody, the cohort are the updates that
+one takes); the twin makes as many passes over its examples as that comes to, rounded, and one at
+the least. A schedule of local training is stretched over these.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from fedlens.federation import Examples, Fixed, Holdings
 from fedlens.files import write_atomically
 from fedlens.names import ANNEALS, LOSSES, OPTIMIZERS, SCHEDULES
 from fedlens.options import find
+from fedlens.pieces import BySize
 from fedlens.runs.active import Watch, train
 from fedlens.runs.evaluate import Twin, primary_part, tested_by_client
 from fedlens.runs.folder import to_json
@@ -219,12 +221,17 @@ def _num_processed(setup: Setup) -> float:
     """How many examples the clients of all rounds are planned to process."""
     experiment, federation = setup.experiment, setup.federation
     root = keys.fold(keys.root(experiment.seed), keys.purpose("twin"))
-    total = 0
+    algorithm, each = setup.program.algorithm, []
     for clients in torch.split(torch.arange(federation.num_clients), AT_ONCE):
-        holdings = federation.holdings(0, clients)
-        total += int(setup.program.algorithm.draw(holdings, keys.fold(root, clients)).counts.sum())
-    cohort = experiment.clients.cohort
-    return experiment.rounds * cohort * total / max(federation.num_clients, 1)
+        plan = algorithm.draw(federation.holdings(0, clients), keys.fold(root, clients))
+        each.append(plan.counts.sum(1).double())
+    processed = torch.cat(each)  # [K]
+    by_size = isinstance(algorithm.select, BySize)  # then large clients train more often
+    chance = federation.sizes(0).double() if by_size else torch.ones_like(processed)
+    mean = float(processed @ chance / chance.sum().clamp(min=1))
+    pace = algorithm.pace
+    updates = experiment.clients.cohort if pace is None else pace.buffer  # of a round
+    return experiment.rounds * updates * mean
 
 
 def _key(setup: Setup, tests: ClientTests | None) -> str:

@@ -11,6 +11,8 @@ from fedlens.report.blocks import Bars, Block, Series, Text
 LEVELS: tuple[Sizes, ...] = ("low", "high")
 PRINTED = "drawn by size"
 """As Figure 19 prints it: a client is drawn with probability n_k / n, and the mean is plain."""
+ALIKE = 5 / 10 * 45_500 / (45_500 + 4 * 500)
+"""What the largest `high` client weighs if it is drawn as all are, into half of the cohorts."""
 
 
 def fedprox(scale: Scale) -> Recipe:
@@ -80,8 +82,10 @@ def blocks(results: Results) -> list[Block]:
                 "clients differ in how much they hold and not in what, so there is little for the "
                 "proximal term to mend: expect it to slow clients down and not to help.",
                 "Drawn by size, the client with 91% of the images stands in most places of a "
-                "cohort, each time with shuffles of its own. In expectation both forms weigh "
-                "clients by what they hold; the printed one does so by who is drawn.",
+                "cohort, each time with shuffles of its own, and has 91% of the weight in "
+                "expectation: just what it holds. Drawn alike, it is in every other cohort, with "
+                f"nearly all of the weight there and none in the others: {ALIKE:.0%} in "
+                "expectation. So the two forms do not follow the same mean of the clients.",
             ),
         ),
     ]

@@ -60,10 +60,10 @@ def blocks(results: Results) -> list[Block]:
         Text(
             title="What to expect",
             paragraphs=(
-                "Nothing is confounded here. Under the λ rule a client of 500 images moves the "
-                "model as much as one of 45,500 does, so a round without the large client is "
-                "spent on few images, and curves are the less smooth the more unequal clients "
-                "are. FedAvg weighs by what clients hold.",
+                "Nothing is confounded here. Under the λ rule the update of a client of 500 images "
+                "counts as much as that of one of 45,500, though it has seen less; and a round "
+                "without the large client is spent on few images. So curves are the less smooth "
+                "the more unequal clients are. FedAvg weighs by what clients hold.",
             ),
         ),
         lambda_note(),

@@ -137,8 +137,9 @@ def _curves(results: Results, dataset: str, emds: dict[float, float]) -> Curves:
             lines.append(Line(f"{base}, K {k}", list(emds.values()), y, note=note))
     return Curves(
         title=f"{dataset}: relative accuracy",
-        caption="Test accuracy after the last round, divided by that of centralised training. "
-        "Where the pilot picked no momentum for FedAvgM, it is FedAvg: both are one run.",
+        caption="Test accuracy after the last round, divided by that of centralised training, "
+        "which has the default learning rate: no pilot picks it. Where the pilot picked no "
+        "momentum for FedAvgM, it is FedAvg: both are one run.",
         lines=lines,
         x_label="mean EMD",
         y_label="relative accuracy",

@@ -16,7 +16,7 @@ def figure9(scale: Scale) -> Recipe:
         f"to centralised training from the same start. {pretraining.WITH_FEDVC}",
         cells=pretraining.cells(scale, clients),
         blocks=blocks,
-        stand_in=f"{stand_in(clients)} {pretraining.stand_in(clients)}".strip(),
+        stand_in=f"{stand_in(clients)} {pretraining.stand_in(scale, clients)}".strip(),
     )
 
 

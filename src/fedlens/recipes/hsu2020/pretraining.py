@@ -20,7 +20,7 @@ from fedlens.recipes.hsu2020.setting import (
     virtual,
 )
 from fedlens.recipes.page import beside
-from fedlens.recipes.recipe import FROM_CELL, Results, Scale
+from fedlens.recipes.recipe import EMBEDDED, FROM_CELL, Results, Scale
 from fedlens.report.blocks import Table
 
 STARTS = ("pretrained", "scratch")
@@ -39,13 +39,11 @@ def cells(scale: Scale, clients: Population) -> dict[str, Experiment]:
     """Both bases and report goals from both starts, and centralised training from each."""
     found: dict[str, Experiment] = {}
     if clients.is_stand_in:
-        found[PRETRAINING] = replace(
-            centralised(scale, clients), dataset=Named(scale.dataset("cifar100"))
-        )
-        starts = {
-            "pretrained": replace(clients, weights=FROM_CELL + PRETRAINING),
-            "scratch": clients,
-        }
+        starts = {}
+        if (dataset := _pretrained_on(scale, clients)) is not None:
+            found[PRETRAINING] = replace(centralised(scale, clients), dataset=Named(dataset))
+            starts["pretrained"] = replace(clients, weights=FROM_CELL + PRETRAINING)
+        starts["scratch"] = clients
     else:
         groups = Named("mobilenetv2", {"norm": "group"})
         starts = {"pretrained": clients} if clients.weights else {}
@@ -67,12 +65,24 @@ def _last(scale: Scale, start: str, goal: int) -> int:
     return 50_000 if goal == 10 else 20_000
 
 
-def stand_in(clients: Population) -> str:
+def _pretrained_on(scale: Scale, clients: Population) -> str | None:
+    """CIFAR-100, or the embedded images; None where the other data have images of another kind."""
+    found = scale.dataset("cifar100")
+    return found if (found == EMBEDDED) == (clients.dataset.name == EMBEDDED) else None
+
+
+def stand_in(scale: Scale, clients: Population) -> str:
     if clients.is_stand_in:
-        return (
-            "Pretraining is centralised training on CIFAR-100, whose head is thrown away (on the "
-            "embedded images where CIFAR-100 is not here); the paper's is ImageNet."
-        )
+        match _pretrained_on(scale, clients):
+            case None:
+                return (
+                    "There is no CIFAR-100 to pretrain on, so only the runs from scratch are made."
+                )
+            case "cifar100":
+                where = "on CIFAR-100, whose head is thrown away"
+            case _:
+                where = "on the same embedded images"
+        return f"Pretraining is centralised training {where}; the paper's is on ImageNet."
     if clients.weights is None:
         return "There are no ImageNet weights here, so only the runs from scratch are made."
     return ""

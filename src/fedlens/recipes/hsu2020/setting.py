@@ -216,18 +216,27 @@ def at_budgets(
     theirs = BUDGETS if by == "round" else ("10k", "25k", "50k")
     find = at_rounds if by == "round" else at_batches
     body: list[list[str]] = []
+    fewer: dict[str, None] = {}  # runs than there are, in some means
     for first, cell, published in rows:
         found = [find(run.rounds, ours) for run in results.runs[cell]]
         line = list(first)
         for budget, theirs_there in zip(ours, published, strict=True):
-            line += [f"{theirs_there:.1f}", said(Measured.of([one[budget] for one in found]))]
+            mean = Measured.of([one[budget] for one in found])
+            number = said(mean)
+            if mean is not None and mean.seeds < len(found):
+                fewer[some := f"{mean.seeds} of {len(found)}"] = None
+                number += f" ({some})"
+            line += [f"{theirs_there:.1f}", number]
         body.append(line)
     header = list(of)
     for name, budget in zip(theirs, ours, strict=True):
         header += [f"published @{name}", f"ours @{budget:,}"]
+    caption = caption or f"Test accuracy in %, at so many {by}{'es' if by == 'batch' else 's'}."
+    if fewer:
+        caption += f" {', '.join(fewer)}: so many of the runs got so far."
     return Table(
         title=title,
-        caption=caption or f"Test accuracy in %, at so many {by}{'es' if by == 'batch' else 's'}.",
+        caption=caption,
         header=header,
         rows=body,
         published=frozenset(range(len(of), len(header), 2)),

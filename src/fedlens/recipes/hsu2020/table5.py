@@ -32,7 +32,7 @@ def table5(scale: Scale) -> Recipe:
         f"{pretraining.WITH_FEDVC}",
         cells=pretraining.cells(scale, clients),
         blocks=blocks,
-        stand_in=f"{stand_in(clients)} {pretraining.stand_in(clients)}".strip(),
+        stand_in=f"{stand_in(clients)} {pretraining.stand_in(scale, clients)}".strip(),
     )
 
 
