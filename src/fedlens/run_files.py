@@ -56,10 +56,16 @@ def runs_in(paths: Iterable[Path]) -> list[Path]:
     """
     found: list[Path] = []
     for path in paths:
-        inside = sorted(one.parent for one in path.glob(f"*/{EXPERIMENT}"))
+        inside = [path / name for name in _inside(path)]
         found += inside if inside and not is_run(path) else [path]
     others = [path for path in found if not _is_of_pages(path)]
     return others or found
+
+
+def _inside(folder: Path) -> list[str]:
+    """The run folders in a folder; what a killed process left begins with a dot."""
+    names = (one.parent.name for one in folder.glob(f"*/{EXPERIMENT}"))
+    return sorted(name for name in names if not name.startswith("."))
 
 
 def _is_of_pages(path: Path) -> bool:
@@ -247,7 +253,7 @@ def _parsed(path: Path) -> Any:
 def _remedy(folder: Path, missing: Sequence[str]) -> str:
     if not folder.is_dir():
         return "there is no such folder; name one that `fedlens run` wrote"
-    inside = sorted(path.parent.name for path in folder.glob(f"*/{EXPERIMENT}"))
+    inside = _inside(folder)
     if inside:  # where one run is needed
         more = ", ..." if len(inside) > 3 else ""
         return f"the runs are inside it; name them one by one ({', '.join(inside[:3])}{more})"

@@ -184,6 +184,10 @@ def test_what_is_checked_on_are_images_of_two_sizes():
 
 def test_a_run_that_is_not_finished_or_whose_model_has_no_name_says_so(trained, tmp_path):
     shutil.copytree(trained.run, tmp_path / "half")
+    whole = (tmp_path / "half" / MODEL).read_bytes()
+    (tmp_path / "half" / MODEL).write_bytes(whole[:-100])
+    with pytest.raises(ValueError, match=r"model.safetensors cannot be read .*: start the run"):
+        fl.load(tmp_path / "half")
     (tmp_path / "half" / MODEL).unlink()
     with pytest.raises(ValueError, match=r"has no model.safetensors yet: finish it with"):
         fl.load(tmp_path / "half")

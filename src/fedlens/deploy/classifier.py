@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from fedlens.data.folders import images as images_below
 from fedlens.data.pictures import read
 from fedlens.experiment import Experiment
-from fedlens.run_files import BEST, EXPERIMENT, MODEL, check_run, read_manifest
+from fedlens.reading import reading
+from fedlens.run_files import ANEW, BEST, EXPERIMENT, MODEL, check_run, read_manifest
 from fedlens.setup.network import untrained
 
 BATCH = 64  # images asked about at a time
@@ -127,7 +128,8 @@ def load(run: str | Path, module: nn.Module | None = None, *, best: bool = False
     preprocessing = Preprocessing(shape, tuple(about["mean"]), tuple(about["std"]))
     if module is None:
         module = untrained(Experiment.read(folder / EXPERIMENT), shape, len(classes))
-    own = load_file(file)
+    with reading(file, ANEW):
+        own = load_file(file)
     try:
         module.load_state_dict(own)
     except RuntimeError as error:
