@@ -296,7 +296,7 @@ def test_an_archive_that_unpacks_to_more_than_the_set_has_is_refused(cifar100, t
 
 @pytest.mark.usefixtures("fashion")
 def test_a_file_is_fetched_by_one_process_at_a_time(server, tmp_path):
-    refused = []
+    refused: list[object] = []
 
     def fetch_too(done: int, _: int | None) -> None:
         if not refused and done:
