@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 ROUNDS = 30
 NUM_CLIENTS = 10  # where there are no sites
+MOST_TOLD = 40  # lines of one kind: of many sites, most lack some class
 
 
 def import_command(
@@ -100,9 +101,9 @@ def _told(found: Survey) -> list[str]:
     if found.sites:
         sites = ", ".join(f"{name} {count:,}" for name, count in sorted(found.sites.items()))
         lines.append(f"found {len(found.sites)} site{'s' * (len(found.sites) != 1)}: {sites}")
-    lines += [f"missing: {site} has no {label}" for site, label in found.missing]
-    lines += [f"left out: {line}" for line in found.broken]
-    lines += [f"twice: {a} and {b} are the same image: keep one" for a, b in found.twins]
+    lines += _first([f"missing: {site} has no {label}" for site, label in found.missing])
+    lines += _first([f"left out: {line}" for line in found.broken])
+    lines += _first([f"twice: {a} and {b} are the same image: keep one" for a, b in found.twins])
     if found.layout != "class":
         other = "class/site" if found.layout == "site/class" else "site/class"
         lines.append(f"assumed: folders are {found.layout}; else add --layout {other}")
@@ -118,3 +119,10 @@ def _told(found: Survey) -> list[str]:
         )
     lines.append(f"assumed: {'gray' if found.channels == 1 else 'colour'}; else change channels")
     return lines
+
+
+def _first(lines: list[str]) -> list[str]:
+    """So many lines as can be read, and how many more there are."""
+    more = len(lines) - MOST_TOLD
+    kind = lines[0].partition(":")[0] if lines else ""
+    return [*lines[:MOST_TOLD], f"{kind}: and {more:,} more"] if more > 0 else lines

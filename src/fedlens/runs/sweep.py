@@ -170,6 +170,9 @@ def prepare(
         raise ValueError(f"{parent} is a run: choose another folder for the sweep")
     if parent is not None and parent.exists() and not parent.is_dir():
         raise ValueError(f"{parent} is a file: choose a folder for the sweep")
+    for name in points if parent is not None else ():
+        if name in ("", "..") or Path(name).name != name:  # its folder would lie elsewhere
+            raise ValueError(f"a point is called {name!r}: choose a name that a folder can have")
     kept: dict[str, Result] = {}
     made: list[Point] = []
     loaded: dict[str, Dataset] = {}
