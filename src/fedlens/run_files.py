@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -212,6 +213,21 @@ def read_state_index(folder: Path, round: int) -> dict[str, Any]:
 def checksum(content: Any) -> str:
     """Of plain values, as JSON has them."""
     return hashlib.sha256(json.dumps(content, allow_nan=False).encode()).hexdigest()
+
+
+def to_json(content: Any, indent: int | None = None) -> str:
+    """JSON, in which a number that is not finite is null."""
+
+    def clean(value: Any) -> Any:
+        if isinstance(value, float) and not math.isfinite(value):
+            return None
+        if isinstance(value, Mapping):
+            return {key: clean(part) for key, part in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [clean(part) for part in value]
+        return value
+
+    return json.dumps(clean(content), indent=indent, ensure_ascii=False, allow_nan=False)
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

@@ -4,12 +4,14 @@ import csv
 import io
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 import fedlens as fl
 from fedlens.deploy.export import real_images
@@ -51,6 +53,19 @@ def test_predict_names_classes_with_probabilities(trained, here, fedlens):
     (answer,) = json.loads(fedlens("predict", trained.run, one, "--json").out)
     assert answer["path"] == str(one)
     assert sum(each["probability"] for each in answer["classes"]) == pytest.approx(1)
+
+
+def test_what_is_no_number_is_null_in_json(trained, here, fedlens):
+    run = Path(shutil.copytree(trained.run, here / "lost"))
+    lost = {name: tensor * torch.nan for name, tensor in load_file(run / MODEL).items()}
+    save_file(lost, run / MODEL)
+
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} is not JSON")
+
+    for words in (["predict", run, trained.images], ["evaluate", run, "--data", trained.images]):
+        ended = fedlens(*words, "--json", "-q")
+        assert ended.status == 0 and json.loads(ended.out, parse_constant=refuse)
 
 
 def test_predict_names_broken_files_and_answers_the_others(trained, here, fedlens):

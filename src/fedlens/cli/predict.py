@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from fedlens.cli.arguments import Json, Quiet, watching
+from fedlens.cli.arguments import Json, Quiet, print_json, watching
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,7 +48,7 @@ def predict_command(
     with watching(quiet, progress.counted, "images") as watch:
         answers = list(classifier.answers(sound(), top))
     if as_json:
-        print(json.dumps([answer.plain() for answer in answers]))
+        print_json([answer.plain() for answer in answers])
     else:
         most = min(top, len(classifier.classes))
         ranks = [
@@ -94,7 +93,7 @@ def evaluate_command(
             file=sys.stderr,
         )
     if as_json:
-        print(json.dumps(found))
+        print_json(found)
         return
     rows = [("", "all", found)]
     rows += [("", key.replace("_", " "), found[key]) for key in SEEN if key in found]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,6 +17,7 @@ from fedlens.cli.arguments import (
     RayAddress,
     name_cluster,
     once_written,
+    print_json,
     watching,
 )
 from fedlens.recipes import ScaleName
@@ -124,7 +124,7 @@ def reproduce_command(
 def _print(recipe: str, scale: ScaleName, done: Reproduced, as_json: bool) -> None:
     """Ours beside theirs, and where the page is."""
     if as_json:
-        print(json.dumps(_summary(recipe, scale, done)))
+        print_json(_summary(recipe, scale, done))
         return
     from fedlens.report.blocks import Table
     from fedlens.report.numbers import format_number

@@ -16,9 +16,9 @@ from fedlens.core import Tree
 from fedlens.engines import Engine
 from fedlens.reporting.cohorts import BelowQuorum
 from fedlens.rounds import RoundInput, State, begin, run_rounds
-from fedlens.run_files import CLIENTS, EVALUATION, LARGEST_LOSS, OVER, SUMMARY, RunFailed
+from fedlens.run_files import CLIENTS, EVALUATION, LARGEST_LOSS, OVER, SUMMARY, RunFailed, to_json
 from fedlens.runs.evaluate import ByClient, Evaluation, Twin
-from fedlens.runs.folder import Mark, Records, RunFolder, to_json
+from fedlens.runs.folder import Mark, Records, RunFolder
 from fedlens.runs.measures import OF_MODEL, PARTS, measure_name
 from fedlens.runs.records import is_number
 from fedlens.runs.result import Result

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import math
 import os
 import shutil
 from collections.abc import Callable, Mapping
@@ -36,6 +35,7 @@ from fedlens.run_files import (
     read_summary,
     saved_rounds,
     state_files,
+    to_json,
 )
 from fedlens.runs.checkpoint import describe, from_bytes, restore, to_bytes
 
@@ -372,21 +372,6 @@ def check_free(path: Path, overwrite: bool) -> None:
         raise ValueError(f"{path} is not a run, so it is not overwritten: choose another")
     if path.name in ("", ".."):  # a new one is made beside it
         raise ValueError(f"{path} is the folder you are in, or above it: write its name instead")
-
-
-def to_json(content: Any, indent: int | None = None) -> str:
-    """JSON, in which a number that is not finite is null."""
-
-    def clean(value: Any) -> Any:
-        if isinstance(value, float) and not math.isfinite(value):
-            return None
-        if isinstance(value, Mapping):
-            return {key: clean(part) for key, part in value.items()}
-        if isinstance(value, (list, tuple)):
-            return [clean(part) for part in value]
-        return value
-
-    return json.dumps(clean(content), indent=indent, ensure_ascii=False, allow_nan=False)
 
 
 def readable_json(content: Mapping[str, Any]) -> str:
