@@ -100,7 +100,8 @@ def own_code(folder: Path) -> list[Path]:
     """Where a run found functions of the user's own; nowhere, if the folder is not a run's."""
     with suppress(ValueError):
         found = read_manifest(folder).get("code")
-        return [Path(place) for place in found or [] if isinstance(place, str)]
+        places = found if isinstance(found, list) else []
+        return [Path(place) for place in places if isinstance(place, str)]
     return []
 
 

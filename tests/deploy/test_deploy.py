@@ -215,6 +215,30 @@ def test_a_run_that_is_not_finished_or_whose_model_has_no_name_says_so(trained, 
     assert torch.equal(loaded.module.state_dict()["1.bias"], result.model["1.bias"])
 
 
+@pytest.mark.parametrize(
+    ("file", "field", "value"),
+    [
+        ("manifest.json", "images", {}),
+        ("manifest.json", "images", {"floats": False, "shape": None, "mean": [0.5], "std": [1.0]}),
+        ("manifest.json", "images", {"floats": False, "shape": [1, 2], "mean": [0], "std": [1]}),
+        ("manifest.json", "parameters", None),
+        ("evaluation.json", "part", None),
+        ("evaluation.json", "confusion", [None]),
+        ("partition.json", "label_counts", [None]),
+    ],
+)
+def test_files_that_are_not_as_a_run_wrote_them_are_named_and_nothing_is_exported(
+    trained, here, fedlens, file, field, value
+):
+    run = Path(shutil.copytree(trained.run, here / "run"))
+    content = json.loads((run / file).read_text())
+    (run / file).write_text(json.dumps(content | {field: value, "code": 3}))
+    ended = fedlens("export", run, "--out", "model.safetensors", "-q")
+    assert (ended.status, ended.err.count("\n")) == (2, 1)
+    assert ended.err.startswith(f"fedlens: {run}") and "start the run anew" in ended.err
+    assert not list(here.glob("model*"))
+
+
 def test_a_run_starts_from_the_model_of_another(trained):
     experiment = fl.Experiment.read(trained.run / EXPERIMENT, [f'weights="{trained.run}"'])
     setup = build(experiment)

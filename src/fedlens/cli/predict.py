@@ -127,6 +127,8 @@ def export_command(
     from fedlens.deploy.classifier import load
     from fedlens.deploy.export import ENDINGS, export
     from fedlens.files import write_atomically
+    from fedlens.reading import reading
+    from fedlens.run_files import ANEW
     from fedlens.runs import progress
 
     chosen = kind or ENDINGS.get(out.suffix)
@@ -138,8 +140,11 @@ def export_command(
         )
     beside = out.with_name(f"{out.name}.md")  # model.onnx and model.pt have a card each
     with watching(quiet, progress.working, f"making {out.name}"):
-        apart = export(load(run, best=best), out, chosen)
-    write_atomically(beside, card(run, out.name, chosen, best).encode())
+        classifier = load(run, best=best)
+        with reading(run, ANEW):
+            about = card(run, out.name, chosen, best).encode()
+        apart = export(classifier, out, chosen)
+    write_atomically(beside, about)
     print(f"model: {out}")
     print(f"card:  {beside}")
     if apart is not None:
