@@ -50,7 +50,7 @@ def download(
                 return
             part.write_bytes(b"")
             reasons.append(f"{url} (wrong checksum, removed)")
-    raise Unreachable(", ".join(reasons))
+        raise Unreachable(", ".join(reasons))
 
 
 @contextmanager
@@ -61,9 +61,10 @@ def _to_oneself(part: Path) -> Iterator[None]:
             raise ValueError(f"{part} is being fetched by another process: wait until it is there")
         try:
             yield
-        finally:
+        except BaseException:
             if not _size(part):
                 part.unlink(missing_ok=True)
+            raise
 
 
 def md5_of(path: Path) -> str | None:
