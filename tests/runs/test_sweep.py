@@ -343,6 +343,12 @@ def test_a_point_whose_folder_would_lie_elsewhere_is_refused(name, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_point_whose_name_is_too_long_is_refused_before_any_is_run(tmp_path):
+    with pytest.raises(ValueError, match="too long for a folder: give shorter values"):
+        fl.sweep({"a": base(), "b" * 250: base()}, tmp_path / "sweep")
+    assert not list(tmp_path.iterdir())
+
+
 def test_points_are_called_by_what_differs():
     axes: dict[str, list[Any]] = {
         "local.lr": [0.1, 1],
