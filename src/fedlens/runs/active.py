@@ -150,7 +150,7 @@ class ActiveRun:
         if status == "finished" and unsound_losses(self.records):
             status = "invalid"
         self.status = status
-        if keep_state:
+        if keep_state and self.has_news(status):  # else it is saved, and would not be for a moment
             self.save()
         elif self.file is not None:
             self.file.sync()
