@@ -66,6 +66,16 @@ def test_a_lock_moves_with_its_folder(tmp_path):
     assert list((tmp_path / "b").iterdir()) == []
 
 
+def test_who_lets_go_of_a_folder_that_was_moved_leaves_the_lock_of_another(tmp_path):
+    (tmp_path / "a").mkdir()
+    first = FolderLock(tmp_path / "a")
+    (tmp_path / "a").rename(tmp_path / "b")
+    (tmp_path / "a").mkdir()
+    with FolderLock(tmp_path / "a"):
+        first.release()
+        assert is_locked(tmp_path / "a")
+
+
 def test_a_folder_that_cannot_be_written_is_said(tmp_path):
     (tmp_path / "file").write_text("")
     with (

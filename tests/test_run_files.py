@@ -34,6 +34,12 @@ def run(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def test_what_a_killed_process_left_beside_runs_is_none(tmp_path):
+    for name in ("a", ".b.new"):
+        make_run(tmp_path / "runs" / name)
+    assert run_files.runs_in([tmp_path / "runs"]) == [tmp_path / "runs" / "a"]
+
+
 def test_a_run_can_be_read_without_torch(run):
     home = Path(fedlens.__file__).parent
     command = [sys.executable, "-c", WITHOUT_TORCH, str(home), str(run)]

@@ -14,6 +14,7 @@ def command() -> None:
     When all is written, Python would take torch down object by object, and a GPU with it, which
     takes longer than many a command: the process ends without that.
     """
+    _open_closed_streams()
     try:
         main()
     except SystemExit as end:
@@ -24,6 +25,18 @@ def command() -> None:
             raise
         atexit._run_exitfuncs()
         os._exit(_flushed(end.code))
+
+
+def _open_closed_streams() -> None:
+    """Have all three standard streams.
+
+    The number of one that is closed would be the next file's, to which a library might complain.
+    """
+    while (handle := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(handle, True)
+    os.close(handle)
+    sys.stdout = sys.stdout or os.fdopen(1, "w")
+    sys.stderr = sys.stderr or os.fdopen(2, "w")
 
 
 def _flushed(status: int) -> int:

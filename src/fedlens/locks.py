@@ -46,7 +46,8 @@ class FolderLock:
         if self not in _HELD:
             return
         _HELD.remove(self)
-        (self.folder / LOCK).unlink(missing_ok=True)
+        if _is_at(self._handle, self.folder / LOCK):  # else the folder has moved: it is another's
+            (self.folder / LOCK).unlink(missing_ok=True)
         os.close(self._handle)
 
     def __enter__(self) -> FolderLock:

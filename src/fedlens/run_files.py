@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -56,10 +57,16 @@ def runs_in(paths: Iterable[Path]) -> list[Path]:
     """
     found: list[Path] = []
     for path in paths:
-        inside = sorted(one.parent for one in path.glob(f"*/{EXPERIMENT}"))
+        inside = [path / name for name in _inside(path)]
         found += inside if inside and not is_run(path) else [path]
     others = [path for path in found if not _is_of_pages(path)]
     return others or found
+
+
+def _inside(folder: Path) -> list[str]:
+    """The run folders in a folder; what a killed process left begins with a dot."""
+    names = (one.parent.name for one in folder.glob(f"*/{EXPERIMENT}"))
+    return sorted(name for name in names if not name.startswith("."))
 
 
 def _is_of_pages(path: Path) -> bool:
@@ -93,7 +100,8 @@ def own_code(folder: Path) -> list[Path]:
     """Where a run found functions of the user's own; nowhere, if the folder is not a run's."""
     with suppress(ValueError):
         found = read_manifest(folder).get("code")
-        return [Path(place) for place in found or [] if isinstance(place, str)]
+        places = found if isinstance(found, list) else []
+        return [Path(place) for place in places if isinstance(place, str)]
     return []
 
 
@@ -208,6 +216,21 @@ def checksum(content: Any) -> str:
     return hashlib.sha256(json.dumps(content, allow_nan=False).encode()).hexdigest()
 
 
+def to_json(content: Any, indent: int | None = None) -> str:
+    """JSON, in which a number that is not finite is null."""
+
+    def clean(value: Any) -> Any:
+        if isinstance(value, float) and not math.isfinite(value):
+            return None
+        if isinstance(value, Mapping):
+            return {key: clean(part) for key, part in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [clean(part) for part in value]
+        return value
+
+    return json.dumps(clean(content), indent=indent, ensure_ascii=False, allow_nan=False)
+
+
 def read_json(path: Path) -> dict[str, Any] | None:
     """The object in a JSON file, or None if there is no such file."""
     if not path.is_file():
@@ -247,7 +270,7 @@ def _parsed(path: Path) -> Any:
 def _remedy(folder: Path, missing: Sequence[str]) -> str:
     if not folder.is_dir():
         return "there is no such folder; name one that `fedlens run` wrote"
-    inside = sorted(path.parent.name for path in folder.glob(f"*/{EXPERIMENT}"))
+    inside = _inside(folder)
     if inside:  # where one run is needed
         more = ", ..." if len(inside) > 3 else ""
         return f"the runs are inside it; name them one by one ({', '.join(inside[:3])}{more})"

@@ -147,6 +147,15 @@ def test_a_folder_that_is_no_run_is_never_overwritten(fedlens):
     assert everything() == before
 
 
+def test_the_folder_one_is_in_is_overwritten_by_its_name_alone(fedlens, monkeypatch):
+    assert fedlens("run", "a.toml", "--out", "run", "-q").status == 0
+    monkeypatch.chdir("run")
+    before = everything()
+    status, _, err = fedlens("run", "../a.toml", "--out", ".", "--overwrite")
+    assert (status, err.count("\n")) == (2, 1) and "write its name instead" in err
+    assert everything() == before
+
+
 MINE = """
 import torch
 from torch import nn

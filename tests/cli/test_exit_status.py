@@ -4,6 +4,7 @@ import errno
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -202,3 +203,43 @@ def test_words_that_reach_nobody_are_no_success():
     with Path("/dev/full").open("w") as full:
         ended = subprocess.run([sys.executable, "-m", "fedlens", "--version"], stdout=full)
     assert ended.returncode == 1
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_streams_that_are_closed_end_no_command(closed):
+    words = f"exec {sys.executable} -m fedlens --version {closed}"
+    ended = subprocess.run(["sh", "-c", words], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    mistaken = f"exec {sys.executable} -m fedlens no-such-verb {closed}"
+    ended = subprocess.run(["sh", "-c", mistaken], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (2, ""), "no mistake is told as a result"
+
+
+def test_a_run_whose_folder_is_moved_ends_and_goes_on_where_that_is_now(here, fedlens, monkeypatch):
+    assert fedlens("run", "a.toml", "rounds=3", "--out", "whole", "-q").status == 0
+    monkeypatch.setattr("fedlens.runs.active.CHECKPOINT_SECONDS", 0.0)
+    save = RunFolder.save_state
+
+    def save_and_move(folder: RunFolder, *about: object) -> None:
+        save(folder, *about)  # type: ignore[arg-type]
+        if folder.path == Path("run"):
+            folder.path.rename("moved")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "save_state", save_and_move)
+        ended = fedlens("run", "a.toml", "rounds=3", "--out", "run", "-q")
+    assert (ended.status, ended.err.count("\n")) == (1, 1)
+    assert ended.err.startswith("fedlens: run is gone: if it was moved, go on there")
+    assert not Path("run").exists()
+    assert fedlens("resume", "moved", "-q").status == 0
+    models = [Path(name, "model.safetensors").read_bytes() for name in ("moved", "whole")]
+    assert models[0] == models[1]
+
+
+def test_rounds_that_are_none_are_told_as_such(here, fedlens):
+    assert fedlens("run", "a.toml", "--out", "run", "-q").status == 0
+    text = Path("run/experiment.toml").read_text()
+    Path("run/experiment.toml").write_text(re.sub("rounds = [0-9]+", 'rounds = "three"', text))
+    ended = fedlens("resume", "run", "-q")
+    assert ended.status == 2
+    assert ended.err == "fedlens: rounds is 'three': expected a whole number\n"

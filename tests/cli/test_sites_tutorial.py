@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from fedlens.data.survey import survey
 from tests.children import in_a_child
@@ -108,3 +109,19 @@ def test_import_keeps_what_folders_say_of_tests(here, fedlens):
     assert fedlens("import", "h").status == 0
     assert (here / "h.csv").read_text().splitlines()[0] == "path,label,client,split"
     assert "32 training" not in fedlens("run", "h.toml", "rounds=1", "engine=sequential").out
+
+
+def test_import_tells_the_first_of_many_and_refuses_names_that_no_file_can_hold(here, fedlens):
+    for site in range(10):
+        for label in range(10):
+            if site in (label, 0) or label == 0:
+                place = Path("many") / f"site{site}" / f"class{label}"
+                place.mkdir(parents=True)
+                Image.new("L", (4, 4), 20 * label + site).save(place / "1.png")
+    told = fedlens("import", "many").out.splitlines()
+    assert sum(line.startswith("missing: ") for line in told) == 41
+    assert "missing: and 52 more" in told
+    Path("many/site0/class0/1.png").rename(os.fsdecode(b"many/site0/class0/\xff.png"))
+    ended = fedlens("import", "many", "--out", "other.toml")
+    assert ended.status == 2 and "is not UTF-8: write it with other letters" in ended.err
+    assert not Path("other.toml").exists()

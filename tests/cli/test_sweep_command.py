@@ -182,3 +182,12 @@ def test_a_sweep_that_was_killed_goes_on_with_the_same_command(sweep, monkeypatc
         assert records(found) == records(expected)
         models = [(folder / "model.safetensors").read_bytes() for folder in (found, expected)]
         assert models[0] == models[1]
+
+
+def test_what_goes_wrong_once_points_were_run_is_no_mistake_in_the_command(sweep):
+    Path("s/.seed=1.new").mkdir(parents=True)
+    Path("s/.seed=1.new/notes.txt").write_text("somebody's own")
+    words = ("a.toml", "engine=sequential", "rounds=1", "--seeds", "2", "--out", "s", "-q")
+    status, _, err = sweep(*words)
+    assert status == 1 and "is in the way, and not a run's: move it" in err
+    assert json.loads(Path("s/seed=0/summary.json").read_text())["status"] == "finished"

@@ -1,4 +1,5 @@
 import hashlib
+import io
 import re
 import tarfile
 import threading
@@ -279,6 +280,32 @@ def test_an_archive_cannot_write_outside_its_folder(cifar100, tmp_path):
     with pytest.raises(ValueError, match="cannot be read"):
         get_from("cifar100", cifar100, tmp_path / "x" / "dest")
     assert not list((tmp_path / "x").rglob("meta"))
+
+
+def test_an_archive_that_unpacks_to_more_than_the_set_has_is_refused(cifar100, tmp_path):
+    large = tarfile.TarInfo()
+    large.size = 2**26
+    with tarfile.open(cifar100, "w:gz", compresslevel=1) as tar:
+        for number in range(8):  # none of them is too large by itself
+            large.name = f"{number}/meta"
+            tar.addfile(large, io.BytesIO(bytes(large.size)))
+    with pytest.raises(ValueError, match=r"with 7/meta it unpacks to more than the set has"):
+        get_from("cifar100", cifar100, tmp_path / "dest")
+    assert not list((tmp_path / "dest").iterdir())
+
+
+@pytest.mark.usefixtures("fashion")
+def test_a_file_is_fetched_by_one_process_at_a_time(server, tmp_path):
+    refused: list[object] = []
+
+    def fetch_too(done: int, _: int | None) -> None:
+        if not refused and done:
+            with pytest.raises(ValueError, match=r"part is being fetched by another") as caught:
+                get("fashion-mnist", tmp_path, base_url=server.url)
+            refused.append(caught)
+
+    get("fashion-mnist", tmp_path, base_url=server.url, progress=fetch_too)
+    assert refused and {state for _, state in check("fashion-mnist", Source(tmp_path))} == {"ok"}
 
 
 def test_a_folder_that_cannot_be_written_is_named(fashion, server, tmp_path):

@@ -1,8 +1,10 @@
 import gzip
+import io
 import os
 import pickle
 import shutil
 import struct
+import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 
 from fedlens.data import DATASETS, Source, cifar, idx
 from fedlens.data.catalogue import CIFAR100, CIFAR100_COARSE, FASHION_MNIST, MNIST, PUBLISHED
-from fedlens.data.fetch import check, listing
+from fedlens.data.fetch import check, get_from, listing
 from fedlens.data.places import cache, roots
 from fedlens.reading import BadFile
 from tests.data.published_files import (
@@ -249,3 +251,19 @@ def test_the_real_set_loads_whole_and_has_its_checksums(name, monkeypatch):
     if entry.first_test_labels:
         assert tuple(found.test.labels[:10].tolist()) == entry.first_test_labels
     assert {state for _, state in check(name, Source())} <= {"ok", "readable"}
+
+
+def test_the_files_of_mnist_are_taken_from_an_archive_as_they_are_without_gzip(tmp_path):
+    images = {"train": 60_000, "t10k": 10_000}
+    with tarfile.open(tmp_path / "mnist.tar.gz", "w:gz", compresslevel=1) as tar:
+        for part, count in images.items():
+            for name, array in (
+                (f"{part}-images-idx3-ubyte", np.zeros((count, 28, 28), np.uint8)),
+                (f"{part}-labels-idx1-ubyte", np.zeros(count, np.uint8)),
+            ):
+                content = idx_bytes(array)
+                about = tarfile.TarInfo(f"MNIST/raw/{name}")
+                about.size = len(content)
+                tar.addfile(about, io.BytesIO(content))
+    get_from("mnist", tmp_path / "mnist.tar.gz", tmp_path / "dest")
+    assert len(DATASETS["mnist"](Source(data=tmp_path / "dest")).train) == 60_000

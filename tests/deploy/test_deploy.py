@@ -4,12 +4,14 @@ import csv
 import io
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 import fedlens as fl
 from fedlens.deploy.export import real_images
@@ -51,6 +53,19 @@ def test_predict_names_classes_with_probabilities(trained, here, fedlens):
     (answer,) = json.loads(fedlens("predict", trained.run, one, "--json").out)
     assert answer["path"] == str(one)
     assert sum(each["probability"] for each in answer["classes"]) == pytest.approx(1)
+
+
+def test_what_is_no_number_is_null_in_json(trained, here, fedlens):
+    run = Path(shutil.copytree(trained.run, here / "lost"))
+    lost = {name: tensor * torch.nan for name, tensor in load_file(run / MODEL).items()}
+    save_file(lost, run / MODEL)
+
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} is not JSON")
+
+    for words in (["predict", run, trained.images], ["evaluate", run, "--data", trained.images]):
+        ended = fedlens(*words, "--json", "-q")
+        assert ended.status == 0 and json.loads(ended.out, parse_constant=refuse)
 
 
 def test_predict_names_broken_files_and_answers_the_others(trained, here, fedlens):
@@ -193,6 +208,10 @@ def test_what_is_checked_on_are_images_of_two_sizes():
 
 def test_a_run_that_is_not_finished_or_whose_model_has_no_name_says_so(trained, tmp_path):
     shutil.copytree(trained.run, tmp_path / "half")
+    whole = (tmp_path / "half" / MODEL).read_bytes()
+    (tmp_path / "half" / MODEL).write_bytes(whole[:-100])
+    with pytest.raises(ValueError, match=r"model.safetensors cannot be read .*: start the run"):
+        fl.load(tmp_path / "half")
     (tmp_path / "half" / MODEL).unlink()
     with pytest.raises(ValueError, match=r"has no model.safetensors yet: finish it with"):
         fl.load(tmp_path / "half")
@@ -203,6 +222,30 @@ def test_a_run_that_is_not_finished_or_whose_model_has_no_name_says_so(trained, 
         fl.load(tmp_path / "own")
     loaded = fl.load(tmp_path / "own", module)
     assert torch.equal(loaded.module.state_dict()["1.bias"], result.model["1.bias"])
+
+
+@pytest.mark.parametrize(
+    ("file", "field", "value"),
+    [
+        ("manifest.json", "images", {}),
+        ("manifest.json", "images", {"floats": False, "shape": None, "mean": [0.5], "std": [1.0]}),
+        ("manifest.json", "images", {"floats": False, "shape": [1, 2], "mean": [0], "std": [1]}),
+        ("manifest.json", "parameters", None),
+        ("evaluation.json", "part", None),
+        ("evaluation.json", "confusion", [None]),
+        ("partition.json", "label_counts", [None]),
+    ],
+)
+def test_files_that_are_not_as_a_run_wrote_them_are_named_and_nothing_is_exported(
+    trained, here, fedlens, file, field, value
+):
+    run = Path(shutil.copytree(trained.run, here / "run"))
+    content = json.loads((run / file).read_text())
+    (run / file).write_text(json.dumps(content | {field: value, "code": 3}))
+    ended = fedlens("export", run, "--out", "model.safetensors", "-q")
+    assert (ended.status, ended.err.count("\n")) == (2, 1)
+    assert ended.err.startswith(f"fedlens: {run}") and "start the run anew" in ended.err
+    assert not list(here.glob("model*"))
 
 
 def test_a_run_starts_from_the_model_of_another(trained):

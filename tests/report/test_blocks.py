@@ -21,10 +21,11 @@ from fedlens.report.blocks import (
     Text,
 )
 from fedlens.report.draw import _figure, pictures
+from fedlens.report.draw_grids import heat
 from fedlens.report.grids import Contours, Heat
 from fedlens.report.look import print_look, shortened
 from fedlens.report.numbers import format_number
-from fedlens.report.page import csv_of
+from fedlens.report.page import csv_of, html
 from fedlens.report.pictures import FORMATS
 
 CURVES = Curves(
@@ -194,6 +195,22 @@ def test_long_lines_are_thinned_in_the_page_but_not_in_their_data(tmp_path):
     (xs,) = re.findall(r'"x":\[([\d,]+)\]', page)
     assert 1000 < len(xs.split(",")) <= 2001 and xs.endswith(",10000")
     assert (tmp_path / "figures" / "long.csv").read_text().count("\n") == 10_002
+
+
+def test_data_too_large_for_a_page_are_in_the_file_beside_it(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedlens.report.page.MOST_BYTES", 20)
+    page = render_page("a page", "", [HEAT], tmp_path).read_text()
+    assert f'href="figures/{HEAT.slug}.csv"' in page and "data:text/csv" not in page
+    assert (tmp_path / "figures" / f"{HEAT.slug}.csv").is_file()
+    live = html("a page", "", [HEAT], lambda _: "", live=True)
+    assert "data:text/csv" in live, "beside which there is no file"
+
+
+def test_the_axis_of_a_wide_heat_map_counts_all_of_its_columns():
+    names = [str(k) for k in range(4000)]
+    wide = Heat(title="wide", values=[[0.5] * 4000], row_names=["a"], column_names=names)
+    assert heat(wide).axes[0].get_xlim() == (-0.5, 3999.5)
+    assert heat(HEAT).axes[0].get_xlim() == (-0.5, len(HEAT.column_names) - 0.5)
 
 
 def test_no_cell_of_a_csv_file_is_a_formula() -> None:

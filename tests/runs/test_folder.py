@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from fedlens.rounds import ClientMemory, State
-from fedlens.run_files import checksum, last_saved, state_files
-from fedlens.runs.folder import Records, RunFolder, check_free, to_json
+from fedlens.run_files import checksum, last_saved, state_files, to_json
+from fedlens.runs.folder import Records, RunFolder, check_free
 from tests.checkpoints import load_state
 
 CPU = torch.device("cpu")

@@ -83,3 +83,19 @@ def test_a_resumed_run_may_be_killed_at_any_touch_too(tmp_path, monkeypatch):
         shutil.rmtree(run)
         shutil.copytree(tmp_path / "stopped", run)
     assert moment > 10
+
+
+def test_a_finished_run_that_is_resumed_and_killed_can_be_given_more_rounds(tmp_path):
+    experiment = mindful(rounds=2, clients=fl.Clients(6, 1), evaluate=fl.Evaluate(every=1))
+    fl.run(experiment, tmp_path / "once")  # it is over soon, so it has one checkpoint
+    shutil.copytree(tmp_path / "once", tmp_path / "whole")
+    fl.resume(tmp_path / "whole", experiment=experiment, rounds=3)
+    run = tmp_path / "run"
+    moment = 0
+    shutil.copytree(tmp_path / "once", run)
+    while killed(lambda: fl.resume(run, experiment=experiment), run, moment := moment + 1):
+        fl.resume(run, experiment=experiment, rounds=3)
+        assert_same_run(run, tmp_path / "whole")
+        shutil.rmtree(run)
+        shutil.copytree(tmp_path / "once", run)
+    assert moment > 3

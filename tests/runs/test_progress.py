@@ -86,6 +86,17 @@ def test_images_that_are_decoded_are_counted_before_the_first_round(clock, capsy
     assert progress.decoding(None) is None
 
 
+def test_rounds_that_are_done_again_end_no_run(clock, capsys):
+    with progress.rounds("a", 9, done=9) as watch:  # of which the last checkpoint is damaged
+        for number in (8, 9):
+            clock[0] += 3
+            watch({"round": number, "train_loss": 1.0})
+    assert [line[:12] for line in capsys.readouterr().err.splitlines()] == [
+        "a: round 8/9",
+        "a: round 9/9",
+    ]
+
+
 def test_whoever_runs_an_experiment_is_told_of_images_that_are_decoded(tmp_path):
     sites = write_sites(tmp_path / "sites", count=5)
     files = {"path": str(sites), "layout": "site/class", "size": 8, "channels": 1}

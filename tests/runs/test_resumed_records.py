@@ -5,8 +5,9 @@ import json
 import pytest
 
 import fedlens as fl
+from fedlens.runs.records import read
 from fedlens.runs.summary import Record
-from tests.runs.resumable import forgetful
+from tests.runs.resumable import Stop, forgetful
 
 
 def test_what_an_algorithm_records_is_the_same_after_a_resume_too(tmp_path):
@@ -26,3 +27,14 @@ def test_what_an_algorithm_records_is_the_same_after_a_resume_too(tmp_path):
     )
     residuals = [[record["primal_residual"] for record in run] for run in (whole, stopped)]
     assert residuals[0] == residuals[1]
+
+
+def test_details_of_a_model_are_not_shown_as_those_of_one_that_came_later(tmp_path):
+    experiment, run = forgetful(rounds=2), tmp_path / "run"
+    fl.run(experiment, run)
+    assert "confusion" in read(run).evaluation
+    with pytest.raises(KeyboardInterrupt):
+        fl.resume(run, rounds=4, experiment=experiment, watch=Stop(3))
+    assert read(run).num_rounds == 3 and not read(run).evaluation
+    fl.resume(run, rounds=4, experiment=experiment)
+    assert "confusion" in read(run).evaluation

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 import fedlens as fl
+from fedlens.run_files import read_status
 from fedlens.runs.stopping import Stopping
 from tests.federations import assert_equal
 from tests.runs.resumable import assert_same_run
@@ -116,6 +117,62 @@ def test_a_run_that_was_killed_stops_where_it_would_have_and_has_the_same_best(e
     again = fl.resume(tmp_path / "cut", experiment=experiment, rounds=20)
     assert len(again.records) == len(full.records), "what has stopped does not go on"
     assert again.summary["reason"] == full.summary["reason"]
+
+
+def test_a_run_that_stopped_and_was_killed_is_over_only_once_all_of_it_is_written(
+    tmp_path, monkeypatch
+):
+    experiment = described(stop={"batches": 30}, evaluate={"bootstrap": 5})
+    full = fl.run(experiment, tmp_path / "whole")
+    run = tmp_path / "run"
+
+    def killed(*_: Any) -> None:
+        raise Killed
+
+    for _ in range(2):  # as it writes its model, and once more in its next life
+        with monkeypatch.context() as patch:
+            patch.setattr("fedlens.runs.folder.RunFolder.save_model", killed)
+            patch.setattr("fedlens.runs.active.ActiveRun.stop", lambda *_: None)
+            with pytest.raises(Killed):
+                fl.resume(run, experiment=experiment) if run.exists() else fl.run(experiment, run)
+        assert read_status(run) == "interrupted"
+    found = fl.sweep({"run": experiment}, tmp_path)["run"]
+    assert_same_run(run, tmp_path / "whole")
+    assert found.summary["intervals"] == full.summary["intervals"]
+
+
+def test_a_run_whose_time_was_up_when_it_was_interrupted_is_evaluated_at_its_end(tmp_path):
+    evaluate = {"on": ["test", "validation"], "validation": 0.25, "every": 12}
+    experiment = described(stop={"seconds": 1000.0}, evaluate=evaluate)
+    run = tmp_path / "run"
+
+    def kill(record: dict[str, Any]) -> None:
+        if record["round"] == 2:
+            raise Killed
+
+    with pytest.raises(Killed):
+        fl.run(experiment, run, watch=kill)
+    summary = json.loads((run / "summary.json").read_text())
+    summary["seconds"]["total"] = 1001.0  # in the midst of a round
+    (run / "summary.json").write_text(json.dumps(summary))
+    result = fl.resume(run, experiment=experiment)
+    assert result.summary["reason"].startswith("stop.seconds: 1,001 of 1,000")
+    assert len(result.records) == 3 and "test_accuracy" in result.records[-1]
+    assert (run / "evaluation.json").is_file()
+    assert len(fl.resume(run, experiment=experiment).records) == 3
+
+
+def test_a_run_that_has_stopped_is_not_ended_by_a_round_that_had_begun_meanwhile(monkeypatch):
+    changes: dict[str, Any] = {"faults": {"absent": 0.4}}
+    changes |= {"reporting": {"quorum": 1.0, "below_quorum": "stop"}}
+    lengths = {seed: len(fl.run(described(seed=seed, **changes)).records) for seed in range(20)}
+    seed = next(seed for seed, length in lengths.items() if length == 1)
+    experiment = described(seed=seed, stop={"batches": 1}, **changes)
+    expected = fl.run(experiment)
+    assert expected.status == "finished" and len(expected.records) == 1
+    monkeypatch.setattr("fedlens.runs.active.rounds_ahead", lambda _: 1)  # as on a GPU
+    found = fl.run(experiment)
+    assert found.status == "finished" and found.summary["reason"] == expected.summary["reason"]
 
 
 def test_the_best_model_is_the_one_after_its_round(tmp_path):

@@ -351,6 +351,19 @@ def test_a_mistake_in_any_point_is_found_before_the_first_is_run(tmp_path):
     assert not (tmp_path / "sweep").exists()
 
 
+@pytest.mark.parametrize("name", ["", ".", "..", "../elsewhere", "a/b", "/a"])
+def test_a_point_whose_folder_would_lie_elsewhere_is_refused(name, tmp_path):
+    with pytest.raises(ValueError, match="choose a name that a folder can have"):
+        fl.sweep({name: base()}, tmp_path / "sweep")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_point_whose_name_is_too_long_is_refused_before_any_is_run(tmp_path):
+    with pytest.raises(ValueError, match="too long for a folder: give shorter values"):
+        fl.sweep({"a": base(), "b" * 250: base()}, tmp_path / "sweep")
+    assert not list(tmp_path.iterdir())
+
+
 def test_points_are_called_by_what_differs():
     axes: dict[str, list[Any]] = {
         "local.lr": [0.1, 1],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 import sys
@@ -15,6 +16,7 @@ import typer
 
 from fedlens.cli import completion
 from fedlens.data.places import existing
+from fedlens.run_files import to_json
 
 ExperimentFile = Annotated[Path, typer.Argument(help="An experiment file, TOML or JSON.")]
 Overrides = Annotated[
@@ -72,6 +74,11 @@ def once_written() -> Iterator[None]:
         yield
     except ValueError as error:
         raise OSError(str(error)) from error
+
+
+def print_json(content: Any) -> None:
+    """Print JSON, in ASCII, for every terminal; a number that is not finite is null."""
+    print(json.dumps(json.loads(to_json(content))), flush=True)
 
 
 def terminal_columns() -> int | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -19,6 +18,7 @@ from fedlens.cli.arguments import (
     RayAddress,
     name_cluster,
     once_written,
+    print_json,
     terminal_columns,
     watching,
 )
@@ -90,7 +90,7 @@ def compare_command(
     if found.left_out:
         print(f"fedlens: left out: runs that {printable(found.left_out)}", file=sys.stderr)
     if as_json:
-        print(json.dumps([asdict(pair) for pair in found.pairs]))
+        print_json([asdict(pair) for pair in found.pairs])
         return
     if len(found.pairs) > 1:
         print(f"{table(*pair_rows(found.pairs), terminal_columns())}\n")

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from fedlens.data.survey import Survey
 
 ROUNDS = 30
-MOST_LINES = 20  # of one kind: a folder may hold thousands of copies
 NUM_CLIENTS = 10  # where there are no sites
+MOST_TOLD = 20  # lines of one kind: of many sites, most lack some class
 
 
 def import_command(
@@ -92,12 +92,6 @@ def _experiment(found: Survey, listed: Path) -> dict[str, Any]:
     }
 
 
-def _some(lines: list[str], kind: str) -> list[str]:
-    """The first of them, and how many more there are."""
-    more = len(lines) - MOST_LINES
-    return [*lines[:MOST_LINES], f"{kind}: and {more:,} more"] if more > 0 else lines
-
-
 def _told(found: Survey) -> list[str]:
     """What was found, and what was assumed."""
     classes = ", ".join(f"{name} {count:,}" for name, count in sorted(found.classes.items()))
@@ -107,20 +101,17 @@ def _told(found: Survey) -> list[str]:
     if found.sites:
         sites = ", ".join(f"{name} {count:,}" for name, count in sorted(found.sites.items()))
         lines.append(f"found {len(found.sites)} site{'s' * (len(found.sites) != 1)}: {sites}")
-    lines += _some([f"missing: {site} has no {label}" for site, label in found.missing], "missing")
-    lines += [f"left out: {line}" for line in found.broken]
+    lines += _first([f"missing: {site} has no {label}" for site, label in found.missing])
+    lines += _first([f"left out: {line}" for line in found.broken])
     unsure = [(a, b) for a, b in found.twins if a.label != b.label]
-    lines += _some(
+    lines += _first(
         [
             f"two classes: {a.path} and {b.path} are the same image: keep the one that is right"
             for a, b in unsure
-        ],
-        "two classes",
+        ]
     )
     same = [(a, b) for a, b in found.twins if a.label == b.label]
-    lines += _some(
-        [f"twice: {a.path} and {b.path} are the same image: keep one" for a, b in same], "twice"
-    )
+    lines += _first([f"twice: {a.path} and {b.path} are the same image: keep one" for a, b in same])
     if found.layout != "class":
         other = "class/site" if found.layout == "site/class" else "site/class"
         lines.append(f"assumed: folders are {found.layout}; else add --layout {other}")
@@ -136,3 +127,10 @@ def _told(found: Survey) -> list[str]:
         )
     lines.append(f"assumed: {'gray' if found.channels == 1 else 'colour'}; else change channels")
     return lines
+
+
+def _first(lines: list[str]) -> list[str]:
+    """So many lines as can be read, and how many more there are."""
+    more = len(lines) - MOST_TOLD
+    kind = lines[0].partition(":")[0] if lines else ""
+    return [*lines[:MOST_TOLD], f"{kind}: and {more:,} more"] if more > 0 else lines

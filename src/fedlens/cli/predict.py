@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from fedlens.cli.arguments import Json, Quiet, watching
+from fedlens.cli.arguments import Json, Quiet, print_json, watching
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,7 +48,7 @@ def predict_command(
     with watching(quiet, progress.counted, "images") as watch:
         answers = list(classifier.answers(sound(), top))
     if as_json:
-        print(json.dumps([answer.plain() for answer in answers]))
+        print_json([answer.plain() for answer in answers])
     else:
         most = min(top, len(classifier.classes))
         ranks = [
@@ -94,7 +93,7 @@ def evaluate_command(
             file=sys.stderr,
         )
     if as_json:
-        print(json.dumps(found))
+        print_json(found)
         return
     rows = [("", "all", found)]
     rows += [("", key.replace("_", " "), found[key]) for key in SEEN if key in found]
@@ -128,6 +127,8 @@ def export_command(
     from fedlens.deploy.classifier import load
     from fedlens.deploy.export import ENDINGS, export
     from fedlens.files import write_atomically
+    from fedlens.reading import reading
+    from fedlens.run_files import ANEW
     from fedlens.runs import progress
 
     chosen = kind or ENDINGS.get(out.suffix)
@@ -144,8 +145,11 @@ def export_command(
         )
     beside = out.with_name(f"{out.name}.md")  # model.onnx and model.pt have a card each
     with watching(quiet, progress.working, f"making {out.name}"):
-        apart = export(load(run, best=best), out, chosen)
-    write_atomically(beside, card(run, out.name, chosen, best).encode())
+        classifier = load(run, best=best)
+        with reading(run, ANEW):
+            about = card(run, out.name, chosen, best).encode()
+        apart = export(classifier, out, chosen)
+    write_atomically(beside, about)
     print(f"model: {out}")
     print(f"card:  {beside}")
     if apart is not None:

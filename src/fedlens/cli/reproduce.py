@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import sys
 import textwrap
 from pathlib import Path
@@ -19,6 +18,7 @@ from fedlens.cli.arguments import (
     RayAddress,
     name_cluster,
     once_written,
+    print_json,
     watching,
 )
 from fedlens.recipes import ScaleName
@@ -127,7 +127,7 @@ def reproduce_command(
 def _print(recipe: str, scale: ScaleName, done: Reproduced, as_json: bool) -> None:
     """Ours beside theirs, and where the page is."""
     if as_json:
-        print(json.dumps(_summary(recipe, scale, done)))
+        print_json(_summary(recipe, scale, done))
         return
     from fedlens.recipes.page import OPENING
     from fedlens.report.blocks import Table, Text

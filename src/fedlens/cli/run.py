@@ -134,7 +134,7 @@ def resume_command(
     tables = read_experiment(folder)
     chosen: EngineName | None = None if engine is None else check(engine, EngineName, "engine")
     name_cluster(ray_address, [chosen or tables.get("engine", "auto")])
-    total = tables.get("rounds", 0) if rounds is None else rounds
+    total = check(tables.get("rounds", 0), int, "rounds") if rounds is None else rounds
     done = last_saved(folder) or 0
     is_over = read_status(folder) == "finished" and total <= done
     with artists() as drawing:

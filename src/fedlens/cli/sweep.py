@@ -17,6 +17,7 @@ from fedlens.cli.arguments import (
     RayAddress,
     name_cluster,
     once_written,
+    print_json,
     terminal_columns,
     watching,
 )
@@ -95,12 +96,11 @@ def _finish(
     from fedlens.report import read_all, report, rows, table
     from fedlens.report.groups import means
     from fedlens.runs import progress
-    from fedlens.runs.folder import to_json
 
     runs = [folder / name for name in results]
     with once_written():
         if as_json:
-            print(to_json({name: result.summary for name, result in results.items()}), flush=True)
+            print_json({name: result.summary for name, result in results.items()})
         else:
             found = read_all(runs)
             print(table(*rows(found), terminal_columns()))

@@ -7,10 +7,12 @@ import http.client
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from fedlens.data.catalogue import Download
+from fedlens.locks import try_lock
 
 CHUNK = 1 << 16
 ATTEMPTS = 4  # in a row without getting further
@@ -35,19 +37,34 @@ def download(
     place.parent.mkdir(parents=True, exist_ok=True)
     part = place.with_name(place.name + ".part")
     reasons = []
-    for base in bases:
-        url = f"{base}/{file.name}"
+    with _to_oneself(part):
+        for base in bases:
+            url = f"{base}/{file.name}"
+            try:
+                _fill(part, url, file.size, report, wait)
+            except Unreachable as error:
+                reasons.append(f"{url} ({error})")
+                continue
+            if md5_of(part) == file.md5:
+                part.replace(place)
+                return
+            part.write_bytes(b"")
+            reasons.append(f"{url} (wrong checksum, removed)")
+        raise Unreachable(", ".join(reasons))
+
+
+@contextmanager
+def _to_oneself(part: Path) -> Iterator[None]:
+    """Have a file that is being fetched locked meanwhile: two at once would spoil it."""
+    with part.open("ab") as file:
+        if try_lock(file.fileno()) is False:
+            raise ValueError(f"{part} is being fetched by another process: wait until it is there")
         try:
-            _fill(part, url, file.size, report, wait)
-        except Unreachable as error:
-            reasons.append(f"{url} ({error})")
-            continue
-        if md5_of(part) == file.md5:
-            part.replace(place)
-            return
-        part.unlink()
-        reasons.append(f"{url} (wrong checksum, removed)")
-    raise Unreachable(", ".join(reasons))
+            yield
+        except BaseException:
+            if not _size(part):
+                part.unlink(missing_ok=True)
+            raise
 
 
 def md5_of(path: Path) -> str | None:
@@ -103,7 +120,7 @@ def _opened(request: urllib.request.Request, part: Path) -> http.client.HTTPResp
         error.close()
         why = f"{error.code} {error.reason}"
         if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-            part.unlink(missing_ok=True)
+            part.write_bytes(b"")
             raise Cut(why) from error
         if error.code >= http.HTTPStatus.INTERNAL_SERVER_ERROR:
             raise Cut(why) from error

@@ -255,15 +255,16 @@ def _copy(entry: Published, path: Path, dest: Path, said: Path) -> Path:
 def _extract(entry: Published, archive: Path, dest: Path) -> None:
     """Unpack the files of the set, and no others."""
     wanted = {file for form in entry.forms for file in form.files}
-    most = 4 * max(file.size for file in entry.downloads)  # none of its files is larger
+    left = 8 * (entry.num_train + entry.num_test) * entry.side**2  # bytes, of all that it may hold
     with (
         reading(archive, f"name the folder or the .tar.gz archive that holds {entry.name}"),
         tarfile.open(archive) as tar,
     ):
         for member in tar:
             if member.isfile() and Path(member.name).name in wanted:
-                if member.size > most:
-                    raise ValueError(f"{member.name} in it is of {member.size:,} bytes")
+                left -= member.size
+                if left < 0:
+                    raise ValueError(f"with {member.name} it unpacks to more than the set has")
                 tar.extract(member, dest, filter="data")
 
 

@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple
 from fedlens.data.folders import images
 from fedlens.data.pictures import glance
 from fedlens.data.places import Counted
+from fedlens.reading import demand_text
 
 Reading = Literal["class", "site/class", "class/site"]
 SIDES = (28, 32, 64, 96, 128, 224)  # that images of several sizes are resized to
@@ -97,6 +98,7 @@ def survey(folder: Path, layout: Reading | None = None, watch: Counted | None = 
     files = sorted(file.relative_to(folder) for file in images(folder))
     if not files:
         raise ValueError(f"{folder} has no images: name the folder that they are in")
+    demand_text([str(file) for file in files], f"{folder}: the file name")
     split = set(SPLITS) & {file.parts[0] for file in files}
     marked = len(split) > 1 and split == {file.parts[0] for file in files}
     levels = [file.parts[1 if marked else 0 : -1] for file in files]

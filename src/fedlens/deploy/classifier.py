@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from fedlens.data.folders import images as images_below
 from fedlens.data.pictures import read
 from fedlens.experiment import Experiment
-from fedlens.run_files import BEST, EXPERIMENT, MODEL, check_run, read_manifest
+from fedlens.reading import reading
+from fedlens.run_files import ANEW, BEST, EXPERIMENT, MANIFEST, MODEL, check_run, read_manifest
 from fedlens.setup.network import untrained
 
 BATCH = 64  # images asked about at a time
@@ -116,18 +117,20 @@ def load(run: str | Path, module: nn.Module | None = None, *, best: bool = False
         raise ValueError(f"{folder} has no {MODEL} yet: finish it with fedlens resume {folder}")
     manifest = read_manifest(folder)
     about, classes = manifest.get("images"), manifest.get("classes")
-    if not isinstance(about, dict) or not isinstance(classes, list):
+    if not isinstance(about, dict) or not isinstance(classes, list) or not classes:
         raise ValueError(f"{folder} does not say how its images were prepared: run it again")
-    if about["floats"]:
+    with reading(folder / MANIFEST, ANEW):
+        is_floats, preprocessing = about["floats"], _preprocessing(about)
+    if is_floats:
         raise ValueError(
             f"{folder} was trained on tensors of floats, so nobody knows how an image becomes one: "
             "load model.safetensors into your module"
         )
-    shape = tuple(about["shape"])
-    preprocessing = Preprocessing(shape, tuple(about["mean"]), tuple(about["std"]))
     if module is None:
-        module = untrained(Experiment.read(folder / EXPERIMENT), shape, len(classes))
-    own = load_file(file)
+        described = Experiment.read(folder / EXPERIMENT)
+        module = untrained(described, preprocessing.shape, len(classes))
+    with reading(file, ANEW):
+        own = load_file(file)
     try:
         module.load_state_dict(own)
     except RuntimeError as error:
@@ -135,7 +138,16 @@ def load(run: str | Path, module: nn.Module | None = None, *, best: bool = False
             f"{file} does not fit the model ({str(error).splitlines()[-1].strip()}): "
             "give the module that the run trained"
         ) from error
-    return Classifier(module.float(), preprocessing, classes).eval()
+    return Classifier(module.float(), preprocessing, [*map(str, classes)]).eval()
+
+
+def _preprocessing(about: Mapping[str, Any]) -> Preprocessing:
+    """As a manifest has it."""
+    channels, height, width = map(int, about["shape"])
+    mean, std = (tuple(map(float, about[name])) for name in ("mean", "std"))
+    if min(channels, height, width) < 1 or not len(mean) == len(std) == channels:
+        raise ValueError("its images have no size, or a mean and std of other channels")
+    return Preprocessing((channels, height, width), mean, std)
 
 
 def image_files(given: Sequence[Path]) -> list[Path]:

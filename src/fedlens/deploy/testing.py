@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -51,9 +52,11 @@ def tested_on(
         about |= {"trained_on": _share(correct[seen]), "new": _share(correct[~seen])}
     about["by_class"] = {name: _share(correct[labels == k]) for name, k in number.items()}
     if found.clients is not None:
-        sites = listed.columns[found.clients].tolist()
+        names, whose = np.unique(listed.columns[found.clients], return_inverse=True)
+        order = np.argsort(whose, kind="stable")
+        parts = np.split(order, np.cumsum(np.bincount(whose))[:-1])
         about["by_client"] = {
-            name: _share(correct[[one == name for one in sites]]) for name in sorted(set(sites))
+            name: _share(correct[some]) for name, some in zip(names.tolist(), parts, strict=True)
         }
     return about
 

@@ -57,7 +57,8 @@ def heat(block: Heat) -> Figure:
     low = 0.0 if block.shares or not sound.size else float(sound.min())
     high = float(sound.max()) if sound.size else 1.0
     depth = _depth(block, np.clip((values - low) / ((high - low) or 1.0), 0, 1))
-    axes.imshow(shades(depth), aspect="auto", interpolation="nearest")
+    ends = -0.5, len(columns) - 0.5, num_rows - 0.5, -0.5  # of all columns, also where few are seen
+    axes.imshow(shades(depth), aspect="auto", interpolation="nearest", extent=ends)
     _ticks(axes.yaxis, rows, shown_rows)
     _ticks(axes.xaxis, columns, shown_columns, 90 if upright else 0)
     axes.set_ylabel(block.row_label)

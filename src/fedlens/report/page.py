@@ -31,6 +31,7 @@ OWN_NAME = re.compile("[a-z0-9_]+")  # of a figure: see `Block.slug`
 LONG = 6  # blocks of a page that has a list of its contents
 CROWDED = 8  # lines: from more than these on, a chart has the whole width
 MOST_ROWS = 100_000  # of the data behind curves in a page; a file beside it has all
+MOST_BYTES = 5_000_000  # of the data behind another block, which are else in that file alone
 NUMBER = re.compile(r"[+-]?\d[\d.,]*(e[+-]?\d+)?%?( ± \d[\d.,]*%?)?")  # as tables have them
 HERE = Path(__file__).parent
 
@@ -42,7 +43,7 @@ class Shown:
     block: Block
     slug: str
     alt: str
-    csv: str  # a data: address
+    csv: str  # a data: address, or a file beside the page
     svg: str = ""
     chart: str = ""  # JSON, for the script
     wide: bool = False  # over the whole width, rather than beside another
@@ -96,7 +97,7 @@ def html(
     """The page itself. `picture` gives the SVG of a block that is drawn; a live page is renewed."""
     sections: list[dict[str, Any]] = []
     for block in blocks:
-        shown = _shown(block, picture(block) if is_drawn(block) else "")
+        shown = _shown(block, picture(block) if is_drawn(block) else "", live)
         if isinstance(block, Table):
             sections.append({"table": shown})
         elif isinstance(block, Facts):
@@ -212,11 +213,14 @@ def _inert(cell: Cell) -> Cell:
     return cell
 
 
-def _shown(block: Block, svg: str) -> Shown:
+def _shown(block: Block, svg: str, live: bool) -> Shown:
     thin = block.thinned() if isinstance(block, Curves) else block
     long = isinstance(block, Curves) and sum(len(line.x) for line in block.lines) > MOST_ROWS
-    data = base64.b64encode(csv_of(thin if long else block)).decode()
-    block, address = _told_of_bands(thin), f"data:text/csv;base64,{data}"
+    data = csv_of(thin if long else block)
+    address = f"data:text/csv;base64,{base64.b64encode(data).decode()}"
+    if len(data) > MOST_BYTES and not live:  # no file lies beside a live page
+        address = f"figures/{block.slug}.csv"
+    block = _told_of_bands(thin)
     shown = Shown(block, block.slug, block.alt or block.words(), address, svg)
     if isinstance(block, Curves):
         return replace(shown, chart=_chart(block))

@@ -31,8 +31,8 @@ def rows(runs: Sequence[Run]) -> tuple[list[str], list[list[str]]]:
     """The table of a report as plain text: its header, and one row a run."""
     more = [_more(run) for run in runs]
     shown = [i for i in range(len(MORE)) if any(cells[i] != NONE for cells in more)]
-    column = HEADER.index("algorithm")
-    body = [_row(run, primary_part(runs)) for run in runs]
+    column, part = HEADER.index("algorithm"), primary_part(runs)
+    body = [_row(run, part) for run in runs]
     for row, cells in zip(body, more, strict=True):
         row[column:column] = [cells[i] for i in shown]
     return [*HEADER[:column], *(MORE[i] for i in shown), *HEADER[column:]], body

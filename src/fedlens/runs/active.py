@@ -16,9 +16,9 @@ from fedlens.core import Tree
 from fedlens.engines import Engine
 from fedlens.reporting.cohorts import BelowQuorum
 from fedlens.rounds import RoundInput, State, begin, run_rounds
-from fedlens.run_files import CLIENTS, EVALUATION, LARGEST_LOSS, SUMMARY, RunFailed
+from fedlens.run_files import CLIENTS, EVALUATION, LARGEST_LOSS, OVER, SUMMARY, RunFailed, to_json
 from fedlens.runs.evaluate import ByClient, Evaluation, Twin
-from fedlens.runs.folder import Mark, Records, RunFolder, to_json
+from fedlens.runs.folder import Mark, Records, RunFolder
 from fedlens.runs.measures import OF_MODEL, PARTS, measure_name
 from fedlens.runs.records import is_number
 from fedlens.runs.result import Result
@@ -73,8 +73,10 @@ class ActiveRun:
         earlier = self.earlier_summary
         self.earlier_seconds = earlier["seconds"]["total"] if earlier else spent
         self.stopping = Stopping(setup.experiment)
+        # Time that ran out within a round ends the next one, which is then evaluated.
+        seconds = self.earlier_seconds if earlier.get("status") in OVER else 0.0
         for record in self.records:
-            self.stopping.spend(record, self.earlier_seconds)
+            self.stopping.spend(record, seconds)
             self.stopping.judge(record)
         self._end_if_told()
 
@@ -147,7 +149,8 @@ class ActiveRun:
         status = "finished" if self.status == "running" else self.status
         if status == "finished" and unsound_losses(self.records):
             status = "invalid"
-        if keep_state:
+        self.status = status
+        if keep_state and self.has_news(status):  # else it is saved, and would not be for a moment
             self.save()
         elif self.file is not None:
             self.file.sync()
@@ -175,6 +178,8 @@ class ActiveRun:
 
     def end_early(self, error: BelowQuorum) -> None:
         """Go no further, as the experiment has it where too few clients report."""
+        if self.status != "running":  # a round that was computed meanwhile has ended it
+            return
         self.status, self.reason = "stopped", str(error)
         self.closer["stopped_round"] = stopped_round(self.state.round + 1, error.reports)
 
@@ -204,8 +209,13 @@ class ActiveRun:
         is_new = len(self.records) > self.num_earlier_records or "stopped_round" in self.closer
         return is_new or status != self.earlier_summary.get("status")
 
+    def announce(self) -> None:
+        """Say that it goes on, if only to write what it came to; what was over stays so."""
+        if not self.is_over or self.earlier_summary.get("status") not in OVER:
+            self.write_summary("running")
+
     def write_summary(self, status: str) -> None:
-        self.status, self.summary = status, self.earlier_summary
+        self.summary = self.earlier_summary
         if self.has_news(status):
             elapsed = self.earlier_seconds + time.perf_counter() - self.start_time
             stopped = self.closer.get("stopped_round")
@@ -248,7 +258,7 @@ def run_to_end(runs: Sequence[ActiveRun], keep_states: bool = True) -> list[Resu
     program: ClientProgram | None = None
     try:
         for run in runs:
-            run.write_summary(run.status)
+            run.announce()
         with torch_settings(setup.experiment, setup.device):
             while unfinished:
                 training = [run for run in unfinished if run.has_rounds_to_start]

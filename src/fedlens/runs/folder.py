@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import math
 import os
 import shutil
 from collections.abc import Callable, Mapping
@@ -19,7 +18,7 @@ import torch
 from fedlens.core import Tree
 from fedlens.files import remove_leftovers, write_atomically
 from fedlens.locks import LOCK, FolderLock
-from fedlens.reading import BadFile, demand_fields
+from fedlens.reading import BadFile, demand_fields, reading
 from fedlens.rounds import State
 from fedlens.run_files import (
     ANEW,
@@ -36,6 +35,7 @@ from fedlens.run_files import (
     read_summary,
     saved_rounds,
     state_files,
+    to_json,
 )
 from fedlens.runs.checkpoint import describe, from_bytes, restore, to_bytes
 
@@ -80,6 +80,8 @@ class Files:
 
     def make(self, change: Change) -> None:
         path = self.folder / change.name
+        if not self.folder.is_dir():  # else it would be made anew, with this file alone
+            raise OSError(f"{self.folder} is gone: if it was moved, go on there by resuming it")
         match change.kind:
             case "write":
                 write_atomically(path, change.content)
@@ -200,15 +202,17 @@ class RunFolder:
         return Records(self.files, content)
 
     def load_model(self) -> Tree:
-        from safetensors.torch import load_file
-
-        model: Tree = load_file(self.path / MODEL)
-        return model
+        return self._tensors(MODEL)
 
     def load_best(self) -> Tree | None:
+        return self._tensors(BEST) if (self.path / BEST).is_file() else None
+
+    def _tensors(self, name: str) -> Tree:
         from safetensors.torch import load_file
 
-        return load_file(self.path / BEST) if (self.path / BEST).is_file() else None
+        with reading(self.path / name, ANEW):
+            tensors: Tree = load_file(self.path / name)
+        return tensors
 
     def save_model(self, model: Tree, best: Tree | None = None) -> None:
         self._write(self.path / MODEL, to_bytes(model))
@@ -366,21 +370,8 @@ def check_free(path: Path, overwrite: bool) -> None:
     is_empty = path.is_dir() and not any(path.iterdir())
     if not (is_run(path) or is_empty):
         raise ValueError(f"{path} is not a run, so it is not overwritten: choose another")
-
-
-def to_json(content: Any, indent: int | None = None) -> str:
-    """JSON, in which a number that is not finite is null."""
-
-    def clean(value: Any) -> Any:
-        if isinstance(value, float) and not math.isfinite(value):
-            return None
-        if isinstance(value, Mapping):
-            return {key: clean(part) for key, part in value.items()}
-        if isinstance(value, (list, tuple)):
-            return [clean(part) for part in value]
-        return value
-
-    return json.dumps(clean(content), indent=indent, ensure_ascii=False, allow_nan=False)
+    if path.name in ("", ".."):  # a new one is made beside it
+        raise ValueError(f"{path} is the folder you are in, or above it: write its name instead")
 
 
 def readable_json(content: Mapping[str, Any]) -> str:

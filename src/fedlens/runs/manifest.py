@@ -21,8 +21,7 @@ import torch
 from fedlens.experiment import Experiment, Named
 from fedlens.federation import Dataset
 from fedlens.reading import Fields, demand_fields
-from fedlens.run_files import ANEW, EXPERIMENT, MANIFEST
-from fedlens.runs.folder import to_json
+from fedlens.run_files import ANEW, EXPERIMENT, MANIFEST, to_json
 from fedlens.runs.records import settings
 from fedlens.schedules import looked_at, names_in, value_at
 from fedlens.setup import Setup

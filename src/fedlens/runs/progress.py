@@ -179,7 +179,8 @@ def _lines(title: str, total: int, done: int) -> Watch:
         if now - last_print < PLAIN_SECONDS and at not in (done + 1, total):
             return
         last_print = now
-        left = (now - started) / (at - done) * (total - at)
+        # Of a checkpoint that turned out to be damaged, rounds are done again.
+        left = (now - started) / max(at - done, 1) * (total - at)
         remaining = f"  about {span(left)} left" if at < total else ""
         line = f"{title}: round {at}/{total}  {_trained(record)}{evaluated}{remaining}"
         print(line, file=sys.stderr, flush=True)

@@ -17,6 +17,7 @@ from fedlens.run_files import (
     EVALUATION,
     EXPERIMENT,
     MANIFEST,
+    OVER,
     PARTITION,
     ROUNDS,
     read_json,
@@ -109,6 +110,7 @@ def read(folder: Path) -> Run:
     experiment, rounds = run_files.read_experiment(folder), run_files.read_records(folder)
     summary = run_files.read_summary(folder)
     summary = summary | {"status": run_files.status_of(folder, summary)}
+    is_last = summary["status"] in OVER or experiment.get("rounds") == len(rounds)
     if summary.get("rounds") not in (None, len(rounds)):  # killed: what it was when it started
         summary = {key: summary[key] for key in ("status", "emd", "twin") if key in summary}
     return Run(
@@ -120,8 +122,13 @@ def read(folder: Path) -> Run:
         rounds=rounds,
         summary=summary,
         partition=read_json(folder / PARTITION),
-        evaluation=(read_json(folder / EVALUATION) or {}) | (read_json(folder / CLIENTS) or {}),
+        evaluation=_final(folder) if is_last else {},
     )
+
+
+def _final(folder: Path) -> dict[str, Any]:
+    """What is known of the final model; of a run that has gone on since, it was another."""
+    return (read_json(folder / EVALUATION) or {}) | (read_json(folder / CLIENTS) or {})
 
 
 def read_all(folders: Sequence[Path]) -> list[Run]:

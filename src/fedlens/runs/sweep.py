@@ -7,6 +7,7 @@ beside each other on the machines of a cluster (`spread.py`). The results are th
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -17,9 +18,11 @@ from fedlens.engines import Stacked
 from fedlens.experiment import Experiment, expect_experiment
 from fedlens.federation import Dataset
 from fedlens.locks import one_writer, remove_dead_lock
+from fedlens.reading import shortened
 from fedlens.run_files import (
     EXPERIMENT,
     OVER,
+    RunFailed,
     experiment_text,
     is_run,
     read_manifest,
@@ -36,6 +39,8 @@ from fedlens.runs.result import Result
 from fedlens.runs.run import as_begun
 from fedlens.runs.spread import run_spread, to_spread
 from fedlens.runs.summary import Record
+
+LONGEST_NAME = 245  # bytes: that of a folder which is being made has a few more, of 255 at most
 
 
 def sweep(
@@ -143,12 +148,17 @@ class Sweep:
         with one_writer(self.out if self.stacks else None):
             spread = {point.name for point in self._spread}
             here = [stack for stack in self.stacks if stack[0].name not in spread]
-            for point, result in itertools.chain(
-                run_spread(self._spread, forward, self.data, keep_states) if spread else (),
-                run_stacks(here, watch_of, keep_states),
-            ):
-                results[point.name] = result
-                left[point.name] = 0  # what diverged is over early
+            try:
+                for point, result in itertools.chain(
+                    run_spread(self._spread, forward, self.data, keep_states) if spread else (),
+                    run_stacks(here, watch_of, keep_states),
+                ):
+                    results[point.name] = result
+                    left[point.name] = 0  # what diverged is over early
+            except ValueError as error:
+                if len(results) == len(self.kept):
+                    raise
+                raise RunFailed(str(error)) from error  # others were run and written before it
         return {name: results[name] for name in self.names}
 
 
@@ -171,6 +181,14 @@ def prepare(
         raise ValueError(f"{parent} is a run: choose another folder for the sweep")
     if parent is not None and parent.exists() and not parent.is_dir():
         raise ValueError(f"{parent} is a file: choose a folder for the sweep")
+    for name in points if parent is not None else ():
+        if name in ("", "..") or Path(name).name != name:  # its folder would lie elsewhere
+            raise ValueError(f"a point is called {name!r}: choose a name that a folder can have")
+        if len(os.fsencode(name)) > LONGEST_NAME:
+            raise ValueError(
+                f"a point is called {shortened(name, 80)}, too long for a folder: give shorter "
+                "values, or fewer keys"
+            )
     kept: dict[str, Result] = {}
     made: list[Point] = []
     loaded: dict[str, Dataset] = {}

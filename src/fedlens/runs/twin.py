@@ -37,9 +37,9 @@ from fedlens.files import write_atomically
 from fedlens.names import ANNEALS, LOSSES, OPTIMIZERS, SCHEDULES
 from fedlens.options import find
 from fedlens.pieces import BySize
+from fedlens.run_files import to_json
 from fedlens.runs.active import Watch, train
 from fedlens.runs.evaluate import Twin, primary_part, tested_by_client
-from fedlens.runs.folder import to_json
 from fedlens.runs.measures import measure_name
 from fedlens.runs.summary import Record
 from fedlens.schedules import names_in, value_at
