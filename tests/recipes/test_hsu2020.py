@@ -187,12 +187,17 @@ def test_the_strip_of_figure_4_marks_the_weighted_mean(tmp_path):
     assert "weighted mean" in strip.words()
 
 
+def diverged(results: Results, cell: str) -> Results:
+    """The same, but that the run of a cell diverged."""
+    (run,) = results.runs[cell]
+    ended = replace(run, summary=run.summary | {"status": "diverged"})
+    return Results(results.scale, {**results.runs, cell: [ended]})
+
+
 def test_a_page_names_the_runs_that_diverged(tmp_path):
     done = reproduce("hsu2020/figure4", "smoke", tmp_path / "out")
     cell = "cifar10, α 0, FedAvgM, K 2"
-    (run,) = done.results.runs[cell]
-    ended = replace(run, summary=run.summary | {"status": "diverged"})
-    results = Results(done.results.scale, {**done.results.runs, cell: [ended]})
+    results = diverged(done.results, cell)
     recipe = RECIPES["hsu2020/figure4"](done.results.scale)
     said = opening(recipe, results).paragraphs
     assert f"1 of 5 runs diverged: {cell}. What is shown of it was evaluated before that." in said
@@ -205,9 +210,7 @@ def test_what_diverges_is_worth_a_guess_in_figure_8(tmp_path):
     """However good it was before: the figure is of settings that last."""
     done = reproduce("hsu2020/figure8", "smoke", tmp_path / "out")
     cell = "cifar10, K 2, E 1, α 100, η_eff 0.1, 1-β 1"
-    (run,) = done.results.runs[cell]
-    ended = replace(run, summary=run.summary | {"status": "diverged"})
-    results = Results(done.results.scale, {**done.results.runs, cell: [ended]})
+    results = diverged(done.results, cell)
     recipe = RECIPES["hsu2020/figure8"](results.scale)
     grid = next(b for b in recipe.blocks(results) if getattr(b, "title", "").endswith("α = 100"))
     names = "cifar10, centralised", cell.replace("0.1", "0.01")

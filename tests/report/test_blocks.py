@@ -1,10 +1,14 @@
 import csv
 import io
+import itertools
 import math
 import re
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from matplotlib.lines import Line2D
+from matplotlib.text import Annotation
 from PIL import Image
 
 from fedlens.report import render_page
@@ -23,7 +27,7 @@ from fedlens.report.blocks import (
 from fedlens.report.draw import _figure, pictures
 from fedlens.report.draw_grids import heat
 from fedlens.report.grids import Contours, Heat
-from fedlens.report.look import print_look, shortened
+from fedlens.report.look import COLOURS, HEIGHT, name_ends, print_look, sheet, shortened
 from fedlens.report.numbers import format_number
 from fedlens.report.page import csv_of, html
 from fedlens.report.pictures import FORMATS
@@ -301,3 +305,15 @@ def test_figures_stand_two_by_two_behind_the_one_that_leads(tmp_path):
     found = re.findall(r'<figure class="card( wide)?" id="([a-z_]+)"', page.read_text("utf-8"))
     wide = [name for is_wide, name in found if is_wide]
     assert wide == ["heat", "accuracy_loss", "grid"]  # leads; has no partner; stands alone
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=6))
+def test_last_values_in_the_margin_never_overlap(values: list[float]) -> None:
+    _, axes = sheet("", HEIGHT, below=0.5)
+    axes.set_ylim(0, 1)
+    name_ends(axes, [(value, "50.0%", COLOURS[0]) for value in values])
+    texts = [text for text in axes.texts if isinstance(text, Annotation)]
+    heights = sorted(text.xy[1] * HEIGHT * 72 for text in texts)
+    assert len(heights) == len(values)
+    assert all(b - a >= 10.4 for a, b in itertools.pairwise(heights))
+    assert heights[0] >= -0.1 and heights[-1] <= HEIGHT * 72 + 0.1

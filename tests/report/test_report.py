@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import re
@@ -13,13 +12,12 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from matplotlib.text import Annotation
 from PIL import Image
 
 from fedlens.locks import FolderLock
 from fedlens.report import read, read_all, report, rows
 from fedlens.report.blocks import Curves
-from fedlens.report.look import COLOURS, HEIGHT, name_ends, sheet
+from fedlens.report.look import COLOURS
 from fedlens.report.pictures import places
 from fedlens.report.runs import differences, headline, run_blocks
 from fedlens.runs.records import settings
@@ -393,15 +391,3 @@ def test_whatever_was_recorded_there_is_a_page(recorded: Make, values: list[obje
         (folder / "rounds.jsonl").write_text("\n".join(map(json.dumps, lines)))
         (folder / "summary.json").write_text(json.dumps({"final": None, "best": {"test_loss": 3}}))
     assert report(folders).is_file()
-
-
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=6))
-def test_last_values_in_the_margin_never_overlap(values: list[float]) -> None:
-    _, axes = sheet("", HEIGHT, below=0.5)
-    axes.set_ylim(0, 1)
-    name_ends(axes, [(value, "50.0%", COLOURS[0]) for value in values])
-    texts = [text for text in axes.texts if isinstance(text, Annotation)]
-    heights = sorted(text.xy[1] * HEIGHT * 72 for text in texts)
-    assert len(heights) == len(values)
-    assert all(b - a >= 10.4 for a, b in itertools.pairwise(heights))
-    assert heights[0] >= -0.1 and heights[-1] <= HEIGHT * 72 + 0.1

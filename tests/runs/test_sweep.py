@@ -16,7 +16,6 @@ import fedlens as fl
 from fedlens.core import Batch, Local, Plan
 from fedlens.federation import Holdings
 from fedlens.locks import one_writer
-from fedlens.runs.grid import combinations
 from fedlens.runs.summary import Record
 from fedlens.runs.sweep import prepare
 from fedlens.slots import Draw, ExampleWeight
@@ -362,45 +361,3 @@ def test_a_point_whose_name_is_too_long_is_refused_before_any_is_run(tmp_path):
     with pytest.raises(ValueError, match="too long for a folder: give shorter values"):
         fl.sweep({"a": base(), "b" * 250: base()}, tmp_path / "sweep")
     assert not list(tmp_path.iterdir())
-
-
-def test_points_are_called_by_what_differs():
-    axes: dict[str, list[Any]] = {
-        "local.lr": [0.1, 1],
-        "server.lr": [1.0],
-        "model": ["linear", {"name": "a b"}],
-    }
-    assert list(combinations(axes, None, 0)) == [
-        "local.lr=0.1,server.lr=1.0,model=linear",
-        "local.lr=0.1,server.lr=1.0,model=a-b",
-        "local.lr=1,server.lr=1.0,model=linear",
-        "local.lr=1,server.lr=1.0,model=a-b",
-    ]
-    made = combinations({"algorithm.fedprox.mu": [0.1]}, 2, 5)
-    assert made == {
-        "mu=0.1,seed=5": ["algorithm.fedprox.mu=0.1", "seed=5"],
-        "mu=0.1,seed=6": ["algorithm.fedprox.mu=0.1", "seed=6"],
-    }
-
-
-@pytest.mark.parametrize(
-    ("axes", "seeds", "message"),
-    [
-        ({}, None, "a sweep needs values to go through: give a grid, or a number of seeds"),
-        ({"local.lr": [0.1, 0.1]}, None, "two points of the sweep are called lr=0.1"),
-        ({"local.lr": [0.1]}, 0, "seeds is 0: choose 1 or more"),
-        ({"seed": [1, 2]}, 2, "seeds is 2: choose 1 or more, and no axis called seed"),
-        ({"local.lr": []}, None, "local.lr has no values: give at least one"),
-        ({"local.lrr": [1]}, None, "unknown key 'local.lrr': did you mean 'lr'?"),
-    ],
-)
-def test_a_grid_that_makes_no_sense_is_refused(axes, seeds, message):
-    with pytest.raises(ValueError, match=message.replace("?", r"\?")):
-        fl.grid(base(), axes, seeds)
-
-
-def test_a_grid_keeps_what_was_given_from_python():
-    points = fl.grid(base(model=own_net()), {"local.lr": [0.1, 0.2]})
-    assert all(point.dataset is DATASET for point in points.values())
-    named = fl.grid(base(model=own_net()), {"model": ["linear"]})["model=linear"]
-    assert named.model == fl.Named("linear")

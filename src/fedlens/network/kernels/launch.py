@@ -42,8 +42,9 @@ class Kernel:
         return partial(self._note, _noted)
 
     def _note(self, noted: dict[object, Callable[[], Any]], *given: Any, **settings: Any) -> None:
-        # A thread has a CUDA context from its first launch on; cuBLAS warns where there is none.
-        next((t.new_zeros(1) for t in given if isinstance(t, Tensor)), None)
+        if isinstance(given[0], Tensor):
+            # A thread has a CUDA context from its first launch on; cuBLAS warns if it has none.
+            given[0].new_zeros(1)
         like = StandIn.of(given)
         key = self.jit, like, tuple(settings.items())
         noted[key] = partial(self.jit.warmup, *like, grid=(1,), **settings)
