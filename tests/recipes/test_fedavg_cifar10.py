@@ -86,9 +86,9 @@ def test_the_fall_is_taken_apart_as_far_as_runs_are_there():
         }
         return " ".join(apart(Results(Scale("paper"), cells)))
 
-    assert "images, makes -16.00; unequal sizes on top of that +2.00." in told(reached)
+    assert "images, makes −16.00; unequal sizes on top of that +2.00." in told(reached)
     assert "over all" not in told(reached)
-    assert "over all images, make -5.00." in told({**reached, "low, renormalised": 0.50})
+    assert "over all images, make −5.00." in told({**reached, "low, renormalised": 0.50})
     assert (
         told({"homogeneous": 0.55}) == "The runs that would take the fall apart are not all here."
     )

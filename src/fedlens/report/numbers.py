@@ -22,3 +22,8 @@ def format_number(value: Cell, percent: bool = False, digits: int = 1) -> str:
     if value and not 1e-3 <= abs(value) < 1e6:
         return f"{value:.1e}"
     return f"{value:.3f}" if abs(value) < 1000 and value != int(value) else f"{value:,.0f}"
+
+
+def signed_points(difference: float) -> str:
+    """A difference of two shares in points, with its sign."""
+    return f"{100 * difference:+.2f}".replace("-", "−")

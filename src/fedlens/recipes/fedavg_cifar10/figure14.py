@@ -5,7 +5,7 @@ from __future__ import annotations
 from fedlens.recipes.fedavg_cifar10.setting import RULES, experiment, lambda_note, stand_in
 from fedlens.recipes.recipe import Recipe, Results, Scale
 from fedlens.report.blocks import Bars, Block, Series, Table
-from fedlens.report.numbers import NONE
+from fedlens.report.numbers import NONE, signed_points
 
 COHORTS = (1, 3, 5)
 
@@ -34,7 +34,7 @@ def blocks(results: Results) -> list[Block]:
         found = [results.final(f"{name}, {c} a round") for c in COHORTS]
         series.append(Series(name, [f and f.mean for f in found], [f and f.std for f in found]))
         one, *more = found
-        above = [f"{100 * (f.mean - one.mean):+.2f}" if f and one else NONE for f in more]
+        above = [signed_points(f.mean - one.mean) if f and one else NONE for f in more]
         gains.append([name, *above])
     return [
         Bars(

@@ -16,6 +16,7 @@ from fedlens.recipes.fedavg_cifar10.setting import (
 from fedlens.recipes.page import beside, curves
 from fedlens.recipes.recipe import Measured, Recipe, Results, Scale
 from fedlens.report.blocks import Block, Text
+from fedlens.report.numbers import signed_points
 
 SPLITS = {
     "homogeneous": sizes("homogeneous"),
@@ -103,12 +104,12 @@ def apart(results: Results) -> list[str]:
         return ["The runs that would take the fall apart are not all here."]
 
     def points(one: Measured, other: Measured) -> str:
-        return f"{100 * (one.mean - other.mean):+.2f}"
+        return signed_points(one.mean - other.mean)
 
     said = (
         f"From equal clients with all images to the report's heterogeneous ones it is "
-        f"{points(low, whole)} points here (published: {60.76 - 71.51:+.2f}). Less data alone, "
-        f"equal clients with a quarter of the images, makes {points(quarter, whole)}; unequal "
+        f"{points(low, whole)} points here (published: {signed_points(0.6076 - 0.7151)}). Less "
+        f"data alone, equal clients with a quarter of the images, makes {points(quarter, whole)}; unequal "
         f"sizes on top of that {points(low, quarter)}."
     )
     if rescaled:
