@@ -109,8 +109,8 @@ def apart(results: Results) -> list[str]:
     said = (
         f"From equal clients with all images to the report's heterogeneous ones it is "
         f"{points(low, whole)} points here (published: {signed_points(0.6076 - 0.7151)}). Less "
-        f"data alone, equal clients with a quarter of the images, makes {points(quarter, whole)}; unequal "
-        f"sizes on top of that {points(low, quarter)}."
+        f"data alone, equal clients with a quarter of the images, makes "
+        f"{points(quarter, whole)}; unequal sizes on top of that {points(low, quarter)}."
     )
     if rescaled:
         said += (
