@@ -12,7 +12,7 @@ that the rule is, operation by operation:
     linear                                   at most LINEAR_ROWS rows and LINEAR_WEIGHTS weights,
                                              which lie out by out
     factored_linear                          at most FACTORED_ROWS rows
-    add_scaled_, local_step_                 float32, laid out alike; STEP_TENSORS tensors at a time
+    sgd_, local_step_                        float32, laid out alike; STEP_TENSORS tensors at a time
 
 Everything else runs the plain form: PyTorch's own operations, on any device. Both forms compute the
 same up to rounding. Triton is imported by `network/kernels` alone, and that only where it runs.
@@ -254,18 +254,72 @@ def weighted_mean(losses: Tensor, weights: Tensor) -> Tensor:  # [C, B], [C, B] 
     return (weights * losses).sum(1) / total
 
 
-def add_scaled_(to: list[Tensor], what: list[Tensor], times: Number) -> None:
-    """to += times * what, in place, for tensors [C, ...]; `times` may have a number a client."""
-    if _step_as_they_lie(to, (what,), (times,)):
+def sgd_(
+    params: list[Tensor],
+    grads: list[Tensor],
+    velocity: list[Tensor],
+    lr: Number,
+    momentum: Number,
+    decay: Number,
+    decaying: list[bool],
+    *,
+    nesterov: bool,
+) -> None:
+    """d = grad + decay * w;  v = momentum * v + d;  w = w - lr * v, in place, for tensors [C, ...].
+
+    With `nesterov` it is w - lr * (d + momentum * v). A `velocity` of [] is no momentum; `decaying`
+    says which of the params decay. Each number may be a tensor [C]. Grads may be written over.
+    """
+    numbers = lr, momentum, decay
+    if _step_as_they_lie(params, (grads, velocity) if velocity else (grads,), numbers):
         from fedlens.network.kernels import elementwise
 
-        for some in _batches(len(to)):
-            elementwise.add_scaled_(to[some], what[some], times)
-    elif isinstance(times, Tensor):
-        for a, b in zip(to, what, strict=True):
-            a.addcmul_(b, torch.as_tensor(per_row(times, b)))
+        for some in _batches(len(params)):
+            elementwise.sgd_(
+                params[some], grads[some], velocity[some], *numbers, decaying[some],
+                nesterov=nesterov,
+            )  # fmt: skip
     else:
-        torch._foreach_add_(to, what, alpha=times)
+        _plain_sgd_(params, grads, velocity, *numbers, decaying, nesterov=nesterov)
+
+
+def _plain_sgd_(
+    params: list[Tensor],
+    grads: list[Tensor],
+    velocity: list[Tensor],
+    lr: Number,
+    momentum: Number,
+    decay: Number,
+    decaying: list[bool],
+    *,
+    nesterov: bool,
+) -> None:
+    if any(decaying):
+        some = [i for i, does in enumerate(decaying) if does]
+        _add([grads[i] for i in some], [params[i] for i in some], decay)
+    if velocity:
+        _scale(velocity, momentum)
+        _add(velocity, grads, 1.0)
+        if nesterov:
+            _add(grads, velocity, momentum)
+    _add(params, velocity if velocity and not nesterov else grads, lr, sign=-1)
+
+
+def _add(to: list[Tensor], what: list[Tensor], times: Number, sign: int = 1) -> None:
+    """to += sign * times * what."""
+    if isinstance(times, Tensor):
+        for a, b in zip(to, what, strict=True):
+            a.addcmul_(b, torch.as_tensor(per_row(times, b)), value=sign)
+    else:
+        torch._foreach_add_(to, what, alpha=sign * times)
+
+
+def _scale(what: list[Tensor], times: Number) -> None:
+    if isinstance(times, Tensor):
+        for one in what:
+            one.mul_(torch.as_tensor(per_row(times, one)))
+    else:
+        torch._foreach_mul_(what, times)
 
 
 def local_step_(
@@ -307,7 +361,7 @@ def _step_as_they_lie(
     numbers: Iterable[Number],
     server: Sequence[Tensor] = (),
 ) -> bool:
-    """Whether kernels can step these tensors: the rule of `add_scaled_` and `local_step_`."""
+    """Whether kernels can step these tensors: the rule of `sgd_` and `local_step_`."""
     if not to or not _takes_triton(to[0]):
         return False
     tensors = [number for number in numbers if isinstance(number, Tensor)]

@@ -2,14 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from fedlens.core import Local, Memory, Number, Tree, is_on, per_row, tree_map, zeros_like
-from fedlens.network.ops import add_scaled_
+from fedlens.network.ops import sgd_
 from fedlens.slots import LocalStep, Solve, Wraps
 
 DecayOn = Literal["all", "weights"]
@@ -48,31 +47,23 @@ class Sgd(Solve):
     def carries(self) -> frozenset[str]:
         return frozenset({"velocity"})
 
-    @cached_property
-    def _minus_lr(self) -> Number:
-        return -self.lr  # kept: of a tensor it is a kernel, which every step would launch
-
     def init(self, params: Tree) -> Memory:
         return {"velocity": zeros_like(params)} if is_on(self.momentum) else {}
 
     def update(
         self, grads: Tree, memory: Memory, params: Tree, context: object = None
     ) -> tuple[Tree, Memory]:
-        w, d = list(params.values()), [grads[name] for name in params]
-        some = [name for name, p in params.items() if decays(self.weight_decay_on, p)]
-        if is_on(self.weight_decay) and some:
-            add_scaled_(
-                [grads[name] for name in some], [params[name] for name in some], self.weight_decay
-            )
-        if memory:
-            v = [memory["velocity"][name] for name in params]
-            _scale(v, self.momentum)
-            add_scaled_(v, d, 1.0)
-            if self.nesterov:
-                add_scaled_(d, v, self.momentum)
-            else:
-                d = v
-        add_scaled_(w, d, self._minus_lr)
+        decays_at_all = is_on(self.weight_decay)
+        sgd_(
+            list(params.values()),
+            [grads[name] for name in params],
+            [memory["velocity"][name] for name in params] if memory else [],
+            self.lr,
+            self.momentum,
+            self.weight_decay,
+            [decays_at_all and decays(self.weight_decay_on, p) for p in params.values()],
+            nesterov=self.nesterov,
+        )
         return params, memory
 
 
@@ -231,11 +222,3 @@ def _share(local: Local) -> Tensor:  # [C] float64
 def _row(numbers: Tensor, like: Tensor) -> Tensor:
     """Numbers [C], shaped to multiply `like` [C, ...] row by row."""
     return numbers.to(like.dtype).view(-1, *[1] * (like.ndim - 1))
-
-
-def _scale(what: list[Tensor], times: Number) -> None:
-    if isinstance(times, Tensor) and times.ndim:
-        for a in what:
-            a.mul_(torch.as_tensor(per_row(times, a)))
-    else:
-        torch._foreach_mul_(what, times)

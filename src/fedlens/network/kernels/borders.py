@@ -12,31 +12,26 @@ from fedlens.network.pool import Windows
 from fedlens.network.stacked.products import Padding
 
 
-@launchable
-def _spread_kernel(
-    grads, kept, out, count,
-    rows: tl.constexpr, columns: tl.constexpr, outs: tl.constexpr, channels: tl.constexpr,
-    frame: tl.constexpr, KIND: tl.constexpr, windows: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr,
+@triton.jit
+def grads_before(
+    grads, kept, image, row, column, n, inside,
+    rows: tl.constexpr, columns: tl.constexpr, outs: tl.constexpr, KIND: tl.constexpr,
+    windows: tl.constexpr,
 ):  # fmt: skip
-    """out[m, n] of [count, tall, wide, channels]: program (i, j) has BM pixels m and BN channels n.
+    """The grads [m, n] at a row and a column of each image m, before pooling or ReLU.
 
-    `grads` are [count, rows, columns, outs]. A pixel gets the grad of its own position, or of its
-    window if KIND is "pool" and it won that; else, and on the border, it gets 0.
+    `grads` are [images, rows, columns, outs]. A position gets the grad of its own place, or of its
+    window if KIND is "pool" and it won that; else, and outside, it gets 0.
     """
-    m = tl.program_id(0) * BM + tl.arange(0, BM)
-    n = tl.program_id(1) * BN + tl.arange(0, BN)
-    image, pixel = m // (frame.tall * frame.wide), m % (frame.tall * frame.wide)
-    row, column = pixel // frame.wide - frame.top, pixel % frame.wide - frame.left
-    inside = (m < count * frame.tall * frame.wide) & (row >= 0) & (column >= 0)
     here = (n < outs)[None, :]
     if KIND == "pool":
         row, column = row + windows.top, column + windows.left
         inside &= (row < 2 * rows) & (column < 2 * columns)
         there = inside[:, None] & here
         window = ((image * rows + row // 2) * columns + column // 2).to(tl.int64)
-        grad = tl.load(grads + window[:, None] * outs + n[None, :], mask=there, other=0.0)
-        winner = tl.load(kept + window[:, None] * outs + n[None, :], mask=there, other=9)
+        source = window[:, None] * outs + n[None, :]
+        grad = tl.load(grads + source, mask=there, other=0.0)
+        winner = tl.load(kept + source, mask=there, other=9)
         corner = (row % 2 * 2 + column % 2).to(tl.uint8)
         grad = tl.where(winner == corner[:, None], grad, 0.0)
     else:
@@ -47,7 +42,30 @@ def _spread_kernel(
         if KIND == "relu":
             result = tl.load(kept + source, mask=there, other=0.0)
             grad = tl.where(result > 0, grad, 0.0)
-    store = (m < count * frame.tall * frame.wide)[:, None] & (n < channels)[None, :]
+    return grad
+
+
+@launchable
+def _spread_kernel(
+    grads, kept, out, count,
+    rows: tl.constexpr, columns: tl.constexpr, outs: tl.constexpr, channels: tl.constexpr,
+    frame: tl.constexpr, KIND: tl.constexpr, windows: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """out[m, n] of [count, tall, wide, channels]: program (i, j) has BM pixels m and BN channels n.
+
+    They are `grads_before` within a border of zeros.
+    """
+    m = tl.program_id(0) * BM + tl.arange(0, BM)
+    n = tl.program_id(1) * BN + tl.arange(0, BN)
+    image, pixel = m // (frame.tall * frame.wide), m % (frame.tall * frame.wide)
+    row, column = pixel // frame.wide - frame.top, pixel % frame.wide - frame.left
+    filled = m < count * frame.tall * frame.wide
+    inside = filled & (row >= 0) & (column >= 0)
+    grad = grads_before(
+        grads, kept, image, row, column, n, inside, rows, columns, outs, KIND, windows
+    )
+    store = filled[:, None] & (n < channels)[None, :]
     tl.store(out + m.to(tl.int64)[:, None] * channels + n[None, :], grad, mask=store)
 
 
@@ -58,8 +76,7 @@ def through_epilogue(
 
     `kept` is what the forward pass kept for that: the winners of pooling, else the result of ReLU.
     """
-    kind = "pool" if geometry.pool is not None else "relu" if geometry.relu else "plain"
-    return _spread(grads, kept, size, border, kind, grads.shape[3], geometry.pool)
+    return _spread(grads, kept, size, border, geometry.epilogue, grads.shape[3], geometry.pool)
 
 
 def padded(images: Tensor, padding: Padding, channels: int) -> Tensor:

@@ -10,6 +10,10 @@ small: it is split, so that there are programs enough to keep a GPU busy, into p
 
 whose first `depth` rows are a part of dw, and whose last rows are parts of db, one from each of the
 `tiles` programs along the depth, if there is a bias. One more kernel adds the parts up.
+
+Where nothing else asks for the grads before ReLU and pooling, as in a first layer, they are never
+stored: with KIND "relu" or "pool" a program makes its own of the grads behind them and of what the
+forward pass kept.
 """
 
 from __future__ import annotations
@@ -19,7 +23,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fedlens.network.kernels.convolution import position_of
+from fedlens.network.kernels.borders import grads_before
+from fedlens.network.kernels.convolution import DEAD, position_of
 from fedlens.network.kernels.launch import launchable
 from fedlens.network.kernels.sizes import (
     PROGRAMS,
@@ -30,14 +35,17 @@ from fedlens.network.kernels.sizes import (
     sizes_of,
     tile,
 )
+from fedlens.network.pool import Windows
 from fedlens.network.stacked.products import Padding
+
+_DEAD = tl.constexpr(DEAD)
 
 
 @launchable
 def _gradient_kernel(
-    images, grads, out, clients, batch, splits,
-    s: tl.constexpr, frame: tl.constexpr, HAS_BIAS: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    images, grads, kept, out, clients, batch, splits,
+    s: tl.constexpr, frame: tl.constexpr, KIND: tl.constexpr, windows: tl.constexpr,
+    HAS_BIAS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """out[split, c, k, n], with patches read by runs.
 
@@ -54,6 +62,7 @@ def _gradient_kernel(
     total = batch * s.rows * s.columns
     start = images + client * batch * s.tall * s.wide * s.channels
     grads += client * batch * frame.tall * frame.wide * s.outs
+    kept += client * batch * frame.tall * frame.wide * s.outs
     shift = (k // run) * s.wide * s.channels + k % run
     sums = tl.zeros((BK, BN), tl.float32)
     chunks = tl.cdiv(total, BM * splits)
@@ -63,30 +72,37 @@ def _gradient_kernel(
         begin = start + ((image * s.tall + row * s.down) * s.wide + column * s.right) * s.channels
         inside = (m < total)[:, None]
         a = tl.load(begin[:, None] + shift[None, :], mask=inside & (k < depth)[None, :], other=0.0)
-        entry = ((image * frame.tall + row + frame.top) * frame.wide + column + frame.left) * s.outs
-        there = inside & (n < s.outs)[None, :]
-        d = tl.load(grads + entry[:, None] + n[None, :], mask=there, other=0.0)
+        if KIND == "plain":
+            entry = (image * frame.tall + row + frame.top) * frame.wide + column + frame.left
+            there = inside & (n < s.outs)[None, :]
+            d = tl.load(grads + (entry * s.outs)[:, None] + n[None, :], mask=there, other=0.0)
+        else:
+            d = grads_before(
+                grads, kept, image, row, column, n, m < total,
+                frame.tall, frame.wide, s.outs, KIND, windows,
+            )  # fmt: skip
         sums = tl.dot(tl.trans(a), d, sums, input_precision="tf32")
     out += (split * clients + client) * (depth + HAS_BIAS * tl.num_programs(0)) * s.outs
     there = (k < depth)[:, None] & (n < s.outs)[None, :]
     tl.store(out + k[:, None] * s.outs + n[None, :], sums, mask=there)
     if HAS_BIAS:
         cells = batch * frame.tall * frame.wide
-        bias = _bias_part(grads, cells, split, splits, n, s.outs, BM, BN)
+        bias = _bias_part(grads, kept, cells, split, splits, n, s.outs, KIND, BM, BN)
         tl.store(out + (depth + tl.program_id(0)) * s.outs + n, bias, mask=n < s.outs)
 
 
 @launchable
 def _shifted_gradient_kernel(
     images, grads, out, clients, batch, splits,
-    s: tl.constexpr, frame: tl.constexpr, MASKED: tl.constexpr, HAS_BIAS: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    s: tl.constexpr, frame: tl.constexpr, MASKED: tl.constexpr, TURNED: tl.constexpr,
+    HAS_BIAS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """The same by taps, without stride: pixels p times the grads at p - tap.
 
     Program ((i, tap), c, (split, j)) has BK channels of block i at one tap, and otherwise what
     `_gradient_kernel` has. Grads lie within a border of zeros, so that p - tap is always there, or
-    without one, and what lies outside is masked.
+    without one, and what lies outside is masked. TURNED: the product is computed as its transpose,
+    whose rows are the outs; matrix units take 64 rows at a time.
     """
     client = tl.program_id(1).to(tl.int64)
     tiles = tl.cdiv(s.outs, BN)
@@ -99,7 +115,7 @@ def _shifted_gradient_kernel(
     grads += client * batch * frame.tall * frame.wide * s.outs
     up, back = tap // s.width - s.top, tap % s.width - s.left
     shifted = grads + ((frame.top - up) * frame.wide + frame.left - back) * s.outs
-    sums = tl.zeros((BK, BN), tl.float32)
+    sums = tl.zeros((BN, BK) if TURNED else (BK, BN), tl.float32)
     chunks = tl.cdiv(total, BM * splits)
     for chunk in range(chunks):
         m = (split * chunks + chunk) * BM + tl.arange(0, BM)
@@ -113,20 +129,26 @@ def _shifted_gradient_kernel(
             inside &= ((r >= 0) & (r < s.rows) & (q >= 0) & (q < s.columns))[:, None]
         there = inside & (n < s.outs)[None, :]
         d = tl.load(shifted + entry[:, None] + n[None, :], mask=there, other=0.0)
-        sums = tl.dot(tl.trans(a), d, sums, input_precision="tf32")
+        if TURNED:
+            sums = tl.dot(tl.trans(d), a, sums, input_precision="tf32")
+        else:
+            sums = tl.dot(tl.trans(a), d, sums, input_precision="tf32")
+    if TURNED:
+        sums = tl.trans(sums)
     depth: tl.constexpr = s.taps * s.channels
     out += (split * clients + client) * (depth + HAS_BIAS * tl.num_programs(0)) * s.outs
     there = (k < s.channels)[:, None] & (n < s.outs)[None, :]
     tl.store(out + (tap * s.channels + k)[:, None] * s.outs + n[None, :], sums, mask=there)
     if HAS_BIAS:
         cells = batch * frame.tall * frame.wide
-        bias = _bias_part(grads, cells, split, splits, n, s.outs, BM, BN)
+        bias = _bias_part(grads, grads, cells, split, splits, n, s.outs, "plain", BM, BN)
         tl.store(out + (depth + tl.program_id(0)) * s.outs + n, bias, mask=n < s.outs)
 
 
 @triton.jit
 def _bias_part(
-    grads, cells, split, splits, n, outs: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr
+    grads, kept, cells, split, splits, n,
+    outs: tl.constexpr, KIND: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """This program's part of db[c, n]: every (programs * splits)-th block of the client's grads."""
     sums = tl.zeros((BM, BN), tl.float32)
@@ -134,72 +156,88 @@ def _bias_part(
     for chunk in range(first, tl.cdiv(cells, BM), tl.num_programs(0) * splits):
         m = chunk * BM + tl.arange(0, BM)
         there = (m < cells)[:, None] & (n < outs)[None, :]
-        sums += tl.load(grads + m[:, None] * outs + n[None, :], mask=there, other=0.0)
+        entry = m[:, None] * outs + n[None, :]
+        grad = tl.load(grads + entry, mask=there, other=0.0)
+        if KIND == "pool":
+            grad = tl.where(tl.load(kept + entry, mask=there, other=_DEAD) < _DEAD, grad, 0.0)
+        if KIND == "relu":
+            grad = tl.where(tl.load(kept + entry, mask=there, other=0.0) > 0, grad, 0.0)
+        sums += grad
     return tl.sum(sums, 0)
 
 
 @launchable
 def _gather_kernel(
-    parts, weights, biases, clients, splits, blocks,
+    parts, weights, biases, clients, splits,
     depth: tl.constexpr, outs: tl.constexpr, tiles: tl.constexpr, SPLITS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """weights[c, k, n] and biases[c, n]: the sums of their parts.
 
-    The first `blocks` programs have BLOCK weights each, in the order of memory; the others have the
-    biases of a client each.
+    Program (i, c) has BLOCK weights of a client, in the order of memory; the last i, its biases.
     """
     each = (depth + tiles) * outs
-    s = tl.arange(0, SPLITS)
-    sums = tl.zeros((SPLITS, BLOCK), tl.float32)
-    if tl.program_id(0) < blocks:
-        i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-        client, entry = i // (depth * outs), i % (depth * outs)
+    client = tl.program_id(1).to(tl.int64)
+    if tl.program_id(0) < tl.num_programs(0) - 1:
+        i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        s = tl.arange(0, SPLITS)
+        sums = tl.zeros((SPLITS, BLOCK), tl.float32)
         for first in range(0, splits, SPLITS):
             split = first + s
-            there = (split < splits)[:, None] & (client < clients)[None, :]
-            start = (split.to(tl.int64) * clients * each)[:, None] + client[None, :] * each
-            sums += tl.load(parts + start + entry[None, :], mask=there, other=0.0)
-        tl.store(weights + i, tl.sum(sums, 0), mask=client < clients)
+            there = (split < splits)[:, None] & (i < depth * outs)[None, :]
+            start = (split * clients + client) * each
+            sums += tl.load(parts + start[:, None] + i[None, :], mask=there, other=0.0)
+        tl.store(weights + client * depth * outs + i, tl.sum(sums, 0), mask=i < depth * outs)
     else:
-        whose = tl.program_id(0) - blocks
         for column in range(0, outs, BLOCK):
             n = column + tl.arange(0, BLOCK)
             total = tl.zeros((16, BLOCK), tl.float32)
             for number in range(0, splits * tiles, 16):
                 which = number + tl.arange(0, 16)
                 part, row = which // tiles, depth + which % tiles
-                start = (part.to(tl.int64) * clients + whose) * each + row * outs
+                start = (part * clients + client) * each + row * outs
                 filled = (part < splits)[:, None] & (n < outs)[None, :]
                 total += tl.load(parts + start[:, None] + n[None, :], mask=filled, other=0.0)
-            tl.store(biases + whose * outs + n, tl.sum(total, 0), mask=n < outs)
+            tl.store(biases + client * outs + n, tl.sum(total, 0), mask=n < outs)
 
 
 def kernel_gradient(
     images: Tensor, grads: Tensor, border: tuple[int, int], clients: int, geometry: Geometry,
-    has_bias: bool,
+    has_bias: bool, kept: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """dw [C, h * w * channels, out] and db [C, out], float32, of images padded in memory.
 
-    `grads` [C * B, H', W', out] may lie within a border of so many rows and columns.
+    `grads` [C * B, H', W', out] may lie within a border of so many rows and columns. With what the
+    forward pass `kept` for them they are those behind ReLU and pooling, without a border.
     """
     _, tall, wide, outs = grads.shape
     s = sizes_of(images, result_size(images, geometry), outs, geometry)
     batch, depth = len(images) // clients, s.taps * s.channels
-    deep = depth >= 128
-    block, wide_tile = 64 if deep else tile(depth), min(tile(outs), 128)
+    kind, wide_tile = "plain" if kept is None else geometry.epilogue, min(tile(outs), 128)
+    block, positions, warps, stages = _tiles(depth, kind, wide_tile)
     tiles, wide_tiles = triton.cdiv(depth, block), triton.cdiv(outs, wide_tile)
-    stages = 3 if deep else 1  # narrow loads come one by one anyway
     programs = clients * tiles * wide_tiles
     splits = _splits(programs, batch * s.rows * s.columns, 2 * PROGRAMS)
     parts = tiles if has_bias else 0
     out = torch.empty(splits, clients, depth + parts, outs, device=images.device)
     _gradient_kernel[(tiles, clients, splits * wide_tiles)](
-        images, grads, out, clients, batch, splits, s, Frame(tall, wide, *border),
-        HAS_BIAS=has_bias, BM=128, BN=wide_tile, BK=block,
-        num_warps=4 if block * wide_tile <= 8192 else 8, num_stages=stages,
+        images, grads, grads if kept is None else kept, out, clients, batch, splits, s,
+        Frame(tall, wide, *border), KIND=kind,
+        windows=geometry.pool or Windows(), HAS_BIAS=has_bias, BM=positions, BN=wide_tile, BK=block,
+        num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return _gathered(out, parts)
+
+
+def _tiles(depth: int, kind: str, wide_tile: int) -> tuple[int, int, int, int]:
+    """Entries, positions at a time, warps and stages of a program of `_gradient_kernel`.
+
+    Of few channels loads are narrow, and of winners grads are made: more stages do not hide that.
+    """
+    if depth >= 128:
+        return 64, 128, 4, 3
+    block = tile(depth)
+    return block, 64, 4 if block * wide_tile <= 8192 else 8, 1 if kind == "pool" else 2
 
 
 def shifted_gradient(
@@ -216,15 +254,17 @@ def shifted_gradient(
     block, wide_tile = min(tile(s.channels), 128), min(tile(outs), 128)
     tiles, wide_tiles = triton.cdiv(s.channels, block), triton.cdiv(outs, wide_tile)
     # Of large tiles fewer programs keep a GPU busy, and to add up their parts costs more.
-    enough = max(PROGRAMS // 2, min(2 * PROGRAMS, PROGRAMS * 64 * 64 // (block * wide_tile)))
+    large = block * wide_tile > 64 * 64
+    enough = PROGRAMS // 2 if large else PROGRAMS
     programs = clients * s.taps * tiles * wide_tiles
     splits = _splits(programs, batch * s.tall * s.wide, enough)
     parts = s.taps * tiles if has_bias else 0
     out = torch.empty(splits, clients, s.taps * s.channels + parts, outs, device=images.device)
     _shifted_gradient_kernel[(s.taps * tiles, clients, splits * wide_tiles)](
         images, grads, out, clients, batch, splits, s, Frame(tall, wide, *border),
-        MASKED=s.taps > 1 and (tall, wide) == (s.rows, s.columns), HAS_BIAS=has_bias,
-        BM=64, BN=wide_tile, BK=block, num_warps=4, num_stages=3,
+        MASKED=s.taps > 1 and (tall, wide) == (s.rows, s.columns),
+        TURNED=block < 64 <= wide_tile, HAS_BIAS=has_bias, BM=64, BN=wide_tile, BK=block,
+        num_warps=4, num_stages=3 if large else 4,
     )  # fmt: skip
     return _gathered(out, parts)
 
@@ -241,16 +281,19 @@ def _gathered(parts: Tensor, tiles: int) -> tuple[Tensor, Tensor | None]:
     splits, clients, rows, outs = parts.shape
     weights = torch.empty(clients, rows - tiles, outs, device=parts.device)
     biases = torch.empty(clients, outs, device=parts.device)
-    blocks = triton.cdiv(weights.numel(), 256)
-    _gather_kernel[(blocks + clients,)](
-        parts, weights, biases, clients, splits, blocks, rows - tiles, outs, tiles,
+    blocks = triton.cdiv((rows - tiles) * outs, 256)
+    _gather_kernel[(blocks + 1, clients)](
+        parts, weights, biases, clients, splits, rows - tiles, outs, tiles,
         SPLITS=min(int(triton.next_power_of_2(splits)), 16), BLOCK=256,
     )  # fmt: skip
     return weights, biases
 
 
 def by_shifts(channels: int, geometry: Geometry, padding: Padding) -> bool:
-    """Whether `shifted_gradient` holds, and is the faster one."""
+    """Whether `shifted_gradient` holds, and is the faster one: it reads every pixel.
+
+    Without padding there are fewer positions than pixels, and images need no copy within one.
+    """
     (height, width), (left, right, top, bottom) = geometry.size, padding
     holds = geometry.stride == (1, 1) and left + right < width and top + bottom < height
-    return holds and by_taps(channels) and (channels >= 64 or any(padding))
+    return holds and by_taps(channels) and any(padding)

@@ -137,33 +137,49 @@ def _cross_entropy_kernel(
 
 
 @triton.jit
-def _number_of(number, client, there, BY_CLIENT: tl.constexpr):
-    """A number that is the same for all, or the one of each client."""
+def _number_of(number, first, i, row_size, there, BY_CLIENT: tl.constexpr):
+    """A number that is the same for all, or that of the client whose element first + i is."""
     if BY_CLIENT:
+        client = first // row_size  # one division of 64 bits for a program; the others are of 32
+        client += ((first % row_size).to(tl.int32) + i) // row_size
         number = tl.load(number + client, mask=there)
     return number
 
 
 @launchable
-def _add_kernel(
-    to, what, times, sizes, row_sizes,
-    NUM: tl.constexpr, BY_CLIENT: tl.constexpr, BLOCK: tl.constexpr,
+def _sgd_kernel(
+    w, grads, velocity, lr, momentum, decay, decaying, sizes, row_sizes,
+    NUM: tl.constexpr, HAS_VELOCITY: tl.constexpr, HAS_DECAY: tl.constexpr, NESTEROV: tl.constexpr,
+    LR_BY_CLIENT: tl.constexpr, MOMENTUM_BY_CLIENT: tl.constexpr, DECAY_BY_CLIENT: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """to[i] += times * what[i], for NUM tensors of so many elements.
+    """d = grad + decay * w;  v = momentum * v + d;  w = w - lr * v, for NUM tensors.
 
-    The first programs have a block of tensor 0 each, the next ones of tensor 1, and so on. Of a
-    client there are `row_sizes[i]` elements, one client's after another's.
+    With NESTEROV it is w - lr * (d + momentum * v). Without HAS_VELOCITY v is d; `decaying[i]`, 0
+    or 1, says whether a tensor decays. The first programs have a block of tensor 0 each, the next
+    ones of tensor 1, and so on. Of a client there are `row_sizes[i]` elements, one client's after
+    another's.
     """
     program = tl.program_id(0)
-    for i in tl.static_range(NUM):
-        blocks = tl.cdiv(sizes[i], BLOCK)
+    i = tl.arange(0, BLOCK)
+    for t in tl.static_range(NUM):
+        blocks = tl.cdiv(sizes[t], BLOCK)
         if (program >= 0) & (program < blocks):
-            e = program.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-            there = e < sizes[i]
-            more = tl.load(what[i] + e, mask=there)
-            value = tl.load(to[i] + e, mask=there)
-            value += _number_of(times, e // row_sizes[i], there, BY_CLIENT) * more
-            tl.store(to[i] + e, value, mask=there)
+            first = program.to(tl.int64) * BLOCK
+            e, row_size = first + i, row_sizes[t]
+            there = e < sizes[t]
+            value = tl.load(w[t] + e, mask=there)
+            d = tl.load(grads[t] + e, mask=there)
+            if HAS_DECAY:
+                fading = _number_of(decay, first, i, row_size, there, DECAY_BY_CLIENT)
+                d += fading * decaying[t] * value
+            if HAS_VELOCITY:
+                kept = _number_of(momentum, first, i, row_size, there, MOMENTUM_BY_CLIENT)
+                v = kept * tl.load(velocity[t] + e, mask=there) + d
+                tl.store(velocity[t] + e, v, mask=there)
+                d = d + kept * v if NESTEROV else v
+            value -= _number_of(lr, first, i, row_size, there, LR_BY_CLIENT) * d
+            tl.store(w[t] + e, value, mask=there)
         program -= blocks
 
 
@@ -173,35 +189,44 @@ def _local_step_kernel(
     NUM: tl.constexpr, HAS_DRIFT: tl.constexpr, LR_BY_CLIENT: tl.constexpr,
     DECAY_BY_CLIENT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """w = s + decay * (w - s) - lr * (grad + drift), for NUM tensors: programs as `_add_kernel`'s.
+    """w = s + decay * (w - s) - lr * (grad + drift), for NUM tensors: programs as `_sgd_kernel`'s.
 
     The server's s has `server_sizes[i]` elements: those of one client, which hold for all of them,
     or those of every client.
     """
     program = tl.program_id(0)
-    for i in tl.static_range(NUM):
-        blocks = tl.cdiv(sizes[i], BLOCK)
+    i = tl.arange(0, BLOCK)
+    for t in tl.static_range(NUM):
+        blocks = tl.cdiv(sizes[t], BLOCK)
         if (program >= 0) & (program < blocks):
-            e = program.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-            there = e < sizes[i]
-            grad = tl.load(grads[i] + e, mask=there)
+            first = program.to(tl.int64) * BLOCK
+            e, row_size = first + i, row_sizes[t]
+            there = e < sizes[t]
+            grad = tl.load(grads[t] + e, mask=there)
             if HAS_DRIFT:
-                grad += tl.load(drift[i] + e, mask=there)
-            value = tl.load(w[i] + e, mask=there)
-            start = tl.load(server[i] + e % server_sizes[i], mask=there)
-            client = e // row_sizes[i]
-            value = start + _number_of(decay, client, there, DECAY_BY_CLIENT) * (value - start)
-            value -= _number_of(lr, client, there, LR_BY_CLIENT) * grad
-            tl.store(w[i] + e, value, mask=there)
+                grad += tl.load(drift[t] + e, mask=there)
+            value = tl.load(w[t] + e, mask=there)
+            start = tl.load(server[t] + e % server_sizes[t], mask=there)
+            kept = _number_of(decay, first, i, row_size, there, DECAY_BY_CLIENT)
+            value = start + kept * (value - start)
+            value -= _number_of(lr, first, i, row_size, there, LR_BY_CLIENT) * grad
+            tl.store(w[t] + e, value, mask=there)
         program -= blocks
 
 
-def add_scaled_(to: list[Tensor], what: list[Tensor], times: Number) -> None:
-    """`ops.add_scaled_`, in one kernel."""
-    sizes, row_sizes = _sizes(to)
-    _add_kernel[_programs(sizes)](
-        tuple(to), tuple(what), _per_client(times, to), sizes, row_sizes,
-        NUM=len(to), BY_CLIENT=isinstance(times, Tensor), BLOCK=BLOCK,
+def sgd_(
+    params: list[Tensor], grads: list[Tensor], velocity: list[Tensor], lr: Number, momentum: Number,
+    decay: Number, decaying: list[bool], *, nesterov: bool,
+) -> None:  # fmt: skip
+    """`ops.sgd_`, in one kernel."""
+    sizes, row_sizes = _sizes(params)
+    _sgd_kernel[_programs(sizes)](
+        tuple(params), tuple(grads), tuple(velocity or params),
+        *(_per_client(number, params) for number in (lr, momentum, decay)),
+        tuple(map(float, decaying)), sizes, row_sizes,
+        NUM=len(params), HAS_VELOCITY=bool(velocity), HAS_DECAY=any(decaying), NESTEROV=nesterov,
+        LR_BY_CLIENT=isinstance(lr, Tensor), MOMENTUM_BY_CLIENT=isinstance(momentum, Tensor),
+        DECAY_BY_CLIENT=isinstance(decay, Tensor), BLOCK=BLOCK,
     )  # fmt: skip
 
 

@@ -32,6 +32,10 @@ from fedlens.network.kernels.sizes import (
 from fedlens.network.pool import Windows
 from fedlens.network.stacked.products import Padding, dilate, shared_product
 
+UNSTORED = (torch.bfloat16,)
+"""Where grads before ReLU and pooling need not be stored for the gradient of weights: Triton 3.6
+makes some wrong ones in float32, in which nothing is multiplied here but by tests."""
+
 
 def convolve(
     x: Tensor,
@@ -129,9 +133,13 @@ class Convolve(torch.autograd.Function):
         full = _full_padding(geometry.size, ctx.padding)
         border = _border(dy, images, geometry, ctx.masked, full, needs_dx, kept is not None)
         size = result_size(images, geometry, ctx.masked)
-        if any(border) or kept is not None:
-            dy = borders.through_epilogue(dy, kept, size, border, geometry)
-        dw, db = _weight_grads(images, dy, border, len(kernel), geometry, ctx.masked, ctx.has_bias)
+        shifts = convolution_gradient.by_shifts(images.shape[3], geometry, ctx.masked)
+        stored = needs_dx or shifts or dy.dtype not in UNSTORED
+        if any(border) or (kept is not None and stored):
+            dy, kept = borders.through_epilogue(dy, kept, size, border, geometry), None
+        dw, db = _weight_grads(
+            images, dy, border, len(kernel), geometry, ctx.masked, ctx.has_bias, kept
+        )
         dw = dw.view(len(kernel), *geometry.size, images.shape[3], -1)[:, :, :, : ctx.channels]
         dw = dw.contiguous().permute(0, 4, 3, 1, 2)
         dx = None
@@ -181,15 +189,21 @@ def _weight_grads(
     geometry: Geometry,
     masked: Padding,
     has_bias: bool,
+    kept: Tensor | None,
 ) -> tuple[Tensor, Tensor | None]:
-    """dw [C, h * w * channels, out] and db [C, out]."""
+    """dw [C, h * w * channels, out] and db [C, out].
+
+    With what was `kept`, the grads are still those behind ReLU and pooling.
+    """
     left, _, top, _ = border
     if convolution_gradient.by_shifts(images.shape[3], geometry, masked):
         return convolution_gradient.shifted_gradient(
             images, dy, (top, left), clients, geometry, masked, has_bias
         )
     whole = borders.padded(images, masked, images.shape[3])
-    return convolution_gradient.kernel_gradient(whole, dy, (top, left), clients, geometry, has_bias)
+    return convolution_gradient.kernel_gradient(
+        whole, dy, (top, left), clients, geometry, has_bias, kept
+    )
 
 
 def _image_grads(

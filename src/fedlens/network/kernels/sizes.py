@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from torch import Tensor
 
@@ -24,6 +24,11 @@ class Geometry(NamedTuple):
     stride: tuple[int, int] = (1, 1)
     relu: bool = False
     pool: Windows | None = None  # whose maximum is computed
+
+    @property
+    def epilogue(self) -> Literal["plain", "relu", "pool"]:
+        """What the grads of the result are brought back through."""
+        return "pool" if self.pool is not None else "relu" if self.relu else "plain"
 
 
 NO_PADDING: Padding = (0, 0, 0, 0)
