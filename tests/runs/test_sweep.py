@@ -16,6 +16,7 @@ import fedlens as fl
 from fedlens.core import Batch, Local, Plan
 from fedlens.federation import Holdings
 from fedlens.locks import one_writer
+from fedlens.runs.points import MOST, on_a_gpu
 from fedlens.runs.summary import Record
 from fedlens.runs.sweep import prepare
 from fedlens.slots import Draw, ExampleWeight
@@ -233,6 +234,37 @@ def test_points_whose_clients_train_long_stand_together(tmp_path):
         {"high"},
     ]
     assert list(fl.sweep(points, tmp_path / "sweep")) == list(points)
+
+
+def test_stacks_of_unlike_cohorts_have_about_as_many_clients():
+    points = {
+        f"{cohort} of {seed}": base(seed=seed, clients=fl.Clients(12, cohort))
+        for cohort in (1, 3, 12)
+        for seed in range(6)
+    }
+    stacks = prepare(points).stacks
+    sizes = [sum(point.setup.experiment.clients.cohort for point in stack) for stack in stacks]
+    assert sum(sizes) == 6 * 16 and len(sizes) == 2 and max(sizes) <= 64
+
+
+def test_on_a_gpu_a_stack_is_as_large_as_its_memory_holds():
+    gigabytes = 10**9
+    assert on_a_gpu(141 * gigabytes, 11_700_000) == 251
+    assert on_a_gpu(8 * gigabytes, 11_700_000) == 14
+    assert on_a_gpu(8 * gigabytes, 10**9) == 1
+    assert on_a_gpu(141 * gigabytes, 1_000_000) == MOST
+
+
+def test_points_of_one_seed_share_their_network_and_end_as_they_would_alone(tmp_path):
+    points = fl.grid(
+        base(dataset="fashion-mnist-mini", clients=fl.Clients(12, 2), rounds=1),
+        {"local.lr": [0.1, 0.05]},
+        seeds=2,
+    )
+    networks = [point.setup.network for stack in prepare(points).stacks for point in stack]
+    assert len(networks) == 4 and len({id(network) for network in networks}) == 2
+    fl.sweep(points, tmp_path / "sweep")
+    assert_alone(points, tmp_path / "sweep", exact=True)
 
 
 LOST = 1e30  # a weight decay that ends in infinity

@@ -21,6 +21,7 @@ from fedlens.algorithm import alike
 from fedlens.core import Tree
 from fedlens.data.places import Counted
 from fedlens.engines import Stacked
+from fedlens.engines.stacked import SHARE
 from fedlens.experiment import Experiment, Named
 from fedlens.federation import Dataset, Examples
 from fedlens.rounds import begin
@@ -31,6 +32,7 @@ from fedlens.runs.manifest import check_settings
 from fedlens.runs.result import Result
 from fedlens.runs.run import reopen, start
 from fedlens.setup import Setup, build
+from fedlens.setup.network import Networks
 
 MAY_DIFFER = {
     *("dataset", "engine", "device"),  # of which the outcome is compared
@@ -38,6 +40,11 @@ MAY_DIFFER = {
     *("faults", "reporting"),
 }
 """Keys in which stacked points may differ, as long as what their clients do is alike."""
+
+MOST = 512
+"""Clients of a stack on a GPU. The more there are, the less it waits between kernels, and for those
+few that train longest; but all points of a stack end together."""
+A_PARAMETER = 24  # bytes, at the least, that each client has in memory for each of its parameters
 
 
 @dataclass(frozen=True)
@@ -95,17 +102,18 @@ def build_point(
     data: str | Path | None,
     loaded: dict[str, Dataset],
     watch: Counted | None = None,
+    networks: Networks | None = None,
 ) -> Setup:
-    """The parts of a point; a data set that several points name is loaded once."""
+    """The parts of a point; what several points have in common is loaded, or made, once."""
     data, given = Path(data) if data is not None else None, experiment.dataset
     if not isinstance(given, Named):
         return build(experiment, data)
     known = loaded.get(repr(given))
     if known is None:
-        setup = build(experiment, data, watch=watch)
+        setup = build(experiment, data, watch=watch, networks=networks)
         loaded[repr(given)] = setup.dataset
         return setup
-    setup = build(replace(experiment, dataset=known), data)
+    setup = build(replace(experiment, dataset=known), data, networks=networks)
     return replace(setup, experiment=replace(setup.experiment, dataset=given))
 
 
@@ -142,27 +150,44 @@ def _equal(one: Tensor | None, two: Tensor | None) -> bool:
 
 
 def into_stacks(points: Sequence[Point]) -> list[list[Point]]:
-    """The points, in stacks of as many as the engine trains clients at once, or alone.
+    """The points, in stacks of so many clients as are trained at once, or alone.
 
     A round of a stack takes as long as its longest client: those with long ones stand together.
     """
-    alike_points: list[list[Point]] = []
+    alike_points: list[tuple[Any, list[Point]]] = []
     for point in points:
-        fitting = [group for group in alike_points if _fits(group[0].setup, point.setup)]
-        if fitting:
-            fitting[0].append(point)
+        kept = _kept_by(point.setup) if isinstance(point.setup.engine, Stacked) else None
+        for other, group in alike_points:
+            if kept is not None and other == kept and _fits(group[0].setup, point.setup):
+                group.append(point)
+                break
         else:
-            alike_points.append([point])
-    stacks = []
-    for group in alike_points:
-        group.sort(key=_longest)
-        cohort = max(point.setup.experiment.clients.cohort for point in group)
-        most = max(group[0].setup.engine.clients_at_once // cohort, 1)
-        count = -(-len(group) // most)
-        stacks += [
-            group[len(group) * i // count : len(group) * (i + 1) // count] for i in range(count)
-        ]
-    return stacks
+            alike_points.append((kept, [point]))
+    return [stack for _, group in alike_points for stack in _divided(group)]
+
+
+def _divided(points: list[Point]) -> list[list[Point]]:
+    """Points that fit each other, in stacks of about as many clients, at most those at once."""
+    setup = points[0].setup
+    most = setup.engine.clients_at_once
+    if setup.device.type == "cuda":
+        memory = torch.cuda.get_device_properties(setup.device).total_memory
+        most = on_a_gpu(memory, setup.network.num_parameters)
+    ordered = sorted(points, key=_longest)
+    cohorts = [point.setup.experiment.clients.cohort for point in ordered]
+    largest, total = max(cohorts), sum(cohorts)
+    count = min(-(-total // max(most // largest * largest, largest)), len(points))
+    stacks: list[list[Point]] = [[] for _ in range(count)]
+    before = 0
+    for point, cohort in zip(ordered, cohorts, strict=True):
+        stacks[before * count // total].append(point)
+        before += cohort
+    return [stack for stack in stacks if stack]
+
+
+def on_a_gpu(memory: int, num_parameters: int) -> int:
+    """Clients of a stack that a GPU of so many bytes can train at once, as far as can be told."""
+    return max(1, min(MOST, int(SHARE * memory) // (A_PARAMETER * num_parameters)))
 
 
 def _longest(point: Point) -> int:
@@ -173,20 +198,17 @@ def _longest(point: Point) -> int:
 
 
 def _fits(one: Setup, two: Setup) -> bool:
-    """Whether the clients of two points can train as one cohort."""
+    """Whether clients of two points, which keep the same, can train as one cohort."""
     keys = [f.name for f in fields(Experiment) if f.name not in MAY_DIFFER]
     a, b = one.program.algorithm, two.program.algorithm
     return (
-        isinstance(one.engine, Stacked)
-        and isinstance(two.engine, Stacked)
-        and one.federation.examples is two.federation.examples
+        one.federation.examples is two.federation.examples
         and all(getattr(one.experiment, key) == getattr(two.experiment, key) for key in keys)
         and alike((a.objective, a.solve), (b.objective, b.solve))
         and (a.carries, a.personal_norm) == (b.carries, b.personal_norm)
         and (a.pace, b.pace) == (None, None)
         and one.program.guarded == two.program.guarded
         and _same_tree(one.network.frozen, two.network.frozen)
-        and _kept_by(one) == _kept_by(two)
     )
 
 

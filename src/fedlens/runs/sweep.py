@@ -39,6 +39,7 @@ from fedlens.runs.result import Result
 from fedlens.runs.run import as_begun
 from fedlens.runs.spread import run_spread, to_spread
 from fedlens.runs.summary import Record
+from fedlens.setup.network import Networks
 
 LONGEST_NAME = 245  # bytes: that of a folder which is being made has a few more, of 255 at most
 
@@ -192,6 +193,7 @@ def prepare(
     kept: dict[str, Result] = {}
     made: list[Point] = []
     loaded: dict[str, Dataset] = {}
+    networks: Networks = {}
     for name, experiment in points.items():
         folder = parent / name if parent is not None else None
         described = experiment
@@ -205,7 +207,7 @@ def prepare(
                 continue
             described = as_begun(experiment, read_manifest(folder))
         with naming(name):
-            setup = build_point(described, data, loaded, watch)
+            setup = build_point(described, data, loaded, watch, networks)
         made.append(Point(name, experiment, sharing(setup, made), folder, overwrite))
     total = sum(experiment.rounds for experiment in points.values())
     folder = Path(data) if data is not None else None

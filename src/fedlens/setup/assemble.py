@@ -35,7 +35,7 @@ from fedlens.setup.devices import devices_of, precision_of
 from fedlens.setup.engine import engine_of
 from fedlens.setup.loss import try_loss
 from fedlens.setup.memory import demand_memory
-from fedlens.setup.network import make_network
+from fedlens.setup.network import Networks, shared_network
 
 
 @dataclass(frozen=True)
@@ -90,11 +90,13 @@ def build(
     data: Path | None = None,
     beside: Setup | None = None,
     watch: Counted | None = None,
+    networks: Networks | None = None,
 ) -> Setup:
     """Make the parts of a run; `data` is where named data sets are looked for first.
 
     `beside` is a setup whose examples are the same, as clients see them: the two share them.
-    `watch` is told how many image files are decoded, of how many.
+    `watch` is told how many image files are decoded, of how many. `networks` are those made before
+    for others of the same data set, to which this one's is added.
     """
     device, workers = devices_of(experiment)
     if device.type == "cuda" and has_triton():
@@ -120,7 +122,7 @@ def build(
     warn_of_rate(experiment.local)
     if device.type == "cpu" and not workers:
         demand_memory(experiment, dataset, algorithm, split)
-    network, weights = make_network(experiment, dataset)
+    network, weights = shared_network(experiment, dataset, {} if networks is None else networks)
     if not all(bool(p.isfinite().all()) for p in network.params.values()):
         raise ValueError("the model starts with numbers that are not finite: initialise it anew")
     if experiment.loss.name not in LOSSES:

@@ -42,6 +42,27 @@ def untrained(experiment: Experiment, shape: tuple[int, int, int], outputs: int)
     return group_norm(module) if experiment.norm == "group" else module
 
 
+Networks = dict[str, tuple[Network, Loaded | None]]
+"""Networks of experiments that belong together, by all that they depend on."""
+
+
+def shared_network(
+    experiment: Experiment, dataset: Dataset, made: Networks
+) -> tuple[Network, Loaded | None]:
+    """A network that was made for an experiment of the same model and seed, if there is one.
+
+    Networks hold no run's weights, so that several can use one. Those of a sweep have few seeds.
+    """
+    if not isinstance(experiment.model, Named):
+        return make_network(experiment, dataset)
+    one = experiment
+    depends_on = one.model, one.outputs, one.norm, one.weights, one.train_last, one.precision
+    key = repr((id(dataset), *depends_on, one.weights_sha256, one.seed))
+    if key not in made:
+        made[key] = make_network(experiment, dataset)
+    return made[key]
+
+
 def make_network(experiment: Experiment, dataset: Dataset) -> tuple[Network, Loaded | None]:
     outputs = experiment.outputs or dataset.num_classes
     if outputs < dataset.num_classes:
