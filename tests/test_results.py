@@ -66,9 +66,9 @@ def shown(item: str) -> dict[str, set[str]]:
     ends = [end for cell in results.runs if (end := results.final(cell))]
     cells += [f"{100 * end.mean:.2f}" for end in ends]
     cells += [
-        f"{100 * mean:.2f} ± {100 * std:.2f} ({seeds})"
-        for mean, std, seeds in ends
-        if std is not None
+        f"{100 * end.mean:.2f} ± {100 * end.std:.2f} ({end.seeds})"
+        for end in ends
+        if end.std is not None
     ]
     found: dict[str, set[str]] = {}
     for cell in cells:

@@ -14,7 +14,7 @@ import pytest
 import fedlens as fl
 from fedlens.experiment import Experiment
 from fedlens.recipes import RECIPES
-from fedlens.recipes.page import led_by_a_figure, opening
+from fedlens.recipes.page import beside, led_by_a_figure, opening
 from fedlens.recipes.recipe import Measured, Results, Scale
 from fedlens.recipes.reproduce import plan, reproduce, run_cells, show
 from fedlens.recipes.stored import redraw
@@ -331,4 +331,14 @@ def test_the_command_says_in_a_line_what_data_are_missing(fedlens):
 def test_numbers_that_are_none_do_not_count():
     assert Measured.of([None, float("nan")]) is None
     assert Measured.of([1.0]) == Measured(1.0, None, 1)
-    assert Measured.of([1.0, None, 3.0]) == Measured(2.0, 2**0.5, 2)
+    assert Measured.of([1.0, None, 3.0]) == Measured(2.0, 2**0.5, 2, 3)
+
+
+def test_a_mean_over_fewer_runs_than_there_are_says_over_how_many():
+    def ours(*found: list[float | None]) -> list[object]:
+        rows = [("", 0.5, Measured.of(values)) for values in found]
+        return [row[2] for row in beside(rows, title="").rows]
+
+    assert ours([0.25, None, None], [0.25, 0.75, None]) == ["25.00 (1)", "50.00 ± 35.36 (2)"]
+    assert ours([0.25], [0.25, 0.25, 0.25]) == ["25.00 (1)", "25.00 ± 0.00 (3)"]
+    assert ours([0.25], [None]) == ["25.00", "–"], "one run of each"

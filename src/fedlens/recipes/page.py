@@ -295,7 +295,11 @@ def beside(
     percent: bool = True,
     digits: int = 2,
 ) -> Table:
-    """Published numbers, ours, and by how much ours are more; `of` names the first column."""
+    """Published numbers, ours, and by how much ours are more; `of` names the first column.
+
+    Ours say of how many seeds they are, unless that is one everywhere.
+    """
+    runs = max((found.runs for _, _, found in rows if found), default=1)
 
     def said(value: float | None, sign: str = "") -> str:
         if value is None or not math.isfinite(value):
@@ -303,9 +307,10 @@ def beside(
         return f"{100 * value if percent else value:{sign}.{digits}f}".replace("-", "−")
 
     def ours(found: Measured | None) -> str:
-        if found is None or found.std is None:
+        if found is None or runs == 1 or not math.isfinite(found.mean):
             return said(found.mean if found else None)
-        return f"{said(found.mean)} ± {said(found.std)} ({found.seeds})"
+        spread = "" if found.std is None else f" ± {said(found.std)}"
+        return f"{said(found.mean)}{spread} ({found.seeds})"
 
     return Table(
         title=title,

@@ -102,6 +102,7 @@ class Measured(NamedTuple):
     mean: float
     std: float | None  # of the sample; None for one seed
     seeds: int
+    runs: int = 1  # that were made, some of which may have no such number
 
     @classmethod
     def of(cls, values: Sequence[float | None]) -> Measured | None:
@@ -110,7 +111,7 @@ class Measured(NamedTuple):
         if not sound:
             return None
         spread = statistics.stdev(sound) if len(sound) > 1 else None
-        return cls(statistics.fmean(sound), spread, len(sound))
+        return cls(statistics.fmean(sound), spread, len(sound), len(values))
 
 
 class _Runs(dict[str, "Sequence[Run]"]):
