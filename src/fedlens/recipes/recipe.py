@@ -186,4 +186,5 @@ class Recipe:
     cells: Mapping[str, Experiment] = field(default_factory=dict)
     seeds: Sequence[int] = (0,)  # each cell is run with each of them
     stand_in: str = ""  # what takes the place of something that is not here
+    num_classes: Mapping[str, int] = field(default_factory=dict)  # of the paper's data sets
     of_diverged: str = ""  # what is shown of runs that diverged; else what was evaluated before

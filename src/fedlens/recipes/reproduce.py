@@ -17,7 +17,8 @@ from fedlens.experiment import Experiment
 from fedlens.locks import LOCK, FolderLock, one_writer
 from fedlens.options import did_you_mean
 from fedlens.recipes import RECIPES, ScaleName
-from fedlens.recipes.page import experiments, led_by_a_figure, opening
+from fedlens.recipes.described import experiments
+from fedlens.recipes.page import led_by_a_figure, opening
 from fedlens.recipes.recipe import FROM_CELL, Recipe, Results, Scale
 from fedlens.report.artists import Artists, Drawing
 from fedlens.report.page import render_page
