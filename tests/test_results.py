@@ -4,11 +4,13 @@ import json
 import re
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
+from fedlens.names import DATASETS
 from fedlens.recipes import RECIPES
+from fedlens.recipes.recipe import Recorded, Scale
 from fedlens.recipes.stored import coverage, restore
 from fedlens.report.blocks import Table
 
@@ -27,6 +29,11 @@ def table(heading: str) -> list[list[str]]:
             break
         rows.append([cell.strip() for cell in line.strip("|").split("|")])
     return rows[2:]
+
+
+def recipe_of(name: str) -> str:
+    """The recipe whose runs a folder has: with a setting of its own its name is longer."""
+    return re.sub(r"-(momentum|lr)-.*", "", name)
 
 
 class Row(NamedTuple):
@@ -93,15 +100,21 @@ def test_how_much_of_each_item_was_run_is_said():
     rows = {re.findall(r"`(.*?)`", cells[0])[0]: cells for cells in table("papers")}
     named = {name for cells in table("papers") for name in re.findall(r"`(.*?)`", cells[0])}
     assert named == {f"{place.parent.name}/{place.name}" for place in PAPERS.glob("*/*")}
-    for name, (_, experiments, runs, *_, revisions) in rows.items():
+    for name, (_, experiments, runs, seeds, _, revisions) in rows.items():
         folders = [place.parent for place in (PAPERS / name).glob("runs/*/manifest.json")]
         assert str(len(folders)) == runs
-        found, every = coverage(re.sub(r"-(momentum|lr)-.*", "", name), PAPERS / name)
+        found, every = coverage(recipe_of(name), PAPERS / name)
         assert re.match(f"all {every}\\b" if found == every else f"{found} of {every}", experiments)
+        used, wanted = len({_manifest(place)["seed"] for place in folders}), _num_seeds(name)
+        assert seeds == (f"{used}" if used >= wanted else f"{used} of {wanted}"), name
         if revisions != "the same runs":
-            assert set(revisions.split(", ")) == set(map(_revision, folders))
+            assert set(revisions.split(", ")) == {_manifest(it)["revision"][:7] for it in folders}
 
 
-def _revision(place: Path) -> str:
-    manifest = json.loads((place / "manifest.json").read_text(encoding="utf-8"))
-    return str(manifest["revision"])[:7]
+def _num_seeds(name: str) -> int:
+    everything = Recorded(frozenset(DATASETS), ())
+    return len(RECIPES[recipe_of(name)](Scale("paper", recorded=everything)).seeds)
+
+
+def _manifest(place: Path) -> Any:
+    return json.loads((place / "manifest.json").read_text(encoding="utf-8"))
