@@ -10,12 +10,16 @@ import pytest
 
 from fedlens.names import DATASETS
 from fedlens.recipes import RECIPES
-from fedlens.recipes.recipe import Recorded, Scale
+from fedlens.recipes.recipe import Recipe, Recorded, Results, Scale
+from fedlens.recipes.reproduce import blocks_of
 from fedlens.recipes.stored import coverage, restore
 from fedlens.report.blocks import Table
+from fedlens.report.page import distinct
+from fedlens.report.pictures import is_drawn
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 PAPERS = RESULTS / "papers"
+STORED = sorted(f"{place.parent.name}/{place.name}" for place in PAPERS.glob("*/*"))
 
 
 def table(heading: str) -> list[list[str]]:
@@ -34,6 +38,11 @@ def table(heading: str) -> list[list[str]]:
 def recipe_of(name: str) -> str:
     """The recipe whose runs a folder has: with a setting of its own its name is longer."""
     return re.sub(r"-(momentum|lr)-.*", "", name)
+
+
+@cache
+def restored(name: str) -> tuple[Recipe, Results]:
+    return restore(recipe_of(name), "paper", PAPERS / name)
 
 
 class Row(NamedTuple):
@@ -62,7 +71,7 @@ SPREAD = r"\d+\.\d+ ± \d+\.\d+"
 def shown(item: str) -> dict[str, set[str]]:
     """What the page of an item prints of ours, and what its runs end with: over how many runs
     (empty: it does not say)."""
-    recipe, results = restore(item, "paper", PAPERS / item)
+    recipe, results = restored(item)
     cells = [
         str(cell)
         for block in recipe.blocks(results)
@@ -96,10 +105,17 @@ def test_every_number_of_ours_is_one_that_the_stored_runs_give(item):
                 assert found[value] & {row.n, ""}, row.said
 
 
+@pytest.mark.parametrize("name", STORED)
+def test_the_figures_of_a_folder_are_those_of_its_page(name):
+    drawn = filter(is_drawn, distinct(blocks_of(*restored(name))))
+    stored = {file.name for file in (PAPERS / name / "figures").iterdir()}
+    assert stored == {f"{block.slug}.svg" for block in drawn}
+
+
 def test_how_much_of_each_item_was_run_is_said():
     rows = {re.findall(r"`(.*?)`", cells[0])[0]: cells for cells in table("papers")}
     named = {name for cells in table("papers") for name in re.findall(r"`(.*?)`", cells[0])}
-    assert named == {f"{place.parent.name}/{place.name}" for place in PAPERS.glob("*/*")}
+    assert named == set(STORED)
     for name, (_, experiments, runs, seeds, _, revisions) in rows.items():
         folders = [place.parent for place in (PAPERS / name).glob("runs/*/manifest.json")]
         assert str(len(folders)) == runs

@@ -221,11 +221,15 @@ def draw(
 ) -> Reproduced:
     """Draw the page of a recipe from its runs, by cell."""
     results = Results(scale, runs)
-    blocks = led_by_a_figure(recipe.blocks(results), opening(recipe, results))
-    if recipe.cells:
-        blocks.append(experiments(results))
+    blocks = blocks_of(recipe, results)
     page = render_page(f"{name}: {recipe.title}", recipe.about, blocks, out, watch, artists)
     return Reproduced(page, results, blocks)
+
+
+def blocks_of(recipe: Recipe, results: Results) -> list[Block]:
+    """What the page of a recipe is made of."""
+    blocks = led_by_a_figure(recipe.blocks(results), opening(recipe, results))
+    return [*blocks, experiments(results)] if recipe.cells else blocks
 
 
 def place_of(out: Path, cell: str, seed: int, recipe: Recipe) -> Path:
