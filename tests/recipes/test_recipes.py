@@ -253,6 +253,19 @@ def test_the_command_says_which_recipes_were_measured(fedlens, monkeypatch, tmp_
 
 
 @in_process
+def test_the_command_does_not_call_a_recipe_trained_that_trains_nothing(
+    fedlens, monkeypatch, tmp_path
+):
+    monkeypatch.setattr("fedlens.recipes.CHECKOUT", tmp_path)
+    (tmp_path / ".git").mkdir()
+    place = Path("results/papers/hsu2020/figure10")
+    (tmp_path / place / "data").mkdir(parents=True)
+    for more in ((), ("--long",)):
+        out = fedlens("list", "recipes", *more)[1]
+        assert f"hsu2020/figure10  measured: {place} (nothing is trained)" in out.splitlines()
+
+
+@in_process
 def test_the_long_list_says_what_recipes_are_and_how_much_was_measured(
     fedlens, monkeypatch, tmp_path
 ):

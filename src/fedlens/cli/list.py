@@ -81,8 +81,11 @@ def _measured(recipe: str, whole: bool = False) -> str:
     place = measured(recipe)
     if place is None:
         return ""
-    here, runs = Path.cwd(), sum(1 for _ in (place / "runs").iterdir())
+    here = Path.cwd()
     where = place.relative_to(here) if place.is_relative_to(here) else place
+    if not (place / "runs").is_dir():
+        return f"  measured: {where} (nothing is trained)"
+    runs = sum(1 for _ in (place / "runs").iterdir())
     said = f"{runs} run{'s' * (runs != 1)}"
     if whole:
         from fedlens.recipes.stored import coverage
