@@ -249,7 +249,10 @@ def test_the_command_says_which_recipes_were_measured(fedlens, monkeypatch, tmp_
     assert "measured" not in fedlens("list", "recipes")[1]  # it is no checkout
     (tmp_path / ".git").mkdir()
     marked = [line for line in fedlens("list", "recipes")[1].splitlines() if "measured" in line]
-    assert marked == [f"ghaemi/fedavg  measured: {place} (1 run)"]
+    line = "ghaemi/fedavg  measured: {place} ({much}1 run)"
+    assert marked == [line.format(place=place, much="")]
+    (tmp_path / "results" / "README.md").write_text("| `ghaemi/fedavg` | 1 of 5 (iid) | 1 |\n")
+    assert line.format(place=place, much="1 of 5 experiments, ") in fedlens("list", "recipes")[1]
 
 
 @in_process
@@ -277,11 +280,13 @@ def test_the_long_list_says_what_recipes_are_and_how_much_was_measured(
         run.mkdir(parents=True)
         (run / "experiment.toml").write_text('dataset = "fashion-mnist"\n')
         (run / "manifest.json").write_text("{}")
+    (tmp_path / f"{place}-lr-0.05" / "runs").mkdir(parents=True)
     status, out, err = fedlens("list", "recipes", "--long")
     assert (status, err) == (0, "")
     lines = out.splitlines()
     assert len(lines) == 2 * len(RECIPES)
-    said = lines.index(f"ghaemi/fedavg  measured: {place} (1 of 5 experiments, 2 runs)")
+    also = f"; with other settings: {place}-lr-0.05"
+    said = lines.index(f"ghaemi/fedavg  measured: {place} (1 of 5 experiments, 2 runs){also}")
     assert lines[said + 1] == "    FedAvg, section 5.2: iid and non-iid clients over 80 rounds."
 
 
