@@ -15,6 +15,7 @@ import torch
 from fedlens.federation import Dataset, Examples
 from fedlens.names import DATASETS
 from fedlens.recipes import RECIPES, part
+from fedlens.recipes.hsu2020.figure4_pilot import best, chosen
 from fedlens.recipes.recipe import Measured, Recipe, Recorded, Results, Scale
 from fedlens.recipes.reproduce import blocks_of
 from fedlens.recipes.stored import coverage, restore
@@ -113,6 +114,11 @@ def test_every_number_of_ours_is_one_that_the_stored_runs_give(item):
                 assert found[value] & {row.n, ""}, row.said
 
 
+def test_of_every_published_number_it_is_said_where_ours_differs():
+    for _, row, theirs, *_, differ in table("Published numbers and ours"):
+        assert differ or theirs == "–", row
+
+
 @pytest.mark.parametrize("name", [name for name in STORED if name not in UNTRAINED])
 def test_the_figures_of_a_folder_are_those_of_its_page(name):
     drawn = filter(is_drawn, distinct(blocks_of(*restored(name))))
@@ -139,6 +145,15 @@ def test_what_is_stored_of_figure_10_is_what_is_drawn(monkeypatch):
         assert (place / "data" / f"{block.slug}.csv").read_bytes() == csv_of(block)
     drawn = {block.slug for block in blocks if is_drawn(block)}
     assert {file.name for file in place.glob("figures/*")} == {f"{slug}.svg" for slug in drawn}
+
+
+def test_figure_4_takes_what_the_stored_pilot_picks():
+    picked = best(restored("hsu2020/figure4-pilot")[1])
+    assert len(picked["cifar10"]) == 8
+    for dataset, by_alpha in picked.items():
+        for alpha, by_base in by_alpha.items():
+            for base, point in by_base.items():
+                assert chosen(dataset, float(alpha), base) == pytest.approx(point), (alpha, base)
 
 
 def test_how_much_of_each_item_was_run_is_said():
