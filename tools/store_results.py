@@ -31,9 +31,9 @@ def main() -> None:
     arguments = parser.parse_args()
     runs = sorted(place.parent for place in arguments.source.glob("runs/*/manifest.json"))
     stored = [store(run, arguments.target, arguments.revision) for run in runs]
-    if not runs:
-        if not (arguments.revision and arguments.command):
-            parser.error("nothing was trained: add --revision and --command")
+    if arguments.command:
+        if runs or not arguments.revision:
+            parser.error("--command is for an item that trains nothing, and needs --revision")
         store_drawn(arguments.source, arguments.target, arguments.revision, arguments.command)
     figures = sorted(arguments.source.glob("figures/*.svg"))
     for figure in figures:
