@@ -1,25 +1,41 @@
-"""What results/README.md says of the papers is what the stored runs say."""
+"""What results/README.md says of the papers is what is stored of them."""
 
+import csv
+import importlib
+import io
 import json
 import re
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
+import torch
 
-from fedlens.recipes import RECIPES
+from fedlens.federation import Dataset, Examples
+from fedlens.names import DATASETS
+from fedlens.recipes import RECIPES, part
+from fedlens.recipes.hsu2020.figure4_pilot import best, chosen
+from fedlens.recipes.recipe import Measured, Recipe, Recorded, Results, Scale
+from fedlens.recipes.reproduce import blocks_of
 from fedlens.recipes.stored import coverage, restore
 from fedlens.report.blocks import Table
+from fedlens.report.page import csv_of, distinct
+from fedlens.report.pictures import is_drawn
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 PAPERS = RESULTS / "papers"
+STORED = sorted(f"{place.parent.name}/{place.name}" for place in PAPERS.glob("*/*"))
+UNTRAINED = [name for name in STORED if not (PAPERS / name / "runs").exists()]
+
+
+def _text(file: Path) -> str:
+    return file.read_text(encoding="utf-8")
 
 
 def table(heading: str) -> list[list[str]]:
     """The cells of the first table below a heading of the README, without its header."""
-    text = (RESULTS / "README.md").read_text(encoding="utf-8")
-    below = text.partition(f"\n## {heading}\n")[2].splitlines()
+    below = _text(RESULTS / "README.md").partition(f"\n## {heading}\n")[2].splitlines()
     first = next(i for i, line in enumerate(below) if line.startswith("|"))
     rows = []
     for line in below[first:]:
@@ -27,6 +43,16 @@ def table(heading: str) -> list[list[str]]:
             break
         rows.append([cell.strip() for cell in line.strip("|").split("|")])
     return rows[2:]
+
+
+def recipe_of(name: str) -> str:
+    """The recipe whose runs a folder has: with a setting of its own its name is longer."""
+    return re.sub(r"-(momentum|lr)-.*", "", name)
+
+
+@cache
+def restored(name: str) -> tuple[Recipe, Results]:
+    return restore(recipe_of(name), "paper", PAPERS / name)
 
 
 class Row(NamedTuple):
@@ -37,13 +63,12 @@ class Row(NamedTuple):
 
 
 def published() -> list[Row]:
-    """The rows of the opening table whose runs are stored."""
+    """The rows of the opening table."""
     rows, item = [], ""
     for cells in table("Published numbers and ours"):
         *_, ours, count, runs, _ = cells
         item = runs.strip("`").removeprefix("papers/") if runs else item
-        if item in RECIPES:
-            rows.append(Row(item, " ".join(cells), ours, count))
+        rows.append(Row(item, " ".join(cells), ours, count))
     return rows
 
 
@@ -55,20 +80,20 @@ SPREAD = r"\d+\.\d+ ± \d+\.\d+"
 def shown(item: str) -> dict[str, set[str]]:
     """What the page of an item prints of ours, and what its runs end with: over how many runs
     (empty: it does not say)."""
-    recipe, results = restore(item, "paper", PAPERS / item)
-    cells = [
-        str(cell)
-        for block in recipe.blocks(results)
-        if isinstance(block, Table)
-        for row in block.rows
-        for cell in row
-    ]
-    ends = [end for cell in results.runs if (end := results.final(cell))]
+    cells, ends = list[str](), list[Measured]()
+    if item in UNTRAINED:
+        for file in (PAPERS / item / "data").iterdir():
+            cells += [cell for row in csv.reader(io.StringIO(_text(file))) for cell in row]
+    else:
+        recipe, results = restored(item)
+        tables = [block for block in recipe.blocks(results) if isinstance(block, Table)]
+        cells += [str(cell) for one in tables for row in one.rows for cell in row]
+        ends += [end for cell in results.runs if (end := results.final(cell))]
     cells += [f"{100 * end.mean:.2f}" for end in ends]
     cells += [
-        f"{100 * mean:.2f} ± {100 * std:.2f} ({seeds})"
-        for mean, std, seeds in ends
-        if std is not None
+        f"{100 * end.mean:.2f} ± {100 * end.std:.2f} ({end.seeds})"
+        for end in ends
+        if end.std is not None
     ]
     found: dict[str, set[str]] = {}
     for cell in cells:
@@ -89,19 +114,76 @@ def test_every_number_of_ours_is_one_that_the_stored_runs_give(item):
                 assert found[value] & {row.n, ""}, row.said
 
 
+def test_of_every_published_number_it_is_said_where_ours_differs():
+    for _, row, theirs, *_, differ in table("Published numbers and ours"):
+        assert differ or theirs == "–", row
+
+
+@pytest.mark.parametrize("name", [name for name in STORED if name not in UNTRAINED])
+def test_the_figures_of_a_folder_are_those_of_its_page(name):
+    drawn = filter(is_drawn, distinct(blocks_of(*restored(name))))
+    stored = {file.name for file in (PAPERS / name / "figures").iterdir()}
+    assert stored == {f"{block.slug}.svg" for block in drawn}
+
+
+def test_what_is_stored_of_figure_10_is_what_is_drawn(monkeypatch):
+    """Splits go by how many images of a class there are, so that no images are needed."""
+
+    def balanced(used, _):
+        count = {"cifar10": 10, "cifar100": 100}[used.name]
+        blank = torch.zeros(50_000, 1, 1, 1, dtype=torch.uint8)
+        examples = Examples(blank, torch.arange(50_000) % count)
+        return Dataset(used.name, examples, examples, tuple(map(str, range(count))))
+
+    figure10 = importlib.import_module("fedlens.recipes.hsu2020.figure10")
+    monkeypatch.setattr(figure10, "load_dataset", balanced)
+    scale = Scale("paper", recorded=Recorded(frozenset({"cifar10", "cifar100"}), ()))
+    blocks = figure10.blocks(Results(scale, {}))
+    place = PAPERS / "hsu2020" / "figure10"
+    assert {file.stem for file in place.glob("data/*")} == {block.slug for block in blocks}
+    for block in blocks:
+        assert (place / "data" / f"{block.slug}.csv").read_bytes() == csv_of(block)
+    drawn = {block.slug for block in blocks if is_drawn(block)}
+    assert {file.name for file in place.glob("figures/*")} == {f"{slug}.svg" for slug in drawn}
+
+
+def test_figure_4_takes_what_the_stored_pilot_picks():
+    picked = best(restored("hsu2020/figure4-pilot")[1])
+    assert len(picked["cifar10"]) == 8
+    for dataset, by_alpha in picked.items():
+        for alpha, by_base in by_alpha.items():
+            for base, point in by_base.items():
+                assert chosen(dataset, float(alpha), base) == pytest.approx(point), (alpha, base)
+
+
 def test_how_much_of_each_item_was_run_is_said():
     rows = {re.findall(r"`(.*?)`", cells[0])[0]: cells for cells in table("papers")}
     named = {name for cells in table("papers") for name in re.findall(r"`(.*?)`", cells[0])}
-    assert named == {f"{place.parent.name}/{place.name}" for place in PAPERS.glob("*/*")}
-    for name, (_, experiments, runs, *_, revisions) in rows.items():
+    assert named == set(STORED)
+    for name, (_, experiments, runs, seeds, _, revisions) in rows.items():
+        if name in UNTRAINED:
+            manifest = _manifest(PAPERS / name)
+            assert (experiments, runs) == ("nothing is trained", "0")
+            assert (manifest["revision"], manifest["command"]) == (
+                revisions,
+                f"fedlens reproduce {name} --scale paper",
+            )
+            continue
         folders = [place.parent for place in (PAPERS / name).glob("runs/*/manifest.json")]
         assert str(len(folders)) == runs
-        found, every = coverage(re.sub(r"-(momentum|lr)-.*", "", name), PAPERS / name)
+        found, every = coverage(recipe_of(name), PAPERS / name)
         assert re.match(f"all {every}\\b" if found == every else f"{found} of {every}", experiments)
+        assert part(name) == ("" if found == every else f"{found} of {every}")
+        used, wanted = len({_manifest(place)["seed"] for place in folders}), _num_seeds(name)
+        assert seeds == (f"{used}" if used >= wanted else f"{used} of {wanted}"), name
         if revisions != "the same runs":
-            assert set(revisions.split(", ")) == set(map(_revision, folders))
+            assert set(revisions.split(", ")) == {_manifest(it)["revision"][:7] for it in folders}
 
 
-def _revision(place: Path) -> str:
-    manifest = json.loads((place / "manifest.json").read_text(encoding="utf-8"))
-    return str(manifest["revision"])[:7]
+def _num_seeds(name: str) -> int:
+    everything = Recorded(frozenset(DATASETS), ())
+    return len(RECIPES[recipe_of(name)](Scale("paper", recorded=everything)).seeds)
+
+
+def _manifest(place: Path) -> Any:
+    return json.loads(_text(place / "manifest.json"))

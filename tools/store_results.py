@@ -6,6 +6,9 @@ Of every finished run: experiment.toml, manifest.json, summary.json, partition.j
 evaluation.json if there are any, and the rounds packed. With
 `--revision` manifests get this one, where the runs were made from a copy without its history.
 `fedlens reproduce ITEM --scale paper --from results/papers/...` draws the page.
+
+Of an item that trains nothing the data behind its page are kept instead, as csv, with a manifest of
+its own: name the `--revision` and the `--command` that drew it.
 """
 
 from __future__ import annotations
@@ -24,9 +27,14 @@ def main() -> None:
     parser.add_argument("source", type=Path)
     parser.add_argument("target", type=Path)
     parser.add_argument("--revision")
+    parser.add_argument("--command")
     arguments = parser.parse_args()
     runs = sorted(place.parent for place in arguments.source.glob("runs/*/manifest.json"))
     stored = [store(run, arguments.target, arguments.revision) for run in runs]
+    if arguments.command:
+        if runs or not arguments.revision:
+            parser.error("--command is for an item that trains nothing, and needs --revision")
+        store_drawn(arguments.source, arguments.target, arguments.revision, arguments.command)
     figures = sorted(arguments.source.glob("figures/*.svg"))
     for figure in figures:
         place = arguments.target / "figures" / figure.name
@@ -34,6 +42,15 @@ def main() -> None:
         shutil.copyfile(figure, place)
     print(f"{sum(stored)} of {len(runs)} runs are over and stored in {arguments.target}")
     print(f"{len(figures)} figures stored")
+
+
+def store_drawn(source: Path, target: Path, revision: str, command: str) -> None:
+    """The data behind a page without runs, as csv, and where they come from."""
+    (target / "data").mkdir(parents=True, exist_ok=True)
+    for file in sorted(source.glob("figures/*.csv")):
+        shutil.copyfile(file, target / "data" / file.name)
+    manifest = {"revision": revision, "command": command}
+    (target / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
 
 
 def store(run: Path, target: Path, revision: str | None) -> bool:

@@ -8,9 +8,9 @@ import pytest
 
 from fedlens.experiment import Named
 from fedlens.recipes import RECIPES
+from fedlens.recipes.described import experiments
 from fedlens.recipes.ghaemi.setting import dead_runs, living
 from fedlens.recipes.ghaemi.why_liadmm_fails import ABOUT_TRAINING, CONTROL, outcome
-from fedlens.recipes.page import experiments
 from fedlens.recipes.recipe import Results, Scale
 from fedlens.recipes.reproduce import reproduce
 

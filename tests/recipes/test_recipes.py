@@ -14,7 +14,7 @@ import pytest
 import fedlens as fl
 from fedlens.experiment import Experiment
 from fedlens.recipes import RECIPES
-from fedlens.recipes.page import led_by_a_figure, opening
+from fedlens.recipes.page import beside, led_by_a_figure, opening
 from fedlens.recipes.recipe import Measured, Results, Scale
 from fedlens.recipes.reproduce import plan, reproduce, run_cells, show
 from fedlens.recipes.stored import redraw
@@ -249,7 +249,23 @@ def test_the_command_says_which_recipes_were_measured(fedlens, monkeypatch, tmp_
     assert "measured" not in fedlens("list", "recipes")[1]  # it is no checkout
     (tmp_path / ".git").mkdir()
     marked = [line for line in fedlens("list", "recipes")[1].splitlines() if "measured" in line]
-    assert marked == [f"ghaemi/fedavg  measured: {place} (1 run)"]
+    line = "ghaemi/fedavg  measured: {place} ({much}1 run)"
+    assert marked == [line.format(place=place, much="")]
+    (tmp_path / "results" / "README.md").write_text("| `ghaemi/fedavg` | 1 of 5 (iid) | 1 |\n")
+    assert line.format(place=place, much="1 of 5 experiments, ") in fedlens("list", "recipes")[1]
+
+
+@in_process
+def test_the_command_does_not_call_a_recipe_trained_that_trains_nothing(
+    fedlens, monkeypatch, tmp_path
+):
+    monkeypatch.setattr("fedlens.recipes.CHECKOUT", tmp_path)
+    (tmp_path / ".git").mkdir()
+    place = Path("results/papers/hsu2020/figure10")
+    (tmp_path / place / "data").mkdir(parents=True)
+    for more in ((), ("--long",)):
+        out = fedlens("list", "recipes", *more)[1]
+        assert f"hsu2020/figure10  measured: {place} (nothing is trained)" in out.splitlines()
 
 
 @in_process
@@ -264,11 +280,13 @@ def test_the_long_list_says_what_recipes_are_and_how_much_was_measured(
         run.mkdir(parents=True)
         (run / "experiment.toml").write_text('dataset = "fashion-mnist"\n')
         (run / "manifest.json").write_text("{}")
+    (tmp_path / f"{place}-lr-0.05" / "runs").mkdir(parents=True)
     status, out, err = fedlens("list", "recipes", "--long")
     assert (status, err) == (0, "")
     lines = out.splitlines()
     assert len(lines) == 2 * len(RECIPES)
-    said = lines.index(f"ghaemi/fedavg  measured: {place} (1 of 5 experiments, 2 runs)")
+    also = f"; with other settings: {place}-lr-0.05"
+    said = lines.index(f"ghaemi/fedavg  measured: {place} (1 of 5 experiments, 2 runs){also}")
     assert lines[said + 1] == "    FedAvg, section 5.2: iid and non-iid clients over 80 rounds."
 
 
@@ -331,4 +349,14 @@ def test_the_command_says_in_a_line_what_data_are_missing(fedlens):
 def test_numbers_that_are_none_do_not_count():
     assert Measured.of([None, float("nan")]) is None
     assert Measured.of([1.0]) == Measured(1.0, None, 1)
-    assert Measured.of([1.0, None, 3.0]) == Measured(2.0, 2**0.5, 2)
+    assert Measured.of([1.0, None, 3.0]) == Measured(2.0, 2**0.5, 2, 3)
+
+
+def test_a_mean_over_fewer_runs_than_there_are_says_over_how_many():
+    def ours(*found: list[float | None]) -> list[object]:
+        rows = [("", 0.5, Measured.of(values)) for values in found]
+        return [row[2] for row in beside(rows, title="").rows]
+
+    assert ours([0.25, None, None], [0.25, 0.75, None]) == ["25.00 (1)", "50.00 ± 35.36 (2)"]
+    assert ours([0.25], [0.25, 0.25, 0.25]) == ["25.00 (1)", "25.00 ± 0.00 (3)"]
+    assert ours([0.25], [None]) == ["25.00", "–"], "one run of each"

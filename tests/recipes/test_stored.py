@@ -80,6 +80,7 @@ def test_mistakes_are_told(stored, tmp_path):
         (NAME, tmp_path, "holds no run"),
         ("ghaemi/fedavg", stored, "has no run of ghaemi/fedavg, which would be called"),
         ("ghaemi/samples", stored, "trains nothing"),
+        ("hsu2020/figure10", tmp_path, "trains nothing"),
         ("ghaemi/fedavgg", stored, "did you mean"),
     ):
         with pytest.raises(ValueError, match=words):

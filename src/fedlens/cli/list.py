@@ -75,18 +75,30 @@ def list_command(
 
 
 def _measured(recipe: str, whole: bool = False) -> str:
-    """Where the checkout has records of a recipe, if it has; `whole`: and how much of it."""
-    from fedlens.recipes import measured
+    """Where the checkout has records of a recipe, if it has, and of which part of it.
+
+    With `whole` how much is said of all, and which records there are with other settings.
+    """
+    from fedlens.recipes import measured, part, with_other_settings
 
     place = measured(recipe)
     if place is None:
         return ""
-    here, runs = Path.cwd(), sum(1 for _ in (place / "runs").iterdir())
-    where = place.relative_to(here) if place.is_relative_to(here) else place
-    said = f"{runs} run{'s' * (runs != 1)}"
+    if not (place / "runs").is_dir():
+        return f"  measured: {_from_here(place)} (nothing is trained)"
+    runs, share = sum(1 for _ in (place / "runs").iterdir()), part(recipe)
+    others = []
     if whole:
         from fedlens.recipes.stored import coverage
 
         found, every = coverage(recipe, place)
-        said = f"{found} of {every} experiment{'s' * (every != 1)}, {said}"
-    return f"  measured: {where} ({said})"
+        share = f"{found} of {every}"
+        others = [str(_from_here(other)) for other in with_other_settings(recipe)]
+    experiments = f"{share} experiment{'s' * (not share.endswith(' 1'))}, " if share else ""
+    also = f"; with other settings: {', '.join(others)}" if others else ""
+    return f"  measured: {_from_here(place)} ({experiments}{runs} run{'s' * (runs != 1)}){also}"
+
+
+def _from_here(place: Path) -> Path:
+    here = Path.cwd()
+    return place.relative_to(here) if place.is_relative_to(here) else place

@@ -4,6 +4,7 @@ A recipe is a function of the scale that gives the experiments, the published nu
 show both (`recipe.py`); `reproduce.py` runs it.
 """
 
+import re
 from pathlib import Path
 from typing import Literal
 
@@ -18,3 +19,21 @@ def measured(name: str) -> Path | None:
     """The records of a recipe in the checkout that Fedlens is run from, if they are there."""
     place = CHECKOUT / "results" / "papers" / name
     return place if (CHECKOUT / ".git").exists() and place.is_dir() else None
+
+
+def part(name: str) -> str:
+    """How many of a recipe's experiments the checkout has records of ("11 of 41"), if not of all.
+
+    By results/README.md, which tests compare with the records: to count them takes torch.
+    """
+    said = CHECKOUT / "results" / "README.md"
+    rows = said.read_text(encoding="utf-8") if said.is_file() else ""
+    found = re.search(rf"^\|[^|]*`{re.escape(name)}`[^|]*\| (\d+ of \d+)\b", rows, re.MULTILINE)
+    return found[1] if found else ""
+
+
+def with_other_settings(name: str) -> list[Path]:
+    """The records of a recipe's experiments that were run with settings of their own."""
+    place = CHECKOUT / "results" / "papers" / name
+    others = sorted(place.parent.glob(f"{place.name}-*"))
+    return [other for other in others if f"{other.parent.name}/{other.name}" not in RECIPES]

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
-from fedlens.experiment import Experiment, Named
+from fedlens.experiment import Experiment
 from fedlens.recipes.recipe import Measured, Recipe, Results
 from fedlens.report.blocks import Bars, Block, Curves, Intervals, Line, Marks, Table, Text
 from fedlens.report.numbers import NONE
@@ -29,6 +28,7 @@ SAID = {
 def opening(recipe: Recipe, results: Results) -> Text:
     """What was run, so that nobody takes a small run for the paper's."""
     said = [SAID[results.scale.name]]
+    said += _fewer_classes(recipe, results)
     if recipe.stand_in:
         said.append(recipe.stand_in)
     if changed := _changed(recipe, results):
@@ -59,6 +59,19 @@ def opening(recipe: Recipe, results: Results) -> Text:
     else:
         said = [recipe.stand_in or "The data are the paper's own. Nothing is trained."]
     return Text(title=OPENING, paragraphs=said)
+
+
+def _fewer_classes(recipe: Recipe, results: Results) -> list[str]:
+    """A sentence for each data set of which the runs had a part of the classes."""
+    found: dict[str, None] = {}
+    for run in (run for cell in results.runs.values() for run in cell):
+        name, count = str(settings(run.experiment)["dataset"]), len(run.manifest["classes"])
+        if count < (whole := recipe.num_classes.get(name, 0)):
+            found[
+                f"But the data have {count} of the {whole} classes of {name}: that is an easier "
+                "task, and no number can be compared with the published ones."
+            ] = None
+    return list(found)
 
 
 def _diverged(results: Results, shown: str) -> str:
@@ -93,24 +106,6 @@ def _is_empty(block: Block) -> bool:
     return False
 
 
-def experiments(results: Results) -> Table:
-    """Every cell in a line: what sets it apart, as it was run; what all share is said once."""
-    rows = [_described(name, runs) for name, runs in results.runs.items()]
-    columns = list(zip(*rows, strict=True))
-    apart = [i for i, cells in enumerate(columns) if i == 0 or len(set(cells)) > 1]
-    shared = [f"{_HEADER[i]} {cells[0]}" for i, cells in enumerate(columns) if i not in apart]
-    alike = f" All have: {'; '.join(shared)}." if shared else ""
-    return Table(
-        title="The experiments",
-        name="experiments",
-        header=[_HEADER[i] for i in apart],
-        rows=[[row[i] for i in apart] for row in rows],
-        caption="What sets each experiment apart, and what it was computed with. Its run folder "
-        f"has all of it: the settings in full, and every round.{alike}",
-        folded=len(rows) > 12,
-    )
-
-
 def _changed(recipe: Recipe, results: Results) -> list[str]:
     """The settings that runs have besides those of their cells, as key=value."""
     found: dict[str, None] = {}
@@ -125,90 +120,6 @@ def _changed(recipe: Recipe, results: Results) -> list[str]:
 
 MAY_DIFFER = ("seed", "weights", "engine", "device")  # from a cell to its runs
 _ONE_SEED = "One seed says nothing about the spread: more are run with --seeds."
-_HEADER = (
-    *("experiment", "data", "augmentation", "model", "start", "normalisation", "clients"),
-    *("partition", "local", "algorithm", "rounds", "computed"),
-)
-
-
-def _described(name: str, runs: Sequence[Run]) -> list[str]:
-    cell = Experiment.of(runs[0].experiment)
-    clients = cell.clients
-    held = runs[0].partition
-    count = len(held["sizes"]) if clients.count is None and held else clients.count
-    outputs = f", {cell.outputs} outputs" if cell.outputs else ""
-    layers = f", the last {cell.train_last} layers" if cell.train_last else ""
-    return [
-        name,
-        _named(cell.dataset),
-        _augmentation(cell),
-        f"{_named(cell.model)}{outputs}{layers}",
-        _start(runs[0]),
-        cell.norm,
-        f"{NONE if count is None else f'{count:,}'}, {_cohort(clients.per_round)}",
-        _named(clients.partition),
-        _local(cell),
-        " + ".join(map(_named, cell.algorithm)),
-        f"{cell.rounds:,}",
-        "; ".join(dict.fromkeys(_computed(run) for run in runs)),
-    ]
-
-
-def _augmentation(cell: Experiment) -> str:
-    augment = cell.augment
-    crop = f"crop {augment.crop}" if augment.crop else ""
-    resized = f"resized crop from {augment.resized:g}" if augment.resized else ""
-    return ", ".join(filter(None, (crop, resized, "flip" if augment.flip else ""))) or "none"
-
-
-def _start(run: Run) -> str:
-    """Where the model began."""
-    weights = run.manifest.get("weights")
-    return f"weights of {Path(weights['source']).name}" if weights else "from scratch"
-
-
-def _local(cell: Experiment) -> str:
-    """What a client does in a round, as its algorithm has it."""
-    local = cell.local
-    steps = f"{local.epochs} epoch{'' if local.epochs == 1 else 's'} of {local.batch_size}"
-    lr = f"lr {_number(local.lr)}"
-    for one in cell.algorithm:
-        if one.name == "celiadmm" or (one.name, one.options.get("local")) == ("liadmm", "gradient"):
-            count = one.options.get("k0", 1)
-            steps = f"{count} full-batch step{'' if count == 1 else 's'}"
-            lr = f"γ {_number(one.options['gamma'] or local.lr)}"
-        elif one.name == "fedvc":
-            steps = f"{one.options['size']} examples in batches of {local.batch_size}"
-    momentum = f"momentum {_number(local.momentum)}" if local.momentum else ""
-    decay = f"weight decay {_number(local.weight_decay)}" if local.weight_decay else ""
-    loss = "" if cell.loss.name == "cross_entropy" else cell.loss.name.replace("_", " ")
-    return ", ".join(filter(None, (steps, lr, momentum, decay, loss)))
-
-
-def _number(given: float | Named) -> str:
-    return given.name if isinstance(given, Named) else f"{given:g}"
-
-
-def _computed(run: Run) -> str:
-    """What the engine really used."""
-    told = run.manifest
-    at_once = told.get("at_once", 1)
-    side_by_side = f", up to {at_once} clients at once" if at_once > 1 else ""
-    return f"{told.get('precision', '?')}, {told.get('engine', '?')}{side_by_side}"
-
-
-def _cohort(per_round: int | float) -> str:
-    if isinstance(per_round, int):
-        return f"{per_round} a round"
-    return "all in each" if per_round == 1 else f"{per_round:.0%} a round"
-
-
-def _named(thing: object) -> str:
-    if not isinstance(thing, Named):
-        return type(thing).__name__
-    own = thing.name.rpartition(":")[2]  # a function is named by its module, too
-    options = ", ".join(f"{k} {v}" for k, v in thing.options.items() if v is not None)
-    return f"{own} ({options})" if options else own
 
 
 def _machines(runs: Sequence[Run]) -> str:
@@ -295,7 +206,11 @@ def beside(
     percent: bool = True,
     digits: int = 2,
 ) -> Table:
-    """Published numbers, ours, and by how much ours are more; `of` names the first column."""
+    """Published numbers, ours, and by how much ours are more; `of` names the first column.
+
+    Ours say of how many seeds they are, unless that is one everywhere.
+    """
+    runs = max((found.runs for _, _, found in rows if found), default=1)
 
     def said(value: float | None, sign: str = "") -> str:
         if value is None or not math.isfinite(value):
@@ -303,9 +218,10 @@ def beside(
         return f"{100 * value if percent else value:{sign}.{digits}f}".replace("-", "−")
 
     def ours(found: Measured | None) -> str:
-        if found is None or found.std is None:
+        if found is None or runs == 1 or not math.isfinite(found.mean):
             return said(found.mean if found else None)
-        return f"{said(found.mean)} ± {said(found.std)} ({found.seeds})"
+        spread = "" if found.std is None else f" ± {said(found.std)}"
+        return f"{said(found.mean)}{spread} ({found.seeds})"
 
     return Table(
         title=title,

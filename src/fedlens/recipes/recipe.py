@@ -102,6 +102,7 @@ class Measured(NamedTuple):
     mean: float
     std: float | None  # of the sample; None for one seed
     seeds: int
+    runs: int = 1  # that were made, some of which may have no such number
 
     @classmethod
     def of(cls, values: Sequence[float | None]) -> Measured | None:
@@ -110,7 +111,7 @@ class Measured(NamedTuple):
         if not sound:
             return None
         spread = statistics.stdev(sound) if len(sound) > 1 else None
-        return cls(statistics.fmean(sound), spread, len(sound))
+        return cls(statistics.fmean(sound), spread, len(sound), len(values))
 
 
 class _Runs(dict[str, "Sequence[Run]"]):
@@ -185,4 +186,5 @@ class Recipe:
     cells: Mapping[str, Experiment] = field(default_factory=dict)
     seeds: Sequence[int] = (0,)  # each cell is run with each of them
     stand_in: str = ""  # what takes the place of something that is not here
+    num_classes: Mapping[str, int] = field(default_factory=dict)  # of the paper's data sets
     of_diverged: str = ""  # what is shown of runs that diverged; else what was evaluated before

@@ -17,7 +17,8 @@ from fedlens.experiment import Experiment
 from fedlens.locks import LOCK, FolderLock, one_writer
 from fedlens.options import did_you_mean
 from fedlens.recipes import RECIPES, ScaleName
-from fedlens.recipes.page import experiments, led_by_a_figure, opening
+from fedlens.recipes.described import experiments
+from fedlens.recipes.page import led_by_a_figure, opening
 from fedlens.recipes.recipe import FROM_CELL, Recipe, Results, Scale
 from fedlens.report.artists import Artists, Drawing
 from fedlens.report.page import render_page
@@ -220,11 +221,15 @@ def draw(
 ) -> Reproduced:
     """Draw the page of a recipe from its runs, by cell."""
     results = Results(scale, runs)
-    blocks = led_by_a_figure(recipe.blocks(results), opening(recipe, results))
-    if recipe.cells:
-        blocks.append(experiments(results))
+    blocks = blocks_of(recipe, results)
     page = render_page(f"{name}: {recipe.title}", recipe.about, blocks, out, watch, artists)
     return Reproduced(page, results, blocks)
+
+
+def blocks_of(recipe: Recipe, results: Results) -> list[Block]:
+    """What the page of a recipe is made of."""
+    blocks = led_by_a_figure(recipe.blocks(results), opening(recipe, results))
+    return [*blocks, experiments(results)] if recipe.cells else blocks
 
 
 def place_of(out: Path, cell: str, seed: int, recipe: Recipe) -> Path:

@@ -51,12 +51,12 @@ def restore(
     """A table or figure with the records of its cells that there are."""
     if name not in RECIPES:
         raise ValueError(f"unknown recipe {name!r}: {did_you_mean(name, RECIPES)}")
+    if not RECIPES[name](Scale("smoke")).cells:
+        raise ValueError(f"{name} trains nothing and is drawn without records: leave --from out")
     runs = _runs(Path(stored))
     used = _used((run.experiment, run.manifest) for run in runs.values())
     at = Scale(scale, Path(data) if data is not None else None, used)
     recipe = RECIPES[name](at)
-    if not recipe.cells:
-        raise ValueError(f"{name} trains nothing and has no records: leave --from out")
     found = {cell: of_cell for cell in recipe.cells if (of_cell := _of_cell(cell, runs))}
     if not found:
         some = slug(next(iter(recipe.cells)))

@@ -22,7 +22,7 @@ def figure14(scale: Scale) -> Recipe:
             for name, rule in RULES.items()
             for c in COHORTS
         },
-        seeds=range(scale.pick(1, 1, 3)),
+        seeds=range(scale.pick(1, 1, 5)),
         blocks=blocks,
         stand_in=stand_in(scale),
     )
