@@ -6,7 +6,7 @@ import pytest
 
 from fedlens.experiment import Clients, Evaluate, Experiment, LocalTraining, Named
 from fedlens.recipes import estimate
-from fedlens.recipes.estimate import Timing
+from fedlens.recipes.estimate import Pace, Rounds, Timing, Work
 from fedlens.runs.sweep import prepare
 
 PLAIN = Experiment(
@@ -62,6 +62,71 @@ def test_points_that_train_together_are_timed_together():
     assert [len(names) for names in found] == [4, 1]
 
 
+def pace_of_a_gpu(work: Work) -> Rounds:
+    """A fixed part, a part for each step, and a part for each example."""
+    return Rounds(work, 5.0 + 2.0 * work.steps + 0.25 * work.examples)
+
+
+def test_steps_of_few_clients_and_of_many_are_told_apart():
+    few, many, uneven = Work(1, 80), Work(4, 320), Work(4, 200)
+    pace = Pace.fitted(*map(pace_of_a_gpu, (few, many, uneven)))
+    for work in (Work(4, 320), Work(100, 500), Work(100, 8000)):
+        assert pace.of(work) == pytest.approx(pace_of_a_gpu(work).seconds)
+
+
+def test_where_clients_are_alike_a_round_grows_with_its_steps():
+    few, many = (pace_of_a_gpu(Work(steps, 80 * steps)) for steps in (1, 4))
+    whole = Work(100, 8000)
+    assert Pace.fitted(few, many).of(whole) == pytest.approx(pace_of_a_gpu(whole).seconds)
+
+
+def test_one_after_another_a_round_grows_with_its_examples():
+    few, many, whole = (pace_of_a_gpu(Work(0, examples)) for examples in (80, 320, 5000))
+    assert Pace.fitted(few, many).of(whole.work) == pytest.approx(whole.seconds)
+
+
+def test_noise_makes_no_pace_negative():
+    slower, faster = Rounds(Work(1, 80), 3.0), Rounds(Work(4, 320), 2.0)
+    assert Pace.fitted(slower, faster).of(Work(100, 8000)) == 2.0
+    pace = Pace.fitted(Rounds(Work(1, 80), 1.0), faster, Rounds(Work(4, 200), 0.0))
+    assert min(pace.a_step, pace.an_example) >= 0.0
+    assert pace.of(Work(100, 8000)) >= 2.0
+    assert Pace.fitted(slower, slower).of(Work(1, 80)) == 3.0
+
+
+def test_points_of_a_stack_that_end_earlier_take_no_further_time(monkeypatch):
+    pace = Pace(Rounds(Work(0.0, 0.0), 0.0), an_example=1.0)
+    monkeypatch.setattr(estimate, "_cost", lambda *_: estimate.Cost(0.0, pace, 0.0))
+    points = {"long": replace(STACKED, rounds=30), "short": replace(STACKED, rounds=20, seed=1)}
+    timing = Timing(points.values())
+    (both,) = timing.sweep(points)
+    assert both.names == [*points]
+    alone = [seconds(timing, experiment) for experiment in points.values()]
+    assert both.seconds == pytest.approx(sum(alone))
+
+
+def test_clients_of_unequal_sizes_are_timed_uneven_too(monkeypatch):
+    timed, rounds = [], estimate._rounds
+
+    def seen(setups, batches):
+        timed.append(batches)
+        return rounds(setups, batches)
+
+    monkeypatch.setattr(estimate, "WHOLE_SECONDS", 0.0)
+    monkeypatch.setattr(estimate, "_rounds", seen)
+    for partition in ("iid", "proportions"):
+        options = {"sizes": "high"} if partition == "proportions" else {}
+        clients = Clients(count=10, per_round=5, partition=Named(partition, options))
+        described = replace(STACKED, clients=clients)
+        assert seconds(Timing([described]), described) > 0
+    assert timed == [(1, 1), (4, 4), (1, 1), (4, 4), (4, 1)]
+
+
+def always(seconds: float) -> estimate.Cost:
+    """Rounds that take as long, however much work they are."""
+    return estimate.Cost(0.0, Pace(Rounds(Work(0.0, 0.0), seconds)), 0.0)
+
+
 @pytest.fixture
 def as_if_ray(monkeypatch):
     """What is to run on Ray can be described where it is not installed."""
@@ -74,7 +139,7 @@ def test_points_that_are_spread_take_as_long_as_the_last_worker(workers, expecte
     """Points of 1, 2, ... 6 s, in this order, each to the worker that is free first."""
     monkeypatch.setattr(estimate, "to_spread", lambda points: points)
     monkeypatch.setattr(estimate, "num_workers", lambda _: workers)
-    monkeypatch.setattr(estimate, "_cost", lambda *_: estimate.Cost(0.0, 1.0, 0.0))
+    monkeypatch.setattr(estimate, "_cost", lambda *_: always(1.0))
     ray = replace(PLAIN, engine="ray", device="cpu")
     points = {f"rounds {n}": replace(ray, rounds=n) for n in range(1, 7)}
     (found,) = Timing([ray]).sweep(points)
@@ -89,7 +154,7 @@ def test_a_point_that_is_spread_is_timed_on_one_worker(monkeypatch):
 
     def seen(setups, work):
         timed.append(setups[0].engine._most_workers)
-        return estimate.Cost(0.0, len(timed), 0.0)
+        return always(len(timed))
 
     monkeypatch.setattr(estimate, "num_workers", lambda _: 2)
     monkeypatch.setattr(estimate, "_cost", seen)

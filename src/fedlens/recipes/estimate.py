@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,15 +38,17 @@ TIMED = 3  # rounds
 BATCHES = (1, 4)  # of each client, in the short rounds that are timed first
 TESTED = 1000  # examples, in a short evaluation
 DRAWN = 8  # rounds, to see how much work is in one
+EVEN = 0.8  # of the steps that there would be if all clients took as many: then they count as alike
 WHOLE_SECONDS = 10.0  # if so many suffice, rounds are timed as they are, not shortened
 
 
 @dataclass(frozen=True)
 class Shortened(Split):
-    """A split of which every client holds the first few examples."""
+    """A split of which every client holds the first few examples, those of odd number fewer."""
 
     whole: Split
     most: int
+    most_of_odd: int
 
     @property
     def num_clients(self) -> int:
@@ -53,14 +56,64 @@ class Shortened(Split):
 
     def holdings(self, round: int, cohort: Tensor) -> Holdings:
         held = self.whole.holdings(round, cohort)
-        return Holdings.of([held.members(k)[: self.most] for k in range(len(held))])
+        most = [self.most_of_odd if client % 2 else self.most for client in cohort.tolist()]
+        return Holdings.of([held.members(k)[:few] for k, few in enumerate(most)])
+
+
+class Work(NamedTuple):
+    """What the time of a round grows with."""
+
+    steps: float  # of the client that takes the most, if clients train side by side; else 0
+    examples: float  # of all clients
+
+    def less(self, other: Work) -> Work:
+        return Work(self.steps - other.steps, self.examples - other.examples)
+
+
+class Rounds(NamedTuple):
+    """Rounds of so much work, and their seconds."""
+
+    work: Work
+    seconds: float
+
+
+class Pace(NamedTuple):
+    """seconds = timed + a_step * further steps + an_example * further examples.
+
+    Side by side, a step of one client takes a GPU as long as one of a few, and one of many longer:
+    where some clients train longer than others, both count.
+    """
+
+    timed: Rounds
+    a_step: float = 0.0
+    an_example: float = 0.0
+
+    def of(self, work: Work) -> float:
+        further = work.less(self.timed.work)
+        more = self.a_step * further.steps + self.an_example * further.examples
+        return max(self.timed.seconds + more, 0.0)
+
+    @classmethod
+    def fitted(cls, few: Rounds, many: Rounds, uneven: Rounds | None = None) -> Pace:
+        """By rounds of few steps, of many and, where it matters, of many for some clients alone."""
+        further, seconds = many.work.less(few.work), max(many.seconds - few.seconds, 0.0)
+        if further.examples <= 0:  # all clients hold few
+            return cls(many)
+        one_by_one = seconds / further.examples
+        if further.steps <= 0:
+            return cls(many, an_example=one_by_one)
+        an_example = 0.0
+        if uneven is not None and (less := many.work.less(uneven.work)).examples > 0:
+            each = max(many.seconds - uneven.seconds, 0.0) / less.examples
+            an_example = min(each, one_by_one)
+        return cls(many, (seconds - an_example * further.examples) / further.steps, an_example)
 
 
 class Cost(NamedTuple):
-    """Seconds of a stack: before it is warm, of a round of all its points, of one's evaluation."""
+    """Seconds of a stack: before it is warm, of its rounds, of one evaluation of a point."""
 
     start: float
-    a_round: float
+    pace: Pace
     an_evaluation: float
 
 
@@ -113,7 +166,7 @@ class Timing:
         setups = [_on_one_worker(point.setup) if on_one else point.setup for point in stack]
         # Who holds what matters by how much work it makes, to within a tenth.
         work = _work(setups)
-        tenths = round(math.log(work + 1) / math.log(1.1))
+        tenths = [round(math.log(part + 1) / math.log(1.1)) for part in work]
         kinds = sorted(_kind(one, by_client=False) for one in described)
         kind = json.dumps([tenths, on_one, *kinds])
         is_new = kind not in self.costs
@@ -121,8 +174,11 @@ class Timing:
             self.costs[kind] = _cost(setups, work)
         cost = self.costs[kind]
         evaluations = sum(_num_evaluations(one.evaluate, one.rounds) for one in described)
-        seconds = max(one.rounds for one in described) * cost.a_round
-        seconds += evaluations * cost.an_evaluation + (cost.start if is_new else 0.0)
+        seconds = evaluations * cost.an_evaluation + (cost.start if is_new else 0.0)
+        for before, end in pairwise([0, *sorted({one.rounds for one in described})]):
+            left = [setup for setup in setups if setup.experiment.rounds >= end]
+            of_left = work if len(left) == len(setups) else _work(left)
+            seconds += (end - before) * cost.pace.of(of_left)
         return Estimate([point.name for point in stack], seconds)
 
 
@@ -164,19 +220,23 @@ def _on_one_worker(setup: Setup) -> Setup:
     return replace(setup, engine=setup.engine.of_one_worker())
 
 
-def _cost(setups: Sequence[Setup], work: float) -> Cost:
+def _cost(setups: Sequence[Setup], work: Work) -> Cost:
     """Of short rounds, which tell how long a whole one is; of whole ones, if that is soon done."""
-    (few, quick), (many, slow) = (_rounds(setups, batches) for batches in BATCHES)
+    few, many = BATCHES
+    quick, slow = (_rounds(setups, (batches, batches)) for batches in BATCHES)
+    most = work.steps * sum(
+        setup.experiment.clients.cohort * setup.experiment.local.batch_size for setup in setups
+    )
+    uneven = _rounds(setups, (many, few)).pace.timed if work.examples < EVEN * most else None
+    pace = Pace.fitted(quick.pace.timed, slow.pace.timed, uneven)
     tested = sum(map(len, setups[0].parts.values()))
     an_evaluation = quick.an_evaluation * max(tested / max(_tested(setups[0]), 1), 1.0)
-    a_round = slow.a_round
-    if many > few:
-        more = max(slow.a_round - quick.a_round, 0.0) / (many - few)
-        a_round = max(slow.a_round + (work - many) * more, 0.0)
-    if (_num_warm(setups[0]) + TIMED) * a_round + 2 * len(setups) * an_evaluation < WHOLE_SECONDS:
-        _, whole = _rounds(setups, None)
-        return whole._replace(start=quick.start + whole.start)
-    return Cost(quick.start, a_round, an_evaluation)
+    rounds = _num_warm(setups[0]) + TIMED
+    if rounds * pace.of(work) + 2 * len(setups) * an_evaluation < WHOLE_SECONDS:
+        whole = _rounds(setups, None)
+        pace = pace._replace(timed=whole.pace.timed)
+        return Cost(quick.start + whole.start, pace, whole.an_evaluation)
+    return Cost(quick.start, pace, an_evaluation)
 
 
 def _num_warm(setup: Setup) -> int:
@@ -184,8 +244,8 @@ def _num_warm(setup: Setup) -> int:
     return 4 if isinstance(setup.engine, Stacked) else 1
 
 
-def _rounds(setups: Sequence[Setup], batches: int | None) -> tuple[float, Cost]:
-    """The work of a round of so many batches a client (None: of all), and what it costs."""
+def _rounds(setups: Sequence[Setup], batches: tuple[int, int] | None) -> Cost:
+    """What rounds cost of so many batches a client, those of even and of odd number (None: all)."""
     began, warm = time.perf_counter(), _num_warm(setups[0])
     rounds, runs = warm + TIMED, []
     for setup in setups:
@@ -194,38 +254,48 @@ def _rounds(setups: Sequence[Setup], batches: int | None) -> tuple[float, Cost]:
         twice = replace(experiment.evaluate, every=rounds, at=(1,), twin=False)
         shown = replace(setup, experiment=replace(experiment, rounds=rounds, evaluate=twice))
         if batches is not None:
-            most = batches * experiment.local.batch_size
+            most, most_of_odd = (count * experiment.local.batch_size for count in batches)
             parts = {name: _first(part, TESTED) for name, part in setup.parts.items()}
-            federation = _shortened(setup.federation, most)
+            federation = _shortened(setup.federation, most, most_of_odd)
             shown = replace(shown, federation=federation, parts=parts, client_tests=None)
         state = begin(shown.network, shown.program, shown.federation, shown.device)
         runs.append(ActiveRun(shown, state))
     results = run_to_end(runs)
     took = time.perf_counter() - began
-    last = [result.records[-TIMED:] for result in results]
-    a_round = sum(statistics.median(record["seconds"] for record in records) for records in last)
+    last = [result.records[-TIMED:] for result in results]  # of each point
+    each = list(zip(*last, strict=True))  # of each round
+    a_round = statistics.fmean(sum(record["seconds"] for record in records) for records in each)
+    work = _mean(
+        Work(
+            max(record["batches"] for record in records) if _side_by_side(setups) else 0.0,
+            sum(record["examples"] for record in records),
+        )
+        for records in each
+    )
     evaluations = [records[-1].get("evaluation_seconds", 0.0) for records in last]
     an_evaluation = statistics.fmean(evaluations)
     spent = rounds * a_round + 2 * sum(evaluations)
-    side_by_side = isinstance(setups[0].engine, Stacked)
-    steps, examples = ([records[-1][key] for records in last] for key in ("batches", "examples"))
-    work = max(steps) if side_by_side else sum(examples)
-    return work, Cost(max(took - spent, 0.0), a_round, an_evaluation)
+    return Cost(max(took - spent, 0.0), Pace(Rounds(work, a_round)), an_evaluation)
 
 
-def _work(setups: Sequence[Setup]) -> float:
-    """What a round's time grows with: steps where clients train side by side, else examples.
+def _side_by_side(setups: Sequence[Setup]) -> bool:
+    return isinstance(setups[0].engine, Stacked)
 
-    The mean over some rounds, by what is drawn in them.
-    """
-    found = []
-    for round in range(DRAWN):
-        plans = [_plan(setup, round) for setup in setups]
-        if isinstance(setups[0].engine, Stacked):
-            found.append(max(int(plan.steps.max()) for plan in plans))
-        else:
-            found.append(sum(int(plan.counts.sum()) for plan in plans))
-    return statistics.fmean(found)
+
+def _work(setups: Sequence[Setup]) -> Work:
+    """Of a round: the mean over some, by what is drawn in them."""
+    drawn = ([_plan(setup, round) for setup in setups] for round in range(DRAWN))
+    return _mean(
+        Work(
+            max(int(plan.steps.max()) for plan in plans) if _side_by_side(setups) else 0.0,
+            sum(int(plan.counts.sum()) for plan in plans),
+        )
+        for plans in drawn
+    )
+
+
+def _mean(works: Iterable[Work]) -> Work:
+    return Work(*map(statistics.fmean, zip(*works, strict=True)))
 
 
 def _plan(setup: Setup, round: int) -> Plan:
@@ -249,8 +319,8 @@ def _first(examples: Examples, count: int) -> Examples:
     )
 
 
-def _shortened(federation: Federation, most: int) -> Federation:
-    split: Split = Shortened(federation.split, most)
+def _shortened(federation: Federation, most: int, most_of_odd: int) -> Federation:
+    split: Split = Shortened(federation.split, most, most_of_odd)
     if isinstance(federation.split, Fixed):
         split = Fixed(split.holdings(0, torch.arange(federation.num_clients)))
     return replace(federation, split=split)
