@@ -44,7 +44,9 @@ MAY_DIFFER = {
 MOST = 512
 """Clients of a stack on a GPU. The more there are, the less it waits between kernels, and for those
 few that train longest; but all points of a stack end together."""
-A_PARAMETER = 24  # bytes, at the least, that each client has in memory for each of its parameters
+A_PARAMETER = 48
+"""Bytes that a client has in memory for each of its parameters: weights, their copies, gradients,
+momentum and activations were 30 of ResNet-18, and what is recorded has memory of its own."""
 
 
 @dataclass(frozen=True)
