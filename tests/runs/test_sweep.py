@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import fedlens as fl
 from fedlens.core import Batch, Local, Plan
+from fedlens.engines import Stacked
 from fedlens.federation import Holdings
 from fedlens.locks import one_writer
 from fedlens.runs.points import MOST, on_a_gpu
@@ -253,6 +254,23 @@ def test_on_a_gpu_a_stack_is_as_large_as_its_memory_holds():
     assert on_a_gpu(8 * gigabytes, 11_700_000) == 7
     assert on_a_gpu(8 * gigabytes, 10**9) == 1
     assert on_a_gpu(141 * gigabytes, 1_000_000) == MOST
+
+
+def test_all_clients_of_a_stack_train_at_once_from_the_first_round_on():
+    made = prepare(fl.grid(base(clients=fl.Clients(12, 10)), {}, seeds=3))
+    (stack,) = made.stacks
+    engine = stack[0].setup.engine
+    assert isinstance(engine, Stacked)
+    engine.at_once, blocks = 4, []
+    train = engine._train_block
+
+    def seen(prepared, shared, work):
+        blocks.append(len(work))
+        return train(prepared, shared, work)
+
+    engine._train_block = seen  # type: ignore[method-assign]
+    made.run()
+    assert blocks == [30, 30, 30]
 
 
 def test_points_of_one_seed_share_their_network_and_end_as_they_would_alone(tmp_path):

@@ -91,6 +91,11 @@ def run_stacks(
 ) -> Iterator[tuple[Point, Result]]:
     """Run points to their results, one stack after another."""
     for stack in stacks:
+        engine = stack[0].setup.engine  # which trains all of them
+        if isinstance(engine, Stacked):
+            # As many as were put together: what is recorded of fewer in a first round is lost.
+            clients = sum(point.setup.experiment.clients.cohort for point in stack)
+            engine.at_once = max(engine.at_once, clients)
         with contextlib.ExitStack() as opened:
             runs = []
             for point in stack:
