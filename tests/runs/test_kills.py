@@ -16,7 +16,7 @@ import pytest
 import fedlens as fl
 from fedlens.data import store
 from fedlens.data.curation import listing
-from fedlens.recipes.reproduce import plan, run_cells
+from fedlens.recipes.reproduce import plan, together
 from fedlens.run_files import MANIFEST
 from tests.data.naturalists import make
 from tests.kills import Job, survives
@@ -118,7 +118,7 @@ def compare_job(place: Path) -> Job:
 
 def reproduce_job() -> Job:
     def work(folder: Path) -> None:
-        run_cells(plan("ghaemi/fedprox", "smoke", folder, seeds=1))
+        together([plan("ghaemi/fedprox", "smoke", folder, seeds=1)]).run()
 
     return Job(work, of_runs)
 
