@@ -183,6 +183,16 @@ def test_all_folders_are_locked_while_they_are_written(tmp_path):
         together(planned).run()
 
 
+def test_no_lock_is_left_of_a_process_that_was_killed_when_an_item_was_done(tmp_path):
+    planned = plan_all(ITEMS, "smoke", tmp_path)
+    together(planned[:1]).run()
+    done = place(tmp_path, ITEMS[0], "iid-logits")
+    for folder in (done, done.parent):
+        (folder / ".lock").touch()
+    together(planned).run()
+    assert [*tmp_path.rglob(".lock")] == []
+
+
 def test_each_item_has_a_folder_of_its_own_and_counts_once(tmp_path):
     items = ["fedns/table1", "hsu2020/table1", "fedns/table1"]
     planned = plan_all(items, "smoke", tmp_path)

@@ -12,7 +12,7 @@ from functools import cached_property, partial
 from pathlib import Path
 
 from fedlens.experiment import Experiment
-from fedlens.locks import LOCK, one_writer
+from fedlens.locks import LOCK, one_writer, remove_dead_lock
 from fedlens.run_files import (
     MODEL,
     OVER,
@@ -99,6 +99,9 @@ class Together:
     def run(self, watch: Watch | None = None) -> None:
         """Run what is left, or go on with it; `watch` is called as if all were one sweep."""
         with one_writer(*self.outs):
+            parents = {place.parent for place in self.chosen}
+            for folder in (*parents, *filter(_is_over, self.chosen)):
+                remove_dead_lock(folder)  # of whoever was killed when all in it was written
             total = self.rounds
             self._take_over()
             while stage := next(self.stages, None):
