@@ -76,6 +76,22 @@ def test_who_lets_go_of_a_folder_that_was_moved_leaves_the_lock_of_another(tmp_p
         assert is_locked(tmp_path / "a")
 
 
+def test_several_folders_are_taken_in_one_order_whatever_theirs(tmp_path):
+    one, two = tmp_path / "one", tmp_path / "two"
+    one.mkdir()
+    for order in ([one, two], [two, one]):
+        with (
+            FolderLock(one),
+            pytest.raises(ValueError, match="one is being written"),
+            one_writer(*order),
+        ):
+            pass
+        assert not two.exists(), "the other is the first to be taken"
+    with one_writer(two, one):
+        assert is_locked(one) and is_locked(two)
+    assert not is_locked(one) and not is_locked(two)
+
+
 def test_a_folder_that_cannot_be_written_is_said(tmp_path):
     (tmp_path / "file").write_text("")
     with (

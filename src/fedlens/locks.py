@@ -13,7 +13,7 @@ import os
 import platform
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -58,17 +58,21 @@ class FolderLock:
 
 
 @contextmanager
-def one_writer(folder: Path | None) -> Iterator[None]:
-    """Have a folder to oneself meanwhile, which is made if need be; None needs no lock."""
-    if folder is None:
-        yield
-        return
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        reason = error.strerror or error
-        raise ValueError(f"{folder} cannot be written ({reason}): choose another") from error
-    with FolderLock(folder):
+def one_writer(*folders: Path) -> Iterator[None]:
+    """Have folders to oneself meanwhile, which are made if need be.
+
+    They are taken in one order, whatever theirs: of two who want the same, one gets them all.
+    """
+    with ExitStack() as taken:
+        for folder in sorted(folders, key=lambda one: one.resolve()):
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                reason = error.strerror or error
+                raise ValueError(
+                    f"{folder} cannot be written ({reason}): choose another"
+                ) from error
+            taken.enter_context(FolderLock(folder))
         yield
 
 

@@ -89,6 +89,19 @@ def test_recipes_data_sets_and_keys_are_completed_where_they_are_named():
     assert "csv" not in [*completion.data_sets("")]
 
 
+@every_shell
+def test_items_of_papers_are_completed_one_after_another_and_then_keys(shell):
+    typed = ("reproduce", "fedns/table1", "fedns/table2")
+    others = ["fedns/table3", "fedns/figure1", "fedns/figure2", "fedns/figure3"]
+    assert words(*typed, "fedns/", shell=shell) == others
+    assert words(*typed, "server.l", shell=shell)[0] == "server.lr="
+    assert words("reproduce", "server.l", shell=shell) == []
+    assert words(*typed, "rounds=3", "fedns/table", shell=shell) == ["fedns/table3"]
+    assert words("reproduce", "fedns/table1", "model=res", shell=shell) == [
+        "resnet18" if shell == "bash" else "model=resnet18"
+    ]
+
+
 def test_a_completion_imports_nothing_large_and_takes_little_time():
     typed = {"COMP_WORDS": "fedlens run a.toml local", "COMP_CWORD": "3"}
     before = resource.getrusage(resource.RUSAGE_CHILDREN)

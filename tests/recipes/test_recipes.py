@@ -16,7 +16,7 @@ from fedlens.experiment import Experiment
 from fedlens.recipes import RECIPES
 from fedlens.recipes.page import beside, led_by_a_figure, opening
 from fedlens.recipes.recipe import Measured, Results, Scale
-from fedlens.recipes.reproduce import plan, reproduce, run_cells, show
+from fedlens.recipes.reproduce import plan, reproduce, show, together
 from fedlens.recipes.stored import redraw
 from fedlens.report.blocks import Curves, Table
 from fedlens.run_files import read_status
@@ -110,10 +110,11 @@ def test_what_is_done_is_kept_and_an_interrupted_reproduction_goes_on(tmp_path):
     with pytest.raises(Stopped):
         reproduce(name, "smoke", tmp_path / "out", watch=stop)
     left = plan(name, "smoke", tmp_path / "out")
-    assert left.rounds_done == 3
+    runs = together([left])
+    assert runs.rounds_done == 3
     assert len(left.left) == len(left.cells) - 1
     reproduce(name, "smoke", tmp_path / "out", watch=lambda record: seen.append(record["done"]))
-    assert seen == list(range(1, left.rounds + 1))
+    assert seen == list(range(1, runs.rounds + 1))
     reproduce(name, "smoke", tmp_path / "elsewhere" / "out")
     assert records(tmp_path / "out") == records(tmp_path / "elsewhere" / "out")
 
@@ -137,7 +138,7 @@ def test_a_folder_of_other_experiments_is_left_alone_unless_told(tmp_path):
         plan(name, "smoke", tmp_path / "out", overrides=["local.lr=0.2"])
     planned = plan(name, "smoke", tmp_path / "out", overrides=["local.lr=0.2"], overwrite=True)
     assert len(planned.left) == 2
-    run_cells(planned)
+    together([planned]).run()
     assert all(read_status(place) == "finished" for place in planned.cells)
     assert show(planned).page.exists()
 

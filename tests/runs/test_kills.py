@@ -16,7 +16,7 @@ import pytest
 import fedlens as fl
 from fedlens.data import store
 from fedlens.data.curation import listing
-from fedlens.recipes.reproduce import plan, run_cells
+from fedlens.recipes.reproduce import plan_all, together
 from fedlens.run_files import MANIFEST
 from tests.data.naturalists import make
 from tests.kills import Job, survives
@@ -117,8 +117,10 @@ def compare_job(place: Path) -> Job:
 
 
 def reproduce_job() -> Job:
+    """Two items, which have two of their runs in common."""
+
     def work(folder: Path) -> None:
-        run_cells(plan("ghaemi/fedprox", "smoke", folder, seeds=1))
+        together(plan_all(["ghaemi/fedavg", "ghaemi/fedadmm"], "smoke", folder, seeds=1)).run()
 
     return Job(work, of_runs)
 

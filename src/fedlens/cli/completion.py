@@ -18,8 +18,20 @@ def overrides(ctx: click.Context, incomplete: str) -> list[str]:
     Bash cuts words at "=" and replaces what is behind it alone; other shells hand over the whole.
     """
     cut = _cut_off(ctx.params.get("overrides") or [], ctx.params.get("axes") or [])
+    return _values("", cut, incomplete) if cut else _keys(incomplete)
+
+
+def items(ctx: click.Context, incomplete: str) -> list[str]:
+    """Tables and figures that are not named yet and, behind the first, keys as `overrides` has."""
+    words: list[str] = ctx.params.get("words") or []
+    cut = _cut_off(words, [])
     if cut:
         return _values("", cut, incomplete)
+    others = _names([name for name in RECIPES if name not in words], incomplete)
+    return [*others, *_keys(incomplete)] if words else others
+
+
+def _keys(incomplete: str) -> list[str]:
     key, equals, value = incomplete.partition("=")
     if equals:
         return _values(f"{key}=", key, value)
@@ -52,10 +64,6 @@ def keys(incomplete: str) -> list[str]:
     """Keys of an experiment, and its sections."""
     sections = [key.partition(".")[0] for key in descriptions()]
     return _names(dict.fromkeys([*sections, *descriptions()]), incomplete)
-
-
-def recipes(incomplete: str) -> list[str]:
-    return _names(RECIPES, incomplete)
 
 
 def data_sets(incomplete: str) -> list[str]:

@@ -170,7 +170,7 @@ def _near(error: click.NoSuchOption) -> str:
 def _as_a_key(error: click.NoSuchOption) -> str:
     """Where an option is a key of experiments, and the command takes these, how that is written."""
     taken = error.ctx.command.params if error.ctx else ()
-    if not any(parameter.name == "overrides" for parameter in taken):
+    if not any(parameter.name in ("overrides", "words") for parameter in taken):
         return ""
     wanted = error.option_name.lstrip("-").replace("-", "_")
     keys = [key for key in described_keys() if wanted in (key, key.rpartition(".")[2])]

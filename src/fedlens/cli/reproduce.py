@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 import textwrap
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,27 +22,24 @@ from fedlens.cli.arguments import (
     print_json,
     watching,
 )
+from fedlens.reading import printable
 from fedlens.recipes import ScaleName
 
 if TYPE_CHECKING:
     from fedlens.recipes.reproduce import Reproduced, Reproduction
+    from fedlens.recipes.together import Together
 
 
 def reproduce_command(
-    recipe: Annotated[
-        str,
+    words: Annotated[
+        list[str],
         typer.Argument(
-            help="PAPER/ITEM, as `fedlens list recipes` has them.",
-            autocompletion=completion.recipes,
+            metavar="ITEM... [KEY=VALUE]...",
+            help="PAPER/ITEM, as `fedlens list recipes` has them, one or several: their runs stand "
+            "side by side. And key=value for every run: precision=tf32 ...",
+            autocompletion=completion.items,
         ),
     ],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help="key=value for every run: precision=tf32 ...",
-            autocompletion=completion.overrides,
-        ),
-    ] = None,
     scale: Annotated[
         ScaleName, typer.Option(help="smoke: seconds; small: minutes; paper: its own settings.")
     ] = "small",
@@ -49,7 +47,11 @@ def reproduce_command(
         int | None, typer.Option(help="So many of each run, in place of the recipe's number.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="The folder. [default: reproductions/PAPER/ITEM-SCALE]")
+        Path | None,
+        typer.Option(
+            help="The folder; of several items that in which each has its PAPER/ITEM-SCALE. "
+            "[default: reproductions/PAPER/ITEM-SCALE]"
+        ),
     ] = None,
     overwrite: Annotated[bool, typer.Option(help="Run again what is there already.")] = False,
     only: Annotated[
@@ -68,10 +70,12 @@ def reproduce_command(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Run a table or figure of a paper, with ours beside theirs. What is done is kept."""
+    """Run tables and figures of papers, with ours beside theirs. What is done is kept."""
     from fedlens.report.artists import artists
     from fedlens.runs import progress
 
+    names = list(dict.fromkeys(word for word in words if "=" not in word))
+    overrides = [word for word in words if "=" in word]
     if stored is not None:
         from fedlens.recipes.stored import redraw
 
@@ -79,56 +83,97 @@ def reproduce_command(
             raise ValueError(
                 "--from trains nothing: leave key=value, --seeds, --only, --overwrite, --plan"
             )
+        if len(names) != 1:
+            raise ValueError(f"--from draws one page, not {len(names)}: name one table or figure")
         with artists() as drawing, watching(quiet, progress.counted, "figures") as watch:
-            drawn = redraw(recipe, scale, stored, out, data=data, watch=watch, artists=drawing)
-        _print(recipe, scale, drawn, as_json)
+            drawn = redraw(names[0], scale, stored, out, data=data, watch=watch, artists=drawing)
+        _print({names[0]: drawn}, scale, as_json)
         return
-    from fedlens.recipes.reproduce import plan, run_cells, show
+    from fedlens.recipes.reproduce import plan_all, together
 
-    changed = [text.partition("=") for text in overrides or ()]  # no recipe has engine ray itself
+    changed = [text.partition("=") for text in overrides]  # no recipe has engine ray itself
     name_cluster(ray_address, [value.strip("\"'") for key, _, value in changed if key == "engine"])
-    planned = plan(
-        recipe,
+    planned = plan_all(
+        names,
         scale,
         out,
         data=data,
         seeds=seeds,
-        overrides=overrides or (),
+        overrides=overrides,
         overwrite=overwrite and not only_plan,
         only=only or (),
     )
-    left = planned.left
-    if planned.recipe.stand_in and (only_plan or (left and not quiet)):
-        print(f"{planned.name}: {planned.recipe.stand_in}", file=sys.stderr, flush=True)
+    for name in names if not quiet else ():
+        if name not in [one.name for one in planned]:
+            print(f"{name}: none of its experiments is called so", file=sys.stderr, flush=True)
+    runs = together(planned)
+    title = planned[0].name if len(planned) == 1 else f"{len(planned)} items"
+    left = [one.name for one in planned if one.left]
+    for one in planned:
+        if one.recipe.stand_in and (only_plan or (one.name in left and not quiet)):
+            print(f"{one.name}: {one.recipe.stand_in}", file=sys.stderr, flush=True)
     if only_plan or (scale == "paper" and left and not quiet):
-        _say_how_long(planned)
+        _say_how_long(title, runs)
     if only_plan:
         return
     try:
         if left:
-            about = planned.name, planned.rounds, planned.rounds_done
+            about = title, runs.rounds, runs.rounds_done
             with watching(quiet, progress.rounds, *about) as told:
-                run_cells(planned, told)
-        with (
-            once_written(),
-            artists() as drawing,
-            watching(quiet, progress.counted, "figures") as watch,
-        ):
-            done = show(planned, watch, drawing)
+                runs.run(told)
+        with once_written():
+            done, failed = _pages(planned, quiet)
     except KeyboardInterrupt:
         print(
             "\nfedlens: stopped; the same command goes on where this one was",
             file=sys.stderr,
         )
         raise
-    _print(recipe, scale, done, as_json)
+    _print(done, scale, as_json, as_list=len(names) > 1)
+    for error in failed[:-1]:
+        print(f"fedlens: {printable(str(error))}", file=sys.stderr)
+    for error in failed[-1:]:
+        raise error
 
 
-def _print(recipe: str, scale: ScaleName, done: Reproduced, as_json: bool) -> None:
-    """Ours beside theirs, and where the page is."""
+def _pages(
+    planned: Sequence[Reproduction], quiet: bool
+) -> tuple[dict[str, Reproduced], list[Exception]]:
+    """The pages of items, by name, and why others of several could not be drawn."""
+    from fedlens.recipes.reproduce import show
+    from fedlens.report.artists import artists
+    from fedlens.runs import progress
+
+    done: dict[str, Reproduced] = {}
+    failed: list[Exception] = []
+    with artists() as drawing:
+        for one in planned:
+            try:
+                with watching(quiet, progress.counted, "figures") as watch:
+                    done[one.name] = show(one, watch, drawing)
+            except Exception as error:
+                if len(planned) == 1:
+                    raise
+                is_mistake = isinstance(error, ValueError)
+                failed.append(OSError(f"{one.name}: {error}") if is_mistake else error)
+    return done, failed
+
+
+def _print(
+    done: Mapping[str, Reproduced], scale: ScaleName, as_json: bool, as_list: bool = False
+) -> None:
+    """Ours beside theirs, and where the page is, item by item."""
     if as_json:
-        print_json(_summary(recipe, scale, done))
+        told = [_summary(name, scale, one) for name, one in done.items()]
+        print_json(told if as_list else told[0])
         return
+    for number, one in enumerate(done.values()):
+        if number:
+            print()
+        _print_one(one)
+
+
+def _print_one(done: Reproduced) -> None:
     from fedlens.recipes.page import OPENING
     from fedlens.report.blocks import Table, Text
     from fedlens.report.numbers import format_number
@@ -149,25 +194,26 @@ def _print(recipe: str, scale: ScaleName, done: Reproduced, as_json: bool) -> No
     print(f"page: {done.page}")
 
 
-def _say_how_long(planned: Reproduction) -> None:
+def _say_how_long(title: str, runs: Together) -> None:
     """The time that the runs still to be made will take here, stack by stack."""
     from fedlens.recipes.estimate import Timing
     from fedlens.runs.progress import span
 
-    count, total = len(planned.left), 0.0
+    left, total = runs.left, 0.0
+    count = len(left)
     if count:
-        print(f"{planned.name}: timing some rounds of each kind of run ...", file=sys.stderr)
-        timing = Timing(planned.left.values(), planned.scale.data)
-        for stage in planned.stages:
-            for one in timing.sweep({place.name: cell for place, cell in stage.items()}):
+        print(f"{title}: timing some rounds of each kind of run ...", file=sys.stderr)
+        timing = Timing(left.values(), runs.data)
+        for stage in runs.stages:
+            for one in timing.sweep({runs.names[place]: cell for place, cell in stage.items()}):
                 total += one.seconds
                 first, others = one.names[0], len(one.names) - 1
                 beside = f" and {others} more, side by side" if others else ""
                 print(f"{first}{beside}: about {span(one.seconds)}", file=sys.stderr, flush=True)
-    on_cluster = any(cell.engine == "ray" for cell in planned.left.values())
+    on_cluster = any(cell.engine == "ray" for cell in left.values())
     where = "the Ray cluster" if on_cluster else "this machine"
     print(
-        f"{planned.name}: {count} run{'' if count == 1 else 's'} of {len(planned.chosen)} to do, "
+        f"{title}: {count} run{'' if count == 1 else 's'} of {runs.count} to do, "
         f"about {span(total)} on {where}",
         file=sys.stderr,
         flush=True,

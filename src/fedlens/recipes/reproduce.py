@@ -2,49 +2,31 @@
 
 from __future__ import annotations
 
-import contextlib
 import fnmatch
-import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedlens.experiment import Experiment
-from fedlens.locks import LOCK, FolderLock, one_writer
+from fedlens.locks import FolderLock
 from fedlens.options import did_you_mean
 from fedlens.recipes import RECIPES, ScaleName
 from fedlens.recipes.described import experiments
 from fedlens.recipes.page import led_by_a_figure, opening
 from fedlens.recipes.recipe import FROM_CELL, Recipe, Results, Scale
+from fedlens.recipes.together import Cells, Together
 from fedlens.report.artists import Artists, Drawing
 from fedlens.report.page import render_page
-from fedlens.run_files import (
-    MODEL,
-    OVER,
-    experiment_text,
-    is_run,
-    last_saved,
-    read_manifest,
-    read_status,
-)
+from fedlens.run_files import MODEL, OVER, experiment_text, is_run, read_status
 from fedlens.runs.active import Watch
-from fedlens.runs.folder import new_folder
 from fedlens.runs.records import Run, read
-from fedlens.runs.summary import Record
-from fedlens.runs.sweep import sweep
 from fedlens.tables import apply_override
-from fedlens.version import __version__
 
 if TYPE_CHECKING:
     from fedlens.report.blocks import Block
-
-AT_ONCE = 64  # runs that are made ready together: each holds a model in memory
-Cells = Mapping[Path, Experiment]
-"""Experiments by the folders that their runs are to have."""
 
 
 @dataclass(frozen=True)
@@ -64,24 +46,6 @@ class Reproduction:
         cells = {place: self.cells[place] for place in self.cells if place in self.chosen}
         return {place: cell for place, cell in cells.items() if read_status(place) not in OVER}
 
-    @property
-    def stages(self) -> Iterator[Cells]:
-        """What is left, in parts that can be made ready at once: first what others start from."""
-        models = {str(place.resolve() / MODEL) for place in self.cells}
-        left = self.left
-        for depends in (False, True):
-            part = [place for place in left if (left[place].weights in models) == depends]
-            for start in range(0, len(part), AT_ONCE):
-                yield {place: left[place] for place in part[start : start + AT_ONCE]}
-
-    @property
-    def rounds(self) -> int:
-        return sum(self.cells[place].rounds for place in self.chosen)
-
-    @property
-    def rounds_done(self) -> int:
-        return sum(_rounds_done(place, self.cells[place]) for place in self.chosen)
-
 
 @dataclass(frozen=True)
 class Reproduced:
@@ -93,7 +57,14 @@ class Reproduced:
 
 
 def plan(
-    name: str,
+    name: str, scale: ScaleName = "small", out: str | Path | None = None, **options: Any
+) -> Reproduction:
+    """What has to be run for a table or figure; the options are those of `plan_all`."""
+    return plan_all([name], scale, out, **options)[0]
+
+
+def plan_all(
+    names: Iterable[str],
     scale: ScaleName = "small",
     out: str | Path | None = None,
     *,
@@ -102,22 +73,58 @@ def plan(
     overrides: Sequence[str] = (),
     overwrite: bool = False,
     only: Sequence[str] = (),
-) -> Reproduction:
-    """What has to be run for a table or figure; missing data and other mistakes are found here.
+) -> list[Reproduction]:
+    """What has to be run for tables and figures; missing data and other mistakes are found here.
 
-    `seeds` is how many there are of each cell, in place of the recipe's own number. `overrides`
-    are `key=value`, as for `fedlens run`, and change every cell. `only` are patterns of cells
-    (`"cifar10, *, K 10"`): the others are not run.
+    `out` is the folder of one of them; of several, it takes the place of `reproductions`. `seeds`
+    is how many there are of each cell, in place of the recipe's own number. `overrides` are
+    `key=value`, as for `fedlens run`, and change every cell. `only` are patterns of cells
+    (`"cifar10, *, K 10"`): the others are not run, and items that have no such cell are left out.
     """
-    if name not in RECIPES:
-        raise ValueError(f"unknown recipe {name!r}: {did_you_mean(name, RECIPES)}")
+    names = list(dict.fromkeys(names))
+    if not names:
+        raise ValueError("no table or figure is named: choose from `fedlens list recipes`")
+    for name in names:
+        if name not in RECIPES:
+            raise ValueError(f"unknown recipe {name!r}: {did_you_mean(name, RECIPES)}")
+    if seeds is not None and seeds < 1:
+        raise ValueError(f"seeds is {seeds}: choose 1 or more")
     at = Scale(scale, Path(data) if data is not None else None)
-    recipe = RECIPES[name](at)
-    if seeds is not None:
-        if seeds < 1:
-            raise ValueError(f"seeds is {seeds}: choose 1 or more")
-        recipe = replace(recipe, seeds=range(seeds))
-    folder = Path(out) if out is not None else Path("reproductions") / f"{name}-{scale}"
+    recipes = {name: RECIPES[name](at) for name in names}
+    if only:
+        _check_some_match(recipes.values(), only)
+        recipes = {name: one for name, one in recipes.items() if _matching(one, only)}
+    planned = []
+    for name, recipe in recipes.items():
+        if out is not None and len(names) == 1:
+            folder = Path(out)
+        else:
+            folder = Path(out or "reproductions") / f"{name}-{scale}"
+        if seeds is not None:
+            recipe = replace(recipe, seeds=range(seeds))
+        planned.append(_planned(name, at, recipe, folder, overrides, only))
+    places = {place: cell for one in planned for place, cell in one.cells.items()}
+    for place, experiment in places.items():
+        if place.exists() and not overwrite and not _is_of(place, experiment):
+            raise ValueError(
+                f"{place} is a run of another experiment: choose another --out, or add --overwrite"
+            )
+    if overwrite:
+        for place in places:
+            if is_run(place):
+                with FolderLock(place):
+                    shutil.rmtree(place)
+    return planned
+
+
+def _planned(
+    name: str,
+    scale: Scale,
+    recipe: Recipe,
+    folder: Path,
+    overrides: Sequence[str],
+    only: Sequence[str],
+) -> Reproduction:
     cells = {}
     for cell, experiment in recipe.cells.items():
         changed = _overridden(experiment, overrides)
@@ -128,27 +135,36 @@ def plan(
                 weights = str(start.resolve() / MODEL)
             place = place_of(folder, cell, seed, recipe)
             cells[place] = replace(changed, seed=seed, weights=weights)
-    for place, experiment in cells.items():
-        if place.exists() and not overwrite and not _is_of(place, experiment):
-            raise ValueError(
-                f"{place} is a run of another experiment: choose another --out, or add --overwrite"
-            )
-    if overwrite:
-        for place in cells:
-            if is_run(place):
-                with FolderLock(place):
-                    shutil.rmtree(place)
     wanted = _matching(recipe, only) if only else list(recipe.cells)
     chosen = {place_of(folder, cell, seed, recipe) for cell in wanted for seed in recipe.seeds}
-    return Reproduction(name, at, recipe, folder, cells, frozenset(chosen))
+    return Reproduction(name, scale, recipe, folder, cells, frozenset(chosen))
+
+
+def _check_some_match(recipes: Iterable[Recipe], patterns: Sequence[str]) -> None:
+    cells = [cell for recipe in recipes for cell in recipe.cells]
+    for pattern in patterns:
+        if not fnmatch.filter(cells, pattern):
+            some = "; ".join(cells[:3])
+            raise ValueError(f"no experiment is called {pattern!r}: there are {some}, and so on")
 
 
 def _matching(recipe: Recipe, patterns: Sequence[str]) -> list[str]:
-    for pattern in patterns:
-        if not fnmatch.filter(recipe.cells, pattern):
-            some = "; ".join(list(recipe.cells)[:3])
-            raise ValueError(f"no experiment is called {pattern!r}: there are {some}, and so on")
     return [cell for cell in recipe.cells if any(fnmatch.fnmatch(cell, p) for p in patterns)]
+
+
+def together(planned: Sequence[Reproduction]) -> Together:
+    """The runs of tables and figures as one sweep, in which equal experiments are run once."""
+    return Together(
+        outs=[one.out for one in planned],
+        cells={place: cell for one in planned for place, cell in one.cells.items()},
+        chosen=[place for one in planned for place in one.cells if place in one.chosen],
+        names={
+            place: place.name if len(planned) == 1 else f"{one.name}/{place.name}"
+            for one in planned
+            for place in one.cells
+        },
+        data=planned[0].scale.data,
+    )
 
 
 def reproduce(
@@ -161,41 +177,8 @@ def reproduce(
 ) -> Reproduced:
     """Run what is left of a table or figure, and draw its page; the options are those of `plan`."""
     planned = plan(name, scale, out, **options)
-    run_cells(planned, watch)
+    together([planned]).run(watch)
     return show(planned)
-
-
-def run_cells(planned: Reproduction, watch: Watch | None = None) -> None:
-    """Run what is left of the cells, side by side where a sweep can, or go on with them.
-
-    `watch` is called as by `fedlens.runs.sweep.sweep`, as if all cells were one sweep.
-    """
-    with one_writer(planned.out):
-        _run_cells(planned, watch)
-
-
-def _run_cells(planned: Reproduction, watch: Watch | None) -> None:
-    _take_over({p: cell for p, cell in planned.left.items() if read_status(p) is None}, planned.out)
-    for stage in planned.stages:
-        elsewhere = planned.rounds_done - sum(_rounds_done(*cell) for cell in stage.items())
-
-        def say(record: Record, elsewhere: int = elsewhere) -> None:
-            assert watch is not None
-            if "done" in record:
-                done = elsewhere + record["done"]
-                record = record | {"done": done, "total": planned.rounds}
-            watch(record)
-
-        points = {place.name: experiment for place, experiment in stage.items()}
-        folder = next(iter(stage)).parent
-        sweep(
-            points,
-            folder,
-            data=planned.scale.data,
-            watch=say if watch else None,
-            keep_states=False,
-            progress=False,
-        )
 
 
 def show(
@@ -244,12 +227,6 @@ def slug(cell: str) -> str:
     return re.sub(r"[^a-z0-9.]+", "-", spelled).strip("-.")
 
 
-def _rounds_done(place: Path, cell: Experiment) -> int:
-    if read_status(place) in OVER:
-        return cell.rounds
-    return last_saved(place) or 0
-
-
 def _overridden(experiment: Experiment, overrides: Sequence[str]) -> Experiment:
     tables = experiment.plain()
     for override in overrides:
@@ -259,38 +236,3 @@ def _overridden(experiment: Experiment, overrides: Sequence[str]) -> Experiment:
 
 def _is_of(place: Path, experiment: Experiment) -> bool:
     return is_run(place) and experiment_text(place) == experiment.toml()
-
-
-def _take_over(cells: Mapping[Path, Experiment], out: Path) -> None:
-    """Those cells that another item beside this one has run become this one's, too."""
-    if not cells:
-        return
-    of_text: dict[str, list[Path]] = {}
-    for other in sorted(out.parent.glob("*/runs/*")):
-        if is_run(other):
-            of_text.setdefault(experiment_text(other), []).append(other)
-    for place, experiment in cells.items():
-        same = next(filter(_is_ours, of_text.get(experiment.toml(), [])), None)
-        if same is not None:
-            copy = partial(
-                shutil.copytree,
-                same,
-                dirs_exist_ok=True,
-                copy_function=_link,
-                ignore=shutil.ignore_patterns(LOCK),
-            )
-            new_folder(place, copy).release()
-
-
-def _is_ours(place: Path) -> bool:
-    """Whether a run was finished by the Fedlens that is running now."""
-    with contextlib.suppress(ValueError):  # a file of it is damaged
-        return read_status(place) in OVER and read_manifest(place).get("fedlens") == __version__
-    return False
-
-
-def _link(source: str, dest: str) -> None:
-    try:
-        os.link(source, dest)  # nobody writes into a file of a finished run
-    except OSError:
-        shutil.copy2(source, dest)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -81,7 +81,7 @@ class Sweep:
     """A sweep whose points are made and checked."""
 
     names: tuple[str, ...]
-    out: Path | None
+    folders: Mapping[str, Path]  # of the points; none if nothing is to be kept
     kept: dict[str, Result]  # what was finished before
     stacks: list[list[Point]]  # what is to be run
     total: int  # rounds of all points
@@ -143,10 +143,10 @@ class Sweep:
         def watch_of(point: Point) -> Watch | None:
             return partial(forward, point) if watch is not None else None
 
-        if self.out is not None:
-            for folder in (self.out, *(self.out / name for name in self.kept)):
-                remove_dead_lock(folder)  # of whoever was killed when all was written
-        with one_writer(self.out if self.stacks else None):
+        parents = {folder.parent for folder in self.folders.values()}
+        for folder in (*parents, *(self.folders[name] for name in self.kept)):
+            remove_dead_lock(folder)  # of whoever was killed when all was written
+        with one_writer(*(parents if self.stacks else ())):
             spread = {point.name for point in self._spread}
             here = [stack for stack in self.stacks if stack[0].name not in spread]
             try:
@@ -165,7 +165,7 @@ class Sweep:
 
 def prepare(
     points: Mapping[str, Experiment],
-    out: str | Path | None = None,
+    out: str | Path | Mapping[str, Path] | None = None,
     *,
     overwrite: bool = False,
     data: str | Path | None = None,
@@ -173,29 +173,18 @@ def prepare(
 ) -> Sweep:
     """Make and check every point before the first is run.
 
-    `watch` is told how many image files are decoded, of how many.
+    `out` is the folder in which each has its own, or the folders of all by name. `watch` is told
+    how many image files are decoded, of how many.
     """
     if not points:
         raise ValueError("a sweep needs points: give at least one experiment")
-    parent = Path(out) if out is not None else None
-    if parent is not None and (parent / EXPERIMENT).exists():
-        raise ValueError(f"{parent} is a run: choose another folder for the sweep")
-    if parent is not None and parent.exists() and not parent.is_dir():
-        raise ValueError(f"{parent} is a file: choose a folder for the sweep")
-    for name in points if parent is not None else ():
-        if name in ("", "..") or Path(name).name != name:  # its folder would lie elsewhere
-            raise ValueError(f"a point is called {name!r}: choose a name that a folder can have")
-        if len(os.fsencode(name)) > LONGEST_NAME:
-            raise ValueError(
-                f"a point is called {shortened(name, 80)}, too long for a folder: give shorter "
-                "values, or fewer keys"
-            )
+    folders = out if isinstance(out, Mapping) else _folders(points, out)
     kept: dict[str, Result] = {}
     made: list[Point] = []
     loaded: dict[str, Dataset] = {}
     networks: Networks = {}
     for name, experiment in points.items():
-        folder = parent / name if parent is not None else None
+        folder = folders.get(name)
         described = experiment
         if folder is not None and overwrite:
             check_free(folder, overwrite)
@@ -210,8 +199,28 @@ def prepare(
             setup = build_point(described, data, loaded, watch, networks)
         made.append(Point(name, experiment, sharing(setup, made), folder, overwrite))
     total = sum(experiment.rounds for experiment in points.values())
-    folder = Path(data) if data is not None else None
-    return Sweep(tuple(points), parent, kept, into_stacks(made), total, folder)
+    place = Path(data) if data is not None else None
+    return Sweep(tuple(points), folders, kept, into_stacks(made), total, place)
+
+
+def _folders(names: Iterable[str], out: str | Path | None) -> dict[str, Path]:
+    """The folders of points in that of a sweep, each under its name."""
+    if out is None:
+        return {}
+    parent = Path(out)
+    if (parent / EXPERIMENT).exists():
+        raise ValueError(f"{parent} is a run: choose another folder for the sweep")
+    if parent.exists() and not parent.is_dir():
+        raise ValueError(f"{parent} is a file: choose a folder for the sweep")
+    for name in names:
+        if name in ("", "..") or Path(name).name != name:  # its folder would lie elsewhere
+            raise ValueError(f"a point is called {name!r}: choose a name that a folder can have")
+        if len(os.fsencode(name)) > LONGEST_NAME:
+            raise ValueError(
+                f"a point is called {shortened(name, 80)}, too long for a folder: give shorter "
+                "values, or fewer keys"
+            )
+    return {name: parent / name for name in names}
 
 
 def _check_same(folder: RunFolder, experiment: Experiment) -> None:
