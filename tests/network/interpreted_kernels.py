@@ -41,6 +41,7 @@ CONVOLUTIONS = {  # channels, out, size, padding, stride, relu, pool
     "stride larger than the kernel, few channels": (5, 16, 2, (1, 0, 1, 2), (3, 2), False, None),
     "padded, many channels": (32, 16, 5, (2, 2, 2, 2), (1, 1), True, Windows()),
     "many channels, sides differ": (64, 8, 3, (0, 1, 1, 0), (1, 1), False, None),
+    "wider than a tile, no padding": (144, 136, 1, (0, 0, 0, 0), (1, 1), True, None),
     "wider than a tile": (144, 136, 2, (0, 1, 0, 0), (1, 1), True, None),
     "more padding than kernel": (8, 16, 2, (2, 2, 2, 2), (1, 1), True, None),
     "more padding than kernel, many channels": (16, 16, 3, (3, 3, 3, 3), (1, 1), False, None),
@@ -390,7 +391,8 @@ def steps() -> None:
         ):
             params, grads, velocity = some(), some(), some() if has_velocity else []
             w, g, v = ([t.clone() for t in tensors] for tensors in (params, grads, velocity))
-            ops._plain_sgd_(w, g, v, lr, momentum, decay, decaying, nesterov=nesterov)
+            with mock.patch.object(ops, "_takes_triton", lambda _: False):
+                ops.sgd_(w, g, v, lr, momentum, decay, decaying, nesterov=nesterov)
             elementwise.sgd_(
                 params, grads, velocity, lr, momentum, decay, decaying, nesterov=nesterov
             )

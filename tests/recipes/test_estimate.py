@@ -94,6 +94,14 @@ def test_noise_makes_no_pace_negative():
     assert Pace.fitted(slower, slower).of(Work(1, 80)) == 3.0
 
 
+def test_whole_rounds_set_the_pace_of_parts_of_them():
+    few, many, whole = (Rounds(Work(n, 80 * n), t) for n, t in ((1, 0.1), (4, 1.0), (40, 2.0)))
+    pace = Pace.fitted(few, many).scaled_to(whole)
+    assert pace.of(whole.work) == 2.0
+    assert 0.2 < pace.of(Work(10, 800)) < 1.0
+    assert Pace(few).scaled_to(whole).of(Work(10, 800)) == 2.0
+
+
 def test_points_of_a_stack_that_end_earlier_take_no_further_time(monkeypatch):
     pace = Pace(Rounds(Work(0.0, 0.0), 0.0), an_example=1.0)
     monkeypatch.setattr(estimate, "_cost", lambda *_: estimate.Cost(0.0, pace, 0.0))

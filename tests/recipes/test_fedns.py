@@ -34,7 +34,7 @@ def test_networks_that_the_paper_does_not_describe_are_called_ours():
 
 
 def test_a_data_set_of_fewer_classes_is_not_taken_for_the_whole(run):
-    words = "But the data have 10 of the 200 classes of tiny-imagenet: that is an easier task"
+    words = "The data have 10 of the 200 classes of tiny-imagenet: that is an easier task"
     for item in ("fedns/table3", "fedns/figure3"):
         assert words in told(item, run, "tiny-imagenet")
         assert "classes of" not in told(item, run, "fashion-mnist-mini")

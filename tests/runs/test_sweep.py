@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 import fedlens as fl
 from fedlens.core import Batch, Local, Plan
-from fedlens.engines import Stacked
 from fedlens.federation import Holdings
 from fedlens.locks import one_writer
 from fedlens.runs.points import MOST, on_a_gpu
@@ -237,18 +236,21 @@ def test_points_whose_clients_train_long_stand_together(tmp_path):
     assert list(fl.sweep(points, tmp_path / "sweep")) == list(points)
 
 
-def test_stacks_of_unlike_cohorts_have_about_as_many_clients():
+@pytest.mark.parametrize(
+    ("cohorts", "expected"),
+    [([39, 40, 1], [39, 41]), ([1, 3, 12] * 6, [48, 48]), ([10] * 13, [40, 50, 40])],
+)
+def test_no_stack_has_more_clients_than_are_trained_at_once(cohorts, expected):
     points = {
-        f"{cohort} of {seed}": base(seed=seed, clients=fl.Clients(12, cohort))
-        for cohort in (1, 3, 12)
-        for seed in range(6)
+        f"point {i}": base(seed=i, clients=fl.Clients(40, cohort))
+        for i, cohort in enumerate(cohorts)
     }
     stacks = prepare(points).stacks
     sizes = [sum(point.setup.experiment.clients.cohort for point in stack) for stack in stacks]
-    assert sum(sizes) == 6 * 16 and len(sizes) == 2 and max(sizes) <= 64
+    assert sizes == expected and max(sizes) <= 64
 
 
-def test_on_a_gpu_a_stack_is_as_large_as_its_memory_holds():
+def test_on_a_gpu_a_stack_is_as_large_as_half_its_memory_is_taken_to_hold():
     gigabytes = 10**9
     assert on_a_gpu(141 * gigabytes, 11_700_000) == 125
     assert on_a_gpu(8 * gigabytes, 11_700_000) == 7
@@ -256,26 +258,69 @@ def test_on_a_gpu_a_stack_is_as_large_as_its_memory_holds():
     assert on_a_gpu(141 * gigabytes, 1_000_000) == MOST
 
 
-def test_all_clients_of_a_stack_train_at_once_from_the_first_round_on():
-    made = prepare(fl.grid(base(clients=fl.Clients(12, 10)), {}, seeds=3))
+@pytest.mark.parametrize(("seeds", "expected"), [(3, [30, 30, 30]), (1, [4, 3, 3] * 3)])
+def test_all_clients_of_several_points_train_at_once_from_the_first_round_on(seeds, expected):
+    made = prepare(fl.grid(base(clients=fl.Clients(12, 10)), {}, seeds=seeds))
     (stack,) = made.stacks
-    engine = stack[0].setup.engine
-    assert isinstance(engine, Stacked)
-    engine.at_once, blocks = 4, []
-    train = engine._train_block
+    engines: list[Any] = [point.setup.engine for point in stack]
+    blocks: list[int] = []
+    for engine in engines:
+        engine.at_once = 4
+    train = engines[0]._train_block
 
-    def seen(prepared, shared, work):
+    def seen(prepared: Any, shared: Any, work: Any) -> Any:
         blocks.append(len(work))
         return train(prepared, shared, work)
 
-    engine._train_block = seen  # type: ignore[method-assign]
+    engines[0]._train_block = seen
     made.run()
-    assert blocks == [30, 30, 30]
+    assert blocks == expected
+    assert len({engine.clients_at_once for engine in engines}) == 1  # each manifest says it
 
 
-def test_points_of_one_seed_share_their_network_and_end_as_they_would_alone(tmp_path):
+COUNTING = """
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, shape, num_classes):
+        super().__init__()
+        self.layer, self.calls = nn.Linear(shape[0] * shape[1] * shape[2], num_classes), 0
+
+    def forward(self, x):
+        self.calls += self.training
+        return self.layer(x.flatten(1)) / (1 + 0.01 * self.calls)
+
+def net(shape, num_classes):
+    return Net(shape, num_classes)
+"""
+
+
+def test_a_model_of_the_users_own_is_made_for_each_point(tmp_path, monkeypatch):
+    (tmp_path / "counting_net.py").write_text(COUNTING)
+    monkeypatch.syspath_prepend(tmp_path)
+    described = base(
+        dataset="fashion-mnist-mini",
+        model="counting_net:net",
+        engine="sequential",
+        clients=fl.Clients(12, 2),
+        rounds=1,
+    )
+    points = fl.grid(described, {"local.lr": [0.1, 0.05]})
+    fl.sweep(points, tmp_path / "sweep")
+    assert_alone(points, tmp_path / "sweep", exact=True)
+
+
+@pytest.mark.parametrize("engine", ["stacked", "sequential"])
+def test_points_of_one_seed_share_their_network_and_end_as_they_would_alone(engine, tmp_path):
     points = fl.grid(
-        base(dataset="fashion-mnist-mini", clients=fl.Clients(12, 2), rounds=1),
+        base(
+            dataset="fashion-mnist-mini",
+            model="lenet5",
+            engine=engine,
+            train_last=2,
+            clients=fl.Clients(12, 2),
+            rounds=1,
+        ),
         {"local.lr": [0.1, 0.05]},
         seeds=2,
     )

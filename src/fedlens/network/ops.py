@@ -279,24 +279,10 @@ def sgd_(
                 params[some], grads[some], velocity[some], *numbers, decaying[some],
                 nesterov=nesterov,
             )  # fmt: skip
-    else:
-        _plain_sgd_(params, grads, velocity, *numbers, decaying, nesterov=nesterov)
-
-
-def _plain_sgd_(
-    params: list[Tensor],
-    grads: list[Tensor],
-    velocity: list[Tensor],
-    lr: Number,
-    momentum: Number,
-    decay: Number,
-    decaying: list[bool],
-    *,
-    nesterov: bool,
-) -> None:
+        return
     if any(decaying):
-        some = [i for i, does in enumerate(decaying) if does]
-        _add([grads[i] for i in some], [params[i] for i in some], decay)
+        fading = [i for i, does in enumerate(decaying) if does]
+        _add([grads[i] for i in fading], [params[i] for i in fading], decay)
     if velocity:
         _scale(velocity, momentum)
         _add(velocity, grads, 1.0)

@@ -44,7 +44,7 @@ WHOLE_SECONDS = 10.0  # if so many suffice, rounds are timed as they are, not sh
 
 @dataclass(frozen=True)
 class Shortened(Split):
-    """A split of which every client holds the first few examples, those of odd number fewer."""
+    """A split of which every client holds the first few examples; those of odd number may fewer."""
 
     whole: Split
     most: int
@@ -92,6 +92,12 @@ class Pace(NamedTuple):
         further = work.less(self.timed.work)
         more = self.a_step * further.steps + self.an_example * further.examples
         return max(self.timed.seconds + more, 0.0)
+
+    def scaled_to(self, timed: Rounds) -> Pace:
+        """The same, but as fast as these rounds: long ones may cost less a step than short ones."""
+        expected = self.of(timed.work)
+        times = timed.seconds / expected if expected else 0.0
+        return Pace(timed, times * self.a_step, times * self.an_example)
 
     @classmethod
     def fitted(cls, few: Rounds, many: Rounds, uneven: Rounds | None = None) -> Pace:
@@ -234,8 +240,9 @@ def _cost(setups: Sequence[Setup], work: Work) -> Cost:
     rounds = _num_warm(setups[0]) + TIMED
     if rounds * pace.of(work) + 2 * len(setups) * an_evaluation < WHOLE_SECONDS:
         whole = _rounds(setups, None)
-        pace = pace._replace(timed=whole.pace.timed)
-        return Cost(quick.start + whole.start, pace, whole.an_evaluation)
+        return Cost(
+            quick.start + whole.start, pace.scaled_to(whole.pace.timed), whole.an_evaluation
+        )
     return Cost(quick.start, pace, an_evaluation)
 
 

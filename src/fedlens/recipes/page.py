@@ -65,11 +65,13 @@ def _fewer_classes(recipe: Recipe, results: Results) -> list[str]:
     """A sentence for each data set of which the runs had a part of the classes."""
     found: dict[str, None] = {}
     for run in (run for cell in results.runs.values() for run in cell):
-        name, count = str(settings(run.experiment)["dataset"]), len(run.manifest["classes"])
-        if count < (whole := recipe.num_classes.get(name, 0)):
+        name = str(settings(run.experiment)["dataset"])
+        if (whole := recipe.num_classes.get(name)) is None:
+            continue
+        if (count := len(run.manifest["classes"])) < whole:
             found[
-                f"But the data have {count} of the {whole} classes of {name}: that is an easier "
-                "task, and no number can be compared with the published ones."
+                f"The data have {count} of the {whole} classes of {name}: that is an easier task, "
+                "and no number can be compared with the published ones."
             ] = None
     return list(found)
 

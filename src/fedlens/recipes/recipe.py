@@ -102,7 +102,7 @@ class Measured(NamedTuple):
     mean: float
     std: float | None  # of the sample; None for one seed
     seeds: int
-    runs: int = 1  # that were made, some of which may have no such number
+    runs: int = 1  # that were made: `seeds` of them have the number
 
     @classmethod
     def of(cls, values: Sequence[float | None]) -> Measured | None:

@@ -43,7 +43,7 @@ MAY_DIFFER = {
 
 MOST = 512
 """Clients of a stack on a GPU. The more there are, the less it waits between kernels, and for those
-few that train longest; but all points of a stack end together."""
+few that train longest; but no point is done long before the others."""
 A_PARAMETER = 48
 """Bytes that a client has in memory for each of its parameters: weights, their copies, gradients,
 momentum and activations were 30 of ResNet-18, and what is recorded has memory of its own."""
@@ -91,17 +91,25 @@ def run_stacks(
 ) -> Iterator[tuple[Point, Result]]:
     """Run points to their results, one stack after another."""
     for stack in stacks:
-        engine = stack[0].setup.engine  # which trains all of them
-        if isinstance(engine, Stacked):
-            # As many as were put together: what is recorded of fewer in a first round is lost.
-            clients = sum(point.setup.experiment.clients.cohort for point in stack)
-            engine.at_once = max(engine.at_once, clients)
+        if len(stack) > 1:
+            _train_at_once(stack)
         with contextlib.ExitStack() as opened:
             runs = []
             for point in stack:
                 runs.append(point.open(watch_of(point)))
                 opened.callback(runs[-1].close)
             yield from zip(stack, run_to_end(runs, keep_states), strict=True)
+
+
+def _train_at_once(stack: Sequence[Point]) -> None:
+    """Have engines train all clients of a stack at once: what is recorded of fewer would be lost.
+
+    The first one's trains them all; the others' are what is said of their points.
+    """
+    clients = sum(point.setup.experiment.clients.cohort for point in stack)
+    for engine in (point.setup.engine for point in stack):
+        assert isinstance(engine, Stacked)
+        engine.at_once = max(engine.at_once, clients)
 
 
 def build_point(
@@ -180,16 +188,19 @@ def _divided(points: list[Point]) -> list[list[Point]]:
     if setup.device.type == "cuda":
         memory = torch.cuda.get_device_properties(setup.device).total_memory
         most = on_a_gpu(memory, setup.network.num_parameters)
-    ordered = sorted(points, key=_longest)
-    cohorts = [point.setup.experiment.clients.cohort for point in ordered]
-    largest, total = max(cohorts), sum(cohorts)
-    count = min(-(-total // max(most // largest * largest, largest)), len(points))
-    stacks: list[list[Point]] = [[] for _ in range(count)]
-    before = 0
-    for point, cohort in zip(ordered, cohorts, strict=True):
-        stacks[before * count // total].append(point)
-        before += cohort
-    return [stack for stack in stacks if stack]
+    total = sum(point.setup.experiment.clients.cohort for point in points)
+    share = total / -(-total // most)  # of each stack
+    stacks: list[list[Point]] = [[]]
+    filled, before = 0, 0  # clients of the last stack, and of all
+    for point in sorted(points, key=_longest):
+        cohort = point.setup.experiment.clients.cohort
+        has_its_share = before + cohort / 2 > share * len(stacks)
+        if stacks[-1] and (filled + cohort > most or has_its_share):
+            stacks.append([])
+            filled = 0
+        stacks[-1].append(point)
+        filled, before = filled + cohort, before + cohort
+    return stacks
 
 
 def on_a_gpu(memory: int, num_parameters: int) -> int:

@@ -51,9 +51,10 @@ def shared_network(
 ) -> tuple[Network, Loaded | None]:
     """A network that was made for an experiment of the same model and seed, if there is one.
 
-    Networks hold no run's weights, so that several can use one. Those of a sweep have few seeds.
+    Networks hold no run's weights, so that several can use one. Those of a sweep have few seeds. A
+    model of the user's own may hold anything: each experiment has one to itself.
     """
-    if not isinstance(experiment.model, Named):
+    if not isinstance(experiment.model, Named) or experiment.model.name not in MODELS:
         return make_network(experiment, dataset)
     one = experiment
     depends_on = one.model, one.outputs, one.norm, one.weights, one.train_last, one.precision

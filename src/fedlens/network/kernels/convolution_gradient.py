@@ -262,7 +262,7 @@ def shifted_gradient(
     out = torch.empty(splits, clients, s.taps * s.channels + parts, outs, device=images.device)
     _shifted_gradient_kernel[(s.taps * tiles, clients, splits * wide_tiles)](
         images, grads, out, clients, batch, splits, s, Frame(tall, wide, *border),
-        MASKED=s.taps > 1 and (tall, wide) == (s.rows, s.columns),
+        MASKED=(tall, wide) == (s.rows, s.columns),
         TURNED=block < 64 <= wide_tile, HAS_BIAS=has_bias, BM=64, BN=wide_tile, BK=block,
         num_warps=4, num_stages=3 if large else 4,
     )  # fmt: skip

@@ -33,8 +33,9 @@ from fedlens.network.pool import Windows
 from fedlens.network.stacked.products import Padding, dilate, shared_product
 
 UNSTORED = (torch.bfloat16,)
-"""Where grads before ReLU and pooling need not be stored for the gradient of weights: Triton 3.6
-makes some wrong ones in float32, in which nothing is multiplied here but by tests."""
+"""The dtypes of grads that need not be stored before ReLU and pooling where only the gradient of
+weights is asked for. In float32, in which tests alone convolve here, Triton 3.6 computes wrong
+ones."""
 
 
 def convolve(
