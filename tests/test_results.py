@@ -5,6 +5,8 @@ import importlib
 import io
 import json
 import re
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +24,8 @@ from fedlens.recipes.stored import coverage, restore
 from fedlens.report.blocks import Table
 from fedlens.report.page import csv_of, distinct
 from fedlens.report.pictures import is_drawn
+from fedlens.run_files import OVER, read_status
+from fedlens.runs.records import read
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 PAPERS = RESULTS / "papers"
@@ -145,6 +149,20 @@ def test_what_is_stored_of_figure_10_is_what_is_drawn(monkeypatch):
         assert (place / "data" / f"{block.slug}.csv").read_bytes() == csv_of(block)
     drawn = {block.slug for block in blocks if is_drawn(block)}
     assert {file.name for file in place.glob("figures/*")} == {f"{slug}.svg" for slug in drawn}
+
+
+def test_stored_runs_can_be_laid_out_to_go_on_from(tmp_path):
+    name = "ghaemi/centralised"
+    tool = RESULTS.parent / "tools" / "store_results.py"
+    command = [sys.executable, str(tool), "--back", str(PAPERS / name), str(tmp_path / "out")]
+    for expected in ("6 of 6", "0 of 6"):  # what is there already stays
+        told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        assert told.startswith(f"{expected} runs are laid out")
+    stored = {run.folder.name: run for runs in restored(name)[1].runs.values() for run in runs}
+    for place in (tmp_path / "out" / "runs").iterdir():
+        assert read_status(place) in OVER
+        assert read(place).rounds == stored.pop(place.name).rounds
+    assert not stored
 
 
 def test_figure_4_takes_what_the_stored_pilot_picks():

@@ -9,6 +9,11 @@ evaluation.json if there are any, and the rounds packed. With
 
 Of an item that trains nothing the data behind its page are kept instead, as csv, with a manifest of
 its own: name the `--revision` and the `--command` that drew it.
+
+    python tools/store_results.py --back results/papers/fedns/table1 runs/fedns/table1-paper
+
+lays stored runs out again, so that `fedlens reproduce` runs only what is not among them. They have
+no models: what starts from one of them must be run anew.
 """
 
 from __future__ import annotations
@@ -28,12 +33,17 @@ def main() -> None:
     parser.add_argument("target", type=Path)
     parser.add_argument("--revision")
     parser.add_argument("--command")
+    parser.add_argument("--back", action="store_true")
     arguments = parser.parse_args()
     runs = sorted(place.parent for place in arguments.source.glob("runs/*/manifest.json"))
+    if arguments.command and (runs or not arguments.revision):
+        parser.error("--command is for an item that trains nothing, and needs --revision")
+    if arguments.back:
+        laid_out = [lay_out(run, arguments.target / "runs" / run.name) for run in runs]
+        print(f"{sum(laid_out)} of {len(runs)} runs are laid out in {arguments.target}")
+        return
     stored = [store(run, arguments.target, arguments.revision) for run in runs]
     if arguments.command:
-        if runs or not arguments.revision:
-            parser.error("--command is for an item that trains nothing, and needs --revision")
         store_drawn(arguments.source, arguments.target, arguments.revision, arguments.command)
     figures = sorted(arguments.source.glob("figures/*.svg"))
     for figure in figures:
@@ -70,6 +80,19 @@ def store(run: Path, target: Path, revision: str | None) -> bool:
     (place / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
     rounds = (run / "rounds.jsonl").read_bytes()
     (place / "rounds.jsonl.gz").write_bytes(gzip.compress(rounds, mtime=0))
+    return True
+
+
+def lay_out(stored: Path, place: Path) -> bool:
+    """A stored run as a run folder; what is there already stays."""
+    if place.exists():
+        return False
+    made = place.with_name(f".{place.name}.new")
+    shutil.copytree(stored, made, dirs_exist_ok=True)
+    rounds = made / "rounds.jsonl.gz"
+    (made / "rounds.jsonl").write_bytes(gzip.decompress(rounds.read_bytes()))
+    rounds.unlink()
+    made.replace(place)
     return True
 
 
