@@ -26,7 +26,7 @@ from tests.command_line import EXPERIMENT
 from tests.engines.test_ray import FEDERATION, NETWORK, after, assert_same
 from tests.federations import CPU
 from tests.papers_under_test import BASE
-from tests.runs.test_sweep import base, records
+from tests.runs.sweeps import base, records
 
 pytestmark = [
     pytest.mark.skipif(not LONG, reason="takes longer: make test-ray"),

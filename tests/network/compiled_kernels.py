@@ -7,6 +7,7 @@ compiled for an H100 (compute capability 9.0) as it would have been launched las
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import torch
 from triton.backends.compiler import GPUTarget
@@ -16,7 +17,7 @@ from triton.runtime.jit import JITFunction
 from fedlens.network.kernels import linear
 from fedlens.network.kernels.launch import compiled_at_the_end
 from fedlens.network.ops import FACTORED_ROWS
-from tests.network import interpreted_kernels
+from tests.network import agreeing, interpreted_convolutions, interpreted_kernels
 
 # Between them all kernels of convolutions, the widest tiles last.
 CONVOLUTIONS = ["padded pool, even and odd", "stride", "wider than a tile"]
@@ -48,11 +49,12 @@ def main() -> None:
         return launch
 
     unchanged, JITFunction.__getitem__ = JITFunction.__getitem__, note_it
-    interpreted_kernels.agree = lambda *_: None
+    for module in (agreeing, interpreted_convolutions, interpreted_kernels):
+        mock.patch.object(module, "agree", lambda *_: None).start()
     torch.testing.assert_close = lambda *_, **__: None
     torch.set_default_dtype(torch.bfloat16)
-    interpreted_kernels.convolutions(CONVOLUTIONS)
-    interpreted_kernels.depthwise_convolutions(["depthwise with stride, sides differ"])
+    interpreted_convolutions.convolutions(CONVOLUTIONS)
+    interpreted_convolutions.depthwise_convolutions(["depthwise with stride, sides differ"])
     interpreted_kernels.group_norms(["norm, addition, relu, several tiles"])
     interpreted_kernels.batch_norms(["batch norm, addition, relu, several tiles"])
     interpreted_kernels.the_rest()

@@ -1,4 +1,5 @@
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -11,3 +12,10 @@ def one_format(some_picture: dict[str, bytes]) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         draw_svg_alone(patch, some_picture)
         yield
+
+
+@pytest.fixture
+def nothing_of_whoever_runs_the_tests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither their data sets nor what they have fetched."""
+    monkeypatch.delenv("FEDLENS_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

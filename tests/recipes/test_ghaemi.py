@@ -8,7 +8,7 @@ import pytest
 
 from fedlens.experiment import Named
 from fedlens.recipes import RECIPES
-from fedlens.recipes.described import experiments
+from fedlens.recipes.experiments import experiments
 from fedlens.recipes.ghaemi.setting import dead_runs, living
 from fedlens.recipes.ghaemi.why_liadmm_fails import ABOUT_TRAINING, CONTROL, outcome
 from fedlens.recipes.recipe import Results, Scale

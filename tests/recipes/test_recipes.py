@@ -36,14 +36,11 @@ ITEMS = {
 in_process = pytest.mark.filterwarnings("ignore:'click.utils:DeprecationWarning")
 
 
+pytestmark = pytest.mark.usefixtures("nothing_of_whoever_runs_the_tests")
+
+
 class Stopped(Exception):
     pass
-
-
-@pytest.fixture(autouse=True)
-def nothing_of_whoever_runs_the_tests(tmp_path, monkeypatch):
-    monkeypatch.delenv("FEDLENS_DATA", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 def test_every_item_of_every_paper_is_there():

@@ -16,14 +16,11 @@ SHARED = {"iid-logits": "fedavg-iid", "non-iid-logits": "fedavg-non-iid"}
 NUM_ROUNDS = 2 * (5 + 5 - 2)  # of the five experiments of each, two are the same
 
 
+pytestmark = pytest.mark.usefixtures("nothing_of_whoever_runs_the_tests")
+
+
 class Stopped(Exception):
     pass
-
-
-@pytest.fixture(autouse=True)
-def nothing_of_whoever_runs_the_tests(tmp_path, monkeypatch):
-    monkeypatch.delenv("FEDLENS_DATA", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 @pytest.fixture(scope="module")

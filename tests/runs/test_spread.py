@@ -18,7 +18,7 @@ from fedlens.runs.spread import even_shares
 from fedlens.runs.summary import Record
 from fedlens.runs.sweep import prepare
 from tests.clusters import LONG, RAY_MARKS
-from tests.runs.test_sweep import LOST, base, records, told
+from tests.runs.sweeps import LOST, base, records, told
 
 pytestmark = RAY_MARKS
 

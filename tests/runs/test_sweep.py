@@ -1,87 +1,23 @@
 """A sweep: each point as it would be alone, whatever stands beside it and whenever it stops."""
 
-import json
 import shutil
 import sys
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import fedlens as fl
 from fedlens.core import Batch, Local, Plan
 from fedlens.federation import Holdings
 from fedlens.locks import one_writer
-from fedlens.runs.points import MOST, on_a_gpu
-from fedlens.runs.summary import Record
 from fedlens.runs.sweep import prepare
 from fedlens.slots import Draw, ExampleWeight
-from tests.toys import toy
+from tests.runs.sweeps import LOST, assert_alone, base, records, told
 
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """What is compared byte for byte is computed alike."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-DATASET = toy(96, 6)
-
-
-def base(**changes: Any) -> fl.Experiment:
-    described: dict[str, Any] = {
-        "dataset": DATASET,
-        "model": "linear",
-        "rounds": 3,
-        "engine": "stacked",
-        "clients": fl.Clients(12, 4, fl.Named("dirichlet", {"alpha": 1.0}), holdout=0.1),
-        "local": fl.LocalTraining(batch_size=4, lr=0.1),
-    }
-    return fl.Experiment(**described | changes)
-
-
-def records(folder: Path) -> list[Record]:
-    """What a run recorded, but for how long it took."""
-    lines = (folder / "rounds.jsonl").read_text().splitlines()
-    return [{k: v for k, v in json.loads(line).items() if "seconds" not in k} for line in lines]
-
-
-def told(folder: Path) -> dict[str, Any]:
-    """What its summary says, but for what it took."""
-    summary = json.loads((folder / "summary.json").read_text())
-    return {
-        k: v
-        for k, v in summary.items()
-        if k not in ("seconds", "peak_memory_bytes", "padding_share")
-    }
-
-
-def assert_alone(points: dict[str, fl.Experiment], out: Path, exact: bool) -> None:
-    """Every folder is what a run of the point by itself writes."""
-    for name, experiment in points.items():
-        alone = out.parent / f"{out.name} alone" / name
-        fl.run(experiment, alone)
-        for line, expected in zip(records(out / name), records(alone), strict=True):
-            assert line.pop("clients") == expected.pop("clients")
-            assert line == (expected if exact else pytest.approx(expected, rel=1e-9))
-        assert told(out / name)["status"] == told(alone)["status"]
-        for file in ("experiment.toml", "partition.json"):
-            assert (out / name / file).read_bytes() == (alone / file).read_bytes()
-        found, wanted = (load_file(folder / "model.safetensors") for folder in (out / name, alone))
-        for key, tensor in wanted.items():
-            if exact:
-                assert torch.equal(found[key], tensor), key
-            else:
-                torch.testing.assert_close(found[key], tensor, rtol=1e-9, atol=1e-12)
-        if exact:
-            assert told(out / name) == told(alone)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def test_seeds_side_by_side_have_the_bytes_of_runs_alone(tmp_path):
@@ -208,129 +144,6 @@ def test_what_cannot_be_stacked_runs_one_after_another(tmp_path):
     ]
     fl.sweep(points, tmp_path / "sweep")
     assert_alone(points, tmp_path / "sweep", exact=True)
-
-
-def test_a_stack_is_as_large_as_the_engine_is_wide(tmp_path):
-    clients = fl.Clients(12, 10)
-    points = fl.grid(base(clients=clients), {}, seeds=10)
-    made = prepare(points)
-    assert [len(stack) for stack in made.stacks] == [5, 5]
-    assert made.describe() == "10 points in 2 stacks, up to 5 side by side on cpu"
-    alone = prepare(fl.grid(base(engine="sequential"), {}, seeds=2))
-    assert [len(stack) for stack in alone.stacks] == [1, 1]
-    assert alone.describe() == "2 points one after another: engine sequential is busy with one"
-
-
-def test_points_whose_clients_train_long_stand_together(tmp_path):
-    parts = {how: fl.Named("proportions", {"sizes": how}) for how in ("high", "homogeneous")}
-    points = {
-        f"{how}-{seed}": base(seed=seed, clients=fl.Clients(10, 10, partition))
-        for seed in range(5)
-        for how, partition in parts.items()
-    }
-    stacks = prepare(points).stacks
-    assert [{point.name.partition("-")[0] for point in stack} for stack in stacks] == [
-        {"homogeneous"},
-        {"high"},
-    ]
-    assert list(fl.sweep(points, tmp_path / "sweep")) == list(points)
-
-
-@pytest.mark.parametrize(
-    ("cohorts", "expected"),
-    [([39, 40, 1], [39, 41]), ([1, 3, 12] * 6, [48, 48]), ([10] * 13, [40, 50, 40])],
-)
-def test_no_stack_has_more_clients_than_are_trained_at_once(cohorts, expected):
-    points = {
-        f"point {i}": base(seed=i, clients=fl.Clients(40, cohort))
-        for i, cohort in enumerate(cohorts)
-    }
-    stacks = prepare(points).stacks
-    sizes = [sum(point.setup.experiment.clients.cohort for point in stack) for stack in stacks]
-    assert sizes == expected and max(sizes) <= 64
-
-
-def test_on_a_gpu_a_stack_is_as_large_as_half_its_memory_is_taken_to_hold():
-    gigabytes = 10**9
-    assert on_a_gpu(141 * gigabytes, 11_700_000) == 125
-    assert on_a_gpu(8 * gigabytes, 11_700_000) == 7
-    assert on_a_gpu(8 * gigabytes, 10**9) == 1
-    assert on_a_gpu(141 * gigabytes, 1_000_000) == MOST
-
-
-@pytest.mark.parametrize(("seeds", "expected"), [(3, [30, 30, 30]), (1, [4, 3, 3] * 3)])
-def test_all_clients_of_several_points_train_at_once_from_the_first_round_on(seeds, expected):
-    made = prepare(fl.grid(base(clients=fl.Clients(12, 10)), {}, seeds=seeds))
-    (stack,) = made.stacks
-    engines: list[Any] = [point.setup.engine for point in stack]
-    blocks: list[int] = []
-    for engine in engines:
-        engine.at_once = 4
-    train = engines[0]._train_block
-
-    def seen(prepared: Any, shared: Any, work: Any) -> Any:
-        blocks.append(len(work))
-        return train(prepared, shared, work)
-
-    engines[0]._train_block = seen
-    made.run()
-    assert blocks == expected
-    assert len({engine.clients_at_once for engine in engines}) == 1  # each manifest says it
-
-
-COUNTING = """
-from torch import nn
-
-class Net(nn.Module):
-    def __init__(self, shape, num_classes):
-        super().__init__()
-        self.layer, self.calls = nn.Linear(shape[0] * shape[1] * shape[2], num_classes), 0
-
-    def forward(self, x):
-        self.calls += self.training
-        return self.layer(x.flatten(1)) / (1 + 0.01 * self.calls)
-
-def net(shape, num_classes):
-    return Net(shape, num_classes)
-"""
-
-
-def test_a_model_of_the_users_own_is_made_for_each_point(tmp_path, monkeypatch):
-    (tmp_path / "counting_net.py").write_text(COUNTING)
-    monkeypatch.syspath_prepend(tmp_path)
-    described = base(
-        dataset="fashion-mnist-mini",
-        model="counting_net:net",
-        engine="sequential",
-        clients=fl.Clients(12, 2),
-        rounds=1,
-    )
-    points = fl.grid(described, {"local.lr": [0.1, 0.05]})
-    fl.sweep(points, tmp_path / "sweep")
-    assert_alone(points, tmp_path / "sweep", exact=True)
-
-
-@pytest.mark.parametrize("engine", ["stacked", "sequential"])
-def test_points_of_one_seed_share_their_network_and_end_as_they_would_alone(engine, tmp_path):
-    points = fl.grid(
-        base(
-            dataset="fashion-mnist-mini",
-            model="lenet5",
-            engine=engine,
-            train_last=2,
-            clients=fl.Clients(12, 2),
-            rounds=1,
-        ),
-        {"local.lr": [0.1, 0.05]},
-        seeds=2,
-    )
-    networks = [point.setup.network for stack in prepare(points).stacks for point in stack]
-    assert len(networks) == 4 and len({id(network) for network in networks}) == 2
-    fl.sweep(points, tmp_path / "sweep")
-    assert_alone(points, tmp_path / "sweep", exact=True)
-
-
-LOST = 1e30  # a weight decay that ends in infinity
 
 
 @pytest.mark.usefixtures("ahead")

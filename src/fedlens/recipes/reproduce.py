@@ -14,7 +14,7 @@ from fedlens.experiment import Experiment
 from fedlens.locks import FolderLock
 from fedlens.options import did_you_mean
 from fedlens.recipes import RECIPES, ScaleName
-from fedlens.recipes.described import experiments
+from fedlens.recipes.experiments import experiments
 from fedlens.recipes.page import led_by_a_figure, opening
 from fedlens.recipes.recipe import FROM_CELL, Recipe, Results, Scale
 from fedlens.recipes.together import Cells, Together

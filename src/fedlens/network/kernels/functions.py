@@ -132,15 +132,14 @@ class Convolve(torch.autograd.Function):
         geometry, needs_dx = ctx.geometry, ctx.needs_input_grad[0]
         dy = grads[0].permute(0, 2, 3, 1).contiguous()
         full = _full_padding(geometry.size, ctx.padding)
-        border = _border(dy, images, geometry, ctx.masked, full, needs_dx, kept is not None)
-        size = result_size(images, geometry, ctx.masked)
         shifts = convolution_gradient.by_shifts(images.shape[3], geometry, ctx.masked)
+        border = _border(dy, geometry, full, needs_dx, kept is not None and shifts)
+        size = result_size(images, geometry, ctx.masked)
         stored = needs_dx or shifts or dy.dtype not in UNSTORED
         if any(border) or (kept is not None and stored):
             dy, kept = borders.through_epilogue(dy, kept, size, border, geometry), None
-        dw, db = _weight_grads(
-            images, dy, border, len(kernel), geometry, ctx.masked, ctx.has_bias, kept
-        )
+        read = len(kernel), geometry, ctx.masked, ctx.has_bias
+        dw, db = _weight_grads(images, dy, border, *read, shifts, kept)
         dw = dw.view(len(kernel), *geometry.size, images.shape[3], -1)[:, :, :, : ctx.channels]
         dw = dw.contiguous().permute(0, 4, 3, 1, 2)
         dx = None
@@ -164,20 +163,11 @@ def _full_padding(size: tuple[int, int], padding: Padding) -> Padding:
     return width - 1 - left, width - 1 - right, height - 1 - top, height - 1 - bottom
 
 
-def _border(
-    dy: Tensor,
-    images: Tensor,
-    geometry: Geometry,
-    masked: Padding,
-    full: Padding,
-    needs_dx: bool,
-    rewrites: bool,
-) -> Padding:
+def _border(dy: Tensor, geometry: Geometry, full: Padding, needs_dx: bool, for_dw: bool) -> Padding:
     """The border of zeros to store the grads in, once for both products that read them.
 
     To rewrite them for nothing else costs more than to mask what lies outside.
     """
-    for_dw = rewrites and convolution_gradient.by_shifts(images.shape[3], geometry, masked)
     for_dx = needs_dx and geometry.stride == (1, 1) and not by_taps(dy.shape[3])
     return full if (for_dw or for_dx) and min(full) >= 0 else NO_PADDING
 
@@ -190,6 +180,7 @@ def _weight_grads(
     geometry: Geometry,
     masked: Padding,
     has_bias: bool,
+    shifts: bool,
     kept: Tensor | None,
 ) -> tuple[Tensor, Tensor | None]:
     """dw [C, h * w * channels, out] and db [C, out].
@@ -197,7 +188,7 @@ def _weight_grads(
     With what was `kept`, the grads are still those behind ReLU and pooling.
     """
     left, _, top, _ = border
-    if convolution_gradient.by_shifts(images.shape[3], geometry, masked):
+    if shifts:
         return convolution_gradient.shifted_gradient(
             images, dy, (top, left), clients, geometry, masked, has_bias
         )
