@@ -20,7 +20,7 @@ def command(here, fedlens):
     return lambda *words: fedlens("reproduce", *words, "--scale", "smoke")
 
 
-def test_every_page_is_told_with_a_blank_line_between_them(command):
+def test_every_page_is_told_under_its_name(command):
     alone = [command(item, "--out", item, "-q").out for item in ITEMS]
     status, out, err = command(*ITEMS, "local.lr=0.01", "--out", "two")
     assert status == 0
@@ -29,8 +29,9 @@ def test_every_page_is_told_with_a_blank_line_between_them(command):
     assert out.count("This is a smoke test") == 2
     first, second = out.split(f"page: two/{ITEMS[0]}-smoke/report.html\n\n")
     assert second.endswith(f"page: two/{ITEMS[1]}-smoke/report.html\n")
-    for told, before in zip((first, second), alone, strict=True):
-        assert told.splitlines()[0] == before.splitlines()[0]
+    for item, told, before in zip(ITEMS, (first, second), alone, strict=True):
+        assert told.splitlines()[:3] == [item, "", before.splitlines()[0]]
+        assert item not in before.splitlines()
 
 
 def test_json_is_an_object_for_one_item_and_a_list_for_several(command):

@@ -167,9 +167,11 @@ def _print(
         told = [_summary(name, scale, one) for name, one in done.items()]
         print_json(told if as_list else told[0])
         return
-    for number, one in enumerate(done.values()):
+    for number, (name, one) in enumerate(done.items()):
         if number:
             print()
+        if as_list:
+            print(f"{name}\n")
         _print_one(one)
 
 
