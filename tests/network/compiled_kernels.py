@@ -20,7 +20,12 @@ from fedlens.network.ops import FACTORED_ROWS
 from tests.network import agreeing, interpreted_convolutions, interpreted_kernels
 
 # Between them all kernels of convolutions, the widest tiles last.
-CONVOLUTIONS = ["padded pool, even and odd", "stride", "wider than a tile"]
+CONVOLUTIONS = [
+    "padded pool, even and odd",
+    "stride",
+    "wider than a tile",
+    "wider than a tile, no padding",
+]
 SHARED = 232_448  # bytes of shared memory that a program on an H100 can have
 
 

@@ -62,6 +62,13 @@ def test_points_that_train_together_are_timed_together():
     assert [len(names) for names in found] == [4, 1]
 
 
+def test_a_point_that_diverges_while_it_is_timed_leaves_an_estimate():
+    points = {f"lr {lr:g}": replace(STACKED, local=LocalTraining(lr=lr)) for lr in (0.05, 1e30)}
+    for some in (points, {"lr 1e+30": points["lr 1e+30"]}):
+        (found,) = Timing(some.values()).sweep(some)
+        assert found.seconds > 0
+
+
 def pace_of_a_gpu(work: Work) -> Rounds:
     """A fixed part, a part for each step, and a part for each example."""
     return Rounds(work, 5.0 + 2.0 * work.steps + 0.25 * work.examples)

@@ -98,6 +98,18 @@ def test_what_only_workers_may_use_is_measured_in_a_child():
         assert where_trained(setup, str) == str(device)
 
 
+def test_a_workload_for_workers_leaves_the_gpus_to_them(tiny, monkeypatch):
+    here = os.getpid()
+
+    def is_available():
+        assert os.getpid() != here, "whoever asks for a GPU can fork no workers for it"
+        return False
+
+    monkeypatch.setattr(torch.cuda, "is_available", is_available)
+    described = bench.experiment(tiny, "processes", "cuda", "auto")
+    assert described.engine == "processes"
+
+
 def test_a_step_costs_what_its_products_cost():
     """A linear model on one image of 28 x 28: the product forwards, and the weights' gradient."""
     work = bench.Workload("linear", (1, 28, 28), clients=1, steps=1, batch=8)

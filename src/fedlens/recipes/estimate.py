@@ -31,6 +31,7 @@ from fedlens.rounds import begin
 from fedlens.runs.active import ActiveRun, run_to_end
 from fedlens.runs.points import Point, into_stacks
 from fedlens.runs.spread import num_workers, shares_of, to_spread
+from fedlens.runs.summary import Record
 from fedlens.runs.sweep import prepare
 from fedlens.setup import Setup
 
@@ -269,8 +270,11 @@ def _rounds(setups: Sequence[Setup], batches: tuple[int, int] | None) -> Cost:
         runs.append(ActiveRun(shown, state))
     results = run_to_end(runs)
     took = time.perf_counter() - began
-    last = [result.records[-TIMED:] for result in results]  # of each point
-    each = list(zip(*last, strict=True))  # of each round
+    # A point that diverges ends before the others: the last rounds are those of who is left.
+    by_round: dict[int, list[Record]] = {}
+    for record in (record for result in results for record in result.records):
+        by_round.setdefault(record["round"], []).append(record)
+    each = [by_round[round] for round in sorted(by_round)[-TIMED:]]
     a_round = statistics.fmean(sum(record["seconds"] for record in records) for records in each)
     work = _mean(
         Work(
@@ -279,7 +283,7 @@ def _rounds(setups: Sequence[Setup], batches: tuple[int, int] | None) -> Cost:
         )
         for records in each
     )
-    evaluations = [records[-1].get("evaluation_seconds", 0.0) for records in last]
+    evaluations = [record.get("evaluation_seconds", 0.0) for record in each[-1]]
     an_evaluation = statistics.fmean(evaluations)
     spent = rounds * a_round + 2 * sum(evaluations)
     return Cost(max(took - spent, 0.0), Pace(Rounds(work, a_round)), an_evaluation)

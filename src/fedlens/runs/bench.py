@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedlens.client import ClientProgram
 from fedlens.engines import Engine, Processes
-from fedlens.engines.gpus import in_a_child
+from fedlens.engines.gpus import gpu_names, in_a_child
 from fedlens.experiment import Clients, Experiment, LocalTraining, Named
 from fedlens.federation import Dataset, Examples
 from fedlens.models import MODELS
@@ -94,7 +94,9 @@ def examples(work: Workload) -> Examples:
 def experiment(work: Workload, engine: str, device: str, precision: str) -> Experiment:
     """The workload as an experiment."""
     train, channels = examples(work), work.shape[0]
-    on_gpu = device != "cpu" and torch.cuda.is_available()
+    # Workers can be forked only by who has not asked for a GPU itself: see engines/gpus.py.
+    has_gpu = gpu_names if engine == "processes" else torch.cuda.is_available
+    on_gpu = device != "cpu" and bool(has_gpu())
     test = train.take(torch.arange(TESTED if on_gpu else TESTED_BY_CPU) % len(train))
     classes = tuple(map(str, range(CLASSES)))
     level = (0.5,) * channels

@@ -28,6 +28,7 @@ from fedlens.network.kernels.convolution import DEAD, position_of
 from fedlens.network.kernels.launch import launchable
 from fedlens.network.kernels.sizes import (
     PROGRAMS,
+    SHARED_MEMORY,
     Frame,
     Geometry,
     by_taps,
@@ -214,7 +215,7 @@ def kernel_gradient(
     s = sizes_of(images, result_size(images, geometry), outs, geometry)
     batch, depth = len(images) // clients, s.taps * s.channels
     kind, wide_tile = "plain" if kept is None else geometry.epilogue, min(tile(outs), 128)
-    block, positions, warps, stages = _tiles(depth, kind, wide_tile)
+    block, positions, warps, stages = _tiles(depth, kind, wide_tile, images.element_size())
     tiles, wide_tiles = triton.cdiv(depth, block), triton.cdiv(outs, wide_tile)
     programs = clients * tiles * wide_tiles
     splits = _splits(programs, batch * s.rows * s.columns, 2 * PROGRAMS)
@@ -229,13 +230,15 @@ def kernel_gradient(
     return _gathered(out, parts)
 
 
-def _tiles(depth: int, kind: str, wide_tile: int) -> tuple[int, int, int, int]:
+def _tiles(depth: int, kind: str, wide_tile: int, bytes: int) -> tuple[int, int, int, int]:
     """Entries, positions at a time, warps and stages of a program of `_gradient_kernel`.
 
     Of few channels loads are narrow, and of winners grads are made: more stages do not hide that.
     """
     if depth >= 128:
-        return 64, 128, 4, 3
+        of_grads = wide_tile if kind == "plain" else 2 * wide_tile
+        stages = SHARED_MEMORY // (128 * (64 + of_grads) * bytes)
+        return 64, 128, 4, min(max(stages, 1), 3)
     block = tile(depth)
     return block, 64, 4 if block * wide_tile <= 8192 else 8, 1 if kind == "pool" else 2
 

@@ -10,6 +10,7 @@ from fedlens.network.pool import Windows
 from fedlens.network.stacked.products import Padding
 
 PROGRAMS = 264  # twice the processors of a large GPU: as many as keep it busy
+SHARED_MEMORY = 160 * 1024  # bytes that a program can have on an A100; an H100 has more
 
 
 def tile(number: int) -> int:
