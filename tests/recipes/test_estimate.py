@@ -63,7 +63,9 @@ def test_points_that_train_together_are_timed_together():
 
 
 def test_a_point_that_diverges_while_it_is_timed_leaves_an_estimate():
-    lost = replace(STACKED, local=LocalTraining(lr=1e30), algorithm=(Named("fedavgm"),))
+    lost = replace(
+        STACKED, local=LocalTraining(lr=1.0, weight_decay=1e30), algorithm=(Named("fedavgm"),)
+    )
     for points in ({"sound": STACKED, "lost": lost}, {"lost": lost}):
         (found,) = Timing(points.values()).sweep(points)
         assert found.names == list(points)
