@@ -1,5 +1,6 @@
 """Recorded rounds and steps without a GPU: `EagerCapture` does to memory what a CUDA graph does."""
 
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -15,7 +16,7 @@ from fedlens.algorithms.fedbn import fedbn
 from fedlens.algorithms.median import median
 from fedlens.client import ClientProgram
 from fedlens.engines import Stacked, factored, recording, stacked
-from fedlens.engines.graphs import Captures, EagerCapture
+from fedlens.engines.graphs import Captures, EagerCapture, no_garbage_collected
 from fedlens.network.network import Network
 from fedlens.pieces import Sgd, Uniformly
 from fedlens.rounds import RoundInput, State, begin, run_round, run_rounds
@@ -73,6 +74,32 @@ def test_long_rounds_are_recorded_in_blocks_of_steps(name, monkeypatch):
     assert 2 in together <= {1, 2}
     for one, other in zip(*(tensors_in((s.params, s.buffers)) for s in ends), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("long", [0, 1000], ids=["steps", "rounds"])
+def test_what_was_recorded_is_gone_when_its_engine_closes(long, monkeypatch):
+    """It is not left to the garbage collector: it has much memory, and is not freed at any time."""
+    monkeypatch.setattr(recording, "LONG", long)
+    federation = noisy_images([16] * 4)
+    network = Network(small_cnn("group"), dtype=torch.float64)
+    program = ClientProgram(ALGORITHMS["fedavg"], network.layout)
+    made: list[weakref.ref[Captures]] = []
+
+    def make():
+        recorder = Captures(EagerCapture)
+        made.append(weakref.ref(recorder))
+        return recorder
+
+    engine = Stacked(network, federation.examples, make_recorder=make)
+    state = begin(network, program, federation, CPU)
+    with no_garbage_collected():
+        for _ in range(5):
+            state, _ = run_round(program, federation, engine, state, seed=0)
+        (recorder,) = (one() for one in made)
+        assert recorder is not None and recorder.num_plays
+        del recorder
+        engine.close()
+        assert [one() for one in made] == [None]
 
 
 @pytest.mark.parametrize("factor", [False, True])

@@ -6,8 +6,10 @@ anew on the captured memory: it is as slow as no capture, and reads and writes w
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -40,11 +42,23 @@ class CudaGraph:
             function(*map_tensors(inputs, torch.clone))
         torch.cuda.current_stream().wait_stream(side)
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, pool=pool):
+        with torch.cuda.graph(self.graph, pool=pool), no_garbage_collected():
             self.result = function(*inputs)
 
     def play(self) -> None:
         self.graph.replay()
+
+
+@contextmanager
+def no_garbage_collected() -> Iterator[None]:
+    """Another graph, of whoever else uses the GPU, must not be freed while one is captured."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class EagerCapture:

@@ -79,7 +79,7 @@ def run_program(
     parts = recorder(key, whole_round, shared, packed) if num_steps <= LONG else None
     if parts is not None:
         return _own_memory(parts, recorded=True)
-    take_steps = RecordedSteps(recorder, program, model, examples)
+    take_steps = RecordedSteps(recorder, StepsInPlace(program, model, examples))
     widest = _widest(work)
     parts = program.run(model, examples, widest, spans, shared, unpack(packed), take_steps)
     return _own_memory(parts, recorded=True)
@@ -105,6 +105,28 @@ def _widest(work: Work) -> Cuts:
     return training, (work.plan.index.shape[2],) * len(training)
 
 
+@dataclass(frozen=True)
+class StepsInPlace:
+    """Steps that leave their result where they found what they started from; gives their losses.
+
+    What is recorded keeps this, so it knows no recorder: each would keep the other in memory.
+    """
+
+    program: ClientProgram
+    model: Model
+    examples: Examples
+
+    def __call__(self, local: Local, now: StepInput) -> Tensor:
+        algorithm = self.program.algorithm_of(local)
+        moved, losses = self.program.take_steps(
+            self.model, self.examples, algorithm, replace(local), now
+        )
+        with torch.no_grad():
+            for part in ("params", "buffers", "solver"):
+                copy_tensors(getattr(moved, part), getattr(local, part))
+        return losses
+
+
 @dataclass
 class RecordedSteps:
     """`ClientProgram.take_steps` for one round, recorded: BLOCK by BLOCK, what is left one by one.
@@ -114,9 +136,7 @@ class RecordedSteps:
     """
 
     recorder: Recorder
-    program: ClientProgram
-    model: Model
-    examples: Examples
+    in_place: StepsInPlace
     has_begun: bool = False
 
     def __call__(self, _: Algorithm, local: Local, now: StepInput) -> tuple[Local, Tensor]:
@@ -130,21 +150,10 @@ class RecordedSteps:
         key = "steps", tuple(t.stride() for t in tensors_in(local))  # it reads them where they lie
         for first, end in pairwise([*firsts, total]):
             some = now.at(slice(first, end))
-            loss = self.recorder(key, self._in_place, local, some)
+            loss = self.recorder(key, self.in_place, local, some)
             # The next steps write over what was recorded.
-            losses.append(self._in_place(local, some) if loss is None else loss.clone())
+            losses.append(self.in_place(local, some) if loss is None else loss.clone())
         return local, torch.cat(losses, 1)
-
-    def _in_place(self, local: Local, now: StepInput) -> Tensor:
-        """The losses of steps that leave their result where they found what they started from."""
-        algorithm = self.program.algorithm_of(local)
-        moved, losses = self.program.take_steps(
-            self.model, self.examples, algorithm, replace(local), now
-        )
-        with torch.no_grad():
-            for part in ("params", "buffers", "solver"):
-                copy_tensors(getattr(moved, part), getattr(local, part))
-        return losses
 
 
 def _own_memory(parts: list[Part], recorded: bool) -> list[Part]:
