@@ -119,6 +119,14 @@ def test_a_run_of_another_version_is_kept_but_not_shared(tmp_path):
     assert read_status(shared) == "finished"
 
 
+def test_what_an_item_beside_has_done_is_not_left_to_do(tmp_path):
+    first, second = ITEMS
+    together(plan_all([first], "smoke", tmp_path / "first")).run()
+    runs = together(plan_all([second], "smoke", tmp_path / "second"))
+    assert {place.name for place in runs.left}.isdisjoint(SHARED.values())
+    assert len(runs.left) == runs.count - len(SHARED)
+
+
 def test_a_stage_has_runs_of_several_items_and_no_more_than_are_made_ready(tmp_path, monkeypatch):
     made = []
 

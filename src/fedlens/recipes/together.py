@@ -6,7 +6,7 @@ import contextlib
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -47,7 +47,11 @@ class Together:
     @property
     def left(self) -> Cells:
         """What is to be run: of equal experiments the one that is furthest, if none is done."""
-        waiting = [places for places in self._equal if not any(map(_is_over, places))]
+        waiting = [
+            places
+            for places in self._equal
+            if not any(map(_is_over, places)) and self._texts[places[0]] not in self._beside
+        ]
         furthest = [max(places, key=_num_saved) for places in waiting]
         return {place: self.cells[place] for place in furthest}
 
@@ -124,20 +128,21 @@ class Together:
         made = prepare(points, folders, data=self.data, watch=decoding(told))
         made.run(told, keep_states=False)
 
+    @cached_property
+    def _beside(self) -> Mapping[str, Path]:
+        """What other items, in folders beside these, have done: by the text of the experiment."""
+        parents = dict.fromkeys(out.parent for out in self.outs)
+        others = (other for parent in parents for other in sorted(parent.glob("*/runs/*")))
+        return _done(other for other in others if other not in self.cells)
+
     def _take_over(self) -> None:
         """What is wanted and was run by another item, here or beside these, becomes theirs, too."""
         wanted = [place for place in self.chosen if not _is_over(place)]
         if not wanted:
             return
-        parents = dict.fromkeys(out.parent for out in self.outs)
-        beside = (other for parent in parents for other in sorted(parent.glob("*/runs/*")))
-        of_text: dict[str, list[Path]] = {}
-        for other in dict.fromkeys([*self.cells, *beside]):
-            if is_run(other):
-                of_text.setdefault(experiment_text(other), []).append(other)
+        done = {**self._beside, **_done(self.cells)}
         for place in wanted:
-            others = of_text.get(self._texts[place], [])
-            same = next((other for other in others if _is_done_by_us(other)), None)
+            same = done.get(self._texts[place])
             if same is not None:
                 copy = partial(
                     shutil.copytree,
@@ -147,6 +152,15 @@ class Together:
                     ignore=shutil.ignore_patterns(LOCK),
                 )
                 new_folder(place, copy, overwrite=True).release()
+
+
+def _done(places: Iterable[Path]) -> dict[str, Path]:
+    """Finished runs of this Fedlens, by the text of their experiment: of equal ones the first."""
+    found: dict[str, Path] = {}
+    for place in places:
+        if is_run(place) and _is_done_by_us(place):
+            found.setdefault(experiment_text(place), place)
+    return found
 
 
 def _is_over(place: Path) -> bool:
