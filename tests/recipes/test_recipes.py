@@ -18,7 +18,7 @@ from fedlens.recipes.page import beside, led_by_a_figure, opening
 from fedlens.recipes.recipe import Measured, Results, Scale
 from fedlens.recipes.reproduce import plan, reproduce, show, together
 from fedlens.recipes.stored import redraw
-from fedlens.report.blocks import Curves, Table
+from fedlens.report.blocks import Bars, Curves, Table
 from fedlens.run_files import read_status
 from fedlens.runs.records import Run
 
@@ -77,6 +77,8 @@ def test_a_recipe_makes_its_page_from_the_embedded_images(name, root):
         assert f"1 of the {len(cells)} experiments" in " ".join(told.paragraphs)
         for block in led_by_a_figure(recipe.blocks(results), told):
             assert not isinstance(block, Curves) or any(line.x for line in block.lines)
+            for series in block.series if isinstance(block, Bars) else ():
+                assert any(height is not None for height in series.heights)
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -4,10 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from fedlens.experiment import Experiment
 from fedlens.recipes.recipe import Measured, Recipe, Results
-from fedlens.report.blocks import Bars, Block, Curves, Intervals, Line, Marks, Table, Text
+from fedlens.report.blocks import (
+    Bars,
+    Block,
+    Curves,
+    Intervals,
+    Line,
+    Marks,
+    Series,
+    Table,
+    Text,
+)
 from fedlens.report.numbers import NONE
 from fedlens.report.pairs import SURE, format_p, points
 from fedlens.report.pictures import is_drawn
@@ -94,7 +105,7 @@ def _diverged(results: Results, shown: str) -> str:
 
 def led_by_a_figure(blocks: Sequence[Block], told: Text) -> list[Block]:
     """A recipe's blocks with their first picture at the top, and what was run right below it."""
-    shown = [one for one in blocks if not _is_empty(one)]
+    shown = [_of_what_was_run(one) for one in blocks if not _is_empty(one)]
     lead = next((one for one in shown if is_drawn(one)), None)
     return [*([lead] if lead else []), told, *(one for one in shown if one is not lead)]
 
@@ -104,8 +115,19 @@ def _is_empty(block: Block) -> bool:
     if isinstance(block, Curves):
         return not any(line.x for line in block.lines if line.style != "dashed")
     if isinstance(block, Bars):
-        return not any(height is not None for one in block.series for height in one.heights)
+        return not any(map(_has_heights, block.series))
     return False
+
+
+def _of_what_was_run(block: Block) -> Block:
+    """A picture without the bars of experiments of which none was run."""
+    if isinstance(block, Bars):
+        return replace(block, series=[one for one in block.series if _has_heights(one)])
+    return block
+
+
+def _has_heights(series: Series) -> bool:
+    return any(height is not None for height in series.heights)
 
 
 def _changed(recipe: Recipe, results: Results) -> list[str]:
