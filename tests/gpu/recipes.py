@@ -1,4 +1,4 @@
-"""On a GPU: the runs of every recipe at `smoke`, as sweeps on engine `stacked`.
+"""On a GPU: the runs of every recipe at `smoke`, timed and run as sweeps on engine `stacked`.
 
     PYTHONPATH=src:. python tests/gpu/recipes.py [DEVICE]
 
@@ -19,6 +19,7 @@ import torch
 
 from fedlens.experiment import Experiment
 from fedlens.recipes import RECIPES
+from fedlens.recipes.estimate import Timing
 from fedlens.recipes.recipe import FROM_CELL, Scale
 from fedlens.runs.result import Result
 from fedlens.runs.sweep import prepare
@@ -34,6 +35,7 @@ def train(name: str, device: str, models: Path) -> str:
     }
     if not points:
         return "nothing to train"
+    expected = sum(one.seconds for one in Timing(points.values()).sweep(points))
     first = {name: one for name, one in points.items() if not starts_from_cell(one)}
     stacks, results = sweep(first)
     depends: dict[str, Experiment] = {}
@@ -48,7 +50,7 @@ def train(name: str, device: str, models: Path) -> str:
         stacks, results = stacks + more, results | after
     bad = [name for name, result in results.items() if result.status != "finished"]
     diverged = f", diverged: {'; '.join(bad)}" if bad else ""
-    return f"{len(points)} runs in {stacks} stacks{diverged}"
+    return f"{len(points)} runs in {stacks} stacks, expected {expected:.1f} s{diverged}"
 
 
 def starts_from_cell(experiment: Experiment) -> bool:
