@@ -78,15 +78,16 @@ def shuffle_segments(offsets: Array, keys: Array) -> Array:
     Segment k is offsets[k]..offsets[k + 1] - 1. Its order depends on keys[k] and on its length,
     never on its neighbours.
     """
-    sizes = np.diff(offsets)
-    owner = np.repeat(np.arange(len(sizes)), sizes)
-    start = offsets[owner]
+    sizes = offsets[1:] - offsets[:-1]
+    owner, start, own = (
+        np.repeat(of_segment, sizes) for of_segment in (np.arange(len(sizes)), offsets[:-1], keys)
+    )
     position = np.arange(len(owner)) - start
     # One sort of whole numbers: the segment in the highest bits, a draw, the place in the lowest.
     # The draw has 32 bits whatever the neighbours are, unless they are too many for that.
     low = max(int(sizes.max()) - 1, 1).bit_length() if len(sizes) else 1
     high = max(len(sizes) - 1, 1).bit_length()
-    drawn = fold(keys[owner], position)
+    drawn = fold(own, position)
     width = min(32, 63 - low - high)
     draw = _shift(drawn ^ LOWEST, 64 - width)  # in the order of int64
     packed = (owner << (width + low)) | (draw << low) | position
