@@ -159,6 +159,12 @@ def test_a_shuffle_permutes_inside_segments_whatever_stands_beside_them(sizes, s
         assert np.array_equal(inside, alone)
 
 
+def test_segments_of_one_length_are_shuffled_as_they_are_beside_another():
+    own, ends = np.arange(4), np.array([0, 5, 10, 15, 16])
+    alike = keys.shuffle_segments(ends[:-1], own[:-1])
+    assert alike.tolist() == keys.shuffle_segments(ends, own)[:-1].tolist()
+
+
 def test_every_position_of_a_shuffle_is_equally_likely():
     offsets = np.arange(0, 4 * 6001, 4)
     order = keys.shuffle_segments(offsets, keys.fold(keys.root(1).numpy(), np.arange(6000)))

@@ -21,14 +21,13 @@ from torch import Tensor
 from fedlens import keys
 from fedlens.algorithm import Algorithm, numbers_of, pick, same, side_by_side, with_numbers
 from fedlens.augment import Augment
-from fedlens.core import Local, Memory, Tree, Upload, tree_map
+from fedlens.core import Cuts, Local, Memory, Tree, Upload, tree_map
 from fedlens.federation import Examples
 from fedlens.network.layout import Layout
 from fedlens.network.model import Model
 from fedlens.network.ops import local_step_
 from fedlens.own_code import place_of
 from fedlens.steps import (
-    Cuts,
     StepInput,
     TakeSteps,
     WeightForm,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -20,6 +21,9 @@ Number = float | Tensor
 """A number that a slot uses. A tensor holds one value for each experiment of a sweep, [G], or for
 each of its clients, [C]; or one for all, [], where it may change from round to round."""
 
+Cuts = tuple[tuple[int, ...], tuple[int, ...]]
+"""For each step, how many clients still train, and how many examples their batches hold."""
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -28,9 +32,17 @@ class Plan:
     index: Tensor  # [C, T, B] int64, positions in Examples
     counts: Tensor  # [C, T] int64: the first `counts` of a batch are examples, the rest padding
 
-    @property
+    @cached_property
     def steps(self) -> Tensor:  # [C] how many steps each client takes
-        return (self.counts > 0).sum(1)
+        return torch.from_numpy((self.counts.numpy() > 0).sum(1))
+
+    @cached_property
+    def cuts(self) -> Cuts:
+        """They hold for clients sorted by their steps, as `ClientInputs` has them."""
+        counts = self.counts.numpy()
+        training, widths = (counts > 0).sum(0), counts.max(0, initial=0)
+        num_steps = int((training > 0).sum())
+        return tuple(training[:num_steps].tolist()), tuple(widths[:num_steps].tolist())
 
 
 class Cohort(NamedTuple):

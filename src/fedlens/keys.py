@@ -29,8 +29,7 @@ def signed(number: int) -> int:
 
 
 GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / the golden ratio: splitmix64's step from word to word
-FIRST = signed(0xBF58476D1CE4E5B9)
-SECOND = signed(0x94D049BB133111EB)
+FIRST, SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 LOWEST = signed(1 << 63)
 
 
@@ -79,19 +78,22 @@ def shuffle_segments(offsets: Array, keys: Array) -> Array:
     Segment k is offsets[k]..offsets[k + 1] - 1. Its order depends on keys[k] and on its length,
     never on its neighbours.
     """
-    sizes = np.diff(offsets)
-    owner = np.repeat(np.arange(len(sizes)), sizes)
-    start = offsets[owner]
+    sizes = offsets[1:] - offsets[:-1]
+    owner, start, own = (
+        np.repeat(of_segment, sizes) for of_segment in (np.arange(len(sizes)), offsets[:-1], keys)
+    )
     position = np.arange(len(owner)) - start
     # One sort of whole numbers: the segment in the highest bits, a draw, the place in the lowest.
     # The draw has 32 bits whatever the neighbours are, unless they are too many for that.
     low = max(int(sizes.max()) - 1, 1).bit_length() if len(sizes) else 1
     high = max(len(sizes) - 1, 1).bit_length()
-    drawn = fold(keys[owner], position)
+    drawn = fold(own, position)
     width = min(32, 63 - low - high)
     draw = _shift(drawn ^ LOWEST, 64 - width)  # in the order of int64
     packed = (owner << (width + low)) | (draw << low) | position
-    packed.sort()
+    # Segments of one length are sorted each by itself, which is much faster.
+    alike = len(sizes) and (sizes == sizes[0]).all()
+    packed.reshape(len(sizes) if alike else 1, -1).sort()
     places: Array = (packed & ((1 << low) - 1)) + start
     return places
 
@@ -113,9 +115,17 @@ def _mixed(z: int) -> int:
 
 def _mix(z: Keys) -> Keys:
     """splitmix64's finaliser, in place: one to one, and every bit reaches every bit."""
+    if not isinstance(z, Tensor):
+        bits = z.view(np.uint64)  # of which a shift to the right is one operation
+        bits ^= bits >> 30
+        bits *= FIRST
+        bits ^= bits >> 27
+        bits *= SECOND
+        bits ^= bits >> 31
+        return bits.view(np.int64)
     z ^= _shift(z, 30)
-    z *= FIRST
+    z *= signed(FIRST)
     z ^= _shift(z, 27)
-    z *= SECOND
+    z *= signed(SECOND)
     z ^= _shift(z, 31)
     return z

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -113,8 +113,7 @@ class RoundInput:
     seed: int
     clock: Clock | None = None
 
-    @property
-    def call(self) -> Call:
+    def call(self, elsewhere: Reporting | None) -> Call:
         state = self.state
         return Call(
             algorithm=self.program.algorithm,
@@ -124,6 +123,7 @@ class RoundInput:
             clock=self.clock,
             time=state.time,
             flights=state.flights,
+            elsewhere=elsewhere,
         )
 
 
@@ -168,15 +168,16 @@ def run_rounds(
         for g, rows in enumerate(rejected):
             if rows:
                 reports[g] = _named(g, partial(gathered[g].without, reports[g], rows))
-    return [
-        _move(one, reports[g], works[g], wholes[g], {n: t[g : g + 1] for n, t in exact.items()})
-        for g, one in enumerate(experiments)
-    ]
+    exacts = [exact]
+    if len(experiments) > 1:
+        exacts = [{n: t[g : g + 1] for n, t in exact.items()} for g in range(len(experiments))]
+    each = zip(experiments, reports, works, wholes, exacts, strict=True)
+    return [_move(*one) for one in each]
 
 
 def _gatherings(experiments: Sequence[RoundInput], elsewhere: Reporting | None) -> list[Gathering]:
     """How the reports of each experiment's round come together."""
-    calls = [replace(one.call, elsewhere=elsewhere) for one in experiments]
+    calls = [one.call(elsewhere) for one in experiments]
     if any(call.algorithm.pace is not None for call in calls):
         return [gathering(call, None) for call in calls]
     asked = ask([(call, call.select(call.num_asked)) for call in calls])
@@ -281,9 +282,9 @@ def _move(
         # Moved in one go: each single copy of its own would wait for all that is under way.
         shares, there = moved((work.shares, cohort), device)
         update = algorithm.combine(update, shares, there, experiment.program.layout)
-    key = keys.root(experiment.seed, CHANNEL, state.round)
     for number, step in reversed(list(enumerate(algorithm.channel))):
-        update = step.decode(update, keys.fold(key, number), cohort)
+        key = keys.root(experiment.seed, CHANNEL, state.round, number)
+        update = step.decode(update, key, cohort)
     gathered = Gathered(cohort, uploads.extra)
 
     # Not in place: the update may lie where the next round's will, and a server may keep its grads.
@@ -310,7 +311,7 @@ def _move(
         means |= measure(state.params, params)
     outcome = Outcome(
         train_loss=means.pop("loss"),
-        batches=int(work.plan.steps.max()) if len(work) else 0,
+        batches=max(work.plan.steps.tolist(), default=0),
         examples=int(work.plan.counts.sum()),
         clients=cohort.clients.tolist(),
         bytes_up=(num_bytes(model, algorithm.channel) + sum_of_bytes(uploads.extra))
@@ -343,14 +344,14 @@ def _cohort(
     algorithm: Algorithm, federation: Federation, state: State, reported: Asked, counts: Tensor
 ) -> Cohort:
     clients, _, holdings, plan = reported
-    sizes = holdings.sizes.double()
-    size_shares = sizes / sizes.sum().clamp(min=1)
+    sizes = holdings.sizes.numpy()
+    total = int(sizes.sum())
+    size_shares = torch.from_numpy(sizes / max(total, 1))
     label_shares = None
     if "label_counts" in algorithm.discloses:
         totals = counts.sum(0)
         shares = counts.double() / totals.clamp(min=1)
         label_shares = torch.where(totals > 0, shares, size_shares[:, None])
-    total = int(holdings.sizes.sum())
     if algorithm.weigh.over == "seen":
         total = state.clients.num_examples_with(clients, holdings.sizes)
     elif algorithm.weigh.over == "population":

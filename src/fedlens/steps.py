@@ -13,7 +13,7 @@ from torch import Tensor
 from fedlens.algorithm import Algorithm
 from fedlens.augment import Augment
 from fedlens.augment.mixup import Mixture
-from fedlens.core import Batch, FactoredWeights, Local, Plan, Tree
+from fedlens.core import Batch, Cuts, FactoredWeights, Local, Tree
 from fedlens.federation import Examples
 from fedlens.slots import LocalStep
 from fedlens.trees import join, map_tensors
@@ -83,18 +83,6 @@ class WeightForm(Protocol):
     def multiplied_out(self, local: Local, step: LocalStep) -> Local:
         """Clients with these weights as tensors, after their last step."""
         ...
-
-
-Cuts = tuple[tuple[int, ...], tuple[int, ...]]
-"""For each step, how many clients still train, and how many examples their batches hold."""
-
-
-def cuts(plan: Plan) -> Cuts:
-    """They hold for clients sorted by their steps, as `ClientInputs` has them."""
-    training = (plan.counts > 0).sum(0)
-    num_steps = int((training > 0).sum())
-    widths = plan.counts.amax(0) if len(plan.counts) else training
-    return tuple(training[:num_steps].tolist()), tuple(widths[:num_steps].tolist())
 
 
 def alike(cuts: Cuts) -> Iterator[tuple[slice, int, int]]:

@@ -26,9 +26,24 @@ def map_tensors(value: Any, fn: Callable[[Tensor], Tensor]) -> Any:
 
 
 def tensors_in(value: Any) -> list[Tensor]:
+    """The tensors that `map_tensors` comes by, in its order."""
     found: list[Tensor] = []
-    map_tensors(value, lambda t: found.append(t) or t)  # type: ignore[func-returns-value]
+    _find(value, found)
     return found
+
+
+def _find(value: Any, found: list[Tensor]) -> None:
+    if isinstance(value, Tensor):
+        found.append(value)
+    elif isinstance(value, dict):
+        for part in value.values():
+            _find(part, found)
+    elif isinstance(value, (tuple, list)):
+        for part in value:
+            _find(part, found)
+    elif hasattr(value, "__dataclass_fields__"):
+        for name in value.__dataclass_fields__:
+            _find(getattr(value, name), found)
 
 
 def copy_tensors(source: Any, target: Any) -> None:

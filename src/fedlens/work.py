@@ -55,7 +55,7 @@ class Work:
     alone, that of the version of the model that it started from."""
 
     def __len__(self) -> int:
-        return len(self.keys)
+        return self.keys.shape[0]  # a tensor's own len() takes four times as long
 
     def rows(self, which: slice | Tensor) -> Work:
         listed = range(len(self))[which] if isinstance(which, slice) else which.tolist()
@@ -132,7 +132,8 @@ class ClientInputs(NamedTuple):
     @classmethod
     def of(cls, work: Work, numbers: Sequence[Sequence[float]] | None = None) -> ClientInputs:
         steps, to_cohort, mine = work.plan.steps, None, work
-        if not bool((steps[1:] <= steps[:-1]).all()):
+        listed = steps.numpy()
+        if (listed[1:] > listed[:-1]).any():
             order = steps.argsort(descending=True, stable=True)
             steps, to_cohort, mine = steps[order], order.argsort(), work.rows(order)
         return cls(
@@ -147,7 +148,7 @@ class ClientInputs(NamedTuple):
             cohort=work.cohort,
             cohort_sizes=work.cohort_sizes,
             memory=mine.memory if any(mine.memory) else (),
-            numbers=None if numbers is None else torch.tensor(numbers, dtype=torch.float64),
+            numbers=None if numbers is None else torch.from_numpy(np.array(numbers, np.float64)),
         )
 
     def cohort_of(self, rows: slice) -> Cohort:
@@ -181,12 +182,14 @@ class PackedInputs(NamedTuple):
         """They, and how to unpack them there: the same for all of these shapes."""
         cohort = inputs.cohort
         if len(inputs.cohort_sizes) == 1:  # what is recorded reads tensors alone
-            counts: Any = {name: torch.tensor(getattr(cohort, name)) for name in COUNTS}
+            counts: Any = {
+                name: torch.from_numpy(np.array(getattr(cohort, name), np.int64)) for name in COUNTS
+            }
             cohort = cohort._replace(**counts)
         like = inputs._replace(memory=(), cohort=cohort)
         tensors = tensors_in(like)
-        flat = [t.flatten().view(torch.int64) for t in tensors]  # or float64, bit by bit
-        packed = cls(moved(torch.cat(flat), device), inputs.memory)
+        flat = [t.numpy().ravel().view(np.int64) for t in tensors]  # or float64, bit by bit
+        packed = cls(moved(torch.from_numpy(np.concatenate(flat)), device), inputs.memory)
         return packed, partial(_unpacked, like), tuple(t.shape for t in tensors)
 
 

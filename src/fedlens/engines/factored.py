@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedlens.algorithm import Algorithm
 from fedlens.client import ClientProgram
@@ -60,11 +60,10 @@ def factorable(network: Network, program: ClientProgram, work: Work) -> tuple[st
         return ()
     _, steps, batch = work.plan.index.shape
     names = []
-    for name, layer in network.module.named_modules():
-        if isinstance(layer, nn.Linear) and network.takes_rows(name):
-            out, features = layer.out_features, layer.in_features
-            if steps * batch * (out + features) <= WORTH_IT * out * features:
-                names.append(f"{name}.weight")
+    for name, layer in network.row_layers.items():
+        out, features = layer.out_features, layer.in_features
+        if steps * batch * (out + features) <= WORTH_IT * out * features:
+            names.append(f"{name}.weight")
     return tuple(names)
 
 

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from fedlens.algorithm import Algorithm
 from fedlens.client import ClientProgram
-from fedlens.core import Local
+from fedlens.core import Cuts, Local
 from fedlens.federation import Examples
 from fedlens.network.model import Model
 from fedlens.network.ops import compile_ahead
-from fedlens.steps import Cuts, StepInput, cuts
+from fedlens.steps import StepInput
 from fedlens.trees import copies, copy_tensors, tensors_in
 from fedlens.work import ClientInputs, PackedInputs, Part, Shared, Work
 
@@ -63,11 +63,11 @@ def run_program(
     if recorder is None and device.type == "cpu":
         inputs = ClientInputs.of(work)
         return _own_memory(
-            program.run(model, examples, cuts(work.plan), spans, shared, inputs), recorded=False
+            program.run(model, examples, work.plan.cuts, spans, shared, inputs), recorded=False
         )
     numbers = None if recorder is None else program.numbers
     packed, unpack, shapes = PackedInputs.of(ClientInputs.of(work, numbers), device)
-    shape = cuts(work.plan)
+    shape = work.plan.cuts
 
     def whole_round(shared: Shared, packed: PackedInputs) -> list[Part]:
         return program.run(model, examples, shape, spans, shared, unpack(packed))
@@ -101,7 +101,7 @@ def rehearse(
 
 def _widest(work: Work) -> Cuts:
     """The cuts of its plan with the widest batch at every step, so that all have one shape."""
-    training, _ = cuts(work.plan)
+    training, _ = work.plan.cuts
     return training, (work.plan.index.shape[2],) * len(training)
 
 

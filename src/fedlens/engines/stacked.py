@@ -17,7 +17,6 @@ from fedlens.engines.graphs import Captures
 from fedlens.engines.recording import Recorder, rehearse, run_program
 from fedlens.federation import Examples
 from fedlens.network.network import Network
-from fedlens.steps import cuts
 from fedlens.work import Part, Shared, Work
 
 AT_ONCE = 64  # clients side by side, until it is known how much memory one takes
@@ -32,6 +31,12 @@ class Prepared:
     program: ClientProgram
     recorder: Recorder | None
     forms: dict[object, FactoredForm] = field(default_factory=dict)
+    formed: dict[object, ClientProgram] = field(default_factory=dict)  # `program` in each of them
+
+    def use(self, program: ClientProgram) -> None:
+        """Run it from now on: its numbers are an input of what is recorded."""
+        if program is not self.program:
+            self.program, self.formed = program, {}
 
 
 @dataclass
@@ -78,7 +83,7 @@ class Stacked(Engine):
         prepared = self._prepared
         if prepared is None or not program.differs_in_numbers_alone(prepared.program):
             self._prepared = prepared = Prepared(program, self._recorder())
-        prepared.program = program  # its numbers are an input of what is recorded
+        prepared.use(program)
         shared = shared._replace(params=self.network.lay_out_stacked(shared.params))
         start, each = 0, _clients_of_each(work)
         one_by_one = self.factor and faster_one_by_one(self.network, program, work)
@@ -103,7 +108,7 @@ class Stacked(Engine):
             start += size
         self._num_real += int(work.plan.counts.sum())
         self._num_computed += sum(
-            training * width for training, width in zip(*cuts(work.plan), strict=True)
+            training * width for training, width in zip(*work.plan.cuts, strict=True)
         )
 
     def _train_block(self, prepared: Prepared, shared: Shared, work: Work) -> list[Part]:
@@ -115,7 +120,9 @@ class Stacked(Engine):
             if key not in prepared.forms:
                 prepared.forms[key] = FactoredForm(self.network, program, names)
             form = prepared.forms[key]
-            program, shared = form.program(program), form.send(shared, work)
+            if key not in prepared.formed:
+                prepared.formed[key] = form.program(program)
+            program, shared = prepared.formed[key], form.send(shared, work)
             recorder = None if recorder is None else OfForm(key, recorder)
         probes = device.type == "cuda" and not self._has_probed
         if probes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -118,10 +119,18 @@ class Network:
             tensors = self.lay_out_stacked({name: t.unsqueeze(0) for name, t in model.items()})
             return self.stacked.predict(tensors, images.unsqueeze(0)).squeeze(0).to(self.dtype)
 
-    def takes_rows(self, layer: str) -> bool:
-        """Whether `stacked` calls the layer once, with rows [C, B, n], and trains it."""
-        known = self._stacked is not None and self._stacked.takes_rows(layer)
-        return known and f"{layer}.weight" in self._params
+    @cached_property
+    def row_layers(self) -> dict[str, nn.Linear]:
+        """The linear layers that `stacked` calls once, with rows [C, B, n], and trains; by name."""
+        if self._stacked is None:
+            return {}
+        return {
+            name: layer
+            for name, layer in self.module.named_modules()
+            if isinstance(layer, nn.Linear)
+            and self._stacked.takes_rows(name)
+            and f"{name}.weight" in self._params
+        }
 
     def flattened_channels(self, layer: str) -> int | None:
         """How many channels the images have that `stacked` flattens for this layer alone."""

@@ -102,13 +102,13 @@ def _in_passes(
     `steps` says how many batches each sees, given how many a pass has, and its key.
     """
     clients = len(holdings)
-    sizes, own = np.diff(holdings.offsets.numpy()), client_keys.numpy()
-    most = int(sizes.max()) if clients else 1
+    sizes, own = holdings.sizes.numpy(), client_keys.numpy()
+    most = int(sizes.max(initial=0))
     size = max(min(batch_size, most), 1)  # nobody's batch is larger than all it holds
     per_pass = (sizes + size - 1) // size  # [C] batches
     done = steps(per_pass, own)  # [C]
     num_steps = int(done.max()) if clients else 0
-    num_passes = -(-done // per_pass.clip(min=1))
+    num_passes = -(-done // np.maximum(per_pass, 1))
     # Of all passes, one after another: whose each is, and which of this client's own.
     whose = np.repeat(np.arange(clients), num_passes)
     turn = np.arange(len(whose)) - np.repeat(num_passes.cumsum() - num_passes, num_passes)
@@ -118,7 +118,7 @@ def _in_passes(
 
     # A pass fills the batches from its first one on, in a row.
     first = whose * num_steps + turn * per_pass[whose]
-    lengths = np.diff(offsets)
+    lengths = passes.sizes.numpy()
     place = np.arange(len(shuffled)) + np.repeat(first * size - offsets[:-1], lengths)
     if (done < num_passes * per_pass).any():
         seen = place < np.repeat((whose * num_steps + done[whose]) * size, lengths)
@@ -126,9 +126,9 @@ def _in_passes(
     index = np.zeros(clients * num_steps * size, np.int64)
     index[place] = shuffled
 
-    step = np.arange(num_steps)
-    taken = step % per_pass.clip(min=1)[:, None] * size  # [C, T] examples of the same pass before
-    counts = (sizes[:, None] - taken).clip(0, size)
+    step, each = np.arange(num_steps), np.maximum(per_pass, 1)[:, None]
+    taken = step % each * size  # [C, T] examples of the same pass before
+    counts = np.minimum(np.maximum(sizes[:, None] - taken, 0), size)
     return Plan(
         torch.from_numpy(index).view(clients, num_steps, size),
         torch.from_numpy(counts * (step < done[:, None])),

@@ -394,5 +394,7 @@ def _has_diverged(records: list[Record]) -> bool:
 
 def _sum_of_model(state: State) -> torch.Tensor:  # []
     """A number that is finite if all of the model is."""
-    sums = [p.sum() for p in (*state.params.values(), *state.buffers.values())]
-    return torch.stack([s.double() for s in sums]).sum()
+    model = [*state.params.values(), *state.buffers.values()]
+    # Of their sizes, since these are summed by one kernel, where sums of numbers take one each.
+    sums = torch._foreach_norm([t for t in model if t.is_floating_point()], 1)
+    return torch.stack(sums).double().sum()
