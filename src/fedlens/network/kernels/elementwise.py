@@ -15,7 +15,7 @@ from fedlens.keys import FIRST, GOLDEN, SECOND, signed
 from fedlens.network.kernels.launch import launchable
 from fedlens.network.kernels.sizes import tile
 
-_FIRST, _SECOND = tl.constexpr(FIRST), tl.constexpr(SECOND)
+_FIRST, _SECOND = tl.constexpr(signed(FIRST)), tl.constexpr(signed(SECOND))
 _GOLDEN = tl.constexpr(signed(GOLDEN))
 
 BLOCK = 1024  # elements of a program
