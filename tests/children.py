@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import IO
 
 import pytest
+import torch
 
 from tests.command_line import Ended
 
@@ -25,6 +26,7 @@ def fork() -> int:
         child = os.fork()
     if not child:
         gc.freeze()
+        torch.set_num_threads(1)  # those of the parent are not there any more
     gc.enable()
     return child
 

@@ -32,6 +32,13 @@ def refusal(*overrides: str, path: Path, **content: object) -> str:
     return str(refused.value)
 
 
+def test_a_key_below_a_section_that_belongs_above_it_is_told_so(tmp_path):
+    file = tmp_path / "a.toml"
+    file.write_text('dataset = "fashion-mnist-mini"\nmodel = "linear"\n[clients]\nrounds = 5\n')
+    with pytest.raises(ValueError, match=r"^rounds stands under \[clients\]: put it above the"):
+        fl.Experiment.read(file)
+
+
 def test_a_key_without_its_section_is_told_with_it():
     with pytest.raises(ValueError, match=r"'lr': did you mean local.lr or server.lr\?"):
         fl.Experiment.of({"dataset": "fashion-mnist-mini", "model": "lenet5", "lr": 0.1})

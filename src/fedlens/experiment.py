@@ -185,8 +185,13 @@ class Experiment:
         known = {f.name: f for f in fields(cls)}
         refuse_unknown(content, known, "", _KEYS_OF_SECTIONS)
         needed = [n for n, f in known.items() if f.default is MISSING and n not in content]
-        if needed:
-            raise ValueError(f"the experiment needs {needed[0]!r}: set {needed[0]} = ...")
+        for name in needed:
+            for section, table in content.items():
+                if section in _SECTIONS and isinstance(table, Mapping) and name in table:
+                    raise ValueError(
+                        f"{name} stands under [{section}]: put it above the first section"
+                    )
+            raise ValueError(f"the experiment needs {name!r}: set {name} = ...")
         return cls(**content)
 
     @classmethod

@@ -119,6 +119,7 @@ def test_after_an_interruption_the_same_command_goes_on(command, monkeypatch):
     [
         ((*ITEMS, "fedavg-cifar10/figure21"), "unknown recipe 'fedavg-cifar10/figure21': did you"),
         ((ITEMS[0], "rounds"), "unknown recipe 'rounds': "),
+        (("fedns",), "unknown recipe 'fedns': choose from fedns/table1, fedns/table2, "),
         (("rounds=3",), "no table or figure is named: choose from `fedlens list recipes`"),
         ((*ITEMS, "--from", "x"), "--from draws one page, not 2: name one table or figure"),
         ((*ITEMS, "--only", "FedAvg", "--only", "x"), "no experiment is called 'x': there are "),

@@ -188,6 +188,8 @@ def _print_one(done: Reproduced) -> None:
                 table(block.header, [[format_number(cell) for cell in row] for row in block.rows])
                 + "\n"
             )
+            if block.caption:  # which says what was left out
+                print(textwrap.fill(block.caption, 80) + "\n")
     for block in done.blocks:  # below the numbers, so that nobody takes them for more than they are
         if isinstance(block, Text) and block.title == OPENING:
             print("\n".join(textwrap.fill(words, 80) for words in block.paragraphs) + "\n")

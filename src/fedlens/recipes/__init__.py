@@ -9,10 +9,19 @@ from pathlib import Path
 from typing import Literal
 
 from fedlens.names import RECIPES as RECIPES
+from fedlens.options import did_you_mean
 
 ScaleName = Literal["smoke", "small", "paper"]
 
 CHECKOUT = Path(__file__).resolve().parents[3]
+
+
+def check_known(name: str) -> None:
+    """See that there is such a recipe; of a paper's name alone, say which it has."""
+    if name not in RECIPES:
+        items = [known for known in RECIPES if known.startswith(f"{name.rstrip('/')}/")]
+        hint = f"choose from {', '.join(items)}" if items else did_you_mean(name, RECIPES)
+        raise ValueError(f"unknown recipe {name!r}: {hint}")
 
 
 def measured(name: str) -> Path | None:

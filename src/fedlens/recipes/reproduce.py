@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedlens.experiment import Experiment
 from fedlens.locks import FolderLock
-from fedlens.options import did_you_mean
-from fedlens.recipes import RECIPES, ScaleName
+from fedlens.recipes import RECIPES, ScaleName, check_known
 from fedlens.recipes.experiments import experiments
 from fedlens.recipes.page import led_by_a_figure, opening
 from fedlens.recipes.recipe import FROM_CELL, Recipe, Results, Scale
@@ -85,8 +84,7 @@ def plan_all(
     if not names:
         raise ValueError("no table or figure is named: choose from `fedlens list recipes`")
     for name in names:
-        if name not in RECIPES:
-            raise ValueError(f"unknown recipe {name!r}: {did_you_mean(name, RECIPES)}")
+        check_known(name)
     if seeds is not None and seeds < 1:
         raise ValueError(f"seeds is {seeds}: choose 1 or more")
     at = Scale(scale, Path(data) if data is not None else None)

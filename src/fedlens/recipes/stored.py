@@ -12,8 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
-from fedlens.options import did_you_mean
-from fedlens.recipes import RECIPES, ScaleName
+from fedlens.recipes import RECIPES, ScaleName, check_known
 from fedlens.recipes.recipe import Recipe, Recorded, Results, Scale
 from fedlens.recipes.reproduce import Reproduced, draw, slug
 from fedlens.report.artists import Artists, Drawing
@@ -49,8 +48,7 @@ def restore(
     name: str, scale: ScaleName, stored: str | Path, data: str | Path | None = None
 ) -> tuple[Recipe, Results]:
     """A table or figure with the records of its cells that there are."""
-    if name not in RECIPES:
-        raise ValueError(f"unknown recipe {name!r}: {did_you_mean(name, RECIPES)}")
+    check_known(name)
     if not RECIPES[name](Scale("smoke")).cells:
         raise ValueError(f"{name} trains nothing and is drawn without records: leave --from out")
     runs = _runs(Path(stored))
