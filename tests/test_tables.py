@@ -90,6 +90,7 @@ def test_an_override_that_means_nothing_is_refused(content, override, message):
     ("name", "content", "message"),
     [
         ("a.toml", b"rounds = = 3", "is not valid TOML: "),
+        ("a.toml", b"rounds = 3\nmodel = linear # a name", 'write model = "linear", text has'),
         ("a.json", b"{", "is not valid JSON: "),
         ("a.json", b"[1]", "holds no table: write keys and values"),
         ("a.toml", b"\xff\xfe", "it is not text"),
@@ -105,6 +106,12 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, name, content, message):
     assert str(path) in str(refused.value)
     assert message in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_a_run_in_the_place_of_an_experiment_is_told_how_it_goes_on(tmp_path):
+    (tmp_path / "manifest.json").write_text("{}")
+    with pytest.raises(ValueError, match=f"it is a run: `fedlens resume {tmp_path}` goes on with"):
+        read_tables(tmp_path)
 
 
 # What UTF-8 can write down: every character but lone surrogates.

@@ -16,6 +16,7 @@ from fedlens.reading import demand_text, reason, shortened
 ENDINGS = (".toml", ".json")
 LONGEST = 1_000_000  # bytes of an experiment file
 DEEPEST = 32  # tables within each other, and parts of a dotted key
+BARE_WORD = re.compile(r"\s*([\w.-]+)\s*=\s*([A-Za-z][\w./:-]*)\s*(?:#.*)?")
 DEEP_KEY = re.compile(
     rf"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){{{DEEPEST},}}"""
 )
@@ -37,6 +38,8 @@ def read_text(path: Path) -> str:
 
 def _instead(path: Path) -> str:
     """What to name in place of a file that cannot be read."""
+    if (path / "manifest.json").is_file():
+        return f"it is a run: `fedlens resume {path}` goes on with it"
     if path.is_dir():
         return "name a file; for a folder of images `fedlens import` writes one"
     with suppress(OSError):
@@ -62,7 +65,7 @@ def parse_tables(text: str, path: Path) -> dict[str, Any]:
         _demand_shallow(tables)
         demand_text(json.dumps(tables, ensure_ascii=False, default=str), "its text")
     except (ValueError, RecursionError) as error:
-        line = f"{path} is not valid {kind}: {reason(error)}"
+        line = f"{path} is not valid {kind}: {reason(error)}{_quotes(text, error)}"
         if path.suffix not in ENDINGS:
             line = f"{path} is no experiment: name a .toml or .json file"
         raise ValueError(line) from error
@@ -74,6 +77,13 @@ def _parsed_toml(text: str) -> dict[str, Any]:
     if DEEP_KEY.search(text):
         raise ValueError(f"a key has more than {DEEPEST} parts")
     return tomllib.loads(text)
+
+
+def _quotes(text: str, error: Exception) -> str:
+    """A remedy for text without quotes, which people write who know YAML."""
+    found = re.match(r"Invalid value \(at line (\d+),", str(error))
+    word = BARE_WORD.fullmatch(text.splitlines()[int(found[1]) - 1]) if found else None
+    return f': write {word[1]} = "{word[2]}", text has quotes' if word else ""
 
 
 def _demand_shallow(value: Any) -> None:

@@ -42,7 +42,7 @@ def test_points_are_called_by_what_differs():
         ({}, None, "a sweep needs values to go through: give a grid, or a number of seeds"),
         ({"local.lr": [0.1, 0.1]}, None, "two points of the sweep are called lr=0.1"),
         ({"local.lr": [0.1]}, 0, "seeds is 0: choose 1 or more"),
-        ({"seed": [1, 2]}, 2, "seeds is 2: choose 1 or more, and no axis called seed"),
+        ({"seed": [1, 2]}, 2, "both a number of seeds and a grid of seed are given: leave one out"),
         ({"local.lr": []}, None, "local.lr has no values: give at least one"),
         ({"local.lrr": [1]}, None, "unknown key 'local.lrr': did you mean 'lr'?"),
     ],

@@ -42,8 +42,10 @@ def combinations(
     """The points of a grid: what each is called, and the overrides that make it."""
     axes = dict(axes)
     if seeds is not None:
-        if seeds < 1 or "seed" in axes:
-            raise ValueError(f"seeds is {seeds}: choose 1 or more, and no axis called seed")
+        if seeds < 1:
+            raise ValueError(f"seeds is {seeds}: choose 1 or more")
+        if "seed" in axes:
+            raise ValueError("both a number of seeds and a grid of seed are given: leave one out")
         axes["seed"] = range(first_seed, first_seed + seeds)
     if not axes:
         raise ValueError("a sweep needs values to go through: give a grid, or a number of seeds")
