@@ -218,7 +218,7 @@ def test_a_run_that_is_not_finished_or_whose_model_has_no_name_says_so(trained, 
     module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(784, 10))
     given = fl.Experiment(dataset="fashion-mnist-mini", model=module, rounds=1)
     result = fl.run(given, tmp_path / "own")
-    with pytest.raises(ValueError, match="was given from Python"):
+    with pytest.raises(ValueError, match=r"was given from Python: load it there, as fl.load\('"):
         fl.load(tmp_path / "own")
     loaded = fl.load(tmp_path / "own", module)
     assert torch.equal(loaded.module.state_dict()["1.bias"], result.model["1.bias"])

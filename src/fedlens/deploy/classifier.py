@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fedlens.data.folders import images as images_below
 from fedlens.data.pictures import read
-from fedlens.experiment import Experiment
+from fedlens.experiment import Experiment, Named
 from fedlens.reading import reading
 from fedlens.run_files import ANEW, BEST, EXPERIMENT, MANIFEST, MODEL, check_run, read_manifest
 from fedlens.setup.network import untrained
@@ -128,6 +128,11 @@ def load(run: str | Path, module: nn.Module | None = None, *, best: bool = False
         )
     if module is None:
         described = Experiment.read(folder / EXPERIMENT)
+        if isinstance(described.model, Named) and described.model.name.startswith("<"):
+            raise ValueError(
+                f"{folder} trained a module that was given from Python: load it there, as "
+                f"fl.load({str(folder)!r}, module) with one that is built alike"
+            )
         module = untrained(described, preprocessing.shape, len(classes))
     with reading(file, ANEW):
         own = load_file(file)
