@@ -15,10 +15,11 @@ from torch import Tensor, nn
 
 from fedlens.data.folders import images as images_below
 from fedlens.data.pictures import read
-from fedlens.experiment import Experiment, Named
+from fedlens.experiment import Experiment
 from fedlens.reading import reading
 from fedlens.run_files import ANEW, BEST, EXPERIMENT, MANIFEST, MODEL, check_run, read_manifest
 from fedlens.setup.network import untrained
+from fedlens.tables import read_tables
 
 BATCH = 64  # images asked about at a time
 
@@ -127,12 +128,12 @@ def load(run: str | Path, module: nn.Module | None = None, *, best: bool = False
             "load model.safetensors into your module"
         )
     if module is None:
-        described = Experiment.read(folder / EXPERIMENT)
-        if isinstance(described.model, Named) and described.model.name.startswith("<"):
+        if str(read_tables(folder / EXPERIMENT).get("model")).startswith("<"):
             raise ValueError(
                 f"{folder} trained a module that was given from Python: load it there, as "
                 f"fl.load({str(folder)!r}, module) with one that is built alike"
             )
+        described = Experiment.read(folder / EXPERIMENT)
         module = untrained(described, preprocessing.shape, len(classes))
     with reading(file, ANEW):
         own = load_file(file)
