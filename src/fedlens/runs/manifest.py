@@ -106,11 +106,14 @@ def check_there(folder: Path, experiment: Experiment) -> None:
         place, of = flat.get(key), str(flat.get(key.removesuffix(".path")))
         if not isinstance(place, str) or ":" in of:  # an address; what a function of one's own does
             continue
-        if not expanded(place).exists():
-            raise ValueError(
-                f"{place} is gone: if it was moved, set {key} in {folder / EXPERIMENT} to where it "
-                "is now"
-            )
+        demand_there(expanded(place), key, folder)
+
+
+def demand_there(place: Path, key: str, folder: Path) -> None:
+    """Refuse to do without what the setting `key` of a run names."""
+    if not place.exists():
+        file = folder / EXPERIMENT
+        raise ValueError(f"{place} is gone: if it was moved, set {key} in {file} to where it is")
 
 
 def check_unchanged(folder: Path, setup: Setup, before: Mapping[str, Any]) -> None:
