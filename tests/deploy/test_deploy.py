@@ -119,6 +119,33 @@ def test_evaluate_counts_apart_what_the_run_trained_on(trained, here, fedlens):
     assert (ended.status, ended.err) == (0, "")
 
 
+def test_evaluate_says_where_it_cannot_tell_what_the_run_trained_on(trained, here, fedlens):
+    images, run = here / "images", here / "run"
+    shutil.copytree(trained.images, images)
+    shutil.copytree(trained.run, run)
+    file = run / EXPERIMENT
+    text = file.read_text()
+    file.write_text(text.replace(str(trained.images), str(images)))
+    assert "the run trained on" in fedlens("evaluate", run, "--data", images).err
+    moved = images.rename(here / "moved")
+    ended = fedlens("evaluate", run, "--data", moved)
+    assert ended.status == 0
+    assert ended.err.strip() == (
+        f"fedlens: which of these the run trained on cannot be told: {images} is gone: if it was "
+        f"moved, set dataset.path in {file} to where it is"
+    )
+    file.write_text(text.replace(str(trained.images), str(moved)))
+    ended = fedlens("evaluate", run, "--data", moved)
+    assert "cannot be told" not in ended.err
+    assert "trained on 7" in ended.err
+    lines = text.splitlines()
+    (own,) = [line for line in lines if line.startswith("dataset")]
+    file.write_text(text.replace(own, 'dataset = "fashion-mnist-mini"'))
+    ended = fedlens("evaluate", run, "--data", moved, "--json")
+    assert "cannot be told: it was given fashion-mnist-mini, and no image files" in ended.err
+    assert "trained_on" not in json.loads(ended.out)
+
+
 def on_real_images(trained, run):
     """That another runtime takes files for what `predict` takes them for."""
     classifier = fl.load(trained.run)

@@ -58,7 +58,7 @@ class Stop:
         self.round, self.error = round, error
 
     def __call__(self, record: Record) -> None:
-        if record["round"] == self.round:
+        if record.get("round") == self.round:
             raise self.error
 
 

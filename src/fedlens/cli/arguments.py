@@ -29,7 +29,7 @@ Overrides = Annotated[
 Seed = Annotated[int | None, typer.Option(help="The seed, in place of the experiment's.")]
 DataFolder = Annotated[
     Path | None,
-    typer.Option("--data", help="Where to look for data first.", callback=existing),
+    typer.Option("--data", help="Where to look for named data sets first.", callback=existing),
 ]
 Track = Annotated[
     list[str] | None, typer.Option(help="A tracker to tell as well: tensorboard, wandb ...")

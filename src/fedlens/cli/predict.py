@@ -78,13 +78,24 @@ def evaluate_command(
     """Test a run's model on other images, whose classes are known."""
     from fedlens.deploy.classifier import load
     from fedlens.deploy.testing import tested_on, training_files
+    from fedlens.reading import printable
     from fedlens.report.numbers import NONE, format_number
     from fedlens.report.tables import table
     from fedlens.runs import progress
 
     classifier = load(run, best=best)
+    trained_on, unknown = [], ""
+    try:
+        trained_on = training_files(run)
+    except ValueError as error:
+        unknown = printable(str(error))
     with watching(quiet, progress.counted, "images") as watch:
-        found = tested_on(classifier, data, training_files(run), watch)
+        found = tested_on(classifier, data, trained_on, watch)
+    if unknown:
+        print(
+            f"fedlens: which of these the run trained on cannot be told: {unknown}",
+            file=sys.stderr,
+        )
     if "trained_on" in found:
         count = found["trained_on"]["images"]
         print(

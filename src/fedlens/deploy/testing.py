@@ -19,6 +19,7 @@ from fedlens.experiment import Experiment, Named
 from fedlens.options import did_you_mean
 from fedlens.run_files import EXPERIMENT
 from fedlens.runs.intervals import wilson
+from fedlens.runs.manifest import demand_there
 from fedlens.runs.metrics import Tally, metrics
 
 
@@ -62,18 +63,16 @@ def tested_on(
 
 
 def training_files(run: Path) -> list[Path]:
-    """The image files that a run trained on, where it was given files and they are still there."""
+    """The image files that a run trained on. If they cannot be told, a ValueError says why."""
     given = Experiment.read(run / EXPERIMENT).dataset
     if not isinstance(given, Named) or given.name not in ("csv", "folder"):
-        return []
+        raise ValueError(f"it was given {given.name}, and no image files")
     place, options = Path(str(given.options["path"])), given.options
-    try:
-        if given.name == "csv":
-            found = listed_in(place, options.get("client"))
-        else:
-            found = laid_out(place, options.get("layout"))
-    except ValueError:  # they have gone, or changed
-        return []
+    demand_there(place, "dataset.path", run)
+    if given.name == "csv":
+        found = listed_in(place, options.get("client"))
+    else:
+        found = laid_out(place, options.get("layout"))
     train = found.train
     if found.test is None:
         train, _ = train.divided(options.get("test_share", TEST_SHARE), found.clients)

@@ -20,6 +20,7 @@ from fedlens.report.blocks import (
     Strip,
     Table,
 )
+from fedlens.report.datasets import data_names
 from fedlens.report.grids import Heat
 from fedlens.report.groups import Group, written
 from fedlens.report.numbers import format_number
@@ -39,12 +40,13 @@ def partition_blocks(groups: Sequence[Group]) -> Iterator[Block]:
 
     Splits that differ in their seeds alone are one way of dealing: the first of them is drawn.
     """
-    found: dict[str, tuple[str, Run, Array]] = {}  # by split
-    for run in (run for one in groups for run in one.runs):
+    found: dict[tuple[str, str], tuple[str, Run, Array]] = {}  # by data set and split
+    runs = [run for one in groups for run in one.runs]
+    for run, of in zip(runs, data_names(runs), strict=True):
         counts = _matrix((run.partition or {}).get("label_counts"))
         if counts is not None:
-            way = _dealing(run, len(counts))
-            found.setdefault(str(run.manifest.get("partition")), (way, run, counts))
+            way = _dealing(run, of, len(counts))
+            found.setdefault((of, str(run.manifest.get("partition"))), (way, run, counts))
     ways = {way: (run, counts) for way, run, counts in reversed(found.values())}
     for way, (run, counts) in list(reversed(ways.items()))[:MOST_PICTURES]:
         of = f": {way}" if len(ways) > 1 else ""
@@ -66,13 +68,12 @@ def partition_blocks(groups: Sequence[Group]) -> Iterator[Block]:
         )
 
 
-def _dealing(run: Run, num_clients: int) -> str:
-    """How examples were dealt, in words: the data set, and the partition with its numbers."""
+def _dealing(run: Run, of: str, num_clients: int) -> str:
+    """How the examples `of` a data set were dealt, in words: the partition with its numbers."""
     flat = settings(run.experiment)
     inner = "clients.partition."
     numbers = [f"{k.removeprefix(inner)} {written(v)}" for k, v in flat.items() if inner in k]
     name = written(flat.get("clients.partition", "iid"))
-    of = written(flat.get("dataset", run.name))
     return f"{of}, {' '.join([name, *numbers])} over {num_clients} clients"
 
 
@@ -128,9 +129,10 @@ def by_main_class(counts: Array) -> Array:  # [K, L] -> [K]
 def class_blocks(groups: Sequence[Group]) -> Iterator[Block]:
     """Recall class by class, and what is taken for what, where runs recorded it at their end."""
     shown = [(one, total) for one in groups if (total := _confusion(one)) is not None]
-    if not shown or len({total.shape for _, total in shown}) > 1:
+    named = [_classes(one.runs[0], len(total)) for one, total in shown]
+    if not shown or any(classes != named[0] for classes in named):
         return
-    classes = _classes(shown[0][0].runs[0], len(shown[0][1]))
+    classes = named[0]
     recalls = [_recall(total) for _, total in shown]
     caption = (
         "Which share of a class's examples the final model recognises; behind the name, how many "

@@ -13,6 +13,7 @@ from statistics import fmean, stdev
 from fedlens.report.artists import Artists, Drawing
 from fedlens.report.blocks import Bars, Block, Curves, Facts, Series, Table, Text
 from fedlens.report.curves import cost_blocks, curve_blocks
+from fedlens.report.datasets import data_names, different_data
 from fedlens.report.groups import (
     MANY,
     Group,
@@ -132,6 +133,8 @@ def headline(runs: Sequence[Run]) -> str:
         sentences.append(f"{one.name} was not evaluated{loss} {_end(one)}")
     if silent[NAMED:]:
         sentences.append(f"{len(silent) - NAMED} more were not evaluated")
+    if scored and (told := different_data(runs)):
+        sentences.append(told)
     sentences += _collapsed(runs)
     return ". ".join(sentences) + "."
 
@@ -151,6 +154,9 @@ def _bars(groups: Sequence[Group], part: str) -> Iterator[Bars]:
     repeated = any(len(values) > 1 for _, values in finals)
     errors = [stdev(values) if len(values) > 1 else None for _, values in finals]
     around = " Whiskers are ± one standard deviation over seeds." if repeated else ""
+    told = different_data([run for one, _ in finals for run in one.runs])
+    if told:
+        around += f" {told}."
     yield Bars(
         title=f"Final {PART_NAMES[part]} accuracy",
         name="final_accuracy",
@@ -302,7 +308,8 @@ def details(runs: Sequence[Run]) -> Iterator[Text]:
 
 def _facts(run: Run) -> list[str]:
     flat = settings(run.experiment)
-    facts = [str(flat[key]) for key in ("dataset", "model") if key in flat]
+    facts = data_names([run]) if "dataset" in flat else []
+    facts += [str(flat["model"])] if "model" in flat else []
     parameters, clients = run.manifest.get("parameters"), flat.get("clients.count")
     if isinstance(parameters, int):
         facts.append(f"{parameters:,} parameters")

@@ -20,7 +20,7 @@ import torch
 
 from fedlens.experiment import Experiment, Named
 from fedlens.federation import Dataset
-from fedlens.reading import Fields, demand_fields
+from fedlens.reading import Fields, demand_fields, expanded
 from fedlens.run_files import ANEW, EXPERIMENT, MANIFEST, to_json
 from fedlens.runs.records import settings
 from fedlens.schedules import looked_at, names_in, value_at
@@ -29,6 +29,14 @@ from fedlens.version import __version__
 
 SAID = ("fedlens", "revision", "python", "torch", "numpy", "device")
 """What may differ when a run goes on, but is said: its bytes may then differ, too."""
+
+MAY_MOVE = {
+    "dataset.path": "data",
+    "weights": "weights",
+    "clients.partition.path": "partition",
+    "clients.partition.of.path": "partition",
+}
+"""Settings that say where a file lies, and the fingerprint in a manifest of what it holds."""
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +71,10 @@ def manifest(setup: Setup) -> dict[str, Any]:
 
 
 def check_settings(folder: Path, experiment: Experiment, before: Mapping[str, Any]) -> None:
-    """Refuse to go on with other settings than a run was begun with; only `rounds` may grow."""
+    """Refuse to go on with other settings than a run was begun with.
+
+    Only `rounds` may grow, and files may lie elsewhere: see `check_unchanged` for what they hold.
+    """
     if "settings" not in before:
         return
     file = folder / MANIFEST
@@ -73,6 +84,8 @@ def check_settings(folder: Path, experiment: Experiment, before: Mapping[str, An
     for key in [*old, *(key for key in new if key not in old)]:
         was, now = old.get(key), new.get(key)
         if was == now or (key == "rounds" and experiment.rounds > before["settings"]["rounds"]):
+            continue
+        if was and now and before.get(MAY_MOVE.get(key, "")):
             continue
         remedy = "only more can be asked for" if key == "rounds" else f"put it back in {EXPERIMENT}"
         raise ValueError(f"{folder} was begun with {key} = {was!r}, not {now!r}: {remedy}")
@@ -86,13 +99,33 @@ def check_settings(folder: Path, experiment: Experiment, before: Mapping[str, An
                 )
 
 
+def check_there(folder: Path, experiment: Experiment) -> None:
+    """Refuse to go on without a file or folder that the user named; say where to name it anew."""
+    flat = settings(experiment.plain())
+    for key in MAY_MOVE:
+        place, of = flat.get(key), str(flat.get(key.removesuffix(".path")))
+        if not isinstance(place, str) or ":" in of:  # an address; what a function of one's own does
+            continue
+        demand_there(expanded(place), key, folder)
+
+
+def demand_there(place: Path, key: str, folder: Path) -> None:
+    """Refuse to do without what the setting `key` of a run names."""
+    if not place.exists():
+        file = folder / EXPERIMENT
+        raise ValueError(f"{place} is gone: if it was moved, set {key} in {file} to where it is")
+
+
 def check_unchanged(folder: Path, setup: Setup, before: Mapping[str, Any]) -> None:
     """Refuse to go on with other data than a run was begun with; say what else is different."""
     known: Fields = {"partition": str} | ({"weights": dict} if setup.weights else {})
     demand_fields(before, known, folder / MANIFEST, ANEW)
     remedy = "the data are not those it started with: find the old ones"
     if before.get("data", setup.dataset.digest) != setup.dataset.digest:
-        raise ValueError(f"{folder}: {remedy} (images or labels of {setup.dataset.name} differ)")
+        given = setup.experiment.dataset
+        own = given.options.get("path") if isinstance(given, Named) else None
+        name = own or setup.dataset.name
+        raise ValueError(f"{folder}: {remedy} (images or labels of {name} differ)")
     if before["partition"] != partition_hash(setup):
         raise ValueError(f"{folder}: {remedy} (clients hold other examples)")
     if setup.weights and setup.weights.sha256 != before["weights"].get("sha256"):

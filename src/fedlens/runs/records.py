@@ -137,15 +137,20 @@ def read_all(folders: Sequence[Path]) -> list[Run]:
     if not distinct:
         raise ValueError("no run to report on: name at least one run folder")
     runs = [read(folder) for folder in distinct.values()]
-    parts = [path.parts for path in distinct]
-    names = [run.name for run in runs]
-    for depth in range(2, max(map(len, parts)) + 1):
+    names = told_apart([*distinct])
+    return [replace(run, name=name) for run, name in zip(runs, names, strict=True)]
+
+
+def told_apart(paths: Sequence[Path]) -> list[str]:
+    """A name for each of several paths: its last part, or as many as set it apart from others."""
+    names = [printable(path.name) for path in paths]
+    for depth in range(2, max((len(path.parts) for path in paths), default=0) + 1):
         seen = Counter(names)
         names = [
-            printable("/".join(part[-depth:]).replace("//", "/")) if seen[name] > 1 else name
-            for name, part in zip(names, parts, strict=True)
+            printable("/".join(path.parts[-depth:]).replace("//", "/")) if seen[name] > 1 else name
+            for name, path in zip(names, paths, strict=True)
         ]
-    return [replace(run, name=name) for run, name in zip(runs, names, strict=True)]
+    return names
 
 
 def is_number(value: Any) -> TypeGuard[float]:

@@ -29,7 +29,7 @@ from fedlens.runs.alone import by_client, check_clients_are_tested
 from fedlens.runs.chosen_metrics import chosen, try_out
 from fedlens.runs.evaluate import Twin
 from fedlens.runs.folder import Records, RunFolder, check_free, readable_json
-from fedlens.runs.manifest import check_settings, check_unchanged, manifest
+from fedlens.runs.manifest import check_settings, check_there, check_unchanged, manifest
 from fedlens.runs.progress import all_of, decoding, shown
 from fedlens.runs.progress import rounds as in_rounds
 from fedlens.runs.result import Result
@@ -79,8 +79,9 @@ def resume(
 ) -> Result:
     """Go on where a run stopped, to the result it would have had.
 
-    `rounds` asks for more of them than the run was begun with. `experiment` is needed only if the
-    run's data or model were given from Python. `engine` is for going on elsewhere: what began on
+    `rounds` asks for more of them than the run was begun with. Data that were moved are found where
+    its experiment.toml says. `experiment` is needed only if the run's data or model were given from
+    Python. `engine` is for going on elsewhere: what began on
     `ray` may go on on `processes`, and the other way round. `watch` and `progress` are those of
     `run`.
     """
@@ -91,6 +92,7 @@ def resume(
         described = experiment or Experiment.read(folder.path / EXPERIMENT)
         described = described if rounds is None else replace(described, rounds=rounds)
         check_settings(folder.path, described, before)
+        check_there(folder.path, described)
         begun = as_begun(described, before)
         begun = replace(begun, engine=_going_on(begun.engine, engine))
         done = last_saved(folder.path) or 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Sequence
 
@@ -13,6 +14,9 @@ from fedlens.engines.processes import num_cores
 from fedlens.experiment import Experiment
 from fedlens.federation import Examples
 from fedlens.network.network import Network
+from fedlens.setup.network import stacking_fails
+
+logger = logging.getLogger(__name__)
 
 
 def engine_of(
@@ -29,6 +33,16 @@ def engine_of(
         name = automatic_engine(device, experiment.clients.cohort)
     if name == "ray":
         cluster.check()
+    if (name == "stacked" or devices) and len(train):  # workers on GPUs stack their clients, too
+        why = stacking_fails(network, train.read(slice(0, 2)).cpu())
+        told = f"engine {name} cannot train many clients of this model at once ({why})"
+        if why and experiment.engine == "auto":
+            logger.warning("%s: engine sequential trains one after another", told)
+            name = "sequential"
+        elif why:
+            on_cpu = device.type == "cpu" and not devices
+            choice = '"sequential" or "processes"' if on_cpu else '"sequential"'
+            raise ValueError(f"{told}: choose engine = {choice}")
     return ENGINES[name](network, train, devices, others, on_disk)
 
 

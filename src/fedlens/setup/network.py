@@ -20,9 +20,12 @@ from fedlens.models.freeze import freeze_norms, train_last
 from fedlens.models.weights import Loaded, load_weights
 from fedlens.names import MODELS
 from fedlens.network.layers import group_norm
+from fedlens.network.model import Model
 from fedlens.network.network import Network
+from fedlens.network.stacked.model import MappedModel
 from fedlens.options import call, expect, find
-from fedlens.own_code import mistake_of
+from fedlens.own_code import mistake_of, place_of_error
+from fedlens.reading import reason
 from fedlens.setup.devices import PRECISIONS
 
 
@@ -121,14 +124,10 @@ def _try(network: Network, dataset: Dataset, outputs: int | None) -> None:
 def _try_training(network: Network, images: torch.Tensor) -> None:
     """One pass as in training, to see whether the model draws numbers that no key reaches."""
     before = torch.get_rng_state()
-    key = torch.zeros(1, dtype=torch.int64)
-    params, buffers = (
-        {n: t[None] for n, t in tree.items()} for tree in (network.params, network.buffers)
-    )
     drew: list[nn.Module] = []
     try:
-        with torch.no_grad(), _watching_for_draws(drew):
-            network.single(params, buffers, images[None], key, torch.ones(1, len(images)))
+        with _watching_for_draws(drew):
+            _train(network, network.single, images)
     except ValueError:
         raise
     except Exception as error:
@@ -140,6 +139,32 @@ def _try_training(network: Network, images: torch.Tensor) -> None:
             f"the model draws random numbers by itself{_where(network, drew)}, so that no run "
             f"could be repeated: {_remedy(drew)}"
         )
+
+
+def stacking_fails(network: Network, images: torch.Tensor) -> str:
+    """Why clients of this model cannot be trained side by side; "" if they can.
+
+    A model that is run layer by layer can: its forward pass was read, and does nothing unknown.
+    """
+    if not isinstance(network.stacked, MappedModel):
+        return ""
+    try:
+        _train(network, network.stacked, images)
+    except Exception as error:  # torch.func.vmap may refuse anything that the module does
+        where = place_of_error(error).partition(": ")[0]
+        why = reason(error).partition(". ")[0]  # behind that it asks to be told of it
+        return f"{where}: {why}" if where else why
+    return ""
+
+
+def _train(network: Network, model: Model, images: torch.Tensor) -> None:
+    """One forward pass of one client, as in training."""
+    params, buffers = (
+        {n: t[None] for n, t in tree.items()} for tree in (network.params, network.buffers)
+    )
+    key = torch.zeros(1, dtype=torch.int64)
+    with torch.no_grad():
+        model(params, buffers, images[None], key, torch.ones(1, len(images)))
 
 
 @contextmanager
