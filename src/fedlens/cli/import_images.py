@@ -103,6 +103,7 @@ def _told(found: Survey) -> list[str]:
         lines.append(f"found {len(found.sites)} site{'s' * (len(found.sites) != 1)}: {sites}")
     lines += _first([f"missing: {site} has no {label}" for site, label in found.missing])
     lines += _first([f"left out: {line}" for line in found.broken])
+    lines += _passed_over(found)
     unsure = [(a, b) for a, b in found.twins if a.label != b.label]
     lines += _first(
         [
@@ -117,6 +118,8 @@ def _told(found: Survey) -> list[str]:
         lines.append(f"assumed: folders are {found.layout}; else add --layout {other}")
     else:
         lines.append(f"assumed: no sites, so {NUM_CLIENTS} clients get equal random parts")
+    if found.laid.remark is not None:
+        lines.append(f"assumed: {found.laid.remark}")
     if found.deeper is not None:
         lines.append(f"assumed: folders within those say nothing, such as {found.deeper}")
     if found.side is not None:
@@ -127,6 +130,21 @@ def _told(found: Survey) -> list[str]:
         )
     lines.append(f"assumed: {'gray' if found.channels == 1 else 'colour'}; else change channels")
     return lines
+
+
+def _passed_over(found: Survey) -> list[str]:
+    """One line, of what is not in the csv file and need not be a mistake."""
+    said, (suffixes, folders) = [], found.passed
+    if count := suffixes.total():
+        kinds = [f"{suffix or 'without ending'} {n:,}" for suffix, n in suffixes.most_common(5)]
+        more = ", ..." if len(suffixes) > len(kinds) else ""
+        what = "1 file that is no image" if count == 1 else f"{count:,} files that are no images"
+        said.append(f"{what} we read ({', '.join(kinds)}{more})")
+    if folders:
+        names = [folder.as_posix() for folder in folders[:3]] + ["..."] * (len(folders) > 3)
+        what = "1 folder" if len(folders) == 1 else f"{len(folders):,} folders"
+        said.append(f"{what} without images ({', '.join(names)})")
+    return [f"passed over: {', and '.join(said)}"] if said else []
 
 
 def _first(lines: list[str]) -> list[str]:
