@@ -13,8 +13,10 @@ import typer
 from fedlens.cli.arguments import Quiet, watching
 
 if TYPE_CHECKING:
+    from fedlens.data.layouts import Part
     from fedlens.data.survey import Survey
 
+PARTS: tuple[Part, ...] = ("train", "validation", "test")
 ROUNDS = 30
 NUM_CLIENTS = 10  # where there are no sites
 MOST_TOLD = 20  # lines of one kind: of many sites, most lack some class
@@ -101,6 +103,10 @@ def _told(found: Survey) -> list[str]:
     if found.sites:
         sites = ", ".join(f"{name} {count:,}" for name, count in sorted(found.sites.items()))
         lines.append(f"found {len(found.sites)} site{'s' * (len(found.sites) != 1)}: {sites}")
+    if found.laid.part_level is not None:
+        parts = found.parts
+        told = ", ".join(f"{name} {parts[name]:,}" for name in PARTS if parts[name])
+        lines.append(f"found parts, as folders are called: {told}")
     lines += _first([f"missing: {site} has no {label}" for site, label in found.missing])
     lines += _first([f"left out: {line}" for line in found.broken])
     lines += _passed_over(found)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -144,7 +144,8 @@ def read_layout(
     at, levels = levels_of(place, files)
     for file, names in zip(files, levels, strict=True):
         if not names:
-            raise ValueError(f"{place / file} is in no folder of a class: put it into one")
+            instead = "put it into one" if at is None else "put it into one, or elsewhere"
+            raise ValueError(f"{place / file} is in no folder of a class: {instead}")
     shallow, deep = min(map(len, levels)), max(map(len, levels))
     if layout is None and at == 1 and shallow < 2:
         outer = _some(names[0] for names in levels)
@@ -183,31 +184,26 @@ def levels_of(place: Path, files: Sequence[Path]) -> tuple[int | None, list[tupl
     0 is the outermost; 1 is in each of these. What cannot be told is refused.
     """
     folders = [file.parts[:-1] for file in files]
-    at = None
-    if _are_parts(place, folders):
-        at = 0
-        for name in sorted({names[0] for names in folders if names}):
-            inside = [names[1:] for names in folders if names[:1] == (name,)]
-            if _are_parts(place / name, inside):
-                again = _some(names[0] for names in inside if names)
-                raise ValueError(
-                    f"{place / name} has {again} within it, and is called after a part itself: "
-                    "name one of them otherwise"
-                )
-    elif outer := sorted({names[0] for names in folders if names}):
-        divided = {
-            name: _are_parts(place / name, [n[1:] for n in folders if n[:1] == (name,)])
-            for name in outer
-        }
-        if any(divided.values()):
-            at = 1
-            for name, is_divided in divided.items():
-                if not is_divided:
-                    other = next(name for name in outer if divided[name])
-                    raise ValueError(
-                        f"{place / other} is divided into train and test, and {place / name} is "
-                        "not: divide all alike, or none"
-                    )
+    inside: dict[str, set[tuple[str, ...]]] = {}
+    for names in folders:
+        if names:
+            inside.setdefault(names[0], set()).add(names[1:])
+    outermost = _are_parts(place, set(folders))
+    divided = {name: _are_parts(place / name, inside[name]) for name in sorted(inside)}
+    both = next((name for name, is_divided in divided.items() if is_divided), None)
+    if outermost and both is not None:
+        again = _some(names[0] for names in inside[both] if names)
+        raise ValueError(
+            f"{place / both} has {again} within it, and is called after a part itself: name one "
+            "of them otherwise"
+        )
+    for name, is_divided in divided.items():
+        if both is not None and not is_divided:
+            raise ValueError(
+                f"{place / both} is divided into train and test, and {place / name} is not: "
+                "divide all alike, or none"
+            )
+    at = 0 if outermost else 1 if both is not None else None
     if at is None:
         for names in folders:
             if any(map(part_named, names[2:])):
@@ -219,7 +215,7 @@ def levels_of(place: Path, files: Sequence[Path]) -> tuple[int | None, list[tupl
     return at, [(*names[:at], *names[at + 1 :]) for names in folders]
 
 
-def _are_parts(place: Path, folders: Sequence[tuple[str, ...]]) -> bool:
+def _are_parts(place: Path, folders: Set[tuple[str, ...]]) -> bool:
     """Whether the outermost of these folders, all in `place`, are parts: all of them, or none."""
     bare = {names[0]: False for names in folders if names}
     bare |= {names[0]: True for names in folders if len(names) == 1}  # has images itself

@@ -72,6 +72,11 @@ class Survey:
         return Counter(one.site for one in self.seen if one.site is not None)
 
     @property
+    def parts(self) -> Counter[Part]:
+        """How many images are for what; those of which nobody said it are to train on."""
+        return Counter(one.split or "train" for one in self.seen)
+
+    @property
     def missing(self) -> list[tuple[str, str]]:
         """The classes that a site has not."""
         there = {(one.site, one.label) for one in self.seen}
