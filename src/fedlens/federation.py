@@ -111,13 +111,14 @@ class Dataset:
     std: tuple[float, ...] | None = None
     left_out: tuple[LeftOut, ...] = ()  # files that could not be decoded
     is_mapped: bool = False  # its images are a file that may be larger than memory
+    validation: Examples | None = None  # of its own; else a share of train is set apart
 
     def __post_init__(self) -> None:
         if isinstance(self.classes, str) or not isinstance(self.classes, Sequence):
             raise ValueError(
                 f"{self.name}: classes are {self.classes!r}: give their names in a list"
             )
-        for part in (self.train, self.test):
+        for part in self.parts:
             if not len(part):
                 continue
             low, high = int(part.labels.min()), int(part.labels.max())
@@ -126,10 +127,11 @@ class Dataset:
                     f"{self.name}: labels are {low} to {high}, but there are {self.num_classes} "
                     f"classes: number them from 0 to {self.num_classes - 1}"
                 )
-        shapes = [tuple(part.images.shape[1:]) for part in (self.train, self.test) if len(part)]
+        shapes = [tuple(part.images.shape[1:]) for part in self.parts if len(part)]
         if len(set(shapes)) > 1:
+            other = next(shape for shape in shapes if shape != shapes[0])
             raise ValueError(
-                f"{self.name}: training images are {shapes[0]} and test images {shapes[1]} "
+                f"{self.name}: training images are {shapes[0]} and test images {other} "
                 "(channels, height, width): resize one of them"
             )
         demand_text(self.classes, f"{self.name}: the class")
@@ -141,6 +143,12 @@ class Dataset:
                 )
 
     @property
+    def parts(self) -> list[Examples]:
+        """Train, test and, where it has its own, validation."""
+        own = [] if self.validation is None else [self.validation]
+        return [self.train, self.test, *own]
+
+    @property
     def num_classes(self) -> int:
         return len(self.classes)
 
@@ -148,7 +156,7 @@ class Dataset:
     def digest(self) -> str:
         """A fingerprint of what is in it: of every pixel and every label."""
         found = hashlib.sha256(repr((self.classes, self.mean, self.std)).encode())
-        for part in (self.train, self.test):
+        for part in self.parts:
             for piece in part.contents():
                 found.update(piece)
         return found.hexdigest()

@@ -164,7 +164,7 @@ class Evaluate:
     every: int = 1  # rounds
     at: tuple[int, ...] = ()  # rounds besides
     on: Given[Part | Sequence[Part], tuple[Part, ...]] = default(("test",))
-    validation: float = 0.1  # the share of train set apart, if `on` has validation
+    validation: float = 0.1  # the share of train set apart for validation, if data have none
     twin: bool = False  # also train a centralised twin, and say how near to it the run came
     local_only: bool = False  # also train each client by itself, and say who gains by federating
     fine_tune: int = 0  # passes of each client over its own examples, from the final model

@@ -13,8 +13,10 @@ import typer
 from fedlens.cli.arguments import Quiet, watching
 
 if TYPE_CHECKING:
+    from fedlens.data.layouts import Part
     from fedlens.data.survey import Survey
 
+PARTS: tuple[Part, ...] = ("train", "validation", "test")
 ROUNDS = 30
 NUM_CLIENTS = 10  # where there are no sites
 MOST_TOLD = 20  # lines of one kind: of many sites, most lack some class
@@ -101,8 +103,13 @@ def _told(found: Survey) -> list[str]:
     if found.sites:
         sites = ", ".join(f"{name} {count:,}" for name, count in sorted(found.sites.items()))
         lines.append(f"found {len(found.sites)} site{'s' * (len(found.sites) != 1)}: {sites}")
+    if found.laid.part_level is not None:
+        parts = found.parts
+        told = ", ".join(f"{name} {parts[name]:,}" for name in PARTS if parts[name])
+        lines.append(f"found parts, as folders are called: {told}")
     lines += _first([f"missing: {site} has no {label}" for site, label in found.missing])
     lines += _first([f"left out: {line}" for line in found.broken])
+    lines += _passed_over(found)
     unsure = [(a, b) for a, b in found.twins if a.label != b.label]
     lines += _first(
         [
@@ -117,6 +124,8 @@ def _told(found: Survey) -> list[str]:
         lines.append(f"assumed: folders are {found.layout}; else add --layout {other}")
     else:
         lines.append(f"assumed: no sites, so {NUM_CLIENTS} clients get equal random parts")
+    if found.laid.remark is not None:
+        lines.append(f"assumed: {found.laid.remark}")
     if found.deeper is not None:
         lines.append(f"assumed: folders within those say nothing, such as {found.deeper}")
     if found.side is not None:
@@ -127,6 +136,21 @@ def _told(found: Survey) -> list[str]:
         )
     lines.append(f"assumed: {'gray' if found.channels == 1 else 'colour'}; else change channels")
     return lines
+
+
+def _passed_over(found: Survey) -> list[str]:
+    """One line, of what is not in the csv file and need not be a mistake."""
+    said, (suffixes, folders) = [], found.passed
+    if count := suffixes.total():
+        kinds = [f"{suffix or 'without ending'} {n:,}" for suffix, n in suffixes.most_common(5)]
+        more = ", ..." if len(suffixes) > len(kinds) else ""
+        what = "1 file that is no image" if count == 1 else f"{count:,} files that are no images"
+        said.append(f"{what} we read ({', '.join(kinds)}{more})")
+    if folders:
+        names = [folder.as_posix() for folder in folders[:3]] + ["..."] * (len(folders) > 3)
+        what = "1 folder" if len(folders) == 1 else f"{len(folders):,} folders"
+        said.append(f"{what} without images ({', '.join(names)})")
+    return [f"passed over: {', and '.join(said)}"] if said else []
 
 
 def _first(lines: list[str]) -> list[str]:

@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from fedlens.data.arrays import Column
+from fedlens.data.layouts import Part, part_named, refuse_strangers, with_tests
 from fedlens.data.pictures import TEST_SHARE, Found, Listed, OnError, dataset
 from fedlens.data.places import Source
 from fedlens.federation import Dataset
@@ -43,11 +44,11 @@ def csv(
 ) -> Dataset:
     """A csv file with the header path,label and, where known, client, lat, lon and split.
 
-    Paths are relative to the csv file. `split` says train or test; without it a fixed share of
-    each class, `test_share`, becomes test, about the same of each client. Another column than
-    `client` may name the clients. All other columns are kept as text. Images are resized
-    to `size` × `size`; without a size all must be as large as the first. Files that cannot be
-    decoded are named, or left out if `on_error` is "skip".
+    Paths are relative to the csv file. `split` says train, validation or test; without it a
+    fixed share of each class, `test_share`, becomes test, about the same of each client. Another
+    column than `client` may name the clients. All other columns are kept as text. Images are
+    resized to `size` × `size`; without a size all must be as large as the first. Files that cannot
+    be decoded are named, or left out if `on_error` is "skip".
     """
     found = listed_in(source.resolve(path), client)
     return dataset(found, size, channels, test_share, on_error, source.watch)
@@ -85,12 +86,19 @@ def listed_in(file: Path, client: str | None = None) -> Found:
     clients = client or ("client" if "client" in listed.columns else None)
     if "split" not in rows[0].cells:
         return Found(file.stem, classes, listed, clients=clients)
-    chosen = _chosen(rows)
-    train, test = listed.take([not test for test in chosen]), listed.take(chosen)
-    for part, what in ((train, "train"), (test, "test")):
-        if not part.names:
+    parts, remark = with_tests([_part(row) for row in rows], file)
+    for what in ("train", "test"):
+        if what not in parts:
             raise ValueError(f"{file}: no row has split {what}: mark some, or drop the column")
-    return Found(file.stem, classes, train, test, clients)
+    refuse_strangers(
+        (f"{row.where}: {row.cells['path']}", row.cells["label"], part)
+        for row, part in zip(rows, parts, strict=True)
+    )
+    train, test, validation = (
+        listed.take([part == what for part in parts]) for what in ("train", "test", "validation")
+    )
+    own = validation if validation.names else None
+    return Found(file.stem, classes, train, test, clients, own, remark)
 
 
 def _rows(file: Path) -> list[Row]:
@@ -186,11 +194,11 @@ def _degrees(row: Row, name: str) -> float:
     return value
 
 
-def _chosen(rows: Sequence[Row]) -> list[bool]:
-    """Which rows are marked as test."""
-    for row in rows:
-        split = row.cells["split"]
-        if split not in ("train", "test"):
-            hint = did_you_mean(split, ("train", "test"))
-            raise ValueError(f"{row.where}: split is {split!r}: {hint}")
-    return [row.cells["split"] == "test" for row in rows]
+def _part(row: Row) -> Part:
+    """What a row is marked as, in any of the usual spellings."""
+    split = row.cells["split"]
+    part = part_named(split)
+    if part is None:
+        hint = did_you_mean(split, ("train", "validation", "test"))
+        raise ValueError(f"{row.where}: split is {split!r}: {hint}")
+    return part

@@ -8,14 +8,22 @@ from typing import Literal
 
 import numpy as np
 
-from fedlens.data.pictures import ENDINGS, TEST_SHARE, Found, Listed, OnError, dataset
+from fedlens.data.layouts import (
+    ANNOTATIONS,
+    Laid,
+    Part,
+    folders_of,
+    images,
+    levels_of,
+    part_named,
+    read_layout,
+    stranger,
+    without_images,
+)
+from fedlens.data.pictures import TEST_SHARE, Found, Listed, OnError, dataset
 from fedlens.data.places import Source, put_in_place
 from fedlens.federation import Dataset
-from fedlens.options import did_you_mean
 from fedlens.reading import demand_text, reading
-
-ANNOTATIONS = "val_annotations.txt"  # Tiny ImageNet lists the classes of its test images there
-
 
 Layout = Literal["class", "site/class"]
 """What the folders stand for: the outermost first."""
@@ -31,10 +39,11 @@ def folder(
     test_share: float = TEST_SHARE,
     on_error: OnError = "stop",
 ) -> Dataset:
-    """Images in `path`/class/, or in `path`/train/class/ and `path`/test/class/ (or val).
+    """Images in `path`/class/, or in `path`/train/class/ and `path`/test/class/.
 
-    With `layout` "site/class" they are in `path`/site/class/, and a column `site` says whose each
-    is. Without a test folder a fixed share of each class, `test_share`, becomes test. Images are
+    With `layout` "site/class" they are in `path`/site/class/, or in train and test outside or
+    inside the sites, and a column `site` says whose each is. Without a test folder val takes its
+    place; without both a fixed share of each class, `test_share`, becomes test. Images are
     resized to `size` × `size`; without a size all must be as large as the first. Files that cannot
     be decoded are named, or left out if `on_error` is "skip".
     """
@@ -46,51 +55,61 @@ def laid_out(place: Path, layout: Layout | None) -> Found:
     """The images below a folder. Which layout two levels of folders have, somebody must say."""
     if not place.is_dir():
         raise ValueError(f"{place} is not a folder: set path to the folder of the class folders")
-    inner = place / "train" if (place / "train").is_dir() else place
-    if not _folders(inner):
-        raise ValueError(f"{inner} has no class folders: put each class's images into its own")
-    if layout is None:
-        _refuse_two_levels(inner)
-    by_site = layout == "site/class"
-    groups = _folders(inner) if by_site else [inner]
-    classes = sorted({entry.name for group in groups for entry in _folders(group)})
-    train = _listed(inner, classes, by_site)
-    tests = [place / name for name in ("test", "val") if (place / name).is_dir()]
-    marked = inner != place and tests
-    test = _listed(tests[0], classes, by_site) if marked else None
-    return Found(place.resolve().name, classes, train, test, "site" if by_site else None)
+    files = [file.relative_to(place) for file in images(place)]
+    listed_apart = [
+        entry.name
+        for entry in folders_of(place)
+        if part_named(entry.name) in ("validation", "test") and (entry / ANNOTATIONS).is_file()
+    ]
+    files = [file for file in files if file.parts[0] not in listed_apart]
+    if all(len(file.parts) < 2 for file in files):
+        raise ValueError(f"{place} has no class folders: put each class's images into its own")
+    laid = read_layout(place, files, layout, lambda name: f'set layout = "{name}"', guess=False)
+    for entry in without_images(place, files, laid.num_levels):
+        beside = laid.part_level == 0 and len(entry.parts) == 1 and not part_named(entry.name)
+        if not beside and entry.name not in listed_apart:
+            raise ValueError(f"{place / entry} has no images: add some or remove the folder")
+    classes = sorted({one.label for one in laid.placed if one.part in ("train", None)})
+    train, validation, test = (
+        _of_part(place, laid, classes, part) for part in ("train", "validation", "test")
+    )
+    assert train is not None
+    if listed_apart and test is None:
+        test = _annotated(place / listed_apart[0], classes)
+    clients = "site" if laid.layout == "site/class" else None
+    name = place.resolve().name
+    return Found(name, classes, train, test, clients, validation, laid.remark)
+
+
+def _of_part(place: Path, laid: Laid, classes: Sequence[str], part: Part) -> Listed | None:
+    """The images of a part, sorted by class and name; those of no part are to train on."""
+    some = [one for one in laid.placed if (one.part or "train") == part]
+    if not some:
+        return None
+    # A part that is outermost is where its names begin: by them images are divided.
+    base = place / some[0].file.parts[0] if laid.part_level == 0 else place
+    number = {name: i for i, name in enumerate(classes)}
+    rows = sorted(
+        (number[one.label], (place / one.file).relative_to(base).as_posix(), one.site or "")
+        for one in some
+    )
+    sites = np.array([site for _, _, site in rows])
+    columns = {"site": sites} if laid.layout == "site/class" else {}
+    return Listed([name for _, name, _ in rows], [label for label, _, _ in rows], base, columns)
 
 
 def class_layout(place: Path, classes: Sequence[str]) -> Layout | None:
     """The layout in which the folders have the names of these classes, if there is one."""
-    outer = _folders(place / "test" if (place / "test").is_dir() else place)
-    inner = [entry for group in outer for entry in _folders(group)]
-    if outer and {entry.name for entry in outer} <= set(classes):
+    _, levels = levels_of(place, [file.relative_to(place) for file in images(place)])
+    if levels and all(names and names[0] in classes for names in levels):
         return "class"
-    return "site/class" if inner and {entry.name for entry in inner} <= set(classes) else None
-
-
-def _refuse_two_levels(place: Path) -> None:
-    """Refuse folders in which more folders hold images: they may be sites, or classes."""
-    for outer in _folders(place):
-        for inner in _folders(outer):
-            if images(inner):
-                some, inside = _some_names(place), _some_names(outer)
-                raise ValueError(
-                    f"{place} has folders within folders: if {some} are sites, which hold the "
-                    f'classes {inside}, set layout = "site/class"; if {some} are the classes '
-                    'themselves, set layout = "class"'
-                )
-
-
-def _some_names(place: Path) -> str:
-    names = [entry.name for entry in _folders(place)]
-    return ", ".join(names if len(names) < 5 else [*names[:3], "..."])
+    inner = levels and all(len(names) > 1 and names[1] in classes for names in levels)
+    return "site/class" if inner else None
 
 
 def listed_by_class(place: Path) -> tuple[Listed, list[str]]:
     """All images of a folder with a folder for each class, and these classes."""
-    classes = sorted(entry.name for entry in _folders(place))
+    classes = sorted(entry.name for entry in folders_of(place))
     if not classes:
         raise ValueError(f"{place} has no class folders: put each class's images into its own")
     return _listed(place, classes), classes
@@ -104,7 +123,7 @@ def tiny_imagenet(
     Its labelled `val` images are the test images. Fewer classes will do: those in `train`.
     """
     place, _ = put_in_place("tiny-imagenet", source)
-    wnids = sorted(entry.name for entry in _folders(place / "train"))
+    wnids = sorted(entry.name for entry in folders_of(place / "train"))
     if not wnids:
         raise ValueError(f"{place / 'train'} has no class folders: unpack the archive again")
     train, test = _listed(place / "train", wnids), _listed(place / "val", wnids)
@@ -116,58 +135,37 @@ def tiny_imagenet(
     return dataset(found, size, 3, on_error=on_error, watch=source.watch)
 
 
-def _folders(place: Path) -> list[Path]:
-    found = [e for e in place.iterdir() if e.is_dir() and not e.name.startswith(".")]
-    return sorted(found, key=lambda entry: entry.name)
-
-
-def _listed(place: Path, classes: Sequence[str], by_site: bool = False) -> Listed:
+def _listed(place: Path, classes: Sequence[str]) -> Listed:
     """The images below each class folder, sorted by class and name."""
-    number = {name: i for i, name in enumerate(classes)}
     if (place / ANNOTATIONS).is_file():
-        found = _annotated(place)
-    else:
-        groups = _folders(place) if by_site else [place]
-        for file in (file for group in groups for file in group.iterdir() if by_site):
-            if file.suffix.lower() in ENDINGS:
-                raise ValueError(f"{file} is in no class folder of its site: move it into one")
-        found = [pair for group in groups for pair in _by_class(group)]
-    for file, name in found:
-        if name not in number:
-            hint = did_you_mean(name, classes)
-            raise ValueError(f"{file} is of class {name!r}, which train has not: {hint}")
-    if not found:
-        raise ValueError(f"{place} has no images: add some or remove the folder")
-    rows = sorted((number[name], file.relative_to(place).as_posix()) for file, name in found)
-    names = [name for _, name in rows]
-    demand_text(names, f"{place}: the file name")
-    columns = {"site": np.array([name.partition("/")[0] for name in names])} if by_site else {}
-    return Listed(names, [label for label, _ in rows], place, columns)
-
-
-def _by_class(place: Path) -> list[tuple[Path, str]]:
-    """The images below each class folder, and the class of each."""
+        return _annotated(place, classes)
     found = []
-    for entry in _folders(place):
+    for entry in folders_of(place):
         inside = images(entry)
         if not inside:
             raise ValueError(f"{entry} has no images: add some or remove the folder")
         found += [(file, entry.name) for file in inside]
     if not found:
         raise ValueError(f"{place} has no class folders: put each class's images into its own")
-    return found
+    return _sorted(place, found, classes)
 
 
-def images(place: Path) -> list[Path]:
-    """The image files below a folder, at any depth."""
-    files = (file for file in place.rglob("*") if file.suffix.lower() in ENDINGS)
-    return [file for file in files if file.is_file() and not file.name.startswith(".")]
-
-
-def _annotated(place: Path) -> list[tuple[Path, str]]:
+def _annotated(place: Path, classes: Sequence[str]) -> Listed:
+    """The images that a file lists with their classes."""
     with reading(place / ANNOTATIONS, "unpack the archive again"):
         lines = (place / ANNOTATIONS).read_text(encoding="utf-8").splitlines()
     rows = [line.split("\t") for line in lines if line.strip()]
-    if any(len(row) < 2 for row in rows):
+    if not rows or any(len(row) < 2 for row in rows):
         raise ValueError(f"{place / ANNOTATIONS} is damaged: each line names a file and its class")
-    return [(place / "images" / row[0], row[1]) for row in rows]
+    return _sorted(place, [(place / "images" / row[0], row[1]) for row in rows], classes)
+
+
+def _sorted(place: Path, found: Sequence[tuple[Path, str]], classes: Sequence[str]) -> Listed:
+    number = {name: i for i, name in enumerate(classes)}
+    for file, name in found:
+        if name not in number:
+            raise stranger(file, name, classes, "test")
+    rows = sorted((number[name], file.relative_to(place).as_posix()) for file, name in found)
+    names = [name for _, name in rows]
+    demand_text(names, f"{place}: the file name")
+    return Listed(names, [label for label, _ in rows], place)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,6 +27,8 @@ ENDINGS = frozenset(  # what Pillow reads everywhere
     (".bmp", ".gif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 )
 
+
+logger = logging.getLogger(__name__)
 
 OnError = Literal["stop", "skip"]
 """What becomes of image files that cannot be decoded: all are named, or they are left out."""
@@ -79,6 +82,8 @@ class Found:
     train: Listed
     test: Listed | None = None  # None: nobody said which
     clients: str | None = None  # the column that names whose each image is
+    validation: Listed | None = None
+    remark: str | None = None  # what whoever reads them should be told
 
 
 def dataset(
@@ -98,26 +103,38 @@ def dataset(
     train, test = found.train, found.test
     if test is None:
         train, test = train.divided(test_share, found.clients)
-    parts = [[part.base / name for name in part.names] for part in (train, test)]
+    listed = [part for part in (train, test, found.validation) if part is not None]
+    parts = [[part.base / name for name in part.names] for part in listed]
     shape = (size, size) if size else _first_shape(parts[0], channels)
-    total = sum(map(len, parts))
+    total, before = sum(map(len, parts)), 0
     decoded = []
-    for paths, before in zip(parts, (0, len(parts[0])), strict=True):
+    for paths in parts:
         tell = counting_from(watch, before, total)
         decoded.append(decode(paths, shape, channels, size, tell))
+        before += len(paths)
     broken = [one for _, some in decoded for one in some]
     if on_error == "stop":
         refuse(broken)
     made = [
-        _without(part, pixels, some)
-        for part, (pixels, some) in zip((train, test), decoded, strict=True)
+        _without(part, pixels, some) for part, (pixels, some) in zip(listed, decoded, strict=True)
     ]
-    for part, what in zip(made, ("training", "test"), strict=True):
+    for part, what in zip(made, ("training", "test", "validation"), strict=False):
         if not len(part):
             refuse(broken, f"no {what} image is left")
     mean, std = mean_and_std(made[0].images)
     left_out = tuple(LeftOut(str(one.path), one.why) for one in broken)
-    return Dataset(found.name, made[0], made[1], tuple(found.classes), mean, std, left_out)
+    if found.remark is not None:
+        logger.warning("%s", found.remark)
+    return Dataset(
+        found.name,
+        made[0],
+        made[1],
+        tuple(found.classes),
+        mean,
+        std,
+        left_out,
+        validation=made[2] if found.validation is not None else None,
+    )
 
 
 def _first_shape(paths: Sequence[Path], channels: int) -> tuple[int, ...]:

@@ -10,16 +10,24 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-from fedlens.data.folders import images
+from fedlens.data.layouts import (
+    ANNOTATIONS,
+    Laid,
+    Part,
+    Placed,
+    Reading,
+    files_below,
+    is_image,
+    read_layout,
+    refuse_strangers,
+    without_images,
+)
 from fedlens.data.pictures import glance
 from fedlens.data.places import Counted
-from fedlens.reading import demand_text
 
-Reading = Literal["class", "site/class", "class/site"]
 SIDES = (28, 32, 64, 96, 128, 224)  # that images of several sizes are resized to
-SPLITS = {"train": "train", "test": "test", "val": "test"}
 
 
 class Seen(NamedTuple):
@@ -28,10 +36,17 @@ class Seen(NamedTuple):
     path: Path  # relative to the folder
     label: str
     site: str | None
-    split: str | None
+    split: Part | None
     size: tuple[int, int]  # width, height
     gray: bool
     content: str  # a hash of the file
+
+
+class Passed(NamedTuple):
+    """What was passed over."""
+
+    suffixes: Counter[str]  # of files that are not called as images are
+    folders: Sequence[Path]  # of sites, classes and parts that have no images
 
 
 @dataclass(frozen=True)
@@ -39,9 +54,14 @@ class Survey:
     """What there is in a folder."""
 
     folder: Path
-    layout: Reading
+    laid: Laid
     seen: Sequence[Seen]
     broken: Sequence[str]  # a line for each file that cannot be decoded
+    passed: Passed
+
+    @property
+    def layout(self) -> Reading:
+        return self.laid.layout
 
     @property
     def classes(self) -> Counter[str]:
@@ -50,6 +70,11 @@ class Survey:
     @property
     def sites(self) -> Counter[str]:
         return Counter(one.site for one in self.seen if one.site is not None)
+
+    @property
+    def parts(self) -> Counter[Part]:
+        """How many images are for what; those of which nobody said it are to train on."""
+        return Counter(one.split or "train" for one in self.seen)
 
     @property
     def missing(self) -> list[tuple[str, str]]:
@@ -69,7 +94,7 @@ class Survey:
     @property
     def deeper(self) -> Path | None:
         """A folder below those that are sites and classes, if there is one."""
-        levels = len(self.layout.split("/")) + (self.seen[0].split is not None)
+        levels = self.laid.num_levels
         folders = (one.path.parent for one in self.seen)
         return next((place for place in folders if len(place.parts) > levels), None)
 
@@ -95,49 +120,42 @@ def survey(folder: Path, layout: Reading | None = None, watch: Counted | None = 
     """
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder: name one with images")
-    files = sorted(file.relative_to(folder) for file in images(folder))
+    below = [file.relative_to(folder) for file in files_below(folder)]
+    files = sorted(file for file in below if is_image(file))
     if not files:
         raise ValueError(f"{folder} has no images: name the folder that they are in")
-    demand_text([str(file) for file in files], f"{folder}: the file name")
-    split = set(SPLITS) & {file.parts[0] for file in files}
-    marked = len(split) > 1 and split == {file.parts[0] for file in files}
-    levels = [file.parts[1 if marked else 0 : -1] for file in files]
-    depth = min(map(len, levels))
-    if depth < 1:
-        bare = files[levels.index(())]
-        raise ValueError(f"{folder / bare} is in no folder of a class: put it into one")
-    chosen = layout or ("site/class" if depth > 1 else "class")
-    if chosen != "class" and depth < 2:
-        raise ValueError(f"{folder} has one level of folders: leave --layout out")
+    if any(file.name == ANNOTATIONS for file in below):
+        raise ValueError(
+            f"{folder} is laid out as Tiny ImageNet is, whose classes stand in {ANNOTATIONS}: "
+            'set dataset = "tiny-imagenet" in an experiment, and name the folder with --data'
+        )
+    laid = read_layout(folder, files, layout, lambda name: f"add --layout {name}", guess=True)
+    passed = Passed(
+        Counter(file.suffix.lower() for file in below if not is_image(file)),
+        without_images(folder, files, laid.num_levels),
+    )
 
-    def look(i: int) -> Seen | str:
+    def look(one: Placed) -> Seen | str:
+        file = folder / one.file
         try:
-            size, colours = glance(folder / files[i])
+            size, colours = glance(file)
         except ValueError as error:
             return str(error)
-        outer, inner = (levels[i][0], levels[i][1] if depth > 1 else "")
-        label = inner if chosen == "site/class" else outer
-        site = {"class": None, "site/class": outer, "class/site": inner}[chosen]
-        return Seen(
-            files[i],
-            label,
-            site,
-            SPLITS[files[i].parts[0]] if marked else None,
-            size,
-            all((colours[..., 0] == colours[..., i]).all() for i in (1, 2)),
-            hashlib.sha256((folder / files[i]).read_bytes()).hexdigest(),
-        )
+        gray = all((colours[..., 0] == colours[..., i]).all() for i in (1, 2))
+        return Seen(*one, size, gray, hashlib.sha256(file.read_bytes()).hexdigest())
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         looked = []
-        for one in pool.map(look, range(len(files))):
+        for one in pool.map(look, laid.placed):
             looked.append(one)
             if watch is not None:
                 watch(len(looked), len(files))
     seen = [one for one in looked if isinstance(one, Seen)]
     if not seen:
         raise ValueError(f"none of the {len(files)} images in {folder} can be decoded: {looked[0]}")
-    found = Survey(folder, chosen, seen, [one for one in looked if isinstance(one, str)])
+    refuse_strangers((folder / one.path, one.label, one.split) for one in seen)
+    broken = [one for one in looked if isinstance(one, str)]
+    found = Survey(folder, laid, seen, broken, passed)
     if len(found.classes) == 1:
         raise ValueError(
             f"{folder} has one class, {seen[0].label}, and nothing to tell it from: name a folder "

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedlens.data.folders import images as images_below
+from fedlens.data.layouts import images as images_below
 from fedlens.data.pictures import read
 from fedlens.experiment import Experiment
 from fedlens.reading import reading

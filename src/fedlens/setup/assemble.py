@@ -28,8 +28,8 @@ from fedlens.setup.data import (
     load_dataset,
     on_disk,
     own_tests,
-    set_apart,
     split_examples,
+    with_validation,
 )
 from fedlens.setup.devices import devices_of, precision_of
 from fedlens.setup.engine import engine_of
@@ -102,9 +102,7 @@ def build(
     if device.type == "cuda" and has_triton():
         loading_triton()
     dataset = load_dataset(experiment.dataset, data, watch)
-    train, validation = dataset.train, None
-    if "validation" in experiment.evaluate.on:
-        train, validation = set_apart(train, experiment)
+    train, validation = with_validation(dataset, experiment)
     train, split = split_examples(experiment, train, dataset.num_classes)
     # From here on it is known how many clients there are, and whether per_round fits them.
     clients = replace(experiment.clients, count=split.num_clients)
@@ -173,9 +171,7 @@ def partition(
 ) -> tuple[Dataset, Examples, Holdings]:
     """The data set, what is trained on, and who holds what of it (in the first round)."""
     dataset = load_dataset(experiment.dataset, data, watch)
-    train = dataset.train
-    if "validation" in experiment.evaluate.on:
-        train, _ = set_apart(train, experiment)
+    train, _ = with_validation(dataset, experiment)
     train, split = split_examples(experiment, train, dataset.num_classes)
     return dataset, train, Federation(train, dataset.num_classes, split).everyone(0)
 

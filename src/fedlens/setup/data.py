@@ -70,7 +70,16 @@ def split_seed(experiment: Experiment) -> int:
     return experiment.seed if own is None else own
 
 
-def set_apart(train: Examples, experiment: Experiment) -> tuple[Examples, Examples]:
+def with_validation(dataset: Dataset, experiment: Experiment) -> tuple[Examples, Examples | None]:
+    """Train, and validation where it is asked for: the data's own, else a share of train."""
+    if "validation" not in experiment.evaluate.on:
+        return dataset.train, None
+    if dataset.validation is not None:
+        return dataset.train, dataset.validation
+    return _set_apart(dataset.train, experiment)
+
+
+def _set_apart(train: Examples, experiment: Experiment) -> tuple[Examples, Examples]:
     """Train without a seeded share of it, and that share."""
     key = keys.fold(keys.root(split_seed(experiment)), keys.purpose("validation"))
     order = keys.fold(key, torch.arange(len(train))).argsort(stable=True)

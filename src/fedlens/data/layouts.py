@@ -1,0 +1,264 @@
+"""What the folders above image files stand for: sites, classes, parts such as train and test."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from fedlens.data.pictures import ENDINGS
+from fedlens.reading import demand_text
+
+Part = Literal["train", "validation", "test"]
+Reading = Literal["class", "site/class", "class/site"]
+"""What folders stand for, the outermost first; those of parts are not counted."""
+
+SPELLINGS: Mapping[Part, Sequence[str]] = {
+    "train": ("train", "training"),
+    "validation": ("val", "valid", "validation", "dev", "eval"),
+    "test": ("test", "testing"),
+}
+PARTS = {name: part for part, names in SPELLINGS.items() for name in names}
+ANNOTATIONS = "val_annotations.txt"  # Tiny ImageNet lists the classes of its test images there
+
+
+class Placed(NamedTuple):
+    """An image file, and what its folders say of it."""
+
+    file: Path  # relative to the folder that was read
+    label: str
+    site: str | None
+    part: Part | None  # None: nobody said which images are for tests
+
+
+@dataclass(frozen=True)
+class Laid:
+    """The image files below a folder, as they are laid out there."""
+
+    layout: Reading
+    placed: Sequence[Placed]
+    part_level: int | None  # 0: train and test are outermost; 1: they are in each site
+    remark: str | None  # what was made of the images for validation
+
+    @property
+    def num_levels(self) -> int:
+        """Of folders that say something."""
+        return len(self.layout.split("/")) + (self.part_level is not None)
+
+
+def part_named(name: str) -> Part | None:
+    """Which part is called so, if one is; in any case."""
+    return PARTS.get(name.strip().lower())
+
+
+def with_tests(parts: Sequence[Part], where: Path) -> tuple[Sequence[Part], str | None]:
+    """The parts that images are for in the end, and what there is to say of it.
+
+    Validation images are never tested on beside test images; without any they take their place.
+    """
+    count = parts.count("validation")
+    if not count:
+        return parts, None
+    if "test" not in parts:
+        said = f"{where} has no test images: its {count:,} for validation are tested on"
+        return ["test" if part == "validation" else part for part in parts], said
+    said = (
+        f"{where} has {count:,} images for validation: they are neither trained nor tested on, and "
+        'are used where evaluate.on has "validation"'
+    )
+    return parts, said
+
+
+def refuse_strangers(labelled: Iterable[tuple[object, str, Part | None]]) -> None:
+    """Refuse a class that train has not. Each image has a name to begin with, a class, a part."""
+    rows = list(labelled)
+    known = {label for _, label, part in rows if part in ("train", None)}
+    for name, label, part in rows:
+        if label not in known:
+            raise stranger(name, label, known, part or "test")
+
+
+def stranger(name: object, label: str, known: Iterable[str], part: Part) -> ValueError:
+    near = get_close_matches(label, sorted(known), n=1)
+    rest = f"did you mean {near[0]!r}?" if near else f"add it to train, or take it out of {part}"
+    return ValueError(f"{name} is of class {label!r}, which train has not: {rest}")
+
+
+def files_below(place: Path, _above: frozenset[Path] = frozenset()) -> Iterator[Path]:
+    """The files below a folder at any depth, without hidden ones; links are followed."""
+    here = place.resolve()
+    if here in _above:  # a link to where we came from
+        return
+    for entry in sorted(os.scandir(place), key=lambda entry: entry.name):
+        if entry.name.startswith("."):
+            continue
+        if entry.is_dir():
+            yield from files_below(place / entry.name, _above | {here})
+        elif entry.is_file():
+            yield place / entry.name
+
+
+def is_image(file: Path) -> bool:
+    """Whether it is called as images are that can be read."""
+    return file.suffix.lower() in ENDINGS
+
+
+def images(place: Path) -> list[Path]:
+    """The image files below a folder, at any depth."""
+    return [file for file in files_below(place) if is_image(file)]
+
+
+def folders_of(place: Path) -> list[Path]:
+    """The folders in a folder, without hidden ones."""
+    found = [e for e in place.iterdir() if e.is_dir() and not e.name.startswith(".")]
+    return sorted(found, key=lambda entry: entry.name)
+
+
+def without_images(place: Path, files: Sequence[Path], num_levels: int) -> list[Path]:
+    """Folders of sites, classes and parts below which there is no image: the outermost of them."""
+    used = {parent for file in files for parent in file.parents}
+    found, level = [], folders_of(place)
+    for _ in range(num_levels):
+        bare = [entry.relative_to(place) for entry in level]
+        found += [entry for entry in bare if entry not in used]
+        level = [inner for entry in bare if entry in used for inner in folders_of(place / entry)]
+    return found
+
+
+def read_layout(
+    place: Path,
+    files: Sequence[Path],
+    layout: Reading | None,
+    option: Callable[[str], str],
+    guess: bool,
+) -> Laid:
+    """What the folders above these images stand for; `files` are relative to `place`.
+
+    `option` says how a layout is asked for. Where none is, and there are two levels of folders, the
+    outer are taken for sites if we may `guess`.
+    """
+    demand_text([str(file) for file in files], f"{place}: the file name")
+    at, levels = levels_of(place, files)
+    for file, names in zip(files, levels, strict=True):
+        if not names:
+            instead = "put it into one" if at is None else "put it into one, or elsewhere"
+            raise ValueError(f"{place / file} is in no folder of a class: {instead}")
+    shallow, deep = min(map(len, levels)), max(map(len, levels))
+    if layout is None and at == 1 and shallow < 2:
+        outer = _some(names[0] for names in levels)
+        raise ValueError(
+            f"{place / files[[*map(len, levels)].index(shallow)]} is in no folder of a class: put "
+            f"it into one or, if {outer} are the classes themselves, {option('class')}"
+        )
+    if layout is None and deep > 1 and not guess:
+        first = next(names[0] for names in levels if len(names) > 1)
+        outer = _some(names[0] for names in levels)
+        inner = _some(names[1] for names in levels if len(names) > 1 and names[0] == first)
+        raise ValueError(
+            f"{place} has folders within folders: if {outer} are sites, which hold the classes "
+            f"{inner}, {option('site/class')}; if {outer} are the classes themselves, "
+            f"{option('class')}"
+        )
+    chosen: Reading = layout or ("site/class" if shallow > 1 else "class")
+    if chosen != "class" and shallow < 2:
+        if deep < 2:
+            raise ValueError(f"{place} has one level of folders: leave layout out")
+        lost = files[[*map(len, levels)].index(shallow)]
+        raise ValueError(f"{place / lost} is in no class folder of its site: move it into one")
+    parts, remark = _parts(place, files, at)
+    label, site = {"class": (0, None), "site/class": (1, 0), "class/site": (0, 1)}[chosen]
+    placed = [
+        Placed(file, names[label], None if site is None else names[site], part)
+        for file, names, part in zip(files, levels, parts, strict=True)
+    ]
+    refuse_strangers((place / one.file, one.label, one.part) for one in placed)
+    return Laid(chosen, placed, at, remark)
+
+
+def levels_of(place: Path, files: Sequence[Path]) -> tuple[int | None, list[tuple[str, ...]]]:
+    """At which level of folders train and test are, if at any; and the other folders of each file.
+
+    0 is the outermost; 1 is in each of these. What cannot be told is refused.
+    """
+    folders = [file.parts[:-1] for file in files]
+    inside: dict[str, set[tuple[str, ...]]] = {}
+    for names in folders:
+        if names:
+            inside.setdefault(names[0], set()).add(names[1:])
+    outermost = _are_parts(place, set(folders))
+    divided = {name: _are_parts(place / name, inside[name]) for name in sorted(inside)}
+    both = next((name for name, is_divided in divided.items() if is_divided), None)
+    if outermost and both is not None:
+        again = _some(names[0] for names in inside[both] if names)
+        raise ValueError(
+            f"{place / both} has {again} within it, and is called after a part itself: name one "
+            "of them otherwise"
+        )
+    for name, is_divided in divided.items():
+        if both is not None and not is_divided:
+            raise ValueError(
+                f"{place / both} is divided into train and test, and {place / name} is not: "
+                "divide all alike, or none"
+            )
+    at = 0 if outermost else 1 if both is not None else None
+    if at is None:
+        for names in folders:
+            if any(map(part_named, names[2:])):
+                raise ValueError(
+                    f"{place.joinpath(*names)} is too deep for a part: put folders such as train "
+                    "and test outermost, or right inside those of sites"
+                )
+        return None, folders
+    return at, [(*names[:at], *names[at + 1 :]) for names in folders]
+
+
+def _are_parts(place: Path, folders: Set[tuple[str, ...]]) -> bool:
+    """Whether the outermost of these folders, all in `place`, are parts: all of them, or none."""
+    bare = {names[0]: False for names in folders if names}
+    bare |= {names[0]: True for names in folders if len(names) == 1}  # has images itself
+    called = {name: part for name in sorted(bare) if (part := part_named(name))}
+    others = sorted(bare.keys() - called.keys())
+    if not called:
+        return False
+    if () in folders or others:
+        if () not in folders and all(bare[n] and called[n] == "train" for n in called):
+            return False  # trains, among cars
+        beside = _some(others) if others else "images"
+        raise ValueError(
+            f"{place} has {_some(called)} beside {beside}, and nobody can tell whether that is a "
+            "part or a class: move one of them elsewhere, or give the class another name"
+        )
+    first: dict[Part, str] = {}
+    for name, part in called.items():
+        if first.setdefault(part, name) != name:
+            raise ValueError(
+                f"{place} has {first[part]} and {name}, which both are for {part}: put them "
+                "together, or rename one"
+            )
+    return True
+
+
+def _parts(
+    place: Path, files: Sequence[Path], at: int | None
+) -> tuple[Sequence[Part | None], str | None]:
+    if at is None:
+        return [None] * len(files), None
+    named = [PARTS[file.parts[at].strip().lower()] for file in files]
+    if "train" not in named:
+        there = _some(file.parts[at] for file in files)
+        inside = place / files[0].parts[0] if at == 0 else "a folder within"
+        raise ValueError(
+            f"{place} has {there} and nothing to train on: add a folder train beside, or name "
+            f"{inside} itself"
+        )
+    if set(named) == {"train"}:
+        return [None] * len(files), None
+    return with_tests(named, place)
+
+
+def _some(names: Iterable[str]) -> str:
+    found = sorted(set(names))
+    return ", ".join(found if len(found) < 5 else [*found[:3], "..."])
