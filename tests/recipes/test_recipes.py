@@ -77,6 +77,7 @@ def test_a_recipe_makes_its_page_from_the_embedded_images(name, root):
         assert f"1 of the {len(cells)} experiments" in " ".join(told.paragraphs)
         for block in led_by_a_figure(recipe.blocks(results), told):
             assert not isinstance(block, Curves) or any(line.x for line in block.lines)
+            assert not isinstance(block, Table) or block.rows
             for series in block.series if isinstance(block, Bars) else ():
                 assert any(height is not None for height in series.heights)
 

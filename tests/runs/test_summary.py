@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import fedlens as fl
+from fedlens.runs.summary import _is_constant
 
 EXPERIMENT = fl.Experiment(
     dataset=fl.Named("fashion-mnist-mini"),
@@ -83,3 +84,18 @@ def test_the_peak_of_memory_counts_the_workers():
     assert own < theirs / 2
     assert theirs > 350e6
     assert counted == theirs
+
+
+@pytest.mark.parametrize(
+    ("predicted", "constant"),
+    [
+        ({"test": 1}, True),
+        ({"test": 1, "validation": 1}, True),
+        ({"test": 2, "validation": 1}, False),
+        ({"test": 1, "validation": 2}, False),
+        ({}, False),
+    ],
+)
+def test_a_model_is_constant_if_it_gives_one_class_to_all_it_was_evaluated_on(predicted, constant):
+    record = {f"{part}_classes_predicted": count for part, count in predicted.items()}
+    assert _is_constant(record) is constant

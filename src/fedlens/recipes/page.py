@@ -111,7 +111,9 @@ def led_by_a_figure(blocks: Sequence[Block], told: Text) -> list[Block]:
 
 
 def _is_empty(block: Block) -> bool:
-    """Whether it is a picture of experiments of which none was run."""
+    """Whether it is a picture or a table of experiments of which none was run."""
+    if isinstance(block, Table):
+        return not block.rows
     if isinstance(block, Curves):
         return not any(line.x for line in block.lines if line.style != "dashed")
     if isinstance(block, Bars):
