@@ -190,6 +190,7 @@ RECIPES = ByName(
         "hsu2020/figure8": "hsu2020.figure8",
         "hsu2020/figure9": "hsu2020.figure9",
         "hsu2020/figure10": "hsu2020.figure10",
+        "hsu2020/composed": "hsu2020.composed",
         "fedns/table1": "fedns.table1",
         "fedns/table2": "fedns.table2",
         "fedns/table3": "fedns.table3",

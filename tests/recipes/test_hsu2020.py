@@ -97,6 +97,17 @@ def test_a_mean_over_some_of_the_seeds_says_so():
     assert "2 of 3: so many of the runs got so far." in table.caption
 
 
+def test_composed_has_each_method_with_and_without_the_others(monkeypatch):
+    monkeypatch.setattr(Scale, "has", lambda _, name: name in ("cifar10", "femnist"))
+    cells = RECIPES["hsu2020/composed"](Scale("paper")).cells
+    assert [len([c for c in cells if c.startswith(w)]) for w in ("geo", "user")] == [9, 9]
+    both = cells["geo, FedAvgM, FedVC, FedIR"]
+    assert [one.name for one in both.algorithm] == ["fedvc", "fedir", "fedavgm"]
+    table3 = RECIPES["hsu2020/table3"](Scale("paper")).cells
+    for added in ("", ", FedIR"):  # which has FedVC in all cells
+        assert cells[f"user, FedAvg, FedVC{added}"] == table3[f"FedAvg{added}, K 10"]
+
+
 def test_figure_6c_is_relative_and_has_the_users(tmp_path):
     done = reproduce("hsu2020/figure6", "smoke", tmp_path / "out")
     (block,) = [b for b in done.blocks if b.title == "Relative accuracy against EMD"]

@@ -26,7 +26,7 @@ ITEMS = {
     "fedavg-cifar10": "headline figure12 figure13 figure14 figure16 figure17 figure18 "
     "architectures fedprox samples",
     "hsu2020": "table1 table2 table3 table4 table5 figure1 figure2 figure3 figure4 figure4-pilot "
-    "figure5 figure6 figure7 figure8 figure9 figure10",
+    "figure5 figure6 figure7 figure8 figure9 figure10 composed",
     "fedns": "table1 table2 table3 figure1 figure2 figure3",
     "ghaemi": "centralised fedavg fedprox liadmm fedadmm why-liadmm-fails samples",
 }

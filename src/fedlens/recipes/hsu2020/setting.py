@@ -198,7 +198,7 @@ def centralised(scale: Scale, clients: Population, layers: int | None = None) ->
 
 
 Row = tuple[Sequence[str], str, Sequence[float]]
-"""The first cells of a row, the cell it is about, and its published numbers, in percent."""
+"""The first cells of a row, the cell it is about, and its published numbers, in percent, if any."""
 
 
 def at_budgets(
@@ -212,6 +212,7 @@ def at_budgets(
 ) -> Table:
     """Accuracy at fixed numbers of rounds or batches, published and ours side by side."""
     scale = results.scale
+    is_published = any(published for _, _, published in rows)
     ours = rounds(scale) if by == "round" else batches(scale)
     theirs = BUDGETS if by == "round" else ("10k", "25k", "50k")
     find = at_rounds if by == "round" else at_batches
@@ -220,17 +221,17 @@ def at_budgets(
     for first, cell, published in rows:
         found = [find(run.rounds, ours) for run in results.runs[cell]]
         line = list(first)
-        for budget, theirs_there in zip(ours, published, strict=True):
+        for place, budget in enumerate(ours):
             mean = Measured.of([one[budget] for one in found])
             number = said(mean)
             if mean is not None and mean.seeds < len(found):
                 fewer[some := f"{mean.seeds} of {len(found)}"] = None
                 number += f" ({some})"
-            line += [f"{theirs_there:.1f}", number]
+            line += [f"{published[place]:.1f}", number] if is_published else [number]
         body.append(line)
     header = list(of)
     for name, budget in zip(theirs, ours, strict=True):
-        header += [f"published @{name}", f"ours @{budget:,}"]
+        header += [f"published @{name}", f"ours @{budget:,}"] if is_published else [f"@{budget:,}"]
     caption = caption or f"Test accuracy in %, at so many {by}{'es' if by == 'batch' else 's'}."
     if fewer:
         caption += f" {', '.join(fewer)}: so many of the runs got so far."
@@ -239,7 +240,7 @@ def at_budgets(
         caption=caption,
         header=header,
         rows=body,
-        published=frozenset(range(len(of), len(header), 2)),
+        published=frozenset(range(len(of), len(header), 2) if is_published else ()),
     )
 
 
