@@ -12,6 +12,11 @@ def agree(what: str, found: torch.Tensor, expected: torch.Tensor, tolerance: flo
     assert worst < tolerance, f"{what}: off by {worst:.1e}"
 
 
+def on_one_side(pull: torch.Tensor, found: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
+    """A gradient that is 0 where rounding took two results to different sides of a ReLU."""
+    return pull * ((found > 0) == (expected > 0))
+
+
 def whole(*shape: int) -> torch.Tensor:
     """Small whole numbers: products and sums of them are exact, also in tf32."""
     return torch.randint(-3, 4, shape, device=DEVICE).to(torch.get_default_dtype())

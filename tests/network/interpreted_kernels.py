@@ -25,7 +25,7 @@ from fedlens.network.stacked import products
 from fedlens.network.stacked.epilogue import Epilogue
 from fedlens.network.stacked.model import LayeredModel
 from fedlens.network.stacked.products import drifted
-from tests.network.agreeing import DEVICE, LOOSE, agree, compare, last
+from tests.network.agreeing import DEVICE, LOOSE, agree, compare, last, on_one_side
 from tests.network.interpreted_convolutions import convolutions, depthwise_convolutions
 from tests.network.interpreting import spare_repetition
 
@@ -219,14 +219,17 @@ def factors(batch: int, features: int, out: int, steps: int) -> None:
         size = batch - step  # a batch may be a short one
         x = torch.randn(clients, size, features, device=DEVICE, requires_grad=True)
         pull = torch.randn(clients, size, out, device=DEVICE)
-        results = []
+        ys = []
         for form, room in zip((functions, products), rooms, strict=True):
-            inputs, grads, taken = room
             drift = drifts if step else None
             whole = Factors(start, *room, batch, lr, decay.log2(), drift, times)
-            y = form.factored_linear(x, whole, bias, relu=step != 1)
-            taken += 1
-            results.append((y, *torch.autograd.grad(y, (x, bias), pull), inputs, grads))
+            ys.append(form.factored_linear(x, whole, bias, relu=step != 1))
+            room[2].add_(1)
+        pull = on_one_side(pull, *ys)
+        results = [
+            (y, *torch.autograd.grad(y, (x, bias), pull), inputs, grads)
+            for y, (inputs, grads, _) in zip(ys, rooms, strict=True)
+        ]
         for what, one, other in zip(("y", "dx", "db", "X", "D"), *results, strict=True):
             agree(f"factors, {what} of step {step}", one, other)
     print("factors agree")
@@ -239,7 +242,7 @@ def small_layer(batch: int, features: int, out: int, *, relu: bool) -> None:
     found = functions.linear(x, weight, bias, relu=relu)
     expected = products.linear(x, weight, bias, relu=relu)
     agree("small layer", found, expected)
-    pull = torch.randn_like(expected)
+    pull = on_one_side(torch.randn_like(expected), found, expected)
     both = (torch.autograd.grad(y, (x, weight, bias), pull) for y in (found, expected))
     for what, one, other in zip(("dx", "dw", "db"), *both, strict=True):
         agree(f"small layer, {what}", one, other)
