@@ -11,7 +11,7 @@ from fedlens.recipes import RECIPES
 from fedlens.recipes.fedavg_cifar10.architectures import NETWORKS, PRETRAINED
 from fedlens.recipes.fedavg_cifar10.fedprox import ALIKE
 from fedlens.recipes.fedavg_cifar10.figure16 import apart
-from fedlens.recipes.fedavg_cifar10.figure18 import drawn
+from fedlens.recipes.fedavg_cifar10.figure18 import drawn, how_often
 from fedlens.recipes.recipe import Results, Scale
 from fedlens.recipes.reproduce import reproduce
 from fedlens.report.blocks import Bars
@@ -38,6 +38,19 @@ def test_figure_18_says_when_the_largest_client_was_drawn(figure18):
         assert (count, which) == (f"{len(there)} of 4", ", ".join(map(str, there)))
         assert accuracy == f"{100 * run.final('test_accuracy'):.2f}"
     assert len({row[3] for row in rows.values()}) > 1
+
+
+def test_figure_18_draws_accuracy_by_how_often_the_largest_client_was_drawn(figure18):
+    lines = how_often(figure18.results).lines
+    table = drawn(figure18.results).rows
+    points = [
+        (line.name, f"{x} of 4", f"{100 * y:.2f}")
+        for line in lines
+        for x, y in zip(line.x, line.y, strict=True)
+        if y is not None
+    ]
+    assert sorted(points) == sorted((run, rounds, y) for run, _, rounds, _, y in table)
+    assert all(list(line.x) == sorted(line.x) for line in lines)
 
 
 def test_bars_have_two_decimals(figure18):

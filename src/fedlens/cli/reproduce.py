@@ -181,15 +181,13 @@ def _print_one(done: Reproduced) -> None:
     from fedlens.report.numbers import format_number
     from fedlens.report.tables import table
 
-    for block in done.blocks:
-        if isinstance(block, Table) and block.published:
-            print(f"{block.title}\n")
-            print(
-                table(block.header, [[format_number(cell) for cell in row] for row in block.rows])
-                + "\n"
-            )
-            if block.caption:  # which says what was left out
-                print(textwrap.fill(block.caption, 80) + "\n")
+    tables = [block for block in done.blocks if isinstance(block, Table)]
+    for shown in [one for one in tables if one.published] or tables[:1]:
+        print(f"{shown.title}\n")
+        rows = [[format_number(cell) for cell in row] for row in shown.rows]
+        print(table(shown.header, rows) + "\n")
+        if shown.caption:  # which says what was left out
+            print(textwrap.fill(shown.caption, 80) + "\n")
     for block in done.blocks:  # below the numbers, so that nobody takes them for more than they are
         if isinstance(block, Text) and block.title == OPENING:
             print("\n".join(textwrap.fill(words, 80) for words in block.paragraphs) + "\n")

@@ -249,6 +249,9 @@ def beside(
         spread = "" if found.std is None else f" ± {said(found.std)}"
         return f"{said(found.mean)}{spread} ({found.seeds})"
 
+    if all(theirs is None for _, theirs, _ in rows):
+        body = [[name, ours(found)] for name, _, found in rows]
+        return Table(title=title, caption=caption, header=(of or "", "ours"), rows=body)
     return Table(
         title=title,
         caption=caption,

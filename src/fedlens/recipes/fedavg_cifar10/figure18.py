@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fedlens.recipes.fedavg_cifar10.figure14 import COHORTS
 from fedlens.recipes.fedavg_cifar10.figure17 import SIZES
 from fedlens.recipes.fedavg_cifar10.setting import RULES, experiment, lambda_note, sizes, stand_in
 from fedlens.recipes.recipe import Recipe, Results, Scale
-from fedlens.report.blocks import Bars, Block, Series, Table, Text
+from fedlens.report.blocks import Bars, Block, Curves, Line, Series, Table, Text
 from fedlens.report.numbers import NONE
+from fedlens.runs.records import Run
 
 
 def figure18(scale: Scale) -> Recipe:
@@ -66,11 +69,12 @@ def blocks(results: Results) -> list[Block]:
             ],
         ),
         drawn(results),
+        how_often(results),
         Text(
             title="One run says little here",
             paragraphs=(
-                "At the high level the accuracy after the last round depends on when the large "
-                "client was last drawn. “Three is very good, one and five are worse” is what one "
+                "At the high level the accuracy after the last round depends on how often the "
+                "large client was drawn. “Three is very good, one and five are worse” is what one "
                 "seed gave; only a spread over seeds can tell.",
             ),
         ),
@@ -81,21 +85,15 @@ def blocks(results: Results) -> list[Block]:
 def drawn(results: Results) -> Table:
     """When the client with 91% of the images took part, run by run."""
     rows: list[list[str]] = []
-    for cell, runs in results.runs.items():
-        if ", high, " not in cell:
-            continue
+    for cell, runs in _high(results).items():
         for run in runs:
-            assert run.partition is not None
-            largest = run.partition["sizes"].index(max(run.partition["sizes"]))
-            known = all("clients" in record for record in run.rounds)
-            when = [r["round"] for r in run.rounds if largest in r.get("clients", ())]
-            final = run.final("test_accuracy")
+            when, final = _took_part(run), run.final("test_accuracy")
             rows.append(
                 [
                     cell,
                     str(run.manifest["seed"]),
-                    f"{len(when)} of {run.num_rounds}" if known else NONE,
-                    ", ".join(map(str, when)) if known else NONE,
+                    NONE if when is None else f"{len(when)} of {run.num_rounds}",
+                    NONE if when is None else ", ".join(map(str, when)),
                     NONE if final is None else f"{100 * final:.2f}",
                 ]
             )
@@ -106,6 +104,41 @@ def drawn(results: Results) -> Table:
         header=("run", "seed", "rounds", "which", "accuracy"),
         rows=rows,
     )
+
+
+def how_often(results: Results) -> Curves:
+    """The accuracy of every run by how many rounds had the client with 91% of the images."""
+    lines = []
+    for cell, runs in _high(results).items():
+        points = sorted(
+            (len(when), final)
+            for run in runs
+            if (when := _took_part(run)) is not None
+            and (final := run.final("test_accuracy")) is not None
+        )
+        lines.append(Line(cell, [x for x, _ in points], [y for _, y in points]))
+    return Curves(
+        title="Accuracy by how often it was drawn",
+        caption="Test accuracy after the last round, a point for each seed, by the number of "
+        "rounds in which the client with 91% of the images took part.",
+        lines=lines,
+        x_label="rounds with the largest client",
+        y_label="test accuracy",
+        percent=True,
+    )
+
+
+def _high(results: Results) -> dict[str, Sequence[Run]]:
+    return {cell: runs for cell, runs in results.runs.items() if ", high, " in cell}
+
+
+def _took_part(run: Run) -> list[int] | None:
+    """The rounds that the largest client trained in, if the records say who did."""
+    assert run.partition is not None
+    largest = run.partition["sizes"].index(max(run.partition["sizes"]))
+    if not all("clients" in record for record in run.rounds):
+        return None
+    return [record["round"] for record in run.rounds if largest in record["clients"]]
 
 
 def _deviation(rounds: int, probability: float) -> float:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from fedlens.experiment import Experiment, Named
 from fedlens.recipes.hsu2020.setting import (
     BASES,
-    NAMES,
     OUR_EPOCHS,
     Row,
     Which,
@@ -57,6 +56,7 @@ def composed(scale: Scale) -> Recipe:
 
 
 def blocks(results: Results) -> list[Block]:
+    names = {which: population(results.scale, which).used for which in POPULATIONS}
     gains = [
         (f"{which}, {base}{added}", f"{which}, {base}")
         for which in POPULATIONS
@@ -67,7 +67,7 @@ def blocks(results: Results) -> list[Block]:
     rows: list[Row] = [
         (
             (
-                NAMES[which],
+                names[which],
                 base,
                 "yes" if "FedVC" in added else "no",
                 "yes" if "FedIR" in added else "no",
@@ -93,7 +93,7 @@ def blocks(results: Results) -> list[Block]:
             "batches in all. – stands where a run had not spent so many.",
         ),
         beside(
-            [(NAMES[which], None, results.final(f"{which}, centralised")) for which in POPULATIONS],
+            [(names[which], None, results.final(f"{which}, centralised")) for which in POPULATIONS],
             title="Centralised, %",
             of="clients",
         ),
@@ -106,7 +106,7 @@ def blocks(results: Results) -> list[Block]:
                     for added in ADDED
                     if (cell := f"{which}, {base}{added}") in results.runs
                 },
-                title=f"{NAMES[which]}: test accuracy by round",
+                title=f"{names[which]}: test accuracy by round",
                 caption="Accuracy on the test images.",
                 y_label="test accuracy",
             )
