@@ -125,6 +125,7 @@ def test_what_an_item_beside_has_done_is_not_left_to_do(tmp_path):
     runs = together(plan_all([second], "smoke", tmp_path / "second"))
     assert {place.name for place in runs.left}.isdisjoint(SHARED.values())
     assert len(runs.left) == runs.count - len(SHARED)
+    assert runs.rounds_done == runs.rounds - sum(one.rounds for one in runs.left.values())
 
 
 def test_a_stage_has_runs_of_several_items_and_no_more_than_are_made_ready(tmp_path, monkeypatch):

@@ -97,6 +97,23 @@ def test_rounds_that_are_done_again_end_no_run(clock, capsys):
     ]
 
 
+def test_what_the_first_round_took_to_start_is_not_expected_of_the_others(clock, capsys):
+    """Two points side by side: 60 s until both have one round, and 4 s for the next of both."""
+    with progress.rounds("a", 20) as watch:
+        for number in range(4):
+            clock[0] += (60, 0, 4, 0)[number]
+            watch({"done": number + 1, "point": "b", "round": 1, "train_loss": 1.0})
+    told = [line.partition("train loss 1.000")[2] for line in capsys.readouterr().err.splitlines()]
+    assert told == ["", "  about 34 s left"]  # after 3 of 20: two in 4 s since the first
+
+    with progress.rounds("a", 4) as watch:
+        for number, seconds in ((1, 9), (2, 3)):
+            clock[0] += seconds
+            watch({"round": number, "train_loss": 1.0})
+    told = [line.partition("train loss 1.000")[2] for line in capsys.readouterr().err.splitlines()]
+    assert told == ["  about 27 s left", "  about 6 s left"]
+
+
 def test_whoever_runs_an_experiment_is_told_of_images_that_are_decoded(tmp_path):
     sites = write_sites(tmp_path / "sites", count=5)
     files = {"path": str(sites), "layout": "site/class", "size": 8, "channels": 1}

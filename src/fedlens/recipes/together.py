@@ -79,7 +79,8 @@ class Together:
         return sum(max(map(self._rounds_done, places)) for places in self._equal)
 
     def _rounds_done(self, place: Path) -> int:
-        return self.cells[place].rounds if _is_over(place) else _num_saved(place)
+        is_done = _is_over(place) or self._texts[place] in self._beside
+        return self.cells[place].rounds if is_done else _num_saved(place)
 
     @cached_property
     def _texts(self) -> Mapping[Path, str]:

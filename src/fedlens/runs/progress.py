@@ -157,10 +157,11 @@ class _Counted:
 
 def _lines(title: str, total: int, done: int) -> Watch:
     started = last_print = aside_since = time.monotonic()
+    first: tuple[float, int] | None = None  # when the first record came, and how many were done
     evaluated = ""
 
     def show(record: Record) -> None:
-        nonlocal started, last_print, aside_since, evaluated
+        nonlocal started, first, last_print, aside_since, evaluated
         now = time.monotonic()
         if is_aside(record):
             number, of = _passes(record)
@@ -176,12 +177,15 @@ def _lines(title: str, total: int, done: int) -> Watch:
             started = now  # the rounds begin when the twin is done
             return
         evaluated, at = _evaluated(record, evaluated), _at(record)
+        # A first round says little of the others, since kernels are compiled in it, and nothing
+        # where the points of a sweep take it side by side.
+        since, before = first or ((now, at) if "point" in record else (started, done))
+        first = first or (now, at)
         if now - last_print < PLAIN_SECONDS and at not in (done + 1, total):
             return
         last_print = now
-        # Of a checkpoint that turned out to be damaged, rounds are done again.
-        left = (now - started) / max(at - done, 1) * (total - at)
-        remaining = f"  about {span(left)} left" if at < total else ""
+        left = (now - since) / max(at - before, 1) * (total - at)
+        remaining = f"  about {span(left)} left" if before < at < total else ""
         line = f"{title}: round {at}/{total}  {_trained(record)}{evaluated}{remaining}"
         print(line, file=sys.stderr, flush=True)
 
