@@ -200,6 +200,13 @@ def last_saved(folder: Path) -> int | None:
     return None
 
 
+def unfinished(folder: Path) -> str:
+    """Why a run has no model, and what to do about it."""
+    done = last_saved(folder)
+    sooner = f", or end it soon by --rounds {done + 1}" if done is not None else ""
+    return f"{folder} has no {MODEL} yet: finish it with fedlens resume {folder}{sooner}"
+
+
 def read_state_index(folder: Path, round: int) -> dict[str, Any]:
     """What makes the checkpoint of a round count. Raises FileNotFoundError."""
     _, path = state_files(folder, round)

@@ -1,6 +1,7 @@
 """Runs that are interrupted before their first round is done."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -41,3 +42,30 @@ def test_a_run_can_be_interrupted_in_its_first_round(tmp_path, algorithm, monkey
     assert last_saved(run) == 0
     fl.resume(run, experiment=experiment)
     assert_same_run(run, tmp_path / "whole")
+
+
+def test_an_interrupted_run_can_be_ended_soon(tmp_path):
+    """As if it had been begun with so many rounds; then it has a model, too."""
+    experiment, run = forgetful(rounds=9), tmp_path / "run"
+
+    def press(record):
+        if record["round"] == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fl.run(experiment, run, watch=press)
+    soon = f"finish it with fedlens resume {run}, or end it soon by --rounds 3"
+    with pytest.raises(ValueError, match=re.escape(soon)):
+        fl.load(run)
+    with pytest.raises(ValueError, match="has done 2 rounds and is not over: ask for 3 or more"):
+        fl.resume(run, rounds=2, experiment=experiment)
+    with pytest.raises(ValueError, match="begun with rounds = 9, not 1: 2 are done, ask for more"):
+        fl.resume(run, rounds=1, experiment=experiment)
+    result = fl.resume(run, rounds=3, experiment=experiment)
+    fl.run(forgetful(rounds=3), tmp_path / "whole")
+    assert_same_run(run, tmp_path / "whole")
+    assert result.status == "finished"
+
+    again = fl.resume(run, experiment=forgetful(rounds=3))  # nothing is left to do
+    assert len(again.records) == 3
+    assert len(fl.resume(run, rounds=4, experiment=experiment).records) == 4

@@ -110,7 +110,8 @@ def resume_command(
         Path, typer.Argument(metavar="RUN", help="The folder of a run that stopped.")
     ],
     rounds: Annotated[
-        int | None, typer.Option(help="So many rounds in all: more than the run was begun with.")
+        int | None,
+        typer.Option(help="So many rounds in all: more, or fewer, than it was begun with."),
     ] = None,
     data: DataFolder = None,
     engine: Annotated[

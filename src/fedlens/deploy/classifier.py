@@ -17,7 +17,16 @@ from fedlens.data.layouts import images as images_below
 from fedlens.data.pictures import read
 from fedlens.experiment import Experiment
 from fedlens.reading import reading
-from fedlens.run_files import ANEW, BEST, EXPERIMENT, MANIFEST, MODEL, check_run, read_manifest
+from fedlens.run_files import (
+    ANEW,
+    BEST,
+    EXPERIMENT,
+    MANIFEST,
+    MODEL,
+    check_run,
+    read_manifest,
+    unfinished,
+)
 from fedlens.setup.network import untrained
 from fedlens.tables import read_tables
 
@@ -115,7 +124,7 @@ def load(run: str | Path, module: nn.Module | None = None, *, best: bool = False
         raise ValueError(f"{folder} has no {BEST}: run it with evaluate.best = true, to its end")
     file = folder / (BEST if best else MODEL)
     if not file.is_file():
-        raise ValueError(f"{folder} has no {MODEL} yet: finish it with fedlens resume {folder}")
+        raise ValueError(unfinished(folder))
     manifest = read_manifest(folder)
     about, classes = manifest.get("images"), manifest.get("classes")
     if not isinstance(about, dict) or not isinstance(classes, list) or not classes:

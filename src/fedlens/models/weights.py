@@ -25,7 +25,7 @@ from fedlens.core import Tree
 from fedlens.data.places import cache
 from fedlens.files import replacing
 from fedlens.reading import expanded, is_file, reading
-from fedlens.run_files import MANIFEST, MODEL
+from fedlens.run_files import MANIFEST, MODEL, unfinished
 
 TIMEOUT = 30.0  # seconds of silence
 SLOWEST = 1000  # bytes a second, over as long: less is no download
@@ -60,9 +60,9 @@ def load_weights(module: nn.Module, source: str, sha256: str | None = None) -> L
         most = ROOM + TIMES_MODEL * sum(tensor.nbytes for tensor in own.values())
         path = _fetched(source, most)
     elif is_file(path / MANIFEST):
+        if not is_file(path / MODEL):
+            raise ValueError(unfinished(path))
         path = path / MODEL
-        if not is_file(path):
-            raise ValueError(f"{source} has no {MODEL} yet: finish it with fedlens resume {source}")
     if not is_file(path):
         raise ValueError(f"there is no {path}: name a file of weights, or an address of one")
     try:

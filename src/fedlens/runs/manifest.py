@@ -21,7 +21,7 @@ import torch
 from fedlens.experiment import Experiment, Named
 from fedlens.federation import Dataset
 from fedlens.reading import Fields, demand_fields, expanded
-from fedlens.run_files import ANEW, EXPERIMENT, MANIFEST, to_json
+from fedlens.run_files import ANEW, EXPERIMENT, MANIFEST, last_saved, to_json
 from fedlens.runs.records import settings
 from fedlens.schedules import looked_at, names_in, value_at
 from fedlens.setup import Setup
@@ -73,29 +73,33 @@ def manifest(setup: Setup) -> dict[str, Any]:
 def check_settings(folder: Path, experiment: Experiment, before: Mapping[str, Any]) -> None:
     """Refuse to go on with other settings than a run was begun with.
 
-    Only `rounds` may grow, and files may lie elsewhere: see `check_unchanged` for what they hold.
+    There may be other `rounds`, if no fewer than are done, and files may lie elsewhere: see
+    `check_unchanged` for what they hold.
     """
     if "settings" not in before:
         return
     file = folder / MANIFEST
     demand_fields(before, {"settings": dict}, file, ANEW)
     demand_fields(before["settings"], {"rounds": int}, file, ANEW)
+    done = last_saved(folder) or 0
     old, new = (settings(json.loads(to_json(s))) for s in (before["settings"], experiment.plain()))
     for key in [*old, *(key for key in new if key not in old)]:
         was, now = old.get(key), new.get(key)
-        if was == now or (key == "rounds" and experiment.rounds > before["settings"]["rounds"]):
+        if was == now or (key == "rounds" and experiment.rounds >= done):
             continue
         if was and now and before.get(MAY_MOVE.get(key, "")):
             continue
-        remedy = "only more can be asked for" if key == "rounds" else f"put it back in {EXPERIMENT}"
+        is_rounds = key == "rounds"
+        remedy = f"{done} are done, ask for more" if is_rounds else f"put it back in {EXPERIMENT}"
         raise ValueError(f"{folder} was begun with {key} = {was!r}, not {now!r}: {remedy}")
     rounds = before["settings"]["rounds"]
     for key, schedule in experiment.schedules.items():
-        for round in looked_at(rounds) if experiment.rounds > rounds else ():
+        for round in looked_at(done) if done and experiment.rounds != rounds else ():
             if value_at(schedule, round, rounds) != value_at(schedule, round, experiment.rounds):
                 raise ValueError(
-                    f"{folder} has {key} scheduled over {rounds} rounds, and cannot have more: "
-                    "begin anew, or set the `rounds` of the schedule next time"
+                    f"{folder} has {key} scheduled over {rounds} rounds, and cannot have "
+                    f"{experiment.rounds}: begin anew, or set the `rounds` of the schedule next "
+                    "time"
                 )
 
 

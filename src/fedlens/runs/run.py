@@ -79,9 +79,9 @@ def resume(
 ) -> Result:
     """Go on where a run stopped, to the result it would have had.
 
-    `rounds` asks for more of them than the run was begun with. Data that were moved are found where
-    its experiment.toml says. `experiment` is needed only if the run's data or model were given from
-    Python. `engine` is for going on elsewhere: what began on
+    `rounds` asks for more of them than the run was begun with, or for fewer, to end it soon. Data
+    that were moved are found where its experiment.toml says. `experiment` is needed only if the
+    run's data or model were given from Python. `engine` is for going on elsewhere: what began on
     `ray` may go on on `processes`, and the other way round. `watch` and `progress` are those of
     `run`.
     """
@@ -92,10 +92,15 @@ def resume(
         described = experiment or Experiment.read(folder.path / EXPERIMENT)
         described = described if rounds is None else replace(described, rounds=rounds)
         check_settings(folder.path, described, before)
+        done = last_saved(folder.path) or 0
+        if rounds == done and read_status(folder.path) not in OVER:
+            raise ValueError(
+                f"{folder.path} has done {done} rounds and is not over: ask for {done + 1} or "
+                "more, since the last is evaluated"
+            )
         check_there(folder.path, described)
         begun = as_begun(described, before)
         begun = replace(begun, engine=_going_on(begun.engine, engine))
-        done = last_saved(folder.path) or 0
         with shown(progress, in_rounds, folder.path.name, described.rounds, done) as bar:
             both = all_of(bar, watch)
             place = Path(data) if data is not None else None
