@@ -108,7 +108,8 @@ def _finish(
                 header, body, best = over_seeds
                 if len(body) < len(runs):
                     print(f"\n{table(header, body, terminal_columns())}\n")
-                print(f"best:   {printable(best)}")
+                for words in best:
+                    print(f"best:   {printable(words)}")
             print(f"runs:   {printable(str(folder))}", flush=True)
         with watching(quiet, progress.counted, "figures") as watch:
             page = report(runs, folder, watch, artists)

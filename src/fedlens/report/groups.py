@@ -163,10 +163,11 @@ def _without_seeds(run: Run) -> dict[str, Any]:
     return {key: value for key, value in settings(run.experiment).items() if key not in SEEDS}
 
 
-def means(runs: Sequence[Run]) -> tuple[list[str], list[list[str]], str] | None:
+def means(runs: Sequence[Run]) -> tuple[list[str], list[list[str]], list[str]] | None:
     """Accuracies over seeds as a table, header and rows, the best first, and which that is.
 
-    None, where there is one experiment, or no accuracy.
+    Of several data sets, the best on each that has several experiments: accuracies on different
+    images cannot be compared. None, where there is one experiment, or no accuracy.
     """
     metric = f"{primary_part(runs)}_accuracy"
     scored = [(fmean(values), one) for one in group(runs) if (values := one.finals(metric))]
@@ -177,7 +178,21 @@ def means(runs: Sequence[Run]) -> tuple[list[str], list[list[str]], str] | None:
         [one.name, mean_and_std(one.finals(metric), percent=True), str(len(one.finals(metric)))]
         for _, one in scored
     ]
-    name, reached, seeds = body[0]
     what = f"{PART_NAMES[primary_part(runs)]} accuracy"
-    over = f" over {seeds} seeds" if seeds != "1" else ""
-    return ["experiment", f"final {what}", "seeds"], body, f"{name}, {reached} {what}{over}"
+    by_data: dict[str, list[tuple[Group, list[str]]]] = {}
+    for (_, one), row in zip(scored, body, strict=True):
+        by_data.setdefault(_data_of(one), []).append((one, row))
+    best = []
+    for alike in by_data.values():
+        one, (name, reached, seeds) = alike[0]
+        over = f" over {seeds} seeds" if seeds != "1" else ""
+        where = f" on {written(one.settings.get('dataset'))}" if len(by_data) > 1 else ""
+        if len(alike) > 1:
+            best.append(f"{name}, {reached} {what}{where}{over}")
+    return ["experiment", f"final {what}", "seeds"], body, best
+
+
+def _data_of(one: Group) -> str:
+    """What tells the images that a group was evaluated on from those of others."""
+    digest = one.runs[0].manifest.get("test_data")
+    return digest if isinstance(digest, str) else written(one.settings.get("dataset"))
