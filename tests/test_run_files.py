@@ -40,6 +40,15 @@ def test_what_a_killed_process_left_beside_runs_is_none(tmp_path):
     assert run_files.runs_in([tmp_path / "runs"]) == [tmp_path / "runs" / "a"]
 
 
+def test_sweeps_beside_runs_are_passed_over_and_named(tmp_path):
+    run, point = make_run(tmp_path / "run"), make_run(tmp_path / "sweep" / "lr=0.1")
+    assert run_files.runs_in([tmp_path]) == [run]
+    assert run_files.passed_over([tmp_path]) == [tmp_path / "sweep"]
+    assert run_files.passed_over([tmp_path, tmp_path / "sweep"]) == []
+    assert run_files.runs_in([tmp_path, tmp_path / "sweep"]) == [run, point]
+    assert run_files.passed_over([run, tmp_path / "sweep", tmp_path / "none"]) == []
+
+
 def test_a_run_can_be_read_without_torch(run):
     home = Path(fedlens.__file__).parent
     command = [sys.executable, "-c", WITHOUT_TORCH, str(home), str(run)]

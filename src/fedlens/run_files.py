@@ -63,6 +63,18 @@ def runs_in(paths: Iterable[Path]) -> list[Path]:
     return others or found
 
 
+def passed_over(paths: Iterable[Path]) -> list[Path]:
+    """The sweeps that stand beside runs in a folder that is named: `runs_in` takes its runs."""
+    named = list(paths)
+    return [
+        inner
+        for folder in named
+        if not is_run(folder) and _inside(folder)
+        for inner in sorted(folder.iterdir())
+        if inner not in named and not is_run(inner) and _inside(inner)
+    ]
+
+
 def _inside(folder: Path) -> list[str]:
     """The run folders in a folder; what a killed process left begins with a dot."""
     names = (one.parent.name for one in folder.glob(f"*/{EXPERIMENT}"))

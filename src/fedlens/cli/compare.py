@@ -22,6 +22,7 @@ from fedlens.cli.arguments import (
     terminal_columns,
     watching,
 )
+from fedlens.cli.report import say_passed_over
 from fedlens.reading import printable
 
 SEEDS = 5  # of each experiment, where nobody says how many
@@ -112,6 +113,8 @@ def _named(what: list[str]) -> dict[str, list[Path]]:
         found.setdefault(name, []).append(Path(path))
     if "" in found and len(found) > 1:
         raise ValueError(f"{found[''][0]} has no name: write NAME={found[''][0]}, or name none")
+    for paths in found.values():
+        say_passed_over(paths)
     return {name: runs_in(paths) for name, paths in found.items()}
 
 

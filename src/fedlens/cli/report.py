@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedlens.cli.arguments import Quiet, terminal_columns, watching
 from fedlens.reading import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 Runs = Annotated[list[Path], typer.Argument(help="Run folders, or a folder of them.")]
 
@@ -25,11 +29,21 @@ def report_command(
     from fedlens.run_files import runs_in
     from fedlens.runs import progress
 
+    say_passed_over(runs)
     runs = runs_in(runs)
     with artists() as drawing, watching(quiet, progress.counted, "figures") as watch:
         page = report(runs, out, watch, drawing)
     print(table(*rows(read_all(runs)), terminal_columns()))
     print(f"report: {printable(str(page))}")
+
+
+def say_passed_over(named: Iterable[Path]) -> None:
+    """Name the sweeps that stand beside runs, and are not among those that are shown."""
+    from fedlens.run_files import passed_over
+
+    if found := passed_over(named):
+        sweeps = printable(" ".join(map(str, found)))
+        print(f"fedlens: passed over: {sweeps} (name a sweep's folder, too)", file=sys.stderr)
 
 
 def watch_command(
@@ -41,6 +55,7 @@ def watch_command(
     from fedlens.report.live import serving
     from fedlens.run_files import runs_in
 
+    say_passed_over(runs)
     with serving(runs_in(runs), host, port) as address:
         print(f"watching: {address} (Ctrl-C ends)", flush=True)
         try:
