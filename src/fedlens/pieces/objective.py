@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fedlens.core import Batch, Local, Number, per_row
 from fedlens.network.ops import mean_cross_entropy, weighted_mean
+from fedlens.own_code import place_of
 from fedlens.pieces.losses import Loss, cross_entropy
 from fedlens.slots import ExampleWeight, Penalty
 
@@ -75,8 +76,16 @@ class Objective:
             weight = weight * factor(batch, local)
         loss = whole = _mean(self.loss, logits, batch.labels, weight)
         for penalty in self.penalties:
-            whole = whole + penalty(local)
+            term = penalty(local)
+            if term.shape != loss.shape:  # it would be added to every client's
+                found = f"gave a tensor {list(term.shape)} for {len(loss)} clients"
+                raise ValueError(f"{_place(penalty)} {found}: return [C], a number for each")
+            whole = whole + term
         return whole, loss.detach()
+
+
+def _place(penalty: Penalty) -> str:
+    return place_of(penalty.function if isinstance(penalty, PenaltyBy) else penalty)
 
 
 def _mean(loss: Loss, logits: Tensor, labels: Tensor, weight: Tensor) -> Tensor:  # [C]

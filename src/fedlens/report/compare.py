@@ -27,6 +27,7 @@ from fedlens.report.page import render_page
 from fedlens.report.pairs import SURE, Pair, Task, by_seed, format_p, pairs, points, ranks, tasks
 from fedlens.report.runs import common_folder, details
 from fedlens.report.student import estimate
+from fedlens.run_files import runs_in
 from fedlens.runs.budgets import rounds_to
 from fedlens.runs.records import PART_NAMES, Curve, Run, is_number, number, primary_part, read_all
 
@@ -65,9 +66,10 @@ def compare(
     if isinstance(folders, Mapping):
         if by is not None:
             raise ValueError("variants have names, or are told apart by settings: leave out one")
-        called = {Path(one).resolve(): name for name, some in folders.items() for one in some}
-        folders = [one for some in folders.values() for one in some]
-    runs = read_all([Path(folder) for folder in folders])
+        inside = {name: runs_in(map(Path, some)) for name, some in folders.items()}
+        called = {one.resolve(): name for name, some in inside.items() for one in some}
+        folders = [one for some in inside.values() for one in some]
+    runs = read_all(runs_in(Path(folder) for folder in folders))
     finished = [run for run in runs if run.status == "finished"]
     left_out = [run for run in runs if run.status != "finished"]
     part = primary_part(finished)

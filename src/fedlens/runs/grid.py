@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from fedlens.experiment import Experiment
+from fedlens.experiment import Experiment, Named
 from fedlens.tables import apply_override, parse_axis, to_value
 
 
@@ -40,7 +40,7 @@ def combinations(
     axes: Mapping[str, Sequence[Any]], seeds: int | None, first_seed: int
 ) -> dict[str, list[str]]:
     """The points of a grid: what each is called, and the overrides that make it."""
-    axes = dict(axes)
+    axes = {key: _plain(choice) for key, choice in axes.items()}
     if seeds is not None:
         if seeds < 1:
             raise ValueError(f"seeds is {seeds}: choose 1 or more")
@@ -79,6 +79,13 @@ def parse_axes(axes: Sequence[str], overrides: Sequence[str] = ()) -> dict[str, 
         if key in found:
             raise ValueError(f"{override} is for all points, but {key} has a grid: leave one out")
     return found
+
+
+def _plain(value: Any) -> Any:
+    """What was chosen in Python by `Named`, as a file has it; also within a list."""
+    if isinstance(value, Named):
+        return {"name": value.name, **value.options} if value.options else value.name
+    return [_plain(one) for one in value] if isinstance(value, (list, tuple)) else value
 
 
 def _word(value: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import json
 import logging
 import os
@@ -67,6 +68,7 @@ def manifest(setup: Setup) -> dict[str, Any]:
         "left_out": [one._asdict() for one in setup.dataset.left_out],
         "images": _images(setup.dataset),
         "code": _own_code(setup.experiment),
+        "code_sha256": _own_files(setup.experiment),
     }
 
 
@@ -89,9 +91,10 @@ def check_settings(folder: Path, experiment: Experiment, before: Mapping[str, An
             continue
         if was and now and before.get(MAY_MOVE.get(key, "")):
             continue
-        is_rounds = key == "rounds"
-        remedy = f"{done} are done, ask for more" if is_rounds else f"put it back in {EXPERIMENT}"
-        raise ValueError(f"{folder} was begun with {key} = {was!r}, not {now!r}: {remedy}")
+        if key == "rounds":
+            raise ValueError(f"{folder} has done {done} rounds, not {now}: ask for more")
+        put_back = f"put it back in {EXPERIMENT}"
+        raise ValueError(f"{folder} was begun with {key} = {was!r}, not {now!r}: {put_back}")
     rounds = before["settings"]["rounds"]
     for key, schedule in experiment.schedules.items():
         for round in looked_at(done) if done and experiment.rounds != rounds else ():
@@ -134,6 +137,14 @@ def check_unchanged(folder: Path, setup: Setup, before: Mapping[str, Any]) -> No
         raise ValueError(f"{folder}: {remedy} (clients hold other examples)")
     if setup.weights and setup.weights.sha256 != before["weights"].get("sha256"):
         raise ValueError(f"{folder}: {setup.weights.source} has changed: find the old file")
+    code = before.get("code_sha256")
+    mine = _own_files(setup.experiment)
+    changed = [name for name in mine if isinstance(code, dict) and code.get(name) != mine[name]]
+    if changed:
+        names = ", ".join(changed)
+        logger.warning(
+            "%s was begun with another %s: its rounds differ from then on", folder, names
+        )
     now = _machine(setup)
     was = {key: before.get(key, "an unknown one") for key in SAID}
     other = [f"{key} {was[key]}, now {now[key]}" for key in SAID if was[key] != now[key]]
@@ -169,6 +180,27 @@ def _name(setup: Setup, device: torch.device) -> str:
 
 def _own_code(experiment: Experiment) -> list[str]:
     """The folders of the functions named by import path: a resumed run finds them there again."""
+    folders = set()
+    for name in _own_modules(experiment):
+        file = getattr(sys.modules[name.partition(".")[0]], "__file__", None)
+        if file is not None:  # a notebook has none
+            home = Path(file).resolve()
+            folders.add(str(home.parents[1 if home.name == "__init__.py" else 0]))
+    return sorted(folders)
+
+
+def _own_files(experiment: Experiment) -> dict[str, str]:
+    """Fingerprints of the files of these functions, by module, but not of what they import."""
+    found = {}
+    for name in _own_modules(experiment):
+        file = getattr(sys.modules[name], "__file__", None)
+        if file is not None and Path(file).is_file():
+            found[name] = hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    return found
+
+
+def _own_modules(experiment: Experiment) -> list[str]:
+    """The modules of the functions named by import path."""
     clients = experiment.clients
     chosen = [experiment.dataset, experiment.model, clients.partition, clients.devices]
     chosen += [experiment.loss, experiment.local.optimizer, experiment.local.anneal]
@@ -176,15 +208,8 @@ def _own_code(experiment: Experiment) -> list[str]:
     names = [one.name for one in chosen if isinstance(one, Named)]
     names.append(str(clients.partition.options.get("of", "")))
     names += [name for one in experiment.schedules.values() for name in names_in(one)]
-    names = [name for name in names if ":" in name and name.partition(":")[0] in sys.modules]
-    folders = set()
-    for name in names:
-        module = sys.modules[name.partition(":")[0].partition(".")[0]]
-        file = getattr(module, "__file__", None)  # a notebook has none
-        if file is not None:
-            home = Path(file).resolve()
-            folders.add(str(home.parents[1 if home.name == "__init__.py" else 0]))
-    return sorted(folders)
+    modules = {name.partition(":")[0] for name in names if ":" in name}
+    return sorted(module for module in modules if module in sys.modules)
 
 
 @functools.cache  # what was imported stays what it was

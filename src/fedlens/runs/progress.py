@@ -178,8 +178,9 @@ def _lines(title: str, total: int, done: int) -> Watch:
             return
         evaluated, at = _evaluated(record, evaluated), _at(record)
         # A first round says little of the others, since kernels are compiled in it, and nothing
-        # where the points of a sweep take it side by side.
-        since, before = first or ((now, at) if "point" in record else (started, done))
+        # where the points of a sweep take it side by side: only where it is long, it is asked.
+        is_told = "point" not in record and now - started >= PLAIN_SECONDS
+        since, before = first or ((started, done) if is_told else (now, at))
         first = first or (now, at)
         if now - last_print < PLAIN_SECONDS and at not in (done + 1, total):
             return

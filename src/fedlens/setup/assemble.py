@@ -36,6 +36,7 @@ from fedlens.setup.engine import engine_of
 from fedlens.setup.loss import try_loss
 from fedlens.setup.memory import demand_memory
 from fedlens.setup.network import Networks, shared_network
+from fedlens.setup.trial import try_algorithm
 
 
 @dataclass(frozen=True)
@@ -143,6 +144,7 @@ def build(
     else:
         train, asked = beside.federation.examples, beside.parts
     federation = Federation(train, dataset.num_classes, split)
+    try_algorithm(experiment, network, program, federation, device)
     return Setup(
         experiment=experiment,
         dataset=dataset,

@@ -100,12 +100,32 @@ def split_examples(
     if isinstance(made, Altered):
         train, made = made.examples, made.held
     split = made if isinstance(made, Split) else Fixed(expect(made, Holdings, what))
+    if ":" in named.name and isinstance(split, Fixed):
+        _check_held(split.everyone, len(train), what)
     if clients.count not in (None, split.num_clients):
         raise ValueError(
             f"{what} made {split.num_clients} clients: set clients.count to {split.num_clients}, "
             "or choose a clients.partition that deals examples to as many as you like"
         )
     return train, split
+
+
+def _check_held(held: Holdings, num_examples: int, what: str) -> None:
+    """Refuse what a split of the user's own may get wrong."""
+    if held.index.numel() == 0:
+        raise ValueError(f"{what} gives nobody an example: mend it")
+    low, high = int(held.index.min()), int(held.index.max())
+    if low < 0 or high >= num_examples:
+        wrong = low if low < 0 else high
+        raise ValueError(
+            f"{what} gives somebody example {wrong}, but they are 0 to {num_examples - 1}: mend it"
+        )
+    times = torch.bincount(held.index, minlength=num_examples)
+    if int(times.max()) > 1:
+        raise ValueError(
+            f"{what} gives example {int(times.argmax())} to {int(times.max())} clients, or twice "
+            "to one: an example has one holder, or none"
+        )
 
 
 def hold_out(split: Split, experiment: Experiment) -> tuple[Split, Holdings]:

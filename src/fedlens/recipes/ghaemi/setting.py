@@ -167,8 +167,8 @@ def double_softmax_note() -> Text:
             "wrong. So the report's losses are no cross-entropies, and the gradient vanishes "
             "wherever the net is sure, right or wrong.",
             "Every run marked double softmax is trained and measured that way. Runs marked logits "
-            "end in plain logits; their learning rate is 0.01, since with logits the report's 0.05 "
-            "with momentum 0.9 leaves the finite numbers on two-class clients: only the bounded "
-            "gradient of the double softmax lets it pass.",
+            "end in plain logits; their learning rate is 0.01 unless another is named, since with "
+            "logits the report's 0.05 with momentum 0.9 leaves the finite numbers on two-class "
+            "clients: only the bounded gradient of the double softmax lets it pass.",
         ),
     )
