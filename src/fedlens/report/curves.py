@@ -9,7 +9,8 @@ from statistics import fmean
 from fedlens.report.blocks import Block, Curves, Line, Style
 from fedlens.report.groups import MANY, Group, best_round, curve, off_if_many
 from fedlens.report.numbers import format_number
-from fedlens.runs.records import PART_NAMES, Run, number, recorded_as
+from fedlens.runs.measures import OF_MODEL, OF_ROUND
+from fedlens.runs.records import PART_NAMES, Run, is_number, number, recorded_as
 
 STYLES: dict[str, Style] = {"test": "solid", "validation": "dotted", "train": "dashed"}
 
@@ -66,6 +67,28 @@ def _curves(groups: Sequence[Group], measure: str, part: str) -> Iterator[Curves
         log_y=not percent and min(sound) > 0 and max(sound) / min(sound) > 100,
         styles=styles,
     )
+
+
+def measure_blocks(groups: Sequence[Group]) -> Iterator[Block]:
+    """What algorithms measure of themselves, and metrics that were asked for, round by round."""
+    runs = [run for one in groups for run in one.runs]
+    known = {*OF_ROUND, *OF_MODEL}
+    asked = dict.fromkeys(
+        key
+        for run in runs
+        for row in run.rounds
+        for key in row
+        if key not in known and "." not in key and is_number(row[key])
+    )
+    for key in asked:
+        words = key.replace("_", " ")
+        yield Curves(
+            title=words.capitalize(),
+            name=key,
+            caption=f"What was recorded as {key}, round by round.",
+            lines=off_if_many([line for one in groups if (line := curve(one, key)).x]),
+            y_label=words,
+        )
 
 
 def _annotated(one: Group, metric: str, percent: bool) -> Line:

@@ -12,7 +12,7 @@ from statistics import fmean, stdev
 
 from fedlens.report.artists import Artists, Drawing
 from fedlens.report.blocks import Bars, Block, Curves, Facts, Series, Table, Text
-from fedlens.report.curves import cost_blocks, curve_blocks
+from fedlens.report.curves import cost_blocks, curve_blocks, measure_blocks
 from fedlens.report.datasets import data_names, different_data
 from fedlens.report.groups import (
     MANY,
@@ -83,7 +83,7 @@ def run_blocks(runs: Sequence[Run]) -> list[Block]:
         blocks.append(_results_of_groups(groups, part))
     else:
         blocks.append(_results([one.runs[0] for one in groups], dots=min(len(groups), MANY)))
-    blocks += curves[1:]
+    blocks += [*curves[1:], *measure_blocks(groups)]
     blocks += [*_bars(groups, part), *cost_blocks(groups, part), *schedule_blocks(groups)]
     blocks += outcome_blocks(groups, part)
     blocks += [*client_blocks(groups), *class_blocks(groups), *reliability_blocks(groups)]
