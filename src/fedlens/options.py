@@ -22,6 +22,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, Union
 
+from fedlens.own_code import place_of_error
 from fedlens.reading import shortened
 
 LARGEST = 1e38  # of the numbers that float32 holds
@@ -96,10 +97,8 @@ class ByName(Mapping[str, Callable[..., Any]]):
         return self._function(self.modules[name], name.rpartition("/")[2].replace("-", "_"))
 
     def _function(self, module: str, name: str) -> Callable[..., Any]:
-        found: Callable[..., Any] = getattr(
-            importlib.import_module(f"{self.package}.{module}"), name
-        )
-        return found
+        home = importlib.import_module(f"{self.package}.{module}")
+        return typing.cast(Callable[..., Any], getattr(home, name))
 
     def __contains__(self, name: object) -> bool:
         library, colon, _ = str(name).partition(":")
@@ -126,7 +125,7 @@ def find(table: Mapping[str, Callable[..., Any]], name: str, kind: str) -> Calla
     if name in table:
         return table[name]
     if name.startswith("<"):  # stands in a run's folder for what has no name
-        raise ValueError(f"{kind} {name} was given from Python: give the experiment again there")
+        raise ValueError(f"{kind} {name} was given from Python: use fl.resume(RUN, experiment=)")
     module, colon, attribute = name.partition(":")
     if not colon:
         raise ValueError(f"unknown {kind} {name!r}: {did_you_mean(name, table)}")
@@ -202,7 +201,7 @@ def call(function: Callable[..., Any], *handed: Any, options: Mapping[str, Any])
     except Exception as error:
         if function.__module__.startswith("fedlens."):
             raise
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        reason = place_of_error(error) or f"{type(error).__name__}: {error}".splitlines()[0]
         raise ValueError(f"{function.__module__}:{called} failed ({reason}): mend it") from error
 
 

@@ -42,6 +42,14 @@ def test_images_of_another_size_are_resized_as_files_are(trained):
         assert float((given - as_file).abs().max()) <= 1.01 * step
 
 
+@pytest.mark.parametrize("given", ["floats", "one image", "one channel"])
+def test_what_is_no_images_of_bytes_is_refused(trained, given):
+    images = torch.zeros(2, 3, 8, 8, dtype=torch.uint8)
+    other = {"floats": images / 255, "one image": images[0], "one channel": images[:, :1]}[given]
+    with pytest.raises(ValueError, match=r"images are .*: give bytes, uint8 \[N, 3, \d+, \d+\]"):
+        fl.load(trained.run)(other)
+
+
 def test_predict_names_classes_with_probabilities(trained, here, fedlens):
     ended = fedlens("predict", trained.run, trained.images / "west", "--top", 2)
     rows = list(csv.DictReader(io.StringIO(ended.out)))

@@ -52,6 +52,11 @@ class Preprocessing:
 
         Those of another size are resized as Pillow does it, to the rounding of a byte.
         """
+        if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != self.shape[0]:
+            given = f"{str(images.dtype).removeprefix('torch.')} {list(images.shape)}"
+            raise ValueError(
+                f"images are {given}: give bytes, uint8 [N, {', '.join(map(str, self.shape))}]"
+            )
         scaled = images.to(torch.float32)
         scaled = F.interpolate(scaled, self.shape[1:], mode="bilinear", antialias=True)
         scaled = scaled.round().clamp(0, 255) / 255
