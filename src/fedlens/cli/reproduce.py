@@ -22,6 +22,7 @@ from fedlens.cli.arguments import (
     print_json,
     watching,
 )
+from fedlens.cli.stopping import Stopped
 from fedlens.reading import printable
 from fedlens.recipes import ScaleName
 
@@ -123,12 +124,8 @@ def reproduce_command(
                 runs.run(told)
         with once_written():
             done, failed = _pages(planned, quiet)
-    except KeyboardInterrupt:
-        print(
-            "\nfedlens: stopped; the same command goes on where this one was",
-            file=sys.stderr,
-        )
-        raise
+    except KeyboardInterrupt as stop:
+        raise Stopped("the same command goes on where this one was") from stop
     _print(done, scale, as_json, as_list=len(names) > 1)
     for error in failed[:-1]:
         print(f"fedlens: {printable(str(error))}", file=sys.stderr)

@@ -27,6 +27,7 @@ from fedlens.cli.arguments import (
     terminal_columns,
     watching,
 )
+from fedlens.cli.stopping import Stopped
 from fedlens.reading import printable, reason
 
 if TYPE_CHECKING:
@@ -238,9 +239,9 @@ def _resume_hint(folder: Path) -> Iterator[None]:
     command = f"fedlens resume {printable(str(folder))}"
     try:
         yield
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         if (folder / CHECKPOINT).exists():
-            print(f"\nfedlens: stopped; go on with: {command}", file=sys.stderr)
+            raise Stopped(f"go on with: {command}") from error
         raise
     except OSError as error:
         if error.errno not in FULL or not (folder / CHECKPOINT).exists():
