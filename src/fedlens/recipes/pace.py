@@ -30,7 +30,7 @@ BATCHES = (1, 4)  # of each client, in the short rounds that are timed first
 TESTED = 1000  # examples, in a short evaluation
 FEW_TESTED = 100  # in the shortest, which one worker does alone
 STEPS = 3  # of one cost
-ROUGH_SECONDS = 20.0  # for rounds of many batches, where there is no time for more
+ROUGH_SECONDS = 40.0  # at the most, for two rounds of many batches where more would take long
 DRAWN = 8  # rounds, to see how much work is in one
 EVEN = 0.8  # of the steps that there would be if all clients took as many: then they count as alike
 
@@ -139,8 +139,8 @@ def cost(
             share = _num_tested(setups[0]) / max(_num_tested(setups[0], FEW_TESTED), 1)
             an_evaluation = first.an_evaluation * max(share / setups[0].engine.num_workers, 1.0)
             pace = Pace.in_proportion(first.pace.timed)
-            if (warm + 2) * many * a_round < ROUGH_SECONDS:
-                longer = _rounds(setups, (many, many), timed=2, tested=FEW_TESTED)
+            if (warm + 1) * many * a_round < ROUGH_SECONDS:
+                longer = _rounds(setups, (many, many), timed=1, tested=FEW_TESTED)
                 pace = Pace.fitted(first.pace.timed, longer.pace.timed)
             return Cost(first.start, pace, an_evaluation)
     quick, slow = (_rounds(setups, (batches, batches)) for batches in BATCHES)
