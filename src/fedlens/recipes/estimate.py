@@ -2,7 +2,7 @@
 
 Points that a sweep stacks are timed as a stack, since they train together. Of those that it spreads
 over a Ray cluster, each is timed on one worker there. The first rounds record and compile, and are
-not counted as a round's time. On a CPU all of that takes about half a minute: what it says is right
+not counted as a round's time. On a CPU all of that takes about half a minute, and is mostly right
 to within a factor of two.
 """
 
