@@ -38,7 +38,7 @@ ORDER = [
     ["work", "uploads", "steps", "client", "traffic"],
     ["engines"],
     ["rounds"],
-    ["sections", "experiment", "setup", "schema"],
+    ["sections", "experiment", "setup", "explained", "schema"],
     ["runs"],
     ["report", "recipes"],
     ["deploy"],

@@ -10,6 +10,8 @@ import pytest
 from tools.make_described import described
 
 from fedlens.experiment import Experiment
+from fedlens.names import CHOSEN_BY_NAME
+from fedlens.options import options_of
 from fedlens.schema import explain, schema
 
 ROOT = Path(__file__).parents[1]
@@ -116,6 +118,49 @@ def test_a_key_that_is_not_there_is_told_with_the_nearest():
         explain("lr")
     with pytest.raises(ValueError, match=r"choose one of algorithm, augment, clients, dataset,"):
         explain("foo.bar")
+
+
+def test_an_option_of_a_name_is_explained_with_its_type_and_its_default():
+    assert explain("algorithm.fedprox.mu") == [
+        "algorithm.fedprox.mu: how hard it is held.",
+        "a number, or a schedule",
+        "default: 0.01",
+    ]
+    assert explain("algorithm.lambda-sum.lambda")[0].startswith("algorithm.lambda-sum.lambda: λ")
+    said, kind, needed = explain("clients.partition.shards.per_client")
+    assert said.endswith("cut into equal shards, `per_client` to a client at random (McMahan).")
+    assert (kind, needed) == ("a whole number", "default: 2")
+    assert explain("local.lr.cosine.start")[1:] == ["a number", "it must be given"]
+    assert explain("dataset.folder.layout")[1:] == ["'class' or 'site/class'", "default: none"]
+    first, *options = explain("algorithm.fedprox")
+    assert first == "algorithm.fedprox: Hold each client near the model it was sent."
+    assert len(options) == 4
+    assert len(explain("clients.partition.alpha")) == 3 * 3  # three partitions have an alpha
+
+
+@pytest.mark.parametrize("place", ["algorithm", "model", "loss", "local.optimizer"])
+def test_of_every_option_something_is_said(place):
+    for name, function in CHOSEN_BY_NAME[place].items():
+        for option in options_of(function):
+            said = explain(f"{place}.{name}.{option}")[0]
+            assert said.startswith(f"{place}.{name}.{option}: ")
+
+
+@pytest.mark.parametrize(
+    ("key", "line"),
+    [
+        ("algorithm.fedprox.uneve", "algorithm 'fedprox' has no option 'uneve': did you mean"),
+        ("algorithm.scaffold.mu", "algorithm 'scaffold' has no option 'mu': it takes none"),
+        ("algorithm.fedprx.mu", "unknown key 'algorithm.fedprx.mu': did you mean algorithm.fedpr"),
+        ("dataset.sizes", "unknown key 'dataset.sizes': did you mean dataset.size?"),
+        ("dataset.xyz", "unknown key 'dataset.xyz': choose one of fashion-mnist-mini, "),
+        ("fedprox.mu", "unknown key 'fedprox.mu': did you mean algorithm.fedprox.mu?"),
+    ],
+)
+def test_an_option_that_is_not_there_is_told_in_one_line_with_the_nearest(fedlens, key, line):
+    status, out, told = fedlens("explain", key)
+    assert (status, out, told.count("\n")) == (2, "", 1)
+    assert told.startswith(f"fedlens: {line}")
 
 
 def test_the_commands_print_both(fedlens, tmp_path):

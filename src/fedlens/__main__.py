@@ -5,7 +5,7 @@ import os
 import sys
 import threading
 
-from fedlens.cli.main import main
+from fedlens.cli.stopping import stopped
 
 
 def command() -> None:
@@ -16,7 +16,11 @@ def command() -> None:
     """
     _open_closed_streams()
     try:
+        from fedlens.cli.main import main  # here: Ctrl-C may come while it is imported
+
         main()
+    except KeyboardInterrupt:
+        raise SystemExit(stopped()) from None
     except SystemExit as end:
         others = [
             t for t in threading.enumerate() if not t.daemon and t is not threading.main_thread()

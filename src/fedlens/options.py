@@ -361,7 +361,7 @@ KINDS: dict[Any, Callable[[Any, Any, str], Any]] = {
 
 def _unexpected(value: Any, kind: Any, where: str) -> ValueError:
     tables = typing.get_args(kind)[:1] == (Named,)
-    expected = f"a name, or a list of names or tables ([[{where}]])" if tables else _in_words(kind)
+    expected = f"a name, or a list of names or tables ([[{where}]])" if tables else in_words(kind)
     return ValueError(f"{where} is {_shown(value)}: expected {expected}")
 
 
@@ -370,7 +370,7 @@ def _shown(value: Any) -> str:
     return shortened(" ".join(repr(value).split()), 100)
 
 
-def _in_words(kind: Any) -> str:
+def in_words(kind: Any) -> str:
     """A type as somebody calls it who writes an experiment file."""
     words = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
     words |= {dict: "a table", list: "a list", tuple: "a list"}
@@ -383,7 +383,7 @@ def _in_words(kind: Any) -> str:
             if (typing.get_origin(choice) or choice in words or is_dataclass(choice))
             and not (choice is int and float in inner)
         ]
-        return " or ".join(_in_words(choice) for choice in written)
+        return " or ".join(in_words(choice) for choice in written)
     if typing.get_origin(kind) is Literal:
         return " or ".join(repr(choice) for choice in inner)
     if is_dataclass(kind):

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from fedlens.described import descriptions
 from fedlens.experiment import Experiment, as_plain
+from fedlens.explained import explained, places_of
 from fedlens.federation import Dataset
 from fedlens.names import CHOSEN_BY_NAME, SCHEDULES
 from fedlens.options import Given, Named, did_you_mean, options_of, types_of
@@ -48,11 +49,16 @@ def schema() -> Schema:
 
 
 def explain(key: str) -> list[str]:
-    """Lines about a key: what it means, what it may be, its default; or about a whole section."""
+    """Lines about a key: what it means, what it may be, its default; or about a whole section.
+
+    Also about a name, as algorithm.fedprox, and about an option of it, as algorithm.fedprox.mu.
+    """
     known = _keys(Experiment, "")
     inside = {name: one for name, one in known.items() if name.startswith(f"{key}.")}
     if key not in known and not inside:
-        places = [name for name in known if name.rpartition(".")[2] == key]
+        if (lines := explained(key, _said)) is not None:
+            return lines
+        places = [name for name in known if name.rpartition(".")[2] == key] or places_of(key)
         sections = {name.partition(".")[0] for name in known}
         near = get_close_matches(key, {*known, *sections}, n=1) or sections
         hint = f"did you mean {' or '.join(places)}?" if places else did_you_mean(key, near)

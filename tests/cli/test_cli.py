@@ -1,9 +1,11 @@
 import gzip
 import hashlib
 import json
+import re
 import subprocess
 import sys
 import threading
+import tomllib
 from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -13,6 +15,7 @@ import pytest
 
 from fedlens import __version__
 from fedlens.algorithms import ALGORITHMS
+from fedlens.cli import doctor
 from fedlens.data import DATASETS, catalogue
 from fedlens.data.catalogue import FASHION_MNIST, PUBLISHED, Download, Published
 from fedlens.data.partitions import PARTITIONS
@@ -20,6 +23,8 @@ from fedlens.models import MODELS
 from fedlens.names import DEVICES
 from tests.command_line import everything
 from tests.data.published_files import write_idx_set
+
+ROOT = Path(__file__).parents[2]
 
 pytestmark = [
     pytest.mark.usefixtures("here"),
@@ -163,6 +168,25 @@ def test_the_doctor_names_what_is_here_and_what_is_missing(fedlens):
     assert {"fedlens", "python", "cores", "memory", "gpu", "engine", "package torch"} <= set(found)
     assert found["data mnist"] == "missing"
     assert found["data fashion-mnist-mini"] == "inside the package"
+
+
+def test_the_doctor_names_every_package_with_what_installs_it(fedlens, monkeypatch):
+    found = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+    def names(wanted: list[str]) -> tuple[str, ...]:
+        return tuple(re.split("[<>=;]", one)[0] for one in wanted)
+
+    extras = {name: names(wanted) for name, wanted in found["optional-dependencies"].items()}
+    brought = {name: wanted for name, wanted in extras.items() if name not in ("dev", "docs")}
+    assert (names(found["dependencies"]), brought) == (doctor.NEEDED, doctor.OPTIONAL)
+    here = {"datasets": "5.0.1", "triton": None}
+    monkeypatch.setattr(doctor, "_version", here.get)
+    lines = fedlens("doctor").out.splitlines()
+    assert f"{'optional datasets':<28} 5.0.1" in lines
+    assert f"{'optional ray':<28} missing: pip install 'fedlens[ray]'" in lines
+    assert f"{'optional mlflow':<28} missing: pip install 'fedlens[track]'" in lines
+    assert f"{'optional triton':<28} missing: pip install triton" in lines
+    assert json.loads(fedlens("doctor", "--json").out)["optional"]["ray"] is None
 
 
 class Handler(SimpleHTTPRequestHandler):

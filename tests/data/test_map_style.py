@@ -164,6 +164,30 @@ def test_its_column_client_names_the_clients(tmp_path):
     assert not hugging_face.names_clients(tmp_path)
 
 
+def test_a_split_for_validation_beside_test_is_the_part_validation(tmp_path, caplog):
+    splits = {"training": rows(12), "val": rows(6), "test": rows(4)}
+    datasets.DatasetDict(splits).save_to_disk(tmp_path / "pets")
+    found = load("hugging-face", tmp_path, path="pets")
+    assert found.validation is not None
+    assert [len(part) for part in found.parts] == [12, 4, 6]
+    assert found.validation.columns["client"].tolist()[:3] == ["site0", "site1", "site2"]
+    assert "pets has 6 images for validation: they are neither trained nor tested" in caplog.text
+    assert hugging_face.names_clients(tmp_path / "pets")
+    run = fl.run(
+        fl.Experiment(
+            dataset={"name": "hugging-face", "path": str(tmp_path / "pets")},
+            model="linear",
+            rounds=1,
+            evaluate=fl.Evaluate(on=("test", "validation")),
+        )
+    )
+    assert {"test_accuracy", "validation_accuracy"} <= set(run.final)
+
+    datasets.DatasetDict(splits | {"dev": rows(2)}).save_to_disk(tmp_path / "twice")
+    with pytest.raises(ValueError, match="val and dev, which both are for validation: put them"):
+        load("hugging-face", tmp_path, path="twice")
+
+
 def test_of_another_column_each_client_gives_its_share_too(tmp_path):
     rows(60, camera=[i % 10 == 0 for i in range(60)]).save_to_disk(tmp_path / "pets")
     found = load("hugging-face", tmp_path, path="pets", client="camera")

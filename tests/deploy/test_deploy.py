@@ -226,6 +226,19 @@ def test_a_name_and_a_format_that_contradict_each_other_are_refused(trained, her
     assert ended.status == 2 and ".onnx, .pt, .safetensors" in ended.err
 
 
+@pytest.mark.parametrize("there", ["m.safetensors", "m.safetensors.md"])
+def test_a_file_that_is_there_is_replaced_only_where_that_is_asked_for(
+    trained, here, fedlens, there
+):
+    (here / there).write_text("mine")
+    command = ("export", trained.run, "--out", "m.safetensors")
+    line = f"fedlens: {there} exists: choose another --out, or add --overwrite\n"
+    assert fedlens(*command) == (2, "", line)
+    assert [file.read_text() for file in here.glob("m.*")] == ["mine"]
+    assert fedlens(*command, "--overwrite").status == 0
+    assert (here / "m.safetensors.md").read_text().startswith("# m.safetensors\n")
+
+
 def test_an_export_that_answers_otherwise_is_not_written(trained, here, fedlens, monkeypatch):
     def wrong(model):
         return b"", lambda images: torch.zeros(len(images), 3)

@@ -3,10 +3,14 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
+from fedlens.engines import Processes
 from fedlens.experiment import Clients, Evaluate, Experiment, LocalTraining, Named
-from fedlens.recipes import estimate
-from fedlens.recipes.estimate import Pace, Rounds, Timing, Work
+from fedlens.recipes import estimate, pace
+from fedlens.recipes.estimate import Timing
+from fedlens.recipes.pace import Cost, Pace, Rounds, Work
+from fedlens.runs.active import run_to_end
 from fedlens.runs.sweep import prepare
 
 PLAIN = Experiment(
@@ -47,7 +51,8 @@ def test_evaluations_count():
 
 
 def test_what_is_set_apart_is_shortened_too(monkeypatch):
-    monkeypatch.setattr(estimate, "TESTED", 50)
+    monkeypatch.setattr(pace, "TESTED", 50)
+    monkeypatch.setattr(pace, "FEW_TESTED", 20)
     described = replace(PLAIN, evaluate=Evaluate(on=("validation", "train")))
     assert seconds(Timing([described]), described) > 0
 
@@ -79,9 +84,9 @@ def pace_of_a_gpu(work: Work) -> Rounds:
 
 def test_steps_of_few_clients_and_of_many_are_told_apart():
     few, many, uneven = Work(1, 80), Work(4, 320), Work(4, 200)
-    pace = Pace.fitted(*map(pace_of_a_gpu, (few, many, uneven)))
+    found = Pace.fitted(*map(pace_of_a_gpu, (few, many, uneven)))
     for work in (Work(4, 320), Work(100, 500), Work(100, 8000)):
-        assert pace.of(work) == pytest.approx(pace_of_a_gpu(work).seconds)
+        assert found.of(work) == pytest.approx(pace_of_a_gpu(work).seconds)
 
 
 def test_where_clients_are_alike_a_round_grows_with_its_steps():
@@ -98,23 +103,23 @@ def test_one_after_another_a_round_grows_with_its_examples():
 def test_noise_makes_no_pace_negative():
     slower, faster = Rounds(Work(1, 80), 3.0), Rounds(Work(4, 320), 2.0)
     assert Pace.fitted(slower, faster).of(Work(100, 8000)) == 2.0
-    pace = Pace.fitted(Rounds(Work(1, 80), 1.0), faster, Rounds(Work(4, 200), 0.0))
-    assert min(pace.a_step, pace.an_example) >= 0.0
-    assert pace.of(Work(100, 8000)) >= 2.0
+    found = Pace.fitted(Rounds(Work(1, 80), 1.0), faster, Rounds(Work(4, 200), 0.0))
+    assert min(found.a_step, found.an_example) >= 0.0
+    assert found.of(Work(100, 8000)) >= 2.0
     assert Pace.fitted(slower, slower).of(Work(1, 80)) == 3.0
 
 
 def test_whole_rounds_set_the_pace_of_parts_of_them():
     few, many, whole = (Rounds(Work(n, 80 * n), t) for n, t in ((1, 0.1), (4, 1.0), (40, 2.0)))
-    pace = Pace.fitted(few, many).scaled_to(whole)
-    assert pace.of(whole.work) == 2.0
-    assert 0.2 < pace.of(Work(10, 800)) < 1.0
+    found = Pace.fitted(few, many).scaled_to(whole)
+    assert found.of(whole.work) == 2.0
+    assert 0.2 < found.of(Work(10, 800)) < 1.0
     assert Pace(few).scaled_to(whole).of(Work(10, 800)) == 2.0
 
 
 def test_points_of_a_stack_that_end_earlier_take_no_further_time(monkeypatch):
-    pace = Pace(Rounds(Work(0.0, 0.0), 0.0), an_example=1.0)
-    monkeypatch.setattr(estimate, "_cost", lambda *_: estimate.Cost(0.0, pace, 0.0))
+    an_example = Pace(Rounds(Work(0.0, 0.0), 0.0), an_example=1.0)
+    monkeypatch.setattr(estimate, "cost", lambda *_: Cost(0.0, an_example, 0.0))
     points = {"long": replace(STACKED, rounds=30), "short": replace(STACKED, rounds=20, seed=1)}
     timing = Timing(points.values())
     (both,) = timing.sweep(points)
@@ -124,14 +129,14 @@ def test_points_of_a_stack_that_end_earlier_take_no_further_time(monkeypatch):
 
 
 def test_clients_of_unequal_sizes_are_timed_uneven_too(monkeypatch):
-    timed, rounds = [], estimate._rounds
+    timed, rounds = [], pace._rounds
 
     def seen(setups, batches):
         timed.append(batches)
         return rounds(setups, batches)
 
     monkeypatch.setattr(estimate, "WHOLE_SECONDS", 0.0)
-    monkeypatch.setattr(estimate, "_rounds", seen)
+    monkeypatch.setattr(pace, "_rounds", seen)
     for partition in ("iid", "proportions"):
         options = {"sizes": "high"} if partition == "proportions" else {}
         clients = Clients(count=10, per_round=5, partition=Named(partition, options))
@@ -140,9 +145,9 @@ def test_clients_of_unequal_sizes_are_timed_uneven_too(monkeypatch):
     assert timed == [(1, 1), (4, 4), (1, 1), (4, 4), (4, 1)]
 
 
-def always(seconds: float) -> estimate.Cost:
+def always(seconds: float) -> Cost:
     """Rounds that take as long, however much work they are."""
-    return estimate.Cost(0.0, Pace(Rounds(Work(0.0, 0.0), seconds)), 0.0)
+    return Cost(0.0, Pace(Rounds(Work(0.0, 0.0), seconds)), 0.0)
 
 
 @pytest.fixture
@@ -157,7 +162,7 @@ def test_points_that_are_spread_take_as_long_as_the_last_worker(workers, expecte
     """Points of 1, 2, ... 6 s, in this order, each to the worker that is free first."""
     monkeypatch.setattr(estimate, "to_spread", lambda points: points)
     monkeypatch.setattr(estimate, "num_workers", lambda _: workers)
-    monkeypatch.setattr(estimate, "_cost", lambda *_: always(1.0))
+    monkeypatch.setattr(estimate, "cost", lambda *_: always(1.0))
     ray = replace(PLAIN, engine="ray", device="cpu")
     points = {f"rounds {n}": replace(ray, rounds=n) for n in range(1, 7)}
     (found,) = Timing([ray]).sweep(points)
@@ -170,12 +175,12 @@ def test_a_point_that_is_spread_is_timed_on_one_worker(monkeypatch):
     """And on all of them one that is not spread, since it starts from a file of weights."""
     timed = []
 
-    def seen(setups, work):
+    def seen(setups, *_):
         timed.append(setups[0].engine._most_workers)
         return always(len(timed))
 
     monkeypatch.setattr(estimate, "num_workers", lambda _: 2)
-    monkeypatch.setattr(estimate, "_cost", seen)
+    monkeypatch.setattr(estimate, "cost", seen)
     plain = replace(PLAIN, engine="ray", device="cpu", rounds=3)
     points = {f"seed {n}": replace(plain, seed=n) for n in range(4)}
     points["begun"] = replace(plain, weights="another/model.safetensors")
@@ -183,3 +188,86 @@ def test_a_point_that_is_spread_is_timed_on_one_worker(monkeypatch):
     assert timed == [None, 1]
     assert begun == (["begun"], 3.0)
     assert spread == ([f"seed {n}" for n in range(4)], 2 * 3 * 2.0)
+
+
+@pytest.fixture
+def rounds_timed(monkeypatch):
+    """What is timed: the batches of a client, and of how many examples the round is."""
+    timed, rounds = [], pace._rounds
+
+    def seen(setups, batches, **options):
+        found = rounds(setups, batches, **options)
+        timed.append(batches)
+        return found
+
+    monkeypatch.setattr(pace, "_rounds", seen)
+    return timed
+
+
+MANY = replace(
+    PLAIN, clients=Clients(count=40, per_round=40), local=LocalTraining(lr=0.05, epochs=20)
+)
+
+
+def test_of_many_clients_and_epochs_a_few_are_timed(monkeypatch):
+    trained: list[float] = []
+
+    def seen(runs):
+        results = run_to_end(runs)
+        trained.extend(record["examples"] for result in results for record in result.records)
+        return results
+
+    monkeypatch.setattr(estimate, "WHOLE_SECONDS", 0.2)
+    monkeypatch.setattr(pace, "run_to_end", seen)
+    timing = Timing([MANY])
+    assert seconds(timing, MANY) > 0
+    (found,) = timing.costs.values()
+    batch = MANY.local.batch_size
+    assert max(trained) <= 4 * 4 * batch  # four clients, four batches
+    assert found.pace.timed.work.examples >= 40 * batch  # and it counts as all of them
+
+
+def test_an_estimate_is_about_what_rounds_take(monkeypatch):
+    monkeypatch.setattr(estimate, "WHOLE_SECONDS", 0.2)
+    (setup,) = [point.setup for point in Timing([MANY]).points.values()]
+    work = pace.work_of([setup])
+    shortened = pace.cost([setup], work, 0.5).pace.of(work)
+    whole = pace._rounds([setup], None).pace.timed.seconds
+    assert whole / 4 < shortened < whole * 4  # machines of tests are busy
+
+
+def test_slow_rounds_are_timed_briefly(monkeypatch, rounds_timed):
+    monkeypatch.setattr(pace, "ROUGH_SECONDS", 0.0)
+    (setup,) = [point.setup for point in Timing([MANY]).points.values()]
+    found = pace.cost([setup], pace.work_of([setup]), 0.0)
+    assert rounds_timed == [(1, 1)]
+    assert found.pace.an_example > 0 and found.an_evaluation > 0
+    monkeypatch.setattr(pace, "ROUGH_SECONDS", 100.0)
+    pace.cost([setup], pace.work_of([setup]), 0.0)
+    assert rounds_timed == [(1, 1), (1, 1), (4, 4)]
+
+
+def test_once_timing_has_taken_long_one_of_a_family_stands_for_the_others(monkeypatch):
+    timed = []
+
+    def slow(setups, *_):
+        timed.append(setups[0].experiment)
+        return always(float(len(timed)))
+
+    monkeypatch.setattr(estimate, "cost", slow)
+    points = {loss: replace(PLAIN, loss=loss) for loss in ("cross_entropy", "focal")}
+    points["other"] = replace(PLAIN, model=Named("lenet5"))
+    monkeypatch.setattr(estimate, "CPU_SECONDS", 0.0)
+    told = []
+    found = Timing(points.values()).sweeps([points], lambda *counts: told.append(counts))
+    assert len(timed) == 2  # one of each model
+    assert [one.seconds for one in found] == [20.0, 20.0, 40.0]
+    assert told[0] == (0, 9) and told[-1] == (9, 9)
+
+
+def test_workers_predict_shortened_parts_too():
+    setup = Timing([replace(PLAIN, engine="processes")]).points.popitem()[1].setup
+    few = setup.parts["test"].take(torch.arange(10))
+    assert isinstance(setup.engine, Processes)
+    known = setup.engine.knowing([few])
+    assert known.known[-1] is few and known.num_workers == setup.engine.num_workers

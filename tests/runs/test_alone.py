@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -199,3 +200,28 @@ def test_fine_tuning_is_called_that_while_it_goes_on(capsys):
     with rounds("x", 3) as watch:
         watch(told[-1])
     assert capsys.readouterr().err == "x: fine-tuning each client's model, pass 2/2\n"
+
+
+LEFT_OUT = (
+    "2 of 4 clients have no images of their own to be tested on (clients.holdout = 0.3 takes none "
+    "of fewer than 4): accuracies by client leave them out"
+)
+
+
+def with_small_clients():
+    made = toy()
+    names = np.array(["a", "b", "b", "c", "c", "c", "c", *["d"] * (len(made.train) - 7)])
+    named = replace(made, train=replace(made.train, columns={"who": names}))
+    clients = fl.Clients(partition=fl.Named("natural", {"column": "who"}), holdout=0.3)
+    return replace(described(local_only=True), dataset=named, clients=clients)
+
+
+def test_how_many_clients_are_too_small_to_be_tested_is_said_once(caplog):
+    assert fl.run(with_small_clients()).status == "finished"
+    assert caplog.messages == [LEFT_OUT]
+    caplog.clear()
+    fl.sweep({"a": with_small_clients(), "b": replace(with_small_clients(), rounds=2)})
+    assert caplog.messages == [LEFT_OUT]
+    caplog.clear()
+    assert fl.run(described(local_only=True)).status == "finished"
+    assert caplog.messages == []

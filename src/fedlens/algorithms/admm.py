@@ -74,7 +74,12 @@ def admm(base: Algorithm, rho: Number = 0.05, k0: int = 1) -> Algorithm:
 
 @paper
 def ceadmm(base: Algorithm, rho: Number = 0.05, k0: int = 5) -> Algorithm:
-    """Agree by ADMM with k0 local iterations, dual steps included, between communications."""
+    """Agree by ADMM with k0 local iterations, dual steps included, between communications.
+
+    Args:
+        rho: the penalty, sigma_i / w_i.
+        k0: local iterations, each of local.epochs and a step of the dual.
+    """
     return _admm(base, "ceadmm", rho, k0)
 
 

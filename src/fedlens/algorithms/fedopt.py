@@ -94,7 +94,14 @@ def fedyogi(
     beta2: Number = 0.99,
     tau: Number = 1e-3,
 ) -> Algorithm:
-    """Let the server move by Yogi, whose steps change more slowly than Adam's."""
+    """Let the server move by Yogi, whose steps change more slowly than Adam's.
+
+    Args:
+        lr: eta, the server's.
+        beta1: how long the mean of updates remembers.
+        beta2: how long the mean of their squares remembers.
+        tau: how far it adapts: the smaller, the more.
+    """
     return _adaptive(base, "fedyogi", Adaptive("yogi", lr, beta1, beta2, tau))
 
 

@@ -23,6 +23,7 @@ from fedlens.cli.arguments import (
     watching,
 )
 from fedlens.cli.report import say_passed_over
+from fedlens.cli.stopping import Stopped
 from fedlens.reading import printable
 
 SEEDS = 5  # of each experiment, where nobody says how many
@@ -147,7 +148,6 @@ def _run(
     try:
         with watching(quiet, progress.rounds, out.name, sweep.total, sweep.done) as watch:
             sweep.run(watch)
-    except KeyboardInterrupt:
-        print("\nfedlens: stopped; the same command goes on from here", file=sys.stderr)
-        raise
+    except KeyboardInterrupt as error:
+        raise Stopped("the same command goes on from here") from error
     return {name: [out / f"{name}-{seed}" for seed in range(seeds)] for name in files}

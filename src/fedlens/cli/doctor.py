@@ -11,7 +11,20 @@ from typing import Any
 from fedlens.cli.arguments import DataFolder, Json
 from fedlens.version import __version__
 
-NEEDED = ("torch", "numpy", "safetensors", "pillow", "matplotlib", "jinja2", "typer", "rich")
+NEEDED = (
+    *("torch", "numpy", "safetensors", "pillow", "matplotlib", "jinja2"),
+    *("typer", "click", "rich"),
+)
+OPTIONAL = {
+    "export": ("onnx", "onnxscript", "onnxruntime"),
+    "ray": ("ray",),
+    "track": ("tensorboard", "wandb", "mlflow", "trackio"),
+    "fleet": ("flwr", "cryptography", "httpx", "h11"),
+    "hugging-face": ("datasets",),
+    "timm": ("timm",),
+}
+"""The extras of pyproject.toml that are for users, and what each brings."""
+WITH_TORCH = ("triton",)  # torch brings it where it was made for GPUs of NVIDIA's
 
 
 def doctor_command(data: DataFolder = None, as_json: Json = False) -> None:
@@ -23,9 +36,9 @@ def doctor_command(data: DataFolder = None, as_json: Json = False) -> None:
     for name, value in found.items():
         shown = value if isinstance(value, dict) else {"": value}
         for key, part in shown.items():
-            print(
-                f"{' '.join(filter(None, (name, key))):<28} {'missing' if part is None else part}"
-            )
+            missing = f"missing: {_remedy(key)}" if name == "optional" else "missing"
+            called = " ".join(filter(None, (name, key)))
+            print(f"{called:<28} {missing if part is None else part}")
 
 
 def findings(data: Path | None = None) -> dict[str, Any]:
@@ -45,6 +58,7 @@ def findings(data: Path | None = None) -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "package": {name: _version(name) for name in NEEDED},
+        "optional": {name: _version(name) for name in (*sum(OPTIONAL.values(), ()), *WITH_TORCH)},
         "cores": num_cores(),
         "memory": _memory(),
         "gpu": torch.cuda.get_device_name() if on_gpu else None,
@@ -61,6 +75,12 @@ def _version(name: str) -> str | None:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def _remedy(name: str) -> str:
+    """What installs a package that is not needed."""
+    extra = next((extra for extra, brought in OPTIONAL.items() if name in brought), None)
+    return f"pip install {name}" if extra is None else f"pip install 'fedlens[{extra}]'"
 
 
 def _memory() -> str | None:

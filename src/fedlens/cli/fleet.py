@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from fedlens.cli.arguments import DataFolder, ExperimentFile, Json, Overrides, Quiet, watching
+from fedlens.cli.stopping import Stopped
 
 fleet_app = typer.Typer(no_args_is_help=True, help="A real federation: a server, and sites.")
 
@@ -104,9 +105,9 @@ def serve_command(
     try:
         with watching(quiet, progress.rounds, folder.name, described.rounds) as watch:
             status = serve(described, job, keys, place, host, port, _tell, watch)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         if (folder / CHECKPOINT).exists():
-            _tell("\nfedlens: stopped; go on with the same command and --resume")
+            raise Stopped("go on with the same command and --resume") from error
         raise
     with artists() as drawing:
         finish_run(folder, status, as_json, quiet, drawing)

@@ -6,7 +6,6 @@ import errno
 import io
 import json
 import logging
-import signal
 import sys
 import tempfile
 import traceback
@@ -14,7 +13,7 @@ from collections.abc import Callable
 from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import click
 import typer
@@ -35,6 +34,7 @@ from fedlens.cli.report import report_command, watch_command
 from fedlens.cli.reproduce import reproduce_command
 from fedlens.cli.run import resume_command, run_command
 from fedlens.cli.schema import explain_command, schema_command
+from fedlens.cli.stopping import INTERRUPTED, Stopped, heed_signals, stopped
 from fedlens.cli.sweep import sweep_command
 from fedlens.options import did_you_mean, importable
 from fedlens.own_code import mistake_of
@@ -103,7 +103,7 @@ def main() -> None:
     """One clear line for a mistake, never a traceback (--debug shows it)."""
     debug = "--debug" in sys.argv
     arguments = [word for word in sys.argv[1:] if word != "--debug"]
-    signal.signal(signal.SIGTERM, _interrupt)
+    heed_signals()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a dash that it cannot encode ends no command
             stream.reconfigure(errors="backslashreplace")
@@ -115,8 +115,12 @@ def main() -> None:
             called = app_of(*asked) if asked else app
             # Typer gives back the status of an exit, and 130 after Ctrl-C.
             status = called(arguments, standalone_mode=False, prog_name="fedlens") or 0
+        if status == INTERRUPTED:
+            stopped()
     except (KeyboardInterrupt, click.exceptions.Abort):
-        status = 130
+        status = stopped()
+    except Stopped as stop:
+        status = stopped(str(stop))
     except click.exceptions.NoArgsIsHelpError as error:
         print(error.message)
         status = 2
@@ -189,10 +193,6 @@ def _say_what_is_logged() -> None:
 
     package = logging.getLogger("fedlens")
     package.handlers, package.propagate = [Said()], False
-
-
-def _interrupt(*_: Any) -> None:
-    raise KeyboardInterrupt
 
 
 MISNAMED = (errno.ENAMETOOLONG, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)

@@ -131,6 +131,7 @@ def export_command(
         typer.Option("--format", help="onnx, torchscript or safetensors. [default: by the name]"),
     ] = None,
     best: Best = False,
+    overwrite: Annotated[bool, typer.Option(help="Replace files that are there.")] = False,
     quiet: Quiet = False,
 ) -> None:
     """Write a run's model as a file that needs no Fedlens. A model card lies beside it."""
@@ -155,6 +156,9 @@ def export_command(
             f"--out {out}: there is no folder {out.parent}: make it, or choose another"
         )
     beside = out.with_name(f"{out.name}.md")  # model.onnx and model.pt have a card each
+    for path in (out, beside):
+        if path.exists() and not overwrite:
+            raise ValueError(f"{path} exists: choose another --out, or add --overwrite")
     with watching(quiet, progress.working, f"making {out.name}"):
         classifier = load(run, best=best)
         with reading(run, ANEW):

@@ -22,6 +22,7 @@ from fedlens.cli.arguments import (
     print_json,
     watching,
 )
+from fedlens.cli.stopping import Stopped
 from fedlens.reading import printable
 from fedlens.recipes import ScaleName
 
@@ -113,7 +114,7 @@ def reproduce_command(
         if one.recipe.stand_in and (only_plan or (one.name in left and not quiet)):
             print(f"{one.name}: {one.recipe.stand_in}", file=sys.stderr, flush=True)
     if only_plan or (scale == "paper" and left and not quiet):
-        _say_how_long(title, runs)
+        _say_how_long(title, runs, quiet)
     if only_plan:
         return
     try:
@@ -123,12 +124,8 @@ def reproduce_command(
                 runs.run(told)
         with once_written():
             done, failed = _pages(planned, quiet)
-    except KeyboardInterrupt:
-        print(
-            "\nfedlens: stopped; the same command goes on where this one was",
-            file=sys.stderr,
-        )
-        raise
+    except KeyboardInterrupt as stop:
+        raise Stopped("the same command goes on where this one was") from stop
     _print(done, scale, as_json, as_list=len(names) > 1)
     for error in failed[:-1]:
         print(f"fedlens: {printable(str(error))}", file=sys.stderr)
@@ -196,22 +193,25 @@ def _print_one(done: Reproduced) -> None:
     print(f"page: {done.page}")
 
 
-def _say_how_long(title: str, runs: Together) -> None:
+def _say_how_long(title: str, runs: Together, quiet: bool) -> None:
     """The time that the runs still to be made will take here, stack by stack."""
     from fedlens.recipes.estimate import Timing
-    from fedlens.runs.progress import span
+    from fedlens.runs.progress import counted, percent, span
 
     left, total = runs.left, 0.0
     count = len(left)
     if count:
         print(f"{title}: timing some rounds of each kind of run ...", file=sys.stderr)
         timing = Timing(left.values(), runs.data)
-        for stage in runs.stages:
-            for one in timing.sweep({runs.names[place]: cell for place, cell in stage.items()}):
-                total += one.seconds
-                first, others = one.names[0], len(one.names) - 1
-                beside = f" and {others} more, side by side" if others else ""
-                print(f"{first}{beside}: about {span(one.seconds)}", file=sys.stderr, flush=True)
+        stages = [{runs.names[place]: one for place, one in stage.items()} for stage in runs.stages]
+        with watching(quiet, counted, f"{title}: timing", percent) as watch:
+            found = timing.sweeps(stages, watch)
+        for estimated in found:
+            total += estimated.seconds
+            first, others = estimated.names[0], len(estimated.names) - 1
+            beside = f" and {others} more, side by side" if others else ""
+            said = f"{first}{beside}: about {span(estimated.seconds)}"
+            print(said, file=sys.stderr, flush=True)
     on_cluster = any(cell.engine == "ray" for cell in left.values())
     where = "the Ray cluster" if on_cluster else "this machine"
     print(

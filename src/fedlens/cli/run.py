@@ -27,6 +27,7 @@ from fedlens.cli.arguments import (
     terminal_columns,
     watching,
 )
+from fedlens.cli.stopping import Stopped
 from fedlens.reading import printable, reason
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ def _run(
     from fedlens.runs.folder import check_free
     from fedlens.runs.run import start
     from fedlens.runs.track import tracking
+    from fedlens.runs.untested import say_who_is_untested
     from fedlens.setup import build
 
     described = Experiment.read(experiment, overrides)
@@ -96,6 +98,7 @@ def _run(
         watching(quiet, progress.rounds, folder.name, described.rounds) as watch,
     ):
         setup = build(described, data, watch=progress.decoding(watch))
+        say_who_is_untested([setup])
         if not quiet:
             line = statistics.found(setup.dataset, setup.federation.described())
             print(printable(line), file=sys.stderr, flush=True)
@@ -239,9 +242,9 @@ def _resume_hint(folder: Path) -> Iterator[None]:
     command = f"fedlens resume {printable(str(folder))}"
     try:
         yield
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         if (folder / CHECKPOINT).exists():
-            print(f"\nfedlens: stopped; go on with: {command}", file=sys.stderr)
+            raise Stopped(f"go on with: {command}") from error
         raise
     except OSError as error:
         if error.errno not in FULL or not (folder / CHECKPOINT).exists():

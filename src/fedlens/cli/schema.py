@@ -30,7 +30,7 @@ def explain_command(
     key: Annotated[
         str,
         typer.Argument(
-            help="A key of an experiment, as local.lr, or a section.",
+            help="A key of an experiment, as local.lr, or algorithm.fedprox.mu; or a section.",
             autocompletion=completion.keys,
         ),
     ],

@@ -22,6 +22,7 @@ from fedlens.cli.arguments import (
     watching,
 )
 from fedlens.cli.run import EXIT
+from fedlens.cli.stopping import Stopped
 from fedlens.reading import printable
 from fedlens.run_files import UNSOUND
 
@@ -80,9 +81,8 @@ def sweep_command(
         try:
             with watching(quiet, progress.rounds, folder.name, sweep.total, sweep.done) as watch:
                 results = sweep.run(watch)
-        except KeyboardInterrupt:
-            print("\nfedlens: stopped; the same command goes on from here", file=sys.stderr)
-            raise
+        except KeyboardInterrupt as error:
+            raise Stopped("the same command goes on from here") from error
         _finish(results, folder, as_json, quiet, drawing)
 
 

@@ -135,6 +135,14 @@ def tiny_imagenet(
     return dataset(found, size, 3, on_error=on_error, watch=source.watch)
 
 
+def tiny_imagenet_contents(place: Path) -> str:
+    """What is in a folder of Tiny ImageNet, which may be a part of it; no image is opened."""
+    num_classes, num_train = len(folders_of(place / "train")), len(images(place / "train"))
+    lines = (place / "val" / ANNOTATIONS).read_bytes().splitlines()
+    num_test = sum(1 for line in lines if line.strip())
+    return f"{num_train:,} + {num_test:,} images, 64×64, {num_classes:,} classes"
+
+
 def _listed(place: Path, classes: Sequence[str]) -> Listed:
     """The images below each class folder, sorted by class and name."""
     if (place / ANNOTATIONS).is_file():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +13,14 @@ from typing import Any, Literal
 import numpy as np
 
 from fedlens.data.arrays import Column
+from fedlens.data.layouts import SPELLINGS, Part, part_named, with_tests
 from fedlens.data.map_style import examples_of, of_examples
 from fedlens.data.places import Source, counting_from
 from fedlens.federation import Dataset
 from fedlens.options import did_you_mean
 from fedlens.reading import reading
+
+logger = logging.getLogger(__name__)
 
 REMEDY = "set path to a folder that save_to_disk of datasets made"
 
@@ -35,19 +39,16 @@ def hugging_face(
     """A folder that `save_to_disk` of Hugging Face's datasets made, of one split or of several.
 
     `train` is trained on; tested is on `test`, else on `validation`, else on a share of each class.
-    `image` and `label` name the columns, if there are several that may be meant, and `client`
-    another column that names the clients. Columns of numbers and texts are kept.
+    Beside `test`, `validation` is kept for validation. `image` and `label` name the columns, if
+    there are several that may be meant, and `client` another column that names the clients. Columns
+    of numbers and texts are kept.
     """
     place = source.resolve(path)
     datasets = _datasets()
     with reading(place, REMEDY):
         found = datasets.load_from_disk(str(place))
     splits = dict(found) if isinstance(found, dict) else {"train": found}
-    if "train" not in splits:
-        raise ValueError(f"{place} has the splits {', '.join(splits)}: call one of them train")
-    test = next((splits[name] for name in ("test", "validation") if name in splits), None)
-    chosen = {"train": splits["train"]} | ({} if test is None else {"test": test})
-
+    chosen, remark = _parts(splits, place)
     features = chosen["train"].features
     image = _column(features, image, "image", (datasets.Image,), place)
     label = _column(features, label, "label", (datasets.ClassLabel, datasets.Value), place)
@@ -78,12 +79,14 @@ def hugging_face(
         )
         parts[part] = examples_of(rows, f"{place}, {part}", size, channels, columns[part], tell)
         before += len(rows)
+    if remark is not None:
+        logger.warning("%s", remark)
     return of_examples(place.resolve().name, parts, classes, test_share, client)
 
 
 def names_clients(folder: Path) -> bool:
     """Whether a saved data set has a column `client`; if it cannot be read, it is not known."""
-    for place in (folder / "train", folder):
+    for place in (*(folder / name for name in SPELLINGS["train"]), folder):
         try:
             content = json.loads((place / "dataset_info.json").read_text(encoding="utf-8"))
             return "client" in content["features"]
@@ -124,6 +127,26 @@ def _datasets() -> Any:
             'dataset "hugging-face" needs datasets: pip install "fedlens[hugging-face]"'
         ) from error
     return datasets
+
+
+def _parts(splits: Mapping[str, Any], place: Path) -> tuple[dict[str, Any], str | None]:
+    """What each split is for, and what there is to say of it; others are left where they are."""
+    named: dict[Part, str] = {}
+    for name in splits:
+        part = part_named(name)
+        if part == "validation" and not len(splits[name]):
+            continue
+        if part is not None and named.setdefault(part, name) != name:
+            raise ValueError(
+                f"{place} has the splits {named[part]} and {name}, which both are for {part}: put "
+                "them together, or rename one"
+            )
+    if "train" not in named:
+        raise ValueError(f"{place} has the splits {', '.join(splits)}: call one of them train")
+    rows = [part for part, name in named.items() for _ in range(len(splits[name]))]
+    parts, remark = with_tests(rows, place)
+    in_the_end = dict(zip(rows, parts, strict=True))  # validation may take the place of test
+    return {in_the_end.get(part, part): splits[name] for part, name in named.items()}, remark
 
 
 def _column(

@@ -66,7 +66,7 @@ def of_examples(
     test_share: float,
     client: str | None = None,
 ) -> Dataset:
-    """The data set of `parts`, train and test; of train alone, a share of each class is test.
+    """The data set of `parts`, train, test and validation; without test, of a share of each class.
 
     The column `client` says whose each is, or else that of this name.
     """
@@ -83,9 +83,9 @@ def of_examples(
             raise ValueError(f"{name}: one image a class leaves none to test on: add images")
         train, test = _chosen(train, ~chosen), _chosen(train, chosen)
     if train.images.is_floating_point():
-        return Dataset(name, train, test, names)
+        return Dataset(name, train, test, names, validation=parts.get("validation"))
     mean, std = mean_and_std(train.images)
-    return Dataset(name, train, test, names, mean, std)
+    return Dataset(name, train, test, names, mean, std, validation=parts.get("validation"))
 
 
 def examples_of(

@@ -62,6 +62,12 @@ class Processes(Dealt):
         super().__init__(network, examples, devices, others)
         self._num_workers = len(devices) or workers or num_cores()
 
+    def knowing(self, others: Sequence[Examples]) -> Processes:
+        """The same, whose workers predict these examples, too."""
+        examples, *before = self.known
+        workers = None if self.devices else self.num_workers
+        return Processes(self.network, examples, workers, self.devices, [*before, *others])
+
     @property
     def num_workers(self) -> int:
         return self._num_workers

@@ -22,7 +22,12 @@ def fedns_cnn(
     padding: Literal["same", "valid"] = "same",
     relu_on_logits: bool = False,
 ) -> nn.Module:
-    """The Fashion-MNIST CNN of FedNS."""
+    """The Fashion-MNIST CNN of FedNS.
+
+    Args:
+        padding: whether convolutions keep the size of images (`same`), or cut it (`valid`).
+        relu_on_logits: a ReLU after the last layer, as the paper says.
+    """
     pad = 2 if padding == "same" else 0
     model = two_convolutions(
         "fedns-cnn", shape, num_classes, channels=(32, 64), hidden=(1024, 256), padding=(pad, pad)

@@ -21,7 +21,11 @@ def hsu_cnn(
     *,
     padding: Literal["valid", "same"] = "valid",
 ) -> nn.Module:
-    """The CIFAR CNN of Hsu et al."""
+    """The CIFAR CNN of Hsu et al.
+
+    Args:
+        padding: whether convolutions cut the size of images (`valid`), or keep it (`same`).
+    """
     pad = 2 if padding == "same" else 0
     return two_convolutions(
         "hsu-cnn", shape, num_classes, channels=(64, 64), hidden=(384, 192), padding=(pad, pad)

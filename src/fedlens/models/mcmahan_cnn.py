@@ -21,7 +21,11 @@ def mcmahan_cnn(
     *,
     geometry: Literal["same", "paper4"] = "same",
 ) -> nn.Module:
-    """The MNIST CNN of McMahan et al."""
+    """The MNIST CNN of McMahan et al.
+
+    Args:
+        geometry: `paper4` pads convolutions and pools by 1; `same` keeps the size of images.
+    """
     pad, pool = (2, 0) if geometry == "same" else (1, 1)
     return two_convolutions(
         "mcmahan-cnn",

@@ -35,7 +35,12 @@ def mobilenetv2(
     norm: Literal["batch", "group"] = "batch",
     bottleneck: int = 0,
 ) -> nn.Module:
-    """torchvision's MobileNetV2."""
+    """torchvision's MobileNetV2.
+
+    Args:
+        norm: `group` puts group normalisation in the place of batch normalisation.
+        bottleneck: the width of a linear layer before the classifier; 0: there is none.
+    """
     if bottleneck < 0:
         raise ValueError(f"bottleneck is {bottleneck}: choose a width, or 0 for none")
     model = MobileNetV2(shape[0], num_classes, bottleneck)

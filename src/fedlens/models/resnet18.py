@@ -24,7 +24,12 @@ def resnet18(
     stem: Literal["imagenet", "cifar", "tiny"] = "imagenet",
     norm: Literal["batch", "group"] = "batch",
 ) -> nn.Module:
-    """torchvision's ResNet-18, with stems for smaller images."""
+    """torchvision's ResNet-18, with stems for smaller images.
+
+    Args:
+        stem: `imagenet` for images of 224×224, `tiny` of 64×64, `cifar` of 32×32.
+        norm: `group` puts group normalisation in the place of batch normalisation.
+    """
     model = ResNet18(shape[0], num_classes, stem)
     return group_norm(model) if norm == "group" else model
 

@@ -21,7 +21,11 @@ CHANNELS = ((64,), (128,), (256, 256), (512, 512), (512, 512))  # a max-pool aft
 
 
 def vgg11(shape: tuple[int, int, int], num_classes: int, *, pool: Literal[7, 1] = 7) -> nn.Module:
-    """torchvision's VGG-11."""
+    """torchvision's VGG-11.
+
+    Args:
+        pool: how many pixels wide the last map is made; on 32×32 it is one, which 7 repeats.
+    """
     features: list[nn.Module] = []
     channels = shape[0]
     for group in CHANNELS:

@@ -108,7 +108,13 @@ def adam(
 def adamw(
     local: LocalSettings, *, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8
 ) -> Adam:
-    """Adam, with weight decay apart from the gradient. Options as of `adam`."""
+    """Adam, with weight decay apart from the gradient.
+
+    Args:
+        beta1: how long the mean of gradients remembers.
+        beta2: how long the mean of their squares remembers.
+        eps: what is added to the root of that mean.
+    """
     return _adam("adamw", local, beta1, beta2, eps)
 
 

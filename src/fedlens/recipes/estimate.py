@@ -2,7 +2,8 @@
 
 Points that a sweep stacks are timed as a stack, since they train together. Of those that it spreads
 over a Ray cluster, each is timed on one worker there. The first rounds record and compile, and are
-not counted as a round's time.
+not counted as a round's time. On a CPU all of that takes about half a minute, and is mostly right
+to within a factor of two.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import heapq
 import json
 import math
-import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,109 +19,17 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor
-
-from fedlens import keys
-from fedlens.core import Plan
-from fedlens.engines import Ray, Stacked
+from fedlens.data.places import Counted
+from fedlens.engines import Ray
 from fedlens.experiment import Evaluate, Experiment
-from fedlens.federation import Examples, Federation, Fixed, Holdings, Split
-from fedlens.rounds import begin
-from fedlens.runs.active import ActiveRun, run_to_end
+from fedlens.recipes.pace import STEPS, Cost, Work, cost, side_by_side, work_of
 from fedlens.runs.points import Point, into_stacks
 from fedlens.runs.spread import num_workers, shares_of, to_spread
-from fedlens.runs.summary import Record
 from fedlens.runs.sweep import prepare
 from fedlens.setup import Setup
 
-TIMED = 3  # rounds
-BATCHES = (1, 4)  # of each client, in the short rounds that are timed first
-TESTED = 1000  # examples, in a short evaluation
-DRAWN = 8  # rounds, to see how much work is in one
-EVEN = 0.8  # of the steps that there would be if all clients took as many: then they count as alike
-WHOLE_SECONDS = 10.0  # if so many suffice, rounds are timed as they are, not shortened
-
-
-@dataclass(frozen=True)
-class Shortened(Split):
-    """A split of which every client holds the first few examples; those of odd number may fewer."""
-
-    whole: Split
-    most: int
-    most_of_odd: int
-
-    @property
-    def num_clients(self) -> int:
-        return self.whole.num_clients
-
-    def holdings(self, round: int, cohort: Tensor) -> Holdings:
-        held = self.whole.holdings(round, cohort)
-        most = [self.most_of_odd if client % 2 else self.most for client in cohort.tolist()]
-        return Holdings.of([held.members(k)[:few] for k, few in enumerate(most)])
-
-
-class Work(NamedTuple):
-    """What the time of a round grows with."""
-
-    steps: float  # of the client that takes the most, if clients train side by side; else 0
-    examples: float  # of all clients
-
-    def less(self, other: Work) -> Work:
-        return Work(self.steps - other.steps, self.examples - other.examples)
-
-
-class Rounds(NamedTuple):
-    """Rounds of so much work, and their seconds."""
-
-    work: Work
-    seconds: float
-
-
-class Pace(NamedTuple):
-    """seconds = timed + a_step * further steps + an_example * further examples.
-
-    Side by side, a step of one client takes a GPU as long as one of a few, and one of many longer:
-    where some clients train longer than others, both count.
-    """
-
-    timed: Rounds
-    a_step: float = 0.0
-    an_example: float = 0.0
-
-    def of(self, work: Work) -> float:
-        further = work.less(self.timed.work)
-        more = self.a_step * further.steps + self.an_example * further.examples
-        return max(self.timed.seconds + more, 0.0)
-
-    def scaled_to(self, timed: Rounds) -> Pace:
-        """The same, but as fast as these rounds: long ones may cost less a step than short ones."""
-        expected = self.of(timed.work)
-        times = timed.seconds / expected if expected else 0.0
-        return Pace(timed, times * self.a_step, times * self.an_example)
-
-    @classmethod
-    def fitted(cls, few: Rounds, many: Rounds, uneven: Rounds | None = None) -> Pace:
-        """By rounds of few steps, of many and, where it matters, of many for some clients alone."""
-        further, seconds = many.work.less(few.work), max(many.seconds - few.seconds, 0.0)
-        if further.examples <= 0:  # all clients hold few
-            return cls(many)
-        one_by_one = seconds / further.examples
-        if further.steps <= 0:
-            return cls(many, an_example=one_by_one)
-        an_example = 0.0
-        if uneven is not None and (less := many.work.less(uneven.work)).examples > 0:
-            each = max(many.seconds - uneven.seconds, 0.0) / less.examples
-            an_example = min(each, one_by_one)
-        return cls(many, (seconds - an_example * further.examples) / further.steps, an_example)
-
-
-class Cost(NamedTuple):
-    """Seconds of a stack: before it is warm, of its rounds, of one evaluation of a point."""
-
-    start: float
-    pace: Pace
-    an_evaluation: float
+WHOLE_SECONDS = 10.0  # if so many suffice, rounds of a kind are timed as they are, not shortened
+CPU_SECONDS = 30.0  # for all kinds together, about; further ones are taken for as fast as others
 
 
 class Estimate(NamedTuple):
@@ -129,6 +37,17 @@ class Estimate(NamedTuple):
 
     names: list[str]
     seconds: float
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Points that train together, and what of them their time depends on."""
+
+    points: Sequence[Point]
+    setups: Sequence[Setup]
+    work: Work
+    kind: str  # those of one kind are as fast
+    family: str  # those of one family about so, where clients train one after another
 
 
 class Timing:
@@ -141,52 +60,111 @@ class Timing:
         stacks = prepare(kinds, data=data).stacks
         self.points = {point.name: point for stack in stacks for point in stack}  # by kind
         self.costs: dict[str, Cost] = {}
+        self._works: dict[tuple[str, ...], Work] = {}
+        self._started: set[str] = set()
 
     def sweep(self, experiments: Mapping[str, Experiment]) -> list[Estimate]:
         """What each stack of a sweep will take, its evaluations included; then what is spread."""
-        kinds = {name: _kind(experiment) for name, experiment in experiments.items()}
-        points = [
-            _standing_for(self.points[kinds[name]], name, experiment)
-            for name, experiment in experiments.items()
-        ]
-        spread = to_spread(points)
-        elsewhere = {point.name for point in spread}
-        here = [point for point in points if point.name not in elsewhere]
-        found = [self._stack(stack) for stack in into_stacks(here)]
-        return [*found, self._spread(spread)] if spread else found
+        return self.sweeps([experiments])
 
-    def _spread(self, points: Sequence[Point]) -> Estimate:
+    def sweeps(
+        self, stages: Iterable[Mapping[str, Experiment]], watch: Counted | None = None
+    ) -> list[Estimate]:
+        """The same of sweeps that come one after another; `watch` is told how far the timing is."""
+        here: list[Stack] = []
+        apart: list[list[Stack]] = []
+        for experiments in stages:
+            points = [
+                _standing_for(self.points[_kind(experiment)], name, experiment)
+                for name, experiment in experiments.items()
+            ]
+            spread = to_spread(points)
+            elsewhere = {point.name for point in spread}
+            others = [point for point in points if point.name not in elsewhere]
+            here += [self._stack(stack) for stack in into_stacks(others)]
+            apart += [[self._stack([point], on_one=True) for point in spread]] if spread else []
+        self._time([*here, *(stack for stacks in apart for stack in stacks)], watch)
+        return [*map(self._estimate, here), *map(self._spread, apart)]
+
+    def _stack(self, points: Sequence[Point], on_one: bool = False) -> Stack:
+        """Points that train together; `on_one`: on one worker of a cluster."""
+        setups = [_on_one_worker(point.setup) if on_one else point.setup for point in points]
+        work = self._work(points, setups)
+        # Who holds what matters by how much work it makes, to within a tenth; and not at all where
+        # clients train one after another, for what they hold is what they take longer for.
+        tenths = [round(math.log(part + 1) / math.log(1.1)) for part in work]
+        kinds = sorted(_kind(point.experiment, by_client=False) for point in points)
+        kind = json.dumps([tenths if side_by_side(setups) else [], on_one, *kinds])
+        return Stack(points, setups, work, kind, json.dumps([on_one, *map(_family, points)]))
+
+    def _work(self, points: Sequence[Point], setups: Sequence[Setup]) -> Work:
+        key = tuple(_kind(point.experiment) for point in points)
+        if key not in self._works:
+            self._works[key] = work_of(setups)
+        return self._works[key]
+
+    def _time(self, stacks: Iterable[Stack], watch: Counted | None) -> None:
+        """Time each kind of stack; once that has taken long, one of each family alone."""
+        new = {stack.kind: stack for stack in stacks if stack.kind not in self.costs}
+        total, done, began = STEPS * len(new), 0, time.monotonic()
+
+        def tell() -> None:
+            nonlocal done
+            done += 1
+            if watch is not None:
+                watch(done, total)
+
+        if watch is not None and new:
+            watch(0, total)
+        seconds = min(WHOLE_SECONDS, CPU_SECONDS / max(len(new), 1))
+        by_family: dict[str, Cost] = {}
+        for number, (kind, stack) in enumerate(new.items(), 1):
+            is_stacked = side_by_side(stack.setups)
+            found = None if is_stacked else by_family.get(stack.family)
+            if found is None or time.monotonic() - began < CPU_SECONDS:
+                allowed = WHOLE_SECONDS if is_stacked else seconds
+                found = cost(stack.setups, stack.work, allowed, tell)
+            self.costs[kind] = by_family[stack.family] = found
+            done = STEPS * number - 1
+            tell()
+
+    def _spread(self, stacks: Sequence[Stack]) -> Estimate:
         """What the last worker of a cluster takes, if each share goes to who is free first.
 
         GPUs stack the points of a share, which takes less: these are timed one by one.
         """
+        by_name = {stack.points[0].name: stack for stack in stacks}
+        points = [stack.points[0] for stack in stacks]
         workers = num_workers(points)
         free_at = [0.0] * workers
         for share in shares_of(points, workers):
-            seconds = sum(self._stack([point], on_one=True).seconds for point in share)
+            seconds = sum(self._estimate(by_name[point.name]).seconds for point in share)
             heapq.heapreplace(free_at, free_at[0] + seconds)
         return Estimate([point.name for point in points], max(free_at))
 
-    def _stack(self, stack: Sequence[Point], on_one: bool = False) -> Estimate:
-        """Of points that train together; `on_one`: on one worker of a cluster."""
-        described = [point.experiment for point in stack]
-        setups = [_on_one_worker(point.setup) if on_one else point.setup for point in stack]
-        # Who holds what matters by how much work it makes, to within a tenth.
-        work = _work(setups)
-        tenths = [round(math.log(part + 1) / math.log(1.1)) for part in work]
-        kinds = sorted(_kind(one, by_client=False) for one in described)
-        kind = json.dumps([tenths, on_one, *kinds])
-        is_new = kind not in self.costs
-        if is_new:
-            self.costs[kind] = _cost(setups, work)
-        cost = self.costs[kind]
+    def _estimate(self, stack: Stack) -> Estimate:
+        found, described = self.costs[stack.kind], [point.experiment for point in stack.points]
         evaluations = sum(_num_evaluations(one.evaluate, one.rounds) for one in described)
-        seconds = evaluations * cost.an_evaluation + (cost.start if is_new else 0.0)
+        seconds = evaluations * found.an_evaluation
+        if stack.kind not in self._started:
+            self._started.add(stack.kind)
+            seconds += found.start
         for before, end in pairwise([0, *sorted({one.rounds for one in described})]):
-            left = [setup for setup in setups if setup.experiment.rounds >= end]
-            of_left = work if len(left) == len(setups) else _work(left)
-            seconds += (end - before) * cost.pace.of(of_left)
-        return Estimate([point.name for point in stack], seconds)
+            left = [
+                (point, setup)
+                for point, setup in zip(stack.points, stack.setups, strict=True)
+                if point.experiment.rounds >= end
+            ]
+            work = self._work([point for point, _ in left], [setup for _, setup in left])
+            seconds += (end - before) * found.pace.of(work)
+        return Estimate([point.name for point in stack.points], seconds)
+
+
+def _family(point: Point) -> str:
+    """What the time of an example depends on most."""
+    plain = point.experiment.plain()
+    keys = ("dataset", "model", "norm", "engine", "device", "precision", "augment", "train_last")
+    return json.dumps([*(plain.get(key) for key in keys), plain["local"]["batch_size"]])
 
 
 @cache
@@ -225,113 +203,3 @@ def _standing_for(point: Point, name: str, experiment: Experiment) -> Point:
 def _on_one_worker(setup: Setup) -> Setup:
     assert isinstance(setup.engine, Ray)
     return replace(setup, engine=setup.engine.of_one_worker())
-
-
-def _cost(setups: Sequence[Setup], work: Work) -> Cost:
-    """Of short rounds, which tell how long a whole one is; of whole ones, if that is soon done."""
-    few, many = BATCHES
-    quick, slow = (_rounds(setups, (batches, batches)) for batches in BATCHES)
-    most = work.steps * sum(
-        setup.experiment.clients.cohort * setup.experiment.local.batch_size for setup in setups
-    )
-    uneven = _rounds(setups, (many, few)).pace.timed if work.examples < EVEN * most else None
-    pace = Pace.fitted(quick.pace.timed, slow.pace.timed, uneven)
-    tested = sum(map(len, setups[0].parts.values()))
-    an_evaluation = quick.an_evaluation * max(tested / max(_tested(setups[0]), 1), 1.0)
-    rounds = _num_warm(setups[0]) + TIMED
-    if rounds * pace.of(work) + 2 * len(setups) * an_evaluation < WHOLE_SECONDS:
-        whole = _rounds(setups, None)
-        return Cost(
-            quick.start + whole.start, pace.scaled_to(whole.pace.timed), whole.an_evaluation
-        )
-    return Cost(quick.start, pace, an_evaluation)
-
-
-def _num_warm(setup: Setup) -> int:
-    """Rounds before those that are timed: a CUDA graph is recorded when a shape comes again."""
-    return 4 if isinstance(setup.engine, Stacked) else 1
-
-
-def _rounds(setups: Sequence[Setup], batches: tuple[int, int] | None) -> Cost:
-    """What rounds cost of so many batches a client, those of even and of odd number (None: all)."""
-    began, warm = time.perf_counter(), _num_warm(setups[0])
-    rounds, runs = warm + TIMED, []
-    for setup in setups:
-        experiment = setup.experiment
-        # Evaluated twice: the first time may compile.
-        twice = replace(experiment.evaluate, every=rounds, at=(1,), twin=False)
-        shown = replace(setup, experiment=replace(experiment, rounds=rounds, evaluate=twice))
-        if batches is not None:
-            most, most_of_odd = (count * experiment.local.batch_size for count in batches)
-            parts = {name: _first(part, TESTED) for name, part in setup.parts.items()}
-            federation = _shortened(setup.federation, most, most_of_odd)
-            shown = replace(shown, federation=federation, parts=parts, client_tests=None)
-        state = begin(shown.network, shown.program, shown.federation, shown.device)
-        runs.append(ActiveRun(shown, state))
-    results = run_to_end(runs)
-    took = time.perf_counter() - began
-    # A point that diverges ends before the others: the last rounds are those of who is left.
-    by_round: dict[int, list[Record]] = {}
-    for record in (record for result in results for record in result.records):
-        by_round.setdefault(record["round"], []).append(record)
-    each = [by_round[round] for round in sorted(by_round)[-TIMED:]]
-    a_round = statistics.fmean(sum(record["seconds"] for record in records) for records in each)
-    work = _mean(
-        Work(
-            max(record["batches"] for record in records) if _side_by_side(setups) else 0.0,
-            sum(record["examples"] for record in records),
-        )
-        for records in each
-    )
-    evaluations = [record.get("evaluation_seconds", 0.0) for record in each[-1]]
-    an_evaluation = statistics.fmean(evaluations)
-    spent = rounds * a_round + 2 * sum(evaluations)
-    return Cost(max(took - spent, 0.0), Pace(Rounds(work, a_round)), an_evaluation)
-
-
-def _side_by_side(setups: Sequence[Setup]) -> bool:
-    return isinstance(setups[0].engine, Stacked)
-
-
-def _work(setups: Sequence[Setup]) -> Work:
-    """Of a round: the mean over some, by what is drawn in them."""
-    drawn = ([_plan(setup, round) for setup in setups] for round in range(DRAWN))
-    return _mean(
-        Work(
-            max(int(plan.steps.max()) for plan in plans) if _side_by_side(setups) else 0.0,
-            sum(int(plan.counts.sum()) for plan in plans),
-        )
-        for plans in drawn
-    )
-
-
-def _mean(works: Iterable[Work]) -> Work:
-    return Work(*map(statistics.fmean, zip(*works, strict=True)))
-
-
-def _plan(setup: Setup, round: int) -> Plan:
-    federation, algorithm = setup.federation, setup.program.algorithm
-    key = keys.root(setup.experiment.seed, keys.purpose("estimate"), round)
-    clients = algorithm.select(federation, round, key)
-    return algorithm.draw(federation.holdings(round, clients), keys.fold(key, clients))
-
-
-def _tested(setup: Setup) -> int:
-    return sum(min(len(part), TESTED) for part in setup.parts.values())
-
-
-def _first(examples: Examples, count: int) -> Examples:
-    rows = examples.rows
-    return Examples(
-        images=examples.images[:count] if rows is None else examples.images,
-        labels=examples.labels[:count],
-        columns={name: column[:count] for name, column in examples.columns.items()},
-        rows=None if rows is None else rows[:count],
-    )
-
-
-def _shortened(federation: Federation, most: int, most_of_odd: int) -> Federation:
-    split: Split = Shortened(federation.split, most, most_of_odd)
-    if isinstance(federation.split, Fixed):
-        split = Fixed(split.holdings(0, torch.arange(federation.num_clients)))
-    return replace(federation, split=split)

@@ -69,7 +69,13 @@ def alike(
     up_mbit: float = 10.0,
     down_mbit: float = 50.0,
 ) -> Devices:
-    """Every client has the same device, which is always there."""
+    """Every client has the same device, which is always there.
+
+    Args:
+        examples_per_second: how fast it trains.
+        up_mbit: its bandwidth to the server, in megabits a second.
+        down_mbit: the same from the server.
+    """
     return synthetic(
         1,
         key,

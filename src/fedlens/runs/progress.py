@@ -106,6 +106,10 @@ def items(done: int, total: int | None) -> str:
     return f"{done:,}/{total:,}"
 
 
+def percent(done: int, total: int | None) -> str:
+    return f"{done / (total or 1):.0%}"
+
+
 def megabytes(done: int, total: int | None) -> str:
     of = f" of {total / 1e6:.1f}" if total else ""
     return f"{done / 1e6:.1f}{of} MB"

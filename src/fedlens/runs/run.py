@@ -34,6 +34,7 @@ from fedlens.runs.progress import all_of, decoding, shown
 from fedlens.runs.progress import rounds as in_rounds
 from fedlens.runs.result import Result
 from fedlens.runs.twin import trained
+from fedlens.runs.untested import say_who_is_untested
 from fedlens.setup import Setup, build
 
 logger = logging.getLogger(__name__)
@@ -63,6 +64,7 @@ def run(
     with shown(progress, in_rounds, name, experiment.rounds) as bar:
         both = all_of(bar, watch)
         setup = build(experiment, folder, watch=decoding(both))
+        say_who_is_untested([setup])
         (result,) = run_to_end([start(experiment, setup, out, overwrite=overwrite, watch=both)])
     return result
 

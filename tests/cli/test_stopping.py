@@ -1,0 +1,57 @@
+"""Ctrl-C at any moment: one line, and one status."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from fedlens.cli import main as cli
+from fedlens.cli.stopping import heed_signals
+
+COMMAND = """
+import os, signal, sys
+from types import SimpleNamespace
+
+from fedlens.__main__ import command
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+def find_spec(name, *_):
+    if name == wanted:
+        sys.meta_path.remove(finder)
+        os.kill(os.getpid(), signal.SIGINT)
+
+finder = SimpleNamespace(find_spec=find_spec)
+sys.meta_path.insert(0, finder)
+wanted, sys.argv = sys.argv[1], ["fedlens", *sys.argv[2:]]
+command()
+"""
+
+
+@pytest.mark.parametrize("module", ["typer", "fedlens.schema", "torch", "torch._C", "torch.nn"])
+def test_ctrl_c_while_a_module_is_imported_is_one_line(module):
+    words = [sys.executable, "-c", COMMAND, module, "explain", "rounds"]
+    ended = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "fedlens: stopped\n")
+
+
+def test_ctrl_c_in_a_command_is_one_line(fedlens, monkeypatch):
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(cli.VERBS, "doctor", stop)
+    assert fedlens("doctor") == (130, "", "fedlens: stopped\n")
+
+
+def test_ctrl_c_that_a_shell_ignores_stays_ignored():
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        heed_signals()
+        os.kill(os.getpid(), signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before[0])
+        signal.signal(signal.SIGTERM, before[1])
