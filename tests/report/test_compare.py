@@ -373,6 +373,8 @@ def test_names_are_given_on_the_command_line(variants, fedlens, tmp_path, monkey
     half = fedlens("compare", *named[:3], *folders[3:])
     assert half.status == 2 and "has no name: write NAME=" in half.err
     assert "lacks a name" in fedlens("compare", "=x", "b=y").err
+    setting = fedlens("compare", *folders, "rounds=2")
+    assert setting.status == 2 and "rounds=2 names no file or folder: settings" in setting.err
     monkeypatch.chdir(folders[0].parent)
     for seed, one in enumerate(folders[:3]):
         one.rename(f"lr=1,seed={seed}")  # a sweep's folders are no names

@@ -113,6 +113,12 @@ def _named(what: list[str]) -> dict[str, list[Path]]:
             raise ValueError(f"{word!r} lacks a name or a folder: write NAME=FOLDER")
         found.setdefault(name, []).append(Path(path))
     if "" in found and len(found) > 1:
+        for name in filter(None, found):
+            if not found[name][0].exists():
+                raise ValueError(
+                    f"{name}={found[name][0]} names no file or folder: settings belong into the "
+                    "experiment files"
+                )
         raise ValueError(f"{found[''][0]} has no name: write NAME={found[''][0]}, or name none")
     for paths in found.values():
         say_passed_over(paths)
