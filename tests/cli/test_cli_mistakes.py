@@ -196,7 +196,10 @@ def one_hot(source):
 @pytest.mark.parametrize(
     ("own", "message"),
     [
-        ("model=mine:no_net", "mine:no_net failed (RuntimeError: no net today): mend it"),
+        (
+            "model=mine:no_net",
+            "failed (mine.py, line 7, in no_net: RuntimeError: no net today): mend it",
+        ),
         ("model=mine:Pair", "the model gives a tuple: let it return its outputs alone, a tensor"),
         (
             "model=mine:Misspelt",
