@@ -24,7 +24,7 @@ def test_tensors_and_a_module_may_be_given_from_python():
     experiment = fl.Experiment(dataset=dataset, model=module, rounds=1)
     assert experiment.dataset is dataset
     assert "mine" in experiment.toml()
-    with pytest.raises(ValueError, match="was given from Python: use fl.resume"):
+    with pytest.raises(ValueError, match=r"was given from Python: use fl\.resume"):
         fl.Experiment.of(tomllib.loads(experiment.toml()))
 
 
