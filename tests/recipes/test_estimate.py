@@ -1,5 +1,6 @@
 """Estimates: of warm rounds, stacks as they train, evaluations included."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -217,7 +218,7 @@ def test_of_many_clients_and_epochs_a_few_are_timed(monkeypatch):
         trained.extend(record["examples"] for result in results for record in result.records)
         return results
 
-    monkeypatch.setattr(estimate, "WHOLE_SECONDS", 0.2)
+    monkeypatch.setattr(estimate, "WHOLE_SECONDS", 0.0)
     monkeypatch.setattr(pace, "run_to_end", seen)
     timing = Timing([MANY])
     assert seconds(timing, MANY) > 0
@@ -227,13 +228,21 @@ def test_of_many_clients_and_epochs_a_few_are_timed(monkeypatch):
     assert found.pace.timed.work.examples >= 40 * batch  # and it counts as all of them
 
 
-def test_an_estimate_is_about_what_rounds_take(monkeypatch):
-    monkeypatch.setattr(estimate, "WHOLE_SECONDS", 0.2)
+@pytest.mark.parametrize("allowed", [0.0, 1.0, 1e9])
+def test_an_estimate_is_what_rounds_take_that_grow_with_their_examples(monkeypatch, allowed):
+    """Whether they are timed briefly, shortened or whole: by a clock that counts examples."""
+
+    def counted(runs):
+        results = run_to_end(runs)
+        for record in (record for result in results for record in result.records):
+            record["seconds"] = 1e-4 * record["examples"]
+        return results
+
+    monkeypatch.setattr(pace, "run_to_end", counted)
     (setup,) = [point.setup for point in Timing([MANY]).points.values()]
     work = pace.work_of([setup])
-    shortened = pace.cost([setup], work, 0.5).pace.of(work)
-    whole = pace._rounds([setup], None).pace.timed.seconds
-    assert whole / 4 < shortened < whole * 4  # machines of tests are busy
+    expected = 1e-4 * work.examples
+    assert pace.cost([setup], work, allowed).pace.of(work) == pytest.approx(expected, rel=0.05)
 
 
 def test_slow_rounds_are_timed_briefly(monkeypatch, rounds_timed):
@@ -242,7 +251,7 @@ def test_slow_rounds_are_timed_briefly(monkeypatch, rounds_timed):
     found = pace.cost([setup], pace.work_of([setup]), 0.0)
     assert rounds_timed == [(1, 1)]
     assert found.pace.an_example > 0 and found.an_evaluation > 0
-    monkeypatch.setattr(pace, "ROUGH_SECONDS", 100.0)
+    monkeypatch.setattr(pace, "ROUGH_SECONDS", math.inf)
     pace.cost([setup], pace.work_of([setup]), 0.0)
     assert rounds_timed == [(1, 1), (1, 1), (4, 4)]
 
