@@ -22,7 +22,7 @@ from fedlens import Algorithm, paper
 from fedlens.core import Upload
 from fedlens.federation import Holdings
 from fedlens.pieces import Sgd
-from fedlens.slots import Wraps
+from fedlens.slots import Combine
 
 
 def pulled(local):
@@ -82,6 +82,22 @@ def drawing(base: Algorithm) -> Algorithm:
     return replace(base, objective=base.objective.plus(lambda l: pulled(l) * torch.rand(())))
 
 
+def combine(updates, shares, cohort, layout):
+    assert len(shares) > 9
+    return {name: (u * shares.view(-1, *[1] * (u.ndim - 1))).sum(0) for name, u in updates.items()}
+
+
+@dataclass(frozen=True)
+class OfMany(Combine):
+    def __call__(self, updates, shares, cohort, layout):
+        return combine(updates, shares, cohort, layout)
+
+
+@paper
+def many(base: Algorithm) -> Algorithm:
+    return replace(base, combine=OfMany())
+
+
 def outside(examples, num_classes, num_clients, rng):
     return Holdings.of([torch.arange(5), torch.tensor([9, 10_000])])
 
@@ -104,7 +120,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.modules.pop("own_rules", None)
 
 
-def experiment(algorithm: str = "fedavg", **settings: object) -> fl.Experiment:
+def experiment(algorithm: str | list[str] = "fedavg", **settings: object) -> fl.Experiment:
     tables = {"dataset": "fashion-mnist-mini", "model": "linear", "rounds": 1, "engine": "stacked"}
     clients = {"count": 20, "per_round": 2}
     return fl.Experiment.of({**tables, "clients": clients, "algorithm": algorithm, **settings})
@@ -113,7 +129,10 @@ def experiment(algorithm: str = "fedavg", **settings: object) -> fl.Experiment:
 @pytest.mark.parametrize(
     ("name", "line"),
     [
-        ("one_number", r"<lambda> \(own_rules.py, line \d+\) gave a tensor \[\] for 1 clients"),
+        (
+            "one_number",
+            r"<lambda> \(own_rules.py, line \d+\) gave a tensor \[\], and not \[1\]: return",
+        ),
         ("misspelled", r"own_rules.py, line \d+, in <lambda>: AttributeError: .*: mend it there"),
         ("a_dict", r"a round fails by what it returns \(AttributeError: .*docs/extend.md says"),
         ("named_as_ours", "the scalar 'train_loss' is recorded already: call it otherwise"),
@@ -173,3 +192,11 @@ def test_a_grid_takes_what_is_named_in_python():
         ["fedvc", "fedavgm"],
     ]
     assert points[list(points)[1]].algorithm[0].options["mu"] == 0.1
+
+
+def test_one_that_needs_more_clients_than_the_few_is_tried_with_all():
+    clients = {"count": 20, "per_round": 12}
+    described = experiment(clients=clients, algorithm=["own_rules:many", "own_rules:right"])
+    assert build(described).experiment.clients.per_round == 12
+    with pytest.raises(ValueError, match=r"'own_rules:many': own_rules.py, line \d+, in combine"):
+        build(experiment("own_rules:many"))  # of two clients

@@ -21,8 +21,9 @@ from torch import Tensor
 from fedlens import keys
 from fedlens.algorithm import Algorithm, numbers_of, pick, same, side_by_side, with_numbers
 from fedlens.augment import Augment
-from fedlens.core import RECORDED, Cuts, Local, Memory, Tree, Upload, tree_map
+from fedlens.core import Cuts, Local, Memory, Tree, Upload, tree_map
 from fedlens.federation import Examples
+from fedlens.names import OF_ROUND
 from fedlens.network.layout import Layout
 from fedlens.network.model import Model
 from fedlens.network.ops import local_step_
@@ -360,7 +361,7 @@ class ClientProgram:
         keep |= {f"solver.{name}": solver[name] for name in algorithm.carries & solver.keys()}
         if algorithm.personal_norm:
             keep["norm"] = {name: model[name] for name in self.layout.norm_names}
-        if taken := upload.scalars.keys() & RECORDED:
+        if taken := upload.scalars.keys() & {"loss", *OF_ROUND}:
             raise ValueError(f"the scalar {min(taken)!r} is recorded already: call it otherwise")
         scalars = {"loss": loss, **upload.scalars}
         if self.guarded:

@@ -130,13 +130,6 @@ class Local:
         return (self.step + 1) % (self.steps // passes).clamp(min=1) == 0
 
 
-RECORDED = {
-    *("loss", "round", "train_loss", "lr", "clients", "examples", "batches", "batches_total"),
-    *("bytes_up", "bytes_down", "seconds", "evaluation_seconds"),
-}
-"""What a round's record has by itself: no scalar of an algorithm may be called so."""
-
-
 @dataclass(frozen=True)
 class Upload:
     """What a client sends, and what it keeps."""

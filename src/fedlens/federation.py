@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -284,6 +284,24 @@ class Fixed(Split):
 
 
 @dataclass(frozen=True)
+class Shortened(Split):
+    """A split of which every client holds the first few examples; those of odd number may fewer."""
+
+    whole: Split
+    most: int
+    most_of_odd: int
+
+    @property
+    def num_clients(self) -> int:
+        return self.whole.num_clients
+
+    def holdings(self, round: int, cohort: Tensor) -> Holdings:
+        held = self.whole.holdings(round, cohort)
+        most = [self.most_of_odd if client % 2 else self.most for client in cohort.tolist()]
+        return Holdings.of([held.members(k)[:few] for k, few in enumerate(most)])
+
+
+@dataclass(frozen=True)
 class Federation:
     """Examples and who holds them: an index over one tensor, never a copy."""
 
@@ -327,6 +345,13 @@ class Federation:
         if isinstance(self.split, Fixed):
             return self.split.everyone
         return self.split.holdings(round, torch.arange(self.num_clients))
+
+    def shortened(self, most: int, most_of_odd: int | None = None) -> Federation:
+        """The same clients with their first few examples, to try or to time something."""
+        split: Split = Shortened(self.split, most, most if most_of_odd is None else most_of_odd)
+        if isinstance(self.split, Fixed):
+            split = Fixed(split.holdings(0, torch.arange(self.num_clients)))
+        return replace(self, split=split)
 
     def label_counts(self, holdings: Holdings) -> Tensor:  # [C, L] int64
         return holdings.label_counts(self.labels, self.num_classes)

@@ -233,3 +233,11 @@ OUTCOMES = (
     *("raised", "refused", "stale", "foreign"),  # of sites: see docs/fleet.md
 )
 """What may become of a client that is asked. `surplus`: enough others were faster."""
+
+OF_ROUND = (
+    *("round", "seconds", "evaluation_seconds", "train_loss", "examples"),
+    *("batches", "batches_total", "clients", "bytes_up", "bytes_down"),
+    *("lr", "clock", "failed", "attempts", "staleness", "workers_lost"),
+)
+"""What a record holds besides measures of the model and of the algorithm, and besides numbers by
+their keys (`server.lr`), which have a dot. No scalar of an algorithm may be called so."""

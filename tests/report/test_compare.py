@@ -9,7 +9,6 @@ import pytest
 
 import fedlens as fl
 from fedlens.report.compare import _differences, _results, compare
-from fedlens.report.groups import means
 from fedlens.report.pairs import Pair, pairs, ranks, tasks
 from fedlens.report.tables import table
 from fedlens.runs.records import read_all
@@ -18,29 +17,6 @@ Make = Callable[..., Path]
 
 # typer 0.20 asks click for names that click is about to drop.
 COMMAND_LINE = pytest.mark.filterwarnings("ignore:'click.utils:DeprecationWarning")
-
-
-@pytest.fixture
-def variants(recorded: Make, quick_pages: None) -> Callable[..., list[Path]]:
-    """Makes runs from accuracies: by algorithm, one a seed; each reaches half of it in round 1."""
-
-    def make(
-        finals: dict[str, list[float]], dataset: str = "digits", lr: float = 0.1
-    ) -> list[Path]:
-        folders = []
-        for algorithm, values in finals.items():
-            for seed, value in enumerate(values):
-                spent = {"bytes_up": 500_000, "bytes_down": 1_500_000}
-                lines = [{"round": n, "test_accuracy": value * n / 2, **spent} for n in (1, 2)]
-                folder = recorded(f"{dataset}/{algorithm}-{lr}-{seed}", lines)
-                (folder / "experiment.toml").write_text(
-                    f'dataset = "{dataset}"\nmodel = "mlp"\nrounds = 2\nseed = {seed}\n'
-                    f'local = {{ lr = {lr} }}\n[[algorithm]]\nname = "{algorithm}"\n'
-                )
-                folders.append(folder)
-        return folders
-
-    return make
 
 
 def told(folders: list[Path], by: tuple[str, ...] = ()) -> list[Pair]:
@@ -306,30 +282,6 @@ def test_a_folder_of_runs_stands_for_its_runs(variants, fedlens):
     assert len(inside) == len(folders) + 3
     assert fedlens("compare", *inside).out == named
     assert fedlens("report", *inside).status == 0
-
-
-def test_means_over_seeds_have_the_best_first(variants):
-    runs = read_all(variants({"fedavg": [0.7, 0.72], "fedprox": [0.8, 0.82]}))
-    found = means(runs)
-    assert found is not None
-    header, rows, (best,) = found
-    assert header == ["experiment", "final test accuracy", "seeds"]
-    assert [(row[0], row[2]) for row in rows] == [("fedprox", "2"), ("fedavg", "2")]
-    assert best.startswith("fedprox, 81.0% ±")
-    assert best.endswith(" test accuracy over 2 seeds")
-    assert means(runs[:2]) is None
-
-
-def test_of_several_data_sets_each_has_a_best_of_its_own(variants):
-    digits = variants({"fedavg": [0.9], "fedprox": [0.8]})
-    others = variants({"fedavg": [0.5], "fedprox": [0.6]}, dataset="birds")
-    alone = variants({"fedavg": [0.99]}, dataset="one")
-    found = means(read_all([*digits, *others, *alone]))
-    assert found is not None
-    assert [(words.split("-")[0], words.partition(", ")[2]) for words in found[2]] == [
-        ("digits/fedavg", "90.0% test accuracy on digits"),
-        ("birds/fedprox", "60.0% test accuracy on birds"),
-    ]
 
 
 def test_a_table_that_is_too_wide_goes_on_below():

@@ -10,7 +10,7 @@ import pytest
 from fedlens.report import read_all, rows
 from fedlens.report.blocks import Curves, Table
 from fedlens.report.curves import curve_blocks
-from fedlens.report.groups import curve, group, mean_and_std, names_by_difference
+from fedlens.report.groups import curve, group, mean_and_std, means, names_by_difference
 from fedlens.report.runs import headline, run_blocks
 from fedlens.runs.records import primary_part
 
@@ -115,3 +115,27 @@ def test_the_loss_on_what_is_trained_on_is_not_that_of_local_training(recorded: 
     _, loss = curve_blocks(group(runs), "train")
     assert isinstance(loss, Curves)
     assert loss.lines[0].y == [1.0]
+
+
+def test_means_over_seeds_have_the_best_first(variants):
+    runs = read_all(variants({"fedavg": [0.7, 0.72], "fedprox": [0.8, 0.82]}))
+    found = means(runs)
+    assert found is not None
+    header, rows, (best,) = found
+    assert header == ["experiment", "final test accuracy", "seeds"]
+    assert [(row[0], row[2]) for row in rows] == [("fedprox", "2"), ("fedavg", "2")]
+    assert best.startswith("fedprox, 81.0% ±")
+    assert best.endswith(" test accuracy over 2 seeds")
+    assert means(runs[:2]) is None
+
+
+def test_of_several_data_sets_each_has_a_best_of_its_own(variants):
+    digits = variants({"fedavg": [0.9], "fedprox": [0.8]})
+    others = variants({"fedavg": [0.5], "fedprox": [0.6]}, dataset="birds")
+    alone = variants({"fedavg": [0.99]}, dataset="one")
+    found = means(read_all([*digits, *others, *alone]))
+    assert found is not None
+    assert [(words.split("-")[0], words.partition(", ")[2]) for words in found[2]] == [
+        ("digits/fedavg", "90.0% test accuracy on digits"),
+        ("birds/fedprox", "60.0% test accuracy on birds"),
+    ]

@@ -7,7 +7,8 @@ import torch
 
 import fedlens as fl
 from fedlens.engines import Sequential
-from fedlens.runs.measures import BETTER, OF_MODEL, OF_PART, OF_ROUND, OVER_CLIENTS, best
+from fedlens.names import OF_ROUND
+from fedlens.runs.measures import BETTER, OF_MODEL, OF_PART, OVER_CLIENTS, best
 from fedlens.runs.metrics import Tally, metrics, spread
 from tests.toys import toy
 

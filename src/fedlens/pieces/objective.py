@@ -78,8 +78,8 @@ class Objective:
         for penalty in self.penalties:
             term = penalty(local)
             if term.shape != loss.shape:  # it would be added to every client's
-                found = f"gave a tensor {list(term.shape)} for {len(loss)} clients"
-                raise ValueError(f"{_place(penalty)} {found}: return [C], a number for each")
+                found = f"gave a tensor {list(term.shape)}, and not {list(loss.shape)}"
+                raise ValueError(f"{_place(penalty)} {found}: return a number for each client")
             whole = whole + term
         return whole, loss.detach()
 

@@ -9,16 +9,13 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
-
-import torch
-from torch import Tensor
 
 from fedlens import keys
 from fedlens.core import Plan
 from fedlens.engines import Processes, Stacked
-from fedlens.federation import Examples, Federation, Fixed, Holdings, Split
+from fedlens.federation import Examples
 from fedlens.rounds import begin
 from fedlens.runs.active import ActiveRun, run_to_end
 from fedlens.runs.summary import Record
@@ -33,24 +30,6 @@ STEPS = 3  # of one cost
 ROUGH_SECONDS = 40.0  # at the most, for two rounds of many batches where more would take long
 DRAWN = 8  # rounds, to see how much work is in one
 EVEN = 0.8  # of the steps that there would be if all clients took as many: then they count as alike
-
-
-@dataclass(frozen=True)
-class Shortened(Split):
-    """A split of which every client holds the first few examples; those of odd number may fewer."""
-
-    whole: Split
-    most: int
-    most_of_odd: int
-
-    @property
-    def num_clients(self) -> int:
-        return self.whole.num_clients
-
-    def holdings(self, round: int, cohort: Tensor) -> Holdings:
-        held = self.whole.holdings(round, cohort)
-        most = [self.most_of_odd if client % 2 else self.most for client in cohort.tolist()]
-        return Holdings.of([held.members(k)[:few] for k, few in enumerate(most)])
 
 
 class Work(NamedTuple):
@@ -189,7 +168,7 @@ def _rounds(
         if batches is not None:
             most, most_of_odd = (count * experiment.local.batch_size for count in batches)
             parts = {name: _first(part, tested) for name, part in setup.parts.items()}
-            federation = _shortened(setup.federation, most, most_of_odd)
+            federation = setup.federation.shortened(most, most_of_odd)
             shown = replace(shown, federation=federation, parts=parts, client_tests=None)
             if isinstance(setup.engine, Processes):  # else it predicts them here, and alone
                 shown = replace(shown, engine=setup.engine.knowing([*parts.values()]))
@@ -284,10 +263,3 @@ def _first(examples: Examples, count: int) -> Examples:
         columns={name: column[:count] for name, column in examples.columns.items()},
         rows=None if rows is None else rows[:count],
     )
-
-
-def _shortened(federation: Federation, most: int, most_of_odd: int) -> Federation:
-    split: Split = Shortened(federation.split, most, most_of_odd)
-    if isinstance(federation.split, Fixed):
-        split = Fixed(split.holdings(0, torch.arange(federation.num_clients)))
-    return replace(federation, split=split)

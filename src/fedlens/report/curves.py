@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from statistics import fmean
 
+from fedlens.names import OF_ROUND
 from fedlens.report.blocks import Block, Curves, Line, Style
 from fedlens.report.groups import MANY, Group, best_round, curve, off_if_many
 from fedlens.report.numbers import format_number
-from fedlens.runs.measures import OF_MODEL, OF_ROUND
+from fedlens.runs.measures import OF_MODEL
 from fedlens.runs.records import PART_NAMES, Run, is_number, number, recorded_as
 
 STYLES: dict[str, Style] = {"test": "solid", "validation": "dotted", "train": "dashed"}

@@ -53,14 +53,6 @@ OF_ALGORITHM: dict[str, Better | None] = {
 }
 """What algorithms measure of themselves in each round. One that is not here has no best."""
 
-OF_ROUND = (
-    *("round", "seconds", "evaluation_seconds", "train_loss", "examples"),
-    *("batches", "batches_total", "clients", "bytes_up", "bytes_down"),
-    *("lr", "clock", "failed", "attempts", "staleness", "workers_lost"),
-)
-"""What a record holds besides measures of the model and of the algorithm, and besides numbers by
-their keys (`server.lr`), which have a dot."""
-
 
 def measure_name(part: str, measure: str) -> str:
     """What a measure of a part is called: `train_loss` is the loss of local training."""

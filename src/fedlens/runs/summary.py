@@ -7,13 +7,13 @@ from typing import Any
 import torch
 
 from fedlens.engines.trainer import largest_yet
-from fedlens.names import OUTCOMES, REPORTED
+from fedlens.names import OF_ROUND, OUTCOMES, REPORTED
 from fedlens.reporting.cohorts import Reports
 from fedlens.rounds import State
 from fedlens.runs.bootstrap import bootstrap_mean
 from fedlens.runs.budgets import at_round_numbers, clock_at, rounds_to
 from fedlens.runs.evaluate import ByClient, Twin, primary_part
-from fedlens.runs.measures import OF_MODEL, OF_ROUND, best, measure_name
+from fedlens.runs.measures import OF_MODEL, best, measure_name
 from fedlens.runs.records import is_number
 from fedlens.setup import Setup
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from fedlens.client import ClientProgram
 from fedlens.engines import Sequential
 from fedlens.experiment import Experiment
-from fedlens.federation import Federation, Holdings, Split
+from fedlens.federation import Federation
 from fedlens.network.network import Network
 from fedlens.own_code import place_of_error
 from fedlens.pieces import Uniformly
@@ -23,21 +22,6 @@ CLIENTS, EXAMPLES, ROUNDS = 2, 2, 2  # the second round is the first that rememb
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class FirstFew(Split):
-    """A split of which every client holds its first few examples."""
-
-    whole: Split
-
-    @property
-    def num_clients(self) -> int:
-        return self.whole.num_clients
-
-    def holdings(self, round: int, cohort: Tensor) -> Holdings:
-        held = self.whole.holdings(round, cohort)
-        return Holdings.of([held.members(k)[:EXAMPLES] for k in range(len(held))])
-
-
 def try_algorithm(
     experiment: Experiment,
     network: Network,
@@ -45,34 +29,48 @@ def try_algorithm(
     federation: Federation,
     device: torch.device,
 ) -> None:
-    """Refuse an algorithm of the user's own that fails; say if it draws numbers no key reaches."""
+    """Refuse an algorithm of the user's own that fails; say if it draws numbers no key reaches.
+
+    It may need more clients or examples than the few: whole rounds decide before it is refused.
+    """
     own = ", ".join(repr(one.name) for one in experiment.algorithm if ":" in one.name)
     if not own:
         return
-    few = replace(federation, split=FirstFew(federation.split))
-    select = program.algorithm.select
-    if isinstance(select, Uniformly):  # one of their own is tried as it is
-        select = Uniformly(min(CLIENTS, select.count))
-    tried = replace(program, algorithm=replace(program.algorithm, select=select))
     before = torch.get_rng_state()
     try:
-        state = begin(network, tried, few, device)
-        for _ in range(ROUNDS):
-            state, _ = run_round(tried, few, Sequential(network, few.examples), state, seed=0)
-    except ValueError as error:
-        raise ValueError(f"algorithm {own}: {error}") from error
-    except Exception as error:  # it may raise anything, and give anything to what is ours
-        where = place_of_error(error)
-        what = f"{type(error).__name__}: {reason(error)}"
-        remedy = (
-            f"{where}: mend it there"
-            if where
-            else f"a round fails by what it returns ({what}): docs/extend.md says what each part "
-            "is to return"
-        )
-        raise ValueError(f"algorithm {own}: {remedy}") from error
+        _train(_of_few(program), network, federation.shortened(EXAMPLES), device)
+    except Exception:  # it may raise anything, and give anything to what is ours
+        try:
+            _train(program, network, federation, device)
+        except Exception as error:
+            raise ValueError(f"algorithm {own}: {_told(error)}") from error
     if not torch.equal(before, torch.get_rng_state()):
         torch.set_rng_state(before)
         logger.warning(
             "algorithm %s draws random numbers by itself: no run of it can be repeated", own
         )
+
+
+def _of_few(program: ClientProgram) -> ClientProgram:
+    select = program.algorithm.select
+    if isinstance(select, Uniformly):  # one of the user's own is tried as it is
+        select = Uniformly(min(CLIENTS, select.count))
+    return replace(program, algorithm=replace(program.algorithm, select=select))
+
+
+def _train(
+    program: ClientProgram, network: Network, federation: Federation, device: torch.device
+) -> None:
+    engine = Sequential(network, federation.examples)
+    state = begin(network, program, federation, device)
+    for _ in range(ROUNDS):
+        state, _ = run_round(program, federation, engine, state, seed=0)
+
+
+def _told(error: Exception) -> str:
+    if isinstance(error, ValueError):
+        return str(error)
+    if where := place_of_error(error):
+        return f"{where}: mend it there"
+    what = f"{type(error).__name__}: {reason(error)}"
+    return f"a round fails by what it returns ({what}): docs/extend.md says what each part returns"

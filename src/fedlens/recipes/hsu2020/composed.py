@@ -47,7 +47,8 @@ def composed(scale: Scale) -> Recipe:
         about="The paper has FedVC without FedIR on two populations (Table 2), and FedIR with "
         "FedVC on one of them (Table 3). Here each is added to FedAvg and to FedAvgM by itself, "
         "and both together, K = 10, with the same seeds: so what each brings is seen. "
-        f"{OUR_EPOCHS}",
+        "Runs called geo have places for clients, those called user people, or what stands in for "
+        f"them. {OUR_EPOCHS}",
         cells=cells(scale) | bounds,
         seeds=range(scale.pick(1, 1, 3)),
         blocks=blocks,
