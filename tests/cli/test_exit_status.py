@@ -170,12 +170,12 @@ def test_a_terminal_that_knows_no_dash_ends_no_command(here, fedlens, monkeypatc
 
 
 PROCESS = """
-import atexit, sys, threading, time
+import atexit, sys, threading
 
 from fedlens.__main__ import command
 
 def last_words():
-    time.sleep(0.2)
+    threading.main_thread().join()
     print("a thread was waited for")
 
 atexit.register(print, "what is left to do is done")
