@@ -195,14 +195,16 @@ def _print_one(done: Reproduced) -> None:
 
 def _say_how_long(title: str, runs: Together, quiet: bool) -> None:
     """The time that the runs still to be made will take here, stack by stack."""
+    from fedlens.data.places import cache
     from fedlens.recipes.estimate import Timing
+    from fedlens.recipes.remembered import Remembered
     from fedlens.runs.progress import counted, percent, span
 
     left, total = runs.left, 0.0
     count = len(left)
     if count:
-        print(f"{title}: timing some rounds of each kind of run ...", file=sys.stderr)
-        timing = Timing(left.values(), runs.data)
+        print(f"{title}: estimating how long it will take ...", file=sys.stderr)
+        timing = Timing(left.values(), runs.data, Remembered(cache() / "timings"))
         stages = [{runs.names[place]: one for place, one in stage.items()} for stage in runs.stages]
         with watching(quiet, counted, f"{title}: timing", percent) as watch:
             found = timing.sweeps(stages, watch)

@@ -23,6 +23,7 @@ from fedlens.data.places import Counted
 from fedlens.engines import Ray
 from fedlens.experiment import Evaluate, Experiment
 from fedlens.recipes.pace import STEPS, Cost, Work, cost, side_by_side, work_of
+from fedlens.recipes.remembered import Remembered
 from fedlens.runs.points import Point, into_stacks
 from fedlens.runs.spread import num_workers, shares_of, to_spread
 from fedlens.runs.sweep import prepare
@@ -53,13 +54,22 @@ class Stack:
 class Timing:
     """Estimates of several sweeps; stacks whose rounds cost the same are timed once."""
 
-    def __init__(self, experiments: Iterable[Experiment], data: Path | None = None) -> None:
-        """`experiments` are all that there are in these sweeps."""
+    def __init__(
+        self,
+        experiments: Iterable[Experiment],
+        data: Path | None = None,
+        remembered: Remembered | None = None,
+    ) -> None:
+        """`experiments` are all that there are in these sweeps.
+
+        What is `remembered` of an earlier timing is not timed again.
+        """
         # A file of weights may be another run's, yet to come; the time does not depend on it.
         kinds = {_kind(one): replace(one, weights=None, weights_sha256=None) for one in experiments}
         stacks = prepare(kinds, data=data).stacks
         self.points = {point.name: point for stack in stacks for point in stack}  # by kind
         self.costs: dict[str, Cost] = {}
+        self._remembered = remembered
         self._works: dict[tuple[str, ...], Work] = {}
         self._started: set[str] = set()
 
@@ -106,6 +116,11 @@ class Timing:
     def _time(self, stacks: Iterable[Stack], watch: Counted | None) -> None:
         """Time each kind of stack; once that has taken long, one of each family alone."""
         new = {stack.kind: stack for stack in stacks if stack.kind not in self.costs}
+        if self._remembered is not None:
+            for kind, stack in list(new.items()):
+                if (known := self._remembered.get(kind, stack.setups[0])) is not None:
+                    self.costs[kind] = known
+                    del new[kind]
         total, done, began = STEPS * len(new), 0, time.monotonic()
 
         def tell() -> None:
@@ -125,6 +140,8 @@ class Timing:
                 allowed = WHOLE_SECONDS if is_stacked else seconds
                 found = cost(stack.setups, stack.work, allowed, tell)
             self.costs[kind] = by_family[stack.family] = found
+            if self._remembered is not None:
+                self._remembered.put(kind, stack.setups[0], found)
             done = STEPS * number - 1
             tell()
 

@@ -50,7 +50,7 @@ def partition_hash(setup: Setup) -> str:
 def manifest(setup: Setup) -> dict[str, Any]:
     """What is written down when a run starts."""
     return {
-        **_machine(setup),
+        **machine(setup),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "platform": platform.platform(),
         "cores": os.cpu_count(),
@@ -145,14 +145,15 @@ def check_unchanged(folder: Path, setup: Setup, before: Mapping[str, Any]) -> No
         logger.warning(
             "%s was begun with another %s: its rounds differ from then on", folder, names
         )
-    now = _machine(setup)
+    now = machine(setup)
     was = {key: before.get(key, "an unknown one") for key in SAID}
     other = [f"{key} {was[key]}, now {now[key]}" for key in SAID if was[key] != now[key]]
     if other:
         logger.warning("%s was begun with %s: its bytes may differ", folder, "; ".join(other))
 
 
-def _machine(setup: Setup) -> dict[str, Any]:
+def machine(setup: Setup) -> dict[str, Any]:
+    """What the bytes and the speed of a run may depend on, beside its experiment."""
     return {
         "fedlens": __version__,
         "revision": _revision(),

@@ -1,0 +1,48 @@
+"""What rounds cost on this machine, kept for a day: who starts again does not wait for it again."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedlens.files import write_atomically
+from fedlens.recipes.pace import Cost, Pace, Rounds, Work
+from fedlens.runs.manifest import machine
+from fedlens.setup import Setup
+
+SECONDS = 24 * 3600.0  # later, the machine may be busier or less so
+
+
+@dataclass(frozen=True)
+class Remembered:
+    """Costs by what they depend on, a small file each; a folder that cannot be used has none."""
+
+    folder: Path
+
+    def get(self, kind: str, setup: Setup) -> Cost | None:
+        place = self._place(kind, setup)
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            if 0 <= time.time() - place.stat().st_mtime < SECONDS:
+                return _cost(place.read_text())
+        return None
+
+    def put(self, kind: str, setup: Setup, cost: Cost) -> None:
+        with contextlib.suppress(OSError):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(self._place(kind, setup), json.dumps(cost).encode())
+
+    def _place(self, kind: str, setup: Setup) -> Path:
+        """Another machine, other data and another Fedlens are timed by themselves."""
+        known = [kind, machine(setup), setup.engine.num_workers, setup.dataset.digest]
+        digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
+        return self.folder / f"{digest}.json"
+
+
+def _cost(text: str) -> Cost:
+    start, ((work, seconds), a_step, an_example), an_evaluation = json.loads(text)
+    timed = Rounds(Work(*map(float, work)), float(seconds))
+    return Cost(float(start), Pace(timed, float(a_step), float(an_example)), float(an_evaluation))
