@@ -17,7 +17,8 @@ import torch
 from fedlens.federation import Dataset, Examples
 from fedlens.names import DATASETS
 from fedlens.recipes import RECIPES, part
-from fedlens.recipes.hsu2020.figure4_pilot import best, chosen
+from fedlens.recipes.hsu2020.chosen import chosen, chosen_rate
+from fedlens.recipes.hsu2020.figure4_pilot import best, best_rates
 from fedlens.recipes.recipe import Measured, Recipe, Recorded, Results, Scale
 from fedlens.recipes.reproduce import blocks_of
 from fedlens.recipes.stored import coverage, restore
@@ -166,7 +167,9 @@ def test_stored_runs_can_be_laid_out_to_go_on_from(tmp_path):
 
 
 def test_figure_4_takes_what_the_stored_pilot_picks():
-    picked = best(restored("hsu2020/figure4-pilot")[1])
+    results = restored("hsu2020/figure4-pilot")[1]
+    picked, rates = best(results), best_rates(results)
+    assert all(chosen_rate(dataset) == rates.get(dataset) for dataset in picked)
     assert len(picked["cifar10"]) == 8
     for dataset, by_alpha in picked.items():
         for alpha, by_base in by_alpha.items():

@@ -1,6 +1,5 @@
 """Paper 2's recipes: what the tables need, by its own numbers, and what is picked by what."""
 
-import importlib
 import itertools
 from dataclasses import replace
 from itertools import pairwise
@@ -11,8 +10,10 @@ import pytest
 import torch
 
 from fedlens.recipes import RECIPES
+from fedlens.recipes.hsu2020 import chosen
+from fedlens.recipes.hsu2020.chosen import Point, Rate
 from fedlens.recipes.hsu2020.figure1 import furthest_apart
-from fedlens.recipes.hsu2020.figure4_pilot import Point, best
+from fedlens.recipes.hsu2020.figure4_pilot import best, best_rates, to_store
 from fedlens.recipes.hsu2020.figure8 import momenta, panels, rates
 from fedlens.recipes.hsu2020.setting import at_budgets, schedule
 from fedlens.recipes.page import opening
@@ -163,6 +164,16 @@ def test_the_pilot_never_sees_test_images_and_picks_by_those_set_apart(tmp_path)
     plain = {point: y for point, y in found.items() if point.momentum == 0}
     assert found[picked["FedAvg"]] == max(plain.values())
     assert len(set(found.values())) > 1
+    alone = best_rates(done.results)["cifar10"]
+    judged = {}
+    for lr, how in itertools.product(rates(done.results.scale), ("constant", "cosine")):
+        cell = f"cifar10, centralised, lr {lr:.2g}, {how}"
+        measured = done.results.final(cell, "validation_accuracy")
+        assert measured is not None
+        judged[Rate(lr, how)] = measured.mean
+    assert judged[alone] == max(judged.values())
+    stored = to_store(done.results)["cifar10"]
+    assert stored["centralised"] == alone and stored["0"] == picked
 
 
 def test_figure_4_takes_the_point_that_the_pilot_picked(paper, monkeypatch):
@@ -172,8 +183,7 @@ def test_figure_4_takes_the_point_that_the_pilot_picked(paper, monkeypatch):
             "0.1": {"FedAvg": [0.1, 0.0], "FedAvgM": [0.1, 0.0]},
         }
     }
-    pilot = importlib.import_module("fedlens.recipes.hsu2020.figure4_pilot")
-    monkeypatch.setattr(pilot, "_chosen", lambda: picked)
+    monkeypatch.setattr(chosen, "_chosen", lambda: picked)
     cells = RECIPES["hsu2020/figure4"](paper).cells
 
     def point(alpha, base):
@@ -188,6 +198,25 @@ def test_figure_4_takes_the_point_that_the_pilot_picked(paper, monkeypatch):
     assert point("1", "FedAvgM") == (0.01, 0.9)
     small = RECIPES["hsu2020/figure4"](Scale("small")).cells["cifar10, α 0, FedAvgM, K 10"]
     assert small.local.lr == 0.05
+
+
+@pytest.mark.parametrize(
+    ("item", "cell"),
+    [
+        ("hsu2020/figure4", "cifar10, centralised"),
+        ("hsu2020/figure8", "cifar10, centralised"),
+        ("hsu2020/table1", "CIFAR-10"),
+    ],
+)
+def test_centralised_training_has_the_rate_that_the_pilot_picked(paper, monkeypatch, item, cell):
+    def lr(**picked):
+        monkeypatch.setattr(chosen, "_chosen", lambda: picked)
+        return RECIPES[item](paper).cells[cell].local.lr
+
+    assert lr() == 0.01
+    assert lr(cifar10={"centralised": [0.03, "constant"]}) == 0.03
+    falling = lr(cifar10={"centralised": [0.1, "cosine"]})
+    assert (falling.name, falling.options["start"]) == ("cosine", 0.1)
 
 
 def test_the_strip_of_figure_4_marks_the_weighted_mean(tmp_path):

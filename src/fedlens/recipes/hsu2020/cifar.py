@@ -10,6 +10,7 @@ import torch
 from fedlens.augment import Augment
 from fedlens.data.emd import emd_per_client
 from fedlens.experiment import Clients, Evaluate, Experiment, LocalTraining, Named
+from fedlens.recipes.hsu2020.chosen import Rate, chosen_rate
 from fedlens.recipes.recipe import Scale
 from fedlens.runs.records import Run
 
@@ -75,14 +76,22 @@ def experiment(
     )
 
 
-def centralised(scale: Scale, dataset: str) -> Experiment:
-    """One client that holds everything; a round is an epoch."""
+def centralised(scale: Scale, dataset: str, rate: Rate | None = None) -> Experiment:
+    """One client that holds everything; a round is an epoch.
+
+    Without a `rate` it is what the pilot of Figure 4 picked, else the clients' default.
+    """
     alone = experiment(scale, dataset, 0.0)
+    if rate is None and scale.name == "paper":
+        rate = chosen_rate(dataset)
+    lr = alone.local.lr if rate is None else rate.lr
+    if rate is not None and rate.schedule != "constant":
+        lr = Named(rate.schedule, {"start": rate.lr})
     return replace(
         alone,
         rounds=scale.pick(1, 8, EPOCHS),
         clients=Clients(count=1, partition=Named("iid")),
-        local=replace(alone.local, reset=False),
+        local=replace(alone.local, lr=lr, reset=False),
         evaluate=Evaluate(every=1),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fedlens.experiment import Experiment, Named
+from fedlens.recipes.hsu2020.chosen import chosen, chosen_rate
 from fedlens.recipes.hsu2020.cifar import (
     CENTRALISED,
     EMD,
@@ -13,7 +14,6 @@ from fedlens.recipes.hsu2020.cifar import (
     experiment,
     stand_in,
 )
-from fedlens.recipes.hsu2020.figure4_pilot import chosen
 from fedlens.recipes.hsu2020.setting import BASES
 from fedlens.recipes.page import beside
 from fedlens.recipes.recipe import Measured, Recipe, Results, Scale
@@ -135,11 +135,12 @@ def _curves(results: Results, dataset: str, emds: dict[float, float]) -> Curves:
             ended = [a for a, cell in cells.items() if results.diverged(cell)]
             note = f"diverged at α {', '.join(f'{a:g}' for a in ended)}" if ended else ""
             lines.append(Line(f"{base}, K {k}", list(emds.values()), y, note=note))
+    rate = "the rate that the pilot picked" if chosen_rate(dataset) else "the clients' default rate"
     return Curves(
         title=f"{dataset}: relative accuracy",
         caption="Test accuracy after the last round, divided by that of centralised training, "
-        "which has the default learning rate: no pilot picks it. Where the pilot picked no "
-        "momentum for FedAvgM, it is FedAvg: both are one run.",
+        f"which has {rate}. Where the pilot picked no momentum for FedAvgM, it is FedAvg: both are "
+        "one run.",
         lines=lines,
         x_label="mean EMD",
         y_label="relative accuracy",

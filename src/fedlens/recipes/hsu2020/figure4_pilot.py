@@ -7,14 +7,14 @@ What they pick goes into chosen.json, beside this file, which Figure 4 reads.
 
 from __future__ import annotations
 
+import itertools
 import json
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache
-from importlib.resources import files
-from typing import NamedTuple
 
 from fedlens.experiment import Evaluate, Experiment, Named
-from fedlens.recipes.hsu2020.cifar import alphas, datasets, experiment, stand_in
+from fedlens.recipes.hsu2020.chosen import CENTRALISED, CHOSEN, Point, Rate
+from fedlens.recipes.hsu2020.cifar import alphas, centralised, datasets, experiment, stand_in
 from fedlens.recipes.hsu2020.figure8 import momenta, rates
 from fedlens.recipes.hsu2020.setting import BASES
 from fedlens.recipes.recipe import Recipe, Results, Scale
@@ -24,28 +24,7 @@ from fedlens.report.grids import Heat
 GOAL = 10  # clients a round
 SEED = 0  # of the split, so that the same images are set apart in every run
 MEASURE = "validation_accuracy"
-CHOSEN = "chosen.json"
-
-
-class Point(NamedTuple):
-    """A point of the grid: the clients' learning rate and the server's momentum."""
-
-    lr: float
-    momentum: float
-
-
-@cache
-def _chosen() -> dict[str, dict[str, dict[str, list[float]]]]:
-    found: dict[str, dict[str, dict[str, list[float]]]] = json.loads(
-        (files("fedlens.recipes.hsu2020") / CHOSEN).read_text(encoding="utf-8")
-    )
-    return found
-
-
-def chosen(dataset: str, alpha: float, base: str) -> Point | None:
-    """What the pilot picked for a data set, a concentration and FedAvg or FedAvgM."""
-    found = _chosen().get(dataset, {}).get(f"{alpha:g}", {}).get(base)
-    return Point(*found) if found else None
+SCHEDULES = ("constant", "cosine")  # of centralised training
 
 
 def figure4_pilot(scale: Scale) -> Recipe:
@@ -56,12 +35,16 @@ def figure4_pilot(scale: Scale) -> Recipe:
         for rate in rates(scale)
         for left in momenta(scale)
     }
+    for dataset in datasets(scale):
+        for rate in _rates(scale):
+            cells[_name_centralised(dataset, rate)] = _judged(centralised(scale, dataset, rate))
     return Recipe(
         title="The pilot of Figure 4",
         about="Short runs over Figure 8's grid of effective learning rates and momenta, K = 10, a "
         "tenth of the rounds. They are judged by a tenth of the training images, which they do not "
         "train on; test images choose nothing. FedAvg takes the best where the momentum is 0, "
-        "FedAvgM the best of all.",
+        "FedAvgM the best of all. So is the rate of centralised training, by runs of all its "
+        "epochs, with a rate that stays and with one that falls to 0.",
         cells=cells,
         blocks=blocks,
         stand_in=stand_in(scale),
@@ -75,13 +58,35 @@ def _name(dataset: str, alpha: float, rate: float, left: float) -> str:
 def _experiment(scale: Scale, dataset: str, alpha: float, rate: float, left: float) -> Experiment:
     server = Named("fedavgm", {"momentum": 1 - left})
     whole = experiment(scale, dataset, alpha, (server,), GOAL, lr=rate * left)
-    rounds = scale.pick(2, 20, whole.rounds // 10)
+    return _judged(replace(whole, rounds=scale.pick(2, 20, whole.rounds // 10)))
+
+
+def _judged(whole: Experiment) -> Experiment:
+    """By images set apart, the same in all runs."""
     return replace(
         whole,
-        rounds=rounds,
         clients=replace(whole.clients, seed=SEED),
-        evaluate=Evaluate(every=rounds, on=("validation",)),
+        evaluate=Evaluate(every=whole.rounds, on=("validation",)),
     )
+
+
+def _rates(scale: Scale) -> list[Rate]:
+    return [Rate(lr, how) for how, lr in itertools.product(SCHEDULES, rates(scale))]
+
+
+def _name_centralised(dataset: str, rate: Rate) -> str:
+    return f"{dataset}, centralised, lr {rate.lr:.2g}, {rate.schedule}"
+
+
+def best_rates(results: Results) -> dict[str, Rate]:
+    """What the runs pick for centralised training, by data set."""
+    picked = {}
+    for dataset in datasets(results.scale):
+        cells = {rate: _name_centralised(dataset, rate) for rate in _rates(results.scale)}
+        measured = {rate: results.final(cell, MEASURE) for rate, cell in cells.items()}
+        if found := {rate: one.mean for rate, one in measured.items() if one}:
+            picked[dataset] = max(found, key=lambda rate: found[rate])
+    return picked
 
 
 def best(results: Results) -> dict[str, dict[str, dict[str, Point]]]:
@@ -106,6 +111,13 @@ def best(results: Results) -> dict[str, dict[str, dict[str, Point]]]:
     return picked
 
 
+def to_store(results: Results) -> dict[str, Mapping[str, object]]:
+    """What belongs into chosen.json."""
+    rates = {name: {CENTRALISED: rate} for name, rate in best_rates(results).items()}
+    picked = best(results)
+    return {name: {**picked.get(name, {}), **rates.get(name, {})} for name in {**picked, **rates}}
+
+
 def blocks(results: Results) -> list[Block]:
     picked = best(results)
     rows = [
@@ -122,15 +134,34 @@ def blocks(results: Results) -> list[Block]:
             rows=rows,
         ),
         *(_grid(results, dataset) for dataset in picked),
+        *(_grid_centralised(results, dataset) for dataset in best_rates(results)),
         Text(
             title="For Figure 4",
             paragraphs=(
                 f"At the paper's scale these points belong into {CHOSEN}, beside this recipe's "
                 "file: Figure 4 then starts from them.",
             ),
-            code=json.dumps(picked, indent=1),
+            code=json.dumps(to_store(results), indent=1),
         ),
     ]
+
+
+def _grid_centralised(results: Results, dataset: str) -> Table:
+    """Every rate of centralised training that was run."""
+    picked = best_rates(results)[dataset]
+    rows = []
+    for rate in _rates(results.scale):
+        found = results.final(_name_centralised(dataset, rate), MEASURE)
+        if found:
+            mark = "picked" if rate == picked else ""
+            rows.append([rate.schedule, f"{rate.lr:.2g}", f"{100 * found.mean:.2f}", mark])
+    return Table(
+        title=f"{dataset}: centralised training",
+        caption="Accuracy in percent on the images set apart, after the last epoch, by learning "
+        "rate: one that stays, and one that falls to 0 along a cosine.",
+        header=("schedule", "learning rate", "validation accuracy, %", ""),
+        rows=rows,
+    )
 
 
 def _grid(results: Results, dataset: str) -> Heat:
