@@ -19,8 +19,9 @@ from fedlens.recipes.recipe import FROM_CELL, Recipe, Results, Scale
 from fedlens.recipes.together import Cells, Together
 from fedlens.report.artists import Artists, Drawing
 from fedlens.report.page import render_page
-from fedlens.run_files import MODEL, OVER, experiment_text, is_run, read_status
+from fedlens.run_files import MODEL, OVER, is_run, read_status
 from fedlens.runs.active import Watch
+from fedlens.runs.equal import is_run_of
 from fedlens.runs.records import Run, read
 from fedlens.tables import apply_override
 
@@ -233,4 +234,4 @@ def _overridden(experiment: Experiment, overrides: Sequence[str]) -> Experiment:
 
 
 def _is_of(place: Path, experiment: Experiment) -> bool:
-    return is_run(place) and experiment_text(place) == experiment.toml()
+    return is_run(place) and is_run_of(place, experiment)

@@ -16,13 +16,13 @@ from fedlens.locks import LOCK, one_writer, remove_dead_lock
 from fedlens.run_files import (
     MODEL,
     OVER,
-    experiment_text,
     is_run,
     last_saved,
     read_manifest,
     read_status,
 )
 from fedlens.runs.active import Watch
+from fedlens.runs.equal import text_of
 from fedlens.runs.folder import new_folder
 from fedlens.runs.progress import decoding
 from fedlens.runs.summary import Record
@@ -160,7 +160,7 @@ def _done(places: Iterable[Path]) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for place in places:
         if is_run(place) and _is_done_by_us(place):
-            found.setdefault(experiment_text(place), place)
+            found.setdefault(text_of(place), place)
     return found
 
 

@@ -23,7 +23,6 @@ from fedlens.run_files import (
     EXPERIMENT,
     OVER,
     RunFailed,
-    experiment_text,
     is_run,
     read_manifest,
     read_records,
@@ -31,6 +30,7 @@ from fedlens.run_files import (
     read_summary,
 )
 from fedlens.runs.active import Watch
+from fedlens.runs.equal import is_run_of
 from fedlens.runs.folder import RunFolder, check_free
 from fedlens.runs.grid import naming
 from fedlens.runs.points import Point, build_point, into_stacks, run_stacks, sharing
@@ -228,7 +228,7 @@ def _folders(names: Iterable[str], out: str | Path | None) -> dict[str, Path]:
 def _check_same(folder: RunFolder, experiment: Experiment) -> None:
     if not is_run(folder.path):
         raise ValueError(f"{folder.path} is not a run: choose another folder")
-    if experiment_text(folder.path) != experiment.toml():
+    if not is_run_of(folder.path, experiment):
         raise ValueError(
             f"{folder.path} holds another experiment: choose another folder, or overwrite it"
         )
