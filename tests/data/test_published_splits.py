@@ -12,16 +12,18 @@ import pytest
 import torch
 
 import fedlens as fl
-from fedlens.data import DATASETS, Source
+from fedlens.data import DATASETS, Source, curation
 from fedlens.data.emd import emd
 from fedlens.data.partitions import PARTITIONS
 from fedlens.federation import Examples, Holdings
+from fedlens.recipes.hsu2020.figure3 import PUBLISHED
 
 DATA = os.environ.get("FEDLENS_DATA")
 SPLITS = Path(DATA or "/nowhere") / "hsu2020-splits" / "cifar10"
 real = pytest.mark.skipif(
     not SPLITS.is_dir(), reason="FEDLENS_DATA names no folder with hsu2020-splits/cifar10"
 )
+LANDMARKS = Path(DATA or "/nowhere") / "hsu2020-splits" / "landmarks-user-160k" / "test.csv"
 ALPHAS = ["0.00", "0.05", "0.10", "0.50", "1.00", "100.00"]
 
 LABELS = [3, 1, 4, 1, 5]
@@ -112,3 +114,18 @@ def test_ours_is_as_skewed_as_the_published_split_of_every_alpha(alpha: str) -> 
         ours.append(emd(held.label_counts(train.labels, 10)))
     mean = np.mean(ours)
     assert abs(mean - distance) < 0.06
+
+
+@pytest.mark.skipif(
+    not LANDMARKS.is_file(),
+    reason="FEDLENS_DATA names no folder with hsu2020-splits/landmarks-user-160k/test.csv",
+)
+def test_the_published_test_images_of_landmarks_are_as_many_as_the_paper_says(
+    tmp_path: Path,
+) -> None:
+    users = tmp_path / "federated_train.csv"
+    users.write_text("user_id,image_id,class\n0,none,0\n")  # its training images are not needed
+    found = curation.published(users, LANDMARKS, "user")
+    counts = np.bincount(found.labels[found.num_train :])
+    assert counts.sum() == PUBLISHED["test images"]
+    assert (counts == 10).sum() == PUBLISHED["classes with exactly 10 test images"]
