@@ -22,7 +22,7 @@ import torch
 from fedlens.experiment import Experiment, Named
 from fedlens.federation import Dataset
 from fedlens.reading import Fields, demand_fields, expanded
-from fedlens.run_files import ANEW, EXPERIMENT, MANIFEST, last_saved, to_json
+from fedlens.run_files import ANEW, EXPERIMENT, MANIFEST, OVER, last_saved, read_status, to_json
 from fedlens.runs.records import settings
 from fedlens.schedules import looked_at, names_in, value_at
 from fedlens.setup import Setup
@@ -75,8 +75,8 @@ def manifest(setup: Setup) -> dict[str, Any]:
 def check_settings(folder: Path, experiment: Experiment, before: Mapping[str, Any]) -> None:
     """Refuse to go on with other settings than a run was begun with.
 
-    There may be other `rounds`, if no fewer than are done, and files may lie elsewhere: see
-    `check_unchanged` for what they hold.
+    There may be other `rounds`, if no fewer than are done and the last is evaluated, and files may
+    lie elsewhere: see `check_unchanged` for what they hold.
     """
     if "settings" not in before:
         return
@@ -84,15 +84,18 @@ def check_settings(folder: Path, experiment: Experiment, before: Mapping[str, An
     demand_fields(before, {"settings": dict}, file, ANEW)
     demand_fields(before["settings"], {"rounds": int}, file, ANEW)
     done = last_saved(folder) or 0
+    ends_there = read_status(folder) in OVER or experiment.evaluate.is_due(done, done + 1)
+    fewest = done if ends_there else done + 1
     old, new = (settings(json.loads(to_json(s))) for s in (before["settings"], experiment.plain()))
     for key in [*old, *(key for key in new if key not in old)]:
         was, now = old.get(key), new.get(key)
-        if was == now or (key == "rounds" and experiment.rounds >= done):
+        if was == now or (key == "rounds" and experiment.rounds >= fewest):
             continue
         if was and now and before.get(MAY_MOVE.get(key, "")):
             continue
         if key == "rounds":
-            raise ValueError(f"{folder} has done {done} rounds, not {now}: ask for more")
+            why = "" if fewest == done else ", the last of which was not evaluated"
+            raise ValueError(f"{folder} has done {done} rounds{why}: ask for {fewest} or more")
         put_back = f"put it back in {EXPERIMENT}"
         raise ValueError(f"{folder} was begun with {key} = {was!r}, not {now!r}: {put_back}")
     rounds = before["settings"]["rounds"]

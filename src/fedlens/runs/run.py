@@ -95,11 +95,6 @@ def resume(
         described = described if rounds is None else replace(described, rounds=rounds)
         check_settings(folder.path, described, before)
         done = last_saved(folder.path) or 0
-        if rounds == done and read_status(folder.path) not in OVER:
-            raise ValueError(
-                f"{folder.path} has done {done} rounds and is not over: ask for {done + 1} or "
-                "more, since the last is evaluated"
-            )
         check_there(folder.path, described)
         begun = as_begun(described, before)
         begun = replace(begun, engine=_going_on(begun.engine, engine))
