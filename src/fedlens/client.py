@@ -23,7 +23,7 @@ from fedlens.algorithm import Algorithm, numbers_of, pick, same, side_by_side, w
 from fedlens.augment import Augment
 from fedlens.core import Cuts, Local, Memory, Tree, Upload, tree_map
 from fedlens.federation import Examples
-from fedlens.names import OF_ROUND
+from fedlens.names import refuse_taken
 from fedlens.network.layout import Layout
 from fedlens.network.model import Model
 from fedlens.network.ops import local_step_
@@ -361,8 +361,7 @@ class ClientProgram:
         keep |= {f"solver.{name}": solver[name] for name in algorithm.carries & solver.keys()}
         if algorithm.personal_norm:
             keep["norm"] = {name: model[name] for name in self.layout.norm_names}
-        if taken := upload.scalars.keys() & {"loss", *OF_ROUND}:
-            raise ValueError(f"the scalar {min(taken)!r} is recorded already: call it otherwise")
+        refuse_taken([*upload.scalars, *channel_scalars])
         scalars = {"loss": loss, **upload.scalars}
         if self.guarded:
             scalars[NORM] = norm_of([sent, *upload.extra.values()], loss)
