@@ -80,10 +80,10 @@ def _run(
     from fedlens.experiment import Experiment
     from fedlens.runs import progress
     from fedlens.runs.active import run_to_end
+    from fedlens.runs.beforehand import say_beforehand
     from fedlens.runs.folder import check_free
     from fedlens.runs.run import start
     from fedlens.runs.track import tracking
-    from fedlens.runs.untested import say_who_is_untested
     from fedlens.setup import build
 
     described = Experiment.read(experiment, overrides)
@@ -98,7 +98,7 @@ def _run(
         watching(quiet, progress.rounds, folder.name, described.rounds) as watch,
     ):
         setup = build(described, data, watch=progress.decoding(watch))
-        say_who_is_untested([setup])
+        say_beforehand([setup])
         if not quiet:
             line = statistics.found(setup.dataset, setup.federation.described())
             print(printable(line), file=sys.stderr, flush=True)
