@@ -36,6 +36,7 @@ MAY_MOVE = {
     "weights": "weights",
     "clients.partition.path": "partition",
     "clients.partition.of.path": "partition",
+    "clients.devices.path": "devices_sha256",
 }
 """Settings that say where a file lies, and the fingerprint in a manifest of what it holds."""
 
@@ -62,6 +63,7 @@ def manifest(setup: Setup) -> dict[str, Any]:
         "data": setup.dataset.digest,
         "test_data": setup.dataset.test_digest,
         "partition": partition_hash(setup),
+        "devices_sha256": _devices_file(setup.experiment),
         "parameters": setup.network.num_parameters,
         "weights": setup.weights._asdict() if setup.weights else None,
         "classes": list(setup.dataset.classes),
@@ -140,6 +142,9 @@ def check_unchanged(folder: Path, setup: Setup, before: Mapping[str, Any]) -> No
         raise ValueError(f"{folder}: {remedy} (clients hold other examples)")
     if setup.weights and setup.weights.sha256 != before["weights"].get("sha256"):
         raise ValueError(f"{folder}: {setup.weights.source} has changed: find the old file")
+    devices = before.get("devices_sha256")
+    if devices and devices != _devices_file(setup.experiment):
+        raise ValueError(f"{folder}: clients.devices.path has changed: find the old file")
     code = before.get("code_sha256")
     mine = _own_files(setup.experiment)
     changed = [name for name in mine if isinstance(code, dict) and code.get(name) != mine[name]]
@@ -179,6 +184,13 @@ def _images(dataset: Dataset) -> dict[str, Any]:
 
 def _name(setup: Setup, device: torch.device) -> str:
     return "cpu" if device.type == "cpu" else setup.engine.device_name(device)
+
+
+def _devices_file(experiment: Experiment) -> str | None:
+    """A fingerprint of the file that says what devices clients have, if one does."""
+    devices = experiment.clients.devices
+    path = expanded(str(devices.options.get("path") or "")) if devices else Path()
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
 
 
 def _own_code(experiment: Experiment) -> list[str]:
