@@ -174,7 +174,7 @@ def test_one_that_draws_random_numbers_by_itself_is_told_of(caplog):
         assert not caplog.records
         build(experiment("own_rules:drawing"))
     (told,) = caplog.records
-    assert "draws random numbers by itself: no run of it can be repeated" in told.getMessage()
+    assert "by itself, so no run of it can be repeated: draw by local.key" in told.getMessage()
     assert torch.equal(before, torch.get_rng_state())
 
 

@@ -165,8 +165,7 @@ class ClientProgram:
         if self.augment is not None:
             augment_keys = keys.fold(inputs.keys[:, None], AUGMENT, steps)
         ones = torch.ones(index.shape[:2], dtype=dtype, device=device)
-        losses: list[Tensor] = []
-        finished: list[Local] = []
+        losses, finished = list[Tensor](), list[Local]()
 
         for some, training, width in alike(cuts):
             if training < len(local.steps):
@@ -236,8 +235,9 @@ class ClientProgram:
             objective = replace(objective, penalties=())
         if mixture is not None:
             logits, batch = mixture.two_labels(logits, batch)
+        local.step, local.count = now.step, now.counts
         loss, plain_loss = objective(logits, batch, local)
-        local.step, local.count, local.loss = now.step, now.counts, plain_loss
+        local.loss = plain_loss
         found = torch.autograd.grad(
             one_for_all(loss, now.ones),
             list(local.params.values()),
@@ -286,6 +286,7 @@ class ClientProgram:
             steps=inputs.steps,
             group=group,
             numbers=numbers_of_clients(inputs, params),
+            client_keys=inputs.keys,
         )
         algorithm = self.algorithm_of(local)
         if self.form is not None and algorithm.local_step is not None:
