@@ -9,7 +9,8 @@ it. All train FedAvg on the same images and clients, and evaluate after every ro
 finds no compiled kernels and no fonts in its caches; a second has them. Where a Fedlens run's time
 goes is read from its records, and from when its files were written. Medians over repeats, which
 are interleaved. CPU seconds are those of all cores and all processes: they say something also where
-others use the machine.
+others use the machine. What is measured is written after every repeat, so that a call that is cut
+short leaves what it had.
 """
 
 from __future__ import annotations
@@ -26,11 +27,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from datetime import date
 from pathlib import Path
 from typing import Any
 
+from fedlens.files import write_atomically
 from origin import origin
 
 HERE = Path(__file__).resolve().parent
@@ -144,26 +147,44 @@ def by_others(script: str, python: str, run: Whole, device: str, caches: Path) -
         return timed(command, settings(caches))[1]
 
 
-def measure(name: str, run: Whole, device: str, repeats: int, pfl: str | None) -> dict[str, Any]:
-    """By who ran it and at which start: the seconds of each repeat."""
+def measure(
+    name: str, run: Whole, device: str, repeats: int, pfl: str | None
+) -> Iterator[dict[str, list[dict[str, float]]]]:
+    """By who ran it and at which start: the seconds of each repeat so far, after every repeat."""
     found: dict[str, list[dict[str, float]]] = {}
     for repeat in range(repeats):
+
+        def note(who: str, seconds: dict[str, float], number: int = repeat + 1) -> None:
+            found.setdefault(who, []).append(seconds)
+            told = f"{name}, repeat {number}: {who} {seconds['total']:.1f} s"
+            print(told, file=sys.stderr, flush=True)
+
         with tempfile.TemporaryDirectory() as place:
             folder = Path(place)
             for start in ("first start", "second start"):
-                found.setdefault(f"Fedlens, {start}", []).append(
-                    by_fedlens(run, device, folder, folder / "caches")
-                )
+                note(f"Fedlens, {start}", by_fedlens(run, device, folder, folder / "caches"))
             others = {"loop by hand": ("whole_loop.py", sys.executable)}
             if pfl is not None:
                 others["pfl"] = ("whole_pfl.py", pfl)
             for who, (script, python) in others.items():
-                found.setdefault(who, []).append(
-                    by_others(script, python, run, device, folder / "caches")
-                )
-        told = ", ".join(f"{who} {runs[-1]['total']:.1f} s" for who, runs in found.items())
-        print(f"{name}, repeat {repeat + 1}: {told}", file=sys.stderr, flush=True)
-    return found
+                note(who, by_others(script, python, run, device, folder / "caches"))
+        yield found
+
+
+def about(device: str) -> dict[str, str]:
+    """The machine and its versions; a process of its own asks torch: ours must not use the GPU."""
+    asked = "import torch; print(torch.__version__)"
+    asked += f"; print(torch.cuda.get_device_name({device!r}))" if device != "cpu" else ""
+    told = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
+    torch, *gpu = told.stdout.splitlines()
+    return {
+        **origin(),
+        "machine": f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores",
+        "device": gpu[0] if gpu else "cpu",
+        "python": platform.python_version(),
+        "torch": torch,
+        "date": str(date.today()),
+    }
 
 
 def row(name: str, who: str, runs: list[dict[str, float]]) -> dict[str, Any]:
@@ -197,7 +218,9 @@ def main() -> None:
     if asked.repeats < 1 or (asked.rounds is not None and asked.rounds < 2):
         parser.error("--repeats: choose 1 or more; --rounds: 2 or more")
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
-    rows = []
+    of_runs: dict[str, list[dict[str, Any]]] = {}
+    rows: list[dict[str, Any]] = []
+    machine = about(asked.device)
     for name in asked.only:
         run = replace(
             RUNS[name],
@@ -205,25 +228,13 @@ def main() -> None:
             dataset=asked.dataset or RUNS[name].dataset,
         )
         label = f"{name}: {run.model}, {run.dataset}, {run.rounds} rounds"
-        found = measure(label, run, asked.device, asked.repeats, asked.pfl)
-        rows += [row(label, who, runs) for who, runs in found.items()]
-    import torch
-
-    on_gpu = asked.device != "cpu"
-    cores = len(os.sched_getaffinity(0))
-    about = {
-        **origin(),
-        "machine": f"{platform.machine()}, {cores} cores",
-        "device": torch.cuda.get_device_name(asked.device) if on_gpu else "cpu",
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "date": str(date.today()),
-        "rows": rows,
-    }
-    if asked.out is not None:
-        asked.out.mkdir(parents=True, exist_ok=True)
-        (asked.out / "whole_runs.json").write_text(json.dumps(about, indent=1) + "\n")
-        (asked.out / "whole_runs.md").write_text(table(rows) + "\n")
+        for found in measure(label, run, asked.device, asked.repeats, asked.pfl):
+            of_runs[label] = [row(label, who, runs) for who, runs in found.items()]
+            rows = [one for some in of_runs.values() for one in some]
+            if asked.out is not None:
+                text = json.dumps({**machine, "rows": rows}, indent=1)
+                write_atomically(asked.out / "whole_runs.json", f"{text}\n".encode())
+                write_atomically(asked.out / "whole_runs.md", f"{table(rows)}\n".encode())
     print(table(rows))
 
 

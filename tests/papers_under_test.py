@@ -1,7 +1,12 @@
 """Every algorithm, alone and in the combinations of the papers' tables, and every augmentation."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
+import torch
+from torch import Tensor
+
+from fedlens import keys
 from fedlens.algorithm import Algorithm, compose
 from fedlens.algorithms.admm import admm, ceadmm, fedadmm
 from fedlens.algorithms.clip import clip
@@ -27,6 +32,7 @@ from fedlens.algorithms.quantize import quantize
 from fedlens.algorithms.scaffold import scaffold
 from fedlens.algorithms.trimmed_mean import trimmed_mean
 from fedlens.augment import Augment
+from fedlens.core import Batch, Local, Memory, Number, Tree, per_row
 from fedlens.pieces import (
     ByEffectiveNumber,
     ClippedByNorm,
@@ -38,6 +44,7 @@ from fedlens.pieces import (
 )
 from fedlens.pieces.losses import focal, with_options
 from fedlens.pieces.optimizers import Adam
+from fedlens.slots import ExampleWeight, Solve, Wraps
 
 BASE = Algorithm(
     select=Uniformly(5),
@@ -51,6 +58,37 @@ AUGMENTS = {
     "bytes": Augment(saturation=0.5, rand_augment=2),
 }
 """What may happen to images of floats, and to those of bytes."""
+
+
+@dataclass(frozen=True)
+class Noisy(Wraps):
+    """`inner`, on gradients with noise that each client draws anew in every step."""
+
+    inner: Solve
+    sigma: Number
+
+    def update(
+        self, grads: Tree, memory: Memory, params: Tree, local: Local
+    ) -> tuple[Tree, Memory]:
+        key = local.key("noise")
+        for number, g in enumerate(grads.values()):
+            entry = torch.arange(g[0].numel(), device=g.device)
+            noise = keys.normal(keys.fold(keys.fold(key, number)[:, None], entry))
+            g.add_(noise.view(g.shape) * per_row(self.sigma, g))
+        return self.inner.update(grads, memory, params, local)
+
+
+@dataclass(frozen=True)
+class ByChance(ExampleWeight):
+    """Weights of examples that are drawn anew in every step."""
+
+    reads_model: ClassVar[bool] = False
+
+    def __call__(self, batch: Batch, local: Local) -> Tensor:  # [C, B]
+        place = torch.arange(batch.labels.shape[1], device=batch.labels.device)
+        drawn = keys.uniform(keys.fold(local.key("weights")[:, None], place))
+        return (0.5 + drawn).to(batch.mask.dtype)
+
 
 PLAIN = replace(BASE, solve=Sgd(0.1))
 ADAMW = Adam(0.01, weight_decay=0.1, decoupled=True, weight_decay_on="weights")
@@ -102,6 +140,8 @@ ALGORITHMS = {
     "fedbuff x fedprox x fedavgm": compose(PLAIN, fedbuff(buffer=3), fedprox(0.1), fedavgm(0.9)),
     "fedasync": compose(BASE, fedasync()),
     "momentum kept between rounds": replace(BASE, reset=False),
+    "noise on gradients": replace(BASE, solve=Noisy(BASE.solve, 0.05)),
+    "weights by chance": replace(PLAIN, objective=Objective().times(ByChance())),
     "focal, balanced, clipped, by adamw that is kept": replace(
         BASE, objective=FOCAL, solve=ClippedByValue(ClippedByNorm(ADAMW, 0.5), 0.05), reset=False
     ),

@@ -189,3 +189,9 @@ def test_the_bits_are_the_same_on_a_gpu():
     device = keys.fold(keys.root(1), torch.arange(1000, device="cuda"))
     assert torch.equal(device.cpu(), host)
     assert torch.equal(keys.uniform(device).cpu(), keys.uniform(host))
+
+
+def test_normal_numbers_have_mean_0_and_variance_1():
+    drawn = keys.normal(keys.fold(keys.root(0), torch.arange(100_000)))
+    assert abs(float(drawn.mean())) < 0.01 and float(drawn.var()) == pytest.approx(1.0, abs=0.02)
+    assert float((drawn.abs() < 1.96).double().mean()) == pytest.approx(0.95, abs=0.005)

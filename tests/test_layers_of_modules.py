@@ -1,4 +1,4 @@
-"""The order of the modules: each may import from those below it, and none in a circle.
+"""The order of the modules: each may import from those below it, and none in a circle or too long.
 
 Imports are read from the source, also those within functions and for types alone.
 """
@@ -10,6 +10,9 @@ from pathlib import Path
 import fedlens
 
 HOME = Path(fedlens.__file__).parent
+ROOT = Path(__file__).parents[1]
+
+LONGEST, LONGEST_ALGORITHM = 400, 150  # lines of a file
 
 ORDER = [
     [
@@ -118,3 +121,11 @@ def test_an_import_the_wrong_way_is_seen(tmp_path):
     graph = imports(tmp_path)
     assert wrong_way(graph) == ["core imports runs.run, which is above it"]
     assert circles(graph) == ["core", "runs.run"]
+
+
+def test_no_file_is_longer_than_can_be_read_at_once():
+    places = [HOME, *(ROOT / name for name in ("tests", "benchmarks", "tools", "examples"))]
+    lengths = {p: len(p.read_text().splitlines()) for one in places for p in one.rglob("*.py")}
+    algorithms = {p: count for p, count in lengths.items() if p.parent == HOME / "algorithms"}
+    assert [p for p, count in lengths.items() if count > LONGEST] == []
+    assert [p for p, count in algorithms.items() if count > LONGEST_ALGORITHM] == []

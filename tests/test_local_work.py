@@ -1,5 +1,7 @@
 """How much a client trains in a round: steps, parts of epochs, ranges, a cap."""
 
+import logging
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -164,3 +166,23 @@ def test_an_amount_that_cannot_be_is_refused_in_a_line(local, message):
 def test_algorithms_that_need_whole_epochs_say_so(algorithm):
     with pytest.raises(ValueError, match="max_steps"):
         build(described(algorithm=algorithm, local={"steps": 4, "batch_size": 4}))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "epochs", "told"),
+    [
+        ({"name": "fedvc", "size": 16}, 5, True),
+        ("liadmm", 5, True),
+        ({"name": "fedvc", "size": 16}, 1, False),
+        ("ceadmm", 5, False),
+        ("fedavg", 5, False),
+    ],
+)
+def test_epochs_that_an_algorithm_does_not_read_are_told_of(algorithm, epochs, told, caplog):
+    local = fl.LocalTraining(epochs=epochs, batch_size=8)
+    plain = fl.Experiment(toy(), "linear", 1, local=local, algorithm=algorithm, engine="sequential")
+    with caplog.at_level(logging.WARNING, "fedlens"):
+        fl.sweep({str(seed): replace(plain, seed=seed) for seed in range(2)}, progress=False)
+    name = plain.algorithm[0].name
+    line = f"local.epochs is 5, which has no effect: {name} has its own local work"
+    assert [record.getMessage() for record in caplog.records] == [line] * told

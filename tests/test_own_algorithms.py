@@ -58,12 +58,31 @@ def a_dict(base: Algorithm) -> Algorithm:
     return replace(base, upload=lambda local: {"update": local.params})
 
 
-@paper
-def named_as_ours(base: Algorithm) -> Algorithm:
+def named(base, name):
     def upload(local):
-        return sends(scalars={"train_loss": torch.zeros(len(local.facts.size))})(local)
+        return sends(scalars={name: torch.zeros(len(local.facts.size))})(local)
 
     return replace(base, upload=upload)
+
+
+@paper
+def named_as_ours(base: Algorithm) -> Algorithm:
+    return named(base, "train_loss")
+
+
+@paper
+def named_as_a_measure(base: Algorithm) -> Algorithm:
+    return named(base, "test_drift")
+
+
+@paper
+def named_as_a_setting(base: Algorithm) -> Algorithm:
+    return named(base, "server.drift")
+
+
+@paper
+def measured_as_ours(base: Algorithm) -> Algorithm:
+    return replace(base, measures=(lambda before, after: {"test_accuracy": torch.ones(())},))
 
 
 @dataclass(frozen=True)
@@ -136,6 +155,9 @@ def experiment(algorithm: str | list[str] = "fedavg", **settings: object) -> fl.
         ("misspelled", r"own_rules.py, line \d+, in <lambda>: AttributeError: .*: mend it there"),
         ("a_dict", r"a round fails by what it returns \(AttributeError: .*docs/extend.md says"),
         ("named_as_ours", "the scalar 'train_loss' is recorded already: call it otherwise"),
+        ("named_as_a_measure", "the scalar 'test_drift' has the name of a measure of the model"),
+        ("named_as_a_setting", "the scalar 'server.drift' has the name of a setting: call it"),
+        ("measured_as_ours", "the scalar 'test_accuracy' has the name of a measure of the model"),
         ("silent", r"a round fails by what it returns \(TypeError: "),
     ],
 )
@@ -152,7 +174,7 @@ def test_one_that_draws_random_numbers_by_itself_is_told_of(caplog):
         assert not caplog.records
         build(experiment("own_rules:drawing"))
     (told,) = caplog.records
-    assert "draws random numbers by itself: no run of it can be repeated" in told.getMessage()
+    assert "by itself, so no run of it can be repeated: draw by local.key" in told.getMessage()
     assert torch.equal(before, torch.get_rng_state())
 
 

@@ -1,4 +1,4 @@
-"""A round costs what its cohort costs, however many clients there are besides."""
+"""A round costs what its cohort costs, however many clients there are; each draws by its keys."""
 
 from dataclasses import dataclass, field, replace
 
@@ -10,11 +10,13 @@ from fedlens.algorithm import Algorithm, compose
 from fedlens.algorithms.admm import admm, fedadmm
 from fedlens.algorithms.fedavg import fedavg
 from fedlens.client import ClientProgram
+from fedlens.core import Local
 from fedlens.engines import Sequential
 from fedlens.federation import Federation, Holdings, Split
 from fedlens.network.network import Network
 from fedlens.pieces import Uniformly
 from fedlens.rounds import State, begin, run_round
+from fedlens.slots import Penalty
 from tests.federations import CPU, RAGGED, noisy_images, small_cnn
 from tests.papers_under_test import PLAIN
 
@@ -69,3 +71,23 @@ def test_the_examples_of_clients_seen_are_counted_as_they_come():
     seen = sorted(state.clients.rows)
     assert state.clients.num_examples == sum(RAGGED[client] for client in seen)
     assert 3 < len(seen) < 10
+
+
+@dataclass(frozen=True)
+class Drawing(Penalty):
+    """Nothing: it notes what it could draw by, under two names."""
+
+    drawn: list[int] = field(default_factory=list)
+
+    def __call__(self, local: Local) -> Tensor:  # [C]
+        self.drawn.extend([*local.key("one").tolist(), *local.key("other").tolist()])
+        return torch.zeros(len(local.steps), dtype=torch.float64)
+
+
+def test_clients_have_another_key_in_every_step_and_round_for_every_name():
+    noted = [Drawing(), Drawing()]
+    for drawing in noted:
+        rounds(replace(PLAIN, objective=PLAIN.objective.plus(drawing)), 2)
+    first, again = (drawing.drawn for drawing in noted)
+    assert first == again and len(first) > 2 * 2 * 3
+    assert len(set(first)) == len(first)

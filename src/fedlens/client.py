@@ -23,7 +23,7 @@ from fedlens.algorithm import Algorithm, numbers_of, pick, same, side_by_side, w
 from fedlens.augment import Augment
 from fedlens.core import Cuts, Local, Memory, Tree, Upload, tree_map
 from fedlens.federation import Examples
-from fedlens.names import OF_ROUND
+from fedlens.names import refuse_taken
 from fedlens.network.layout import Layout
 from fedlens.network.model import Model
 from fedlens.network.ops import local_step_
@@ -165,8 +165,7 @@ class ClientProgram:
         if self.augment is not None:
             augment_keys = keys.fold(inputs.keys[:, None], AUGMENT, steps)
         ones = torch.ones(index.shape[:2], dtype=dtype, device=device)
-        losses: list[Tensor] = []
-        finished: list[Local] = []
+        losses, finished = list[Tensor](), list[Local]()
 
         for some, training, width in alike(cuts):
             if training < len(local.steps):
@@ -236,8 +235,9 @@ class ClientProgram:
             objective = replace(objective, penalties=())
         if mixture is not None:
             logits, batch = mixture.two_labels(logits, batch)
+        local.step, local.count = now.step, now.counts
         loss, plain_loss = objective(logits, batch, local)
-        local.step, local.count, local.loss = now.step, now.counts, plain_loss
+        local.loss = plain_loss
         found = torch.autograd.grad(
             one_for_all(loss, now.ones),
             list(local.params.values()),
@@ -286,6 +286,7 @@ class ClientProgram:
             steps=inputs.steps,
             group=group,
             numbers=numbers_of_clients(inputs, params),
+            client_keys=inputs.keys,
         )
         algorithm = self.algorithm_of(local)
         if self.form is not None and algorithm.local_step is not None:
@@ -361,8 +362,7 @@ class ClientProgram:
         keep |= {f"solver.{name}": solver[name] for name in algorithm.carries & solver.keys()}
         if algorithm.personal_norm:
             keep["norm"] = {name: model[name] for name in self.layout.norm_names}
-        if taken := upload.scalars.keys() & {"loss", *OF_ROUND}:
-            raise ValueError(f"the scalar {min(taken)!r} is recorded already: call it otherwise")
+        refuse_taken([*upload.scalars, *channel_scalars])
         scalars = {"loss": loss, **upload.scalars}
         if self.guarded:
             scalars[NORM] = norm_of([sent, *upload.extra.values()], loss)

@@ -14,6 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fedlens import keys
+
 Tree = dict[str, Tensor]
 """Named tensors: a model's parameters, an update, a momentum."""
 
@@ -98,6 +100,8 @@ class FactoredWeights(NamedTuple):
     numbers: StepNumbers  # in the dtype that sums are made in
 
 
+OWN = keys.purpose("own")  # of an algorithm: no name that it gives is taken
+
 Memory = dict[str, Tree]
 """What is remembered from one round, or one step, to the next, by name."""
 
@@ -123,6 +127,16 @@ class Local:
     numbers: tuple[Tensor, ...] = ()  # [] or [C] each: the numbers of `objective` and `solve`
     lr: Number | None = None  # of its steps, if it has one, when it is time to upload
     factored: FactoredWeights | None = None  # of the layers whose weights are not in `params`
+    client_keys: Tensor | None = None  # [C] of this round
+
+    def key(self, name: str) -> Tensor:  # [C]
+        """What a client draws by in this step, or in `upload` in this round, for what is so named.
+
+        All engines draw the same by it: see `fedlens.keys`.
+        """
+        assert self.client_keys is not None
+        key = keys.fold(self.client_keys, OWN, keys.purpose(name))
+        return key if self.step is None else keys.fold(key, self.step)
 
     def ends(self, passes: int) -> Tensor:
         """[C] Whether this step ends one of the equal passes that a client's steps fall into."""

@@ -13,6 +13,7 @@ only: fold a `purpose` into it for each use.
 from __future__ import annotations
 
 import hashlib
+import math
 from typing import Any, TypeVar
 
 import numpy as np
@@ -65,6 +66,12 @@ def uniform(key: Keys) -> Keys:
     """A number in [0, 1) from each key, float64: its upper 53 bits."""
     bits = _shift(key, 11)
     return (bits.to(torch.float64) if isinstance(bits, Tensor) else bits) * 2.0**-53
+
+
+def normal(key: Tensor) -> Tensor:
+    """A number of the standard normal distribution from each key, float64."""
+    radius = (-2 * torch.log1p(-uniform(fold(key, 0)))).sqrt()
+    return radius * (2 * math.pi * uniform(fold(key, 1))).cos()
 
 
 def below(key: Keys, bound: int) -> Keys:

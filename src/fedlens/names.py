@@ -5,6 +5,8 @@ So names can be read and listed without PyTorch. A function has the name, with _
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from fedlens.options import ByName
 
 ALGORITHMS = ByName(
@@ -240,4 +242,17 @@ OF_ROUND = (
     *("lr", "clock", "failed", "attempts", "staleness", "workers_lost"),
 )
 """What a record holds besides measures of the model and of the algorithm, and besides numbers by
-their keys (`server.lr`), which have a dot. No scalar of an algorithm may be called so."""
+their keys (`server.lr`), which have a dot."""
+
+OF_EVALUATION = ("test_", "validation_", "train_", "client_accuracy_", "relative_accuracy")
+"""How measures of the model begin."""
+
+
+def refuse_taken(scalars: Iterable[str]) -> None:
+    """Refuse names of an algorithm's scalars that would be mistaken for something else."""
+    for name in scalars:
+        if name == "loss" or name in OF_ROUND:
+            raise ValueError(f"the scalar {name!r} is recorded already: call it otherwise")
+        if name.startswith(OF_EVALUATION) or "." in name:
+            what = "a setting" if "." in name else "a measure of the model"
+            raise ValueError(f"the scalar {name!r} has the name of {what}: call it otherwise")

@@ -17,6 +17,7 @@ from fedlens.client import CHANNEL, ClientProgram
 from fedlens.core import Cohort, Facts, Gathered, Memory, Tree, tree_map
 from fedlens.engines import Engine, Unreported
 from fedlens.federation import Federation
+from fedlens.names import refuse_taken
 from fedlens.network.network import Network
 from fedlens.reporting.cohorts import Asked, BelowQuorum, Call, Reports, ask
 from fedlens.reporting.gathering import Gathering, gathering
@@ -308,7 +309,9 @@ def _move(
     }
     means |= {name: t.double().mean() for name, t in uploads.channel_scalars.items()}
     for measure in algorithm.measures:
-        means |= measure(state.params, params)
+        measured = measure(state.params, params)
+        refuse_taken(measured)
+        means |= measured
     outcome = Outcome(
         train_loss=means.pop("loss"),
         batches=max(work.plan.steps.tolist(), default=0),

@@ -161,7 +161,7 @@ def own_rows(rows: slice, tensor: Tensor) -> Tensor:
 
 def concatenated(parts: list[Local]) -> Local:
     first = parts[0]
-    names = ["params", "buffers", "facts", "memory", "solver", "steps", "factored"]
+    names = ["params", "buffers", "facts", "memory", "solver", "steps", "factored", "client_keys"]
     if first.group is not None:
         names += ["anchor", "told", "group"]
         names += ["numbers"] if first.numbers and first.numbers[0].ndim else []

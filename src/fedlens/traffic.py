@@ -58,6 +58,7 @@ def _sent_besides(program: ClientProgram, params: Tree, buffers: Tree, told: Mem
         solver=algorithm.solve.init(params),
         steps=zero,
         lr=algorithm.solve.learning_rate,
+        client_keys=zero,
     )
     with torch.no_grad():
         sent = algorithm.upload(local).extra

@@ -89,6 +89,22 @@ def test_a_run_that_diverges_ends_with_3_and_advice(fedlens):
     assert json.loads(out)["status"] == "diverged"
 
 
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        (["gamma=1e30"], "algorithm.liadmm.gamma"),
+        (["gamma=1e-3", 'local="training"'], "local.lr"),
+        ([], "local.lr"),
+    ],
+)
+def test_the_advice_names_the_number_that_steps_are_long_by(fedlens, options, key):
+    chosen = ["algorithm=liadmm", *(f"algorithm.liadmm.{one}" for one in options)]
+    lr = "local.lr=1e30" if key == "local.lr" else "local.lr=0.1"
+    err = fedlens("run", "a.toml", "model=lenet5", lr, *chosen, "--out", "run").err
+    assert "fedlens: the run diverged in round " in err
+    assert err.endswith(f": try a smaller {key}\n")
+
+
 def test_a_partition_is_told_before_any_training(fedlens):
     status, out, err = fedlens("partition", "a.toml", "--json")
     assert (status, err) == (0, "")

@@ -29,7 +29,7 @@ from fedlens.fleet.keys import CA, make_server_keys, make_site_key
 from fedlens.fleet.policy import FILE
 from fedlens.fleet.serve import Follow
 from fedlens.fleet.site import LOG
-from fedlens.fleet.terms import Terms
+from fedlens.fleet.terms import Terms, check_possible, for_fleet
 from fedlens.fleet.trial import part_of
 from fedlens.locks import one_writer
 from fedlens.run_files import CHECKPOINT, ROUNDS
@@ -357,6 +357,13 @@ def test_what_a_fleet_cannot_do_is_refused_before_anything_is_started(command, t
     assert isinstance(error, ValueError)
     assert "leave asynchronous algorithms out" in str(error)
     assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize("key", ['evaluate.on=["test", "validation"]', "evaluate.twin=true"])
+def test_what_the_server_has_no_examples_for_is_refused(key, tmp_path):
+    described = Experiment.read(write_experiment(tmp_path), [key])
+    with pytest.raises(ValueError, match="the server of a fleet has no training examples: eval"):
+        check_possible(for_fleet(described))
 
 
 def test_the_sites_of_an_app_have_approved_what_its_server_asks(tmp_path):

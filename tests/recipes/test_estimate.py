@@ -8,9 +8,11 @@ import torch
 
 from fedlens.engines import Processes
 from fedlens.experiment import Clients, Evaluate, Experiment, LocalTraining, Named
-from fedlens.recipes import estimate, pace
+from fedlens.recipes import RECIPES, estimate, pace
 from fedlens.recipes.estimate import Timing
 from fedlens.recipes.pace import Cost, Pace, Rounds, Work
+from fedlens.recipes.recipe import Scale
+from fedlens.recipes.reproduce import plan
 from fedlens.runs.active import run_to_end
 from fedlens.runs.sweep import prepare
 
@@ -66,6 +68,36 @@ def test_points_that_train_together_are_timed_together():
     found = [one.names for one in timing.sweep(points)]
     assert found == [[point.name for point in stack] for stack in prepare(points).stacks]
     assert [len(names) for names in found] == [4, 1]
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """The experiments that are made and checked, which takes long if there are thousands."""
+    found, check = [], Experiment.__post_init__
+
+    def note(self):
+        found.append(self)
+        check(self)
+
+    monkeypatch.setattr(Experiment, "__post_init__", note)
+    return found
+
+
+def test_a_plan_checks_no_experiment_twice(made, tmp_path):
+    recipe = RECIPES["hsu2020/figure8"](Scale("smoke"))
+    count = len(made)
+    planned = plan("hsu2020/figure8", "smoke", tmp_path)
+    assert len(made) == 2 * count and list(planned.cells.values()) == list(recipe.cells.values())
+
+
+def test_experiments_of_one_kind_share_a_setup(made):
+    rates = {f"lr {lr}": replace(PLAIN, local=LocalTraining(lr=lr / 100)) for lr in range(1, 9)}
+    counts = []
+    for points in (dict(list(rates.items())[:2]), rates):
+        made.clear()
+        Timing(points.values()).sweep(points)
+        counts.append(len(made))
+    assert counts[0] == counts[1]
 
 
 def test_a_point_that_diverges_while_it_is_timed_leaves_an_estimate():

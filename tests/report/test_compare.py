@@ -141,6 +141,24 @@ def test_runs_that_did_not_finish_are_left_out_and_named(variants, run_folder):
         compare([cut])
 
 
+@COMMAND_LINE
+@pytest.mark.usefixtures("quick_pages")
+def test_runs_that_are_not_equally_long_are_told_of(run_folder, fedlens):
+    rounds = {"a": (40, 40), "b": (20, 30)}
+    runs = {
+        name: [run_folder(f"{name}{seed}", rounds=n, planned=40, seed=seed, algorithm=algorithm)
+               for seed, n in enumerate(some)]
+        for (name, some), algorithm in zip(rounds.items(), ("fedavg", "fedprox"), strict=True)
+    }  # fmt: skip
+    line = "Runs differ in rounds, and each is compared at its own end: a 40, b 20 to 30."
+    found = compare(runs)
+    assert found.unequal == line and line in found.page.read_text("utf-8")
+    named = [f"{name}={folder}" for name, some in runs.items() for folder in some]
+    assert fedlens("compare", *named, "--quiet").err == f"fedlens: {line}\n"
+    alike = {"a": runs["a"][:1], "b": [run_folder("c", seed=0, algorithm="fedprox")]}
+    assert compare(alike).unequal == ""
+
+
 def test_what_cannot_be_compared_is_refused(variants, run_folder):
     with pytest.raises(ValueError, match="nothing to compare"):
         compare(variants({"fedavg": [0.5, 0.6]}))

@@ -12,7 +12,7 @@ from fedlens.run_files import last_saved
 from fedlens.runs.active import run_to_end
 from fedlens.runs.run import start
 from fedlens.setup import build
-from tests.runs.resumable import assert_same_run, forgetful
+from tests.runs.resumable import Stop, assert_same_run, forgetful
 
 
 class Interrupted(nn.Sequential):
@@ -44,28 +44,35 @@ def test_a_run_can_be_interrupted_in_its_first_round(tmp_path, algorithm, monkey
     assert_same_run(run, tmp_path / "whole")
 
 
-def test_an_interrupted_run_can_be_ended_soon(tmp_path):
+@pytest.mark.parametrize("rounds", [2, 3])
+def test_an_interrupted_run_can_be_ended_soon(tmp_path, rounds):
     """As if it had been begun with so many rounds; then it has a model, too."""
     experiment, run = forgetful(rounds=9), tmp_path / "run"
-
-    def press(record):
-        if record["round"] == 2:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        fl.run(experiment, run, watch=press)
+        fl.run(experiment, run, watch=Stop(2))
     soon = f"finish it with fedlens resume {run}, or end it soon by --rounds 3"
     with pytest.raises(ValueError, match=re.escape(soon)):
         fl.load(run)
-    with pytest.raises(ValueError, match="has done 2 rounds and is not over: ask for 3 or more"):
-        fl.resume(run, rounds=2, experiment=experiment)
-    with pytest.raises(ValueError, match="has done 2 rounds, not 1: ask for more"):
+    with pytest.raises(ValueError, match="has done 2 rounds: ask for 2 or more"):
         fl.resume(run, rounds=1, experiment=experiment)
-    result = fl.resume(run, rounds=3, experiment=experiment)
-    fl.run(forgetful(rounds=3), tmp_path / "whole")
+    result = fl.resume(run, rounds=rounds, experiment=experiment)
+    fl.run(forgetful(rounds=rounds), tmp_path / "whole")
     assert_same_run(run, tmp_path / "whole")
+    details = [(folder / "evaluation.json").read_text() for folder in (run, tmp_path / "whole")]
+    assert details[0] == details[1]
     assert result.status == "finished"
 
-    again = fl.resume(run, experiment=forgetful(rounds=3))  # nothing is left to do
-    assert len(again.records) == 3
+    again = fl.resume(run, experiment=forgetful(rounds=rounds))  # nothing is left to do
+    assert len(again.records) == rounds
     assert len(fl.resume(run, rounds=4, experiment=experiment).records) == 4
+
+
+def test_a_run_ends_with_a_round_that_is_evaluated(tmp_path):
+    experiment, run = forgetful(rounds=9, evaluate=fl.Evaluate(every=4)), tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        fl.run(experiment, run, watch=Stop(2))
+    told = "has done 2 rounds, the last of which was not evaluated: ask for 3 or more"
+    for rounds in (1, 2):
+        with pytest.raises(ValueError, match=told):
+            fl.resume(run, rounds=rounds, experiment=experiment)
+    assert "test_accuracy" in fl.resume(run, rounds=3, experiment=experiment).records[-1]

@@ -7,7 +7,7 @@ import torch
 
 import fedlens as fl
 from fedlens.engines import Sequential
-from fedlens.names import OF_ROUND
+from fedlens.names import OF_EVALUATION, OF_ROUND
 from fedlens.runs.measures import BETTER, OF_MODEL, OF_PART, OVER_CLIENTS, best
 from fedlens.runs.metrics import Tally, metrics, spread
 from tests.toys import toy
@@ -17,6 +17,11 @@ def test_all_that_is_measured_of_answers_and_of_clients_is_declared():
     tally = Tally.of(torch.eye(3), torch.arange(3), 3)
     assert metrics(tally).keys() == OF_PART.keys()
     assert spread(torch.tensor([0.5, 0.7], dtype=torch.float64)).keys() == OVER_CLIENTS.keys()
+
+
+def test_no_scalar_of_an_algorithm_can_be_called_as_a_measure_of_the_model_is():
+    for name in OF_MODEL:
+        assert name.startswith(OF_EVALUATION), name
 
 
 @pytest.mark.parametrize(

@@ -118,6 +118,29 @@ def test_a_file_of_weights_may_move_but_not_change(tmp_path: Path) -> None:
         fl.resume(run)
 
 
+def test_a_trace_of_devices_may_move_but_not_change(tmp_path: Path) -> None:
+    project = write_project(tmp_path / "first", "folder")
+    trace = project / "devices.csv"
+    trace.write_text("device,examples_per_second,up_mbit,down_mbit\na,10,1,1\nb,20,1,1\n")
+    named = 'clients.devices={ name = "trace", path = "devices.csv" }'
+    experiment = fl.Experiment.read(project / "a.toml", [named])
+    fl.run(experiment, project / "runs" / "whole")
+    run = project / "runs" / "a"
+    with pytest.raises(KeyboardInterrupt):
+        fl.run(experiment, run, watch=Stop(2))
+    file = run / "experiment.toml"
+    text = file.read_text()
+    moved = trace.rename(tmp_path / "moved.csv")
+    with pytest.raises(ValueError, match=r"devices.csv is gone: if it was moved, set clients.dev"):
+        fl.resume(run)
+    trace.write_text(moved.read_text().replace("20", "30"))
+    with pytest.raises(ValueError, match=r"clients.devices.path has changed: find"):
+        fl.resume(run)
+    file.write_text(text.replace(str(trace), str(moved)))
+    fl.resume(run)
+    assert_same_run(run, project / "runs" / "whole")
+
+
 def test_the_folder_of_named_data_sets_does_not_stand_in_for_a_path(tmp_path: Path) -> None:
     """`--data` is where data sets are looked for by name: what has a path has it in one place."""
     run = stopped(write_project(tmp_path / "first", "csv"))

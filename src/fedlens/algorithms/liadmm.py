@@ -6,9 +6,8 @@ clients in every round x follows optimistic gradient descent, x+ = x - 2 gamma g
 g(x_before), which is stable below gamma L = 2/3. `celiadmm` makes k0 such steps, each followed by
 the dual's, between two communications; with k0 = 1 it is `liadmm`.
 
-Paper 4 trains nets with it and fails on non-iid data. Its notebook is public, but we could not
-obtain it; the options of `liadmm` besides gamma are the readings that could explain the failure,
-each off by default.
+Paper 4 trains nets with it and fails on non-iid data. Its public notebook we could not obtain: the
+options of `liadmm` besides gamma, each off by default, are the readings that could explain it.
 """
 
 from dataclasses import dataclass, replace
@@ -39,9 +38,8 @@ class DualApplied(Wraps):
     ) -> tuple[Tree, Memory]:
         params, memory = self.inner.update(grads, memory, params, local)
         for name, v in params.items():
-            u = local.memory["dual"][name]
             ends = 1.0 if self.batch_size is None else per_row(self._ends(local).to(v), v)
-            v.sub_(u * ends)
+            v.sub_(local.memory["dual"][name] * ends)
         return params, memory
 
     def _ends(self, local: Local) -> Tensor:  # [C]
@@ -92,8 +90,7 @@ def _refuse_ignored(base: Algorithm, name: str) -> None:
 def _passes(base: Algorithm, count: int, name: str) -> Algorithm:
     if not isinstance(base.draw, Epochs) or base.draw.uneven:
         raise ValueError(f"{name} needs whole passes: {WHOLE_EPOCHS}")
-    if count < 1:
-        raise ValueError(f"{name}: k0 is {count}: choose 1 or more")
+    at_least(count, 1, f"{name}: k0")
     return replace(base, draw=replace(base.draw, count=count, whole=True))
 
 

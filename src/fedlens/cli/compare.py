@@ -58,7 +58,8 @@ def compare_command(
 ) -> None:
     """Say whether one algorithm is better than another, seed by seed."""
     from fedlens.report.artists import artists
-    from fedlens.report.compare import compare, pair_rows
+    from fedlens.report.compare import compare
+    from fedlens.report.pairs import pair_rows
     from fedlens.report.tables import table
     from fedlens.runs import progress
 
@@ -91,6 +92,8 @@ def compare_command(
         found = compare(variants, by, target, out, watch, drawing)
     if found.left_out:
         print(f"fedlens: left out: runs that {printable(found.left_out)}", file=sys.stderr)
+    if found.unequal:
+        print(f"fedlens: {printable(found.unequal)}", file=sys.stderr)
     if as_json:
         print_json([asdict(pair) for pair in found.pairs])
         return

@@ -80,10 +80,10 @@ def _run(
     from fedlens.experiment import Experiment
     from fedlens.runs import progress
     from fedlens.runs.active import run_to_end
+    from fedlens.runs.beforehand import say_beforehand
     from fedlens.runs.folder import check_free
     from fedlens.runs.run import start
     from fedlens.runs.track import tracking
-    from fedlens.runs.untested import say_who_is_untested
     from fedlens.setup import build
 
     described = Experiment.read(experiment, overrides)
@@ -98,7 +98,7 @@ def _run(
         watching(quiet, progress.rounds, folder.name, described.rounds) as watch,
     ):
         setup = build(described, data, watch=progress.decoding(watch))
-        say_who_is_untested([setup])
+        say_beforehand([setup])
         if not quiet:
             line = statistics.found(setup.dataset, setup.federation.described())
             print(printable(line), file=sys.stderr, flush=True)
@@ -207,22 +207,39 @@ def finish_run(
     if wrong:
         print(
             f"fedlens: the run is over, but its final {' and '.join(wrong)} is {UNSOUND}: "
-            "look at the test images and at the model, or try a smaller local.lr",
+            f"look at the test images and at the model, or try a smaller {_step_size(folder)}",
             file=sys.stderr,
         )
     elif summary.get("collapsed") and status != "diverged":
         count = summary["rounds"]
         print(
             f"fedlens: after {count} round{'' if count == 1 else 's'} the model gives every image "
-            "the same class: train longer or, if it did better before, with a smaller local.lr",
+            "the same class: train longer or, if it did better before, with a smaller "
+            f"{_step_size(folder)}",
             file=sys.stderr,
         )
     if status == "diverged":
-        last = summary["rounds"]
-        print(f"fedlens: the run diverged in round {last}: try a smaller local.lr", file=sys.stderr)
+        print(
+            f"fedlens: the run diverged in round {summary['rounds']}: try a smaller "
+            f"{_step_size(folder)}",
+            file=sys.stderr,
+        )
     if status == "stopped":
         print(f"fedlens: the run stopped: {printable(str(summary['reason']))}", file=sys.stderr)
     raise SystemExit(EXIT[status])
+
+
+def _step_size(folder: Path) -> str:
+    """The key of the number that says how long the local steps of a run are."""
+    from fedlens.run_files import read_experiment
+    from fedlens.runs.records import settings
+
+    chosen = settings(read_experiment(folder))
+    for name in ("liadmm", "celiadmm"):
+        own = f"algorithm.{name}"
+        if f"{own}.gamma" in chosen and chosen.get(f"{own}.local") != "training":
+            return f"{own}.gamma"
+    return "local.lr"
 
 
 def _free(wanted: Path) -> Path:

@@ -64,13 +64,15 @@ class Timing:
 
         What is `remembered` of an earlier timing is not timed again.
         """
+        found = {_kind(one): one for one in experiments}
         # A file of weights may be another run's, yet to come; the time does not depend on it.
-        kinds = {_kind(one): replace(one, weights=None, weights_sha256=None) for one in experiments}
+        kinds = {k: replace(one, weights=None, weights_sha256=None) for k, one in found.items()}
         stacks = prepare(kinds, data=data).stacks
         self.points = {point.name: point for stack in stacks for point in stack}  # by kind
         self.costs: dict[str, Cost] = {}
         self._remembered = remembered
         self._works: dict[tuple[str, ...], Work] = {}
+        self._setups: dict[tuple[str, int, int], Setup] = {}
         self._started: set[str] = set()
 
     def sweep(self, experiments: Mapping[str, Experiment]) -> list[Estimate]:
@@ -85,7 +87,7 @@ class Timing:
         apart: list[list[Stack]] = []
         for experiments in stages:
             points = [
-                _standing_for(self.points[_kind(experiment)], name, experiment)
+                Point(name, experiment, self._setup(experiment), None, False)
                 for name, experiment in experiments.items()
             ]
             spread = to_spread(points)
@@ -95,6 +97,15 @@ class Timing:
             apart += [[self._stack([point], on_one=True) for point in spread]] if spread else []
         self._time([*here, *(stack for stacks in apart for stack in stacks)], watch)
         return [*map(self._estimate, here), *map(self._spread, apart)]
+
+    def _setup(self, experiment: Experiment) -> Setup:
+        """That of its kind, with its seed and its rounds; there may be thousands that share it."""
+        kind, seed, rounds = _kind(experiment), experiment.seed, experiment.rounds
+        if (kind, seed, rounds) not in self._setups:
+            setup = self.points[kind].setup
+            described = replace(setup.experiment, seed=seed, rounds=rounds)
+            self._setups[kind, seed, rounds] = replace(setup, experiment=described)
+        return self._setups[kind, seed, rounds]
 
     def _stack(self, points: Sequence[Point], on_one: bool = False) -> Stack:
         """Points that train together; `on_one`: on one worker of a cluster."""
@@ -208,13 +219,6 @@ def _kind(experiment: Experiment, by_client: bool = True) -> str:
     elif "validation" in experiment.evaluate.on and experiment.clients.seed is None:
         described["seed"] = experiment.seed  # which says what is set apart
     return json.dumps(described, sort_keys=True)
-
-
-def _standing_for(point: Point, name: str, experiment: Experiment) -> Point:
-    """A point of the same kind, with an experiment of its own."""
-    made = replace(point.setup.experiment, seed=experiment.seed, rounds=experiment.rounds)
-    setup = replace(point.setup, experiment=made)
-    return Point(name, experiment, setup, None, False)
 
 
 def _on_one_worker(setup: Setup) -> Setup:

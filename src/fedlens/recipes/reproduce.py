@@ -133,7 +133,9 @@ def _planned(
                 start = place_of(folder, weights.removeprefix(FROM_CELL), seed, recipe)
                 weights = str(start.resolve() / MODEL)
             place = place_of(folder, cell, seed, recipe)
-            cells[place] = replace(changed, seed=seed, weights=weights)
+            is_new = (changed.seed, changed.weights) != (seed, weights)
+            # To check an experiment anew takes a millisecond, and there may be thousands.
+            cells[place] = replace(changed, seed=seed, weights=weights) if is_new else changed
     wanted = _matching(recipe, only) if only else list(recipe.cells)
     chosen = {place_of(folder, cell, seed, recipe) for cell in wanted for seed in recipe.seeds}
     return Reproduction(name, scale, recipe, folder, cells, frozenset(chosen))
@@ -227,6 +229,8 @@ def slug(cell: str) -> str:
 
 
 def _overridden(experiment: Experiment, overrides: Sequence[str]) -> Experiment:
+    if not overrides:
+        return experiment
     tables = experiment.plain()
     for override in overrides:
         apply_override(tables, override)

@@ -24,7 +24,17 @@ from fedlens.report.curves import curve_blocks
 from fedlens.report.groups import Group, mean_and_std
 from fedlens.report.numbers import NONE, Cell, format_number
 from fedlens.report.page import render_page
-from fedlens.report.pairs import SURE, Pair, Task, by_seed, format_p, pairs, points, ranks, tasks
+from fedlens.report.pairs import (
+    SURE,
+    Pair,
+    Task,
+    by_seed,
+    pair_rows,
+    pairs,
+    ranks,
+    tasks,
+    unequal_rounds,
+)
 from fedlens.report.runs import common_folder, details
 from fedlens.report.student import estimate
 from fedlens.run_files import runs_in
@@ -45,6 +55,7 @@ class Comparison:
     summary: str  # the verdict if there is one pair, else how many of them are more than chance
     page: Path
     left_out: str = ""  # the runs that did not finish, if any
+    unequal: str = ""  # how many rounds runs had, if not all had as many
 
 
 def compare(
@@ -89,8 +100,10 @@ def compare(
         for task in found:
             _check_same_tests(task)
     paired = pairs(found, metric)
+    unequal = unequal_rounds(found)
     blocks = [
         *_left_out(left_out),
+        *([Text(title="Not equally long", paragraphs=[unequal])] if unequal else ()),
         *_picture_of_differences(paired, measure),
         _results(found, paired, metric, measure),
         *(_differences(paired, measure) if len(paired) > 1 else ()),  # one is told above
@@ -105,7 +118,7 @@ def compare(
     page = render_page(f"{' or '.join(variants)}?", summary, blocks, folder, watch, artists)
     verdicts = [pair.words(measure) for pair in paired]
     told = _unfinished(left_out).strip() if left_out else ""
-    return Comparison(found, paired, verdicts, summary, page, told)
+    return Comparison(found, paired, verdicts, summary, page, told, unequal)
 
 
 def _check_same_tests(task: Task) -> None:
@@ -218,23 +231,6 @@ def _differences(paired: Sequence[Pair], measure: str) -> Iterator[Table]:
         rows=rows,
         strong=frozenset((i, 2) for i, pair in enumerate(paired) if pair.is_sure),
     )
-
-
-def pair_rows(paired: Sequence[Pair]) -> tuple[list[str], list[list[str]]]:
-    """Differences as a table, header and rows: who is ahead of whom, and how sure that is."""
-    tasked = any(pair.task for pair in paired)
-    rows = []
-    for pair in paired:
-        cells = [pair.one, pair.other, NONE, NONE, NONE, "0"]
-        if pair.difference is not None:
-            first, second, low, high = pair.ahead()
-            interval = f"{points(low)} to {points(high)}" if low is not None else NONE
-            p = NONE if pair.p is None else format_p(pair.p).removeprefix("p ").removeprefix("= ")
-            ahead = points(abs(pair.difference.mean))
-            cells = [first, second, ahead, interval, p, str(pair.difference.n)]
-        rows.append([*cells, *([pair.task] if tasked else [])])
-    header = ["first", "second", "difference", "95% confidence interval", "p", "n"]
-    return [*header, *(["task"] if tasked else [])], rows
 
 
 def _without_empty(table: Table, name: str) -> Table:

@@ -165,6 +165,39 @@ def format_p(p: float) -> str:
     return f"p = {p:.3f}" if p >= 0.001 else "p < 0.001"
 
 
+def pair_rows(paired: Sequence[Pair]) -> tuple[list[str], list[list[str]]]:
+    """Differences as a table, header and rows: who is ahead of whom, and how sure that is."""
+    tasked = any(pair.task for pair in paired)
+    rows = []
+    for pair in paired:
+        cells = [pair.one, pair.other, NONE, NONE, NONE, "0"]
+        if pair.difference is not None:
+            first, second, low, high = pair.ahead()
+            interval = f"{points(low)} to {points(high)}" if low is not None else NONE
+            p = NONE if pair.p is None else format_p(pair.p).removeprefix("p ").removeprefix("= ")
+            ahead = points(abs(pair.difference.mean))
+            cells = [first, second, ahead, interval, p, str(pair.difference.n)]
+        rows.append([*cells, *([pair.task] if tasked else [])])
+    header = ["first", "second", "difference", "95% confidence interval", "p", "n"]
+    return [*header, *(["task"] if tasked else [])], rows
+
+
+def unequal_rounds(all_tasks: Sequence[Task]) -> str:
+    """A line on tasks whose runs are not equally long; empty if there are none."""
+    found = []
+    for task in all_tasks:
+        rounds = {group.name: [run.num_rounds for run in group.runs] for group in task.variants}
+        if len({count for some in rounds.values() for count in some}) > 1:
+            told = (
+                f"{name} {min(some)}" + (f" to {max(some)}" if len({*some}) > 1 else "")
+                for name, some in rounds.items()
+            )
+            found.append(f"{', '.join(told)}{f' ({task.name})' if task.name else ''}")
+    if not found:
+        return ""
+    return f"Runs differ in rounds, and each is compared at its own end: {'; '.join(found)}."
+
+
 def _pair(task: str, one: Group, other: Group, metric: str) -> Pair:
     differences, seeds = [], []
     for a, b in by_seed(one, other):

@@ -39,7 +39,7 @@ class Devices:
         rows = clients % len(self.up)
         training = examples.double() / self.examples_per_second[rows]
         if self.jitter:
-            training = training * (self.jitter * normal(keys.fold(client_keys, JITTER))).exp()
+            training = training * (self.jitter * keys.normal(keys.fold(client_keys, JITTER))).exp()
         return down / self.down[rows] + training + up / self.up[rows]
 
     def there_until(self, clients: Tensor, time: float) -> Tensor:  # [C]
@@ -53,12 +53,6 @@ class Devices:
             ends = torch.where(is_open, midnight + day + closes, -math.inf)
             found = torch.maximum(found, ends.amax(1))
         return found
-
-
-def normal(key: Tensor) -> Tensor:
-    """A number of the standard normal distribution from each key, float64."""
-    radius = (-2 * torch.log1p(-keys.uniform(keys.fold(key, 0)))).sqrt()
-    return radius * (2 * math.pi * keys.uniform(keys.fold(key, 1))).cos()
 
 
 def alike(
@@ -129,7 +123,7 @@ def synthetic(
     every = torch.arange(num_clients)
 
     def drawn(median: float, sigma: float, purpose: int) -> Tensor:
-        return median * (sigma * normal(keys.fold(key, purpose, every))).exp()
+        return median * (sigma * keys.normal(keys.fold(key, purpose, every))).exp()
 
     opens = DAY * keys.uniform(keys.fold(key, HOURS, every))[:, None]
     closes = opens + hours * HOUR if hours < 24 else torch.full_like(opens, math.inf)

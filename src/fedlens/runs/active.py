@@ -17,14 +17,14 @@ from fedlens.engines import Engine
 from fedlens.reporting.cohorts import BelowQuorum
 from fedlens.rounds import RoundInput, State, begin, run_rounds
 from fedlens.run_files import CLIENTS, EVALUATION, LARGEST_LOSS, OVER, SUMMARY, RunFailed, to_json
-from fedlens.runs.evaluate import ByClient, Evaluation, Twin
+from fedlens.runs.evaluate import ByClient, Details, Evaluation, Twin
 from fedlens.runs.folder import Mark, Records, RunFolder
 from fedlens.runs.measures import OF_MODEL, PARTS, measure_name
 from fedlens.runs.records import is_number
 from fedlens.runs.result import Result
 from fedlens.runs.settings import torch_settings
 from fedlens.runs.stopping import Stopping
-from fedlens.runs.summary import Record, gains, stopped_round, summary, who_failed
+from fedlens.runs.summary import Record, gains, scheduled, stopped_round, summary, who_failed
 from fedlens.setup import Setup
 from fedlens.trees import HostCopy
 
@@ -132,9 +132,8 @@ class ActiveRun:
             if self.stopping.judge(record) and experiment.evaluate.best:
                 best = self._model_of(state)
             self._end_if_told()
-            is_last = self.status == "finished" or state.round == experiment.rounds
-            if self.folder is not None and is_last:
-                self.folder.write(EVALUATION, to_json(details.plain()) + "\n")
+            if self.status == "finished" or state.round == experiment.rounds:
+                self._write_details(details)
             record["evaluation_seconds"] = time.perf_counter() - trained
         if self.file is not None:
             self.file.append(record)
@@ -162,9 +161,16 @@ class ActiveRun:
         if self.folder is not None and not keep_state:
             self.folder.remove_states()
 
+    def _write_details(self, details: Details) -> None:
+        if self.folder is not None:
+            self.folder.write(EVALUATION, to_json(details.plain()) + "\n")
+
     def _look_closer(self) -> None:
         """What is asked of the final model alone: intervals, and clients by themselves."""
         setup, asked = self.setup, self.setup.experiment.evaluate
+        ended = len(self.records) == self.num_earlier_records  # it was to go on, and does not
+        if ended and setup.engine.reporting is None:
+            self._write_details(Evaluation(setup, setup.engine, self.state).read(self.twin)[1])
         if times := asked.bootstrap:
             final = Evaluation(setup, setup.engine, self.state)
             self.closer["intervals"] = final.intervals(times, self.watch)
@@ -361,7 +367,7 @@ class StartedRound:
                 "clients": outcome.clients,
                 "bytes_up": outcome.bytes_up,
                 "bytes_down": outcome.bytes_down,
-                **_scheduled(run.setup, state.round - 1),
+                **scheduled(run.setup, state.round - 1),
                 **{name: next(numbers) for name in outcome.scalars},
                 **(
                     who_failed(run.setup, state, outcome.reports) if run.setup.some_may_fail else {}
@@ -372,12 +378,6 @@ class StartedRound:
             is_finite = math.isfinite(next(numbers))
             if run.status == "running":
                 run.record_round(state, record, is_finite, evaluation)
-
-
-def _scheduled(setup: Setup, round: int) -> Record:
-    """The numbers of a round that others may have had otherwise; that of `local.lr` as `lr`."""
-    numbers = setup.experiment.scheduled(round)
-    return {"lr" if key == "local.lr" else key: value for key, value in numbers.items()}
 
 
 def unsound_losses(records: list[Record]) -> list[str]:

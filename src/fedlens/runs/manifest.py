@@ -22,7 +22,7 @@ import torch
 from fedlens.experiment import Experiment, Named
 from fedlens.federation import Dataset
 from fedlens.reading import Fields, demand_fields, expanded
-from fedlens.run_files import ANEW, EXPERIMENT, MANIFEST, last_saved, to_json
+from fedlens.run_files import ANEW, EXPERIMENT, MANIFEST, OVER, last_saved, read_status, to_json
 from fedlens.runs.records import settings
 from fedlens.schedules import looked_at, names_in, value_at
 from fedlens.setup import Setup
@@ -36,6 +36,7 @@ MAY_MOVE = {
     "weights": "weights",
     "clients.partition.path": "partition",
     "clients.partition.of.path": "partition",
+    "clients.devices.path": "devices_sha256",
 }
 """Settings that say where a file lies, and the fingerprint in a manifest of what it holds."""
 
@@ -62,6 +63,7 @@ def manifest(setup: Setup) -> dict[str, Any]:
         "data": setup.dataset.digest,
         "test_data": setup.dataset.test_digest,
         "partition": partition_hash(setup),
+        "devices_sha256": _devices_file(setup.experiment),
         "parameters": setup.network.num_parameters,
         "weights": setup.weights._asdict() if setup.weights else None,
         "classes": list(setup.dataset.classes),
@@ -75,8 +77,8 @@ def manifest(setup: Setup) -> dict[str, Any]:
 def check_settings(folder: Path, experiment: Experiment, before: Mapping[str, Any]) -> None:
     """Refuse to go on with other settings than a run was begun with.
 
-    There may be other `rounds`, if no fewer than are done, and files may lie elsewhere: see
-    `check_unchanged` for what they hold.
+    There may be other `rounds`, if no fewer than are done and the last is evaluated, and files may
+    lie elsewhere: see `check_unchanged` for what they hold.
     """
     if "settings" not in before:
         return
@@ -84,15 +86,18 @@ def check_settings(folder: Path, experiment: Experiment, before: Mapping[str, An
     demand_fields(before, {"settings": dict}, file, ANEW)
     demand_fields(before["settings"], {"rounds": int}, file, ANEW)
     done = last_saved(folder) or 0
+    ends_there = read_status(folder) in OVER or experiment.evaluate.is_due(done, done + 1)
+    fewest = done if ends_there else done + 1
     old, new = (settings(json.loads(to_json(s))) for s in (before["settings"], experiment.plain()))
     for key in [*old, *(key for key in new if key not in old)]:
         was, now = old.get(key), new.get(key)
-        if was == now or (key == "rounds" and experiment.rounds >= done):
+        if was == now or (key == "rounds" and experiment.rounds >= fewest):
             continue
         if was and now and before.get(MAY_MOVE.get(key, "")):
             continue
         if key == "rounds":
-            raise ValueError(f"{folder} has done {done} rounds, not {now}: ask for more")
+            why = "" if fewest == done else ", the last of which was not evaluated"
+            raise ValueError(f"{folder} has done {done} rounds{why}: ask for {fewest} or more")
         put_back = f"put it back in {EXPERIMENT}"
         raise ValueError(f"{folder} was begun with {key} = {was!r}, not {now!r}: {put_back}")
     rounds = before["settings"]["rounds"]
@@ -137,6 +142,9 @@ def check_unchanged(folder: Path, setup: Setup, before: Mapping[str, Any]) -> No
         raise ValueError(f"{folder}: {remedy} (clients hold other examples)")
     if setup.weights and setup.weights.sha256 != before["weights"].get("sha256"):
         raise ValueError(f"{folder}: {setup.weights.source} has changed: find the old file")
+    devices = before.get("devices_sha256")
+    if devices and devices != _devices_file(setup.experiment):
+        raise ValueError(f"{folder}: clients.devices.path has changed: find the old file")
     code = before.get("code_sha256")
     mine = _own_files(setup.experiment)
     changed = [name for name in mine if isinstance(code, dict) and code.get(name) != mine[name]]
@@ -177,6 +185,13 @@ def _images(dataset: Dataset) -> dict[str, Any]:
 
 def _name(setup: Setup, device: torch.device) -> str:
     return "cpu" if device.type == "cpu" else setup.engine.device_name(device)
+
+
+def _devices_file(experiment: Experiment) -> str | None:
+    """A fingerprint of the file that says what devices clients have, if one does."""
+    devices = experiment.clients.devices
+    path = expanded(str(devices.options.get("path") or "")) if devices else Path()
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
 
 
 def _own_code(experiment: Experiment) -> list[str]:

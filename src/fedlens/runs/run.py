@@ -26,6 +26,7 @@ from fedlens.run_files import (
 )
 from fedlens.runs.active import ActiveRun, Watch, run_to_end
 from fedlens.runs.alone import by_client, check_clients_are_tested
+from fedlens.runs.beforehand import say_beforehand
 from fedlens.runs.chosen_metrics import chosen, try_out
 from fedlens.runs.evaluate import Twin
 from fedlens.runs.folder import Records, RunFolder, check_free, readable_json
@@ -34,7 +35,6 @@ from fedlens.runs.progress import all_of, decoding, shown
 from fedlens.runs.progress import rounds as in_rounds
 from fedlens.runs.result import Result
 from fedlens.runs.twin import trained
-from fedlens.runs.untested import say_who_is_untested
 from fedlens.setup import Setup, build
 
 logger = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ def run(
     with shown(progress, in_rounds, name, experiment.rounds) as bar:
         both = all_of(bar, watch)
         setup = build(experiment, folder, watch=decoding(both))
-        say_who_is_untested([setup])
+        say_beforehand([setup])
         (result,) = run_to_end([start(experiment, setup, out, overwrite=overwrite, watch=both)])
     return result
 
@@ -95,11 +95,6 @@ def resume(
         described = described if rounds is None else replace(described, rounds=rounds)
         check_settings(folder.path, described, before)
         done = last_saved(folder.path) or 0
-        if rounds == done and read_status(folder.path) not in OVER:
-            raise ValueError(
-                f"{folder.path} has done {done} rounds and is not over: ask for {done + 1} or "
-                "more, since the last is evaluated"
-            )
         check_there(folder.path, described)
         begun = as_begun(described, before)
         begun = replace(begun, engine=_going_on(begun.engine, engine))

@@ -24,6 +24,12 @@ TENTHS = range(10, 100, 10)  # percent of accuracy, for which the clock is read
 SHARES = (80, 90, 95, 99)  # percent of the twin's accuracy, for which rounds are counted
 
 
+def scheduled(setup: Setup, round: int) -> Record:
+    """The numbers of a round that others may have had otherwise; that of `local.lr` as `lr`."""
+    numbers = setup.experiment.scheduled(round)
+    return {"lr" if key == "local.lr" else key: value for key, value in numbers.items()}
+
+
 def summary(
     setup: Setup,
     status: str,

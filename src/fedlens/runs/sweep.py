@@ -30,6 +30,7 @@ from fedlens.run_files import (
     read_summary,
 )
 from fedlens.runs.active import Watch
+from fedlens.runs.beforehand import say_beforehand
 from fedlens.runs.equal import is_run_of
 from fedlens.runs.folder import RunFolder, check_free
 from fedlens.runs.grid import naming
@@ -39,7 +40,6 @@ from fedlens.runs.result import Result
 from fedlens.runs.run import as_begun
 from fedlens.runs.spread import run_spread, to_spread
 from fedlens.runs.summary import Record
-from fedlens.runs.untested import say_who_is_untested
 from fedlens.setup.network import Networks
 
 LONGEST_NAME = 245  # bytes: that of a folder which is being made has a few more, of 255 at most
@@ -131,7 +131,7 @@ class Sweep:
 
     def run(self, watch: Watch | None = None, keep_states: bool = True) -> dict[str, Result]:
         results, left = dict(self.kept), self._left()
-        say_who_is_untested(point.setup for stack in self.stacks for point in stack)
+        say_beforehand(point.setup for stack in self.stacks for point in stack)
 
         def forward(point: Point, record: Record) -> None:
             if watch is None:

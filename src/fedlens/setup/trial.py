@@ -47,7 +47,9 @@ def try_algorithm(
     if not torch.equal(before, torch.get_rng_state()):
         torch.set_rng_state(before)
         logger.warning(
-            "algorithm %s draws random numbers by itself: no run of it can be repeated", own
+            "algorithm %s draws random numbers by itself, so no run of it can be repeated: draw by "
+            "local.key or client_keys",
+            own,
         )
 
 

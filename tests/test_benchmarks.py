@@ -1,0 +1,34 @@
+"""What benchmarks write."""
+
+import json
+import sys
+
+import pytest
+
+import whole_runs
+
+
+def test_a_benchmark_that_is_cut_short_leaves_what_it_had(tmp_path, monkeypatch, capsys):
+    told = iter([4.0, 3.0, 2.0, 5.0])
+
+    def timed(*_: object) -> dict[str, float]:
+        seconds = next(told, None)
+        if seconds is None:
+            raise KeyboardInterrupt
+        return {"total": seconds, "cpu": seconds}
+
+    for name in ("by_fedlens", "by_others"):
+        monkeypatch.setattr(whole_runs, name, timed)
+    words = ["--only", "quickstart", "--repeats", "2", "--out", str(tmp_path / "out")]
+    monkeypatch.setattr(sys, "argv", ["whole_runs.py", *words])
+    with pytest.raises(KeyboardInterrupt):
+        whole_runs.main()
+    kept = json.loads((tmp_path / "out" / "whole_runs.json").read_text())
+    assert kept["torch"] and kept["command"].endswith(f"--out {tmp_path / 'out'}")
+    assert [(one["by"], one["total"], one["n"]) for one in kept["rows"]] == [
+        ("Fedlens, first start", 4.0, 1),
+        ("Fedlens, second start", 3.0, 1),
+        ("loop by hand", 2.0, 1),
+    ]
+    assert "loop by hand | 2.0" in (tmp_path / "out" / "whole_runs.md").read_text()
+    assert capsys.readouterr().err.endswith("repeat 2: Fedlens, first start 5.0 s\n")
