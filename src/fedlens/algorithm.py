@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
 from typing import Any, TypeVar, cast, get_type_hints
@@ -91,6 +91,14 @@ class Algorithm:
     def sums_parts(self) -> bool:
         """Whether parts of a cohort may be combined by themselves, and added up."""
         return self.combine.linear and all(step.linear for step in self.channel)
+
+    def check_kept(self, names: Iterable[str]) -> None:
+        """Refuse what `upload` would keep and nobody has a place for."""
+        for name in set(names) - self.memory.keys():
+            raise ValueError(
+                f"{place_of(self.upload)} keeps {name!r}, which its algorithm does not name: "
+                f"add memory={{**base.memory, {name!r}: fedlens.core.zeros_at_first}} to it"
+            )
 
 
 PROTOCOLS: dict[str, type] = {

@@ -27,7 +27,6 @@ from fedlens.names import refuse_taken
 from fedlens.network.layout import Layout
 from fedlens.network.model import Model
 from fedlens.network.ops import local_step_
-from fedlens.own_code import place_of
 from fedlens.steps import (
     StepInput,
     TakeSteps,
@@ -165,7 +164,8 @@ class ClientProgram:
         if self.augment is not None:
             augment_keys = keys.fold(inputs.keys[:, None], AUGMENT, steps)
         ones = torch.ones(index.shape[:2], dtype=dtype, device=device)
-        losses, finished = list[Tensor](), list[Local]()
+        losses: list[Tensor] = []
+        finished: list[Local] = []
 
         for some, training, width in alike(cuts):
             if training < len(local.steps):
@@ -345,11 +345,7 @@ class ClientProgram:
             (local.params | local.buffers, local.solver, loss, client_keys), itemgetter(rows)
         )
         sent, keep = upload.update, dict(upload.keep)
-        for name in keep.keys() - algorithm.memory.keys():
-            raise ValueError(
-                f"{place_of(algorithm.upload)} keeps {name!r}, which its algorithm does not name: "
-                f"add memory={{**base.memory, {name!r}: fedlens.core.zeros_at_first}} to it"
-            )
+        algorithm.check_kept(keep)
         channel_scalars: dict[str, Tensor] = {}
         for place, step in enumerate(algorithm.channel):
             encoded = step.encode(sent, keys.fold(client_keys, CHANNEL, place), self.layout)
