@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from fedlens.data.class_names import called
 from fedlens.data.pictures import ENDINGS
 from fedlens.reading import demand_text
 
@@ -171,7 +172,7 @@ def read_layout(
     parts, remark = _parts(place, files, at)
     label, site = {"class": (0, None), "site/class": (1, 0), "class/site": (0, 1)}[chosen]
     placed = [
-        Placed(file, names[label], None if site is None else names[site], part)
+        Placed(file, called(names[label]), None if site is None else called(names[site]), part)
         for file, names, part in zip(files, levels, parts, strict=True)
     ]
     refuse_strangers((place / one.file, one.label, one.part) for one in placed)

@@ -14,6 +14,7 @@ import torch
 
 from fedlens.data import numpy_files
 from fedlens.data.arrays import Column, Pixels
+from fedlens.data.class_names import called
 from fedlens.data.folders import listed_by_class
 from fedlens.data.pictures import decode, refuse
 from fedlens.federation import Examples
@@ -73,6 +74,7 @@ def _read(data: Path, terms: Terms) -> tuple[Pixels, Column]:
         part = numpy_files.part(arrays, "train", str(data))
         pixels, own = part.images.permute(0, 2, 3, 1).numpy(), part.labels.numpy()
         classes = [str(name) for name in arrays.get("classes", np.array(terms.classes))]
+    classes = [called(name) for name in classes]
     if pixels.shape[1:] != (height, width, channels):
         found = "×".join(map(str, pixels.shape[1:]))
         raise ValueError(f"{data} has images of {found}: {height}×{width}×{channels} are asked for")

@@ -23,7 +23,7 @@ HEADER = [
     "seconds",
     "status",
 ]
-MORE = ["relative accuracy", "rounds to 90%", "worst tenth of clients"]
+MORE = ["relative accuracy", "rounds to 90% of it", "worst tenth of clients"]
 """Columns that stand behind those of the final model, each only if a run has it."""
 
 
