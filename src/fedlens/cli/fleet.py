@@ -240,6 +240,6 @@ def app_command(
 
 def _address(text: str, option: str, example: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65535:
+    if not host or "/" in host or not port.isdecimal() or int(port) > 65535:
         raise ValueError(f"{option} is {text!r}: give HOST:PORT, as {example}")
     return host.strip("[]"), int(port)

@@ -109,11 +109,14 @@ def class_layout(place: Path, classes: Sequence[str]) -> Layout | None:
 
 
 def listed_by_class(place: Path) -> tuple[Listed, list[str]]:
-    """All images of a folder with a folder for each class, and these classes."""
-    classes = sorted(entry.name for entry in folders_of(place))
-    if not classes:
-        raise ValueError(f"{place} has no class folders: put each class's images into its own")
-    return _listed(place, classes), classes
+    """All images of a folder with a folder for each class, and the classes that have any."""
+    found = [(file, entry.name) for entry in folders_of(place) for file in images(entry)]
+    if not found:
+        raise ValueError(
+            f"{place} has no class folders with images: put each class's images into its own"
+        )
+    classes = sorted({name for _, name in found})
+    return _sorted(place, found, classes), classes
 
 
 def tiny_imagenet(
