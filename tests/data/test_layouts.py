@@ -284,3 +284,12 @@ def test_linked_folders_are_read_and_hidden_ones_and_circles_are_not(tmp_path):
     (tmp_path / "p" / "boot" / "round").symlink_to(tmp_path / "p")
     found = {file.relative_to(tmp_path / "p").as_posix() for file in images(tmp_path / "p")}
     assert found == {"bag/0.png", "bag/1.png", "boot/0.png", "boot/1.png"}
+
+
+def test_a_link_to_an_image_that_is_not_here_is_named(here, fedlens):
+    write(here / "p", CLASSES)
+    (here / "p" / "bag" / "far.png").symlink_to(here / "unmounted" / "far.png")
+    told = fedlens("import", "p", "-q").out
+    assert "left out: p/bag/far.png cannot be decoded (No such file or directory)" in told
+    with pytest.raises(ValueError, match=r"far\.png cannot be decoded \(No such file"):
+        DATASETS["folder"](Source(), path="p")

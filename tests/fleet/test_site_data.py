@@ -70,11 +70,13 @@ def test_a_site_is_told_no_option_that_it_has_not(tmp_path, terms):
         site_examples(photos, terms, tmp_path / "cache")
 
 
-def test_images_behind_links_are_noticed_and_links_to_nowhere_are_not(tmp_path, terms):
+def test_images_behind_links_are_noticed_and_links_to_nowhere_named(tmp_path, terms):
     write(tmp_path / "elsewhere", ("cat",))
     photos = write(tmp_path / "photos", ("dog",))
     (photos / "cat").symlink_to(tmp_path / "elsewhere" / "cat")
-    (photos / "dog" / "gone.png").symlink_to(tmp_path / "nowhere.png")
     assert len(site_examples(photos, terms, tmp_path / "cache")) == 4
     write(tmp_path / "elsewhere", ("cat",), count=3)
     assert len(site_examples(photos, terms, tmp_path / "cache")) == 5
+    (photos / "dog" / "gone.png").symlink_to(tmp_path / "nowhere.png")
+    with pytest.raises(ValueError, match=r"gone\.png cannot be decoded \(No such file"):
+        site_examples(photos, terms, tmp_path / "cache")

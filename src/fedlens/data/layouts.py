@@ -89,7 +89,11 @@ def stranger(name: object, label: str, known: Iterable[str], part: Part) -> Valu
 
 
 def files_below(place: Path, _above: frozenset[Path] = frozenset()) -> Iterator[Path]:
-    """The files below a folder at any depth, without hidden ones; links are followed."""
+    """The files below a folder at any depth, without hidden ones; links are followed.
+
+    One that leads nowhere is a file that cannot be read: its images are not here, as on a disk that
+    is not mounted.
+    """
     here = place.resolve()
     if here in _above:  # a link to where we came from
         return
@@ -98,7 +102,7 @@ def files_below(place: Path, _above: frozenset[Path] = frozenset()) -> Iterator[
             continue
         if entry.is_dir():
             yield from files_below(place / entry.name, _above | {here})
-        elif entry.is_file():
+        elif entry.is_file() or (entry.is_symlink() and not Path(entry).exists()):
             yield place / entry.name
 
 

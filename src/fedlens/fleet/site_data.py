@@ -108,7 +108,9 @@ def _fingerprint(data: Path, terms: Terms) -> str:
         raise ValueError(f"{data} does not exist: set --data to the site's examples")
     files = images(data) if data.is_dir() else [data]
     listed = [
-        (str(file), stat.st_size, stat.st_mtime_ns) for file in files if (stat := file.stat())
+        (str(file), stat.st_size, stat.st_mtime_ns)
+        for file in files
+        if (stat := file.stat() if file.exists() else file.lstat())
     ]
     content = json.dumps([listed, terms.classes, terms.shape])
     return hashlib.sha256(content.encode()).hexdigest()[:16]
