@@ -1,5 +1,6 @@
 """What a site may have in its folder of images, and what it is told of the rest."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from fedlens.data.folders import listed_by_class
 from fedlens.experiment import Experiment
 from fedlens.fleet.join import join
 from fedlens.fleet.keys import CA, make_site_key
+from fedlens.fleet.site import Site
 from fedlens.fleet.site_data import site_examples
 from fedlens.fleet.terms import Terms, for_fleet
 from fedlens.setup.data import load_dataset
@@ -52,6 +54,24 @@ def test_a_site_may_have_the_empty_folder_of_a_class(tmp_path, terms):
     empty(photos)
     assert listed_by_class(photos)[1] == ["yak"]
     assert site_examples(photos, terms, tmp_path / "cache").labels.tolist() == [3, 3]
+
+
+def test_a_site_does_not_go_on_with_other_examples(tmp_path):
+    """Of five examples one is held out, of four none: four are left to train on of both."""
+    experiment = for_fleet(Experiment.read(write_experiment(tmp_path, holdout=0.2)))
+    terms = Terms.of(experiment, load_dataset(experiment.dataset, None))
+    photos = write(tmp_path / "photos", ("cat",), count=5)
+    site = Site(tmp_path / "ann", photos)
+    site.approve(terms)
+    order = {"experiment": terms.hash, "terms": terms.text, "client": 0}
+    assert site.answer("sizes", order, {}).facts["size"] == 4
+    shutil.copytree(photos, tmp_path / "copy")
+    (photos / "cat" / "0.png").unlink()
+    asked = {"experiment": terms.hash, "client": 0, "size": 4}
+    said = "its examples are not those that it had when the run began"
+    assert site.answer("test", asked, {}).facts["refused"].startswith(said)
+    copied = Site(site.home, tmp_path / "copy")
+    assert said not in copied.answer("test", asked, {}).facts["refused"]  # but no model was sent
 
 
 def test_a_class_that_the_experiment_has_not_gets_the_nearest(tmp_path, terms):
