@@ -219,6 +219,7 @@ def test_the_card_says_who_how_and_how_well(trained, here, fedlens):
     for words in ("west had no training images of trouser", "| north |", "95% interval", "fedavg"):
         assert words in card
     assert "folder: hospitals" in card
+    assert "Turn photos upright first" in card
 
 
 def test_files_of_one_name_have_a_card_each(trained, here, fedlens):
