@@ -67,7 +67,8 @@ def serve_command(
         float, typer.Option(min=0, help="Seconds for which sites are waited for.")
     ] = 3600.0,
     at_least: Annotated[
-        int | None, typer.Option(help="Begin with so many sites, if others do not come in time.")
+        int | None,
+        typer.Option(min=1, help="Begin with so many sites, if others do not come in time."),
     ] = None,
     data: DataFolder = None,
     quiet: Quiet = False,
