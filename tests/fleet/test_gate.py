@@ -177,15 +177,19 @@ def test_keys_are_not_overwritten_and_not_for_others_to_read(tmp_path):
 
 
 def test_a_key_that_stands_there_twice_or_is_none_is_named(tmp_path):
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
     make_site_key(tmp_path, "ann")
-    (tmp_path / "copy of ann.pub").write_bytes((tmp_path / "ann.pub").read_bytes())
+    copy = tmp_path / "copy of ann.pub"
+    copy.write_bytes((tmp_path / "ann.pub").read_bytes())
     with pytest.raises(ValueError, match=r"copy of ann\.pub has the same key as ann\.pub: remove"):
         public_keys(tmp_path)
-    (tmp_path / "copy of ann.pub").write_text("no key")
-    with pytest.raises(
-        ValueError, match=r"is no public key of a site \(.*\): get it from the site"
-    ):
-        public_keys(tmp_path)
+    of_a_login = Ed25519PrivateKey.generate().public_key()
+    for content in (b"no key", of_a_login.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)):
+        copy.write_bytes(content)
+        with pytest.raises(ValueError, match=r"is no public key of a site \(.*\): get it from the"):
+            public_keys(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,7 @@ def check_name(name: str) -> None:
 def public_keys(folder: Path) -> dict[str, bytes]:
     """The keys of the sites that a server knows, by name, as Flower takes them."""
     from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
     from cryptography.hazmat.primitives.serialization import (
         Encoding,
         PublicFormat,
@@ -57,6 +58,8 @@ def public_keys(folder: Path) -> dict[str, bytes]:
     for path in sorted(folder.glob("*.pub")):
         try:
             key = load_ssh_public_key(path.read_bytes())
+            if not isinstance(key, EllipticCurvePublicKey):  # Flower takes no others
+                raise ValueError("`fedlens fleet keys --site` makes others")
         except (ValueError, UnsupportedAlgorithm) as error:
             raise ValueError(
                 f"{path} is no public key of a site ({error}): get it from the site again"
