@@ -288,7 +288,8 @@ def _parsed(path: Path) -> Any:
 
 def _remedy(folder: Path, missing: Sequence[str]) -> str:
     if not folder.is_dir():
-        return "there is no such folder; name one that `fedlens run` wrote"
+        what = "it is a file" if folder.is_file() else "there is no such folder"
+        return f"{what}; name one that `fedlens run` wrote"
     inside = _inside(folder)
     if inside:  # where one run is needed
         more = ", ..." if len(inside) > 3 else ""

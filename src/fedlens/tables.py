@@ -67,7 +67,9 @@ def parse_tables(text: str, path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         line = f"{path} is not valid {kind}: {reason(error)}{_quotes(text, error)}"
         if path.suffix not in ENDINGS:
-            line = f"{path} is no experiment: name a .toml or .json file"
+            rest = f', with dataset = {{ name = "csv", path = "{path.name}" }}'
+            listed = rest if path.suffix == ".csv" else ""
+            line = f"{path} is no experiment: name a .toml or .json file{listed}"
         raise ValueError(line) from error
     return tables
 

@@ -224,11 +224,19 @@ def test_what_does_not_exist_is_refused_in_one_line(fedlens):
         ("data", "list", "--data", "nowhere"): "nowhere is no folder of data sets: name one, or",
         ("partition", "a.toml", "--out", "p.xyz"): "--out p.xyz: the picture is a PNG file, let",
         ("report", "nowhere"): "nowhere is not a run folder: there is no such folder",
+        (
+            "report",
+            "a.toml",
+        ): "a.toml is not a run folder: it is a file; name one that `fedlens run`",
+        ("report", "nowhere", "--out", "p.html"): "--out p.html: name a folder, which report.html",
+        ("import", "photos.csv"): 'name one with images, or set dataset = { name = "csv", path = "',
+        ("run", "photos.csv"): '.toml or .json file, with dataset = { name = "csv", path = "photos',
         ("partition", "nowhere.toml"): "cannot read the experiment nowhere.toml",
         ("data", "get", "mnst"): "'mnst' is not a published set: did you mean 'mnist'?",
         ("data", "get", "fashion-mnist-mini"): "is inside the package: there is nothing to fetch",
         ("data", "check", "mnist"): "mnist is not in ",
     }
+    Path("photos.csv").write_text("path,label\n0.png,cat\n")
     before = everything()
     for words, message in mistakes.items():
         status, out, err = fedlens(*words)

@@ -257,6 +257,26 @@ def test_import_counts_what_it_passed_over_in_one_line(here, fedlens):
     assert "passed over" not in fedlens("import", "q", "-q").out
 
 
+def test_a_folder_of_other_files_says_which_there_are(here, fedlens):
+    (here / "scans" / "bag").mkdir(parents=True)
+    for name in ("1.dcm", "2.dcm", "notes.txt"):
+        (here / "scans" / "bag" / name).write_text("x")
+    ended = fedlens("import", "scans")
+    assert (ended.status, ended.err) == (
+        2,
+        "fedlens: scans has no images that we read (.dcm 2, .txt 1): name the folder that they are "
+        "in, or save them as JPEG or PNG\n",
+    )
+
+
+def test_a_folder_around_the_classes_need_not_be_a_site(here, fedlens):
+    write(here / "p", ("images",), CLASSES)
+    told = fedlens("import", "p", "-q").out
+    assert "assumed: images is a site, and the only one; else import p/images\n" in told
+    write(here / "q", ("north", "south"), CLASSES)
+    assert "the only one" not in fedlens("import", "q", "-q").out
+
+
 def test_linked_folders_are_read_and_hidden_ones_and_circles_are_not(tmp_path):
     write(tmp_path / "elsewhere", ("bag",))
     write(tmp_path / "p", ("boot", ".trash"))
@@ -264,3 +284,12 @@ def test_linked_folders_are_read_and_hidden_ones_and_circles_are_not(tmp_path):
     (tmp_path / "p" / "boot" / "round").symlink_to(tmp_path / "p")
     found = {file.relative_to(tmp_path / "p").as_posix() for file in images(tmp_path / "p")}
     assert found == {"bag/0.png", "bag/1.png", "boot/0.png", "boot/1.png"}
+
+
+def test_a_link_to_an_image_that_is_not_here_is_named(here, fedlens):
+    write(here / "p", CLASSES)
+    (here / "p" / "bag" / "far.png").symlink_to(here / "unmounted" / "far.png")
+    told = fedlens("import", "p", "-q").out
+    assert "left out: p/bag/far.png cannot be decoded (No such file or directory)" in told
+    with pytest.raises(ValueError, match=r"far\.png cannot be decoded \(No such file"):
+        DATASETS["folder"](Source(), path="p")

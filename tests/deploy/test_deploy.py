@@ -106,6 +106,18 @@ def test_evaluate_counts_by_class_and_by_site(trained, here, fedlens):
     assert "has the class 'bags', which the model has not: did you mean 'bag'" in ended.err
 
 
+def test_evaluate_names_all_files_that_cannot_be_decoded(trained, here, fedlens):
+    shutil.copytree(trained.images / "west", here / "west")
+    for name in ("bag/0.jpg", "boot/1.jpg"):
+        (here / "west" / name).write_bytes(b"no image")
+    ended = fedlens("evaluate", trained.run, "--data", "west")
+    assert (ended.status, ended.out, ended.err.count("\n")) == (2, "", 1)
+    assert "2 images cannot be decoded, west/bag/0.jpg (it is cut short, or no image)" in ended.err
+    assert ended.err.endswith(
+        "west/boot/1.jpg (it is cut short, or no image): repair or take them out\n"
+    )
+
+
 def test_evaluate_counts_apart_what_the_run_trained_on(trained, here, fedlens):
     """Copies under other names, too: it is their content that was seen."""
     shutil.copytree(trained.images / "west", here / "copies" / "west")
@@ -207,6 +219,7 @@ def test_the_card_says_who_how_and_how_well(trained, here, fedlens):
     for words in ("west had no training images of trouser", "| north |", "95% interval", "fedavg"):
         assert words in card
     assert "folder: hospitals" in card
+    assert "Turn photos upright first" in card
 
 
 def test_files_of_one_name_have_a_card_each(trained, here, fedlens):

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("flwr", reason="a fleet needs flwr: pip install 'fedlens[fleet]'")
 
 from fedlens.fleet import apps
-from fedlens.fleet.apps import FlowerSites
+from fedlens.fleet.apps import FlowerSites, _arrived
 
 
 class Grid:
@@ -49,3 +49,11 @@ def test_a_site_that_was_started_again_is_not_waited_for(monkeypatch):
     del grid.started[10]  # this Flower does tell
     assert sites.arrived() == []
     assert sites.online() == {1}
+
+
+def test_a_site_that_is_gone_is_told_of_in_our_words():
+    said = "Error: Node Unavailable — The destination node failed to report a heartbeat."
+    reply = SimpleNamespace(has_error=lambda: True, error=SimpleNamespace(code=5, reason=said))
+    assert _arrived(reply)[2:] == ("dropped", "it is not there any more")
+    reply.error.code = 2
+    assert _arrived(reply)[2:] == ("raised", said)

@@ -176,6 +176,31 @@ def test_a_server_that_was_killed_goes_on_to_the_same_bytes(at, tmp_path):
     assert model_bytes(tmp_path / "run") == model_bytes(tmp_path / "here")
 
 
+def test_a_run_does_not_go_on_as_if_it_had_been_begun_otherwise(tmp_path):
+    path = write_experiment(tmp_path)
+    sites = make_sites(path, tmp_path / "sites")
+    run_nearby(path, tmp_path / "run", sites)
+    model = model_bytes(tmp_path / "run")
+    write_experiment(tmp_path, rounds=3)
+    with pytest.raises(ValueError, match=r"run was begun with another rounds: leave the change"):
+        run_nearby(path, tmp_path / "run", sites, resume=True)
+    assert model_bytes(tmp_path / "run") == model
+
+
+def test_a_site_that_gives_no_answer_before_a_run_is_told_of(tmp_path):
+    path, told, seen = write_experiment(tmp_path), list[str](), list[str]()
+
+    def change(name, what, arrived):
+        seen.append(name)
+        gone = what == "sizes" and seen.count(name) == 1 and name == "bob"
+        return Arrived({}, {}, "dropped", "it is not there any more") if gone else arrived
+
+    sites = make_sites(path, tmp_path / "sites")
+    with pytest.raises(ValueError, match="these sites are missing: bob"):
+        run_nearby(path, tmp_path / "run", sites, change, told, wait=0.1)
+    assert "bob: dropped: it is not there any more" in told
+
+
 def test_a_site_that_is_away_is_waited_for_and_then_left_out(tmp_path, monkeypatch):
     monkeypatch.setattr(engine, "AWAY", 0.3)
     path = write_experiment(tmp_path, rounds=2, per_round=4)

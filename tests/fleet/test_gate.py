@@ -24,6 +24,7 @@ from fedlens.fleet.keys import (
     public_keys,
 )
 from tests.fleet.real import wait_until
+from tests.fleet.sites import write_experiment
 
 for needed in ("h11", "httpx", "cryptography"):
     pytest.importorskip(needed, reason="a fleet needs flwr: pip install 'fedlens[fleet]'")
@@ -173,3 +174,30 @@ def test_keys_are_not_overwritten_and_not_for_others_to_read(tmp_path):
     assert list(public_keys(tmp_path)) == ["ann"]
     with pytest.raises(ValueError, match="no name of a site"):
         make_site_key(tmp_path / "x", "../ann")
+
+
+def test_a_key_that_stands_there_twice_or_is_none_is_named(tmp_path):
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+    make_site_key(tmp_path, "ann")
+    copy = tmp_path / "copy of ann.pub"
+    copy.write_bytes((tmp_path / "ann.pub").read_bytes())
+    with pytest.raises(ValueError, match=r"copy of ann\.pub has the same key as ann\.pub: remove"):
+        public_keys(tmp_path)
+    of_a_login = Ed25519PrivateKey.generate().public_key()
+    for content in (b"no key", of_a_login.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)):
+        copy.write_bytes(content)
+        with pytest.raises(ValueError, match=r"is no public key of a site \(.*\): get it from the"):
+            public_keys(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("count", "said"), [(0, "0 is not in the range x>=1"), (2, "has the keys of 1: ch")]
+)
+def test_no_more_sites_are_waited_for_than_there_are(count, said, tmp_path, fedlens):
+    make_server_keys(tmp_path, ["127.0.0.1"])
+    make_site_key(tmp_path, "ann")
+    words = ["--keys", tmp_path, "--at-least", count]
+    ended = fedlens("fleet", "serve", write_experiment(tmp_path), *words)
+    assert ended.status == 2 and said in ended.err

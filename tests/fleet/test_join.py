@@ -34,6 +34,7 @@ from fedlens.fleet.trial import part_of
 from fedlens.locks import one_writer
 from fedlens.run_files import CHECKPOINT, ROUNDS
 from fedlens.setup.data import load_dataset
+from tests.data.test_layouts import write
 from tests.fleet.sites import write_experiment
 
 
@@ -105,7 +106,9 @@ def test_a_line_is_told_when_it_is_whole(tmp_path):
     assert tail.new() == "two\n"
 
 
-@pytest.mark.parametrize("server", ["10.0.0.1", "10.0.0.1:", "10.0.0.1:99999", ":9092"])
+@pytest.mark.parametrize(
+    "server", ["10.0.0.1", "10.0.0.1:", "10.0.0.1:99999", ":9092", "https://a:1"]
+)
 def test_an_address_needs_a_host_and_a_port(server, tmp_path):
     pytest.importorskip("flwr")
     words = ["fleet", "join", "--server", server, "--name", "ann", "--data", str(tmp_path)]
@@ -130,11 +133,11 @@ def test_what_a_site_needs_is_named(missing, tmp_path):
 
 
 def test_a_site_is_started_once(tmp_path):
-    home = tmp_path / "ann"
+    home, data = tmp_path / "ann", write(tmp_path / "photos", ("cat",))
     make_site_key(home, "ann")
     (home / CA).touch()
     with one_writer(home), pytest.raises(ValueError, match="ann is being written by process"):
-        join(home, "ann", tmp_path, "127.0.0.1:1", "cpu", 0.0, print)
+        join(home, "ann", data, "127.0.0.1:1", "cpu", 0.0, print)
 
 
 def found_at(server, ca, wait=60.0, told=print):

@@ -4,6 +4,7 @@ import pytest
 
 from fedlens.fleet.join import REFUSED, join
 from fedlens.fleet.keys import CA, make_site_key
+from tests.data.test_layouts import write
 
 
 class Clock:
@@ -20,6 +21,7 @@ class Clock:
 def gives_up_after(tmp_path, monkeypatch):
     """When a site gives up, whose SuperNodes are each let in for so many seconds, then refused."""
     clock = Clock()
+    photos = write(tmp_path / "photos", ("cat",))
     make_site_key(tmp_path, "ann")
     (tmp_path / CA).touch()
     monkeypatch.setattr("fedlens.fleet.join.time", clock)
@@ -42,7 +44,7 @@ def gives_up_after(tmp_path, monkeypatch):
 
         monkeypatch.setattr("fedlens.fleet.join.start_supernode", SuperNode)
         with pytest.raises(ValueError, match=r"let ann in.*: give ann\.pub to who runs"):
-            join(tmp_path, "ann", tmp_path, "10.0.0.1:9092", "cpu", wait, told.append)
+            join(tmp_path, "ann", photos, "10.0.0.1:9092", "cpu", wait, told.append)
         assert told == ["not connected (its key is refused); trying again"]
         return clock.now
 

@@ -313,6 +313,12 @@ def test_a_table_that_is_too_wide_goes_on_below():
     assert table(["long" * 30, "b"], [["x", "y"]], 80).count("b") == 1
 
 
+def test_columns_stand_below_each_other_in_any_script():
+    """A Chinese character takes two columns of a terminal; the dots of an a\u0308 take none."""
+    told = table(["site", "images"], [["北京", "1"], ["Sa\u0308lle", "2"], ["north", "3"]])
+    assert told.splitlines()[2:] == ["北京   1", "Sa\u0308lle  2", "north  3"]
+
+
 def test_the_table_and_the_verdict_have_one_sign(variants):
     told_of = told(variants({"fedavg": [0.70, 0.71, 0.72], "fedprox": [0.73, 0.745, 0.75]}))
     (rows,) = [block.rows for block in _differences(told_of, "accuracy")]

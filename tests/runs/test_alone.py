@@ -216,6 +216,16 @@ def with_small_clients():
     return replace(described(local_only=True), dataset=named, clients=clients)
 
 
+def test_classes_that_are_trained_on_and_never_tested_are_named(caplog):
+    made = toy()
+    kept = (made.test.labels != 1).nonzero().flatten()
+    fl.run(replace(described(), dataset=replace(made, test=made.test.take(kept))))
+    assert caplog.messages == [
+        f"1 of {made.num_classes} classes has no test images ({made.classes[1]}): "
+        "accuracy and macro F1 say nothing of how the model does there"
+    ]
+
+
 def test_how_many_clients_are_too_small_to_be_tested_is_said_once(caplog):
     assert fl.run(with_small_clients()).status == "finished"
     assert caplog.messages == [LEFT_OUT]

@@ -114,6 +114,13 @@ def test_what_the_first_round_took_to_start_is_not_expected_of_the_others(clock,
     assert told == ["  about 27 s left", "  about 6 s left"]
 
 
+def test_what_a_server_waited_for_its_sites_is_not_expected_of_rounds(clock, capsys):
+    with progress.rounds("a", 11) as watch:
+        clock[0] += 3600
+        watch({"round": 1, "train_loss": 1.0, "seconds": 4.0, "evaluation_seconds": 2.0})
+    assert capsys.readouterr().err == "a: round 1/11  train loss 1.000  about 60 s left\n"
+
+
 def test_whoever_runs_an_experiment_is_told_of_images_that_are_decoded(tmp_path):
     sites = write_sites(tmp_path / "sites", count=5)
     files = {"path": str(sites), "layout": "site/class", "size": 8, "channels": 1}

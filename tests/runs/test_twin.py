@@ -304,7 +304,7 @@ def test_a_report_shows_relative_accuracy_where_it_was_recorded(tmp_path):
     place = header.index("relative accuracy")
     assert header[place : place + 3] == [
         "relative accuracy",
-        "rounds to 90%",
+        "rounds to 90% of it",
         "worst tenth of clients",
     ]
     assert body[0][place].endswith("%")

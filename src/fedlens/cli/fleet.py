@@ -67,7 +67,8 @@ def serve_command(
         float, typer.Option(min=0, help="Seconds for which sites are waited for.")
     ] = 3600.0,
     at_least: Annotated[
-        int | None, typer.Option(help="Begin with so many sites, if others do not come in time.")
+        int | None,
+        typer.Option(min=1, help="Begin with so many sites, if others do not come in time."),
     ] = None,
     data: DataFolder = None,
     quiet: Quiet = False,
@@ -240,6 +241,6 @@ def app_command(
 
 def _address(text: str, option: str, example: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65535:
+    if not host or "/" in host or not port.isdecimal() or int(port) > 65535:
         raise ValueError(f"{option} is {text!r}: give HOST:PORT, as {example}")
     return host.strip("[]"), int(port)

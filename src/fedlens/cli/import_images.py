@@ -96,6 +96,8 @@ def _experiment(found: Survey, listed: Path) -> dict[str, Any]:
 
 def _told(found: Survey) -> list[str]:
     """What was found, and what was assumed."""
+    from fedlens.data.class_names import one_class_twice
+
     classes = ", ".join(f"{name} {count:,}" for name, count in sorted(found.classes.items()))
     sizes = sorted({one.size for one in found.seen})
     shapes = [f"{width}×{height}" for width, height in sizes]
@@ -108,6 +110,7 @@ def _told(found: Survey) -> list[str]:
         told = ", ".join(f"{name} {parts[name]:,}" for name in PARTS if parts[name])
         lines.append(f"found parts, as folders are called: {told}")
     lines += _first([f"missing: {site} has no {label}" for site, label in found.missing])
+    lines += _first([f"two names: {line}" for line in one_class_twice(found.classes)])
     lines += _first([f"left out: {line}" for line in found.broken])
     lines += _passed_over(found)
     unsure = [(a, b) for a, b in found.twins if a.label != b.label]
@@ -121,7 +124,13 @@ def _told(found: Survey) -> list[str]:
     lines += _first([f"twice: {a.path} and {b.path} are the same image: keep one" for a, b in same])
     if found.layout != "class":
         other = "class/site" if found.layout == "site/class" else "site/class"
-        lines.append(f"assumed: folders are {found.layout}; else add --layout {other}")
+        lines.append(
+            f"assumed: folders are {found.layout}; else add --layout {other} or --layout class"
+        )
+        if len(found.sites) == 1 and found.laid.part_level is None:
+            (site,) = found.sites
+            inside = found.folder / found.seen[0].path.parts[0]
+            lines.append(f"assumed: {site} is a site, and the only one; else import {inside}")
     else:
         lines.append(f"assumed: no sites, so {NUM_CLIENTS} clients get equal random parts")
     if found.laid.remark is not None:
@@ -140,12 +149,10 @@ def _told(found: Survey) -> list[str]:
 
 def _passed_over(found: Survey) -> list[str]:
     """One line, of what is not in the csv file and need not be a mistake."""
-    said, (suffixes, folders) = [], found.passed
-    if count := suffixes.total():
-        kinds = [f"{suffix or 'without ending'} {n:,}" for suffix, n in suffixes.most_common(5)]
-        more = ", ..." if len(suffixes) > len(kinds) else ""
+    said, folders = [], found.passed.folders
+    if count := found.passed.suffixes.total():
         what = "1 file that is no image" if count == 1 else f"{count:,} files that are no images"
-        said.append(f"{what} we read ({', '.join(kinds)}{more})")
+        said.append(f"{what} we read ({found.passed.kinds})")
     if folders:
         names = [folder.as_posix() for folder in folders[:3]] + ["..."] * (len(folders) > 3)
         what = "1 folder" if len(folders) == 1 else f"{len(folders):,} folders"

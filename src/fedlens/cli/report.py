@@ -20,7 +20,7 @@ Runs = Annotated[list[Path], typer.Argument(help="Run folders, or a folder of th
 
 def report_command(
     runs: Runs,
-    out: Annotated[Path | None, typer.Option(help="Where the page goes.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The folder for the page.")] = None,
     quiet: Quiet = False,
 ) -> None:
     """Draw what runs came to: figures, and one HTML page."""
@@ -29,6 +29,8 @@ def report_command(
     from fedlens.run_files import runs_in
     from fedlens.runs import progress
 
+    if out is not None and out.suffix == ".html":
+        raise ValueError(f"--out {out}: name a folder, which report.html and figures are put into")
     say_passed_over(runs)
     runs = runs_in(runs)
     with artists() as drawing, watching(quiet, progress.counted, "figures") as watch:

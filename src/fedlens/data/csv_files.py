@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from fedlens.data.arrays import Column
+from fedlens.data.class_names import called
 from fedlens.data.layouts import Part, part_named, refuse_strangers, with_tests
 from fedlens.data.pictures import TEST_SHARE, Found, Listed, OnError, dataset
 from fedlens.data.places import Source
@@ -69,11 +70,12 @@ def listed_in(file: Path, client: str | None = None) -> Found:
     rows = _rows(file)
     _refuse_twins(rows)
     for row in rows:
-        if not is_file(file.parent / row.cells["path"]):
-            raise ValueError(
-                f"{row.where}: there is no file {row.cells['path']!r}: "
-                f"write paths relative to {file.parent}"
-            )
+        path = row.cells["path"]
+        if not is_file(file.parent / path):
+            remedy = f"write paths relative to {file.parent}"
+            if "\\" in path:
+                remedy = f"{remedy}, with / between folders"
+            raise ValueError(f"{row.where}: there is no file {path!r}: {remedy}")
     texts = [row.cells["label"] for row in rows]
     classes = _classes(texts)
     number = {name: i for i, name in enumerate(classes)}
@@ -115,7 +117,8 @@ def _rows(file: Path) -> list[Row]:
                 f"{where}: {len(cells)} cells under {len(header)} columns: "
                 "quote a cell that holds a comma"
             )
-        row = Row(where, dict(zip(header, cells, strict=True)))
+        named = zip(header, cells, strict=True)
+        row = Row(where, {name: cell if name == "path" else called(cell) for name, cell in named})
         for name in (*NEEDED, "client"):
             if not row.cells.get(name, "-"):
                 raise ValueError(f"{where}: {name} is empty: fill it in or remove the row")
@@ -137,9 +140,9 @@ def _refuse_twins(rows: Sequence[Row]) -> None:
 
 
 def _header(file: Path, header: list[str]) -> list[str]:
-    for sign, called in ((";", "semicolons"), ("\t", "tabs")):
-        if len(header) == 1 and set(NEEDED) <= {name.strip() for name in header[0].split(sign)}:
-            raise ValueError(f"{file}:1: {called} stand between columns: save it with commas")
+    for sign, word in ((";", "semicolons"), ("\t", "tabs")):
+        if len(header) == 1 and sign in header[0]:
+            raise ValueError(f"{file}:1: {word} stand between columns: save it with commas")
     for name, times in Counter(header).items():
         if times > 1:
             raise ValueError(f"{file}:1: the column {name!r} stands twice: rename one")

@@ -8,6 +8,7 @@ from typing import Literal
 
 import numpy as np
 
+from fedlens.data.class_names import called
 from fedlens.data.layouts import (
     ANNOTATIONS,
     Laid,
@@ -101,18 +102,21 @@ def _of_part(place: Path, laid: Laid, classes: Sequence[str], part: Part) -> Lis
 def class_layout(place: Path, classes: Sequence[str]) -> Layout | None:
     """The layout in which the folders have the names of these classes, if there is one."""
     _, levels = levels_of(place, [file.relative_to(place) for file in images(place)])
-    if levels and all(names and names[0] in classes for names in levels):
+    if levels and all(names and called(names[0]) in classes for names in levels):
         return "class"
-    inner = levels and all(len(names) > 1 and names[1] in classes for names in levels)
+    inner = levels and all(len(names) > 1 and called(names[1]) in classes for names in levels)
     return "site/class" if inner else None
 
 
 def listed_by_class(place: Path) -> tuple[Listed, list[str]]:
-    """All images of a folder with a folder for each class, and these classes."""
-    classes = sorted(entry.name for entry in folders_of(place))
-    if not classes:
-        raise ValueError(f"{place} has no class folders: put each class's images into its own")
-    return _listed(place, classes), classes
+    """All images of a folder with a folder for each class, and the classes that have any."""
+    found = [(file, entry.name) for entry in folders_of(place) for file in images(entry)]
+    if not found:
+        raise ValueError(
+            f"{place} has no class folders with images: put each class's images into its own"
+        )
+    classes = sorted({name for _, name in found})
+    return _sorted(place, found, classes), classes
 
 
 def tiny_imagenet(

@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from fedlens.data.class_names import called
 from fedlens.data.pictures import ENDINGS
 from fedlens.reading import demand_text
 
@@ -88,7 +89,11 @@ def stranger(name: object, label: str, known: Iterable[str], part: Part) -> Valu
 
 
 def files_below(place: Path, _above: frozenset[Path] = frozenset()) -> Iterator[Path]:
-    """The files below a folder at any depth, without hidden ones; links are followed."""
+    """The files below a folder at any depth, without hidden ones; links are followed.
+
+    One that leads nowhere is a file that cannot be read: its images are not here, as on a disk that
+    is not mounted.
+    """
     here = place.resolve()
     if here in _above:  # a link to where we came from
         return
@@ -97,7 +102,7 @@ def files_below(place: Path, _above: frozenset[Path] = frozenset()) -> Iterator[
             continue
         if entry.is_dir():
             yield from files_below(place / entry.name, _above | {here})
-        elif entry.is_file():
+        elif entry.is_file() or (entry.is_symlink() and not Path(entry).exists()):
             yield place / entry.name
 
 
@@ -171,7 +176,7 @@ def read_layout(
     parts, remark = _parts(place, files, at)
     label, site = {"class": (0, None), "site/class": (1, 0), "class/site": (0, 1)}[chosen]
     placed = [
-        Placed(file, names[label], None if site is None else names[site], part)
+        Placed(file, called(names[label]), None if site is None else called(names[site]), part)
         for file, names, part in zip(files, levels, parts, strict=True)
     ]
     refuse_strangers((place / one.file, one.label, one.part) for one in placed)

@@ -16,6 +16,7 @@ import numpy as np
 
 from fedlens import memory
 from fedlens.data.arrays import Column, Pixels, examples, held_out, mean_and_std
+from fedlens.data.class_names import one_class_twice
 from fedlens.data.places import Counted, counting_from
 from fedlens.federation import Dataset, Examples, LeftOut
 from fedlens.reading import reason
@@ -114,7 +115,7 @@ def dataset(
         before += len(paths)
     broken = [one for _, some in decoded for one in some]
     if on_error == "stop":
-        refuse(broken)
+        refuse(broken, f'{REMEDY}, or let them be left out with on_error = "skip"')
     made = [
         _without(part, pixels, some) for part, (pixels, some) in zip(listed, decoded, strict=True)
     ]
@@ -123,6 +124,8 @@ def dataset(
             refuse(broken, f"no {what} image is left")
     mean, std = mean_and_std(made[0].images)
     left_out = tuple(LeftOut(str(one.path), one.why) for one in broken)
+    for line in one_class_twice(found.classes):
+        logger.warning("%s: %s", found.name, line)
     if found.remark is not None:
         logger.warning("%s", found.remark)
     return Dataset(
@@ -153,14 +156,13 @@ def _without(part: Listed, pixels: Pixels, broken: Sequence[Undecodable]) -> Exa
     return examples(pixels, np.asarray(part.labels, np.int64), part.columns)
 
 
-def refuse(broken: Sequence[Undecodable], so_that: str = "") -> None:
+def refuse(broken: Sequence[Undecodable], remedy: str = REMEDY) -> None:
     """Name all files that cannot be decoded, if there are any."""
-    if len(broken) == 1 and not so_that:
+    if len(broken) == 1 and remedy.startswith(REMEDY):  # which it says itself
         raise broken[0]
     if broken:
         named = ", ".join(f"{one.path} ({one.why})" for one in broken[:MOST_NAMED])
         more = f" and {len(broken) - MOST_NAMED} more" if len(broken) > MOST_NAMED else ""
-        remedy = so_that or f'{REMEDY}, or let them be left out with on_error = "skip"'
         raise ValueError(f"{len(broken)} images cannot be decoded, {named}{more}: {remedy}")
 
 

@@ -48,6 +48,12 @@ class Passed(NamedTuple):
     suffixes: Counter[str]  # of files that are not called as images are
     folders: Sequence[Path]  # of sites, classes and parts that have no images
 
+    @property
+    def kinds(self) -> str:
+        """Files by their endings, those of which there are most."""
+        said = [f"{suffix or 'without ending'} {n:,}" for suffix, n in self.suffixes.most_common(5)]
+        return ", ".join([*said, *["..."] * (len(self.suffixes) > len(said))])
+
 
 @dataclass(frozen=True)
 class Survey:
@@ -119,21 +125,25 @@ def survey(folder: Path, layout: Reading | None = None, watch: Counted | None = 
     `watch` is told how many were looked at, of how many.
     """
     if not folder.is_dir():
-        raise ValueError(f"{folder} is not a folder: name one with images")
+        listed = f', or set dataset = {{ name = "csv", path = "{folder}" }} in an experiment'
+        rest = listed if folder.suffix == ".csv" else ""
+        raise ValueError(f"{folder} is not a folder: name one with images{rest}")
     below = [file.relative_to(folder) for file in files_below(folder)]
     files = sorted(file for file in below if is_image(file))
+    suffixes = Counter(file.suffix.lower() for file in below if not is_image(file))
     if not files:
-        raise ValueError(f"{folder} has no images: name the folder that they are in")
+        kinds = f" ({Passed(suffixes, []).kinds})" if below else ""
+        raise ValueError(
+            f"{folder} has no images that we read{kinds}: name the folder that they are in, or "
+            "save them as JPEG or PNG"
+        )
     if any(file.name == ANNOTATIONS for file in below):
         raise ValueError(
             f"{folder} is laid out as Tiny ImageNet is, whose classes stand in {ANNOTATIONS}: "
             'set dataset = "tiny-imagenet" in an experiment, and name the folder with --data'
         )
     laid = read_layout(folder, files, layout, lambda name: f"add --layout {name}", guess=True)
-    passed = Passed(
-        Counter(file.suffix.lower() for file in below if not is_image(file)),
-        without_images(folder, files, laid.num_levels),
-    )
+    passed = Passed(suffixes, without_images(folder, files, laid.num_levels))
 
     def look(one: Placed) -> Seen | str:
         file = folder / one.file

@@ -45,6 +45,8 @@ def card(folder: Path, file: str, kind: str, best: bool = False) -> str:
         "## How to call it",
         "",
         call,
+        "Turn photos upright first, as their EXIF data say (in Pillow: `ImageOps.exif_transpose`): "
+        "Fedlens does so with every file.",
         f"The model itself sees {channels}×{height}×{width}. Classes, in the order of the outputs: "
         f"{', '.join(classes)}.",
         "",

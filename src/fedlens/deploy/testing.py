@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedlens.data.csv_files import listed_in
 from fedlens.data.folders import class_layout, laid_out
-from fedlens.data.pictures import TEST_SHARE, Found
+from fedlens.data.pictures import TEST_SHARE, Found, Undecodable, refuse
 from fedlens.deploy.classifier import BATCH, Classifier
 from fedlens.experiment import Experiment, Named
 from fedlens.options import did_you_mean
@@ -110,10 +110,17 @@ def _found(place: Path, classes: Sequence[str]) -> Found:
 def _logits(
     classifier: Classifier, paths: Sequence[Path], watch: Callable[[int, int], None] | None
 ) -> Tensor:  # [N, L]
-    answers = []
+    answers, broken = [], list[Undecodable]()
     for start in range(0, len(paths), BATCH):
-        some = paths[start : start + BATCH]
-        answers.append(classifier(torch.stack([*map(classifier.preprocessing.read, some)])))
+        some, images = paths[start : start + BATCH], []
+        for path in some:
+            try:
+                images.append(classifier.preprocessing.read(path))
+            except Undecodable as error:  # all of them are named at the end
+                broken.append(error)
+        if not broken:
+            answers.append(classifier(torch.stack(images)))
         if watch is not None:
             watch(start + len(some), len(paths))
+    refuse(broken)
     return torch.cat(answers)

@@ -26,7 +26,11 @@ from fedlens.fleet.site import Site
 from fedlens.fleet.wire import from_wire, to_wire
 
 TYPES = {"sizes": "query.sizes", "train": "train.train", "test": "evaluate.test"}
-FAILED = {3: "late", 5: "dropped", 8: "dropped"}  # by Flower's code of an error; others raised
+FAILED = {  # by Flower's code of an error; others raised
+    3: ("late", "it did not answer in time"),
+    5: ("dropped", "it is not there any more"),
+    8: ("dropped", "its process ended before it had answered"),
+}
 FILE = "safetensors"  # of a message: all its tensors
 LOOK = 1.0  # seconds between two looks at who is online
 
@@ -122,8 +126,8 @@ class FlowerSites:
 def _arrived(reply: Message) -> Arrived:
     if reply.has_error():
         reason = (reply.error.reason or "").splitlines()
-        failed = FAILED.get(reply.error.code, "raised")
-        return Arrived({}, {}, failed, reason[0][:200] if reason else "")
+        raised = ("raised", reason[0][:200] if reason else "")
+        return Arrived({}, {}, *FAILED.get(reply.error.code, raised))
     try:
         return Arrived(*unpacked(reply.content))
     except ValueError as error:

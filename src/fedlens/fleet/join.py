@@ -18,6 +18,7 @@ from fedlens.fleet.flower import end, start_supernode
 from fedlens.fleet.keys import CA, NODE_KEY, check_name
 from fedlens.fleet.policy import DEFAULT, FILE, Policy
 from fedlens.fleet.site import LOG
+from fedlens.fleet.site_data import check_data
 from fedlens.locks import one_writer
 
 PATIENCE = 100.0  # seconds at the least: a node that died is refused for 60, as if it were there
@@ -48,8 +49,7 @@ def join(
     ):
         if not (home / needed).is_file():
             raise ValueError(f"{home / needed} is missing: {remedy}")
-    if not data.exists():
-        raise ValueError(f"{data} does not exist: set --data to the site's examples")
+    check_data(data)
     check_device(device)
     if not (home / FILE).is_file():
         write_atomically(home / FILE, DEFAULT.encode())

@@ -46,19 +46,29 @@ def check_name(name: str) -> None:
 
 def public_keys(folder: Path) -> dict[str, bytes]:
     """The keys of the sites that a server knows, by name, as Flower takes them."""
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
     from cryptography.hazmat.primitives.serialization import (
         Encoding,
         PublicFormat,
         load_ssh_public_key,
     )
 
-    found = {}
+    found, owners = dict[str, bytes](), dict[bytes, str]()
     for path in sorted(folder.glob("*.pub")):
         try:
             key = load_ssh_public_key(path.read_bytes())
-        except ValueError as error:
-            raise ValueError(f"{path} is no public key of a site: {error}") from error
-        found[path.stem] = key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+            if not isinstance(key, EllipticCurvePublicKey):  # Flower takes no others
+                raise ValueError("`fedlens fleet keys --site` makes others")
+        except (ValueError, UnsupportedAlgorithm) as error:
+            raise ValueError(
+                f"{path} is no public key of a site ({error}): get it from the site again"
+            ) from error
+        content = key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+        owner = owners.setdefault(content, path.stem)
+        if owner != path.stem:  # one of them would be waited for in vain
+            raise ValueError(f"{path} has the same key as {owner}.pub: remove one of them")
+        found[path.stem] = content
     if not found:
         raise ValueError(f"{folder} has no *.pub: put the public keys of the sites there")
     return found

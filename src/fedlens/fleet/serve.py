@@ -57,6 +57,13 @@ def serve(
     It is written where the job reads it once no other server uses this place.
     """
     home = home.resolve()
+    check_server_keys(keys)
+    num_sites = len(public_keys(keys))
+    if (job.at_least or 0) > num_sites:
+        raise ValueError(
+            f"--at-least is {job.at_least}, but {keys} has the keys of {num_sites}: choose fewer, "
+            "or add those of others"
+        )
     with open_fleet(keys, home, host, port, tell) as (link, numbers):
         write_atomically(Path(job.experiment), experiment.toml().encode())
         return run_on(link, replace(job, sites=numbers), home, tell, watch)

@@ -21,6 +21,7 @@ from fedlens.reporting.reports import Reporting
 from fedlens.run_files import EXPERIMENT
 from fedlens.runs.active import Watch, run_to_end
 from fedlens.runs.folder import RunFolder
+from fedlens.runs.records import settings
 from fedlens.runs.result import Result
 from fedlens.runs.run import reopen, start
 from fedlens.setup import Setup
@@ -88,10 +89,11 @@ def hear(
                 found[client] = held
                 tell(f"{names[client]}: {held.size} examples")
                 continue
-            word = str(arrived.facts.get("refused") or arrived.reason or "it gave no sizes")
+            why = arrived.reason or arrived.facts.get("refused") or "it gave no sizes"
+            word = f"{arrived.failed or 'refused'}: {why}"
             if last_word.get(client) != word:
                 last_word[client] = word
-                tell(f"{names[client]}: refused: {word}")
+                tell(f"{names[client]}: {word}")
         time.sleep(0.2)
 
 
@@ -196,6 +198,17 @@ class Job:
         write_atomically(path, json.dumps(asdict(self)).encode())
 
 
+def check_unchanged(begun: Experiment, wanted: Experiment, out: Path) -> None:
+    """Refuse to go on with a run as if it had been begun with another experiment."""
+    before, after = settings(begun.plain()), settings(wanted.plain())
+    changed = sorted(key for key in before | after if before.get(key) != after.get(key))
+    if changed:
+        raise ValueError(
+            f"{out} was begun with another {changed[0]}: leave the change out, or choose another "
+            "--out for a run of its own"
+        )
+
+
 def run_job(
     job: Job, connect: Callable[[Sequence[str]], Sites], tell: Tell, watch: Watch | None = None
 ) -> Result:
@@ -204,6 +217,8 @@ def run_job(
     resumes = job.resume and (out / SITES).is_file()
     place = out / EXPERIMENT if resumes else Path(job.experiment)
     experiment = for_fleet(Experiment.read(place))
+    if resumes:
+        check_unchanged(experiment, for_fleet(Experiment.read(Path(job.experiment))), out)
     dataset = load_dataset(experiment.dataset, Path(job.data) if job.data else None)
     if resumes:
         known = [Held(**one) for one in json.loads((out / SITES).read_text())]

@@ -26,7 +26,7 @@ from fedlens.files import write_atomically
 from fedlens.fleet import payload
 from fedlens.fleet.memory import SiteMemory
 from fedlens.fleet.policy import Policy, Refused
-from fedlens.fleet.site_data import site_examples
+from fedlens.fleet.site_data import identity, site_examples
 from fedlens.fleet.terms import Terms, read_terms
 from fedlens.network.network import Network
 from fedlens.reporting.cohorts import DRAW
@@ -37,6 +37,7 @@ from fedlens.setup.network import make_network
 from fedlens.trees import map_tensors, moved
 
 OFFERED, APPROVED = "offered", "approved"
+HELD = "held"  # by experiment: which examples it had when the run began
 OWN_MISTAKE = "something is wrong with its own files: its log says what"
 LOG = "log.jsonl"  # in its folder: what was asked, and what was sent
 
@@ -106,6 +107,7 @@ class Site:
         }
         if "label_counts" in task.terms.algorithm.discloses:
             facts["label_counts"] = task.facts.label_counts[0].tolist()
+        write_atomically(self.home / HELD / terms.hash, identity(self.data).encode())
         return Reply(facts, {})
 
     def _train(self, order: Mapping[str, Any], tensors: Tree) -> Reply:
@@ -168,9 +170,16 @@ class Site:
         Policy.read(self.home).check(terms)
         examples = site_examples(self.data, terms, self.home / "cache")
         task = Task(terms, examples, int(order["client"]), self.device)
-        known = order.get("size")
-        if known is not None and known != int(task.holdings.sizes.sum()):
-            raise Refused("its examples are not those that it had when the run began")
+        known, held = order.get("size"), self.home / HELD / wanted
+        if known is not None and (
+            known != int(task.holdings.sizes.sum())
+            # As many may be others, and what was held out for tests would be trained on.
+            or (held.is_file() and held.read_text() != identity(self.data))
+        ):
+            raise Refused(
+                "its examples are not those that it had when the run began: put them back as they "
+                "were, or begin another run"
+            )
         return task
 
     def _memory(self, terms: Terms) -> SiteMemory:

@@ -8,18 +8,32 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from zipfile import ZipFile, is_zipfile
 
 import numpy as np
 import torch
 
 from fedlens.data import numpy_files
 from fedlens.data.arrays import Column, Pixels
+from fedlens.data.class_names import called
 from fedlens.data.folders import listed_by_class
+from fedlens.data.layouts import images
 from fedlens.data.pictures import decode, refuse
 from fedlens.federation import Examples
 from fedlens.fleet.terms import Terms
+from fedlens.options import did_you_mean
 
 IMAGES, LABELS = "images.npy", "labels.npy"
+
+
+def check_data(data: Path) -> None:
+    """Refuse what can hold no examples, before a server asks for them; no image is opened."""
+    if not data.exists():
+        raise ValueError(f"{data} does not exist: set --data to the site's examples")
+    if data.is_dir():
+        listed_by_class(data)
+    elif not is_zipfile(data):
+        raise ValueError(f"{data} is no folder and no .npz file: set --data to the site's examples")
 
 
 def site_examples(data: Path, terms: Terms, cache: Path) -> Examples:
@@ -44,6 +58,17 @@ def site_examples(data: Path, terms: Terms, cache: Path) -> Examples:
     labels = np.load(place / LABELS, allow_pickle=False)
     images = torch.from_numpy(mapped).permute(0, 3, 1, 2)
     return Examples(images, torch.from_numpy(labels))
+
+
+def identity(data: Path) -> str:
+    """Another one if there are other examples; the same for a copy of all. No image is opened."""
+    if data.is_dir():
+        listed, _ = listed_by_class(data)
+        content = [[name, (listed.base / name).stat().st_size] for name in listed.names]
+    else:
+        with ZipFile(data) as file:
+            content = [[entry.filename, entry.CRC] for entry in file.infolist()]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
 def write_site(path: Path, held: Examples, classes: Sequence[str]) -> None:
@@ -73,12 +98,16 @@ def _read(data: Path, terms: Terms) -> tuple[Pixels, Column]:
         part = numpy_files.part(arrays, "train", str(data))
         pixels, own = part.images.permute(0, 2, 3, 1).numpy(), part.labels.numpy()
         classes = [str(name) for name in arrays.get("classes", np.array(terms.classes))]
+    classes = [called(name) for name in classes]
     if pixels.shape[1:] != (height, width, channels):
         found = "×".join(map(str, pixels.shape[1:]))
         raise ValueError(f"{data} has images of {found}: {height}×{width}×{channels} are asked for")
     unknown = sorted({classes[label] for label in set(own.tolist())} - set(terms.classes))
     if unknown:
-        raise ValueError(f"{data} has the class {unknown[0]!r}, which the experiment has not")
+        hint = did_you_mean(unknown[0], terms.classes)
+        raise ValueError(
+            f"{data} has the class {unknown[0]!r}, which the experiment has not: {hint}"
+        )
     number = {name: i for i, name in enumerate(terms.classes)}
     table = np.array([number.get(name, -1) for name in classes], dtype=np.int64)
     return np.ascontiguousarray(pixels), table[own]
@@ -88,11 +117,11 @@ def _fingerprint(data: Path, terms: Terms) -> str:
     """Another one if the files or what is made of them are others."""
     if not data.exists():
         raise ValueError(f"{data} does not exist: set --data to the site's examples")
-    files = sorted(data.rglob("*")) if data.is_dir() else [data]
+    files = images(data) if data.is_dir() else [data]
     listed = [
         (str(file), stat.st_size, stat.st_mtime_ns)
         for file in files
-        if (stat := file.stat()) and file.is_file()
+        if (stat := file.stat() if file.exists() else file.lstat())
     ]
     content = json.dumps([listed, terms.classes, terms.shape])
     return hashlib.sha256(content.encode()).hexdigest()[:16]

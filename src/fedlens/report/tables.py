@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from unicodedata import combining, east_asian_width
 
 from fedlens.reading import printable
 from fedlens.report.numbers import NONE, format_number
@@ -23,7 +24,7 @@ HEADER = [
     "seconds",
     "status",
 ]
-MORE = ["relative accuracy", "rounds to 90%", "worst tenth of clients"]
+MORE = ["relative accuracy", "rounds to 90% of it", "worst tenth of clients"]
 """Columns that stand behind those of the final model, each only if a run has it."""
 
 
@@ -131,7 +132,7 @@ def table(
     What is wider than `most_columns` of a terminal goes on below, with the first column again.
     """
     header, *body = [[printable(word) for word in row] for row in (header, *body)]
-    widths = [max(len(row[i]) for row in (header, *body)) for i in range(len(header))]
+    widths = [max(_width(row[i]) for row in (header, *body)) for i in range(len(header))]
     lines = (header, ["-" * width for width in widths], *body)
     parts: list[list[int]] = [[0]]
     for column in range(1, len(header)):
@@ -140,8 +141,19 @@ def table(
             parts.append([0])
         parts[-1].append(column)
     return "\n\n".join(
-        "\n".join("  ".join(line[i].ljust(widths[i]) for i in part).rstrip() for line in lines)
+        "\n".join(
+            "  ".join(line[i] + " " * (widths[i] - _width(line[i])) for i in part).rstrip()
+            for line in lines
+        )
         for part in parts
+    )
+
+
+def _width(text: str) -> int:
+    """How many columns of a terminal it takes: two a Chinese character, none a mark above one."""
+    return sum(
+        0 if combining(character) else 1 + (east_asian_width(character) in "WF")
+        for character in text
     )
 
 

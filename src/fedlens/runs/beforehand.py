@@ -1,4 +1,4 @@
-"""What is said of runs before they begin: clients that are not tested, and keys without effect."""
+"""What is said of runs before they begin: what is not tested, and keys without effect."""
 
 from __future__ import annotations
 
@@ -7,16 +7,21 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
+import torch
+
 from fedlens.algorithm import same
 from fedlens.setup import Setup
 from fedlens.setup.algorithm import make_algorithm
 
 logger = logging.getLogger(__name__)
 
+MOST_NAMED = 5  # classes in one line
+
 
 def say_beforehand(setups: Iterable[Setup]) -> None:
     """What users should know before runs begin: a line each, of equal ones once."""
-    lines = [line for setup in setups for line in (_untested(setup), _without_effect(setup))]
+    about = _untested, _untested_classes, _without_effect
+    lines = [say(setup) for setup in setups for say in about]
     for line in dict.fromkeys(filter(None, lines)):
         logger.warning("%s", line)
 
@@ -31,10 +36,31 @@ def _untested(setup: Setup) -> str:
     why, share = "", setup.experiment.clients.holdout
     if part == "train":
         why = f" (clients.holdout = {share:g} takes none of fewer than {math.ceil(1 / share)})"
-    have = "has" if count == 1 else "have"
+    have, them = ("has", "its own") if count == 1 else ("have", "their own")
     return (
-        f"{count:,} of {total:,} clients {have} no images of their own to be tested on{why}: "
-        "accuracies by client leave them out"
+        f"{count:,} of {total:,} clients {have} no images of {them} to be tested on{why}: "
+        f"accuracies by client leave {'it' if count == 1 else 'them'} out"
+    )
+
+
+def _untested_classes(setup: Setup) -> str:
+    """Of those that are trained on: no measure says how the model does on the others."""
+    if "test" not in setup.parts:
+        return ""
+    dataset = setup.dataset  # whose labels are where they were read, not on the engine's device
+    trained, tested = (
+        torch.bincount(examples.labels, minlength=dataset.num_classes) > 0
+        for examples in (dataset.train, dataset.test)
+    )
+    names = [dataset.classes[k] for k in (trained & ~tested).nonzero().flatten().tolist()]
+    if not names:
+        return ""
+    more = ", ..." if len(names) > MOST_NAMED else ""
+    which = ", ".join(names[:MOST_NAMED]) + more
+    have = "has" if len(names) == 1 else "have"
+    return (
+        f"{len(names):,} of {dataset.num_classes:,} classes {have} no test images ({which}): "
+        "accuracy and macro F1 say nothing of how the model does there"
     )
 
 

@@ -183,8 +183,10 @@ def _lines(title: str, total: int, done: int) -> Watch:
         evaluated, at = _evaluated(record, evaluated), _at(record)
         # A first round says little of the others, since kernels are compiled in it, and nothing
         # where the points of a sweep take it side by side: only where it is long, it is asked.
-        is_told = "point" not in record and now - started >= PLAIN_SECONDS
-        since, before = first or ((started, done) if is_told else (now, at))
+        # By what it took itself: the server of a fleet may have waited an hour for its sites.
+        took = _seconds(record, now - started)
+        is_told = "point" not in record and took >= PLAIN_SECONDS
+        since, before = first or ((now - took, at - 1) if is_told else (now, at))
         first = first or (now, at)
         if now - last_print < PLAIN_SECONDS and at not in (done + 1, total):
             return
@@ -237,6 +239,11 @@ def _aside(record: Record) -> str:
 def _at(record: Record) -> int:
     """How many rounds are done, those of a sweep's other points included."""
     return int(record["done"] if "done" in record else record["round"])
+
+
+def _seconds(record: Record, otherwise: float) -> float:
+    """What a round took, with its evaluation."""
+    return float(record.get("seconds", otherwise)) + float(record.get("evaluation_seconds", 0.0))
 
 
 def _trained(record: Record) -> str:

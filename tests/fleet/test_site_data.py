@@ -1,0 +1,102 @@
+"""What a site may have in its folder of images, and what it is told of the rest."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from fedlens.data.folders import listed_by_class
+from fedlens.experiment import Experiment
+from fedlens.fleet.join import join
+from fedlens.fleet.keys import CA, make_site_key
+from fedlens.fleet.site import Site
+from fedlens.fleet.site_data import site_examples
+from fedlens.fleet.terms import Terms, for_fleet
+from fedlens.setup.data import load_dataset
+from tests.data.test_layouts import write
+from tests.fleet.sites import write_experiment
+
+
+@pytest.fixture
+def terms(tmp_path):
+    """Of images 3×8×8 of the classes cat, dog, owl and yak."""
+    experiment = for_fleet(Experiment.read(write_experiment(tmp_path)))
+    return Terms.of(experiment, load_dataset(experiment.dataset, None))
+
+
+def empty(place: Path) -> None:
+    (place / "cat").mkdir(parents=True)
+
+
+def listed(place: Path) -> None:
+    place.write_text("path,label\n")
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (Path.mkdir, "photos has no class folders with images: put each class's images into"),
+        (empty, "photos has no class folders with images: put each class's images into its own"),
+        (listed, "photos is no folder and no .npz file: set --data to the site's examples"),
+    ],
+)
+def test_a_site_without_images_is_told_before_it_looks_for_a_server(make, said, tmp_path):
+    home, data = tmp_path / "ann", tmp_path / "photos"
+    make_site_key(home, "ann")
+    (home / CA).touch()
+    make(data)
+    with pytest.raises(ValueError, match=said):
+        join(home, "ann", data, "127.0.0.1:1", "cpu", 0.0, print)
+
+
+def test_a_site_may_have_the_empty_folder_of_a_class(tmp_path, terms):
+    photos = write(tmp_path / "photos", ("yak",))
+    empty(photos)
+    assert listed_by_class(photos)[1] == ["yak"]
+    assert site_examples(photos, terms, tmp_path / "cache").labels.tolist() == [3, 3]
+
+
+def test_a_site_does_not_go_on_with_other_examples(tmp_path):
+    """Of five examples one is held out, of four none: four are left to train on of both."""
+    experiment = for_fleet(Experiment.read(write_experiment(tmp_path, holdout=0.2)))
+    terms = Terms.of(experiment, load_dataset(experiment.dataset, None))
+    photos = write(tmp_path / "photos", ("cat",), count=5)
+    site = Site(tmp_path / "ann", photos)
+    site.approve(terms)
+    order = {"experiment": terms.hash, "terms": terms.text, "client": 0}
+    assert site.answer("sizes", order, {}).facts["size"] == 4
+    shutil.copytree(photos, tmp_path / "copy")
+    (photos / "cat" / "0.png").unlink()
+    asked = {"experiment": terms.hash, "client": 0, "size": 4}
+    said = "its examples are not those that it had when the run began"
+    assert site.answer("test", asked, {}).facts["refused"].startswith(said)
+    copied = Site(site.home, tmp_path / "copy")
+    assert said not in copied.answer("test", asked, {}).facts["refused"]  # but no model was sent
+
+
+def test_a_class_that_the_experiment_has_not_gets_the_nearest(tmp_path, terms):
+    photos = write(tmp_path / "photos", ("Cat", "dog"))
+    with pytest.raises(ValueError, match=r"'Cat', which the experiment has not: did you mean 'cat"):
+        site_examples(photos, terms, tmp_path / "cache")
+
+
+def test_a_site_is_told_no_option_that_it_has_not(tmp_path, terms):
+    photos = write(tmp_path / "photos", ("cat",))
+    for number in (0, 1):
+        (photos / "cat" / f"{number}.png").write_bytes(b"no image")
+    with pytest.raises(
+        ValueError, match=r"2 images cannot be decoded, .*: repair or take them out$"
+    ):
+        site_examples(photos, terms, tmp_path / "cache")
+
+
+def test_images_behind_links_are_noticed_and_links_to_nowhere_named(tmp_path, terms):
+    write(tmp_path / "elsewhere", ("cat",))
+    photos = write(tmp_path / "photos", ("dog",))
+    (photos / "cat").symlink_to(tmp_path / "elsewhere" / "cat")
+    assert len(site_examples(photos, terms, tmp_path / "cache")) == 4
+    write(tmp_path / "elsewhere", ("cat",), count=3)
+    assert len(site_examples(photos, terms, tmp_path / "cache")) == 5
+    (photos / "dog" / "gone.png").symlink_to(tmp_path / "nowhere.png")
+    with pytest.raises(ValueError, match=r"gone\.png cannot be decoded \(No such file"):
+        site_examples(photos, terms, tmp_path / "cache")
