@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+from fedlens.experiment import Experiment, Named
 from fedlens.federation import Dataset, Examples
 from fedlens.names import DATASETS
 from fedlens.recipes import RECIPES, part
@@ -26,7 +27,7 @@ from fedlens.report.blocks import Table
 from fedlens.report.page import csv_of, distinct
 from fedlens.report.pictures import is_drawn
 from fedlens.run_files import OVER, read_status
-from fedlens.runs.records import read
+from fedlens.runs.records import read, settings
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 PAPERS = RESULTS / "papers"
@@ -150,6 +151,22 @@ def test_what_is_stored_of_figure_10_is_what_is_drawn(monkeypatch):
         assert (place / "data" / f"{block.slug}.csv").read_bytes() == csv_of(block)
     drawn = {block.slug for block in blocks if is_drawn(block)}
     assert {file.name for file in place.glob("figures/*")} == {f"{slug}.svg" for slug in drawn}
+
+
+@pytest.mark.parametrize("name", [name for name in STORED if name not in UNTRAINED])
+def test_stored_runs_have_the_settings_of_their_cells(name):
+    """Apart from seeds, what the folder is called after, and keys that there were not yet."""
+    recipe, results = restored(name)
+    unlike = {f"local.{word}" for word in re.findall(r"-(momentum|lr)-", name)} | {"seed"}
+    defaults = Experiment(dataset=Named("mnist"), model=Named("linear"), rounds=1)
+    before = settings(defaults.plain())
+    for cell, runs in results.runs.items():
+        wanted = settings(recipe.cells[cell].plain())
+        for run in runs:
+            found = settings(run.experiment)
+            assert found.keys() <= wanted.keys(), run.folder
+            for key in wanted.keys() - unlike:
+                assert wanted[key] == found.get(key, before.get(key)), (run.folder, key)
 
 
 def test_stored_runs_can_be_laid_out_to_go_on_from(tmp_path):

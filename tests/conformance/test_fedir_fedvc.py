@@ -44,6 +44,23 @@ def test_a_class_that_p_lacks_or_the_client_lacks_weighs_nothing():
     close(weighed([4, 0], [0.0, 1.0], [0, 0], [5.0, 7.0]), torch.tensor([0.0], dtype=DOUBLE))
 
 
+def test_over_all_that_a_client_holds_it_is_the_loss_under_p():
+    """Equation 2: with weights of p / q_k the client's mean is that of the population."""
+    labels = [0] * 6 + [1] * 3 + [2]
+    losses = torch.rand(10, generator=torch.Generator().manual_seed(0), dtype=DOUBLE)
+    p = torch.tensor([0.2, 0.5, 0.3], dtype=DOUBLE)
+    by_class = torch.stack([part.mean() for part in losses.split([6, 3, 1])])
+    found = weighed([6, 3, 1], p.tolist(), labels, losses.tolist())
+    close(found, (p * by_class).sum()[None])
+
+
+def test_without_some_classes_it_is_the_loss_under_p_among_those_it_holds():
+    losses = torch.tensor([0.7, 1.1, 2.3, 0.4], dtype=DOUBLE)
+    found = weighed([3, 0, 1], [0.2, 0.5, 0.3], [0, 0, 0, 2], losses.tolist())
+    expected = (0.2 * losses[:3].mean() + 0.3 * losses[3]) / (0.2 + 0.3)
+    close(found, expected[None])
+
+
 def test_padding_weighs_nothing():
     mask = torch.tensor([[1.0, 1.0, 0.0]], dtype=DOUBLE)
     found = weighed([1, 2, 1], [0.5, 0.5, 0.0], [0, 1, 0], [0.7, 1.9, 9.0], mask)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from fedlens import options
 from fedlens.data.emd import emd
 from fedlens.data.partitions import PARTITIONS
+from fedlens.data.partitions.by_dirichlet import _without_replacement
 from fedlens.data.partitions.by_round import fresh
 from fedlens.federation import Examples, Holdings
 from tests.counting import num_calls
@@ -256,6 +257,17 @@ def test_dirichlet_is_as_skewed_as_its_prior_says(num_classes: int, alpha: float
         for seed in range(3)
     ]
     assert np.mean(distances) == pytest.approx(num_classes * deviation, abs=0.06)
+
+
+def test_when_a_class_runs_out_its_part_goes_to_the_others_in_proportion() -> None:
+    """Equation 5 of Hsu et al. (2020), for three clients of 100 that draw one after another."""
+    q = np.array([[0.5, 0.3, 0.2], [0.5, 0.3, 0.2], [1 - 2e-300, 1e-300, 1e-300]])
+    found = _without_replacement(np.array([100, 100, 100]), np.log(q), np.array([75, 125, 100]))
+    assert found[0].tolist() == [50, 30, 20]
+    # Of 50 wanted 25 are left: the other 25 are 0.3 and 0.2 over 1 - 0.5, so 15 and 10.
+    assert found[1].tolist() == [25, 45, 30]
+    # The only class it wants is gone. Of the others it wants as much of one as of the other.
+    assert found[2].tolist() == [0, 50, 50]
 
 
 def test_dirichlet_of_zero_deals_one_class_to_each_client_in_turn() -> None:

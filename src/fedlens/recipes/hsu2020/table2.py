@@ -62,7 +62,7 @@ def cells(scale: Scale) -> dict[str, Experiment]:
 def _last(scale: Scale, clients: Population) -> int:
     """The rounds in which runs without FedVC spend the last batch budget.
 
-    The largest of ten clients takes 11 batches of imbalanced CIFAR-10, and 3.1 of FEMNIST; on
+    The largest of ten clients takes 12 batches of imbalanced CIFAR-10, and 3.1 of FEMNIST; on
     iNaturalist-User-120k about 10, as the published accuracies at rounds and batches tell.
     """
     if clients.name != NAMES["user"]:

@@ -1,0 +1,86 @@
+"""Published numbers, as they are stored, agree with each other wherever the papers make them."""
+
+import math
+import re
+
+import pytest
+
+from fedlens.recipes.fedavg_cifar10 import figure16, headline
+from fedlens.recipes.fedns.setting import CIFAR, FASHION
+from fedlens.recipes.ghaemi import centralised
+from fedlens.recipes.ghaemi.setting import SPLITS, published
+from fedlens.recipes.hsu2020 import pretraining, table1, table2, table3, table4, table5
+from fedlens.recipes.hsu2020.setting import STEPS
+
+FLOOR = math.log(1 + 9 / math.e)  # of a double softmax over ten classes
+
+
+@pytest.mark.parametrize("cell", [cell for cell in table2.PUBLISHED if "FedVC" in cell])
+def test_four_steps_a_round_make_2500_rounds_10000_batches(cell):
+    at_rounds, at_batches = table2.PUBLISHED[cell]
+    assert STEPS * 2_500 == 10_000
+    assert at_rounds[1] == at_batches[0]  # 2,500 rounds, and 10,000 batches
+
+
+def test_tables_2_and_3_have_runs_in_common():
+    for base in ("FedAvg", "FedAvgM"):
+        at_rounds, _ = table2.PUBLISHED[f"user, {base}, FedVC"]
+        assert at_rounds == table3.PUBLISHED[f"{base}, K 10"]
+
+
+def test_all_tables_have_one_accuracy_of_centralised_training():
+    of = {name: row[-1] / 100 for name, row in table1.PUBLISHED.items()}
+    assert of["iNaturalist-Geo-3k"] == of["iNaturalist-User-120k"]
+    assert of["iNaturalist-User-120k"] == pytest.approx(table2.CENTRALISED)
+    assert of["iNaturalist-Geo-3k"] == pytest.approx(pretraining.CENTRALISED["pretrained"])
+    assert of["Landmarks-User-160k"] == pytest.approx(table4.CENTRALISED["all layers"])
+
+
+def test_table_5_counts_in_rounds_to_ten_percent():
+    wrong = []
+    for row, cells in table5.PUBLISHED.items():
+        first, *_ = (int(cell.split()[0].replace(",", "")) for cell in cells if "×" in cell)
+        for cell in cells:
+            if found := re.fullmatch(r"([\d,]+) \((.*)×\)", cell):
+                times = int(found[1].replace(",", "")) / first
+                if abs(times - float(found[2])) > 0.0501:
+                    wrong.append((row, cell))
+    assert wrong == [("pretrained, FedAvgM, K 100", "420 (6.9×)")]  # 420 / 60 is 7
+
+
+def test_recall_by_class_has_the_mean_that_is_printed():
+    recall = sum(centralised.RECALL) / len(centralised.RECALL)
+    assert recall == pytest.approx(centralised.PUBLISHED["test_recall"], abs=5e-5)
+    # The test images have equal classes.
+    assert centralised.PUBLISHED["test_recall"] == centralised.PUBLISHED["test_accuracy"]
+
+
+def test_the_f1_of_paper_4_is_possible_and_those_of_paper_3_are_not():
+    ghaemi = centralised.PUBLISHED
+    assert ghaemi["test_f1"] <= (ghaemi["test_precision"] + ghaemi["test_recall"]) / 2
+    for study in (FASHION, CIFAR):
+        columns = (study.published[n] for n in ("accuracy", "macro precision", "macro F-score"))
+        for recall, precision, f in zip(*columns, strict=True):
+            assert f > (precision + recall) / 2 + 0.06
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("algorithm", ["FedAvg", "FedProx", "LIADMM"])
+def test_the_losses_of_paper_4_are_those_of_a_double_softmax(algorithm, split):
+    curves = published(algorithm, split)
+    late = zip(curves["test_loss"][20:], curves["test_acc"][20:], strict=True)
+    apart = [
+        abs(loss - FLOOR - (1 - accuracy))
+        for loss, accuracy in late
+        if loss is not None and accuracy is not None
+    ]
+    assert len(apart) == 60
+    assert sum(apart) / len(apart) < 0.005
+    assert max(apart) < 0.0155
+
+
+def test_accuracy_falls_as_paper_1_says():
+    (whole, _), (fallen, loss) = figure16.PUBLISHED.values()
+    assert (whole, headline.LOSS) == (headline.ACCURACY, 0.828486)
+    assert whole - fallen == pytest.approx(0.1075)  # "almost 10 percent"
+    assert loss > headline.LOSS
