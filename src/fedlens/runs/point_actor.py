@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import queue
 import shutil
+import sys
 import threading
 import traceback
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ import torch
 
 from fedlens.engines import EngineName, Sequential
 from fedlens.engines.cluster import own_folder, remove_stale
+from fedlens.engines.driver import Driver
 from fedlens.engines.messages import Message, pack, unpack
 from fedlens.engines.trainer import keep_memory
 from fedlens.experiment import Experiment, Named, Precision
@@ -46,6 +48,7 @@ class SentPoint(NamedTuple):
     named: Named | None  # the data set, unless it was given from Python
     dataset: int | None  # its number among those that were sent; None: it is on every disk
     files: dict[str, bytes] | None  # of its folder, if there is one
+    typed: dict[str, Any]  # functions of the driver's `__main__` that it names
 
 
 class Share(NamedTuple):
@@ -92,6 +95,9 @@ class PointActor:
         self.device, self.stacks = device, stacks
         self._news: queue.Queue[News] = queue.Queue(MOST_NEWS)
         self._stop: type[BaseException] | None = None
+
+    def greet(self, driver: Driver) -> str:
+        return driver.greet()
 
     def know(self, datasets: list[Message]) -> str:
         """Make ready; there is nothing that could go wrong here."""
@@ -151,6 +157,7 @@ class PointActor:
         dataset = self.datasets[sent.dataset] if sent.dataset is not None else None
         given = sent.named or dataset
         assert given is not None
+        vars(sys.modules["__main__"]).update(sent.typed)
         experiment = Experiment(dataset=given, **sent.settings)
         known = {repr(given): dataset} if dataset is not None else {}
         described = replace(experiment, device=self.device, precision=sent.precision)

@@ -32,7 +32,7 @@ from fedlens.run_files import (
     state_files,
 )
 from fedlens.runs.folder import RunFolder
-from fedlens.runs.manifest import check_settings, check_unchanged
+from fedlens.runs.manifest import check_settings, check_unchanged, typed_functions
 from fedlens.runs.point_actor import Changed, News, Over, PointActor, Recorded, SentPoint, Share
 from fedlens.runs.points import Point
 from fedlens.runs.result import Result
@@ -148,6 +148,7 @@ def sent_point(point: Point, dataset: int | None, folder: RunFolder | None) -> S
         given if isinstance(given, Named) else None,
         dataset,
         _files(folder.path) if folder is not None else None,
+        typed_functions(experiment),
     )
 
 
