@@ -47,7 +47,12 @@ class Named:
             return cls(value)
         if isinstance(value, Mapping) and isinstance(value.get("name"), str):
             return cls(value["name"], {k: v for k, v in value.items() if k != "name"})
-        raise ValueError(f"{where} is {_shown(value)}: give a name, or a table with a name")
+        of_function = ""
+        if callable(value):
+            of_function = ' (of a function "module:function", in a notebook "__main__:function")'
+        raise ValueError(
+            f"{where} is {_shown(value)}: give a name, or a table with a name{of_function}"
+        )
 
 
 class Given(Generic[G, V]):

@@ -5,6 +5,7 @@ import random
 import signal
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 import fedlens as fl
+from fedlens.core import Tree
 from fedlens.options import importable
 from fedlens.run_files import MODEL, read_status, saved_rounds, state_files
 from fedlens.runs import point_actor, spread
@@ -219,3 +221,22 @@ def test_workers_know_functions_beside_the_experiment_and_those_of_a_notebook(
     sys.modules.pop("model_of_ones_own")
     assert [one.status for one in results.values()] == ["finished"] * 4
     assert all(one.final["test_counted"] > 0 for one in results.values())
+
+
+def test_an_error_in_code_of_ones_own_at_an_actor_is_told_with_its_place(ray, monkeypatch):
+    def late(base: fl.Algorithm) -> fl.Algorithm:
+        rounds: list[int] = []
+
+        def measure(before: Tree, after: Tree) -> dict[str, torch.Tensor]:
+            rounds.append(1)
+            if len(rounds) > 4:  # it is tried in two before
+                raise KeyError("gone")
+            return {}
+
+        return replace(base, measures=(measure,))
+
+    late.__module__ = "__main__"
+    monkeypatch.setattr(sys.modules["__main__"], "late", fl.paper(late), raising=False)
+    described = base(engine="ray", algorithm="__main__:late", rounds=9)
+    with pytest.raises(ValueError, match=r"test_spread.py, line .*, in measure: KeyError: 'gone'"):
+        fl.sweep(fl.grid(described, {"local.lr": [0.01, 0.02, 0.03, 0.04]}))

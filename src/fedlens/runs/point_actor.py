@@ -28,6 +28,7 @@ from fedlens.engines.trainer import keep_memory
 from fedlens.experiment import Experiment, Named, Precision
 from fedlens.federation import Dataset
 from fedlens.files import write_atomically
+from fedlens.own_code import mistake_of
 from fedlens.run_files import RunFailed
 from fedlens.runs.folder import Change
 from fedlens.runs.points import Point, build_point, into_stacks, run_stacks, sharing
@@ -148,6 +149,8 @@ class PointActor:
         except BaseException as error:
             line = f"{type(error).__name__}: {error}".splitlines()[0]
             over = Over(RuntimeError, f"a worker failed: {line}\n{traceback.format_exc()}")
+            if mistake := mistake_of(error):
+                over = Over(ValueError, mistake)
         shutil.rmtree(place, ignore_errors=True)
         self._news.put(over)
 
