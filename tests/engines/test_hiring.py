@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from fedlens.engines import hiring
+from fedlens.engines.cluster import HeadLost
 from fedlens.engines.hiring import Hired, Hiring
 
 
@@ -61,6 +62,7 @@ def numbered(monkeypatch):
 
     monkeypatch.setattr(Hiring, "_hire", hire)
     monkeypatch.setattr(hiring, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(hiring, "check_head", lambda _ray: None)
 
 
 def hired(cluster: Cluster, most: int = 9) -> list[int]:
@@ -112,6 +114,23 @@ def test_a_node_that_cannot_be_used_is_told_of_and_asked_no_more(caplog):
     assert [one.node for one in found.hired] == ["node 1"]
     assert cluster.killed == [0]
     assert caplog.messages == ["a node of the Ray cluster is not used: it has torch 1.9"]
+
+
+def test_a_cluster_without_a_head_is_left_before_it_ends_this_process(monkeypatch):
+    class Lonely(Cluster):
+        is_left = False
+
+        def shutdown(self) -> None:
+            self.is_left = True
+
+    def gone(ray: Any) -> None:
+        raise HeadLost("it is gone")
+
+    monkeypatch.setattr(hiring, "check_head", gone)
+    cluster = Lonely([1], [""])
+    with pytest.raises(HeadLost):
+        hired(cluster)
+    assert cluster.is_left
 
 
 def test_a_cluster_that_is_waited_for_is_told_of_once(caplog):

@@ -8,7 +8,7 @@ from collections import Counter, deque
 from itertools import zip_longest
 from typing import Any
 
-from fedlens.engines.cluster import alive_nodes
+from fedlens.engines.cluster import HeadLost, alive_nodes, check_head
 from fedlens.engines.driver import Driver
 
 FIRST_SECONDS = 300.0  # until the first is there
@@ -61,6 +61,11 @@ class Hiring:
 
         If nobody is there yet, wait for the first.
         """
+        try:
+            check_head(self.ray)
+        except HeadLost:
+            self.ray.shutdown()  # else it would end this process, a notebook's kernel, say
+            raise
         self._look_for_more(most)
         mistakes, lost = self._welcome(0.0)
         until, tries, has_said = time.monotonic() + FIRST_SECONDS, 1, False

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlens.engines import Ray
-from fedlens.engines.cluster import connect
+from fedlens.engines.cluster import HeadLost, connect
 from fedlens.engines.hiring import Hired, Hiring, lost_with, places
 from fedlens.engines.messages import Message, arrays_of, pack, unpack
 from fedlens.experiment import Named
@@ -211,6 +211,8 @@ class Spread:
                 self._hand_out()
                 self._listen(LOOK_SECONDS)
                 yield from self._follow()
+        except HeadLost:  # nobody can be asked to stop
+            raise
         except BaseException as error:
             with contextlib.suppress(self.ray.exceptions.RayError):
                 self._stop(isinstance(error, KeyboardInterrupt))
