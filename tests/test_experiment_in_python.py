@@ -114,7 +114,7 @@ def test_numbers_may_be_numpys():
             "dataset is a Tensor: give .*, or a Dataset, which fl.map",
         ),
         ({"loss": torch.zeros(9, 9)}, r"loss is tensor\(.* \.\.\.: give a name, or a table"),
-        ({"loss": nn.functional.relu}, 'a name .of a function "module:function", in a notebook'),
+        ({"loss": nn.functional.relu}, 'give "module:function" .a notebook.s is __main__., or'),
         ({"dataset": "a/b"}, r'dataset is .a/b., a path: write { name = "folder", path = "a/b" }'),
         ({"dataset": "a.csv"}, r'write { name = "csv", path = "a.csv" }'),
     ],

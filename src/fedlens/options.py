@@ -47,12 +47,8 @@ class Named:
             return cls(value)
         if isinstance(value, Mapping) and isinstance(value.get("name"), str):
             return cls(value["name"], {k: v for k, v in value.items() if k != "name"})
-        of_function = ""
-        if callable(value):
-            of_function = ' (of a function "module:function", in a notebook "__main__:function")'
-        raise ValueError(
-            f"{where} is {_shown(value)}: give a name, or a table with a name{of_function}"
-        )
+        name = '"module:function" (a notebook\'s is __main__)' if callable(value) else "a name"
+        raise ValueError(f"{where} is {_shown(value)}: give {name}, or a table with a name")
 
 
 class Given(Generic[G, V]):
