@@ -2,6 +2,7 @@
 
 import math
 import tomllib
+import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -113,6 +114,7 @@ def test_numbers_may_be_numpys():
             "dataset is a Tensor: give .*, or a Dataset, which fl.map",
         ),
         ({"loss": torch.zeros(9, 9)}, r"loss is tensor\(.* \.\.\.: give a name, or a table"),
+        ({"loss": nn.functional.relu}, 'give "module:function" .a notebook.s is __main__., or'),
         ({"dataset": "a/b"}, r'dataset is .a/b., a path: write { name = "folder", path = "a/b" }'),
         ({"dataset": "a.csv"}, r'write { name = "csv", path = "a.csv" }'),
     ],
@@ -124,11 +126,16 @@ def test_what_cannot_be_a_part_is_refused_in_one_line_with_what_can(changes, mes
 
 
 AB: Any = "ab"
+NOTHING: Any = None
 
 
 def part(count=6, labels=None):
     images = torch.zeros(count, 1, 2, 2, dtype=torch.uint8)
     return fl.Examples(images, torch.arange(count) % 2 if labels is None else labels)
+
+
+def floats() -> fl.Examples:
+    return fl.Examples(torch.rand(2, 1, 2, 2), torch.arange(2))
 
 
 def normalised(mean: Any, std: Any) -> fl.Dataset:
@@ -143,6 +150,9 @@ def normalised(mean: Any, std: Any) -> fl.Dataset:
         (lambda: normalised((0.5,), (0.0,)), r"d: std is \(0.0,\): give one number a channel, abo"),
         (lambda: normalised((math.nan,), (0.2,)), r"d: mean is \(nan,\): give one number a chan"),
         (lambda: normalised(0.5, (0.2,)), "d: mean is 0.5: give one number a channel"),
+        (lambda: fl.Dataset("d", part(), part(), ()), "there are 0 classes: name them, in the ord"),
+        (lambda: fl.Dataset("d", part(), NOTHING, ("a", "b")), "d: examples are a NoneType: give"),
+        (lambda: fl.Dataset("d", part(), floats(), ("a", "b")), "bytes, .* and others floats"),
         (lambda: part(6, torch.zeros(3)), "6 images but 3 labels: give one an image"),
         (lambda: fl.Examples(torch.zeros(3, 2, 2), torch.zeros(3)), r"give \[N, channels, height"),
     ],
@@ -150,6 +160,14 @@ def normalised(mean: Any, std: Any) -> fl.Dataset:
 def test_data_that_do_not_fit_together_are_refused_with_what_to_give(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_a_compiled_module_is_refused_before_workers_wait_for_each_other():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what torch imports for it
+        model = torch.compile(nn.Sequential(nn.Flatten(), nn.Linear(784, 10)))
+    with pytest.raises(ValueError, match=r"compiled by torch.compile, .*: give the module itself"):
+        fl.run(fl.Experiment(**BASE | {"model": model}))
 
 
 def test_a_data_set_without_training_examples_is_refused_as_that():

@@ -89,6 +89,7 @@ class Examples:
         return Examples(images, self.labels.to(device), self.columns, rows)
 
 
+NAME = "name them, in the order of their labels"
 DIGESTED = 1024  # examples at once: more would copy a mapped set into memory
 
 
@@ -119,13 +120,19 @@ class Dataset:
                 f"{self.name}: classes are {self.classes!r}: give their names in a list"
             )
         for part in self.parts:
+            if not isinstance(part, Examples):
+                raise ValueError(
+                    f"{self.name}: examples are a {type(part).__name__}: give train and test as "
+                    "fl.Examples(images, labels)"
+                )
             if not len(part):
                 continue
             low, high = int(part.labels.min()), int(part.labels.max())
             if not 0 <= low <= high < self.num_classes:
                 raise ValueError(
                     f"{self.name}: labels are {low} to {high}, but there are {self.num_classes} "
-                    f"classes: number them from 0 to {self.num_classes - 1}"
+                    "classes: "
+                    + (f"number them from 0 to {self.num_classes - 1}" if self.classes else NAME)
                 )
         shapes = [tuple(part.images.shape[1:]) for part in self.parts if len(part)]
         if len(set(shapes)) > 1:
@@ -133,6 +140,11 @@ class Dataset:
             raise ValueError(
                 f"{self.name}: training images are {shapes[0]} and test images {other} "
                 "(channels, height, width): resize one of them"
+            )
+        if len({part.images.is_floating_point() for part in self.parts if len(part)}) > 1:
+            raise ValueError(
+                f"{self.name}: some images are bytes, which are normalised, and others floats, "
+                "which are not: give all of them alike"
             )
         demand_text(self.classes, f"{self.name}: the class")
         for word, given in (("mean", self.mean), ("std", self.std)):

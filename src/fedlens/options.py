@@ -47,7 +47,8 @@ class Named:
             return cls(value)
         if isinstance(value, Mapping) and isinstance(value.get("name"), str):
             return cls(value["name"], {k: v for k, v in value.items() if k != "name"})
-        raise ValueError(f"{where} is {_shown(value)}: give a name, or a table with a name")
+        name = '"module:function" (a notebook\'s is __main__)' if callable(value) else "a name"
+        raise ValueError(f"{where} is {_shown(value)}: give {name}, or a table with a name")
 
 
 class Given(Generic[G, V]):

@@ -31,7 +31,9 @@ def place_of_error(error: BaseException) -> str:
     """Where in the user's own code it was raised, and what it is; "" if it was not there."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         file = Path(frame.filename)
-        if not file.is_file() or _is_in(file, LIBRARIES):
+        # That of a worker may have been sent to it, and not be there as a file.
+        is_python = file.is_file() or (file.is_absolute() and file.suffix == ".py")
+        if not is_python or _is_library(file):
             continue
         if _is_in(file, (OURS,)):
             return ""
@@ -49,6 +51,16 @@ def place_of(thing: Any) -> str:
     except (OSError, TypeError):  # it was typed in
         return str(written.__name__)
     return f"{written.__name__} ({Path(file or '?').name}, line {line})"
+
+
+def is_own(file: Path) -> bool:
+    """Whether the user wrote it: it is there, and belongs neither to us nor to a library."""
+    return file.is_file() and not _is_library(file) and not _is_in(file, (OURS,))
+
+
+def _is_library(file: Path) -> bool:
+    # An environment may take those of the system, too.
+    return _is_in(file, LIBRARIES) or not {"site-packages", "dist-packages"}.isdisjoint(file.parts)
 
 
 def _is_in(file: Path, folders: tuple[Path, ...]) -> bool:

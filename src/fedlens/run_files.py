@@ -50,13 +50,17 @@ def is_run(folder: Path) -> bool:
     return all((folder / name).is_file() for name in (EXPERIMENT, MANIFEST))
 
 
-def runs_in(paths: Iterable[Path]) -> list[Path]:
+Folders = str | Path | Iterable[str | Path]
+"""One folder, or several."""
+
+
+def runs_in(paths: Folders) -> list[Path]:
     """The run folders that are named, or are in a folder that is named: a sweep's, say.
 
     What pages leave beside runs is passed over, so that `sweep/*` names the runs of a sweep.
     """
     found: list[Path] = []
-    for path in paths:
+    for path in map(Path, [paths] if isinstance(paths, str | Path) else paths):
         inside = [path / name for name in _inside(path)]
         found += inside if inside and not is_run(path) else [path]
     others = [path for path in found if not _is_of_pages(path)]

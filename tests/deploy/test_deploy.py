@@ -5,6 +5,7 @@ import io
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -316,3 +317,9 @@ def test_a_run_starts_from_the_model_of_another(trained):
     assert setup.weights.new_layers == []
     own = fl.load(trained.run).module.state_dict()
     assert torch.equal(setup.network.params["6.weight"], own["6.weight"])
+
+
+def test_what_is_no_module_is_refused_when_a_run_is_loaded(trained):
+    text: Any = "linear"
+    with pytest.raises(ValueError, match=r"load is given a str: give an nn.Module, or none"):
+        fl.load(trained.run, text)

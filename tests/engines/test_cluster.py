@@ -1,5 +1,6 @@
 """Mistakes with a Ray cluster, told at once and before a file is written; Ray need not be there."""
 
+import socket
 import sys
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -51,3 +52,25 @@ def test_without_ray_no_run_folder_is_begun(fedlens, tmp_path, monkeypatch):
     assert done.status == 2
     assert 'needs Ray: pip install "fedlens[ray]"' in done.err
     assert not (tmp_path / "run").exists()
+
+
+class AtAddress:
+    """In the place of Ray, connected to a head at an address."""
+
+    def __init__(self, address: str) -> None:
+        self.gcs_address = address
+
+    def get_runtime_context(self) -> "AtAddress":
+        return self
+
+
+def test_a_head_that_is_gone_is_waited_for_and_then_told_with_the_remedy(monkeypatch, caplog):
+    monkeypatch.setattr(cluster, "HEAD_LOOK_SECONDS", 0.0)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        cluster.check_head(AtAddress(address))
+    assert caplog.messages == []
+    monkeypatch.setattr(cluster, "HEAD_SECONDS", 0.01)
+    with pytest.raises(cluster.HeadLost, match=r"is gone: start it again, and go on from the last"):
+        cluster.check_head(AtAddress(address))
+    assert caplog.messages == [f"the head of the Ray cluster at {address} is gone: waiting for it"]

@@ -295,6 +295,7 @@ def test_a_folder_of_runs_stands_for_its_runs(variants, fedlens):
     whole = folders[0].parent
     named = fedlens("compare", *folders).out
     assert fedlens("compare", whole).out == named
+    assert fl.compare(str(whole)).verdicts == fl.compare(folders).verdicts
     assert fedlens("report", whole).status == 0
     inside = sorted(whole.iterdir())  # with figures/, comparison/ and report.html
     assert len(inside) == len(folders) + 3

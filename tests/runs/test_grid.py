@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 from torch import nn
 
@@ -42,6 +43,8 @@ def test_points_are_called_by_what_differs():
         ({}, None, "a sweep needs values to go through: give a grid, or a number of seeds"),
         ({"local.lr": [0.1, 0.1]}, None, "two points of the sweep are called lr=0.1"),
         ({"local.lr": [0.1]}, 0, "seeds is 0: choose 1 or more"),
+        ({}, "two", "seeds is 'two': give how many, or a grid of seed"),
+        ({}, 2.0, "seeds is 2.0: give how many, or a grid of seed"),
         ({"seed": [1, 2]}, 2, "both a number of seeds and a grid of seed are given: leave one out"),
         ({"local.lr": []}, None, "local.lr has no values: give at least one"),
         ({"local.lrr": [1]}, None, "unknown key 'local.lrr': did you mean 'lr'?"),
@@ -50,6 +53,17 @@ def test_points_are_called_by_what_differs():
 def test_a_grid_that_makes_no_sense_is_refused(axes, seeds, message):
     with pytest.raises(ValueError, match=message.replace("?", r"\?")):
         fl.grid(base(), axes, seeds)
+
+
+def test_values_of_a_grid_may_be_numpys():
+    plain = fl.grid(base(), {"local.lr": [0.25, 0.5], "seed": [3], "clients.count": [2, 3]})
+    axes: dict[str, Any] = {
+        "local.lr": np.array([0.25, 0.5]),
+        "seed": [np.int64(3)],
+        "clients.count": np.arange(2, 4),
+    }
+    assert fl.grid(base(), axes) == plain
+    assert list(fl.grid(base(), {}, seeds=np.int64(2))) == ["seed=0", "seed=1"]  # type: ignore[arg-type]
 
 
 def test_a_grid_keeps_what_was_given_from_python():

@@ -3,7 +3,9 @@
 import os
 import random
 import signal
+import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,8 @@ import pytest
 import torch
 
 import fedlens as fl
+from fedlens.core import Tree
+from fedlens.options import importable
 from fedlens.run_files import MODEL, read_status, saved_rounds, state_files
 from fedlens.runs import point_actor, spread
 from fedlens.runs.folder import Change, Files
@@ -190,3 +194,49 @@ def test_a_folder_follows_changes_even_if_some_are_made_twice(tmp_path, seed):
     for file in files:
         one, other = tmp_path / "a" / file, tmp_path / "b" / file
         assert one.is_dir() or one.read_bytes() == other.read_bytes()
+
+
+OWN = """
+from torch import nn
+
+def flat(shape, num_classes):
+    channels, height, width = shape
+    return nn.Sequential(nn.Flatten(), nn.Linear(channels * height * width, num_classes))
+"""
+
+
+def test_workers_know_functions_beside_the_experiment_and_those_of_a_notebook(
+    ray, tmp_path, monkeypatch
+):
+    def counted(counts: torch.Tensor) -> torch.Tensor:
+        return counts.sum().float()
+
+    counted.__module__ = "__main__"  # as if a cell had it
+    monkeypatch.setattr(sys.modules["__main__"], "counted", counted, raising=False)
+    (tmp_path / "model_of_ones_own.py").write_text(OWN)
+    metrics = fl.Evaluate(metrics=("__main__:counted",))
+    with importable(tmp_path):
+        described = base(engine="ray", model="model_of_ones_own:flat", evaluate=metrics)
+    results = fl.sweep(fl.grid(described, {"local.lr": [0.01, 0.02, 0.03, 0.04]}))
+    sys.modules.pop("model_of_ones_own")
+    assert [one.status for one in results.values()] == ["finished"] * 4
+    assert all(one.final["test_counted"] > 0 for one in results.values())
+
+
+def test_an_error_in_code_of_ones_own_at_an_actor_is_told_with_its_place(ray, monkeypatch):
+    def late(base: fl.Algorithm) -> fl.Algorithm:
+        rounds: list[int] = []
+
+        def measure(before: Tree, after: Tree) -> dict[str, torch.Tensor]:
+            rounds.append(1)
+            if len(rounds) > 4:  # it is tried in two before
+                raise KeyError("gone")
+            return {}
+
+        return replace(base, measures=(measure,))
+
+    late.__module__ = "__main__"
+    monkeypatch.setattr(sys.modules["__main__"], "late", fl.paper(late), raising=False)
+    described = base(engine="ray", algorithm="__main__:late", rounds=9)
+    with pytest.raises(ValueError, match=r"test_spread.py, line .*, in measure: KeyError: 'gone'"):
+        fl.sweep(fl.grid(described, {"local.lr": [0.01, 0.02, 0.03, 0.04]}))

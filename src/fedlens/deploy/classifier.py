@@ -125,6 +125,8 @@ def load(run: str | Path, module: nn.Module | None = None, *, best: bool = False
 
     folder = Path(run)
     check_run(folder, [EXPERIMENT])
+    if module is not None and not isinstance(module, nn.Module):
+        raise ValueError(f"load is given a {type(module).__name__}: give an nn.Module, or none")
     if best and not (folder / BEST).is_file():
         raise ValueError(f"{folder} has no {BEST}: run it with evaluate.best = true, to its end")
     file = folder / (BEST if best else MODEL)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedlens.client import ClientProgram
 from fedlens.core import Memory
+from fedlens.engines.driver import Driver
 from fedlens.engines.messages import Message, pack, unpack
 from fedlens.engines.trainer import Done, Sent, Trainer
 from fedlens.federation import Examples
@@ -124,6 +125,9 @@ class Actor:
 
     def __init__(self, device: torch.device, stacks: bool) -> None:
         self.device, self.stacks = device, stacks
+
+    def greet(self, driver: Driver) -> str:
+        return driver.greet()
 
     def know(self, known: Known) -> str:
         """Make ready to train; in one line what went wrong, if anything did."""

@@ -8,11 +8,13 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import logging
 import os
 import shutil
 import signal
 import socket
 import threading
+import time
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,7 +31,11 @@ PREFIX = "fedlens-ray-"  # of the folders of processes: a cluster of one's own, 
 STORE = 2**30  # bytes for models and uploads, besides the examples; what is not used takes no room
 GPU_SECONDS = 300.0  # until a GPU of each node has said what it is
 ANSWER = 10.0  # seconds for which a cluster may be silent
+HEAD_SECONDS = 20.0  # for which a head may be gone: some are started again
+HEAD_LOOK_SECONDS = 1.0
 STARTS = 3  # of Ray on this machine: where all cores are busy, it gives up after 30 s
+
+logger = logging.getLogger(__name__)
 
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -120,6 +126,31 @@ def disconnect() -> None:
 def alive_nodes(ray: Any) -> dict[str, dict[str, float]]:
     """What each node that lives has in all (CPU, GPU, ...), by its id."""
     return {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
+
+
+def check_head(ray: Any) -> None:
+    """Raise while somebody can be told: Ray ends this process a minute after its head is gone."""
+    address = ray.get_runtime_context().gcs_address
+    host, _, port = address.rpartition(":")
+    until, has_said = time.monotonic() + HEAD_SECONDS, False
+    while True:
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), ANSWER).close()
+            return
+        except OSError as error:
+            if time.monotonic() > until:
+                raise HeadLost(
+                    f"the head of the Ray cluster at {address} is gone: start it again, and go on "
+                    "from the last checkpoint"
+                ) from error
+        if not has_said:
+            has_said = True
+            logger.warning("the head of the Ray cluster at %s is gone: waiting for it", address)
+        time.sleep(HEAD_LOOK_SECONDS)
+
+
+class HeadLost(ChildProcessError):
+    """Nothing more can be asked of the cluster."""
 
 
 class Gpu(NamedTuple):

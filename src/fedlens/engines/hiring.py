@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter, deque
 from itertools import zip_longest
 from typing import Any
 
-from fedlens.engines.cluster import alive_nodes
+from fedlens.engines.cluster import HeadLost, alive_nodes, check_head
+from fedlens.engines.driver import Driver
 
 FIRST_SECONDS = 300.0  # until the first is there
 OTHERS_SECONDS = 10.0  # after it, that are waited for others; who comes later joins later
+SILENT_SECONDS = 10.0  # of waiting for the first, before a line says so
 LOOK_SECONDS = 1.0  # between two looks for nodes, while there are none
 TRIES = 3  # if all that come are lost
+
+logger = logging.getLogger(__name__)
 
 
 class Hired:
     """An actor, and the tasks that it was given and has not answered."""
 
-    def __init__(self, handle: Any, node: str, ready: Any) -> None:
-        self.handle, self.node, self.ready = handle, node, ready
+    def __init__(self, handle: Any, node: str, greeted: Any, ready: Any) -> None:
+        self.handle, self.node = handle, node
+        self.greeted, self.ready = greeted, ready  # what its `greet` and its `know` will return
         self.given: deque[tuple[int, Any]] = deque()  # the number of a task, and what comes of it
         self.program: Any = None  # that it was told
         self.trees: Any = None  # that it was told its tasks have in common
@@ -27,7 +33,8 @@ class Hired:
 
 
 class Hiring:
-    """Actors of one class, whose `know` makes them ready and returns what went wrong, if anything.
+    """Actors of one class, which `greet` and `know` make ready: both return what went wrong, if
+    anything.
 
     They are made with `arguments`; `known`, a reference, is what `know` is given. There are
     `most_workers` of them at the most.
@@ -45,16 +52,23 @@ class Hiring:
         self.ray, self.on_gpus, self.most_workers = ray, on_gpus, most_workers
         self.hired: list[Hired] = []
         self._actor, self._arguments, self._known = ray.remote(actor), arguments, known
+        self._driver = ray.put(Driver.here())
         self._coming: list[Hired] = []
+        self._unfit: set[str] = set()  # nodes that are asked no more
 
     def hire(self, most: int) -> None:
         """Take on who is ready, and look for others where nodes have room, up to so many in all.
 
         If nobody is there yet, wait for the first.
         """
+        try:
+            check_head(self.ray)
+        except HeadLost:
+            self.ray.shutdown()  # else it would end this process, a notebook's kernel, say
+            raise
         self._look_for_more(most)
         mistakes, lost = self._welcome(0.0)
-        until, tries = time.monotonic() + FIRST_SECONDS, 1
+        until, tries, has_said = time.monotonic() + FIRST_SECONDS, 1, False
         while not self.hired:
             left = until - time.monotonic()
             if left <= 0:
@@ -68,12 +82,24 @@ class Hiring:
                     raise ValueError(f"no worker could be started on the Ray cluster: {why}")
                 tries += bool(lost)  # with their nodes, perhaps: others may be there
                 self._look_for_more(most)
-            found = self._welcome(left)
+            found = self._welcome(left if has_said else min(left, SILENT_SECONDS))
             mistakes, lost = mistakes + found[0], lost + found[1]
+            if not self.hired and not any(found) and not has_said:
+                has_said = True
+                kind = "GPUs" if self.on_gpus else "cores"
+                logger.warning(
+                    "waiting for the Ray cluster: its %s are at work, or slow to start", kind
+                )
+        for mistake in dict.fromkeys(mistakes):
+            logger.warning("a node of the Ray cluster is not used: %s", mistake)
 
     def _look_for_more(self, most: int) -> None:
         have = Counter(one.node for one in (*self.hired, *self._coming))
-        room = {node: n - have[node] for node, n in places(self.ray, self.on_gpus).items()}
+        room = {
+            node: n - have[node]
+            for node, n in places(self.ray, self.on_gpus).items()
+            if node not in self._unfit
+        }
         # One of each node, then another of each: few workers are spread over many nodes.
         turns = zip_longest(*([node] * number for node, number in room.items()))
         spread = [node for turn in turns for node in turn if node is not None]
@@ -90,7 +116,10 @@ class Hiring:
             max_restarts=0,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
         ).remote(*self._arguments)
-        return Hired(handle, node, handle.know.remote(self._known))
+        # What `know` is given may need code that `greet` brings: an actor does one after the other.
+        return Hired(
+            handle, node, handle.greet.remote(self._driver), handle.know.remote(self._known)
+        )
 
     def _welcome(self, seconds: float) -> tuple[list[str], list[str]]:
         """Take on those who are ready within so many seconds, and soon after the first of them.
@@ -110,7 +139,7 @@ class Hiring:
         for one in (coming[reference] for reference in ready):
             self._coming.remove(one)
             try:
-                mistake = self.ray.get(one.ready)
+                mistake = self.ray.get(one.greeted) or self.ray.get(one.ready)
             except self.ray.exceptions.RayError as error:
                 lost.append(_first_line(error))
             else:
@@ -118,6 +147,7 @@ class Hiring:
                     self.hired.append(one)
                     continue
                 mistakes.append(mistake)
+                self._unfit.add(one.node)
             self.ray.kill(one.handle)
         return mistakes, lost
 

@@ -37,7 +37,7 @@ from fedlens.report.pairs import (
 )
 from fedlens.report.runs import common_folder, details
 from fedlens.report.student import estimate
-from fedlens.run_files import runs_in
+from fedlens.run_files import Folders, runs_in
 from fedlens.runs.budgets import rounds_to
 from fedlens.runs.records import PART_NAMES, Curve, Run, is_number, number, primary_part, read_all
 
@@ -59,7 +59,7 @@ class Comparison:
 
 
 def compare(
-    folders: Sequence[str | Path] | Mapping[str, Sequence[str | Path]],
+    folders: Folders | Mapping[str, Folders],
     by: str | None = None,
     target: float | None = None,
     out: str | Path | None = None,
@@ -77,10 +77,10 @@ def compare(
     if isinstance(folders, Mapping):
         if by is not None:
             raise ValueError("variants have names, or are told apart by settings: leave out one")
-        inside = {name: runs_in(map(Path, some)) for name, some in folders.items()}
+        inside = {name: runs_in(some) for name, some in folders.items()}
         called = {one.resolve(): name for name, some in inside.items() for one in some}
         folders = [one for some in inside.values() for one in some]
-    runs = read_all(runs_in(Path(folder) for folder in folders))
+    runs = read_all(runs_in(folders))
     finished = [run for run in runs if run.status == "finished"]
     left_out = [run for run in runs if run.status != "finished"]
     part = primary_part(finished)

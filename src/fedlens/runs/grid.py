@@ -7,7 +7,10 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from numbers import Integral
 from typing import Any
+
+import numpy as np
 
 from fedlens.experiment import Experiment, Named
 from fedlens.tables import apply_override, parse_axis, to_value
@@ -42,6 +45,8 @@ def combinations(
     """The points of a grid: what each is called, and the overrides that make it."""
     axes = {key: _plain(choice) for key, choice in axes.items()}
     if seeds is not None:
+        if not isinstance(seeds, Integral):
+            raise ValueError(f"seeds is {seeds!r}: give how many, or a grid of seed")
         if seeds < 1:
             raise ValueError(f"seeds is {seeds}: choose 1 or more")
         if "seed" in axes:
@@ -82,9 +87,11 @@ def parse_axes(axes: Sequence[str], overrides: Sequence[str] = ()) -> dict[str, 
 
 
 def _plain(value: Any) -> Any:
-    """What was chosen in Python by `Named`, as a file has it; also within a list."""
+    """What was chosen in Python by `Named` or by NumPy, as a file has it; also within a list."""
     if isinstance(value, Named):
         return {"name": value.name, **value.options} if value.options else value.name
+    if isinstance(value, (np.ndarray, np.generic)):
+        return value.tolist()
     return [_plain(one) for one in value] if isinstance(value, (list, tuple)) else value
 
 

@@ -217,15 +217,27 @@ def _own_files(experiment: Experiment) -> dict[str, str]:
 
 def _own_modules(experiment: Experiment) -> list[str]:
     """The modules of the functions named by import path."""
+    modules = {name.partition(":")[0] for name in _own_names(experiment)}
+    return sorted(module for module in modules if module in sys.modules)
+
+
+def typed_functions(experiment: Experiment) -> dict[str, Any]:
+    """The functions that it names of a notebook or a script: nobody else can import them."""
+    main = sys.modules["__main__"]
+    parts = [name.partition(":") for name in _own_names(experiment)]
+    return {name: getattr(main, name) for module, _, name in parts if module == "__main__"}
+
+
+def _own_names(experiment: Experiment) -> list[str]:
     clients = experiment.clients
     chosen = [experiment.dataset, experiment.model, clients.partition, clients.devices]
     chosen += [experiment.loss, experiment.local.optimizer, experiment.local.anneal]
     chosen += [*experiment.algorithm, *experiment.evaluate.metrics]
     names = [one.name for one in chosen if isinstance(one, Named)]
-    names.append(str(clients.partition.options.get("of", "")))
+    of = clients.partition.options.get("of", "")
+    names.append(str(of.get("name", "") if isinstance(of, Mapping) else of))
     names += [name for one in experiment.schedules.values() for name in names_in(one)]
-    modules = {name.partition(":")[0] for name in names if ":" in name}
-    return sorted(module for module in modules if module in sys.modules)
+    return [name for name in names if ":" in name]
 
 
 @functools.cache  # what was imported stays what it was

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import queue
 import shutil
+import sys
 import threading
 import traceback
 from collections.abc import Sequence
@@ -21,11 +22,13 @@ import torch
 
 from fedlens.engines import EngineName, Sequential
 from fedlens.engines.cluster import own_folder, remove_stale
+from fedlens.engines.driver import Driver
 from fedlens.engines.messages import Message, pack, unpack
 from fedlens.engines.trainer import keep_memory
 from fedlens.experiment import Experiment, Named, Precision
 from fedlens.federation import Dataset
 from fedlens.files import write_atomically
+from fedlens.own_code import mistake_of
 from fedlens.run_files import RunFailed
 from fedlens.runs.folder import Change
 from fedlens.runs.points import Point, build_point, into_stacks, run_stacks, sharing
@@ -46,6 +49,7 @@ class SentPoint(NamedTuple):
     named: Named | None  # the data set, unless it was given from Python
     dataset: int | None  # its number among those that were sent; None: it is on every disk
     files: dict[str, bytes] | None  # of its folder, if there is one
+    typed: dict[str, Any]  # functions of the driver's `__main__` that it names
 
 
 class Share(NamedTuple):
@@ -92,6 +96,9 @@ class PointActor:
         self.device, self.stacks = device, stacks
         self._news: queue.Queue[News] = queue.Queue(MOST_NEWS)
         self._stop: type[BaseException] | None = None
+
+    def greet(self, driver: Driver) -> str:
+        return driver.greet()
 
     def know(self, datasets: list[Message]) -> str:
         """Make ready; there is nothing that could go wrong here."""
@@ -142,6 +149,8 @@ class PointActor:
         except BaseException as error:
             line = f"{type(error).__name__}: {error}".splitlines()[0]
             over = Over(RuntimeError, f"a worker failed: {line}\n{traceback.format_exc()}")
+            if mistake := mistake_of(error):
+                over = Over(ValueError, mistake)
         shutil.rmtree(place, ignore_errors=True)
         self._news.put(over)
 
@@ -151,6 +160,7 @@ class PointActor:
         dataset = self.datasets[sent.dataset] if sent.dataset is not None else None
         given = sent.named or dataset
         assert given is not None
+        vars(sys.modules["__main__"]).update(sent.typed)
         experiment = Experiment(dataset=given, **sent.settings)
         known = {repr(given): dataset} if dataset is not None else {}
         described = replace(experiment, device=self.device, precision=sent.precision)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlens.engines import Ray
-from fedlens.engines.cluster import connect
+from fedlens.engines.cluster import HeadLost, connect
 from fedlens.engines.hiring import Hired, Hiring, lost_with, places
 from fedlens.engines.messages import Message, arrays_of, pack, unpack
 from fedlens.experiment import Named
@@ -32,7 +32,7 @@ from fedlens.run_files import (
     state_files,
 )
 from fedlens.runs.folder import RunFolder
-from fedlens.runs.manifest import check_settings, check_unchanged
+from fedlens.runs.manifest import check_settings, check_unchanged, typed_functions
 from fedlens.runs.point_actor import Changed, News, Over, PointActor, Recorded, SentPoint, Share
 from fedlens.runs.points import Point
 from fedlens.runs.result import Result
@@ -148,6 +148,7 @@ def sent_point(point: Point, dataset: int | None, folder: RunFolder | None) -> S
         given if isinstance(given, Named) else None,
         dataset,
         _files(folder.path) if folder is not None else None,
+        typed_functions(experiment),
     )
 
 
@@ -210,6 +211,8 @@ class Spread:
                 self._hand_out()
                 self._listen(LOOK_SECONDS)
                 yield from self._follow()
+        except HeadLost:  # nobody can be asked to stop
+            raise
         except BaseException as error:
             with contextlib.suppress(self.ray.exceptions.RayError):
                 self._stop(isinstance(error, KeyboardInterrupt))

@@ -40,6 +40,11 @@ def untrained(experiment: Experiment, shape: tuple[int, int, int], outputs: int)
         if isinstance(given, Named):
             made = call(find(MODELS, given.name, "model"), shape, outputs, options=given.options)
             module = expect(made, nn.Module, f"model {given.name!r}")
+        elif hasattr(given, "_orig_mod"):
+            raise ValueError(
+                "the model was compiled by torch.compile, which workers cannot share: "
+                "give the module itself"
+            )
         else:
             module = copy.deepcopy(given)
     return group_norm(module) if experiment.norm == "group" else module

@@ -1,0 +1,97 @@
+"""What a worker of a cluster must have of the process that asks it: its versions, and its code.
+
+Modules of the user's own stand beside an experiment, where other machines need not have them. So
+they are sent as text, and a worker imports what its driver imported, wherever it is.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+import sys
+from collections.abc import Sequence
+from importlib.abc import InspectLoader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from fedlens.own_code import is_own
+from fedlens.version import __version__
+
+
+class Source(NamedTuple):
+    """A module as it is sent."""
+
+    text: str
+    file: str  # where it is at the driver
+    is_package: bool
+
+
+class Driver(NamedTuple):
+    versions: dict[str, str]
+    modules: dict[str, Source]  # of the user's own, by name
+
+    @classmethod
+    def here(cls) -> Driver:
+        return cls(_versions(), _own_modules())
+
+    def greet(self) -> str:
+        """Make a worker like its driver; in one line why it cannot be, if it cannot."""
+        mine = _versions()
+        for name, version in self.versions.items():
+            if mine.get(name) != version:
+                return (
+                    f"{platform.node()} has {name} {mine.get(name)}, not {version}: "
+                    "install the same on every node"
+                )
+        sys.meta_path.insert(0, _SentCode(self.modules))
+        return ""
+
+
+def _versions() -> dict[str, str]:
+    """What results depend on; builds of one version for other devices may differ."""
+    found = {"fedlens": __version__, "torch": torch.__version__, "numpy": np.__version__}
+    return {name: str(version).partition("+")[0] for name, version in found.items()}
+
+
+def _own_modules() -> dict[str, Source]:
+    found = {}
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if name in ("__main__", "__mp_main__") or not isinstance(file, str):
+            continue
+        path = Path(file)
+        if path.suffix == ".py" and is_own(path):
+            text = importlib.util.decode_source(path.read_bytes())
+            found[name] = Source(text, str(path), hasattr(module, "__path__"))
+    return found
+
+
+class _SentCode(MetaPathFinder, InspectLoader):
+    """Finds modules among those that were sent; they go before what the machine has itself."""
+
+    def __init__(self, modules: dict[str, Source]) -> None:
+        self.modules = modules
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname not in self.modules:
+            return None
+        sent = self.modules[fullname]
+        spec = ModuleSpec(fullname, self, origin=sent.file, is_package=sent.is_package)
+        spec.has_location = True  # tracebacks and `__file__` name the driver's file
+        if sent.is_package:  # what the driver had not imported may be there
+            spec.submodule_search_locations = [str(Path(sent.file).parent)]
+        return spec
+
+    def get_source(self, fullname: str) -> str:
+        return self.modules[fullname].text
+
+    def get_code(self, fullname: str) -> CodeType:
+        sent = self.modules[fullname]
+        return self.source_to_code(sent.text, sent.file)
