@@ -1,4 +1,4 @@
-"""What is said of runs before they begin: what is not tested, and keys without effect."""
+"""What is said of runs before they begin: what is not tested, has no effect, or is done twice."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
+from torch import nn
 
 from fedlens.algorithm import same
 from fedlens.setup import Setup
@@ -20,7 +21,7 @@ MOST_NAMED = 5  # classes in one line
 
 def say_beforehand(setups: Iterable[Setup]) -> None:
     """What users should know before runs begin: a line each, of equal ones once."""
-    about = _untested, _untested_classes, _without_effect
+    about = _untested, _untested_classes, _without_effect, _softmax_twice
     lines = [say(setup) for setup in setups for say in about]
     for line in dict.fromkeys(filter(None, lines)):
         logger.warning("%s", line)
@@ -77,3 +78,14 @@ def _without_effect(setup: Setup) -> str:
         return ""
     names = " + ".join(named.name for named in experiment.algorithm)
     return f"local.epochs is {local.epochs}, which has no effect: {names} has its own local work"
+
+
+def _softmax_twice(setup: Setup) -> str:
+    """Of a module that ends in one, under a loss that takes its outputs for logits."""
+    *_, last = setup.network.module.modules()
+    if not isinstance(last, nn.Softmax) or setup.experiment.loss.name != "cross_entropy":
+        return ""
+    return (
+        "the model ends in Softmax, and the loss cross_entropy has one of its own, which slows "
+        "learning and may end it: leave out the model's"
+    )
