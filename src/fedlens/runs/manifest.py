@@ -23,6 +23,7 @@ from fedlens.experiment import Experiment, Named
 from fedlens.federation import Dataset
 from fedlens.reading import Fields, demand_fields, expanded
 from fedlens.run_files import ANEW, EXPERIMENT, MANIFEST, OVER, last_saved, read_status, to_json
+from fedlens.runs.equal import as_today
 from fedlens.runs.records import settings
 from fedlens.schedules import looked_at, names_in, value_at
 from fedlens.setup import Setup
@@ -88,7 +89,8 @@ def check_settings(folder: Path, experiment: Experiment, before: Mapping[str, An
     done = last_saved(folder) or 0
     ends_there = read_status(folder) in OVER or experiment.evaluate.is_due(done, done + 1)
     fewest = done if ends_there else done + 1
-    old, new = (settings(json.loads(to_json(s))) for s in (before["settings"], experiment.plain()))
+    begun = as_today(before["settings"])
+    old, new = (settings(json.loads(to_json(s))) for s in (begun, experiment.plain()))
     for key in [*old, *(key for key in new if key not in old)]:
         was, now = old.get(key), new.get(key)
         if was == now or (key == "rounds" and experiment.rounds >= fewest):
