@@ -138,14 +138,14 @@ def check_head(ray: Any) -> None:
             socket.create_connection((host.strip("[]"), int(port)), ANSWER).close()
             return
         except OSError as error:
+            if not has_said:
+                has_said = True
+                logger.warning("the head of the Ray cluster at %s is gone: waiting for it", address)
             if time.monotonic() > until:
                 raise HeadLost(
                     f"the head of the Ray cluster at {address} is gone: start it again, and go on "
                     "from the last checkpoint"
                 ) from error
-        if not has_said:
-            has_said = True
-            logger.warning("the head of the Ray cluster at %s is gone: waiting for it", address)
         time.sleep(HEAD_LOOK_SECONDS)
 
 
