@@ -153,25 +153,25 @@ class Results:
         """A cell's evaluation number `place`, from 0 or, below it, from the end."""
         return Measured.of([run.curve(measure)[1][place] for run in self.runs[cell]])
 
-    def late(self, cell: str, measure: str = "test_accuracy", share: float = 0.25) -> Measured:
-        """The mean over the last evaluations, a quarter of them, and its spread over seeds."""
-        means = [statistics.fmean(self._last(run, measure, share)) for run in self.runs[cell]]
+    def late(self, cell: str) -> Measured:
+        """The mean test accuracy of the last quarter of the evaluations, and its spread."""
+        means = [statistics.fmean(_last_quarter(run)) for run in self.runs[cell]]
         return Measured.of(means) or Measured(math.nan, None, 0)
 
-    def swing(self, cell: str, measure: str = "test_accuracy", share: float = 0.25) -> float:
-        """How much a measure varies over the last evaluations of a run, on average over seeds."""
-        return statistics.fmean(
-            statistics.pstdev(self._last(run, measure, share)) for run in self.runs[cell]
-        )
-
-    def _last(self, run: Run, measure: str, share: float) -> list[float]:
-        values = [y for y in run.curve(measure)[1] if math.isfinite(y)]
-        return values[-max(round(len(values) * share), 1) :] or [math.nan]
+    def swing(self, cell: str) -> float:
+        """How much the test accuracy varies over that quarter of a run, on average over seeds."""
+        return statistics.fmean(statistics.pstdev(_last_quarter(run)) for run in self.runs[cell])
 
     def diverged(self, cell: str) -> int | None:
         """The first round in which a run of the cell diverged, if one did."""
         rounds = [run.num_rounds for run in self.runs[cell] if run.status == "diverged"]
         return min(rounds, default=None)
+
+
+def _last_quarter(run: Run) -> list[float]:
+    """The test accuracies of the last quarter of a run's evaluations, at least of one."""
+    values = [y for y in run.curve("test_accuracy")[1] if math.isfinite(y)]
+    return values[-max(round(len(values) * 0.25), 1) :] or [math.nan]
 
 
 @dataclass(frozen=True)
