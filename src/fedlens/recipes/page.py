@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from fedlens.experiment import Experiment
@@ -269,27 +269,23 @@ def beside(
     )
 
 
-def ahead(
-    results: Results,
-    pairs: Sequence[tuple[str, str]],
-    measure: str = "test_accuracy",
-    *,
-    title: str,
-    of: str,
-) -> Intervals:
-    """How far one cell is above another at the end, seed by seed, as a picture."""
-    found = [(pair, estimate(d)) for pair in pairs if (d := results.differences(*pair, measure))]
-    means, lows, highs = (
-        [None if x is None else 100 * x for x in side]
-        for side in zip(*((one.mean, one.low, one.high) for _, one in found), strict=True)
-    ) if found else ([], [], [])  # fmt: skip
+def ahead(results: Results, pairs: Sequence[tuple[str, str]], *, title: str) -> Intervals:
+    """How far one cell is above another in test accuracy at the end, seed by seed, as a picture."""
+    found = [(pair, estimate(d)) for pair in pairs if (d := results.differences(*pair))]
+
+    def in_points(values: Iterable[float | None]) -> list[float | None]:
+        return [None if value is None else 100 * value for value in values]
+
+    means = in_points(one.mean for _, one in found)
+    lows = in_points(one.low for _, one in found)
+    highs = in_points(one.high for _, one in found)
     return Intervals(
         title=title,
         caption="Differences in percentage points, paired by seed: the mean over seeds, and its "
         "95% confidence interval (Student's). What may be chance is grey.",
         rows=[f"{cell} − {other}" for (cell, other), _ in found],
         series=[Marks("difference", means, lows, highs)],
-        x_label=f"points of {of}",
+        x_label="points of test accuracy",
         digits=2,
         zero=True,
         faint=frozenset(i for i, (_, one) in enumerate(found) if one.p is None or one.p >= SURE),
@@ -297,12 +293,7 @@ def ahead(
 
 
 def paired(
-    results: Results,
-    pairs: Sequence[tuple[str, str]],
-    measure: str = "test_accuracy",
-    *,
-    title: str,
-    caption: str = "",
+    results: Results, pairs: Sequence[tuple[str, str]], measure: str, *, title: str
 ) -> Table:
     """By how much one cell is above another at the end, seed by seed."""
     rows: list[list[str]] = []
@@ -321,8 +312,7 @@ def paired(
         )
     return Table(
         title=title,
-        caption=caption
-        or "With one seed both start from the same model and see the same images, so that the "
+        caption="With one seed both start from the same model and see the same images, so that the "
         "difference has less spread than either. In percentage points; the interval and the "
         "p-value are Student's, for one comparison at a time.",
         header=("difference", "mean", "95% confidence interval", "chance", "seeds"),

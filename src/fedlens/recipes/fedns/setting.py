@@ -161,7 +161,7 @@ def table_blocks(study: Study, results: Results) -> list[Block]:
         )
     blocks = [*tables, *(_pairs(results, name) for name in study.published if "F-" not in name)]
     bounds = [bound(study)] if "macro F-score" in study.published else []
-    lead = ahead(results, PAIRS, title="How far is one ahead of another?", of="test accuracy")
+    lead = ahead(results, PAIRS, title="How far is one ahead of another?")
     return [lead, *blocks, *bounds, remarks(study)]
 
 

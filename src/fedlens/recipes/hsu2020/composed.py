@@ -82,7 +82,7 @@ def blocks(results: Results) -> list[Block]:
     ]
     of = ("clients", "method", "FedVC", "FedIR")
     return [
-        ahead(results, gains, title="What each brings, after the last round", of="test accuracy"),
+        ahead(results, gains, title="What each brings, after the last round"),
         at_budgets(results, rows, of=of, title="Accuracy at rounds"),
         at_budgets(
             results,
