@@ -21,12 +21,9 @@ RULES = {"λ rule": LAMBDA, "FedAvg": FEDAVG}
 Sizes = Literal["homogeneous", "low", "high"]
 
 
-def sizes(
-    how: Sizes, mode: Literal["truncate", "renormalise"] = "renormalise", stored: bool = True
-) -> Named:
+def sizes(how: Sizes, mode: Literal["truncate", "renormalise"] = "renormalise") -> Named:
     """Clients of the report's proportions, cut from the stored order as its code does."""
-    order = "stored" if stored else "shuffled"
-    return Named("proportions", {"sizes": how, "mode": mode, "order": order})
+    return Named("proportions", {"sizes": how, "mode": mode, "order": "stored"})
 
 
 def equal_part(
