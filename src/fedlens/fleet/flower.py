@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from fedlens.files import write_atomically
-from fedlens.fleet.keys import CA, SERVER, SERVER_KEY
+from fedlens.fleet.keys import CA, NODE_KEY, SERVER, SERVER_KEY
 
+END_SECONDS = 8.0  # that a process has to end by itself, before it is killed
 REMEDY = "install it with: pip install 'fedlens[fleet]'"
 APP = """\
 [build-system]
@@ -110,14 +111,14 @@ def _end_with_parent() -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
-def end(process: subprocess.Popen[bytes], patience: float = 8.0) -> None:
+def end(process: subprocess.Popen[bytes]) -> None:
     """End a process that was started here, with those of its session."""
     for how in (signal.SIGTERM, signal.SIGKILL):
         if process.poll() is None:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, how)
         try:
-            process.wait(patience)
+            process.wait(END_SECONDS)
             return
         except subprocess.TimeoutExpired:
             continue
@@ -269,8 +270,6 @@ def start_supernode(
     home: Path, name: str, data: Path, server: str, device: str, log: Path
 ) -> subprocess.Popen[bytes]:
     """The SuperNode of a site, which runs no code but what is installed here."""
-    from fedlens.fleet.keys import NODE_KEY
-
     commands = home / "bin"
     python, output = shlex.quote(sys.executable), shlex.quote(str(home.resolve() / "superexec.log"))
     superexec = f'#!/bin/sh\nexec {python} -m fedlens.fleet.superexec "$@" >>{output} 2>&1\n'

@@ -19,7 +19,7 @@ from fedlens.fleet.engine import Fleet, Sites
 from fedlens.fleet.terms import Terms, for_fleet
 from fedlens.reporting.reports import Reporting
 from fedlens.run_files import EXPERIMENT
-from fedlens.runs.active import Watch, run_to_end
+from fedlens.runs.active import run_to_end
 from fedlens.runs.folder import RunFolder
 from fedlens.runs.records import settings
 from fedlens.runs.result import Result
@@ -30,9 +30,7 @@ from fedlens.setup.data import ClientTests, load_dataset
 from fedlens.setup.network import make_network
 
 SITES = "sites.json"  # in the run folder: what sites said that they hold
-ASK_AGAIN = (
-    5.0  # seconds until a site is asked again that has refused: it may be approved meanwhile
-)
+ASK_AGAIN = 5.0  # seconds until a site that refused is asked again: it may approve meanwhile
 
 Tell = Callable[[str], None]
 
@@ -209,9 +207,7 @@ def check_unchanged(begun: Experiment, wanted: Experiment, out: Path) -> None:
         )
 
 
-def run_job(
-    job: Job, connect: Callable[[Sequence[str]], Sites], tell: Tell, watch: Watch | None = None
-) -> Result:
+def run_job(job: Job, connect: Callable[[Sequence[str]], Sites], tell: Tell) -> Result:
     """Run, or go on with, an experiment on sites; `connect` reaches those of some names."""
     out = Path(job.out)
     resumes = job.resume and (out / SITES).is_file()
@@ -230,7 +226,7 @@ def run_job(
         setup = make_setup(experiment, dataset, known, sites, tell)
         folder = RunFolder.open(out)
         try:
-            (result,) = run_to_end([reopen(folder, setup, watch)])
+            (result,) = run_to_end([reopen(folder, setup)])
         finally:
             folder.close()
         return result
@@ -243,7 +239,7 @@ def run_job(
     known = [one for one in heard if one is not None]
     setup = make_setup(experiment, dataset, known, connect(names), tell)
     overwrite = job.overwrite or job.resume
-    active = start(experiment, setup, out, overwrite=overwrite, watch=watch)
+    active = start(experiment, setup, out, overwrite=overwrite)
     write_atomically(out / SITES, json.dumps([asdict(one) for one in known]).encode())
     (result,) = run_to_end([active])
     return result
