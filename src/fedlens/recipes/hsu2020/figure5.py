@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedlens.recipes.hsu2020 import table3, table4
-from fedlens.recipes.hsu2020.setting import goal, population, rounds, stand_in
+from fedlens.recipes.hsu2020.setting import goal, goal_of, population, rounds, stand_in
 from fedlens.recipes.recipe import Measured, Recipe, Results, Scale
 from fedlens.report.blocks import Bars, Block, Series
 from fedlens.runs.budgets import at_rounds
@@ -62,8 +62,8 @@ def _chart(results: Results, where: str, layers: str, theirs: dict[str, float]) 
         return [f and f.mean for f in found], [f and f.std for f in found]
 
     def group(row: str) -> str:
-        base, last = row.split(", ")
-        return f"{base}, K {goal(results.scale, int(last.removeprefix('K ')))}"
+        base, _ = row.split(", ")
+        return f"{base}, K {goal(results.scale, goal_of(row))}"
 
     with_ = [reweighted(row) for row in plain]
     return Bars(

@@ -137,6 +137,17 @@ def goal(scale: Scale, paper: int) -> int:
     return scale.pick((2, 3, 4), (5, 10, 20), GOALS)[at]
 
 
+def goal_of(row: str) -> int:
+    """The paper's report goal in the name of a row or cell, which ends in ", K 10"."""
+    return int(row.rpartition("K ")[2])
+
+
+def said_goal(scale: Scale, paper: int) -> str:
+    """One of the paper's report goals, and what stands for it here if that is another."""
+    here = goal(scale, paper)
+    return str(paper) if here == paper else f"{paper} ({here} here)"
+
+
 def goals(scale: Scale, *paper: int) -> tuple[int, ...]:
     """Which of the paper's report goals are run: the largest only at its own scale."""
     return paper if scale.name == "paper" or len(paper) < 3 else paper[:-1]

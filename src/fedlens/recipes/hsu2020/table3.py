@@ -10,8 +10,9 @@ from fedlens.recipes.hsu2020.setting import (
     at_budgets,
     centralised,
     experiment,
-    goal,
+    goal_of,
     population,
+    said_goal,
     stand_in,
     virtual,
 )
@@ -37,10 +38,10 @@ def cells(scale: Scale) -> dict[str, Experiment]:
     clients = population(scale, "user")
     found = {}
     for cell in PUBLISHED:
-        base, *more, last = cell.split(", ")
+        base, *more, _ = cell.split(", ")
         reweighted = (Named("fedir"),) if more else ()
         algorithm = (virtual(scale), *reweighted, *BASES[base])
-        found[cell] = experiment(scale, clients, algorithm, int(last.removeprefix("K ")))
+        found[cell] = experiment(scale, clients, algorithm, goal_of(cell))
     return found
 
 
@@ -61,11 +62,9 @@ def table3(scale: Scale) -> Recipe:
 def blocks(results: Results) -> list[Block]:
     rows: list[Row] = []
     for cell, published in PUBLISHED.items():
-        base, *more, last = cell.split(", ")
-        paper = int(last.removeprefix("K "))
-        here = goal(results.scale, paper)
-        said = str(paper) if here == paper else f"{paper} ({here} here)"
-        rows.append(((base, "yes" if more else "no", said), cell, published))
+        base, *more, _ = cell.split(", ")
+        first = (base, "yes" if more else "no", said_goal(results.scale, goal_of(cell)))
+        rows.append((first, cell, published))
     return [
         at_budgets(results, rows, of=("method", "FedIR", "K"), title="Accuracy at rounds"),
         beside(

@@ -11,9 +11,10 @@ from fedlens.recipes.hsu2020.setting import (
     at_budgets,
     centralised,
     experiment,
-    goal,
+    goal_of,
     goals,
     population,
+    said_goal,
     stand_in,
 )
 from fedlens.recipes.page import beside
@@ -49,13 +50,13 @@ def cells(scale: Scale, *trained: str) -> dict[str, Experiment]:
     found = {}
     for layers in trained:
         for row in chosen(scale):
-            base, *more, last = row.split(", ")
+            base, *more, _ = row.split(", ")
             reweighted = (Named("fedir"),) if more else ()
             found[f"{layers}, {row}"] = experiment(
                 scale,
                 clients,
                 (*reweighted, *BASES[base]),
-                int(last.removeprefix("K ")),
+                goal_of(row),
                 layers=LAYERS[layers],
             )
     return found
@@ -83,11 +84,8 @@ def blocks(results: Results) -> list[Block]:
     for place, layers in enumerate(LAYERS):
         rows: list[Row] = []
         for row in chosen(results.scale):
-            base, *more, last = row.split(", ")
-            paper = int(last.removeprefix("K "))
-            here = goal(results.scale, paper)
-            said = str(paper) if here == paper else f"{paper} ({here} here)"
-            first = (base, "yes" if more else "no", said)
+            base, *more, _ = row.split(", ")
+            first = (base, "yes" if more else "no", said_goal(results.scale, goal_of(row)))
             rows.append((first, f"{layers}, {row}", PUBLISHED[row][place]))
         tables.append(
             at_budgets(

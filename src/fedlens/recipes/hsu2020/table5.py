@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedlens.recipes.hsu2020 import pretraining
-from fedlens.recipes.hsu2020.setting import BASES, goal, population, stand_in
+from fedlens.recipes.hsu2020.setting import BASES, goal_of, population, said_goal, stand_in
 from fedlens.recipes.recipe import Recipe, Results, Scale
 from fedlens.report.blocks import Block, Table, Text
 from fedlens.report.numbers import NONE
@@ -39,10 +39,8 @@ def table5(scale: Scale) -> Recipe:
 def blocks(results: Results) -> list[Block]:
     rows: list[list[str]] = []
     for cell, published in PUBLISHED.items():
-        start, base, last = cell.split(", ")
-        paper = int(last.removeprefix("K "))
-        here = goal(results.scale, paper)
-        line = [base, start, str(paper) if here == paper else f"{paper} ({here} here)"]
+        start, base, _ = cell.split(", ")
+        line = [base, start, said_goal(results.scale, goal_of(cell))]
         for share, theirs in zip(SHARES, published, strict=True):
             line += [theirs, _ours(results, cell, share)]
         rows.append(line)
