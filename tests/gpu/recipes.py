@@ -35,7 +35,7 @@ def train(name: str, device: str, models: Path) -> str:
     }
     if not points:
         return "nothing to train"
-    expected = sum(one.seconds for one in Timing(points.values()).sweep(points))
+    expected = sum(one.seconds for one in Timing(points.values()).sweeps([points]))
     first = {name: one for name, one in points.items() if not starts_from_cell(one)}
     stacks, results = sweep(first)
     depends: dict[str, Experiment] = {}

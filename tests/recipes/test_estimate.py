@@ -28,7 +28,7 @@ STACKED = replace(PLAIN, engine="stacked", device="cpu")
 
 
 def seconds(timing, experiment):
-    (found,) = timing.sweep({"one": experiment})
+    (found,) = timing.sweeps([{"one": experiment}])
     return found.seconds
 
 
@@ -65,7 +65,7 @@ def test_points_that_train_together_are_timed_together():
     points["fedavgm"] = replace(STACKED, algorithm=(Named("fedavgm"),))
     points["fedprox"] = replace(STACKED, algorithm=(Named("fedprox"),))
     timing = Timing(points.values())
-    found = [one.names for one in timing.sweep(points)]
+    found = [one.names for one in timing.sweeps([points])]
     assert found == [[point.name for point in stack] for stack in prepare(points).stacks]
     assert [len(names) for names in found] == [4, 1]
 
@@ -95,7 +95,7 @@ def test_experiments_of_one_kind_share_a_setup(made):
     counts = []
     for points in (dict(list(rates.items())[:2]), rates):
         made.clear()
-        Timing(points.values()).sweep(points)
+        Timing(points.values()).sweeps([points])
         counts.append(len(made))
     assert counts[0] == counts[1]
 
@@ -105,7 +105,7 @@ def test_a_point_that_diverges_while_it_is_timed_leaves_an_estimate():
         STACKED, local=LocalTraining(lr=1.0, weight_decay=1e30), algorithm=(Named("fedavgm"),)
     )
     for points in ({"sound": STACKED, "lost": lost}, {"lost": lost}):
-        (found,) = Timing(points.values()).sweep(points)
+        (found,) = Timing(points.values()).sweeps([points])
         assert found.names == list(points)
         assert found.seconds > 0
 
@@ -155,7 +155,7 @@ def test_points_of_a_stack_that_end_earlier_take_no_further_time(monkeypatch):
     monkeypatch.setattr(estimate, "cost", lambda *_: Cost(0.0, an_example, 0.0))
     points = {"long": replace(STACKED, rounds=30), "short": replace(STACKED, rounds=20, seed=1)}
     timing = Timing(points.values())
-    (both,) = timing.sweep(points)
+    (both,) = timing.sweeps([points])
     assert both.names == [*points]
     alone = [seconds(timing, experiment) for experiment in points.values()]
     assert both.seconds == pytest.approx(sum(alone))
@@ -198,7 +198,7 @@ def test_points_that_are_spread_take_as_long_as_the_last_worker(workers, expecte
     monkeypatch.setattr(estimate, "cost", lambda *_: always(1.0))
     ray = replace(PLAIN, engine="ray", device="cpu")
     points = {f"rounds {n}": replace(ray, rounds=n) for n in range(1, 7)}
-    (found,) = Timing([ray]).sweep(points)
+    (found,) = Timing([ray]).sweeps([points])
     assert found.names == [*points]
     assert found.seconds == pytest.approx(expected)
 
@@ -217,7 +217,7 @@ def test_a_point_that_is_spread_is_timed_on_one_worker(monkeypatch):
     plain = replace(PLAIN, engine="ray", device="cpu", rounds=3)
     points = {f"seed {n}": replace(plain, seed=n) for n in range(4)}
     points["begun"] = replace(plain, weights="another/model.safetensors")
-    begun, spread = Timing(points.values()).sweep(points)
+    begun, spread = Timing(points.values()).sweeps([points])
     assert timed == [None, 1]
     assert begun == (["begun"], 3.0)
     assert spread == ([f"seed {n}" for n in range(4)], 2 * 3 * 2.0)

@@ -36,7 +36,7 @@ def timed(monkeypatch):
 
 
 def seconds(folder, experiment):
-    (found,) = Timing([experiment], remembered=Remembered(folder)).sweep({"one": experiment})
+    (found,) = Timing([experiment], remembered=Remembered(folder)).sweeps([{"one": experiment}])
     return found.seconds
 
 

@@ -75,14 +75,13 @@ class Timing:
         self._setups: dict[tuple[str, int, int], Setup] = {}
         self._started: set[str] = set()
 
-    def sweep(self, experiments: Mapping[str, Experiment]) -> list[Estimate]:
-        """What each stack of a sweep will take, its evaluations included; then what is spread."""
-        return self.sweeps([experiments])
-
     def sweeps(
         self, stages: Iterable[Mapping[str, Experiment]], watch: Counted | None = None
     ) -> list[Estimate]:
-        """The same of sweeps that come one after another; `watch` is told how far the timing is."""
+        """What the stacks of sweeps, one sweep after another, will take; then what is spread.
+
+        Evaluations are included. `watch` is told how far the timing is.
+        """
         here: list[Stack] = []
         apart: list[list[Stack]] = []
         for experiments in stages:
