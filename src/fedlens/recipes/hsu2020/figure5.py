@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from fedlens.recipes.hsu2020 import table3, table4
-from fedlens.recipes.hsu2020.setting import goal, goal_of, population, rounds, stand_in
-from fedlens.recipes.recipe import Measured, Recipe, Results, Scale
+from fedlens.recipes.hsu2020.setting import at_budget, goal, goal_of, population, rounds, stand_in
+from fedlens.recipes.recipe import Recipe, Results, Scale
 from fedlens.report.blocks import Bars, Block, Series
-from fedlens.runs.budgets import at_rounds
 
 MIDDLE = 1  # of the three numbers of rounds at which the tables report: 2.5k
 
@@ -50,15 +49,7 @@ def _chart(results: Results, where: str, layers: str, theirs: dict[str, float]) 
         return row.replace(", K", ", FedIR, K")
 
     def heights(rows: list[str]) -> tuple[list[float | None], list[float | None]]:
-        found = [
-            Measured.of(
-                [
-                    at_rounds(run.rounds, [budget])[budget]
-                    for run in results.runs[f"{where}, {layers}{row}"]
-                ]
-            )
-            for row in rows
-        ]
+        found = [at_budget(results, f"{where}, {layers}{row}", budget) for row in rows]
         return [f and f.mean for f in found], [f and f.std for f in found]
 
     def group(row: str) -> str:

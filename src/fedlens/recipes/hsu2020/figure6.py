@@ -12,6 +12,7 @@ from fedlens.recipes.hsu2020.setting import (
     NAMES,
     OUR_EPOCHS,
     Population,
+    at_budget,
     experiment,
     population,
     rounds,
@@ -21,7 +22,6 @@ from fedlens.recipes.hsu2020.setting import (
 from fedlens.recipes.page import beside, curves
 from fedlens.recipes.recipe import Measured, Recipe, Results, Scale
 from fedlens.report.blocks import Block, Curves, Line, Table
-from fedlens.runs.budgets import at_rounds
 
 GEO = ("iNaturalist-Geo-30k", "iNaturalist-Geo-3k", "iNaturalist-Geo-1k", "iNaturalist-Geo-100")
 ALPHAS = (100.0, 1.0, 0.3, 0.1)  # of the partitionings that stand in for those
@@ -97,10 +97,10 @@ def _by_emd(results: Results) -> Curves:
     for base in BASES:
         points: list[tuple[float, float | None, str]] = []
         for place, (first, whole) in _places(results).items():
-            runs, best = results.runs[f"{first}, {base}, FedVC"], results.final(whole)
-            found = Measured.of([at_rounds(run.rounds, [budget])[budget] for run in runs])
+            cell = f"{first}, {base}, FedVC"
+            found, best = at_budget(results, cell, budget), results.final(whole)
             relative = found.mean / best.mean if found and best and best.mean else None
-            if runs:
+            if runs := results.runs[cell]:
                 points.append((runs[0].summary["emd"], relative, place))
         points.sort(key=lambda point: point[0])
         places = [place for _, _, place in points] or places

@@ -255,6 +255,14 @@ def at_budgets(
     )
 
 
+def at_budget(
+    results: Results, cell: str, budget: int, by: Literal["round", "batch"] = "round"
+) -> Measured | None:
+    """The test accuracy of a cell at a number of rounds or batches."""
+    find = at_rounds if by == "round" else at_batches
+    return Measured.of([find(run.rounds, [budget])[budget] for run in results.runs[cell]])
+
+
 def said(found: Measured | None) -> str:
     """A fraction in percent, with its spread."""
     if found is None:

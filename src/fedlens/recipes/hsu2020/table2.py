@@ -11,6 +11,7 @@ from fedlens.recipes.hsu2020.setting import (
     Population,
     Row,
     Which,
+    at_budget,
     at_budgets,
     batches,
     centralised,
@@ -22,9 +23,8 @@ from fedlens.recipes.hsu2020.setting import (
     virtual,
 )
 from fedlens.recipes.page import beside
-from fedlens.recipes.recipe import Measured, Recipe, Results, Scale
+from fedlens.recipes.recipe import Recipe, Results, Scale
 from fedlens.report.blocks import Block, Text
-from fedlens.runs.budgets import at_batches
 
 POPULATIONS: tuple[Which, ...] = ("geo", "user")
 PUBLISHED: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {  # at rounds, at batches
@@ -132,8 +132,7 @@ def _gain(results: Results) -> str:
     budget = batches(results.scale)[-1]
 
     def reached(cell: str) -> str:
-        runs = results.runs[cell]
-        return said(Measured.of([at_batches(run.rounds, [budget])[budget] for run in runs]))
+        return said(at_budget(results, cell, budget, "batch"))
 
     words = []
     for which in POPULATIONS:
