@@ -16,11 +16,11 @@ from fedlens.recipes import RECIPES, ScaleName, check_known
 from fedlens.recipes.recipe import Recipe, Recorded, Results, Scale
 from fedlens.recipes.reproduce import Reproduced, draw, slug
 from fedlens.report.artists import Artists, Drawing
-from fedlens.run_files import read_experiment, read_manifest
+from fedlens.run_files import EXPERIMENT, ROUNDS, read_experiment, read_manifest
 from fedlens.runs.records import Run, read, settings
 
 MADE_WITH = ("dataset", "model", "rounds")
-ROUNDS, PACKED = "rounds.jsonl", "rounds.jsonl.gz"
+PACKED = f"{ROUNDS}.gz"
 
 
 def redraw(
@@ -112,7 +112,7 @@ def _places(stored: Path) -> list[Path]:
     folder = stored / "runs" if (stored / "runs").is_dir() else stored
     if not folder.is_dir():
         raise ValueError(f"{stored} is not a folder: name one with the run folders of a recipe")
-    places = sorted(place.parent for place in folder.glob("*/experiment.toml"))
+    places = sorted(place.parent for place in folder.glob(f"*/{EXPERIMENT}"))
     if not places:
         raise ValueError(f"{stored} holds no run: name a folder with the run folders of a recipe")
     return places
