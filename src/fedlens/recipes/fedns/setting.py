@@ -76,7 +76,7 @@ TINY = Study(
 
 
 def table(study: Study, scale: Scale) -> Recipe:
-    """Final accuracy and its kin, ten repeats, paired."""
+    """The measures after the last round, ten repeats, paired."""
     return _recipe(
         study,
         scale,

@@ -12,6 +12,7 @@ from fedlens.experiment import Clients, Evaluate, Experiment, LocalTraining, Nam
 from fedlens.recipes.page import curves
 from fedlens.recipes.recipe import Results, Scale
 from fedlens.report.blocks import Block, Table, Text
+from fedlens.report.numbers import NONE
 from fedlens.runs.records import Run
 
 Split = Literal["iid", "non-iid"]
@@ -99,14 +100,16 @@ def over_published(
                     title=f"{algorithm}, {split}: {part} {what}",
                     caption=f"The {part} {what} of the server's model after each round. Broken: "
                     "the report's figure, digitised to within 0.005.",
-                    published={AS_PUBLISHED: _steady(published(algorithm, split)[theirs], results)},
+                    published={
+                        AS_PUBLISHED: _as_far_as_ours(published(algorithm, split)[theirs], results)
+                    },
                     y_label=f"{part} {what}",
                 )
             )
     return blocks
 
 
-def _steady(values: Sequence[float | None], results: Results) -> list[float | None]:
+def _as_far_as_ours(values: Sequence[float | None], results: Results) -> list[float | None]:
     """The published curve, as far as our rounds go."""
     rounds = max(run.num_rounds for cell in results.runs.values() for run in cell)
     return list(values[:rounds])
@@ -141,8 +144,8 @@ def dead_runs(results: Results, cells: Sequence[str]) -> Table:
         runs = results.runs[cell]
         dead = [run.experiment["seed"] for run in runs if is_dead(run)]
         alive = living(replace(results, runs={cell: runs})).late(cell)
-        ends = f"{100 * alive.mean:.2f}" if len(dead) < len(runs) else "–"
-        seeds = ", ".join(map(str, dead)) or "–"
+        ends = f"{100 * alive.mean:.2f}" if len(dead) < len(runs) else NONE
+        seeds = ", ".join(map(str, dead)) or NONE
         rows.append([cell, f"{len(dead)} of {len(runs)}", seeds, ends])
     return Table(
         title="Runs that ended dead",
