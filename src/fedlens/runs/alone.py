@@ -18,7 +18,7 @@ from fedlens.core import Tree
 from fedlens.federation import Federation, Fixed
 from fedlens.rounds import RoundInput, State, begin, run_rounds
 from fedlens.runs.active import Watch
-from fedlens.runs.evaluate import ByClient, Twin, judge, own_norms
+from fedlens.runs.evaluate import ByClient, Twin, judge, own_norms, tested_examples
 from fedlens.runs.settings import torch_settings
 from fedlens.runs.twin import plain_training
 from fedlens.setup import Setup
@@ -46,15 +46,14 @@ def by_client(setup: Setup, final: State, twin: Twin | None, watch: Watch | None
     models = [final.params | final.buffers] * len(clients)
     for client, norm in own_norms(final).items():
         models[client] = models[client] | {name: t.to(setup.device) for name, t in norm.items()}
+    federated = torch.stack([_tested(setup, client, models[client]) for client in clients])
     tuned = alone = central = None
     if twin is not None and twin.by_client is not None:
         central = torch.tensor(twin.by_client, dtype=torch.float64)
     if not (evaluate.fine_tune or evaluate.local_only):
-        federated = torch.stack([_tested(setup, k, models[k]) for k in clients])
         return ByClient(federated, centralised=central)
     plain = plain_training(setup)
     with torch_settings(plain.experiment, plain.device):
-        federated = torch.stack([_tested(setup, client, models[client]) for client in clients])
         try:
             if evaluate.fine_tune:  # with the last numbers of a schedule: it goes on from there
                 program = plain.program_of(plain.experiment.rounds - 1)
@@ -124,7 +123,7 @@ def _one_pass(
 
 def _tested(setup: Setup, client: int, model: Tree) -> Tensor:  # [] NaN: on nothing
     assert setup.client_tests is not None, "who asks for it was checked"
-    part, held = setup.client_tests
-    examples = setup.parts["test"] if part == "test" else setup.federation.examples
-    correct = judge(setup.engine, examples, held.members(client))(model)
+    tests = setup.client_tests
+    index = tests.holdings.members(client)
+    correct = judge(setup.engine, tested_examples(setup, tests), index)(model)
     return correct.double().mean().cpu()

@@ -20,6 +20,7 @@ from fedlens.runs.chosen_metrics import chosen, ece, from_counts, from_logits, r
 from fedlens.runs.measures import PARTS, measure_name
 from fedlens.runs.metrics import Tally, accuracy_by_client, metrics, spread
 from fedlens.setup import Setup
+from fedlens.setup.data import ClientTests
 from fedlens.trees import HostCopy
 
 T = TypeVar("T")
@@ -100,13 +101,12 @@ class Evaluation:
             if found.logits is not None:  # the next evaluation may write over them
                 chosen_ones[part] = self._from_logits(found.logits, examples.labels)
         correct, tests = None, setup.client_tests
-        if tests is None or engine.reporting is not None:  # clients elsewhere are asked
-            pass
-        elif tests.part == "test" and not own_norms(state):
-            correct = answers["test"]  # whose they are is looked up when they are read
-        else:
-            examples = setup.parts["test"] if tests.part == "test" else setup.federation.examples
-            correct = correct_answers(engine, state, examples, tests.holdings)
+        if tests is not None and engine.reporting is None:  # clients elsewhere are asked later
+            if tests.part == "test" and not own_norms(state):
+                correct = answers["test"]  # whose they are is looked up when they are read
+            else:
+                examples = tested_examples(setup, tests)
+                correct = correct_answers(engine, state, examples, tests.holdings)
         self._counts = HostCopy((tallies, chosen_ones, correct))
         return self._counts
 
@@ -255,9 +255,13 @@ def judge(engine: Engine, examples: Examples, index: Tensor) -> Callable[[Tree],
 def tested_by_client(setup: Setup, model: Tree) -> Tensor:  # [K] NaN: on nothing
     """One model on what each client is tested on."""
     assert setup.client_tests is not None, "who asks for it was checked"
-    part, held = setup.client_tests
-    examples = setup.parts["test"] if part == "test" else setup.federation.examples
+    examples, held = tested_examples(setup, setup.client_tests), setup.client_tests.holdings
     return accuracy_by_client(judge(setup.engine, examples, held.index)(model).cpu(), held)
+
+
+def tested_examples(setup: Setup, tests: ClientTests) -> Examples:
+    """The examples that the positions in clients' tests refer to."""
+    return setup.parts["test"] if tests.part == "test" else setup.federation.examples
 
 
 def _recorded(engine: Engine, key: object, function: Callable[[Tree], T], model: Tree) -> T:
