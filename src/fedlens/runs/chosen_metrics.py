@@ -35,9 +35,8 @@ class Metric:
     @classmethod
     def of(cls, named: Named) -> Metric:
         function = find(METRICS, named.name, "metric")
-        kinds = [parameter.kind for parameter in signature(function).parameters.values()]
-        num_handed = sum(k in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
-                         for k in kinds)  # fmt: skip
+        by_position = Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD
+        num_handed = sum(p.kind in by_position for p in signature(function).parameters.values())
         if num_handed not in (1, 2):
             raise ValueError(
                 f"metric {named.name!r} takes {num_handed} arguments: let it take counts, or "

@@ -45,9 +45,8 @@ class Run:
     rounds: list[dict[str, Any]]
     summary: dict[str, Any]
     partition: dict[str, Any] | None
-    evaluation: dict[str, Any] = field(
-        default_factory=dict
-    )  # of the final model, in detail, and of clients by themselves
+    # Of the final model in detail, and of clients by themselves.
+    evaluation: dict[str, Any] = field(default_factory=dict)
     _curves: dict[str, Curve] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
@@ -56,7 +55,7 @@ class Run:
 
     @property
     def status(self) -> str:
-        """finished, diverged, invalid, failed, interrupted or running: see `run_files`."""
+        """One of `run_files.OVER`, or failed, interrupted or running."""
         return str(self.summary.get("status") or "interrupted")
 
     @property

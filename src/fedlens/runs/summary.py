@@ -64,8 +64,8 @@ def summary(
     return {
         "status": status,
         "rounds": len(records),
-        "collapsed": bool(evaluated) and _is_constant(evaluated[-1]),
-        "final": {key: evaluated[-1][key] for key in measures}
+        "collapsed": _is_constant(last),
+        "final": {key: last[key] for key in measures}
         | ({"train_loss": records[-1]["train_loss"]} if records else {}),
         "best": best_values,
         **at_budgets,
