@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from fedlens.reading import demand_text
+from fedlens.trees import bytes_of
 
 MOST_DESCRIBED = 10_000  # clients of whom a run says one by one what they hold
 
@@ -73,8 +74,7 @@ class Examples:
         for start in range(0, len(self), DIGESTED):
             some = slice(start, start + DIGESTED)
             for tensor in (self.read(some), self.labels[some]):
-                flat = tensor.detach().cpu().contiguous().reshape(-1)
-                yield flat.view(torch.uint8).numpy().data
+                yield bytes_of(tensor)
 
     def take(self, index: Tensor) -> Examples:
         """Some of the examples, which share the images of all."""

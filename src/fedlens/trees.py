@@ -171,3 +171,8 @@ def moved(value: Any, device: torch.device) -> Any:
     return map_tensors(
         value, lambda t: t if t.device == device else t.pin_memory().to(device, non_blocking=True)
     )
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """Its numbers as bytes, in the order of its axes, without a copy where they lie so on a CPU."""
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data

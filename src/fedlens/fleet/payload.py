@@ -11,7 +11,7 @@ import torch
 from fedlens.client import ClientProgram
 from fedlens.core import Cohort, Facts, Memory, Plan, Tree
 from fedlens.engines import Sequential
-from fedlens.trees import map_tensors
+from fedlens.trees import bytes_of, map_tensors
 from fedlens.uploads import norm_of
 from fedlens.work import Part, Shared, Work, exact_model
 
@@ -116,7 +116,7 @@ def digest(tree: Tree) -> str:
     found = hashlib.sha256()
     for name, tensor in sorted(tree.items()):
         found.update(name.encode())
-        found.update(tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        found.update(bytes_of(tensor))
     return found.hexdigest()
 
 

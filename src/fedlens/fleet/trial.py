@@ -11,8 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from fedlens.experiment import Experiment
 from fedlens.files import write_atomically
 from fedlens.fleet.flower import end, free_port, start_supernode
@@ -29,6 +27,7 @@ from fedlens.runs.progress import decoding
 from fedlens.runs.run import run
 from fedlens.setup import partition
 from fedlens.setup.data import load_dataset
+from fedlens.trees import bytes_of
 
 Tell = Callable[[str], None]
 
@@ -149,14 +148,6 @@ def try_fleet(
 def compared(one: Path, other: Path) -> dict[str, Any]:
     """Whether two runs ended with the same bytes, and how far apart their numbers are."""
     a, b = (RunFolder(path).load_model() for path in (one, other))
-    same = a.keys() == b.keys() and all(_bytes(a[name]) == _bytes(b[name]) for name in a)
+    same = a.keys() == b.keys() and all(bytes_of(a[name]) == bytes_of(b[name]) for name in a)
     apart = max((float((a[name].double() - b[name].double()).abs().max()) for name in a), default=0)
     return {"identical": same, "largest_difference": apart}
-
-
-def _bytes(tensor: torch.Tensor) -> bytes:
-    return (
-        tensor.contiguous().view(torch.uint8).numpy().tobytes()
-        if tensor.ndim
-        else bytes(str(tensor.item()), "ascii")
-    )

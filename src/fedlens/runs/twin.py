@@ -46,6 +46,7 @@ from fedlens.schedules import names_in, value_at
 from fedlens.sections import SCHEDULED
 from fedlens.setup import Setup, build
 from fedlens.setup.data import ClientTests, divided, split_seed
+from fedlens.trees import bytes_of
 from fedlens.version import __version__
 
 AT_ONCE = 64  # clients whose plans are drawn together
@@ -252,10 +253,10 @@ def _key(setup: Setup, tests: ClientTests | None) -> str:
     for tree in (network.params, network.buffers, network.frozen):
         for name, tensor in tree.items():
             digest.update(name.encode())
-            digest.update(_bytes(tensor))
+            digest.update(bytes_of(tensor))
     if tests is not None:
-        digest.update(_bytes(tests.holdings.index))
-        digest.update(_bytes(tests.holdings.offsets))
+        digest.update(bytes_of(tests.holdings.index))
+        digest.update(bytes_of(tests.holdings.offsets))
     held = setup.federation.everyone(0).index
     for part in _contents(setup.federation.examples, held):
         digest.update(part)
@@ -265,12 +266,12 @@ def _key(setup: Setup, tests: ClientTests | None) -> str:
     return digest.hexdigest()[:32]
 
 
-def _contents(examples: Examples, index: Tensor) -> Iterator[bytes]:
+def _contents(examples: Examples, index: Tensor) -> Iterator[bytes | memoryview]:
     device = examples.labels.device
     yield f"{tuple(examples.images.shape[1:])} {examples.images.dtype}".encode()
     for some in torch.split(index, CHUNK):
-        yield _bytes(examples.read(some.to(device)))
-        yield _bytes(examples.labels[some.to(device)])
+        yield bytes_of(examples.read(some.to(device)))
+        yield bytes_of(examples.labels[some.to(device)])
 
 
 def _code(setup: Setup) -> Iterator[bytes]:
@@ -290,8 +291,3 @@ def _code(setup: Setup) -> Iterator[bytes]:
     for file in sorted(files):
         with contextlib.suppress(OSError):
             yield Path(file).read_bytes()
-
-
-def _bytes(tensor: Tensor) -> bytes:
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy().tobytes()
