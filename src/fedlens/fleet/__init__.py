@@ -2,3 +2,8 @@
 
 Only `apps.py`, `flower.py` and `superexec.py` import Flower; the rest does not know it.
 """
+
+from collections.abc import Callable
+
+Tell = Callable[[str], None]
+"""Called with a line for people: what sites and servers do."""

@@ -14,10 +14,11 @@ import socket
 import ssl
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedlens.fleet import Tell
 from fedlens.fleet.keys import CA, SERVER, SERVER_KEY
 
 CALLS = (
@@ -37,8 +38,6 @@ MOST_BYTES = 64 * 2**20  # of a request: Flower sends arrays in pieces of 5 MB
 SILENCE = 120.0  # seconds after which a connection without a request is closed
 HANDSHAKE = 20.0  # seconds for that of TLS
 MOST_CONNECTIONS = 1000
-
-Tell = Callable[[str], None]
 
 
 class Gate:

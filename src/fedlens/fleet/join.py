@@ -7,13 +7,13 @@ import socket
 import ssl
 import subprocess
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
 from fedlens.files import write_atomically
+from fedlens.fleet import Tell
 from fedlens.fleet.flower import end, start_supernode
 from fedlens.fleet.keys import CA, NODE_KEY, check_name
 from fedlens.fleet.policy import DEFAULT, FILE, Policy
@@ -30,8 +30,6 @@ REMEDIES = {  # by OpenSSL's number of what is wrong with a certificate
     **dict.fromkeys((62, 64), "see that the server's keys were made with this --host"),
 }
 REFUSED = "[code: 2004]"  # in Flower's log: the key is not registered, or in use
-
-Tell = Callable[[str], None]
 
 
 def join(

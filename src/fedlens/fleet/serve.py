@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 
 from fedlens.experiment import Experiment
 from fedlens.files import write_atomically
+from fedlens.fleet import Tell
 from fedlens.fleet.flower import SuperLink, is_alive, write_app
 from fedlens.fleet.gate import Gate
 from fedlens.fleet.keys import check_server_keys, public_keys
@@ -23,8 +24,6 @@ from fedlens.run_files import ROUNDS, read_records
 from fedlens.runs.active import Watch
 
 LOOK = 0.2  # seconds between two looks at how a run stands
-
-Tell = Callable[[str], None]
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from fedlens.client import ClientProgram
 from fedlens.experiment import Experiment
 from fedlens.federation import Dataset, Examples, Federation, Fixed, Holdings, offsets_of
 from fedlens.files import write_atomically
+from fedlens.fleet import Tell
 from fedlens.fleet.engine import Fleet, Sites
 from fedlens.fleet.terms import Terms, for_fleet
 from fedlens.reporting.reports import Reporting
@@ -31,8 +32,6 @@ from fedlens.setup.network import make_network
 
 SITES = "sites.json"  # in the run folder: what sites said that they hold
 ASK_AGAIN = 5.0  # seconds until a site that refused is asked again: it may approve meanwhile
-
-Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)

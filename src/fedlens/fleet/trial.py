@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 
 from fedlens.experiment import Experiment
 from fedlens.files import write_atomically
+from fedlens.fleet import Tell
 from fedlens.fleet.flower import end, free_port, start_supernode
 from fedlens.fleet.keys import CA, make_server_keys, make_site_key
 from fedlens.fleet.policy import FILE
@@ -28,8 +29,6 @@ from fedlens.runs.run import run
 from fedlens.setup import partition
 from fedlens.setup.data import load_dataset
 from fedlens.trees import bytes_of
-
-Tell = Callable[[str], None]
 
 
 def of_sites(experiment: Experiment, sites: int | None) -> Experiment:
