@@ -1,6 +1,6 @@
 """The Ray cluster that this process uses: one that runs somewhere, or its own on this machine.
 
-Ray is imported here and in `actors.py`, when it is asked for, and nowhere else.
+Ray is imported here and in `hiring.py`, when it is asked for, and nowhere else.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ QUIET = {
 
 
 def connect(num_bytes: int = 0) -> Any:
-    """Ray, connected; the first call decides whereto.
+    """Ray, connected; the first call decides to which cluster.
 
     That is the cluster that RAY_ADDRESS names, or else one of this process's own, which ends with
     it, on all cores and GPUs of this machine. `num_bytes` is what the examples take.
@@ -62,13 +62,12 @@ def connect(num_bytes: int = 0) -> Any:
         try:
             _init(ray, address=address, **silence)
         except (ConnectionError, RuntimeError, ValueError) as error:
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            raise _no_cluster(address, reason) from error
+            raise _no_cluster(address, first_line(error)) from error
         atexit.register(ray.shutdown)
         return ray
     remove_stale()
     place = own_folder()
-    atexit.register(_end, ray, place)
+    atexit.register(disconnect)
     room = shutil.disk_usage("/dev/shm").free * 3 // 4 if Path("/dev/shm").exists() else STORE
     own = partial(
         _init,
@@ -87,8 +86,8 @@ def connect(num_bytes: int = 0) -> Any:
         except Exception as error:  # Ray has no class of its own for this
             ray.shutdown()
             if attempt == STARTS:
-                line = (str(error).splitlines() or [type(error).__name__])[0]
-                raise ChildProcessError(f"Ray did not start on this machine: {line}") from error
+                why = f"Ray did not start on this machine: {first_line(error)}"
+                raise ChildProcessError(why) from error
     return ray
 
 
@@ -104,7 +103,7 @@ def check() -> None:
         raise ValueError(NEEDED)
     if host:
         try:
-            socket.create_connection((host.strip("[]"), int(port)), ANSWER).close()
+            _reach(address)
         except OSError as error:
             raise _no_cluster(address, error.strerror or "it is silent") from error
 
@@ -118,8 +117,7 @@ def _no_cluster(address: str, reason: str) -> ValueError:
 
 def disconnect() -> None:
     """End a cluster of one's own, or leave another."""
-    ray = _ray()
-    ray.shutdown()
+    _ray().shutdown()
     shutil.rmtree(own_folder(), ignore_errors=True)
 
 
@@ -131,11 +129,10 @@ def alive_nodes(ray: Any) -> dict[str, dict[str, float]]:
 def check_head(ray: Any) -> None:
     """Raise while somebody can be told: Ray ends this process a minute after its head is gone."""
     address = ray.get_runtime_context().gcs_address
-    host, _, port = address.rpartition(":")
     until, has_said = time.monotonic() + HEAD_SECONDS, False
     while True:
         try:
-            socket.create_connection((host.strip("[]"), int(port)), ANSWER).close()
+            _reach(address)
             return
         except OSError as error:
             if not has_said:
@@ -147,6 +144,17 @@ def check_head(ray: Any) -> None:
                     "from the last checkpoint"
                 ) from error
         time.sleep(HEAD_LOOK_SECONDS)
+
+
+def _reach(address: str) -> None:
+    """Raise an OSError if nobody listens at HOST:PORT."""
+    host, _, port = address.rpartition(":")
+    socket.create_connection((host.strip("[]"), int(port)), ANSWER).close()
+
+
+def first_line(error: Exception) -> str:
+    """What an error says first, or its class if it says nothing."""
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 class HeadLost(ChildProcessError):
@@ -203,17 +211,13 @@ def _init(ray: Any, **options: Any) -> None:
 
 def _ray() -> Any:
     """Ray, which reads its settings as it is imported: so nothing may import it before this."""
-    os.environ.update({name: os.environ.get(name, value) for name, value in QUIET.items()})
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
     try:
         import ray
     except ImportError as error:
         raise ValueError(NEEDED) from error
     return ray
-
-
-def _end(ray: Any, place: Path) -> None:
-    ray.shutdown()
-    shutil.rmtree(place, ignore_errors=True)
 
 
 def own_folder() -> Path:

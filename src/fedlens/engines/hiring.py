@@ -8,7 +8,7 @@ from collections import Counter, deque
 from itertools import zip_longest
 from typing import Any
 
-from fedlens.engines.cluster import HeadLost, alive_nodes, check_head
+from fedlens.engines.cluster import HeadLost, alive_nodes, check_head, first_line
 from fedlens.engines.driver import Driver
 
 FIRST_SECONDS = 300.0  # until the first is there
@@ -141,7 +141,7 @@ class Hiring:
             try:
                 mistake = self.ray.get(one.greeted) or self.ray.get(one.ready)
             except self.ray.exceptions.RayError as error:
-                lost.append(_first_line(error))
+                lost.append(first_line(error))
             else:
                 if not mistake:
                     self.hired.append(one)
@@ -173,7 +173,3 @@ def lost_with(ray: Any) -> tuple[type[Exception], ...]:
     """What `ray.get` raises for an answer that will never come, though the cluster lives."""
     found = ray.exceptions
     return found.RayActorError, found.ObjectLostError, found.NodeDiedError, found.OutOfMemoryError
-
-
-def _first_line(error: Exception) -> str:
-    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
