@@ -13,10 +13,11 @@ from fedlens.algorithm import Algorithm
 from fedlens.augment import Augment
 from fedlens.client import ClientProgram
 from fedlens.engines import Engine, Processes, Sequential, Stacked
-from fedlens.engines.graphs import Captures, EagerCapture
+from fedlens.engines.graphs import Captures
 from fedlens.federation import Examples, Federation, Fixed, Holdings
 from fedlens.network.network import Network
 from fedlens.rounds import State, begin, run_round
+from tests.eager_capture import EagerCapture
 
 CPU = torch.device("cpu")
 

@@ -16,7 +16,7 @@ from fedlens.algorithms.fedbn import fedbn
 from fedlens.algorithms.median import median
 from fedlens.client import ClientProgram
 from fedlens.engines import Stacked, factored, recording, stacked
-from fedlens.engines.graphs import Captures, EagerCapture, no_garbage_collected
+from fedlens.engines.graphs import Captures, no_garbage_collected
 from fedlens.network.network import Network
 from fedlens.pieces import Sgd, Uniformly
 from fedlens.rounds import RoundInput, State, begin, run_round, run_rounds
@@ -25,6 +25,7 @@ from fedlens.trees import tensors_in
 from fedlens.uploads import Uploads
 from fedlens.work import Part
 from tests.checkpoints import load_state
+from tests.eager_capture import EagerCapture
 from tests.federations import CPU, FEW, RAGGED, noisy_images, small_cnn, wide
 from tests.papers_under_test import ALGORITHMS, PLAIN
 

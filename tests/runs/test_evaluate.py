@@ -8,7 +8,7 @@ import torch
 
 import fedlens as fl
 from fedlens.engines import Stacked
-from fedlens.engines.graphs import Captures, EagerCapture
+from fedlens.engines.graphs import Captures
 from fedlens.network.network import Network
 from fedlens.rounds import ClientMemory, begin, run_round
 from fedlens.runs.evaluate import Evaluation, correct_answers
@@ -16,6 +16,7 @@ from fedlens.runs.folder import RunFolder
 from fedlens.runs.metrics import accuracy_by_client, spread
 from fedlens.setup import build
 from tests.checkpoints import load_state
+from tests.eager_capture import EagerCapture
 from tests.runs.small_runs import EVALUATED, OF_TRAINING, SPREAD, described, normed, of
 
 

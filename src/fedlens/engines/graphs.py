@@ -1,7 +1,6 @@
 """Recorders: what comes often in one shape is captured once, then played again.
 
-On a GPU a capture is a CUDA graph, which one launch plays. An eager capture computes the function
-anew on the captured memory: it is as slow as no capture, and reads and writes what a graph would.
+A capture is a CUDA graph, which one launch plays.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from fedlens.trees import copy_all, copy_tensors, map_tensors, stack, tensors_in, unstack
+from fedlens.trees import copy_all, map_tensors, stack, tensors_in, unstack
 
 T = TypeVar("T")
 
@@ -59,19 +58,6 @@ def no_garbage_collected() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
-
-
-class EagerCapture:
-    """What a CUDA graph does to memory, computed anew with every play: for a machine without."""
-
-    def __init__(self, function: Callable[..., Any], inputs: Any, pool: Any) -> None:
-        self.function, self.inputs = function, inputs
-        self.result = function(*map_tensors(inputs, torch.clone))
-
-    def play(self) -> None:
-        again = self.function(*self.inputs)
-        with torch.no_grad():
-            copy_tensors(again, self.result)
 
 
 @dataclass
