@@ -134,7 +134,9 @@ def one_actor(engine: Ray) -> int:
     import ray
 
     assert isinstance(engine._crew, Actors)
-    pid: int = ray.get(random.choice(engine._crew.hiring.hired).handle.process_id.remote())
+    pid: int = ray.get(
+        random.choice(engine._crew.hiring.hired).handle.__ray_call__.remote(lambda _: os.getpid())
+    )
     return pid
 
 

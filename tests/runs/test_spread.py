@@ -125,7 +125,9 @@ def test_an_actor_killed_in_a_sweep_changes_no_byte(ray, here, tmp_path, monkeyp
         nonlocal left, killed
         left -= 1
         if left < 0 and self.busy and killed == number:
-            pid = started.get(random.choice(self.busy).handle.process_id.remote())
+            pid = started.get(
+                random.choice(self.busy).handle.__ray_call__.remote(lambda _: os.getpid())
+            )
             os.kill(pid, signal.SIGKILL)
             killed += 1
         return done(self, news)

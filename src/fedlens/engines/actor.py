@@ -139,9 +139,6 @@ class Actor:
             return f"{type(error).__name__}: {error}".splitlines()[0]
         return ""
 
-    def process_id(self) -> int:
-        return os.getpid()
-
     def learn(self, program: ClientProgram) -> None:
         self.trainer.program = program
 

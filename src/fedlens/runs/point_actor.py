@@ -6,7 +6,6 @@ in the sweep's folder, on a machine with which this one need not share a disk.
 
 from __future__ import annotations
 
-import os
 import queue
 import shutil
 import sys
@@ -107,9 +106,6 @@ class PointActor:
         if self.device == "cpu":
             keep_memory()
         return ""
-
-    def process_id(self) -> int:
-        return os.getpid()
 
     def start(self, share: Share) -> Message:
         """Begin; there is no news yet."""
