@@ -101,8 +101,8 @@ def test_an_error_in_code_of_ones_own_is_told_with_its_place(fedlens, engine, mo
 @pytest.mark.parametrize(
     ("model", "line"),
     [
-        ("Kills", "a worker process was killed 3 times over the same clients, perhaps for want of "
-                  'memory: choose engine = "sequential", or a smaller local.batch_size'),
+        ("Kills", "a worker process was killed 3 times over the same clients, perhaps because "
+                  'memory ran out: choose engine = "sequential", or a smaller local.batch_size'),
         ("Hungry", "there is not enough memory"),
     ],
 )  # fmt: skip

@@ -149,5 +149,5 @@ def test_intervals_are_among_what_is_done_besides_rounds(clock, capsys):
         for number in range(1, 5):
             clock[0] += 1.5
             watch({"drawn": number, "of": 4})
-    line = "a: drawing examples anew for intervals,"
+    line = "a: resampling examples for intervals,"
     assert capsys.readouterr().err.splitlines() == [f"{line} 2/4  about 3 s left", f"{line} 4/4"]

@@ -180,7 +180,7 @@ class Actors:
         if times == TRIES:
             raise ChildProcessError(
                 f"a worker of the Ray cluster was lost {times} times over the same clients, "
-                "perhaps for want of memory: choose a smaller local.batch_size"
+                "perhaps because memory ran out: choose a smaller local.batch_size"
             )
         logger.warning("a worker of the Ray cluster was lost: others train its clients")
         if not self.hiring.hired:

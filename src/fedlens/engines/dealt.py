@@ -28,8 +28,8 @@ from fedlens.work import Part, Shared, Work
 
 T = TypeVar("T")
 
-TASKS = 8  # a worker and round, if there are so many clients: none waits long for the last
-ALL_TASKS = 512  # from so many on fewer a worker: what comes back crosses one link
+TASKS = 8  # for each worker in a round, if there are enough clients: no long wait at its end
+ALL_TASKS = 512  # in a round: many workers have fewer each, since results cross one link
 
 
 class Crew(Protocol):
@@ -120,7 +120,7 @@ class Dealt(Engine):
 
     def map(self, program: ClientProgram, shared: Shared, work: Work) -> Iterator[Part]:
         crew = self._crew = self._hire(program, shared, work)
-        yield from self._watched(self._trained(crew, shared, work))
+        yield from self._closed_on_error(self._trained(crew, shared, work))
 
     def predict(
         self, model: Tree, examples: Examples, batches: Sequence[Which]
@@ -129,7 +129,7 @@ class Dealt(Engine):
         if not self.workers_predict or self._crew is None or number is None:
             yield from super().predict(model, examples, batches)
             return
-        yield from self._watched(self._crew.predict(model, number, batches))
+        yield from self._closed_on_error(self._crew.predict(model, number, batches))
 
     def close(self) -> None:
         if self._crew is not None:
@@ -154,7 +154,8 @@ class Dealt(Engine):
             crew.costs.learn(float(steps[rows].sum()), float(examples[rows].sum()), done.busy)
             yield received(done.result)
 
-    def _watched(self, results: Iterator[T]) -> Iterator[T]:
+    def _closed_on_error(self, results: Iterator[T]) -> Iterator[T]:
+        """What workers give, while this process has one thread; after an error they are gone."""
         threads = torch.get_num_threads()
         torch.set_num_threads(1)  # the cores are the workers': more threads here wait for theirs
         try:

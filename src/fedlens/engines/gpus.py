@@ -41,7 +41,7 @@ def in_a_child(function: Callable[[], T]) -> T:
     try:
         error, result = pickle.loads(ours.recv_bytes())
     except EOFError:
-        raise ChildProcessError("a process was killed, perhaps for want of memory") from None
+        raise ChildProcessError("a process was killed, perhaps because memory ran out") from None
     finally:
         child.join()
         ours.close()
@@ -88,7 +88,7 @@ def forked() -> None:
 @functools.cache
 def gpu_names() -> tuple[str, ...]:
     """What the GPUs of this machine are called, as far as torch sees them."""
-    if sys.platform != "linux":  # others have none that workers use, and do not bear a fork
+    if sys.platform != "linux":  # elsewhere workers use no GPU, and a fork is not safe
         return ()
     names = in_a_child(_names)
     if not names and torch.cuda.device_count():

@@ -235,8 +235,8 @@ class Pool:
         worker.dismiss()
         if times == TRIES:
             raise ChildProcessError(
-                f"a worker process was killed {times} times over the same clients, perhaps for "
-                'want of memory: choose engine = "sequential", or a smaller local.batch_size'
+                f"a worker process was killed {times} times over the same clients, perhaps because "
+                'memory ran out: choose engine = "sequential", or a smaller local.batch_size'
             )
         logger.warning("a worker process was killed or stopped: another trains its clients")
         others = [one for one in self._hired if one is not worker]

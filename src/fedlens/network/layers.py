@@ -288,7 +288,7 @@ def prepare(module: nn.Module) -> nn.Module:
     prepared = _replace(module, replace)
     dropouts = [m for m in prepared.modules() if isinstance(m, KeyedDropout)]
     if dropouts:
-        prepared.register_forward_pre_hook(functools.partial(_count_anew, dropouts))
+        prepared.register_forward_pre_hook(functools.partial(_reset_calls, dropouts))
     return prepared
 
 
@@ -345,6 +345,6 @@ def _replace(module: nn.Module, replacement: Callable[[nn.Module], nn.Module]) -
     return new[module]
 
 
-def _count_anew(dropouts: list[KeyedDropout], *_: object) -> None:
+def _reset_calls(dropouts: list[KeyedDropout], *_: object) -> None:
     for dropout in dropouts:
         dropout.calls = 0

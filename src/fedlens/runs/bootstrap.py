@@ -10,8 +10,8 @@ from torch import Tensor
 
 Interval = tuple[float, float] | None
 
-FEWEST = 8  # clients: of fewer, drawing them anew gives intervals that are too narrow
-TIMES = 2000  # that clients are drawn anew
+FEWEST = 8  # clients: resampling fewer gives intervals that are too narrow
+TIMES = 2000  # that clients are resampled
 
 
 def bootstrap(

@@ -22,7 +22,7 @@ ASIDE = {
     "twin": "training its centralised twin, pass",
     "tuned": "fine-tuning each client's model, pass",
     "alone": "training clients by themselves, pass",
-    "drawn": "drawing examples anew for intervals,",
+    "drawn": "resampling examples for intervals,",
 }
 
 

@@ -254,8 +254,8 @@ class Spread:
         self.lost[number] += 1
         if self.lost[number] == TRIES:
             raise ChildProcessError(
-                f"a worker of the Ray cluster was lost {TRIES} times over {left}, perhaps for "
-                "want of memory: choose a smaller local.batch_size"
+                f"a worker of the Ray cluster was lost {TRIES} times over {left}, perhaps "
+                "because memory ran out: choose a smaller local.batch_size"
             )
         logger.warning("a worker of the Ray cluster was lost: another goes on with %s", left)
         self.waiting.appendleft(number)

@@ -268,9 +268,7 @@ def _padded(x: Tensor, padding: Padding) -> Tensor:  # [N, H, W, channels]
     return (F.pad(images, (0, 0, *padding)) if any(padding) else images).contiguous()
 
 
-def _patches(
-    images: Tensor, clients: int, size: torch.Size, stride: tuple[int, int] = (1, 1)
-) -> Tensor:
+def _patches(images: Tensor, clients: int, size: torch.Size, stride: tuple[int, int]) -> Tensor:
     """What a kernel sees at each output position: [C, B * H' * W', h * w * channels]."""
     count, tall, wide, channels = images.shape
     height, width = size
