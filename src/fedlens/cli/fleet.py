@@ -82,7 +82,7 @@ def serve_command(
     from fedlens.fleet.server import Job
     from fedlens.fleet.terms import check_possible, for_fleet
     from fedlens.report.artists import artists
-    from fedlens.run_files import CHECKPOINT
+    from fedlens.run_files import can_go_on, identity
     from fedlens.runs import progress
 
     check_installed()
@@ -103,11 +103,12 @@ def serve_command(
         wait=wait,
         at_least=at_least,
     )
+    replaced = None if resume else identity(folder)
     try:
         with watching(quiet, progress.rounds, folder.name, described.rounds) as watch:
             status = serve(described, job, keys, place, host, port, _tell, watch)
     except KeyboardInterrupt as error:
-        if (folder / CHECKPOINT).exists():
+        if can_go_on(folder, replaced):
             raise Stopped("go on with the same command and --resume") from error
         raise
     with artists() as drawing:
