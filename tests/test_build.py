@@ -142,6 +142,14 @@ def described(**changes: Any) -> fl.Experiment:
         ({"outputs": 7}, "outputs is 7, but the model has 3: leave outputs out"),
         ({"model": flat(2)}, "the model gives (2,) outputs an image, but toy has 3 classes"),
         ({"model": nn.Linear(9, 3)}, "the model cannot take images of toy, (2, 4, 4) ("),
+        (
+            {"model": nn.Sequential(nn.Conv2d(3, 4, 1), nn.LazyLinear(3))},
+            "the model cannot take images of (2, 4, 4) (",
+        ),
+        (
+            {"model": nn.Sequential(nn.LazyBatchNorm2d(), flat())},
+            "they have seen images: call it once, as model(torch.zeros(2, 2, 4, 4))",
+        ),
         ({"model": nn.Conv2d(2, 3, 1)}, "outputs an image, but toy has 3 classes"),
         ({"norm": "local"}, 'norm is "local", but the model has no such layers'),
         ({"device": "tpu"}, "device is 'tpu': choose auto, cpu or cuda"),
@@ -292,3 +300,32 @@ def test_a_model_that_draws_its_own_random_numbers_is_refused():
     experiment = fl.Experiment(fl.Named("fashion-mnist-mini"), Restless(), rounds=1)
     with pytest.raises(ValueError, match=r"use nn\.Dropout layers"):
         build(experiment)
+
+
+def lazy(shape, num_classes):
+    norm = nn.LazyBatchNorm2d()
+    return nn.Sequential(norm, nn.Flatten(), nn.Dropout(0.5), nn.LazyLinear(num_classes))
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_layers_without_sizes_take_them_from_the_images_and_weights_by_the_seed(named):
+    given = nn.Sequential(nn.Flatten(), nn.LazyLinear(3))
+    model = "tests.test_build:lazy" if named else given
+    one, same, other = (build(described(model=model, seed=s)).network for s in (0, 0, 1))
+    weight = "3.weight" if named else "1.weight"
+    assert one.params[weight].shape == (3, 32)
+    assert torch.equal(one.params[weight], same.params[weight])
+    assert not torch.equal(one.params[weight], other.params[weight])
+    assert all(bool((t == 0).all()) for name, t in one.buffers.items() if "mean" in name)
+    assert isinstance(given[1], nn.LazyLinear), "what the user gave stays as it is"
+
+
+def test_a_model_with_layers_without_sizes_is_trained_and_loaded(tmp_path):
+    whole = torch.randint(256, (24, 2, 4, 4), dtype=torch.uint8)
+    examples = fl.Examples(whole, torch.arange(24) % 3)
+    images = fl.Dataset("bytes", examples, examples, ("a", "b", "c"), (0.5, 0.5), (0.3, 0.3))
+    made = [nn.Sequential(nn.Flatten(), nn.LazyLinear(3)) for _ in range(2)]
+    result = fl.run(described(dataset=images, model=made[0]), tmp_path / "run")
+    answers = fl.load(tmp_path / "run", made[1])(whole).argmax(1)
+    right = (answers == examples.labels).double().mean()
+    assert float(right) == pytest.approx(result.final["test_accuracy"])

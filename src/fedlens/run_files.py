@@ -216,6 +216,19 @@ def last_saved(folder: Path) -> int | None:
     return None
 
 
+def identity(folder: Path) -> tuple[int, int] | None:
+    """What tells a folder from another that is put in its place; None if there is none."""
+    with suppress(FileNotFoundError):
+        about = folder.stat()
+        return about.st_dev, about.st_ino
+    return None
+
+
+def can_go_on(folder: Path, replaced: tuple[int, int] | None = None) -> bool:
+    """Whether there is a run with a checkpoint, other than the one that was to be replaced."""
+    return (folder / CHECKPOINT).exists() and identity(folder) != replaced
+
+
 def unfinished(folder: Path) -> str:
     """Why a run has no model, and what to do about it."""
     done = last_saved(folder)

@@ -4,11 +4,14 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from fedlens.cli import main as cli
 from fedlens.cli.stopping import heed_signals
+from fedlens.files import write_atomically
+from tests.command_line import EXPERIMENT
 
 COMMAND = """
 import os, signal, sys
@@ -43,6 +46,23 @@ def test_ctrl_c_in_a_command_is_one_line(fedlens, monkeypatch):
 
     monkeypatch.setitem(cli.VERBS, "doctor", stop)
     assert fedlens("doctor") == (130, "", "fedlens: stopped\n")
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_run_not_replaced_yet_is_not_gone_on_with(begun, fedlens, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("experiment.toml", "manifest.json"):
+        write_atomically(Path("run", name), b"")
+    Path("run", "checkpoint").mkdir()
+    Path("new.toml").write_text(EXPERIMENT)
+
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedlens.runs.active.run_rounds" if begun else "fedlens.setup.build", stop)
+    ended = fedlens("run", "new.toml", "--out", "run", "--overwrite", "--quiet")
+    how = "; go on with: fedlens resume run" if begun else ""
+    assert ended == (130, "", f"fedlens: stopped{how}\n")
 
 
 def test_ctrl_c_that_a_shell_ignores_stays_ignored():

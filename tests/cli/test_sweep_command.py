@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import logging
 import os
 import signal
 import sys
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from fedlens.cli.main import VERBS
 from fedlens.runs.folder import Records
 from tests.children import forked, status_of
 
@@ -191,3 +193,19 @@ def test_what_goes_wrong_once_points_were_run_is_no_mistake_in_the_command(sweep
     status, _, err = sweep(*words)
     assert status == 1 and "is in the way, and not a run's: move it" in err
     assert json.loads(Path("s/seed=0/summary.json").read_text())["status"] == "finished"
+
+
+def test_what_is_so_of_every_point_is_said_once_a_command(sweep):
+    words = ["a.toml", "rounds=1", "local.optimizer=adam", "--seeds", "2", "--quiet"]
+    for out in ("one", "two"):
+        status, _, told = sweep(*words, "--out", out)
+        assert (status, told.count("local.lr is 0.05, which is SGD's")) == (0, 1)
+
+
+def test_what_happens_again_is_said_again(fedlens, monkeypatch):
+    def told() -> None:
+        for _ in range(2):
+            logging.getLogger("fedlens.engines").warning("a worker was lost")
+
+    monkeypatch.setitem(VERBS, "doctor", told)
+    assert fedlens("doctor").err == "fedlens: a worker was lost\n" * 2

@@ -114,6 +114,7 @@ def test_a_node_that_cannot_be_used_is_told_of_and_asked_no_more(caplog):
     assert [one.node for one in found.hired] == ["node 1"]
     assert cluster.killed == [0]
     assert caplog.messages == ["a node of the Ray cluster is not used: it has torch 1.9"]
+    assert caplog.records[0].once, "every point of a sweep hires anew"
 
 
 def test_a_cluster_without_a_head_is_left_before_it_ends_this_process(monkeypatch):

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from fedlens.cli.main import app
 from fedlens.experiment import Experiment
-from fedlens.fleet import keys, serve
+from fedlens.fleet import keys
 from fedlens.fleet.flower import free_port
 from fedlens.fleet.gate import Gate
 from fedlens.fleet.join import (
@@ -27,12 +27,10 @@ from fedlens.fleet.join import (
 )
 from fedlens.fleet.keys import CA, make_server_keys, make_site_key
 from fedlens.fleet.policy import FILE
-from fedlens.fleet.serve import Follow
 from fedlens.fleet.site import LOG
 from fedlens.fleet.terms import Terms, check_possible, for_fleet
 from fedlens.fleet.trial import part_of
 from fedlens.locks import one_writer
-from fedlens.run_files import CHECKPOINT, ROUNDS
 from fedlens.setup.data import load_dataset
 from tests.data.test_layouts import write
 from tests.fleet.sites import write_experiment
@@ -252,35 +250,6 @@ def test_a_device_that_is_not_there_is_told_at_once(device):
         check_device(device)
 
 
-@pytest.mark.parametrize(("resumes", "expected"), [(False, [1, 2, 3]), (True, [3])])
-def test_rounds_are_told_of_this_run_and_not_of_one_that_it_replaces(resumes, expected, tmp_path):
-    path, told = tmp_path / ROUNDS, list[int]()
-    old, new = ('{"round": 1}\n{"round": 2}\n' + more for more in ("", '{"round": 3}\n'))
-    path.write_text(old)
-    watch, job = (lambda record: told.append(record["round"])), tmp_path / "job.json"
-    follow = Follow(job, tmp_path, print, watch, resumes)
-    follow.look()
-    assert told == []
-    path.unlink()
-    follow.look()
-    path.write_text(new)
-    follow.look()
-    follow.look()
-    assert told == expected
-
-
-def test_a_server_whose_certificate_has_expired_does_not_start(tmp_path, monkeypatch):
-    pytest.importorskip("flwr")
-    make_site_key(tmp_path / "ann", "ann")
-    monkeypatch.setattr(keys, "YEARS", -4 / (365 * 24 * 60))
-    make_server_keys(tmp_path, ["127.0.0.1"])
-    words = ["fleet", "serve", str(write_experiment(tmp_path)), "--keys", str(tmp_path)]
-    error = CliRunner().invoke(app, words).exception
-    assert isinstance(error, ValueError)
-    assert "ca.pem has expired" in str(error)
-    assert "`fedlens fleet keys`" in str(error)
-
-
 def test_a_process_ends_with_the_one_it_serves():
     code = "import sys, time; from fedlens.fleet.flower import end_with; end_with(int(sys.argv[1]))"
     server = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
@@ -295,43 +264,6 @@ def test_a_process_ends_with_the_one_it_serves():
     finally:
         serving.kill()
         serving.wait()
-
-
-def test_two_servers_do_not_share_a_place(tmp_path):
-    pytest.importorskip("flwr")
-    make_server_keys(tmp_path, ["127.0.0.1"])
-    make_site_key(tmp_path, "ann")
-    words = ["fleet", "serve", str(write_experiment(tmp_path)), "--keys", str(tmp_path)]
-    with one_writer(tmp_path / "server"):
-        error = CliRunner().invoke(app, words).exception
-    assert isinstance(error, ValueError)
-    assert "is being written by" in str(error)
-    assert not [*(tmp_path / "server").glob("*.toml")], "the experiment of the other would be there"
-
-
-@pytest.mark.parametrize("begun", [True, False])
-def test_a_server_that_was_interrupted_says_how_to_go_on(begun, fedlens, tmp_path, monkeypatch):
-    pytest.importorskip("flwr")
-
-    def interrupted(*_, **__):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(serve, "serve", interrupted)
-    if begun:
-        (tmp_path / "run" / CHECKPOINT).mkdir(parents=True)
-    words = ["--resume", "--out", tmp_path / "run"]
-    done = fedlens("fleet", "serve", write_experiment(tmp_path), *words)
-    assert done.status == 130
-    assert ("go on with the same command and --resume" in done.err) is begun
-
-
-def test_a_server_without_keys_leaves_nothing(tmp_path):
-    pytest.importorskip("flwr")
-    words = ["fleet", "serve", str(write_experiment(tmp_path)), "--keys", str(tmp_path / "keys")]
-    error = CliRunner().invoke(app, words).exception
-    assert isinstance(error, ValueError)
-    assert "make keys with `fedlens fleet keys`" in str(error)
-    assert not (tmp_path / "keys").exists()
 
 
 def test_a_site_takes_no_task_but_messages(tmp_path, monkeypatch):

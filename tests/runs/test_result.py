@@ -1,14 +1,18 @@
 """A result as people look at it: printed, drawn, as a table; and progress while it is made."""
 
+import json
+import shutil
 import sys
 from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
+import torch
 from matplotlib.figure import Figure
 
 import fedlens as fl
 from fedlens.runs import progress
+from tests.runs.small_runs import described
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +55,54 @@ def test_it_becomes_a_data_frame_where_pandas_is(result, monkeypatch):
     monkeypatch.undo()
     pytest.importorskip("pandas")
     assert result.to_pandas()["test_accuracy"].iloc[-1] == result.final["test_accuracy"]
+
+
+def test_a_run_folder_is_read_as_the_result_it_was_without_its_data(tmp_path):
+    asked = fl.Evaluate(on=("validation", "test"), best=True)  # of data and a model from Python
+    made = fl.run(described(evaluate=asked), tmp_path / "run")
+    read = fl.Result.read(tmp_path / "run")
+    assert repr(read) == repr(made) and read.final == made.final == made.summary["final"]
+    assert (read.status, read.summary, read.records) == (made.status, made.summary, made.records)
+    assert read.best_model is not None and made.best_model is not None
+    for saved, model in ((read.model, made.model), (read.best_model, made.best_model)):
+        assert saved.keys() == model.keys()
+        assert all(torch.equal(saved[name], model[name]) for name in model)
+    (tmp_path / "run" / "model.safetensors").unlink()
+    assert fl.Result.read(str(tmp_path / "run")).model == {}
+
+
+def test_a_folder_of_no_run_is_not_read_as_a_result(tmp_path):
+    with pytest.raises(ValueError, match=r"is not a run folder: it has no experiment\.toml"):
+        fl.Result.read(tmp_path)
+
+
+def test_a_run_that_is_not_over_is_read_as_far_as_it_is(tmp_path):
+    begun, whole = tmp_path / "begun", tmp_path / "whole"
+
+    def copy(record):
+        if record["round"] == 2:
+            shutil.copytree(whole, begun)
+
+    made = fl.run(described(), whole, watch=copy)
+    shutil.copy(whole / "model.safetensors", begun)  # of an end before which it now stands again
+    read = fl.Result.read(begun)
+    assert (read.status, read.model) == ("interrupted", {})
+    assert read.records == made.records[:2]
+    assert read.final["test_accuracy"] == made.records[1]["test_accuracy"]
+    (begun / "rounds.jsonl").write_text("")
+    read = fl.Result.read(begun)
+    assert repr(read) == f"<Result: interrupted, 0 rounds, {begun}>"
+    assert read.final == {} and "<svg" in read._repr_html_()
+
+
+def test_a_loss_that_was_not_finite_is_read_as_none(tmp_path):
+    made = fl.run(described(rounds=1, evaluate=fl.Evaluate(on=())), tmp_path / "run")
+    (tmp_path / "run" / "rounds.jsonl").write_text(
+        json.dumps({**made.records[0], "train_loss": None})
+    )
+    read = fl.Result.read(tmp_path / "run")
+    assert repr(read) == f"<Result: finished, 1 round, {tmp_path / 'run'}>"
+    assert "<svg" in read._repr_html_()
 
 
 @pytest.mark.parametrize(("told", "terminal"), [(None, False), (None, True), (True, False)])

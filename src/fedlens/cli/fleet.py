@@ -78,11 +78,12 @@ def serve_command(
     from fedlens.cli.run import finish_run
     from fedlens.experiment import Experiment
     from fedlens.fleet.flower import check_installed
+    from fedlens.fleet.keys import check_server_keys, public_keys
     from fedlens.fleet.serve import serve
     from fedlens.fleet.server import Job
-    from fedlens.fleet.terms import check_possible, for_fleet
+    from fedlens.fleet.terms import check_possible, for_fleet, say_without_effect
     from fedlens.report.artists import artists
-    from fedlens.run_files import CHECKPOINT
+    from fedlens.run_files import can_go_on, identity
     from fedlens.runs import progress
 
     check_installed()
@@ -93,6 +94,10 @@ def serve_command(
         raise ValueError(f"{folder} exists: choose another --out, or add --resume or --overwrite")
     place = home or keys / "server"
     host, port = _address(address, "--address", "0.0.0.0:9092")
+    check_server_keys(keys)
+    num_sites = len(public_keys(keys))
+    if not resume:
+        say_without_effect(described, num_sites)
     job = Job(
         experiment=str(place / "experiment.toml"),
         out=str(folder),
@@ -103,11 +108,12 @@ def serve_command(
         wait=wait,
         at_least=at_least,
     )
+    replaced = None if resume else identity(folder)
     try:
         with watching(quiet, progress.rounds, folder.name, described.rounds) as watch:
             status = serve(described, job, keys, place, host, port, _tell, watch)
     except KeyboardInterrupt as error:
-        if (folder / CHECKPOINT).exists():
+        if can_go_on(folder, replaced):
             raise Stopped("go on with the same command and --resume") from error
         raise
     with artists() as drawing:

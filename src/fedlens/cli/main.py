@@ -185,11 +185,18 @@ def _as_a_key(error: click.NoSuchOption) -> str:
 
 
 def _say_what_is_logged() -> None:
-    """Give what the package has to say besides, such as a damaged checkpoint, a line on stderr."""
+    """Give what the package has to say besides, such as a damaged checkpoint, a line on stderr.
+
+    What is marked as `once` is not said again of every run of a command.
+    """
+    said = set[str]()
 
     class Said(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            print(f"fedlens: {printable(record.getMessage())}", file=sys.stderr, flush=True)
+            line = printable(record.getMessage())
+            if line not in said or not getattr(record, "once", False):
+                print(f"fedlens: {line}", file=sys.stderr, flush=True)
+            said.add(line)
 
     package = logging.getLogger("fedlens")
     package.handlers, package.propagate = [Said()], False

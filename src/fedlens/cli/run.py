@@ -78,6 +78,7 @@ def _run(
     """The folder of the run, and how it ended."""
     from fedlens.data import statistics
     from fedlens.experiment import Experiment
+    from fedlens.run_files import identity
     from fedlens.runs import progress
     from fedlens.runs.active import run_to_end
     from fedlens.runs.beforehand import say_beforehand
@@ -93,7 +94,7 @@ def _run(
         raise ValueError(f"{folder} exists: choose another --out, or add --overwrite")
     check_free(folder, overwrite)
     with (
-        _resume_hint(folder),
+        _resume_hint(folder, replaced=identity(folder)),
         tracking(track, folder, described.plain()) as send,
         watching(quiet, progress.rounds, folder.name, described.rounds) as watch,
     ):
@@ -252,19 +253,22 @@ def _free(wanted: Path) -> Path:
 
 
 @contextmanager
-def _resume_hint(folder: Path) -> Iterator[None]:
-    """Say how to resume the run, should it be interrupted or the disk be full."""
-    from fedlens.run_files import CHECKPOINT
+def _resume_hint(folder: Path, replaced: tuple[int, int] | None = None) -> Iterator[None]:
+    """Say how to resume the run, should it be interrupted or the disk be full.
+
+    `replaced` is the identity of what was in the run's place before it.
+    """
+    from fedlens.run_files import can_go_on
 
     command = f"fedlens resume {printable(str(folder))}"
     try:
         yield
     except KeyboardInterrupt as error:
-        if (folder / CHECKPOINT).exists():
+        if can_go_on(folder, replaced):
             raise Stopped(f"go on with: {command}") from error
         raise
     except OSError as error:
-        if error.errno not in FULL or not (folder / CHECKPOINT).exists():
+        if error.errno not in FULL or not can_go_on(folder, replaced):
             raise
         raise OSError(
             f"{folder} cannot be written ({reason(error)}): make room, and go on with: {command}"

@@ -91,7 +91,8 @@ class Hiring:
                     "waiting for the Ray cluster: its %s are at work, or slow to start", kind
                 )
         for mistake in dict.fromkeys(mistakes):
-            logger.warning("a node of the Ray cluster is not used: %s", mistake)
+            told = {"once": True}  # every point of a sweep hires anew
+            logger.warning("a node of the Ray cluster is not used: %s", mistake, extra=told)
 
     def _look_for_more(self, most: int) -> None:
         have = Counter(one.node for one in (*self.hired, *self._coming))

@@ -20,7 +20,7 @@ from fedlens.fleet.gate import Gate
 from fedlens.fleet.keys import check_server_keys, public_keys
 from fedlens.fleet.server import Job
 from fedlens.locks import one_writer
-from fedlens.run_files import ROUNDS, read_records
+from fedlens.run_files import ROUNDS, can_go_on, identity, read_records
 from fedlens.runs.active import Watch
 
 LOOK = 0.2  # seconds between two looks at how a run stands
@@ -100,6 +100,7 @@ class Follow:
         self, job: Path, out: Path, tell: Tell, watch: Watch | None, resumes: bool
     ) -> None:
         self.job, self.out, self.tell, self.watch = job, out, tell, watch
+        self.replaced = None if resumes else identity(out)
         self.num_events = 0
         self.seen: tuple[int, int] | None = None  # of the records: when they were written, how long
         before = [record["round"] for record in self._new_records()]
@@ -124,11 +125,15 @@ class Follow:
                 outcome: dict[str, Any] = json.loads(result.read_text())
                 return outcome
             if link.process.poll() is not None:
-                raise OSError(f"Flower's SuperLink has ended: see {link.log}; go on with --resume")
+                raise OSError(f"Flower's SuperLink has ended: see {link.log}; {self._remedy}")
             pid = _pid(self.job)
             if pid is not None and not is_alive(pid) and not result.is_file():
-                raise OSError(f"the server's app has ended: see {link.log}; go on with --resume")
+                raise OSError(f"the server's app has ended: see {link.log}; {self._remedy}")
             time.sleep(LOOK)
+
+    @property
+    def _remedy(self) -> str:
+        return "go on with --resume" if can_go_on(self.out, self.replaced) else "start it again"
 
     def look(self) -> None:
         events = self.job.with_suffix(".events")

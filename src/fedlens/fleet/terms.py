@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,10 +14,14 @@ from typing import Any
 import torch
 
 from fedlens.algorithm import Algorithm
-from fedlens.experiment import Clients, Evaluate, Experiment, Named
+from fedlens.data.partitions import natural_column
+from fedlens.experiment import NUM_CLIENTS, Clients, Evaluate, Experiment, Named
 from fedlens.federation import Dataset, Examples
+from fedlens.runs.beforehand import epochs_without_effect
 from fedlens.setup.algorithm import make_algorithm
 from fedlens.version import __version__
+
+logger = logging.getLogger(__name__)
 
 NOT_TOLD = (
     "dataset",
@@ -172,8 +177,11 @@ def _names_in(value: Any) -> Iterator[str]:
 
 
 def for_fleet(experiment: Experiment) -> Experiment:
-    """With what `auto` means in a fleet: a site has one client, that one core trains."""
-    engine = "processes" if experiment.engine == "auto" else experiment.engine
+    """With what `auto` means in a fleet: a site has one client, that one core trains.
+
+    An actor of Ray would come to the same bytes, so that is what `ray` means, too.
+    """
+    engine = "processes" if experiment.engine in ("auto", "ray") else experiment.engine
     precision = "fp32" if experiment.precision == "auto" else experiment.precision
     return replace(experiment, engine=engine, precision=precision, device="cpu")
 
@@ -206,18 +214,41 @@ def check_possible(experiment: Experiment) -> None:
         )
     if experiment.engine == "stacked":
         raise ValueError('each site trains one client: choose engine "processes" or "sequential"')
-    algorithm = make_algorithm(
-        replace(experiment, clients=replace(experiment.clients, count=_some(experiment)))
-    )
+    algorithm = make_algorithm(_of_some(experiment))
     if algorithm.pace is not None:
         raise ValueError("a fleet runs in rounds: leave asynchronous algorithms out")
     if not algorithm.draw.by_client:
         raise ValueError("what a client draws depends on the others: a fleet cannot do that")
 
 
-def _some(experiment: Experiment) -> int:
+def say_without_effect(experiment: Experiment, num_sites: int) -> None:
+    """Of keys that a simulation heeds, and a server with so many sites does not: a line each."""
+    clients, partition = experiment.clients, experiment.clients.partition
+    found: dict[str, tuple[Any, str]] = {}
+    if experiment.engine == "ray":
+        found["engine"] = experiment.engine, "each site trains by itself"
+    if experiment.device not in ("auto", "cpu"):
+        where = "the server computes on the CPU, and a site where its own --device says"
+        found["device"] = experiment.device, where
+    if clients.count not in (None, NUM_CLIENTS, num_sites):  # the second may be nobody's choice
+        have = "1 site has its key" if num_sites == 1 else f"{num_sites} sites have their keys"
+        found["clients.count"] = clients.count, f"{have} here"
+    # A column that names clients also says which images are for tests.
+    if partition.name != "iid" and natural_column(partition.name, partition.options) is None:
+        found["clients.partition"] = partition.name, "sites hold the images that they have"
+    if clients.seed is not None and not clients.holdout:
+        found["clients.seed"] = clients.seed, "nothing is dealt or held out"
+    for key, (value, why) in found.items():
+        logger.warning("%s is %s, which has no effect: %s", key, value, why)
+    if line := epochs_without_effect(_of_some(experiment)):
+        logger.warning("%s", line)
+
+
+def _of_some(experiment: Experiment) -> Experiment:
+    """With a number of clients, where it has none yet: enough for its rounds."""
     share = experiment.clients.per_round
-    return experiment.clients.count or (share if isinstance(share, int) else 1)
+    some = experiment.clients.count or (share if isinstance(share, int) else 1)
+    return replace(experiment, clients=replace(experiment.clients, count=some))
 
 
 def read_terms(text: str, wanted: str) -> Terms:

@@ -31,6 +31,7 @@ from fedlens.report.blocks import (
 )
 from fedlens.report.draw_grids import contours, heat
 from fedlens.report.draw_intervals import intervals
+from fedlens.report.fonts import find_letters
 from fedlens.report.grids import Contours, Heat, Tiles
 from fedlens.report.look import (
     BOTTOM,
@@ -62,6 +63,7 @@ from fedlens.report.look import (
 from fedlens.report.mosaic import mosaic
 from fedlens.report.numbers import format_number
 from fedlens.report.pictures import FEW, FORMATS, Drawn, places
+from fedlens.report.tables import columns_of
 from fedlens.report.tiles import tiles
 from fedlens.runs.records import is_number
 
@@ -81,6 +83,7 @@ def pictures(block: Drawn, formats: Sequence[str] | set[str] = FORMATS) -> dict[
     no_date = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
     with print_look(), any_script():
         figure = _figure(block)
+        find_letters(figure)
         files = {}
         for kind in formats:
             file = io.BytesIO()
@@ -209,7 +212,7 @@ def _keep_to_shares(axes: Axes, block: Curves) -> None:
 
 
 def _bars(block: Bars) -> Figure:
-    longest = max(map(len, block.groups), default=0)
+    longest = max(map(columns_of, block.groups), default=0)
     beside = len(block.series) == 1 and longest <= BESIDE  # names stand beside the bars, else above
     tall, pad, named = (0.2, 0.04, 0.0) if beside else (0.24, 0.16, 0.2)  # inches
     step = named + tall * len(block.series) + pad

@@ -28,6 +28,7 @@ from fedlens.report.look import (
     shortened,
 )
 from fedlens.report.numbers import format_number
+from fedlens.report.tables import columns_of
 
 MOST_CELLS = 1000  # in a row of a heat map that can still be seen
 MOST_NAMES = 40  # beside a heat map
@@ -46,9 +47,9 @@ def heat(block: Heat) -> Figure:
         shortened(names, LONGEST_NAME) for names in (block.row_names, block.column_names)
     )
     shown_rows, shown_columns = len(rows) <= MOST_NAMES, len(columns) <= MOST_NAMES
-    left = (LETTERS * max(map(len, rows), default=1) if shown_rows else 0.25) + 0.38
+    left = (LETTERS * _longest(rows) if shown_rows else 0.25) + 0.38
     width = WIDTH - left - 0.16
-    longest = max(map(len, columns), default=1)
+    longest = _longest(columns)
     upright = shown_columns and longest * LETTERS > width / max(num_columns, 1)
     named = 0.062 * longest if upright else 0.15  # inches: its letters are small
     below = named + (0.78 if block.column_label else 0.56)
@@ -78,6 +79,11 @@ def heat(block: Heat) -> Figure:
     if sound.size:
         _colour_bar(figure, block, low, high)
     return figure
+
+
+def _longest(names: Sequence[str]) -> int:
+    """The letters of the longest of some names; wide ones are given no more room than others."""
+    return min(max(map(columns_of, names), default=1), LONGEST_NAME)
 
 
 def _depth(block: Heat, share: Array) -> Array:  # [...] in 0..1, of the way from least to most

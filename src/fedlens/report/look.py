@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -189,10 +190,16 @@ def floats(values: Iterable[Any]) -> list[float]:
 
 @contextmanager
 def any_script() -> Iterator[None]:
-    """Draw names in scripts that the font does not have, as boxes, without a word about it."""
+    """Draw names in scripts that no font has, as boxes, without a word about it."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")
-        yield
+        said = logging.getLogger("matplotlib.font_manager")
+        level = said.level
+        said.setLevel(logging.ERROR)  # else it tells of each font that has no bold letters
+        try:
+            yield
+        finally:
+            said.setLevel(level)
 
 
 def print_look() -> AbstractContextManager[None]:

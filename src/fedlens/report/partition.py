@@ -21,6 +21,7 @@ from fedlens.data.partitions import PARTITIONS
 from fedlens.experiment import Named
 from fedlens.files import write_atomically
 from fedlens.options import find, options_of
+from fedlens.report.fonts import find_letters
 from fedlens.report.holdings import MANY, UNLIKE, by_main_class
 from fedlens.report.look import any_script
 from fedlens.runs.budgets import round_numbers
@@ -226,6 +227,7 @@ def save(figure: Figure, path: Path) -> Path:
     """Write a figure as a PNG file."""
     png = io.BytesIO()
     with any_script():
+        find_letters(figure)
         figure.savefig(png, format="png")
     write_atomically(path, png.getvalue())
     return path

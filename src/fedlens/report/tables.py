@@ -132,7 +132,7 @@ def table(
     What is wider than `most_columns` of a terminal goes on below, with the first column again.
     """
     header, *body = [[printable(word) for word in row] for row in (header, *body)]
-    widths = [max(_width(row[i]) for row in (header, *body)) for i in range(len(header))]
+    widths = [max(columns_of(row[i]) for row in (header, *body)) for i in range(len(header))]
     lines = (header, ["-" * width for width in widths], *body)
     parts: list[list[int]] = [[0]]
     for column in range(1, len(header)):
@@ -142,14 +142,14 @@ def table(
         parts[-1].append(column)
     return "\n\n".join(
         "\n".join(
-            "  ".join(line[i] + " " * (widths[i] - _width(line[i])) for i in part).rstrip()
+            "  ".join(line[i] + " " * (widths[i] - columns_of(line[i])) for i in part).rstrip()
             for line in lines
         )
         for part in parts
     )
 
 
-def _width(text: str) -> int:
+def columns_of(text: str) -> int:
     """How many columns of a terminal it takes: two a Chinese character, none a mark above one."""
     return sum(
         0 if combining(character) else 1 + (east_asian_width(character) in "WF")

@@ -13,6 +13,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from fedlens.report.grids import Tiles
 from fedlens.report.look import GRID, LETTERS, LINE, legend, sheet, short
+from fedlens.report.tables import columns_of
 
 COLOURS = (  # the first for what is as it should be; they stand on white paper and on a dark page
     *("#8db9dd", "#c3c9d1", "#e39b2d", "#8a94a1", "#a9805a"),
@@ -29,7 +30,7 @@ def tiles(block: Tiles) -> Figure:
         for j, kind in enumerate(row):
             if kind is not None:
                 image[i, j] = colours[places[kind]]
-    longest = max(map(len, block.row_names), default=1)
+    longest = max(map(columns_of, block.row_names), default=1)
     left = LETTERS * min(longest, 12) + 0.42
     height = min(max(0.09 * len(block.row_names), 1.2), 4.5)
     below = 0.5 + LINE * len(counts) + 0.1

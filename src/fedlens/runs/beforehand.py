@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from fedlens.algorithm import same
+from fedlens.experiment import Experiment
 from fedlens.setup import Setup
 from fedlens.setup.algorithm import make_algorithm
 
@@ -66,8 +67,12 @@ def _untested_classes(setup: Setup) -> str:
 
 
 def _without_effect(setup: Setup) -> str:
+    return epochs_without_effect(setup.experiment)
+
+
+def epochs_without_effect(experiment: Experiment) -> str:
     """Of local.epochs, where the algorithm draws the same without it."""
-    experiment, local = setup.experiment, setup.experiment.local
+    local = experiment.local
     if local.epochs == 1 or local.steps is not None:
         return ""
     plain = replace(experiment, local=replace(local, epochs=1))

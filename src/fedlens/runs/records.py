@@ -107,11 +107,8 @@ def read(folder: Path) -> Run:
     folder = Path(folder)
     run_files.check_run(folder, [EXPERIMENT, MANIFEST, ROUNDS])
     experiment, rounds = run_files.read_experiment(folder), run_files.read_records(folder)
-    summary = run_files.read_summary(folder)
-    summary = summary | {"status": run_files.status_of(folder, summary)}
+    summary = summary_of(folder, len(rounds))
     is_last = summary["status"] in OVER or experiment.get("rounds") == len(rounds)
-    if summary.get("rounds") not in (None, len(rounds)):  # killed: what it was when it started
-        summary = {key: summary[key] for key in ("status", "emd", "twin") if key in summary}
     return Run(
         name=printable(folder.resolve().name),
         folder=folder,
@@ -123,6 +120,15 @@ def read(folder: Path) -> Run:
         partition=read_json(folder / PARTITION),
         evaluation=_final(folder) if is_last else {},
     )
+
+
+def summary_of(folder: Path, num_rounds: int) -> dict[str, Any]:
+    """What the summary of a run says that holds after so many rounds, and how the run stands."""
+    summary = run_files.read_summary(folder)
+    summary = summary | {"status": run_files.status_of(folder, summary)}
+    if summary.get("rounds") not in (None, num_rounds):  # killed: what it was when it started
+        summary = {key: summary[key] for key in ("status", "emd", "twin") if key in summary}
+    return summary
 
 
 def _final(folder: Path) -> dict[str, Any]:

@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedlens.core import Tree
+from fedlens.run_files import EXPERIMENT, MANIFEST, MODEL, OVER, ROUNDS, check_run, read_records
+from fedlens.runs.folder import RunFolder
 from fedlens.runs.measures import PARTS, measure_name
-from fedlens.runs.summary import Record
+from fedlens.runs.records import is_number, summary_of
+from fedlens.runs.summary import Record, final
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,24 +23,38 @@ if TYPE_CHECKING:
 class Result:
     """What a run came to. In a notebook it draws itself."""
 
-    status: str  # finished, diverged, invalid or stopped
+    status: str  # finished, diverged, invalid or stopped; one that was read may not be over
     records: list[Record]
     summary: dict[str, Any]
-    model: Tree  # parameters and buffers, as module.load_state_dict takes them
+    model: Tree  # parameters and buffers, as module.load_state_dict takes them; {}: none is saved
     folder: Path | None
     best_model: Tree | None = None  # that was best on validation, with evaluate.best
+
+    @classmethod
+    def read(cls, folder: str | Path) -> Result:
+        """What the run in a folder came to. Neither its data nor its code need be there.
+
+        A run that is not over has its rounds so far, and no model.
+        """
+        run = RunFolder(Path(folder))
+        check_run(run.path, [EXPERIMENT, MANIFEST, ROUNDS])
+        records = read_records(run.path)
+        summary = summary_of(run.path, len(records))
+        # A run that was over and goes on still has the model of its earlier end.
+        saved = summary["status"] in OVER and (run.path / MODEL).is_file()
+        model, best = (run.load_model(), run.load_best()) if saved else ({}, None)
+        return cls(summary["status"], records, summary, model, run.path, best)
 
     @property
     def final(self) -> dict[str, float]:
         """The last evaluation, by name: test_accuracy, test_loss, ..."""
-        final: dict[str, float] = self.summary["final"]
-        return final
+        return final(self.records)
 
     def __repr__(self) -> str:
         count = len(self.records)
         words = [self.status, "1 round" if count == 1 else f"{count} rounds"]
         measure = self._measure
-        if measure in self.final:
+        if is_number(self.final.get(measure)):  # what is not finite is None, once it was written
             words.append(f"{measure} {self.final[measure]:.4g}")
         if self.folder is not None:
             words.append(str(self.folder))
@@ -83,7 +100,8 @@ class Result:
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(5, 3), layout="constrained")
-        self.plot(axes=figure.add_subplot())
+        if self.records:
+            self.plot(axes=figure.add_subplot())
         drawn = io.StringIO()
         figure.savefig(drawn, format="svg")
         picture = drawn.getvalue()

@@ -40,10 +40,8 @@ def summary(
 ) -> dict[str, Any]:
     """Of whole rounds and, if too few clients reported in the next one, of what became of them."""
     evaluated = [record for record in records if OF_MODEL.keys() & record.keys()]
-    last = evaluated[-1] if evaluated else {}
-    measures = [key for key in last if key not in OF_ROUND and "." not in key]
-    best_values: dict[str, Any] = {}
-    for key in measures:
+    measured, best_values = _measured(records), dict[str, Any]()
+    for key in measured:
         found = best(key, [(r[key], r["round"]) for r in evaluated if is_number(r.get(key))])
         if found is not None:
             best_values[key] = {"value": found[0], "round": found[1]}
@@ -64,9 +62,8 @@ def summary(
     return {
         "status": status,
         "rounds": len(records),
-        "collapsed": _is_constant(last),
-        "final": {key: last[key] for key in measures}
-        | ({"train_loss": records[-1]["train_loss"]} if records else {}),
+        "collapsed": _is_constant(measured),
+        "final": final(records),
         "best": best_values,
         **at_budgets,
         **against,
@@ -81,6 +78,17 @@ def summary(
         "peak_memory_bytes": peak_memory(setup),
         **({} if padding is None else {"padding_share": padding}),
     }
+
+
+def final(records: list[Record]) -> Record:
+    """The last evaluation, and the last training loss."""
+    return _measured(records) | ({"train_loss": records[-1]["train_loss"]} if records else {})
+
+
+def _measured(records: list[Record]) -> Record:
+    """What the last evaluation measured of the model."""
+    last = next((one for one in reversed(records) if OF_MODEL.keys() & one.keys()), {})
+    return {key: last[key] for key in last if key not in OF_ROUND and "." not in key}
 
 
 def gains(found: ByClient, seed: int) -> dict[str, Any]:

@@ -25,14 +25,12 @@ from fedlens.run_files import (
     RunFailed,
     is_run,
     read_manifest,
-    read_records,
     read_status,
-    read_summary,
 )
 from fedlens.runs.active import Watch
 from fedlens.runs.beforehand import say_beforehand
 from fedlens.runs.equal import is_run_of
-from fedlens.runs.folder import RunFolder, check_free
+from fedlens.runs.folder import check_free
 from fedlens.runs.grid import naming
 from fedlens.runs.points import Point, build_point, into_stacks, run_stacks, sharing
 from fedlens.runs.progress import all_of, counted, decoding, is_aside, rounds, shown
@@ -191,10 +189,9 @@ def prepare(
         if folder is not None and overwrite:
             check_free(folder, overwrite)
         elif folder is not None and folder.exists():
-            before = RunFolder(folder)
-            _check_same(before, experiment)
+            _check_same(folder, experiment)
             if read_status(folder) in OVER:
-                kept[name] = _result(before)
+                kept[name] = Result.read(folder)
                 continue
             described = as_begun(experiment, read_manifest(folder))
         with naming(name):
@@ -225,17 +222,10 @@ def _folders(names: Iterable[str], out: str | Path | None) -> dict[str, Path]:
     return {name: parent / name for name in names}
 
 
-def _check_same(folder: RunFolder, experiment: Experiment) -> None:
-    if not is_run(folder.path):
-        raise ValueError(f"{folder.path} is not a run: choose another folder")
-    if not is_run_of(folder.path, experiment):
+def _check_same(folder: Path, experiment: Experiment) -> None:
+    if not is_run(folder):
+        raise ValueError(f"{folder} is not a run: choose another folder")
+    if not is_run_of(folder, experiment):
         raise ValueError(
-            f"{folder.path} holds another experiment: choose another folder, or overwrite it"
+            f"{folder} holds another experiment: choose another folder, or overwrite it"
         )
-
-
-def _result(folder: RunFolder) -> Result:
-    """What a run that is over came to."""
-    summary, records = read_summary(folder.path), read_records(folder.path)
-    model, best = folder.load_model(), folder.load_best()
-    return Result(summary["status"], records, summary, model, folder.path, best)

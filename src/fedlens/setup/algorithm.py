@@ -128,6 +128,7 @@ def warn_of_rate(local: LocalTraining) -> None:
             "try 0.001",
             lr,
             name,
+            extra={"once": True},
         )
 
 

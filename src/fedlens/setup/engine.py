@@ -37,7 +37,8 @@ def engine_of(
         why = stacking_fails(network, train.read(slice(0, 2)).cpu())
         told = f"engine {name} cannot train many clients of this model at once ({why})"
         if why and experiment.engine == "auto":
-            logger.warning("%s: engine sequential trains one after another", told)
+            line = "%s: engine sequential trains one after another"
+            logger.warning(line, told, extra={"once": True})
             name = "sequential"
         elif why:
             on_cpu = device.type == "cpu" and not devices

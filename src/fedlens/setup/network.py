@@ -12,6 +12,7 @@ from torch.nn.modules.module import (
     register_module_forward_hook,
     register_module_forward_pre_hook,
 )
+from torch.nn.parameter import is_lazy
 
 from fedlens import keys
 from fedlens.experiment import Experiment, Named
@@ -45,9 +46,37 @@ def untrained(experiment: Experiment, shape: tuple[int, int, int], outputs: int)
                 "the model was compiled by torch.compile, which workers cannot share: "
                 "give the module itself"
             )
+        elif any(map(is_lazy, given.buffers())):
+            raise ValueError(
+                "the model has layers such as LazyBatchNorm2d, which torch cannot copy before they "
+                f"have seen images: call it once, as model(torch.zeros{(2, *shape)})"
+            )
         else:
             module = copy.deepcopy(given)
+        if any(map(is_lazy, (*module.parameters(), *module.buffers()))):
+            _give_shapes(module, shape)
     return group_norm(module) if experiment.norm == "group" else module
+
+
+def _give_shapes(module: nn.Module, shape: tuple[int, int, int]) -> None:
+    """Have layers such as LazyLinear see images, from which they take their sizes and weights."""
+    was_training = module.training
+    try:
+        with torch.no_grad():
+            module.eval()(torch.zeros(2, *shape))
+    except Exception as error:  # a module of the user's own may raise anything
+        raise _cannot_take(f"images of {shape}", error) from error
+    module.train(was_training)
+
+
+def _cannot_take(images: str, error: Exception) -> ValueError:
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    of_shapes = isinstance(error, RuntimeError)  # which torch raises where they do not fit
+    return ValueError(
+        ("" if of_shapes else mistake_of(error))
+        or f"the model cannot take {images} ({reason}): choose a model for such images or, where "
+        "the data set takes a size, another size"
+    )
 
 
 Networks = dict[str, tuple[Network, Loaded | None]]
@@ -107,13 +136,7 @@ def _try(network: Network, dataset: Dataset, outputs: int | None) -> None:
     except ValueError:
         raise
     except Exception as error:  # a module of the user's own may raise anything
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        of_shapes = isinstance(error, RuntimeError)  # which torch raises where they do not fit
-        raise ValueError(
-            ("" if of_shapes else mistake_of(error))
-            or f"the model cannot take images of {dataset.name}, {dataset.shape} ({reason}): "
-            "choose a model for such images or, where the data set takes a size, another size"
-        ) from error
+        raise _cannot_take(f"images of {dataset.name}, {dataset.shape}", error) from error
     if logits.ndim != 2 or logits.shape[1] < dataset.num_classes:
         raise ValueError(
             f"the model gives {tuple(logits.shape[1:])} outputs an image, but {dataset.name} has "

@@ -50,6 +50,7 @@ def try_algorithm(
             "algorithm %s draws random numbers by itself, so no run of it can be repeated: draw by "
             "local.key or client_keys",
             own,
+            extra={"once": True},
         )
 
 

@@ -1,0 +1,191 @@
+"""What a server says to whoever started it: what it needs, how far it is, how to go on."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from fedlens.cli.main import app
+from fedlens.experiment import Experiment
+from fedlens.fleet import keys, serve
+from fedlens.fleet.keys import make_server_keys, make_site_key
+from fedlens.fleet.serve import Follow
+from fedlens.fleet.terms import for_fleet
+from fedlens.locks import one_writer
+from fedlens.run_files import CHECKPOINT, ROUNDS
+from tests.fleet.sites import write_experiment
+
+
+def interrupted(*_):
+    raise KeyboardInterrupt
+
+
+def made_keys(folder, *sites):
+    """A folder with the keys of a server, and of sites that it knows."""
+    make_server_keys(folder, ["127.0.0.1"])
+    for site in sites or ("ann",):
+        make_site_key(folder / site, site)
+        (folder / site / f"{site}.pub").rename(folder / f"{site}.pub")
+    return folder
+
+
+def test_a_server_whose_certificate_has_expired_does_not_start(tmp_path, monkeypatch):
+    pytest.importorskip("flwr")
+    make_site_key(tmp_path / "ann", "ann")
+    monkeypatch.setattr(keys, "YEARS", -4 / (365 * 24 * 60))
+    make_server_keys(tmp_path, ["127.0.0.1"])
+    words = ["fleet", "serve", str(write_experiment(tmp_path)), "--keys", str(tmp_path)]
+    error = CliRunner().invoke(app, words).exception
+    assert isinstance(error, ValueError)
+    assert "ca.pem has expired" in str(error)
+    assert "`fedlens fleet keys`" in str(error)
+
+
+def test_two_servers_do_not_share_a_place(tmp_path):
+    pytest.importorskip("flwr")
+    words = ["fleet", "serve", str(write_experiment(tmp_path)), "--keys", str(made_keys(tmp_path))]
+    with one_writer(tmp_path / "server"):
+        error = CliRunner().invoke(app, words).exception
+    assert isinstance(error, ValueError)
+    assert "is being written by" in str(error)
+    assert not [*(tmp_path / "server").glob("*.toml")], "the experiment of the other would be there"
+
+
+def test_a_server_without_keys_leaves_nothing(tmp_path):
+    pytest.importorskip("flwr")
+    words = ["fleet", "serve", str(write_experiment(tmp_path)), "--keys", str(tmp_path / "keys")]
+    error = CliRunner().invoke(app, words).exception
+    assert isinstance(error, ValueError)
+    assert "make keys with `fedlens fleet keys`" in str(error)
+    assert not (tmp_path / "keys").exists()
+
+
+@pytest.mark.parametrize(("resumes", "expected"), [(False, [1, 2, 3]), (True, [3])])
+def test_rounds_are_told_of_this_run_and_not_of_one_that_it_replaces(resumes, expected, tmp_path):
+    path, told = tmp_path / ROUNDS, list[int]()
+    old, new = ('{"round": 1}\n{"round": 2}\n' + more for more in ("", '{"round": 3}\n'))
+    path.write_text(old)
+    watch, job = (lambda record: told.append(record["round"])), tmp_path / "job.json"
+    follow = Follow(job, tmp_path, print, watch, resumes)
+    follow.look()
+    assert told == []
+    path.unlink()
+    follow.look()
+    path.write_text(new)
+    follow.look()
+    follow.look()
+    assert told == expected
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_server_that_was_interrupted_says_how_to_go_on(begun, fedlens, tmp_path, monkeypatch):
+    pytest.importorskip("flwr")
+    monkeypatch.setattr(serve, "serve", interrupted)
+    if begun:
+        (tmp_path / "run" / CHECKPOINT).mkdir(parents=True)
+    words = ["--resume", "--out", tmp_path / "run", "--keys", made_keys(tmp_path)]
+    done = fedlens("fleet", "serve", write_experiment(tmp_path), *words)
+    assert done.status == 130
+    assert ("go on with the same command and --resume" in done.err) is begun
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_run_that_was_not_replaced_yet_is_not_gone_on_with(begun, fedlens, tmp_path, monkeypatch):
+    pytest.importorskip("flwr")
+
+    def replaced(*_):
+        if begun:
+            (tmp_path / "new" / CHECKPOINT).mkdir(parents=True)
+            (tmp_path / "run").rename(tmp_path / "old")
+            (tmp_path / "new").rename(tmp_path / "run")
+        interrupted()
+
+    monkeypatch.setattr(serve, "serve", replaced)
+    (tmp_path / "run" / CHECKPOINT).mkdir(parents=True)
+    words = ["--overwrite", "--out", tmp_path / "run", "--keys", made_keys(tmp_path)]
+    done = fedlens("fleet", "serve", write_experiment(tmp_path), *words)
+    assert done.status == 130
+    assert ("go on with the same command and --resume" in done.err) is begun
+
+
+@pytest.mark.parametrize(("resumes", "remedy"), [(False, "start it again"), (True, "--resume")])
+def test_a_server_whose_flower_ended_says_how_to_go_on(resumes, remedy, tmp_path):
+    (tmp_path / "run" / CHECKPOINT).mkdir(parents=True)
+    follow = Follow(tmp_path / "job.json", tmp_path / "run", print, None, resumes)
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        ended.wait()
+    link: Any = SimpleNamespace(process=ended, log="flower.log")
+    with pytest.raises(OSError, match=f"SuperLink has ended: see flower.log; .*{remedy}$"):
+        follow.until_done(link)
+
+
+def served(fedlens, folder, *words):
+    """What is said of an experiment that two sites are to take part in."""
+    folder = made_keys(folder, "ann", "bob")
+    (folder / "one.toml").write_text(TWO_SITES)
+    return fedlens("fleet", "serve", folder / "one.toml", *words, "--keys", folder, "-q").err
+
+
+TWO_SITES = """
+dataset = "fashion-mnist-mini"
+model = "linear"
+rounds = 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("engine=ray", "engine is ray, which has no effect: each site trains by itself"),
+        (
+            "device=cuda",
+            "device is cuda, which has no effect: the server computes on the CPU, and a site "
+            "where its own --device says",
+        ),
+        (
+            "clients.count=3",
+            "clients.count is 3, which has no effect: 2 sites have their keys here",
+        ),
+        (
+            "clients.partition=dirichlet clients.partition.alpha=0.1",
+            "clients.partition is dirichlet, which has no effect: sites hold the images that "
+            "they have",
+        ),
+        (
+            "algorithm=fedvc local.epochs=2",
+            "local.epochs is 2, which has no effect: fedvc has its own local work",
+        ),
+        ("clients.seed=3", "clients.seed is 3, which has no effect: nothing is dealt or held out"),
+    ],
+)
+def test_keys_that_have_no_effect_in_a_fleet_are_told_of(
+    override, said, fedlens, tmp_path, monkeypatch
+):
+    pytest.importorskip("flwr")
+    monkeypatch.setattr(serve, "serve", interrupted)
+    assert served(fedlens, tmp_path, *override.split(" ")) == f"fedlens: {said}\nfedlens: stopped\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["clients.count=2", "device=cpu", "engine=sequential", "clients.partition=iid"],
+        ["clients.seed=3", "clients.holdout=0.2"],
+        ["--resume", "clients.seed=3"],
+    ],
+    ids=str,
+)
+def test_nothing_is_said_of_keys_that_have_an_effect(words, fedlens, tmp_path, monkeypatch):
+    pytest.importorskip("flwr")
+    monkeypatch.setattr(serve, "serve", interrupted)
+    assert served(fedlens, tmp_path, *words) == "fedlens: stopped\n"
+
+
+def test_a_fleet_of_an_experiment_for_ray_comes_to_the_bytes_of_its_simulation():
+    plain = Experiment(dataset="mnist", model="linear", rounds=1)
+    assert for_fleet(replace(plain, engine="ray")) == for_fleet(replace(plain, engine="processes"))
