@@ -73,6 +73,7 @@ class Experiment:
     precision: Precision = "auto"
     deterministic: bool = False  # the same bytes from a GPU, at some cost in speed
     loss: Given[Name, Named] = default(Named("cross_entropy"))
+    normalise: Literal["dataset", "imagenet", "none"] = "dataset"  # by whose mean and deviation
     augment: OrTable[Augment] = default(Augment())
     outputs: int | None = None  # of the model's head; without it, the number of classes
     norm: Literal["shared", "local", "group", "frozen"] = "shared"  # what becomes of BatchNorm

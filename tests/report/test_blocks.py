@@ -4,6 +4,7 @@ import itertools
 import math
 import re
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,7 +26,7 @@ from fedlens.report.blocks import (
     Text,
 )
 from fedlens.report.draw import _figure, pictures
-from fedlens.report.draw_grids import heat
+from fedlens.report.draw_grids import contours, heat
 from fedlens.report.grids import Contours, Heat
 from fedlens.report.look import COLOURS, HEIGHT, name_ends, print_look, sheet, shortened
 from fedlens.report.numbers import format_number
@@ -123,6 +124,14 @@ def test_words_tell_what_there_is_to_see():
     assert "a: 3 dots from 1 to 4, median 2" in STRIP.words()
     assert "north, federated: 90.0% (80.0% to 100.0%)" in INTERVALS.words()
     assert INTERVALS.words().endswith("south, alone: 25.0%.")
+
+
+def test_of_a_grid_only_what_was_measured_is_drawn():
+    row = contours(Contours(title="x", x=[1, 2, 3], y=[3, 4], z=[[0.25, 0.5, None], [None] * 3]))
+    (axes,) = row.axes
+    assert np.asarray(axes.collections[0].get_offsets()).tolist() == [[1, 3], [2, 3]]
+    assert {text.get_text() for text in axes.texts} == {"0.250", "0.500"}
+    assert (axes.get_xlim()[1] > 3, axes.get_ylim()[1] > 4) == (True, True), "of the whole grid"
 
 
 def test_the_best_of_a_loss_is_the_lowest():

@@ -19,6 +19,7 @@ from fedlens.experiment import NUM_CLIENTS, Clients, Evaluate, Experiment, Named
 from fedlens.federation import Dataset, Examples
 from fedlens.runs.beforehand import epochs_without_effect
 from fedlens.setup.algorithm import make_algorithm
+from fedlens.setup.network import normalisation
 from fedlens.version import __version__
 
 logger = logging.getLogger(__name__)
@@ -28,6 +29,7 @@ NOT_TOLD = (
     "device",
     "evaluate",
     "faults",
+    "normalise",
     "reporting",
     "stop",
     "weights",
@@ -48,11 +50,12 @@ class Terms:
         tables = {k: v for k, v in experiment.plain().items() if k not in NOT_TOLD}
         clients = dict(tables["clients"])
         tables["clients"] = {k: v for k, v in clients.items() if k not in ("count", "partition")}
+        mean, std = normalisation(experiment, dataset)
         data = {
             "classes": list(dataset.classes),
             "shape": list(dataset.shape),
-            "mean": None if dataset.mean is None else list(dataset.mean),
-            "std": None if dataset.std is None else list(dataset.std),
+            "mean": None if mean is None else list(mean),
+            "std": None if std is None else list(std),
         }
         content = {"fedlens": __version__, "experiment": tables, "data": data}
         return cls(json.dumps(content, sort_keys=True, ensure_ascii=True, allow_nan=False))

@@ -35,6 +35,9 @@ def experiments(results: Results) -> Table:
     )
 
 
+NORMALISED = {"dataset": "", "imagenet": ", normalised as ImageNet", "none": ", not normalised"}
+
+
 def _described(name: str, runs: Sequence[Run]) -> list[str]:
     cell = Experiment.of(runs[0].experiment)
     clients = cell.clients
@@ -44,7 +47,7 @@ def _described(name: str, runs: Sequence[Run]) -> list[str]:
     layers = f", the last {cell.train_last} layers" if cell.train_last else ""
     return [
         name,
-        _named(cell.dataset),
+        f"{_named(cell.dataset)}{NORMALISED[cell.normalise]}",
         _augmentation(cell),
         f"{_named(cell.model)}{outputs}{layers}",
         _start(runs[0]),

@@ -67,6 +67,7 @@ from fedlens.report.tables import columns_of
 from fedlens.report.tiles import tiles
 from fedlens.runs.records import is_number
 
+FEW_POINTS = 12  # of a line, each with its marker
 BESIDE = 22  # letters of names that fit beside bars
 
 
@@ -167,7 +168,8 @@ def _line(axes: Axes, line: Line, place: int, banded: bool) -> None:
         linestyle=DASHES[line.style],
         marker=MARKERS[place % len(MARKERS)] if solid or len(ys) == 1 else "",
         markersize=4,
-        markevery=(min(2 * place, max(0, len(ys) - 1)), max(1, len(ys) // 6)),
+        # All of a few; of many some, where those of the lines before are not.
+        markevery=1 if len(ys) <= FEW_POINTS else (min(2 * place, len(ys) - 1), len(ys) // 6),
         **strokes(line.style),
     )
     if line.ring is not None:

@@ -122,7 +122,10 @@ def contours(block: Contours) -> Figure:
         axes.set_xscale("log")
     if block.log_y:
         axes.set_yscale("log")
-    if min(z.shape) >= 2 and sound.size and sound.min() < sound.max():
+    measured = np.isfinite(z)
+    # Between points that are all in one row or column there is nothing to draw.
+    spans = min(measured.any(0).sum(), measured.any(1).sum()) >= 2
+    if spans and sound.min() < sound.max():
         levels = np.linspace(sound.min(), sound.max(), 9)
         depth = np.linspace(1, 0.06, 8) if block.lowest else np.linspace(0.06, 1, 8)
         masked = np.ma.masked_invalid(z)
@@ -131,11 +134,18 @@ def contours(block: Contours) -> Figure:
                              linewidths=0.6)  # fmt: skip
         axes.clabel(drawn, fontsize=7, fmt=lambda value: format_number(float(value), block.percent))
     xs, ys = np.meshgrid(block.x, block.y)
-    axes.scatter(xs, ys, s=5, color=SOFT, linewidths=0, zorder=3, clip_on=False)
+    axes.update_datalim(np.column_stack([xs.ravel(), ys.ravel()]))
+    look: dict[str, Any] = {"color": SOFT, "zorder": 3, "clip_on": False}
+    axes.scatter(xs[measured], ys[measured], s=5, linewidths=0, **look)
+    if not spans:
+        for x, y, value in zip(xs[measured], ys[measured], sound, strict=True):
+            words = format_number(float(value), block.percent)
+            axes.annotate(words, (x, y), (0, 9), textcoords="offset points", ha="center",
+                          fontsize=8, **look)  # fmt: skip
     if block.best is not None:
         x, y, best = block.best
-        look: dict[str, Any] = {"color": COLOURS[1], "markeredgecolor": INK, "zorder": 4}
-        axes.plot([x], [y], marker="*", markersize=13, clip_on=False, **look)
+        star: dict[str, Any] = {"color": COLOURS[1], "markeredgecolor": INK, "zorder": 4}
+        axes.plot([x], [y], marker="*", markersize=13, clip_on=False, **star)
         label = f"best {format_number(best, block.percent)}"
         figure.text(1 - 0.2 / WIDTH, 0.2 / figure.get_figheight(), label, ha="right",
                     fontsize=8.5, color=INK, va="center")  # fmt: skip

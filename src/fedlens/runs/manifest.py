@@ -20,7 +20,6 @@ import numpy as np
 import torch
 
 from fedlens.experiment import Experiment, Named
-from fedlens.federation import Dataset
 from fedlens.reading import Fields, demand_fields, expanded
 from fedlens.run_files import ANEW, EXPERIMENT, MANIFEST, OVER, last_saved, read_status, to_json
 from fedlens.runs.equal import as_today
@@ -69,7 +68,7 @@ def manifest(setup: Setup) -> dict[str, Any]:
         "weights": setup.weights._asdict() if setup.weights else None,
         "classes": list(setup.dataset.classes),
         "left_out": [one._asdict() for one in setup.dataset.left_out],
-        "images": _images(setup.dataset),
+        "images": _images(setup),
         "code": _own_code(setup.experiment),
         "code_sha256": _own_files(setup.experiment),
     }
@@ -174,13 +173,14 @@ def machine(setup: Setup) -> dict[str, Any]:
     }
 
 
-def _images(dataset: Dataset) -> dict[str, Any]:
+def _images(setup: Setup) -> dict[str, Any]:
     """How an image is prepared for the model: whoever asks it later does the same."""
+    dataset, network = setup.dataset, setup.network
     channels = dataset.shape[0]
     return {
         "shape": list(dataset.shape),
-        "mean": list(dataset.mean or [0.0] * channels),
-        "std": list(dataset.std or [1.0] * channels),
+        "mean": list(network.mean or [0.0] * channels),
+        "std": list(network.std or [1.0] * channels),
         "floats": dataset.train.images.is_floating_point(),
     }
 

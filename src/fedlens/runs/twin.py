@@ -239,11 +239,11 @@ def _key(setup: Setup, tests: ClientTests | None) -> str:
     """A hash of everything that the twin's accuracy depends on, and that of the run's clients."""
     plain = setup.experiment.plain()
     settings = {name: value for name, value in plain.items() if name not in GIVEN_BY_CONTENT}
-    dataset, network = setup.dataset, setup.network
+    network = setup.network
     content = {
         "settings": settings,
         "model": repr(network.module),
-        "normalised": [dataset.mean, dataset.std, dataset.num_classes],
+        "normalised": [network.mean, network.std, setup.dataset.num_classes],
         "device": setup.devices[0].type,
         "versions": [__version__, torch.__version__],
     }

@@ -79,6 +79,31 @@ def _cannot_take(images: str, error: Exception) -> ValueError:
     )
 
 
+# Of ImageNet's images, which torchvision's weights were trained with.
+IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+MeanAndStd = tuple[tuple[float, ...] | None, tuple[float, ...] | None]
+
+
+def normalisation(experiment: Experiment, dataset: Dataset) -> MeanAndStd:
+    """What is taken off each channel of an image in [0, 1], and what it is then divided by."""
+    if experiment.normalise == "dataset":
+        return dataset.mean, dataset.std
+    if dataset.train.images.is_floating_point():
+        raise ValueError(
+            f'normalise is "{experiment.normalise}", but the images of {dataset.name} are floats, '
+            "which are used as they are: leave normalise out"
+        )
+    if experiment.normalise == "none":
+        return None, None
+    if dataset.shape[0] != len(IMAGENET[0]):
+        raise ValueError(
+            f'normalise is "imagenet", but the images of {dataset.name} have {dataset.shape[0]} '
+            'channels: choose "dataset" or "none"'
+        )
+    return IMAGENET
+
+
 Networks = dict[str, tuple[Network, Loaded | None]]
 """Networks of experiments that belong together, by all that they depend on."""
 
@@ -95,7 +120,7 @@ def shared_network(
         return make_network(experiment, dataset)
     one = experiment
     depends_on = one.model, one.outputs, one.norm, one.weights, one.train_last, one.precision
-    key = repr((id(dataset), *depends_on, one.weights_sha256, one.seed))
+    key = repr((id(dataset), one.normalise, *depends_on, one.weights_sha256, one.seed))
     if key not in made:
         made[key] = make_network(experiment, dataset)
     return made[key]
@@ -117,7 +142,7 @@ def make_network(experiment: Experiment, dataset: Dataset) -> tuple[Network, Loa
     if experiment.norm == "frozen":
         freeze_norms(module)
     dtype, compute = PRECISIONS[experiment.precision]
-    network = Network(module, dataset.mean, dataset.std, dtype, compute)
+    network = Network(module, *normalisation(experiment, dataset), dtype, compute)
     if experiment.norm in ("local", "frozen") and not network.layout.norm_layers:
         raise ValueError(
             f'norm is "{experiment.norm}", but the model has no such layers: leave norm out'

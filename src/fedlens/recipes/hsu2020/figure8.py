@@ -85,21 +85,23 @@ def blocks(results: Results) -> list[Block]:
             if not found:
                 continue
             where = f"{dataset}, K = {panel.goal}, E = {panel.epochs}"
-            shown.append(
-                Contours(
-                    title=f"{where}: best over momenta",
-                    caption="As the paper draws it: at each α and effective learning rate the best "
-                    "relative accuracy over all momenta. Clients are less alike to the right.",
-                    x=list(range(1, len(found) + 1)),
-                    y=rates(scale),
-                    z=[[_best(found[a][i]) for a in found] for i in range(len(rates(scale)))],
-                    x_label=f"α: {', '.join(f'{a:g}' for a in found)}",
-                    y_label="η_eff",
-                    z_label="relative accuracy",
-                    log_y=True,
-                    percent=True,
+            if len(found) > 1:
+                shown.append(
+                    Contours(
+                        title=f"{where}: best over momenta",
+                        caption="As the paper draws it: at each α and effective learning rate the "
+                        "best relative accuracy over all momenta. Clients are less alike to the "
+                        "right.",
+                        x=list(range(1, len(found) + 1)),
+                        y=rates(scale),
+                        z=[[_best(found[a][i]) for a in found] for i in range(len(rates(scale)))],
+                        x_label=f"α: {', '.join(f'{a:g}' for a in found)}",
+                        y_label="η_eff",
+                        z_label="relative accuracy",
+                        log_y=True,
+                        percent=True,
+                    )
                 )
-            )
             shown += [
                 Contours(
                     title=f"{where}, α = {alpha:g}",

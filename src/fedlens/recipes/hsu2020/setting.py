@@ -52,6 +52,11 @@ class Population:
     def is_stand_in(self) -> bool:
         return self.name != self.used
 
+    @property
+    def normalise(self) -> Literal["dataset", "imagenet"]:
+        """Frozen statistics are those of ImageNet's weights, of images normalised as its were."""
+        return "imagenet" if self.norm == "frozen" else "dataset"
+
 
 def population(scale: Scale, which: Which) -> Population:
     """The paper's population, or FEMNIST by writer (users) or imbalanced CIFAR-10 (places)."""
@@ -179,6 +184,7 @@ def experiment(
         model=clients.model,
         rounds=last,
         engine="sequential" if scale.name == "smoke" else "auto",
+        normalise=clients.normalise,
         augment=clients.augment,
         weights=clients.weights,
         norm=clients.norm,
