@@ -237,3 +237,17 @@ def test_a_mistake_in_one_item_costs_no_run_of_another(tmp_path):
     assert read_status(place(tmp_path, ITEMS[0], "iid-logits")) == "finished"
     plan_all(ITEMS, "smoke", tmp_path, overwrite=True)
     assert not place(tmp_path, ITEMS[0], "iid-logits").exists()
+
+
+def test_what_is_left_counts_as_much_as_it_is_expected_to_take(tmp_path, monkeypatch):
+    """Also where a stage at a time is made ready."""
+    monkeypatch.setattr(module, "AT_ONCE", 3)
+    runs = together(plan_all(ITEMS, "smoke", tmp_path))
+    names = [runs.names[place] for place in runs.left]
+    seconds = {name: 10.0**number for number, name in enumerate(names)}
+    seen: list[dict[str, Any]] = []
+    runs.run(seen.append, seconds)
+    rounds = dict.fromkeys(names, 2)
+    for record in seen:
+        rounds[record["point"]] = 2 - record["round"]
+        assert record["left"] == sum(rounds[name] * seconds[name] for name in names)

@@ -114,6 +114,17 @@ def test_what_the_first_round_took_to_start_is_not_expected_of_the_others(clock,
     assert told == ["  about 27 s left", "  about 6 s left"]
 
 
+def test_rounds_are_expected_to_take_what_was_estimated_of_them(clock, capsys):
+    """Ten of 8 s, then a thousand of a tenth: after two of the first there are 164 s to go."""
+    with progress.rounds("a", 1010) as watch:
+        for done, left in ((1, 172.0), (2, 164.0)):
+            clock[0] += 8
+            record = {"done": done, "left": left, "point": "b", "round": done, "train_loss": 1.0}
+            watch(record)
+    told = [line.partition("train loss 1.000")[2] for line in capsys.readouterr().err.splitlines()]
+    assert told == ["", "  about 3 min left"]
+
+
 def test_what_a_server_waited_for_its_sites_is_not_expected_of_rounds(clock, capsys):
     with progress.rounds("a", 11) as watch:
         clock[0] += 3600

@@ -113,15 +113,16 @@ def reproduce_command(
     for one in planned:
         if one.recipe.stand_in and (only_plan or (one.name in left and not quiet)):
             print(f"{one.name}: {one.recipe.stand_in}", file=sys.stderr, flush=True)
+    seconds: dict[str, float] = {}
     if only_plan or (scale == "paper" and left and not quiet):
-        _say_how_long(title, runs, quiet)
+        seconds = _say_how_long(title, runs, quiet)
     if only_plan:
         return
     try:
         if left:
             about = title, runs.rounds, runs.rounds_done
             with watching(quiet, progress.rounds, *about) as told:
-                runs.run(told)
+                runs.run(told, seconds)
         with once_written():
             done, failed = _pages(planned, quiet)
     except KeyboardInterrupt as stop:
@@ -193,15 +194,18 @@ def _print_one(done: Reproduced) -> None:
     print(f"page: {done.page}")
 
 
-def _say_how_long(title: str, runs: Together, quiet: bool) -> None:
-    """The time that the runs still to be made will take here, stack by stack."""
+def _say_how_long(title: str, runs: Together, quiet: bool) -> dict[str, float]:
+    """The time that the runs still to be made will take here, stack by stack.
+
+    What a round of each is expected to take is given back.
+    """
     from fedlens.data.places import cache
     from fedlens.recipes.estimate import Timing
     from fedlens.recipes.remembered import Remembered
     from fedlens.runs.progress import counted, percent, span
 
-    left, total = runs.left, 0.0
-    count = len(left)
+    left, total, a_round = runs.left, 0.0, dict[str, float]()
+    count, rounds = len(left), {runs.names[place]: one.rounds for place, one in left.items()}
     if count:
         print(f"{title}: estimating how long it will take ...", file=sys.stderr)
         timing = Timing(left.values(), runs.data, Remembered(cache() / "timings"))
@@ -210,6 +214,8 @@ def _say_how_long(title: str, runs: Together, quiet: bool) -> None:
             found = timing.sweeps(stages, watch)
         for estimated in found:
             total += estimated.seconds
+            share = estimated.seconds / sum(rounds[name] for name in estimated.names)
+            a_round |= dict.fromkeys(estimated.names, share)
             first, others = estimated.names[0], len(estimated.names) - 1
             beside = f" and {others} more, side by side" if others else ""
             said = f"{first}{beside}: about {span(estimated.seconds)}"
@@ -222,6 +228,7 @@ def _say_how_long(title: str, runs: Together, quiet: bool) -> None:
         file=sys.stderr,
         flush=True,
     )
+    return a_round
 
 
 def _summary(recipe: str, scale: ScaleName, done: Reproduced) -> dict[str, Any]:

@@ -101,8 +101,11 @@ class Together:
             seen[item, what] += 1
         return list(found.values())
 
-    def run(self, watch: Watch | None = None) -> None:
-        """Run what is left, or go on with it; `watch` is called as if all were one sweep."""
+    def run(self, watch: Watch | None = None, seconds: Mapping[str, float] | None = None) -> None:
+        """Run what is left, or go on with it; `watch` is called as if all were one sweep.
+
+        `seconds` are what a round of each is expected to take, by name, where that is known.
+        """
         with one_writer(*self.outs):
             parents = {place.parent for place in self.chosen}
             for folder in (*parents, *filter(_is_over, self.chosen)):
@@ -110,24 +113,32 @@ class Together:
             total = self.rounds
             self._take_over()
             while stage := next(self.stages, None):
-                self._run_stage(stage, total, watch)
+                self._run_stage(stage, total, watch, seconds or {})
                 assert all(map(_is_over, stage)), "a sweep ends its runs"
                 self._take_over()
 
-    def _run_stage(self, stage: Cells, total: int, watch: Watch | None) -> None:
+    def _run_stage(
+        self, stage: Cells, total: int, watch: Watch | None, seconds: Mapping[str, float]
+    ) -> None:
         elsewhere = self.rounds_done - sum(map(self._rounds_done, stage))
+        later = sum(
+            (one.rounds - self._rounds_done(place)) * seconds.get(self.names[place], 1)
+            for place, one in self.left.items()
+            if place not in stage
+        )
 
         def say(record: Record) -> None:
             assert watch is not None
             if "done" in record:
-                record = record | {"done": elsewhere + record["done"], "total": total}
+                done, left = elsewhere + record["done"], later + record["left"]
+                record = record | {"done": done, "total": total, "left": left}
             watch(record)
 
         told = say if watch is not None else None
         points = {self.names[place]: experiment for place, experiment in stage.items()}
         folders = {self.names[place]: place for place in stage}
         made = prepare(points, folders, data=self.data, watch=decoding(told))
-        made.run(told, keep_states=False)
+        made.run(told, keep_states=False, seconds=seconds)
 
     @cached_property
     def _beside(self) -> Mapping[str, Path]:

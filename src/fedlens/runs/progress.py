@@ -32,16 +32,17 @@ def rounds(title: str, total: int, done: int = 0) -> Iterator[Watch]:
     title = printable(title)
     if sys.stderr.isatty():
         with _bar(title, total, done, "round {task.completed}/{task.total}") as advance:
-            evaluated = ""
+            evaluated, remaining = "", _Remaining(total)
 
             def show(record: Record) -> None:
                 nonlocal evaluated
                 if is_aside(record):
                     is_before = "twin" in record or "decoded" in record
                     advance(done if is_before else total, _aside(record))
+                    remaining.start()
                     return
                 evaluated = _evaluated(record, evaluated)
-                advance(_at(record), _trained(record) + evaluated)
+                advance(_at(record), _trained(record) + evaluated + remaining.after(record))
 
             yield show
     else:
@@ -143,29 +144,56 @@ class _Counted:
         now = time.monotonic()
         if doing != self.doing or self.first < 0:
             self.doing, self.first, self.since = doing, done, now
-        what = f"{doing}  " if doing else ""
+        about = ""
+        if total is not None and self.first < done < total:
+            about = _about((now - self.since) / (done - self.first) * (total - done))
+        line = f"{doing}  " if doing else ""
+        line += f"{self.written(done, total)}{about}"
         if self.on_terminal:
             if self.advance is None and now - self.last_print >= BAR_SECONDS:
                 self.advance = self.stack.enter_context(_bar(self.title, None, 0, ""))
             if self.advance is not None:
-                self.advance(done, f"{what}{self.written(done, total)}", total)
+                self.advance(done, line, total)
         elif now - self.last_print >= PLAIN_SECONDS or (self.has_said and done == total):
             self.last_print, self.has_said = now, True
-            about = ""
-            if total is not None and self.first < done < total:
-                left = (now - self.since) / (done - self.first) * (total - done)
-                about = f"  about {span(left)} left"
-            line = f"{self.title}: {what}{self.written(done, total)}{about}"
-            print(line, file=sys.stderr, flush=True)
+            print(f"{self.title}: {line}", file=sys.stderr, flush=True)
+
+
+class _Remaining:
+    """How long rounds will still take, by what the others took."""
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.first: tuple[float, float] | None = None  # when the first came, and what was left then
+        self.start()
+
+    def start(self) -> None:
+        """The rounds begin now: their twin, say, is done."""
+        self.started = time.monotonic()
+
+    def after(self, record: Record) -> str:
+        now = time.monotonic()
+        left = record["left"] if "left" in record else self.total - _at(record)
+        # A first round says little of the others, since kernels are compiled in it, and nothing
+        # where the points of a sweep take it side by side: only where it is long, it is asked.
+        # By what it took itself: the server of a fleet may have waited an hour for its sites.
+        took = _seconds(record, now - self.started)
+        is_told = "point" not in record and took >= PLAIN_SECONDS
+        since, before = self.first or ((now - took, left + 1) if is_told else (now, left))
+        self.first = self.first or (now, left)
+        return _about((now - since) / (before - left) * left) if before > left > 0 else ""
+
+
+def _about(seconds: float) -> str:
+    return f"  about {span(seconds)} left"
 
 
 def _lines(title: str, total: int, done: int) -> Watch:
-    started = last_print = aside_since = time.monotonic()
-    first: tuple[float, int] | None = None  # when the first record came, and how many were done
-    evaluated = ""
+    last_print = aside_since = time.monotonic()
+    evaluated, remaining = "", _Remaining(total)
 
     def show(record: Record) -> None:
-        nonlocal started, first, last_print, aside_since, evaluated
+        nonlocal last_print, aside_since, evaluated
         now = time.monotonic()
         if is_aside(record):
             number, of = _passes(record)
@@ -176,24 +204,15 @@ def _lines(title: str, total: int, done: int) -> Watch:
             if now - last_print >= PLAIN_SECONDS or is_end:
                 last_print = now
                 left = (now - aside_since) / max(number - 1, 1) * (of - number)
-                about = f"  about {span(left)} left" if 1 < number < of else ""
+                about = _about(left) if 1 < number < of else ""
                 print(f"{title}: {_aside(record)}{about}", file=sys.stderr, flush=True)
-            started = now  # the rounds begin when the twin is done
+            remaining.start()
             return
-        evaluated, at = _evaluated(record, evaluated), _at(record)
-        # A first round says little of the others, since kernels are compiled in it, and nothing
-        # where the points of a sweep take it side by side: only where it is long, it is asked.
-        # By what it took itself: the server of a fleet may have waited an hour for its sites.
-        took = _seconds(record, now - started)
-        is_told = "point" not in record and took >= PLAIN_SECONDS
-        since, before = first or ((now - took, at - 1) if is_told else (now, at))
-        first = first or (now, at)
+        evaluated, at, about = _evaluated(record, evaluated), _at(record), remaining.after(record)
         if now - last_print < PLAIN_SECONDS and at not in (done + 1, total):
             return
         last_print = now
-        left = (now - since) / max(at - before, 1) * (total - at)
-        remaining = f"  about {span(left)} left" if before < at < total else ""
-        line = f"{title}: round {at}/{total}  {_trained(record)}{evaluated}{remaining}"
+        line = f"{title}: round {at}/{total}  {_trained(record)}{evaluated}{about}"
         print(line, file=sys.stderr, flush=True)
 
     return show
@@ -202,14 +221,13 @@ def _lines(title: str, total: int, done: int) -> Watch:
 @contextmanager
 def _bar(title: str, total: int | None, done: int, counter: str) -> Iterator[Any]:
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, TextColumn
 
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
         TextColumn(counter),
         TextColumn("{task.fields[measures]}", markup=False),
-        TimeRemainingColumn(compact=True),
     )
     with Progress(*columns, console=Console(stderr=True)) as progress:
         task = progress.add_task(title, total=total, completed=done, measures="")

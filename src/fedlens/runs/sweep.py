@@ -57,7 +57,8 @@ def sweep(
 
     Each has its run folder in `out`, under its name. What is there already is kept if it is
     finished, and gone on with if it is not. `watch` is called with each record, which also says
-    whose it is (`point`) and how many rounds are done of how many in all (`done`, `total`).
+    whose it is (`point`), how many rounds are done of how many in all (`done`, `total`), and how
+    many are left (`left`).
     Without `keep_states` points that are done leave no checkpoint: what clients remember may be
     gigabytes, and is needed only by who asks for more rounds. `progress` is that of `run`.
     """
@@ -127,7 +128,13 @@ class Sweep:
         """Those that run on workers of a cluster, each by itself."""
         return to_spread([point for stack in self.stacks for point in stack])
 
-    def run(self, watch: Watch | None = None, keep_states: bool = True) -> dict[str, Result]:
+    def run(
+        self,
+        watch: Watch | None = None,
+        keep_states: bool = True,
+        seconds: Mapping[str, float] | None = None,
+    ) -> dict[str, Result]:
+        """`seconds` are what a round of each point is expected to take, where that is known."""
         results, left = dict(self.kept), self._left()
         say_beforehand(point.setup for stack in self.stacks for point in stack)
 
@@ -136,8 +143,10 @@ class Sweep:
                 return
             if not is_aside(record):
                 left[point.name] = point.experiment.rounds - record["round"]
+                work = sum(number * (seconds or {}).get(name, 1) for name, number in left.items())
                 done = self.total - sum(left.values())
-                record = record | {"point": point.name, "done": done, "total": self.total}
+                about = {"point": point.name, "done": done, "total": self.total, "left": work}
+                record = record | about
             watch(record)
 
         def watch_of(point: Point) -> Watch | None:
