@@ -12,6 +12,7 @@ import pytest
 from fedlens.core import Upload
 from fedlens.engines import gpus, pool
 from fedlens.pieces.upload import difference
+from fedlens.process_state import is_stopped
 from fedlens.rounds import run_round
 from tests.children import in_a_child
 from tests.federations import CPU, assert_equal, forked
@@ -46,7 +47,7 @@ def test_much_can_be_sent_to_a_worker_that_stands_still(monkeypatch):
         expected, _ = run_round(program, federation, engine, state, seed=0)
         stopped = engine._crew.pool._hired[0].process.pid
         os.kill(stopped, signal.SIGSTOP)
-        while not pool._is_stopped(stopped):
+        while not is_stopped(stopped):
             time.sleep(0.01)
         found, _ = run_round(program, federation, engine, state, seed=0)
         assert_equal(found=found.params, expected=expected.params)

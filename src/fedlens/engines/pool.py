@@ -10,7 +10,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -20,6 +19,7 @@ from fedlens.core import Memory, Tree
 from fedlens.engines.gpus import check_unused, fork
 from fedlens.engines.shared_memory import SharedBuffer, leaves, num_bytes, trees_of
 from fedlens.engines.worker import Answer, Begin, Predicting, Training, Worker
+from fedlens.process_state import is_stopped
 from fedlens.work import Shared, Work
 
 TRIES = 3  # of a task whose worker is gone
@@ -98,7 +98,7 @@ class Hired:
         theirs.close()
 
     def send(self, message: bytes) -> None:
-        if len(message) > BUFFERED and _is_stopped(self.process.pid):
+        if len(message) > BUFFERED and self._stands_still():
             self.missed = True  # to write more than it has room for would wait for it
             return
         with contextlib.suppress(OSError):  # it is dead: whoever waits for its answer will see
@@ -117,8 +117,12 @@ class Hired:
 
         After Ctrl-Z and `fg` it is this process that may be the first to go on.
         """
-        stopped, self.was_stopped = self.was_stopped, _is_stopped(self.process.pid)
+        stopped, self.was_stopped = self.was_stopped, self._stands_still()
         return self.missed or (stopped and self.was_stopped)
+
+    def _stands_still(self) -> bool:
+        assert self.process.pid is not None
+        return is_stopped(self.process.pid)
 
     def dismiss(self) -> None:
         self.process.kill()  # one that was stopped would not end by anything less
@@ -252,11 +256,3 @@ def _serve(worker: Worker, pipe: Connection, others: Sequence[Connection]) -> No
     for other in others:
         other.close()  # else no worker would notice that this process is gone
     worker.serve(pipe)
-
-
-def _is_stopped(pid: int | None) -> bool:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] == "T"

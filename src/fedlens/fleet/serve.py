@@ -15,11 +15,12 @@ from typing import Any
 from fedlens.experiment import Experiment
 from fedlens.files import write_atomically
 from fedlens.fleet import Tell
-from fedlens.fleet.flower import SuperLink, is_alive, write_app
+from fedlens.fleet.flower import SuperLink, write_app
 from fedlens.fleet.gate import Gate
 from fedlens.fleet.keys import check_server_keys, public_keys
 from fedlens.fleet.server import Job
 from fedlens.locks import one_writer
+from fedlens.process_state import is_alive
 from fedlens.run_files import ROUNDS, can_go_on, identity, read_records
 from fedlens.runs.active import Watch
 
