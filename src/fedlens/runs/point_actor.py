@@ -176,7 +176,7 @@ class PointActor:
             sharing(setup, others),
             folder,
             overwrite=False,
-            tell=lambda change: self._news.put(Changed(sent.name, change)),
+            on_change=lambda change: self._news.put(Changed(sent.name, change)),
         )
 
     def _watch_of(self, point: Point) -> partial[None]:
