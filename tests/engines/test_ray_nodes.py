@@ -113,7 +113,7 @@ def test_actors_on_gpus_have_one_each_and_the_bytes_of_processes(nodes):
 
 def test_points_of_a_sweep_are_stacked_on_gpus(nodes, tmp_path, monkeypatch):
     nodes.add_node(**SMALL, num_gpus=2)
-    monkeypatch.setattr(spread, "_on_gpus", lambda _points: True)
+    monkeypatch.setattr(spread.SpreadPoints, "on_gpus", True)
     monkeypatch.setattr(spread, "ON_GPU", ("cpu", True))
     for engine in ("ray", "stacked"):
         fl.sweep(fl.grid(base(engine=engine, device="cpu"), {}, seeds=4), tmp_path / engine)

@@ -18,7 +18,7 @@ from fedlens.options import importable
 from fedlens.run_files import MODEL, read_status, saved_rounds, state_files
 from fedlens.runs import point_actor, spread
 from fedlens.runs.folder import Change, Files
-from fedlens.runs.spread import even_shares
+from fedlens.runs.spread import SpreadPoints, even_shares
 from fedlens.runs.summary import Record
 from fedlens.runs.sweep import prepare
 from tests.clusters import LONG, RAY_MARKS
@@ -157,7 +157,7 @@ def test_few_points_run_on_all_of_the_cluster_one_after_another(ray):
     clients = fl.Clients(12, 4)
     alone = prepare({"one": base(engine="ray", device="cpu", clients=clients)})
     assert alone.describe() == "1 point"
-    assert spread.to_spread([point for stack in alone.stacks for point in stack]) == []
+    assert not SpreadPoints.among([point for stack in alone.stacks for point in stack]).points
 
 
 def test_shares_are_even_and_in_order():

@@ -12,7 +12,8 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -47,49 +48,66 @@ ON_GPU, ON_CORE = ("cuda", True), ("cpu", False)  # where an actor trains, and w
 logger = logging.getLogger(__name__)
 
 
-def to_spread(points: Sequence[Point]) -> list[Point]:
-    """Which points are run each by itself on a core or a GPU, rather than on all of them in turn.
+@dataclass(frozen=True)
+class SpreadPoints:
+    """Points that are run each by itself on a core or a GPU, rather than on all of them in turn."""
 
-    Those of engine `ray`, if they keep as many workers busy as the clients of a round would.
-    Initial weights are in a file here, which other nodes need not have.
-    """
-    found = [
-        point
-        for point in points
-        if isinstance(point.setup.engine, Ray) and point.experiment.weights is None
-    ]
-    if len(found) < 2:
-        return []
-    workers = max(point.setup.experiment.clients.cohort for point in found)
-    if len(found) < workers:
-        workers = min(workers, num_workers(found))
-    return found if len(found) >= workers else []
+    points: Sequence[Point]
 
+    @classmethod
+    def among(cls, points: Sequence[Point]) -> SpreadPoints:
+        """Those of engine `ray`, if they keep as many workers busy as the clients of a round would.
 
-def num_workers(points: Sequence[Point]) -> int:
-    """How many cores, or GPUs, the cluster has for points that are spread."""
-    ray = connect(SentDatasets(points).num_bytes)
-    return sum(places(ray, _on_gpus(points)).values())
+        Initial weights are in a file here, which other nodes need not have.
+        """
+        found = cls(
+            [
+                point
+                for point in points
+                if isinstance(point.setup.engine, Ray) and point.experiment.weights is None
+            ]
+        )
+        if len(found.points) < 2:
+            return cls([])
+        workers = max(point.setup.experiment.clients.cohort for point in found.points)
+        if len(found.points) < workers:
+            workers = min(workers, found.num_workers)
+        return found if len(found.points) >= workers else cls([])
 
+    @cached_property
+    def datasets(self) -> SentDatasets:
+        return SentDatasets(self.points)
 
-def shares_of(points: Sequence[Point], workers: int) -> list[list[Point]]:
-    """What a worker is given at a time: a point, or on GPUs, which stack them, an even share."""
-    return even_shares(points, workers if _on_gpus(points) else len(points))
+    @property
+    def on_gpus(self) -> bool:
+        engines = [point.setup.engine for point in self.points]
+        return all(isinstance(engine, Ray) and engine.on_gpus for engine in engines)
+
+    @property
+    def num_workers(self) -> int:
+        """How many cores, or GPUs, the cluster has for them."""
+        return sum(places(self.connect(), self.on_gpus).values())
+
+    @property
+    def shares(self) -> list[list[Point]]:
+        """What a worker is given at a time: a point; on GPUs, which stack them, an even share."""
+        return even_shares(self.points, self.num_workers if self.on_gpus else len(self.points))
+
+    def connect(self) -> Any:
+        """Ray, connected to a cluster that has room for what workers are sent."""
+        return connect(self.datasets.num_bytes)
 
 
 def run_spread(
-    points: Sequence[Point],
+    spread: SpreadPoints,
     watch: Callable[[Point, Record], None],
     data: Path | None,
     keep_states: bool,
 ) -> Iterator[tuple[Point, Result]]:
     """Run points to their results, which come as they end."""
-    sent = SentDatasets(points)
-    ray = connect(sent.num_bytes)
-    on_gpus = _on_gpus(points)
-    arguments = ON_GPU if on_gpus else ON_CORE
-    hiring = Hiring(ray, PointActor, arguments, ray.put(sent.messages), on_gpus)
-    shares = shares_of(points, sum(places(ray, on_gpus).values()))
+    ray, datasets = spread.connect(), spread.datasets
+    arguments = ON_GPU if spread.on_gpus else ON_CORE
+    hiring = Hiring(ray, PointActor, arguments, ray.put(datasets.messages), spread.on_gpus)
     with contextlib.ExitStack() as opened:
         opened.callback(hiring.dismiss)
         folders: dict[str, RunFolder] = {}
@@ -100,12 +118,12 @@ def run_spread(
                     folders[point.name] = _opened(point)
                     opened.callback(folders[point.name].close)
             packed = [
-                sent_point(point, sent.numbers[point.name], folders.get(point.name))
+                sent_point(point, datasets.numbers[point.name], folders.get(point.name))
                 for point in share
             ]
             return Share(packed, data, keep_states)
 
-        yield from Spread(ray, hiring, shares, prepared, folders, watch).run()
+        yield from Spread(ray, hiring, spread.shares, prepared, folders, watch).run()
 
 
 def even_shares(points: Sequence[Point], count: int) -> list[list[Point]]:
@@ -174,10 +192,6 @@ def _opened(point: Point) -> RunFolder:
         folder.close()
         raise
     return folder
-
-
-def _on_gpus(points: Sequence[Point]) -> bool:
-    return all(isinstance(p.setup.engine, Ray) and p.setup.engine.on_gpus for p in points)
 
 
 class Spread:
