@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from fedlens.engines.graphs import Captures
 from fedlens.trees import copy_tensors, map_tensors
 
 
@@ -17,8 +18,16 @@ class EagerCapture:
     def __init__(self, function: Callable[..., Any], inputs: Any, pool: Any) -> None:
         self.function, self.inputs = function, inputs
         self.result = function(*map_tensors(inputs, torch.clone))
+        self.num_plays = 0
 
     def play(self) -> None:
+        self.num_plays += 1
         again = self.function(*self.inputs)
         with torch.no_grad():
             copy_tensors(again, self.result)
+
+
+def num_plays(recorder: Captures) -> int:
+    """How often what it holds was played."""
+    captures = [one.capture for one in recorder._captured.values()]
+    return sum(one.num_plays for one in captures if isinstance(one, EagerCapture))

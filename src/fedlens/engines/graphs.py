@@ -90,7 +90,6 @@ class Captures:
     """A recorder (`recording.Recorder`) for one program."""
 
     make: Callable[..., Capture] = CudaGraph
-    num_plays: int = 0
     _seen: Counter[Shaped] = field(default_factory=Counter)
     _captured: dict[Shaped, Captured] = field(default_factory=dict)
     _pool: Any = None
@@ -107,7 +106,6 @@ class Captures:
             captured = self._captured[shapes] = self._capture(function, inputs)
         captured.copy(given)
         captured.capture.play()
-        self.num_plays += 1
         result: T = captured.capture.result
         return result
 
