@@ -15,7 +15,7 @@ FIRST_SECONDS = 300.0  # until the first is there
 OTHERS_SECONDS = 10.0  # after it, that are waited for others; who comes later joins later
 SILENT_SECONDS = 10.0  # of waiting for the first, before a line says so
 LOOK_SECONDS = 1.0  # between two looks for nodes, while there are none
-TRIES = 3  # if all that come are lost
+STARTS = 3  # of workers, if all that come are lost
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class Hiring:
             raise
         self._look_for_more(most)
         mistakes, lost = self._welcome(0.0)
-        until, tries, has_said = time.monotonic() + FIRST_SECONDS, 1, False
+        until, starts, has_said = time.monotonic() + FIRST_SECONDS, 1, False
         while not self.hired:
             left = until - time.monotonic()
             if left <= 0:
@@ -77,10 +77,10 @@ class Hiring:
                     "wait for others, or add nodes"
                 )
             if not self._coming:
-                if mistakes or (lost and tries == TRIES):
+                if mistakes or (lost and starts == STARTS):
                     why = (mistakes + lost)[0]
                     raise ValueError(f"no worker could be started on the Ray cluster: {why}")
-                tries += bool(lost)  # with their nodes, perhaps: others may be there
+                starts += bool(lost)  # with their nodes, perhaps: others may be there
                 self._look_for_more(most)
             found = self._welcome(left if has_said else min(left, SILENT_SECONDS))
             mistakes, lost = mistakes + found[0], lost + found[1]

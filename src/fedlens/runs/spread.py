@@ -20,6 +20,7 @@ from typing import Any
 
 from fedlens.engines import Ray
 from fedlens.engines.cluster import HeadLost, connect
+from fedlens.engines.dispatch import TRIES
 from fedlens.engines.hiring import Hired, Hiring, lost_with, places
 from fedlens.engines.messages import Message, arrays_of, pack, unpack
 from fedlens.experiment import Named
@@ -40,7 +41,6 @@ from fedlens.runs.result import Result
 from fedlens.runs.run import check_asked, new_run
 from fedlens.runs.summary import Record
 
-TRIES = 3  # of points whose worker is gone
 LOOK_SECONDS = 1.0  # between two looks for workers that have joined
 STOP_SECONDS = 10.0  # that workers have for the end of a round, when a sweep is stopped
 ON_GPU, ON_CORE = ("cuda", True), ("cpu", False)  # where an actor trains, and whether it stacks
