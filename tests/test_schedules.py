@@ -11,7 +11,7 @@ from torch.optim import SGD, Optimizer, lr_scheduler
 import fedlens as fl
 from fedlens.client import ClientProgram
 from fedlens.engines.graphs import Captures
-from fedlens.engines.processes import Forked, Processes
+from fedlens.engines.processes import ForkedWorkers, Processes
 from fedlens.engines.stacked import Stacked
 from fedlens.network.network import Network
 from fedlens.options import Named
@@ -162,10 +162,10 @@ def test_other_numbers_need_no_other_workers_and_no_other_record():
     workers = Processes(network, examples, workers=1)
     try:
         rounds_with(LRS[:1], workers, network)
-        crew = workers._crew
-        assert isinstance(crew, Forked)
+        before = workers._workers
+        assert isinstance(before, ForkedWorkers)
         rounds_with(LRS, workers, network)
-        assert workers._crew is crew
+        assert workers._workers is before
     finally:
         workers.close()
     recorded = ENGINES["stacked, recorded"](network, examples)

@@ -84,7 +84,7 @@ def test_a_node_lost_in_mid_round_changes_no_byte_and_one_that_joins_is_used(nod
             lost.join()
             after(engine, EVERYONE, rounds=2)  # by which it has been noticed
             assert engine.num_lost == times + 1
-            assert isinstance(engine._crew, Actors)
+            assert isinstance(engine._workers, Actors)
             assert engine.num_workers == 1
     finally:
         engine.close()
@@ -100,10 +100,10 @@ def test_actors_on_gpus_have_one_each_and_the_bytes_of_processes(nodes):
     engine.on_gpus = True
     try:
         assert_same(after(engine, EVERYONE), after(forked, EVERYONE))
-        assert isinstance(engine._crew, Actors)
+        assert isinstance(engine._workers, Actors)
         shown = [
             one.handle.__ray_call__.remote(lambda _: os.environ["CUDA_VISIBLE_DEVICES"])
-            for one in engine._crew.hiring.hired
+            for one in engine._workers.workers
         ]
         assert sorted(ray.get(shown)) == ["0", "1"]
     finally:

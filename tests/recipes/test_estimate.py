@@ -311,5 +311,5 @@ def test_workers_predict_shortened_parts_too():
     setup = Timing([replace(PLAIN, engine="processes")]).points.popitem()[1].setup
     few = setup.parts["test"].take(torch.arange(10))
     assert isinstance(setup.engine, Processes)
-    known = setup.engine.knowing([few])
-    assert known.known[-1] is few and known.num_workers == setup.engine.num_workers
+    engine = setup.engine.with_examples([few])
+    assert engine.example_sets[-1] is few and engine.num_workers == setup.engine.num_workers

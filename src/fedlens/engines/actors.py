@@ -13,11 +13,11 @@ from torch import Tensor
 
 from fedlens.client import ClientProgram
 from fedlens.core import Memory, Tree
-from fedlens.engines.actor import Actor, Known
+from fedlens.engines.actor import Actor, ActorInit
+from fedlens.engines.actor_group import ActorGroup, RemoteWorker, lost_errors
 from fedlens.engines.costs import Costs
 from fedlens.engines.dispatch import TRIES, answers_in_order
 from fedlens.engines.engine import Which
-from fedlens.engines.hiring import Hired, Hiring, lost_with
 from fedlens.engines.messages import arrays_of, pack, unpack
 from fedlens.engines.pool import Sizes
 from fedlens.engines.shared_memory import trees_of
@@ -25,7 +25,7 @@ from fedlens.engines.trainer import Done
 from fedlens.trees import map_tensors, stack
 from fedlens.work import Shared, Work, exact_model
 
-SHORT_SECONDS = 0.015  # see `Crew.short_seconds`: Ray takes about a millisecond for a task
+SHORT_SECONDS = 0.015  # see `Workers.short_seconds`: Ray takes about a millisecond for a task
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ Ask = Callable[[Any], Any]
 
 
 class Actors:
-    """A `Crew` of actors: one a core, or one a GPU, of every node that lives.
+    """`Workers` that are actors: one a core, or one a GPU, of every node that lives.
 
     It is also the `Transport` of their tasks.
     """
@@ -43,15 +43,15 @@ class Actors:
     def __init__(
         self,
         ray: Any,
-        known: Known,
+        init: ActorInit,
         on_gpus: bool,
         device: torch.device,  # of each: where it trains, among what it sees
         stacks: bool,
         most_workers: int | None,
     ) -> None:
         self.ray, self.costs, self.short_seconds = ray, Costs(), SHORT_SECONDS
-        known_there = ray.put(known)
-        self.hiring = Hiring(ray, Actor, (device, stacks), known_there, on_gpus, most_workers)
+        arguments = device, stacks
+        self.group = ActorGroup(ray, Actor, arguments, ray.put(init), on_gpus, most_workers)
         self.busy_seconds = 0.0
         self.num_lost = 0
         self.num_waiting = self.clients_a_task = 1
@@ -66,11 +66,11 @@ class Actors:
     def most_bytes(self) -> int:
         return sum(worker.most_bytes for worker in self.workers)
 
-    def gather(self, program: ClientProgram, shared: Shared, work: Work) -> None:
-        """Before a round: hire where nodes have room for more, and take on those who are ready."""
+    def prepare(self, program: ClientProgram, shared: Shared, work: Work) -> None:
+        """Before a round: start workers where nodes have room, and use those that are ready."""
         if program is not self._program:
             self._program, self._program_there = program, self.ray.put(program)
-        self.hiring.hire(len(work))
+        self.group.start(len(work))
         sizes = Sizes.of(program, shared, work, self.num_workers, num_devices=1)
         self.num_waiting, self.clients_a_task = sizes.num_slots, sizes.clients_a_slot
 
@@ -105,31 +105,31 @@ class Actors:
         message = pack(_contiguous(trees))
         self._trees = self.ray.put(message) if arrays_of(message) else message
 
-    def _prepare(self, worker: Hired) -> None:
-        """Tell a worker what its tasks have in common, unless it knows."""
+    def _send_common(self, worker: RemoteWorker) -> None:
+        """Send a worker what its tasks have in common, unless it has it."""
         if worker.program is not self._program_there:
-            worker.handle.learn.remote(self._program_there)
+            worker.handle.set_program.remote(self._program_there)
             worker.program = self._program_there
         if worker.trees is not self._trees:
             worker.handle.begin.remote(self._trees)
             worker.trees = self._trees
 
     @property
-    def workers(self) -> list[Hired]:
-        return self.hiring.hired
+    def workers(self) -> list[RemoteWorker]:
+        return self.group.workers
 
-    def send(self, worker: Hired, number: int, task: Ask) -> None:
-        self._prepare(worker)
+    def send(self, worker: RemoteWorker, number: int, task: Ask) -> None:
+        self._send_common(worker)
         worker.given.append((number, task(worker.handle)))
 
-    def receive(self, waits: bool) -> tuple[dict[int, Done], list[Hired]]:
+    def receive(self, waits: bool) -> tuple[dict[int, Done], list[RemoteWorker]]:
         waited = {
             reference: (worker, number)
             for worker in self.workers
             for number, reference in worker.given
         }
         answers: dict[int, Done] = {}
-        gone: dict[int, Hired] = {}
+        gone: dict[int, RemoteWorker] = {}
         if not waited:
             return answers, []
         ready, _ = self.ray.wait(list(waited), timeout=None if waits else 0)
@@ -139,7 +139,7 @@ class Actors:
             worker, number = waited[reference]
             try:
                 done: Done = unpack(self.ray.get(reference))
-            except lost_with(self.ray):
+            except lost_errors(self.ray):
                 gone[id(worker)] = worker
                 continue
             done.check()
@@ -149,10 +149,10 @@ class Actors:
             answers[number] = done
         return answers, list(gone.values())
 
-    def replace(self, worker: Hired, times: int) -> None:
+    def replace(self, worker: RemoteWorker, times: int) -> None:
         """Go on without one that is lost, unless others would go the same way."""
         self.num_lost += 1
-        self.hiring.lose(worker)
+        self.group.remove(worker)
         if times == TRIES:
             raise ChildProcessError(
                 f"a worker of the Ray cluster was lost {times} times over the same clients, "
@@ -160,10 +160,10 @@ class Actors:
             )
         logger.warning("a worker of the Ray cluster was lost: others train its clients")
         if not self.workers:
-            self.hiring.hire(len(worker.given))
+            self.group.start(len(worker.given))
 
-    def dismiss(self) -> None:
-        self.hiring.dismiss()
+    def stop(self) -> None:
+        self.group.stop()
 
 
 def _contiguous(trees: Any) -> Any:

@@ -1,6 +1,6 @@
 """The Ray cluster that this process uses: one that runs somewhere, or its own on this machine.
 
-Ray is imported here and in `hiring.py`, when it is asked for, and nowhere else.
+Ray is imported here and in `actor_group.py`, when it is asked for, and nowhere else.
 """
 
 from __future__ import annotations

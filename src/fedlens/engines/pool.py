@@ -1,4 +1,4 @@
-"""Worker processes that know one program, and the memory they share with this process."""
+"""Worker processes that run one program, and the memory they share with this process."""
 
 from __future__ import annotations
 
@@ -82,10 +82,10 @@ class Sizes(NamedTuple):
         return self._replace(slot_bytes=slot_bytes, num_slots=max(fewer, self.num_slots // 4))
 
 
-class Hired:
+class WorkerProcess:
     """A worker process, and the tasks that it was given and has not answered."""
 
-    def __init__(self, worker: Worker, others: Sequence[Hired]) -> None:
+    def __init__(self, worker: Worker, others: Sequence[WorkerProcess]) -> None:
         context = multiprocessing.get_context("fork")
         self.pipe, theirs = context.Pipe()
         self.given: deque[tuple[int, int]] = deque()  # the number of a task, and its slot
@@ -124,7 +124,7 @@ class Hired:
         assert self.process.pid is not None
         return is_stopped(self.process.pid)
 
-    def dismiss(self) -> None:
+    def kill(self) -> None:
         self.process.kill()  # one that was stopped would not end by anything less
         self.process.join()
         self.pipe.close()
@@ -150,10 +150,10 @@ class Pool:
         self._make = make_workers
         self._begun = b""  # what the workers were told last
         self._free: list[int] = []  # slots
-        self.workers: list[Hired] = []
+        self.workers: list[WorkerProcess] = []
         try:
             for make in make_workers:
-                self.workers.append(Hired(make(self.model, self.slots), self.workers))
+                self.workers.append(WorkerProcess(make(self.model, self.slots), self.workers))
         except BaseException:
             self.terminate()
             raise
@@ -196,12 +196,12 @@ class Pool:
     def num_waiting(self) -> int:
         return len(self.slots)
 
-    def send(self, worker: Hired, number: int, task: Task) -> None:
+    def send(self, worker: WorkerProcess, number: int, task: Task) -> None:
         slot = self._free.pop()
         worker.send(pickle.dumps(task(slot, self.slots[slot])))
         worker.given.append((number, slot))
 
-    def receive(self, waits: bool) -> tuple[dict[int, tuple[Answer, int]], list[Hired]]:
+    def receive(self, waits: bool) -> tuple[dict[int, tuple[Answer, int]], list[WorkerProcess]]:
         busy = {worker.pipe: worker for worker in self.workers if worker.given}
         timeout = LOOK_SECONDS if waits else 0
         ready = [busy[pipe] for pipe in wait(list(busy), timeout)]  # type: ignore[index]
@@ -216,17 +216,17 @@ class Pool:
                 answers[number] = self._accept(found, worker), slot
         return answers, gone
 
-    def _accept(self, answer: Answer, worker: Hired) -> Answer:
+    def _accept(self, answer: Answer, worker: WorkerProcess) -> Answer:
         answer.done.check()
         worker.most_bytes = answer.done.most_bytes
         self.most_answered = max(self.most_answered, answer.num_bytes)
         self.busy_seconds += answer.done.busy
         return answer
 
-    def replace(self, worker: Hired, times: int) -> None:
+    def replace(self, worker: WorkerProcess, times: int) -> None:
         """Fork another in the place of one that is gone, unless it would go the same way."""
         place = self.workers.index(worker)
-        worker.dismiss()
+        worker.kill()
         self._free += [slot for _, slot in worker.given]
         if times == TRIES:
             raise ChildProcessError(
@@ -235,12 +235,12 @@ class Pool:
             )
         logger.warning("a worker process was killed or stopped: another trains its clients")
         others = [one for one in self.workers if one is not worker]
-        self.workers[place] = Hired(self._make[place](self.model, self.slots), others)
+        self.workers[place] = WorkerProcess(self._make[place](self.model, self.slots), others)
         self.workers[place].send(self._begun)
 
     def terminate(self) -> None:
         for worker in self.workers:
-            worker.dismiss()
+            worker.kill()
 
 
 def _serve(worker: Worker, pipe: Connection, others: Sequence[Connection]) -> None:

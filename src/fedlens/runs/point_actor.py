@@ -96,10 +96,10 @@ class PointActor:
         self._news: queue.Queue[News] = queue.Queue(MOST_NEWS)
         self._stop: type[BaseException] | None = None
 
-    def greet(self, driver: Driver) -> str:
-        return driver.greet()
+    def set_up(self, driver: Driver) -> str:
+        return driver.set_up_worker()
 
-    def know(self, datasets: list[Message]) -> str:
+    def load(self, datasets: list[Message]) -> str:
         """Make ready; there is nothing that could go wrong here."""
         remove_stale()
         self.datasets: list[Dataset] = [unpack(message) for message in datasets]

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from fedlens.engines import Ray
+from fedlens.engines.actor_group import ActorGroup, RemoteWorker, lost_errors, resources_by_node
 from fedlens.engines.cluster import HeadLost, connect
 from fedlens.engines.dispatch import TRIES
-from fedlens.engines.hiring import Hired, Hiring, lost_with, places
 from fedlens.engines.messages import Message, arrays_of, pack, unpack
 from fedlens.experiment import Named
 from fedlens.run_files import (
@@ -86,7 +86,7 @@ class SpreadPoints:
     @property
     def num_workers(self) -> int:
         """How many cores, or GPUs, the cluster has for them."""
-        return sum(places(self.connect(), self.on_gpus).values())
+        return sum(resources_by_node(self.connect(), self.on_gpus).values())
 
     @property
     def shares(self) -> list[list[Point]]:
@@ -107,9 +107,9 @@ def run_spread(
     """Run points to their results, which come as they end."""
     ray, datasets = spread.connect(), spread.datasets
     arguments = ON_GPU if spread.on_gpus else ON_CORE
-    hiring = Hiring(ray, PointActor, arguments, ray.put(datasets.messages), spread.on_gpus)
+    group = ActorGroup(ray, PointActor, arguments, ray.put(datasets.messages), spread.on_gpus)
     with contextlib.ExitStack() as opened:
-        opened.callback(hiring.dismiss)
+        opened.callback(group.stop)
         folders: dict[str, RunFolder] = {}
 
         def prepared(share: Sequence[Point]) -> Share:
@@ -123,7 +123,7 @@ def run_spread(
             ]
             return Share(packed, data, keep_states)
 
-        yield from Spread(ray, hiring, spread.shares, prepared, folders, watch).run()
+        yield from Spread(ray, group, spread.shares, prepared, folders, watch).run()
 
 
 def even_shares(points: Sequence[Point], count: int) -> list[list[Point]]:
@@ -200,13 +200,13 @@ class Spread:
     def __init__(
         self,
         ray: Any,
-        hiring: Hiring,
+        group: ActorGroup,
         shares: Sequence[list[Point]],
         prepared: Callable[[Sequence[Point]], Share],
         folders: dict[str, RunFolder],
         watch: Callable[[Point, Record], None],
     ) -> None:
-        self.ray, self.hiring, self.prepared = ray, hiring, prepared
+        self.ray, self.group, self.prepared = ray, group, prepared
         self.folders, self.watch = folders, watch
         self.points = {point.name: point for share in shares for point in share}
         self.shares = list(shares)  # of each the points that are not over
@@ -215,13 +215,13 @@ class Spread:
         self.news: deque[News] = deque()  # what was told and is not yet done here
 
     @property
-    def busy(self) -> list[Hired]:
-        return [worker for worker in self.hiring.hired if worker.given]
+    def busy(self) -> list[RemoteWorker]:
+        return [worker for worker in self.group.workers if worker.given]
 
     def run(self) -> Iterator[tuple[Point, Result]]:
         try:
             while self.waiting or self.busy:
-                self.hiring.hire(len(self.waiting) + len(self.busy))
+                self.group.start(len(self.waiting) + len(self.busy))
                 self._hand_out()
                 self._listen(LOOK_SECONDS)
                 yield from self._follow()
@@ -233,7 +233,7 @@ class Spread:
             raise
 
     def _hand_out(self) -> None:
-        for worker in self.hiring.hired:
+        for worker in self.group.workers:
             if self.waiting and not worker.given:
                 number = self.waiting[0]
                 share = self.prepared(self.shares[number])
@@ -251,7 +251,7 @@ class Spread:
             number, _ = worker.given.pop()
             try:
                 news: list[News] = unpack(self.ray.get(reference))
-            except lost_with(self.ray):
+            except lost_errors(self.ray):
                 self._lose(worker, number)
                 continue
             except self.ray.exceptions.RayError as error:  # what was sent cannot be read there
@@ -260,8 +260,8 @@ class Spread:
             if not any(isinstance(one, Over) for one in news):
                 worker.given.append((number, worker.handle.news.remote()))
 
-    def _lose(self, worker: Hired, number: int) -> None:
-        self.hiring.lose(worker)
+    def _lose(self, worker: RemoteWorker, number: int) -> None:
+        self.group.remove(worker)
         left = ", ".join(point.name for point in self.shares[number])
         if not left:  # it was lost after its work was done
             return
