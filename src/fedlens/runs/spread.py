@@ -1,6 +1,6 @@
 """Points of a sweep, spread over a Ray cluster: each core, or each GPU, runs some by itself.
 
-Folders are written here, by what actors tell (`point_actor.py`): nodes need not share a disk. A
+Folders are written here, by the events of actors (`point_actor.py`): nodes need not share a disk. A
 point whose actor is lost goes on from its last checkpoint on another. On CPUs models have the
 bytes that engine `ray` comes to when it runs the points one after another.
 """
@@ -35,7 +35,15 @@ from fedlens.run_files import (
 )
 from fedlens.runs.folder import RunFolder
 from fedlens.runs.manifest import check_settings, check_unchanged, typed_functions
-from fedlens.runs.point_actor import Changed, News, Over, PointActor, Recorded, SentPoint, Share
+from fedlens.runs.point_actor import (
+    Changed,
+    Event,
+    PointActor,
+    Recorded,
+    SentPoint,
+    Share,
+    ShareEnded,
+)
 from fedlens.runs.points import Point
 from fedlens.runs.result import Result
 from fedlens.runs.run import check_asked, new_run
@@ -212,7 +220,7 @@ class Spread:
         self.shares = list(shares)  # of each the points that are not over
         self.waiting = deque(range(len(shares)))
         self.lost: Counter[int] = Counter()  # how often a share was lost with its worker
-        self.news: deque[News] = deque()  # what was told and is not yet done here
+        self.events: deque[Event] = deque()  # what workers have sent and is not yet applied here
 
     @property
     def busy(self) -> list[RemoteWorker]:
@@ -223,8 +231,8 @@ class Spread:
             while self.waiting or self.busy:
                 self.group.start(len(self.waiting) + len(self.busy))
                 self._hand_out()
-                self._listen(LOOK_SECONDS)
-                yield from self._follow()
+                self._receive(LOOK_SECONDS)
+                yield from self._apply_events()
         except HeadLost:  # nobody can be asked to stop
             raise
         except BaseException as error:
@@ -240,8 +248,8 @@ class Spread:
                 worker.given.append((number, worker.handle.start.remote(share)))
                 self.waiting.popleft()
 
-    def _listen(self, seconds: float) -> None:
-        """What busy workers tell; the shares of those that are lost wait again."""
+    def _receive(self, seconds: float) -> None:
+        """The events of busy workers; the shares of those that are lost wait again."""
         asked = {reference: worker for worker in self.busy for _, reference in worker.given}
         ready, _ = self.ray.wait(list(asked), timeout=seconds)
         if ready:
@@ -250,17 +258,17 @@ class Spread:
             worker = asked[reference]
             number, _ = worker.given.pop()
             try:
-                news: list[News] = unpack(self.ray.get(reference))
+                events: list[Event] = unpack(self.ray.get(reference))
             except lost_errors(self.ray):
-                self._lose(worker, number)
+                self._remove(worker, number)
                 continue
             except self.ray.exceptions.RayError as error:  # what was sent cannot be read there
                 raise RuntimeError(f"a worker failed: {str(error).splitlines()[-1]}") from error
-            self.news += news
-            if not any(isinstance(one, Over) for one in news):
-                worker.given.append((number, worker.handle.news.remote()))
+            self.events += events
+            if not any(isinstance(one, ShareEnded) for one in events):
+                worker.given.append((number, worker.handle.events.remote()))
 
-    def _lose(self, worker: RemoteWorker, number: int) -> None:
+    def _remove(self, worker: RemoteWorker, number: int) -> None:
         self.group.remove(worker)
         left = ", ".join(point.name for point in self.shares[number])
         if not left:  # it was lost after its work was done
@@ -274,29 +282,29 @@ class Spread:
         logger.warning("a worker of the Ray cluster was lost: another goes on with %s", left)
         self.waiting.appendleft(number)
 
-    def _follow(self) -> Iterator[tuple[Point, Result]]:
-        """Do here what workers have told; whatever interrupts that, it may be done again."""
-        while self.news:
-            ended = self._done(self.news[0])
-            self.news.popleft()
+    def _apply_events(self) -> Iterator[tuple[Point, Result]]:
+        """Do here what workers did; whatever interrupts that, an event may be applied again."""
+        while self.events:
+            ended = self._apply(self.events[0])
+            self.events.popleft()
             if ended is not None:
                 yield ended
 
-    def _done(self, news: News) -> tuple[Point, Result] | None:
-        if isinstance(news, Over):
-            if news.raises is not None:
-                raise news.raises(news.text)
+    def _apply(self, event: Event) -> tuple[Point, Result] | None:
+        if isinstance(event, ShareEnded):
+            if event.raises is not None:
+                raise event.raises(event.text)
             return None
-        point = self.points[news.point]
-        if isinstance(news, Changed):
-            self.folders[point.name].files.make(news.change)
-        elif isinstance(news, Recorded):
-            self.watch(point, news.record)
+        point = self.points[event.point]
+        if isinstance(event, Changed):
+            self.folders[point.name].files.make(event.change)
+        elif isinstance(event, Recorded):
+            self.watch(point, event.record)
         else:
             self.shares = [[p for p in share if p is not point] for share in self.shares]
             if point.name in self.folders:
                 self.folders[point.name].close()
-            return point, replace(news.result, folder=point.folder)
+            return point, replace(event.result, folder=point.folder)
         return None
 
     def _stop(self, interrupted: bool) -> None:
@@ -305,8 +313,8 @@ class Spread:
             worker.handle.stop.remote(interrupted)
         self.watch, until = lambda _point, _record: None, time.monotonic() + STOP_SECONDS
         while True:
-            self.news = deque(one for one in self.news if not isinstance(one, Over))
-            deque(self._follow(), maxlen=0)
+            self.events = deque(one for one in self.events if not isinstance(one, ShareEnded))
+            deque(self._apply_events(), maxlen=0)
             if not self.busy or time.monotonic() > until:
                 return
-            self._listen(LOOK_SECONDS)
+            self._receive(LOOK_SECONDS)
