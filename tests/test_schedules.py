@@ -24,7 +24,7 @@ from fedlens.runs.twin import stretched, twin
 from fedlens.schedules import value_at
 from fedlens.setup import build
 from fedlens.setup.algorithm import make_algorithm
-from tests.eager_capture import num_plays
+from tests.eager_capture import num_replays
 from tests.federations import CPU, ENGINES, assert_equal, noisy_images, small_cnn
 from tests.papers_under_test import PLAIN
 from tests.runs.resumable import assert_same_run
@@ -174,7 +174,7 @@ def test_other_numbers_need_no_other_workers_and_no_other_record():
     prepared = recorded._prepared
     rounds_with(LRS, recorded, network)
     assert recorded._prepared is prepared and prepared is not None
-    assert isinstance(prepared.recorder, Captures) and num_plays(prepared.recorder)
+    assert isinstance(prepared.recorder, Captures) and num_replays(prepared.recorder)
 
 
 def test_a_number_that_is_no_input_of_a_record_may_change_too():

@@ -14,7 +14,7 @@ from fedlens.core import Tree
 from fedlens.engines.engine import Engine, Which
 from fedlens.engines.factored import FactoredForm, factorable, faster_one_by_one
 from fedlens.engines.graphs import Captures
-from fedlens.engines.recording import Recorder, rehearse, run_program
+from fedlens.engines.recording import Recorder, run_program, warm_up
 from fedlens.federation import Examples
 from fedlens.network.network import Network
 from fedlens.work import Part, Shared, Work
@@ -120,7 +120,7 @@ class Stacked(Engine):
             recorder = None if recorder is None else OfForm(key, recorder)
         probes = device.type == "cuda" and not self._has_probed
         if probes:
-            rehearse(program, self.network.stacked, self.examples, shared, work)
+            warm_up(program, self.network.stacked, self.examples, shared, work)
             torch.cuda.reset_peak_memory_stats(device)
             before = torch.cuda.memory_allocated(device)
         parts = run_program(program, self.network.stacked, self.examples, shared, work, recorder)
