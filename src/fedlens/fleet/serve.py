@@ -161,5 +161,5 @@ def _end_app(job: Path) -> None:
     """End the ServerApp's process, which Flower started."""
     pid = _pid(job)
     if pid is not None and is_alive(pid):
-        with suppress(ProcessLookupError):
+        with suppress(ProcessLookupError, PermissionError):  # its number may be another user's now
             os.kill(pid, signal.SIGTERM)
