@@ -19,7 +19,7 @@ import sys
 import time
 from dataclasses import dataclass, replace
 
-from fedlens.engines.dealt import tasks_a_worker
+from fedlens.engines.worker_engine import tasks_a_worker
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def measure(steps: int = 1) -> None:
     import os
 
     from fedlens.engines import Processes, Ray
-    from fedlens.engines.dealt import Dealt
+    from fedlens.engines.worker_engine import WorkerEngine
     from fedlens.experiment import Experiment, LocalTraining, Named
     from fedlens.rounds import begin, run_round
     from fedlens.runs.bench import WORKLOADS, experiment
@@ -140,7 +140,9 @@ def measure(steps: int = 1) -> None:
         setup = build(replace(described, engine="processes"))
         for kind in (Processes, Ray):
             for workers in (1, 2):
-                engine: Dealt = kind(setup.network, setup.federation.examples, workers=workers)
+                engine: WorkerEngine = kind(
+                    setup.network, setup.federation.examples, workers=workers
+                )
                 state = begin(setup.network, setup.program, setup.federation, setup.device)
                 took, waited, served = [], [], []
                 for _ in range(rounds + 2):  # the first two are to warm up

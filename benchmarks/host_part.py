@@ -3,7 +3,7 @@
     python benchmarks/host_part.py [--rounds 500] [--repeats 9]
 
 A round of `stacked` is what the host does, and a recorded graph that it launches. Here that graph
-does nothing when it is played, and leaves what it gave when it was recorded: what is left is
+does nothing when it is replayed, and leaves what it gave when it was recorded: what is left is
 choosing clients, drawing plans, packing them, weighing, adding up, moving and, on the second line,
 recording the round in a run. The workload is pfl-cnn, 50 x 5 x 10, with few pixels and channels, so
 that the server's arithmetic, which a GPU would do, is next to nothing. What CUDA takes to launch
@@ -58,7 +58,7 @@ class Still:
     def __init__(self, function: Callable[..., Any], inputs: Any, pool: Any) -> None:
         self.result = function(*inputs)
 
-    def play(self) -> None:
+    def replay(self) -> None:
         pass
 
 

@@ -5,11 +5,12 @@ from typing import Any
 
 import torch
 
+from fedlens.engines.graphs import Captures
 from fedlens.trees import copy_tensors, map_tensors
 
 
 class EagerCapture:
-    """A `graphs.Capture` that computes the function again on the captured memory at every play.
+    """A `graphs.Capture` that computes the function again on the captured memory at every replay.
 
     It is as slow as no capture, and reads and writes what a graph would.
     """
@@ -17,8 +18,16 @@ class EagerCapture:
     def __init__(self, function: Callable[..., Any], inputs: Any, pool: Any) -> None:
         self.function, self.inputs = function, inputs
         self.result = function(*map_tensors(inputs, torch.clone))
+        self.num_replays = 0
 
-    def play(self) -> None:
+    def replay(self) -> None:
+        self.num_replays += 1
         again = self.function(*self.inputs)
         with torch.no_grad():
             copy_tensors(again, self.result)
+
+
+def num_replays(recorder: Captures) -> int:
+    """How often what it holds was replayed."""
+    captures = [one.capture for one in recorder._captured.values()]
+    return sum(one.num_replays for one in captures if isinstance(one, EagerCapture))

@@ -22,6 +22,7 @@ ORDER = [
         "locks",
         "files",
         "memory",
+        "process_state",
         "reading",
         "options",
         "names",

@@ -15,6 +15,7 @@ from fedlens.network.network import Network
 from fedlens.pieces import Sgd, Uniformly
 from fedlens.rounds import begin, run_round
 from fedlens.slots import LocalStep, Solve
+from tests.factoring import factoring, has_factored
 from tests.federations import CPU, FEW, noisy_images, small_cnn, wide
 from tests.papers_under_test import ALGORITHMS, PLAIN
 
@@ -73,12 +74,13 @@ def test_clients_may_take_more_steps_than_those_of_rounds_before():
     program = ClientProgram(algorithm, network.layout)
     states, steps = [], []
     for factor in (True, False):
-        engine = Stacked(network, federation.examples, factor=factor)
+        engine = Stacked(network, federation.examples)
         state = begin(network, program, federation, CPU)
         for _ in range(8):
-            state, outcome = run_round(program, federation, engine, state, seed=0)
+            with factoring(factor):
+                state, outcome = run_round(program, federation, engine, state, seed=0)
             steps.append(outcome.batches)
-        assert bool(engine.forms) is factor
+        assert has_factored(engine) is factor
         states.append(state)
     assert max(steps) > steps[0], "a later round has more of them"
     torch.testing.assert_close(states[0].params, states[1].params, rtol=1e-10, atol=1e-12)

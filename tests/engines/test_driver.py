@@ -39,7 +39,7 @@ def test_a_worker_imports_what_its_driver_has_imported_without_the_files(own):
     forget()
     for file in own.rglob("*.py"):
         file.unlink()
-    assert driver.greet() == ""
+    assert driver.set_up_worker() == ""
     assert importlib.import_module("sent_too").QUARTER == 0.25
     sent = importlib.import_module("sent_by_driver.half")
     assert sent.__file__ == str(own / "sent_by_driver" / "half.py")
@@ -55,7 +55,7 @@ def test_what_the_driver_has_goes_before_another_file_of_that_name(own):
         forget()
         (own / "sent_too.py").write_text("QUARTER = 4\n")
         importlib.invalidate_caches()
-        assert driver.greet() == ""
+        assert driver.set_up_worker() == ""
         assert importlib.import_module("sent_too").QUARTER == 0.25
 
 
@@ -69,7 +69,7 @@ def test_a_node_of_another_version_is_told_with_the_remedy(monkeypatch):
     driver, finders = Driver.here(), list(sys.meta_path)
     monkeypatch.setattr(torch, "__version__", "1.9.0+cpu")
     expected = driver.versions["torch"]
-    assert driver.greet() == (
+    assert driver.set_up_worker() == (
         f"{platform.node()} has torch 1.9.0, not {expected}: install the same on every node"
     )
     assert sys.meta_path == finders
@@ -78,4 +78,4 @@ def test_a_node_of_another_version_is_told_with_the_remedy(monkeypatch):
 def test_builds_of_one_version_for_other_devices_go_together(own, monkeypatch):
     driver = Driver.here()
     monkeypatch.setattr(torch, "__version__", f"{driver.versions['torch']}+cu999")
-    assert driver.greet() == ""
+    assert driver.set_up_worker() == ""

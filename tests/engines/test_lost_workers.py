@@ -11,7 +11,9 @@ import pytest
 
 from fedlens.core import Upload
 from fedlens.engines import gpus, pool
+from fedlens.engines.dispatch import TRIES
 from fedlens.pieces.upload import difference
+from fedlens.process_state import is_stopped
 from fedlens.rounds import run_round
 from tests.children import in_a_child
 from tests.federations import CPU, assert_equal, forked
@@ -27,7 +29,7 @@ def test_a_worker_that_dies_or_stands_still_is_replaced_and_the_round_comes_to_t
     engine, program, federation, state = forked(BASE, **options)
     try:
         expected, _ = run_round(program, federation, engine, state, seed=0)
-        os.kill(engine._crew.pool._hired[0].process.pid, sign)
+        os.kill(engine._workers.pool.workers[0].process.pid, sign)
         with caplog.at_level("WARNING", "fedlens"):
             found, _ = run_round(program, federation, engine, state, seed=0)
         assert_equal(found=found.params, expected=expected.params)
@@ -44,13 +46,13 @@ def test_much_can_be_sent_to_a_worker_that_stands_still(monkeypatch):
     engine, program, federation, state = forked(BASE, workers=2)
     try:
         expected, _ = run_round(program, federation, engine, state, seed=0)
-        stopped = engine._crew.pool._hired[0].process.pid
+        stopped = engine._workers.pool.workers[0].process.pid
         os.kill(stopped, signal.SIGSTOP)
-        while not pool._is_stopped(stopped):
+        while not is_stopped(stopped):
             time.sleep(0.01)
         found, _ = run_round(program, federation, engine, state, seed=0)
         assert_equal(found=found.params, expected=expected.params)
-        assert engine._crew.pool._hired[0].process.pid != stopped
+        assert engine._workers.pool.workers[0].process.pid != stopped
     finally:
         engine.close()
 
@@ -71,7 +73,7 @@ def test_ctrl_c_is_not_lost_while_a_worker_is_forked():
 def test_a_pool_whose_workers_stand_still_can_be_closed():
     engine, program, federation, state = forked(BASE, workers=2)
     run_round(program, federation, engine, state, seed=0)
-    processes = [worker.process for worker in engine._crew.pool._hired]
+    processes = [worker.process for worker in engine._workers.pool.workers]
     for process in processes:
         os.kill(process.pid, signal.SIGSTOP)
     engine.close()
@@ -97,7 +99,7 @@ def test_a_task_that_kills_its_worker_is_tried_again_but_not_for_ever(tmp_path, 
     dying = replace(BASE, upload=DiesInItsTask(tmp_path, times))
     engine, program, federation, state = forked(dying, workers=1)
     try:
-        if times > pool.TRIES:
+        if times > TRIES:
             with pytest.raises(ChildProcessError, match="killed 3 times over the same clients"):
                 run_round(program, federation, engine, state, seed=0)
             return

@@ -17,9 +17,9 @@ from fedlens.client import ClientProgram
 from fedlens.core import Upload, zeros_at_first
 from fedlens.engines import Processes, Sequential, gpus, pool, processes
 from fedlens.engines.costs import Costs
-from fedlens.engines.dealt import even_blocks, longest_first
 from fedlens.engines.engine import Which
-from fedlens.engines.processes import Forked
+from fedlens.engines.processes import ForkedWorkers
+from fedlens.engines.worker_engine import even_blocks, longest_first
 from fedlens.network.network import Network
 from fedlens.pieces import Uniformly
 from fedlens.pieces.upload import difference
@@ -149,11 +149,12 @@ def test_what_is_sent_besides_may_be_larger_than_anyone_could_know(options):
             for _ in range(3):
                 state, _ = run_round(program, federation, one, state, seed=0)
                 if one is engine:
-                    assert isinstance(engine._crew, Forked)
-                    slots.append(engine._crew.pool.sizes.slot_bytes)
+                    assert isinstance(engine._workers, ForkedWorkers)
+                    slots.append(engine._workers.pool.sizes.slot_bytes)
             ends.append(state)
         assert slots[0] < slots[1] == slots[2], "memory grew once, to what was measured"
-        assert isinstance(engine._crew, Forked) and not engine._crew.pool.slot_is_too_small
+        assert isinstance(engine._workers, ForkedWorkers)
+        assert not engine._workers.pool.slot_is_too_small
     finally:
         engine.close()
     for part in ("params", "told"):

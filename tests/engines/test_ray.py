@@ -20,8 +20,8 @@ import fedlens as fl
 from fedlens.algorithm import Algorithm
 from fedlens.client import ClientProgram
 from fedlens.core import Upload
-from fedlens.engines import EngineName, Processes, Ray, cluster, dealt
-from fedlens.engines.actor import OnDisk, known_to_all
+from fedlens.engines import EngineName, Processes, Ray, cluster, worker_engine
+from fedlens.engines.actor import ActorInit, OnDisk
 from fedlens.engines.actors import Actors
 from fedlens.engines.engine import Engine, Which
 from fedlens.engines.messages import arrays_of, pack, unpack
@@ -94,7 +94,7 @@ def test_larger_blocks_and_other_numbers_of_workers_change_no_byte(engine, monke
     finally:
         forked.close()
     for tasks in (8, 1):
-        monkeypatch.setattr(dealt, "TASKS", tasks)
+        monkeypatch.setattr(worker_engine, "TASKS", tasks)
         assert_same(after(engine, everyone), expected)
     engine.close()
     alone = engine.of_one_worker()
@@ -133,9 +133,9 @@ def one_actor(engine: Ray) -> int:
     """The process of an actor, any of them."""
     import ray
 
-    assert isinstance(engine._crew, Actors)
+    assert isinstance(engine._workers, Actors)
     pid: int = ray.get(
-        random.choice(engine._crew.hiring.hired).handle.__ray_call__.remote(lambda _: os.getpid())
+        random.choice(engine._workers.workers).handle.__ray_call__.remote(lambda _: os.getpid())
     )
     return pid
 
@@ -197,17 +197,17 @@ def test_images_are_sent_once_or_opened_where_they_are():
     images, held = FEDERATION.examples, noisy_images([5], seed=1).examples
     some = images.take(torch.tensor([7, 3]))
     on_disk = OnDisk([held.images], lambda: [held.images.clone()])
-    known = known_to_all(NETWORK, [images, some, held], on_disk)
-    sent = sum(len(pickle.dumps(message)) for message in known.examples)
+    init = ActorInit.of(NETWORK, [images, some, held], on_disk)
+    sent = sum(len(pickle.dumps(message)) for message in init.examples)
     assert images.images.nbytes < sent < images.images.nbytes + 10_000
-    found = known.opened()
+    found = init.open_examples()
     assert found[1].images is found[0].images
     for mine, theirs in zip(found, (images, some, held), strict=True):
         assert torch.equal(mine.read(slice(0, 2)), theirs.read(slice(0, 2)))
         assert torch.equal(mine.labels, theirs.labels)
-    other = known._replace(open_images=lambda: [held.images[:3]])
+    other = init._replace(open_images=lambda: [held.images[:3]])
     with pytest.raises(ValueError, match="copy the data folder there"):
-        other.opened()
+        other.open_examples()
 
 
 EXPERIMENT = fl.Experiment(
@@ -222,17 +222,17 @@ EXPERIMENT = fl.Experiment(
 
 def test_workers_that_were_lost_are_in_the_record(engine, tmp_path, monkeypatch):
     engine.close()
-    hire, made = Ray._hire, []
+    workers_for, made = Ray._workers_for, []
 
     def seen(self: Ray, *args: Any) -> Actors:
         made.append(self)
-        return hire(self, *args)
+        return workers_for(self, *args)
 
     def kill(record: dict[str, Any]) -> None:
         if record["round"] == 2:
             os.kill(one_actor(made[-1]), signal.SIGKILL)
 
-    monkeypatch.setattr(Ray, "_hire", seen)
+    monkeypatch.setattr(Ray, "_workers_for", seen)
     killed = fl.run(replace(EXPERIMENT, engine="ray"), tmp_path / "run", watch=kill)
     lines = (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()
     assert [json.loads(line).get("workers_lost", 0) for line in lines] == [0, 0, 1, 0]

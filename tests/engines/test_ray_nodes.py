@@ -84,7 +84,7 @@ def test_a_node_lost_in_mid_round_changes_no_byte_and_one_that_joins_is_used(nod
             lost.join()
             after(engine, EVERYONE, rounds=2)  # by which it has been noticed
             assert engine.num_lost == times + 1
-            assert isinstance(engine._crew, Actors)
+            assert isinstance(engine._workers, Actors)
             assert engine.num_workers == 1
     finally:
         engine.close()
@@ -100,10 +100,10 @@ def test_actors_on_gpus_have_one_each_and_the_bytes_of_processes(nodes):
     engine.on_gpus = True
     try:
         assert_same(after(engine, EVERYONE), after(forked, EVERYONE))
-        assert isinstance(engine._crew, Actors)
+        assert isinstance(engine._workers, Actors)
         shown = [
             one.handle.__ray_call__.remote(lambda _: os.environ["CUDA_VISIBLE_DEVICES"])
-            for one in engine._crew.hiring.hired
+            for one in engine._workers.workers
         ]
         assert sorted(ray.get(shown)) == ["0", "1"]
     finally:
@@ -113,7 +113,7 @@ def test_actors_on_gpus_have_one_each_and_the_bytes_of_processes(nodes):
 
 def test_points_of_a_sweep_are_stacked_on_gpus(nodes, tmp_path, monkeypatch):
     nodes.add_node(**SMALL, num_gpus=2)
-    monkeypatch.setattr(spread, "_on_gpus", lambda _points: True)
+    monkeypatch.setattr(spread.SpreadPoints, "on_gpus", True)
     monkeypatch.setattr(spread, "ON_GPU", ("cpu", True))
     for engine in ("ray", "stacked"):
         fl.sweep(fl.grid(base(engine=engine, device="cpu"), {}, seeds=4), tmp_path / engine)

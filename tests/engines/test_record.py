@@ -25,7 +25,8 @@ from fedlens.trees import tensors_in
 from fedlens.uploads import Uploads
 from fedlens.work import Part
 from tests.checkpoints import load_state
-from tests.eager_capture import EagerCapture
+from tests.eager_capture import EagerCapture, num_replays
+from tests.factoring import factoring, has_factored
 from tests.federations import CPU, FEW, RAGGED, noisy_images, small_cnn, wide
 from tests.papers_under_test import ALGORITHMS, PLAIN
 
@@ -49,7 +50,7 @@ def test_recorded_rounds_are_the_same(name, sizes):
             state, outcome = run_round(program, federation, engine, state, seed=0)
             losses[number].append(outcome.train_loss.clone())
         states.append(state)
-    assert recorder is not None and recorder.num_plays
+    assert recorder is not None and num_replays(recorder)
     for one, other in zip(*(tensors_in((s.params, s.buffers)) for s in states), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(losses[0], losses[1], rtol=1e-12, atol=1e-12)
@@ -97,7 +98,7 @@ def test_what_was_recorded_is_gone_when_its_engine_closes(long, monkeypatch):
         for _ in range(5):
             state, _ = run_round(program, federation, engine, state, seed=0)
         (recorder,) = (one() for one in made)
-        assert recorder is not None and recorder.num_plays
+        assert recorder is not None and num_replays(recorder)
         del recorder
         engine.close()
         assert [one() for one in made] == [None]
@@ -113,17 +114,16 @@ def test_recorded_clients_stay_in_one_place_however_many_still_train(factor, mon
     network = Network(wide(0.2), dtype=torch.float64)
     ends: list[State] = []
     for recorder in (None, Captures(EagerCapture)):
-        engine = Stacked(
-            network, federation.examples, factor=factor, make_recorder=always(recorder)
-        )
+        engine = Stacked(network, federation.examples, make_recorder=always(recorder))
         state = begin(network, ClientProgram(PLAIN, network.layout), federation, CPU)
         for clients in (3, 3, 6, 4, 6, 6):  # the place grows once
             algorithm = replace(PLAIN, select=Uniformly(clients))
             program = ClientProgram(algorithm, network.layout)
-            state, _ = run_round(program, federation, engine, state, seed=0)
+            with factoring(factor):
+                state, _ = run_round(program, federation, engine, state, seed=0)
         ends.append(state)
     assert recorder is not None
-    assert bool(engine.forms) == factor
+    assert has_factored(engine) == factor
     kinds = [(inputs[0][0][0], inputs[-1][0][0]) for _, inputs in recorder._captured]
     assert len({clients for clients, _ in kinds}) > 2
     assert factor or len(set(kinds)) == len(kinds)  # once for so many clients and steps
@@ -136,27 +136,27 @@ def test_recorded_clients_stay_in_one_place_however_many_still_train(factor, mon
 
 @pytest.mark.parametrize("name", ["fedavg", "fedbn", "scaffold"])
 @pytest.mark.parametrize("module", [wide(0.2), small_cnn("batch")], ids=["factored", "batch norm"])
-def test_a_rehearsal_changes_nothing(name, module, monkeypatch):
+def test_a_warm_up_changes_nothing(name, module, monkeypatch):
     """Before what is run for its kernels alone, and after, a round is the same to the last bit."""
     federation = noisy_images(RAGGED)
     network = Network(module, dtype=torch.float64)
     program = ClientProgram(ALGORITHMS[name], network.layout)
-    rehearsals: list[Any] = []
-    monkeypatch.setattr(recording, "compile_ahead", lambda run: rehearsals.append(run()))
+    warm_ups: list[Any] = []
+    monkeypatch.setattr(recording, "compile_ahead", lambda run: warm_ups.append(run()))
 
-    def rehearsed(*given: Any) -> list[Part]:
-        recording.rehearse(*given[:-1])
+    def warmed_up(*given: Any) -> list[Part]:
+        recording.warm_up(*given[:-1])
         return recording.run_program(*given)
 
     ends: list[State] = []
-    for run_program in (recording.run_program, rehearsed):
+    for run_program in (recording.run_program, warmed_up):
         monkeypatch.setattr(stacked, "run_program", run_program)
         engine = Stacked(network, federation.examples)
         state = begin(network, program, federation, torch.device("cpu"))
         for _ in range(2):
             state, _ = run_round(program, federation, engine, state, seed=0)
         ends.append(state)
-    assert len(rehearsals) == 2
+    assert len(warm_ups) == 2
     for one, other in zip(*map(tensors_in, ends), strict=True):
         assert torch.equal(one, other)
 
@@ -187,17 +187,18 @@ def test_factored_layers_of_a_sweep_are_recorded_for_whatever_block_they_are_of(
     together = ClientProgram.joint(programs, next(iter(turns[0].state.params.values())))
     alone = list(turns)
     for number in range(len(alone)):
-        engine = Stacked(network, federation.examples, factor=False)
+        engine = Stacked(network, federation.examples)
         for _ in range(5):
             one = alone[number]
-            state, _ = run_round(one.program, federation, engine, one.state, one.seed)
+            with factoring(False):
+                state, _ = run_round(one.program, federation, engine, one.state, one.seed)
             alone[number] = replace(one, state=state)
     recorder = Captures(EagerCapture)
     engine = Stacked(network, federation.examples, at_once=8, make_recorder=always(recorder))
     for _ in range(5):
         after = run_rounds(together, engine, turns)
         turns = [replace(turn, state=state) for turn, (state, _) in zip(turns, after, strict=True)]
-    assert engine.forms and recorder.num_plays
+    assert has_factored(engine) and num_replays(recorder)
     for turn, expected in zip(turns, alone, strict=True):
         torch.testing.assert_close(turn.state.params, expected.state.params, rtol=1e-10, atol=1e-12)
 

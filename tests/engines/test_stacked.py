@@ -12,6 +12,7 @@ from fedlens.engines import Sequential, Stacked
 from fedlens.network.network import Network
 from fedlens.pieces import Epochs, Sgd, Uniformly
 from fedlens.rounds import RoundInput, begin, run_round, run_rounds
+from tests.factoring import factoring, has_factored
 from tests.federations import FEW, noisy_images, small_cnn, wide
 from tests.papers_under_test import ALGORITHMS
 
@@ -91,12 +92,13 @@ def test_factored_layers_give_what_the_weights_themselves_give(name, sizes):
     federation = noisy_images(sizes)
     network = Network(wide(0.2), dtype=torch.float64)
     program = ClientProgram(plain(name), network.layout)
-    made = [
-        Stacked(network, federation.examples, factor=factor, at_once=3) for factor in (False, True)
-    ]
-    explicit, factored = (after(engine, network, program, federation) for engine in made)
-    assert made[1].forms, "nothing was factored"
-    assert_same(explicit, factored)
+    ends = []
+    for factor in (False, True):
+        engine = Stacked(network, federation.examples, at_once=3)
+        with factoring(factor):
+            ends.append(after(engine, network, program, federation))
+        assert has_factored(engine) is factor
+    assert_same(*ends)
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedprox", "median"])
@@ -121,10 +123,11 @@ def test_factored_layers_of_a_sweep_give_what_each_experiment_gives_alone(
     for _ in range(3):
         after_round = run_rounds(together, engine, turns)
         turns = [replace(t, state=state) for t, (state, _) in zip(turns, after_round, strict=True)]
-    assert engine.forms, "nothing was factored"
+    assert has_factored(engine)
     for seed, (turn, program) in enumerate(zip(turns, programs, strict=True)):
-        alone = Stacked(network, federation.examples, factor=False)
-        assert_same(after(alone, network, program, federation, seed=seed), turn.state)
+        alone = Stacked(network, federation.examples)
+        with factoring(False):
+            assert_same(after(alone, network, program, federation, seed=seed), turn.state)
 
 
 @pytest.mark.parametrize("name", ["fedadmm", "scaffold", "feddyn"])
@@ -134,7 +137,7 @@ def test_layers_are_not_factored_where_it_would_not_hold(name):
     program = ClientProgram(ALGORITHMS[name], network.layout)
     engine = Stacked(network, federation.examples)
     after(engine, network, program, federation, rounds=1)
-    assert not engine.forms
+    assert not has_factored(engine)
 
 
 def test_a_small_matrix_is_not_factored():
@@ -143,4 +146,4 @@ def test_a_small_matrix_is_not_factored():
     program = ClientProgram(ALGORITHMS["fedavg"], network.layout)
     engine = Stacked(network, federation.examples)
     after(engine, network, program, federation, rounds=1)
-    assert not engine.forms
+    assert not has_factored(engine)

@@ -146,8 +146,8 @@ def run_nearby(
         return made
 
     numbers = {name: number for number, name in enumerate(by_name)}
-    tell = (told if told is not None else []).append
-    return run_job(Job(str(path), str(out), numbers, **job), connect, tell)
+    notify = (told if told is not None else []).append
+    return run_job(Job(str(path), str(out), numbers, **job), connect, notify)
 
 
 def model_bytes(out: Path) -> bytes:

@@ -162,11 +162,11 @@ def test_a_site_may_be_started_before_its_server(tmp_path):
     port, told, refused = free_port(), list[str](), list[str]()
     waits = threading.Event()
 
-    def tell(line):
+    def notify(line):
         told.append(line)
         waits.set()
 
-    site = threading.Thread(target=found_at, args=(f"127.0.0.1:{port}", tmp_path / CA, 600, tell))
+    site = threading.Thread(target=found_at, args=(f"127.0.0.1:{port}", tmp_path / CA, 600, notify))
     site.start()
     assert waits.wait(600)
     with gate(tmp_path, port, refused):

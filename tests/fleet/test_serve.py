@@ -1,5 +1,6 @@
 """What a server says to whoever started it: what it needs, how far it is, how to go on."""
 
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -189,3 +190,15 @@ def test_nothing_is_said_of_keys_that_have_an_effect(words, fedlens, tmp_path, m
 def test_a_fleet_of_an_experiment_for_ray_comes_to_the_bytes_of_its_simulation():
     plain = Experiment(dataset="mnist", model="linear", rounds=1)
     assert for_fleet(replace(plain, engine="ray")) == for_fleet(replace(plain, engine="processes"))
+
+
+def test_a_process_of_another_user_that_has_the_number_of_the_app_is_left_alone(
+    tmp_path, monkeypatch
+):
+    def refuse(pid: int, sign: int) -> None:
+        raise PermissionError
+
+    (tmp_path / "job.pid").write_text(str(os.getpid()))
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "kill", refuse)
+        serve._end_app(tmp_path / "job.json")

@@ -14,6 +14,7 @@ from fedlens.recipes.pace import Cost, Pace, Rounds, Work
 from fedlens.recipes.recipe import Scale
 from fedlens.recipes.reproduce import plan
 from fedlens.runs.active import run_to_end
+from fedlens.runs.spread import SpreadPoints
 from fedlens.runs.sweep import prepare
 
 PLAIN = Experiment(
@@ -193,8 +194,8 @@ def as_if_ray(monkeypatch):
 @pytest.mark.parametrize(("workers", "expected"), [(1, 21.0), (2, 12.0), (3, 9.0), (9, 6.0)])
 def test_points_that_are_spread_take_as_long_as_the_last_worker(workers, expected, monkeypatch):
     """Points of 1, 2, ... 6 s, in this order, each to the worker that is free first."""
-    monkeypatch.setattr(estimate, "to_spread", lambda points: points)
-    monkeypatch.setattr(estimate, "num_workers", lambda _: workers)
+    monkeypatch.setattr(SpreadPoints, "among", SpreadPoints)
+    monkeypatch.setattr(SpreadPoints, "num_workers", workers)
     monkeypatch.setattr(estimate, "cost", lambda *_: always(1.0))
     ray = replace(PLAIN, engine="ray", device="cpu")
     points = {f"rounds {n}": replace(ray, rounds=n) for n in range(1, 7)}
@@ -212,7 +213,7 @@ def test_a_point_that_is_spread_is_timed_on_one_worker(monkeypatch):
         timed.append(setups[0].engine._most_workers)
         return always(len(timed))
 
-    monkeypatch.setattr(estimate, "num_workers", lambda _: 2)
+    monkeypatch.setattr(SpreadPoints, "num_workers", 2)
     monkeypatch.setattr(estimate, "cost", seen)
     plain = replace(PLAIN, engine="ray", device="cpu", rounds=3)
     points = {f"seed {n}": replace(plain, seed=n) for n in range(4)}
@@ -310,5 +311,5 @@ def test_workers_predict_shortened_parts_too():
     setup = Timing([replace(PLAIN, engine="processes")]).points.popitem()[1].setup
     few = setup.parts["test"].take(torch.arange(10))
     assert isinstance(setup.engine, Processes)
-    known = setup.engine.knowing([few])
-    assert known.known[-1] is few and known.num_workers == setup.engine.num_workers
+    engine = setup.engine.with_examples([few])
+    assert engine.example_sets[-1] is few and engine.num_workers == setup.engine.num_workers

@@ -18,7 +18,7 @@ from fedlens.options import importable
 from fedlens.run_files import MODEL, read_status, saved_rounds, state_files
 from fedlens.runs import point_actor, spread
 from fedlens.runs.folder import Change, Files
-from fedlens.runs.spread import even_shares
+from fedlens.runs.spread import SpreadPoints, even_shares
 from fedlens.runs.summary import Record
 from fedlens.runs.sweep import prepare
 from tests.clusters import LONG, RAY_MARKS
@@ -118,10 +118,10 @@ def test_a_spread_sweep_that_was_stopped_goes_on_to_the_same_bytes(ray, here, tm
 def test_an_actor_killed_in_a_sweep_changes_no_byte(ray, here, tmp_path, monkeypatch):
     import ray as started
 
-    done = spread.Spread._done
-    left = killed = 0  # how many news until one is killed, how often one was
+    apply = spread.Spread._apply
+    left = killed = 0  # how many events until one is killed, how often one was
 
-    def kill_once(self: spread.Spread, news: point_actor.News) -> Any:
+    def kill_once(self: spread.Spread, event: point_actor.Event) -> Any:
         nonlocal left, killed
         left -= 1
         if left < 0 and self.busy and killed == number:
@@ -130,9 +130,9 @@ def test_an_actor_killed_in_a_sweep_changes_no_byte(ray, here, tmp_path, monkeyp
             )
             os.kill(pid, signal.SIGKILL)
             killed += 1
-        return done(self, news)
+        return apply(self, event)
 
-    monkeypatch.setattr(spread.Spread, "_done", kill_once)
+    monkeypatch.setattr(spread.Spread, "_apply", kill_once)
     for number in range(10 if LONG else 1):
         left = random.randrange(30)
         fl.sweep(points("ray"), tmp_path / str(number))
@@ -157,7 +157,7 @@ def test_few_points_run_on_all_of_the_cluster_one_after_another(ray):
     clients = fl.Clients(12, 4)
     alone = prepare({"one": base(engine="ray", device="cpu", clients=clients)})
     assert alone.describe() == "1 point"
-    assert spread.to_spread([point for stack in alone.stacks for point in stack]) == []
+    assert not SpreadPoints.among([point for stack in alone.stacks for point in stack]).points
 
 
 def test_shares_are_even_and_in_order():

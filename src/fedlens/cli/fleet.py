@@ -18,7 +18,7 @@ fleet_app = typer.Typer(no_args_is_help=True, help="A real federation: a server,
 Out = Annotated[Path | None, typer.Option(help="The run folder. [default: runs/NAME]")]
 
 
-def _tell(line: str) -> None:
+def _notify(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
@@ -111,7 +111,7 @@ def serve_command(
     replaced = None if resume else identity(folder)
     try:
         with watching(quiet, progress.rounds, folder.name, described.rounds) as watch:
-            status = serve(described, job, keys, place, host, port, _tell, watch)
+            status = serve(described, job, keys, place, host, port, _notify, watch)
     except KeyboardInterrupt as error:
         if can_go_on(folder, replaced):
             raise Stopped("go on with the same command and --resume") from error
@@ -142,10 +142,10 @@ def join_command(
     check_installed()
     _address(server, "--server", "10.0.0.1:9092")
 
-    def tell(line: str) -> None:
-        _tell(f"{name}: {line}")
+    def notify(line: str) -> None:
+        _notify(f"{name}: {line}")
 
-    join(home or Path(name), name, data, server, device, wait, tell)
+    join(home or Path(name), name, data, server, device, wait, notify)
 
 
 @fleet_app.command("approve")
@@ -207,13 +207,13 @@ def try_command(
     described = of_sites(Experiment.read(experiment, overrides or []), sites)
     if out is not None:
         check_free(out, overwrite=False)
-    tell = _ignore if quiet else _tell
+    notify = _ignore if quiet else _notify
     with (
         tempfile.TemporaryDirectory(prefix="fedlens-fleet-", ignore_cleanup_errors=True) as place,
         watching(quiet, progress.rounds, "fleet", described.rounds) as watch,
     ):
         where = out or Path(place) / "run"
-        found = try_fleet(described, Path(place), where, tell, data, watch)
+        found = try_fleet(described, Path(place), where, notify, data, watch)
     if as_json:
         print(json.dumps(found | ({"run": str(out)} if out is not None else {})))
     else:

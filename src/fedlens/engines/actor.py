@@ -66,15 +66,38 @@ class SentExamples(NamedTuple):
     on_disk: int | None  # their number there
 
 
-class Known(NamedTuple):
-    """What a worker has from the start."""
+class ActorInit(NamedTuple):
+    """What every actor is given before its first task."""
 
     network: Network
     examples: list[Message]
     open_images: Callable[[], Sequence[Tensor]] | None
     settings: TorchSettings
 
-    def opened(self) -> list[Examples]:
+    @classmethod
+    def of(
+        cls, network: Network, examples: Sequence[Examples], on_disk: OnDisk | None
+    ) -> ActorInit:
+        """With images once, however many sets share them."""
+        places = {id(images): n for n, images in enumerate(on_disk.images if on_disk else ())}
+        first: dict[int, int] = {}
+        messages = []
+        for number, one in enumerate(examples):
+            place = places.get(id(one.images))
+            like = first.setdefault(id(one.images), number)
+            sends = like == number and place is None
+            sent = SentExamples(
+                one.images if sends else None,
+                one.labels,
+                one.rows,
+                one.images.shape,
+                None if like == number else like,
+                place,
+            )
+            messages.append(pack(sent))
+        return cls(network, messages, on_disk.open if on_disk else None, TorchSettings.here())
+
+    def open_examples(self) -> list[Examples]:
         """The examples; those that share images there share them here."""
         on_disk = list(self.open_images()) if self.open_images is not None else []
         found: list[Examples] = []
@@ -95,51 +118,27 @@ class Known(NamedTuple):
         return found
 
 
-def known_to_all(
-    network: Network,
-    examples: Sequence[Examples],
-    on_disk: OnDisk | None,
-) -> Known:
-    """What every worker has from the start: images once, however many sets share them."""
-    places = {id(images): n for n, images in enumerate(on_disk.images if on_disk else ())}
-    first: dict[int, int] = {}
-    messages = []
-    for number, one in enumerate(examples):
-        place = places.get(id(one.images))
-        like = first.setdefault(id(one.images), number)
-        sends = like == number and place is None
-        sent = SentExamples(
-            one.images if sends else None,
-            one.labels,
-            one.rows,
-            one.images.shape,
-            None if like == number else like,
-            place,
-        )
-        messages.append(pack(sent))
-    return Known(network, messages, on_disk.open if on_disk else None, TorchSettings.here())
-
-
 class Actor:
     """A `Trainer` that Ray reaches."""
 
     def __init__(self, device: torch.device, stacks: bool) -> None:
         self.device, self.stacks = device, stacks
 
-    def greet(self, driver: Driver) -> str:
-        return driver.greet()
+    def set_up(self, driver: Driver) -> str:
+        return driver.set_up_worker()
 
-    def know(self, known: Known) -> str:
+    def load(self, init: ActorInit) -> str:
         """Make ready to train; in one line what went wrong, if anything did."""
         try:
-            known.settings.apply()
-            self.trainer = Trainer(known.network, known.opened(), self.device, self.stacks)
-            self.trainer.settle()
+            init.settings.apply()
+            examples = init.open_examples()
+            self.trainer = Trainer(init.network, examples, self.device, self.stacks)
+            self.trainer.configure_process()
         except Exception as error:
             return f"{type(error).__name__}: {error}".splitlines()[0]
         return ""
 
-    def learn(self, program: ClientProgram) -> None:
+    def set_program(self, program: ClientProgram) -> None:
         self.trainer.program = program
 
     def begin(self, trees: Message) -> None:

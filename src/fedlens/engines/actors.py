@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -14,10 +13,11 @@ from torch import Tensor
 
 from fedlens.client import ClientProgram
 from fedlens.core import Memory, Tree
-from fedlens.engines.actor import Actor, Known
+from fedlens.engines.actor import Actor, ActorInit
+from fedlens.engines.actor_group import ActorGroup, RemoteWorker, lost_errors
 from fedlens.engines.costs import Costs
+from fedlens.engines.dispatch import TRIES, answers_in_order
 from fedlens.engines.engine import Which
-from fedlens.engines.hiring import Hired, Hiring, lost_with
 from fedlens.engines.messages import arrays_of, pack, unpack
 from fedlens.engines.pool import Sizes
 from fedlens.engines.shared_memory import trees_of
@@ -25,8 +25,7 @@ from fedlens.engines.trainer import Done
 from fedlens.trees import map_tensors, stack
 from fedlens.work import Shared, Work, exact_model
 
-TRIES = 3  # of a task whose worker is gone
-SHORT_SECONDS = 0.015  # see `Crew.short_seconds`: Ray takes about a millisecond for a task
+SHORT_SECONDS = 0.015  # see `Workers.short_seconds`: Ray takes about a millisecond for a task
 
 logger = logging.getLogger(__name__)
 
@@ -36,20 +35,23 @@ Ask = Callable[[Any], Any]
 
 
 class Actors:
-    """A `Crew` of actors: one a core, or one a GPU, of every node that lives."""
+    """`Workers` that are actors: one a core, or one a GPU, of every node that lives.
+
+    It is also the `Transport` of their tasks.
+    """
 
     def __init__(
         self,
         ray: Any,
-        known: Known,
+        init: ActorInit,
         on_gpus: bool,
         device: torch.device,  # of each: where it trains, among what it sees
         stacks: bool,
         most_workers: int | None,
     ) -> None:
         self.ray, self.costs, self.short_seconds = ray, Costs(), SHORT_SECONDS
-        known_there = ray.put(known)
-        self.hiring = Hiring(ray, Actor, (device, stacks), known_there, on_gpus, most_workers)
+        arguments = device, stacks
+        self.group = ActorGroup(ray, Actor, arguments, ray.put(init), on_gpus, most_workers)
         self.busy_seconds = 0.0
         self.num_lost = 0
         self.num_waiting = self.clients_a_task = 1
@@ -58,17 +60,17 @@ class Actors:
 
     @property
     def num_workers(self) -> int:
-        return len(self.hiring.hired)
+        return len(self.workers)
 
     @property
     def most_bytes(self) -> int:
-        return sum(worker.most_bytes for worker in self.hiring.hired)
+        return sum(worker.most_bytes for worker in self.workers)
 
-    def gather(self, program: ClientProgram, shared: Shared, work: Work) -> None:
-        """Before a round: hire where nodes have room for more, and take on those who are ready."""
+    def prepare(self, program: ClientProgram, shared: Shared, work: Work) -> None:
+        """Before a round: start workers where nodes have room, and use those that are ready."""
         if program is not self._program:
             self._program, self._program_there = program, self.ray.put(program)
-        self.hiring.hire(len(work))
+        self.group.start(len(work))
         sizes = Sizes.of(program, shared, work, self.num_workers, num_devices=1)
         self.num_waiting, self.clients_a_task = sizes.num_slots, sizes.clients_a_slot
 
@@ -85,7 +87,7 @@ class Actors:
             message = pack((replace(mine, memory=()), _contiguous(stack(mine.memory))))
             return actor.train.remote(message)
 
-        yield from self._answers([partial(ask, rows) for rows in blocks], order)
+        yield from answers_in_order(self, [partial(ask, rows) for rows in blocks], order)
 
     def predict(self, model: Tree, number: int, batches: Sequence[Which]) -> Iterator[Tensor]:
         self._begin({"model": model})
@@ -94,7 +96,7 @@ class Actors:
             return actor.predict.remote(number, pack(which))
 
         tasks = [partial(ask, which) for which in batches]
-        for done in self._answers(tasks, list(range(len(tasks)))):
+        for done in answers_in_order(self, tasks, list(range(len(tasks)))):
             yield done.result.clone()
 
     def _begin(self, trees: Memory) -> None:
@@ -103,91 +105,65 @@ class Actors:
         message = pack(_contiguous(trees))
         self._trees = self.ray.put(message) if arrays_of(message) else message
 
-    def _prepare(self, worker: Hired) -> None:
-        """Tell a worker what its tasks have in common, unless it knows."""
+    def _send_common(self, worker: RemoteWorker) -> None:
+        """Send a worker what its tasks have in common, unless it has it."""
         if worker.program is not self._program_there:
-            worker.handle.learn.remote(self._program_there)
+            worker.handle.set_program.remote(self._program_there)
             worker.program = self._program_there
         if worker.trees is not self._trees:
             worker.handle.begin.remote(self._trees)
             worker.trees = self._trees
 
-    def _answers(self, tasks: Sequence[Ask], order: list[int]) -> Iterator[Done]:
-        """The answers to tasks, in their order; they are handed out in another one.
+    @property
+    def workers(self) -> list[RemoteWorker]:
+        return self.group.workers
 
-        As in `Pool.answers`: a worker has its next task before it is done with one, but for the
-        last. What a lost worker was given goes to others: the tasks are the same, and so is what
-        comes of them.
-        """
-        done: dict[int, Done] = {}
-        lost: Counter[int] = Counter()  # how often a task was lost with its worker
-        turn = 0
-        while turn < len(tasks):
-            in_work = sum(len(one.given) for one in self.hiring.hired)
-            while order and in_work + len(done) < self.num_waiting:
-                worker = min(self.hiring.hired, key=lambda one: len(one.given))
-                if len(worker.given) >= (2 if len(order) > len(self.hiring.hired) else 1):
-                    break
-                self._prepare(worker)
-                number = order.pop(0)
-                worker.given.append((number, tasks[number](worker.handle)))
-                in_work += 1
-            timeout = None
-            if turn in done:
-                yield done.pop(turn)
-                turn, timeout = turn + 1, 0
-            for worker, number, found in self._received(timeout):
-                if found is not None:
-                    done[number] = found
-                    continue
-                numbers = [number for number, _ in worker.given]
-                order[:0] = numbers
-                lost.update(numbers[:1])  # the one it was at work on
-                self._replace(worker, lost[numbers[0]])
+    def send(self, worker: RemoteWorker, number: int, task: Ask) -> None:
+        self._send_common(worker)
+        worker.given.append((number, task(worker.handle)))
 
-    def _received(self, timeout: float | None) -> list[tuple[Hired, int, Done | None]]:
-        """Answers that have come; at the end workers that are lost, with None."""
+    def receive(self, waits: bool) -> tuple[dict[int, Done], list[RemoteWorker]]:
         waited = {
             reference: (worker, number)
-            for worker in self.hiring.hired
+            for worker in self.workers
             for number, reference in worker.given
         }
+        answers: dict[int, Done] = {}
+        gone: dict[int, RemoteWorker] = {}
         if not waited:
-            return []
-        ready, _ = self.ray.wait(list(waited), timeout=timeout)
+            return answers, []
+        ready, _ = self.ray.wait(list(waited), timeout=None if waits else 0)
         if ready:
             ready, _ = self.ray.wait(list(waited), num_returns=len(waited), timeout=0)
-        found: list[tuple[Hired, int, Done | None]] = []
-        gone: dict[int, Hired] = {}
         for reference in ready:
             worker, number = waited[reference]
             try:
                 done: Done = unpack(self.ray.get(reference))
-            except lost_with(self.ray):
+            except lost_errors(self.ray):
                 gone[id(worker)] = worker
                 continue
             done.check()
             worker.given.remove((number, reference))
             worker.most_bytes = done.most_bytes
             self.busy_seconds += done.busy
-            found.append((worker, number, done))
-        return found + [(worker, -1, None) for worker in gone.values()]
+            answers[number] = done
+        return answers, list(gone.values())
 
-    def _replace(self, worker: Hired, times: int) -> None:
+    def replace(self, worker: RemoteWorker, times: int) -> None:
         """Go on without one that is lost, unless others would go the same way."""
         self.num_lost += 1
-        self.hiring.lose(worker)
+        self.group.remove(worker)
         if times == TRIES:
             raise ChildProcessError(
                 f"a worker of the Ray cluster was lost {times} times over the same clients, "
                 "perhaps because memory ran out: choose a smaller local.batch_size"
             )
         logger.warning("a worker of the Ray cluster was lost: others train its clients")
-        if not self.hiring.hired:
-            self.hiring.hire(len(worker.given))
+        if not self.workers:
+            self.group.start(len(worker.given))
 
-    def dismiss(self) -> None:
-        self.hiring.dismiss()
+    def stop(self) -> None:
+        self.group.stop()
 
 
 def _contiguous(trees: Any) -> Any:

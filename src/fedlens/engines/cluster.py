@@ -1,6 +1,6 @@
 """The Ray cluster that this process uses: one that runs somewhere, or its own on this machine.
 
-Ray is imported here and in `hiring.py`, when it is asked for, and nowhere else.
+Ray is imported here and in `actor_group.py`, when it is asked for, and nowhere else.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fedlens.engines.gpus import all_have_bf16, gpu_names, has_bf16
+from fedlens.process_state import is_alive
 
 NEEDED = 'engine "ray" needs Ray: pip install "fedlens[ray]", or choose engine = "processes"'
 ADDRESS = "RAY_ADDRESS"  # the variable that names a cluster
@@ -230,15 +231,5 @@ def remove_stale() -> None:
     for place in HOME.glob(f"{PREFIX}*"):
         pid = place.name.removeprefix(PREFIX)
         with contextlib.suppress(OSError):
-            if pid.isdigit() and not _lives(int(pid)):
+            if pid.isdigit() and not is_alive(int(pid)):
                 shutil.rmtree(place, ignore_errors=True)
-
-
-def _lives(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True

@@ -39,7 +39,7 @@ class Driver(NamedTuple):
     def here(cls) -> Driver:
         return cls(_versions(), _own_modules())
 
-    def greet(self) -> str:
+    def set_up_worker(self) -> str:
         """Make a worker like its driver; in one line why it cannot be, if it cannot."""
         mine = _versions()
         for name, version in self.versions.items():

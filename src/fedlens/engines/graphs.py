@@ -1,6 +1,6 @@
-"""Recorders: what comes often in one shape is captured once, then played again.
+"""Recorders: what comes often in one shape is captured once, then replayed.
 
-A capture is a CUDA graph, which one launch plays.
+A capture is a CUDA graph, which one launch replays.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ WORTH_IT = 3  # how often a shape must come before it is captured
 class Capture(Protocol):
     """A function that was captured on tensors of its own."""
 
-    result: Any  # where every play leaves what the function gives
+    result: Any  # where every replay leaves what the function gives
 
-    def play(self) -> None: ...
+    def replay(self) -> None: ...
 
 
 class CudaGraph:
@@ -44,7 +44,7 @@ class CudaGraph:
         with torch.cuda.graph(self.graph, pool=pool), no_garbage_collected():
             self.result = function(*inputs)
 
-    def play(self) -> None:
+    def replay(self) -> None:
         self.graph.replay()
 
 
@@ -90,7 +90,6 @@ class Captures:
     """A recorder (`recording.Recorder`) for one program."""
 
     make: Callable[..., Capture] = CudaGraph
-    num_plays: int = 0
     _seen: Counter[Shaped] = field(default_factory=Counter)
     _captured: dict[Shaped, Captured] = field(default_factory=dict)
     _pool: Any = None
@@ -106,8 +105,7 @@ class Captures:
                 return None
             captured = self._captured[shapes] = self._capture(function, inputs)
         captured.copy(given)
-        captured.capture.play()
-        self.num_plays += 1
+        captured.capture.replay()
         result: T = captured.capture.result
         return result
 

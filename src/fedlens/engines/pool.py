@@ -1,4 +1,4 @@
-"""Worker processes that know one program, and the memory they share with this process."""
+"""Worker processes that run one program, and the memory they share with this process."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import contextlib
 import logging
 import multiprocessing
 import pickle
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
 from fedlens.client import ClientProgram
 from fedlens.core import Memory, Tree
+from fedlens.engines.dispatch import TRIES, answers_in_order
 from fedlens.engines.gpus import check_unused, fork
 from fedlens.engines.shared_memory import SharedBuffer, leaves, num_bytes, trees_of
 from fedlens.engines.worker import Answer, Begin, Predicting, Training, Worker
+from fedlens.process_state import is_stopped
 from fedlens.work import Shared, Work
 
-TRIES = 3  # of a task whose worker is gone
 BUFFERED = 2**15  # bytes that can be sent to one that reads nothing
 LOOK_SECONDS = 1.0  # between two looks at workers that say nothing
 UPLOADS = 512 * 2**20  # bytes of uploads that may wait to be added up
@@ -82,10 +82,10 @@ class Sizes(NamedTuple):
         return self._replace(slot_bytes=slot_bytes, num_slots=max(fewer, self.num_slots // 4))
 
 
-class Hired:
+class WorkerProcess:
     """A worker process, and the tasks that it was given and has not answered."""
 
-    def __init__(self, worker: Worker, others: Sequence[Hired]) -> None:
+    def __init__(self, worker: Worker, others: Sequence[WorkerProcess]) -> None:
         context = multiprocessing.get_context("fork")
         self.pipe, theirs = context.Pipe()
         self.given: deque[tuple[int, int]] = deque()  # the number of a task, and its slot
@@ -98,7 +98,7 @@ class Hired:
         theirs.close()
 
     def send(self, message: bytes) -> None:
-        if len(message) > BUFFERED and _is_stopped(self.process.pid):
+        if len(message) > BUFFERED and self._stands_still():
             self.missed = True  # to write more than it has room for would wait for it
             return
         with contextlib.suppress(OSError):  # it is dead: whoever waits for its answer will see
@@ -117,21 +117,27 @@ class Hired:
 
         After Ctrl-Z and `fg` it is this process that may be the first to go on.
         """
-        stopped, self.was_stopped = self.was_stopped, _is_stopped(self.process.pid)
+        stopped, self.was_stopped = self.was_stopped, self._stands_still()
         return self.missed or (stopped and self.was_stopped)
 
-    def dismiss(self) -> None:
+    def _stands_still(self) -> bool:
+        assert self.process.pid is not None
+        return is_stopped(self.process.pid)
+
+    def kill(self) -> None:
         self.process.kill()  # one that was stopped would not end by anything less
         self.process.join()
         self.pipe.close()
 
 
 class Pool:
+    """Workers of one program; a `Transport` for their tasks, each of which has a slot."""
+
     def __init__(
         self,
         program: ClientProgram,
         sizes: Sizes,
-        workers: Sequence[Callable[[SharedBuffer, list[SharedBuffer]], Worker]],
+        make_workers: Sequence[Callable[[SharedBuffer, list[SharedBuffer]], Worker]],
         devices: Sequence[torch.device],
     ) -> None:
         if any(device.type == "cuda" for device in devices):
@@ -141,12 +147,13 @@ class Pool:
         self.slots = [SharedBuffer(sizes.slot_bytes) for _ in range(sizes.num_slots)]
         self.busy_seconds = 0.0
         self.most_answered = 0  # bytes that an answer took, or would have
-        self._make = workers
+        self._make = make_workers
         self._begun = b""  # what the workers were told last
-        self._hired: list[Hired] = []
+        self._free: list[int] = []  # slots
+        self.workers: list[WorkerProcess] = []
         try:
-            for make in workers:
-                self._hired.append(Hired(make(self.model, self.slots), self._hired))
+            for make in make_workers:
+                self.workers.append(WorkerProcess(make(self.model, self.slots), self.workers))
         except BaseException:
             self.terminate()
             raise
@@ -154,7 +161,7 @@ class Pool:
     @property
     def most_bytes(self) -> int:
         """What all workers together have had: see `Done.most_bytes`."""
-        return sum(worker.most_bytes for worker in self._hired)
+        return sum(worker.most_bytes for worker in self.workers)
 
     @property
     def slot_is_too_small(self) -> bool:
@@ -173,90 +180,70 @@ class Pool:
     ) -> None:
         written = self.model.write(trees)
         self._begun = pickle.dumps(Begin(written.positions, written.rest, work, numbers))
-        for worker in self._hired:
+        for worker in self.workers:
             worker.send(self._begun)
 
     def answers(
         self, tasks: Sequence[Task], order: list[int]
     ) -> Iterator[tuple[Answer, SharedBuffer]]:
-        """The answers to tasks, in their order; they are handed out in another one.
+        """See `answers_in_order`. A slot is used again as soon as the next answer is asked for."""
+        self._free = list(range(len(self.slots)))
+        for answer, slot in answers_in_order(self, tasks, order):
+            yield answer, self.slots[slot]
+            self._free.append(slot)
 
-        A worker has its next task before it is done with one, so that it need not wait for this
-        process; but the last tasks are for those that are done first. A slot is used again as
-        soon as the next answer is asked for. The tasks of a worker that was killed or stopped are
-        given to another: they are the same, and so is what comes of them.
-        """
-        free = list(range(len(self.slots)))
-        done: dict[int, tuple[Answer, int]] = {}
-        lost: Counter[int] = Counter()  # how often a task was lost with its worker
-        turn = 0
-        while turn < len(tasks):
-            while order and free:
-                worker = min(self._hired, key=lambda one: len(one.given))
-                if len(worker.given) >= (2 if len(order) > len(self._hired) else 1):
-                    break
-                number, slot = order.pop(0), free.pop()
-                worker.send(pickle.dumps(tasks[number](slot, self.slots[slot])))
-                worker.given.append((number, slot))
-            timeout = LOOK_SECONDS
-            if turn in done:
-                # One at a time: while it is added up, a worker may have become idle.
-                answer, slot = done.pop(turn)
-                yield answer, self.slots[slot]
-                free.append(slot)
-                turn, timeout = turn + 1, 0
-            busy = {worker.pipe: worker for worker in self._hired if worker.given}
-            ready = [busy[pipe] for pipe in wait(list(busy), timeout)]  # type: ignore[index]
-            gone = [] if ready or not timeout else [w for w in busy.values() if w.is_stopped()]
-            for worker in ready:
-                found = worker.receive()
-                if found is None:
-                    gone.append(worker)
-                else:
-                    number, slot = worker.given.popleft()
-                    done[number] = self._accept(found, worker), slot
-            for worker in gone:
-                numbers = [number for number, _ in worker.given]
-                free += [slot for _, slot in worker.given]
-                order[:0] = numbers
-                lost.update(numbers[:1])  # the one it was at work on
-                self._replace(worker, lost[numbers[0]])
+    @property
+    def num_waiting(self) -> int:
+        return len(self.slots)
 
-    def _accept(self, answer: Answer, worker: Hired) -> Answer:
+    def send(self, worker: WorkerProcess, number: int, task: Task) -> None:
+        slot = self._free.pop()
+        worker.send(pickle.dumps(task(slot, self.slots[slot])))
+        worker.given.append((number, slot))
+
+    def receive(self, waits: bool) -> tuple[dict[int, tuple[Answer, int]], list[WorkerProcess]]:
+        busy = {worker.pipe: worker for worker in self.workers if worker.given}
+        timeout = LOOK_SECONDS if waits else 0
+        ready = [busy[pipe] for pipe in wait(list(busy), timeout)]  # type: ignore[index]
+        gone = [] if ready or not waits else [w for w in busy.values() if w.is_stopped()]
+        answers = {}
+        for worker in ready:
+            found = worker.receive()
+            if found is None:
+                gone.append(worker)
+            else:
+                number, slot = worker.given.popleft()
+                answers[number] = self._accept(found, worker), slot
+        return answers, gone
+
+    def _accept(self, answer: Answer, worker: WorkerProcess) -> Answer:
         answer.done.check()
         worker.most_bytes = answer.done.most_bytes
         self.most_answered = max(self.most_answered, answer.num_bytes)
         self.busy_seconds += answer.done.busy
         return answer
 
-    def _replace(self, worker: Hired, times: int) -> None:
+    def replace(self, worker: WorkerProcess, times: int) -> None:
         """Fork another in the place of one that is gone, unless it would go the same way."""
-        place = self._hired.index(worker)
-        worker.dismiss()
+        place = self.workers.index(worker)
+        worker.kill()
+        self._free += [slot for _, slot in worker.given]
         if times == TRIES:
             raise ChildProcessError(
                 f"a worker process was killed {times} times over the same clients, perhaps because "
                 'memory ran out: choose engine = "sequential", or a smaller local.batch_size'
             )
         logger.warning("a worker process was killed or stopped: another trains its clients")
-        others = [one for one in self._hired if one is not worker]
-        self._hired[place] = Hired(self._make[place](self.model, self.slots), others)
-        self._hired[place].send(self._begun)
+        others = [one for one in self.workers if one is not worker]
+        self.workers[place] = WorkerProcess(self._make[place](self.model, self.slots), others)
+        self.workers[place].send(self._begun)
 
     def terminate(self) -> None:
-        for worker in self._hired:
-            worker.dismiss()
+        for worker in self.workers:
+            worker.kill()
 
 
 def _serve(worker: Worker, pipe: Connection, others: Sequence[Connection]) -> None:
     for other in others:
         other.close()  # else no worker would notice that this process is gone
     worker.serve(pipe)
-
-
-def _is_stopped(pid: int | None) -> bool:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] == "T"

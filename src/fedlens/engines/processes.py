@@ -21,13 +21,13 @@ from torch import Tensor
 from fedlens.client import ClientProgram
 from fedlens.core import Tree
 from fedlens.engines.costs import Costs
-from fedlens.engines.dealt import Dealt
 from fedlens.engines.engine import Which
 from fedlens.engines.gpus import gpu_names
 from fedlens.engines.pool import Pool, Sizes
 from fedlens.engines.shared_memory import SharedBuffer
 from fedlens.engines.trainer import Done, Trainer
 from fedlens.engines.worker import Predicting, Training, Worker, sent_by
+from fedlens.engines.worker_engine import WorkerEngine
 from fedlens.federation import Examples
 from fedlens.network.network import Network
 from fedlens.trees import stack
@@ -38,7 +38,7 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
-class Processes(Dealt):
+class Processes(WorkerEngine):
     """`workers` processes of one thread, or one for each of the `devices`.
 
     `others` are examples that no client trains on: workers predict these, too.
@@ -62,9 +62,9 @@ class Processes(Dealt):
         super().__init__(network, examples, devices, others)
         self._num_workers = len(devices) or workers or num_cores()
 
-    def knowing(self, others: Sequence[Examples]) -> Processes:
+    def with_examples(self, others: Sequence[Examples]) -> Processes:
         """The same, whose workers predict these examples, too."""
-        examples, *before = self.known
+        examples, *before = self.example_sets
         workers = None if self.devices else self.num_workers
         return Processes(self.network, examples, workers, self.devices, [*before, *others])
 
@@ -80,29 +80,29 @@ class Processes(Dealt):
     def device_name(self, device: torch.device) -> str:
         return gpu_names()[device.index]  # this process asks it nothing
 
-    def _hire(self, program: ClientProgram, shared: Shared, work: Work) -> Forked:
-        crew = self._crew
-        assert crew is None or isinstance(crew, Forked)
-        known = crew is not None and program.differs_in_numbers_alone(crew.pool.program)
-        if crew is not None and known and not crew.pool.slot_is_too_small:
-            crew.program = program  # its numbers travel with the work
-            return crew
+    def _workers_for(self, program: ClientProgram, shared: Shared, work: Work) -> ForkedWorkers:
+        workers = self._workers
+        assert workers is None or isinstance(workers, ForkedWorkers)
+        fits = workers is not None and program.differs_in_numbers_alone(workers.pool.program)
+        if workers is not None and fits and not workers.pool.slot_is_too_small:
+            workers.program = program  # its numbers travel with the work
+            return workers
         sizes = Sizes.of(program, shared, work, self.num_workers, len(self.devices))
-        if crew is not None and known:
-            sizes = sizes.grown(crew.pool.most_answered)  # what clients sent did not fit
+        if workers is not None and fits:
+            sizes = sizes.grown(workers.pool.most_answered)  # what clients sent did not fit
         self.close()
 
         def worker(device: torch.device, model: SharedBuffer, slots: list[SharedBuffer]) -> Worker:
-            stacks = bool(self.devices)
-            return Worker(Trainer(self.network, self.known, device, stacks, program), model, slots)
+            sets, stacks = self.example_sets, bool(self.devices)
+            return Worker(Trainer(self.network, sets, device, stacks, program), model, slots)
 
         devices = self.devices or [torch.device("cpu")] * self.num_workers
         pool = Pool(program, sizes, [partial(worker, device) for device in devices], devices)
-        return Forked(pool, len(devices), program)
+        return ForkedWorkers(pool, len(devices), program)
 
 
-class Forked:
-    """The workers of a pool as a `Crew`."""
+class ForkedWorkers:
+    """The processes of a pool, as the engine asks them."""
 
     def __init__(self, pool: Pool, num_workers: int, program: ClientProgram) -> None:
         self.pool, self.num_workers, self.program = pool, num_workers, program
@@ -140,5 +140,5 @@ class Forked:
         for answer, _ in self.pool.answers(tasks, list(range(len(tasks)))):
             yield answer.result
 
-    def dismiss(self) -> None:
+    def stop(self) -> None:
         self.pool.terminate()

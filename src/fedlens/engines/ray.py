@@ -13,17 +13,17 @@ from typing import ClassVar
 import torch
 
 from fedlens.client import ClientProgram
-from fedlens.engines.actor import OnDisk, known_to_all
+from fedlens.engines.actor import ActorInit, OnDisk
 from fedlens.engines.actors import Actors
 from fedlens.engines.cluster import connect, gpus
-from fedlens.engines.dealt import Dealt
 from fedlens.engines.messages import arrays_of
+from fedlens.engines.worker_engine import WorkerEngine
 from fedlens.federation import Examples
 from fedlens.network.network import Network
 from fedlens.work import Shared, Work
 
 
-class Ray(Dealt):
+class Ray(WorkerEngine):
     """With `devices`, an actor a GPU; else one a core, `workers` of them at the most.
 
     Images that are `on_disk` are opened by each actor on its machine, and not sent.
@@ -46,11 +46,11 @@ class Ray(Dealt):
         self._device = torch.device("cuda", 0) if self.on_gpus else torch.device("cpu")
         self._most_workers = workers if self.on_gpus else len(devices) or workers
         self._on_disk = on_disk
-        self._num_lost = 0  # by earlier crews
+        self._num_lost = 0  # by earlier workers
 
     def of_one_worker(self) -> Ray:
         """An engine for the same clients that has one worker."""
-        examples, *others = self.known
+        examples, *others = self.example_sets
         return Ray(self.network, examples, 1, self.devices, others, self._on_disk)
 
     def device_name(self, device: torch.device) -> str:
@@ -58,24 +58,24 @@ class Ray(Dealt):
 
     @property
     def num_workers(self) -> int:
-        return self._crew.num_workers if self._crew is not None else 1
+        return self._workers.num_workers if self._workers is not None else 1
 
     @property
     def num_lost(self) -> int:
-        now = self._crew.num_lost if isinstance(self._crew, Actors) else 0
+        now = self._workers.num_lost if isinstance(self._workers, Actors) else 0
         return self._num_lost + now
 
     def close(self) -> None:
         self._num_lost = self.num_lost
         super().close()
 
-    def _hire(self, program: ClientProgram, shared: Shared, work: Work) -> Actors:
-        crew = self._crew
-        if not isinstance(crew, Actors):
-            known = known_to_all(self.network, self.known, self._on_disk)
-            ray = connect(sum(t.nbytes for message in known.examples for t in arrays_of(message)))
+    def _workers_for(self, program: ClientProgram, shared: Shared, work: Work) -> Actors:
+        workers = self._workers
+        if not isinstance(workers, Actors):
+            init = ActorInit.of(self.network, self.example_sets, self._on_disk)
+            ray = connect(sum(t.nbytes for message in init.examples for t in arrays_of(message)))
             stacks, most = bool(self.devices), self._most_workers
-            crew = Actors(ray, known, self.on_gpus, self._device, stacks, most)
-            self._crew = crew
-        crew.gather(program, shared, work)
-        return crew
+            workers = Actors(ray, init, self.on_gpus, self._device, stacks, most)
+            self._workers = workers
+        workers.prepare(program, shared, work)
+        return workers

@@ -1,4 +1,4 @@
-"""How an engine runs the client program: plainly, or recorded and played again.
+"""How an engine runs the client program: plainly, or recorded and replayed.
 
 Small clients are many small kernels on a GPU, and without recording the time goes into launching
 them. What comes in one shape again and again is recorded: a whole round once its shape has come
@@ -45,7 +45,7 @@ class Recorder(Protocol):
     def place(self, value: T) -> T:
         """`value` in memory that stays, always the same: it is over when this is called again.
 
-        What is recorded of tensors there is not copied before it is played, nor what it gives.
+        What is recorded of tensors there is not copied before it is replayed, nor what it gives.
         """
         ...
 
@@ -85,7 +85,7 @@ def run_program(
     return _own_memory(parts, recorded=True)
 
 
-def rehearse(
+def warm_up(
     program: ClientProgram, model: Model, examples: Examples, shared: Shared, work: Work
 ) -> None:
     """Have the kernels of a first round compiled, which would wait for each other in it."""

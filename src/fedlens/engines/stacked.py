@@ -14,7 +14,7 @@ from fedlens.core import Tree
 from fedlens.engines.engine import Engine, Which
 from fedlens.engines.factored import FactoredForm, factorable, faster_one_by_one
 from fedlens.engines.graphs import Captures
-from fedlens.engines.recording import Recorder, rehearse, run_program
+from fedlens.engines.recording import Recorder, run_program, warm_up
 from fedlens.federation import Examples
 from fedlens.network.network import Network
 from fedlens.work import Part, Shared, Work
@@ -46,13 +46,12 @@ class Stacked(Engine):
     On a GPU local training is recorded as CUDA graphs: small clients are many small kernels, and
     without that the time goes into launching them. There the first block shows how much memory a
     client takes, and later blocks are as large as half the GPU holds; if that is too much after
-    all, they are halved. `factor` says whether linear layers may be factored where that pays.
+    all, they are halved. Linear layers are factored where that pays.
     """
 
     network: Network
     examples: Examples
     at_once: int = AT_ONCE
-    factor: bool = True
     make_recorder: Callable[[], Recorder] | None = None  # None: of CUDA graphs, on a GPU
     name: ClassVar[str] = "stacked"
     _prepared: Prepared | None = field(default=None, repr=False)
@@ -74,11 +73,6 @@ class Stacked(Engine):
         """
         return 1 - self._num_real / self._num_computed if self._num_computed else None
 
-    @property
-    def forms(self) -> dict[object, FactoredForm]:
-        """The forms that weights take in the program that is being run."""
-        return self._prepared.forms if self._prepared else {}
-
     def map(self, program: ClientProgram, shared: Shared, work: Work) -> Iterator[Part]:
         prepared = self._prepared
         if prepared is None or not program.differs_in_numbers_alone(prepared.program):
@@ -86,7 +80,7 @@ class Stacked(Engine):
         prepared.use(program)
         shared = shared._replace(params=self.network.lay_out_stacked(shared.params))
         start, each = 0, _clients_of_each(work)
-        one_by_one = self.factor and faster_one_by_one(self.network, program, work)
+        one_by_one = faster_one_by_one(self.network, program, work)
         while start < len(work):
             # Blocks of about the same size have the same shapes; experiments stay whole.
             left, most = len(work) - start, self.at_once
@@ -114,7 +108,7 @@ class Stacked(Engine):
     def _train_block(self, prepared: Prepared, shared: Shared, work: Work) -> list[Part]:
         device = self.examples.labels.device
         program, recorder = prepared.program, prepared.recorder
-        names = factorable(self.network, program, work) if self.factor else ()
+        names = factorable(self.network, program, work)
         if names:
             key = names, len(work.spans)  # whose turn it is does not matter
             if key not in prepared.forms:
@@ -126,7 +120,7 @@ class Stacked(Engine):
             recorder = None if recorder is None else OfForm(key, recorder)
         probes = device.type == "cuda" and not self._has_probed
         if probes:
-            rehearse(program, self.network.stacked, self.examples, shared, work)
+            warm_up(program, self.network.stacked, self.examples, shared, work)
             torch.cuda.reset_peak_memory_stats(device)
             before = torch.cuda.memory_allocated(device)
         parts = run_program(program, self.network.stacked, self.examples, shared, work, recorder)

@@ -61,19 +61,19 @@ class Done(NamedTuple):
 
 @dataclass
 class Trainer:
-    """It knows the model, the examples and a program; `begin` tells it what a round starts from."""
+    """It has the model, the examples and a program; `begin` gives it what a round starts from."""
 
     network: Network
-    known: Sequence[Examples]  # the first are those that clients train on
+    example_sets: Sequence[Examples]  # the first are those that clients train on
     device: torch.device
     stacks: bool  # whether clients train side by side
-    program: ClientProgram | None = None  # until it is told
+    program: ClientProgram | None = None  # until it is given
     _images: dict[int, Tensor] = field(default_factory=dict)
     _given: Memory = field(default_factory=dict)
     _moved: Memory | None = None
     _bytes_before: int = 0
 
-    def settle(self) -> None:
+    def configure_process(self) -> None:
         """Make this process a worker's: one thread, and memory that it keeps."""
         torch.set_num_threads(1)
         self._bytes_before = largest_yet()
@@ -112,13 +112,13 @@ class Trainer:
         return Sent(trees, _lists(part.scalars), _lists(part.channel_scalars), part.combined)
 
     def predict(self, number: int, which: Which) -> Tensor:
-        """The logits of some examples, of those with this number among the known."""
-        images = self._here(self.known[number]).read(moved(which, self.device))
+        """The logits of some examples, of the set with this number."""
+        images = self._here(self.example_sets[number]).read(moved(which, self.device))
         return self.network.predict(self._trees["model"], {}, images).cpu()
 
     @cached_property
     def _engine(self) -> Sequential | Stacked:
-        examples = self._here(self.known[0])
+        examples = self._here(self.example_sets[0])
         if self.stacks:
             return Stacked(self.network, examples)
         return Sequential(self.network, examples, fast=True)

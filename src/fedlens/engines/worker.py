@@ -1,4 +1,4 @@
-"""A worker process of the engine `processes`: it answers until it is dismissed."""
+"""A worker process of the engine `processes`: it answers until it is killed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Training(NamedTuple):
 class Predicting(NamedTuple):
     """A task: the logits of some examples."""
 
-    examples: int  # their number among those that the worker knows
+    examples: int  # their number among those that the worker has
     which: Which
 
 
@@ -68,7 +68,7 @@ class Worker:
 
     def serve(self, pipe: Connection) -> None:
         forked()
-        self.trainer.settle()
+        self.trainer.configure_process()
         while True:
             try:
                 task = pickle.loads(pipe.recv_bytes())

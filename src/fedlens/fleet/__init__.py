@@ -5,5 +5,5 @@ Only `apps.py`, `flower.py` and `superexec.py` import Flower; the rest does not 
 
 from collections.abc import Callable
 
-Tell = Callable[[str], None]
+Notify = Callable[[str], None]
 """Called with a line for people: what sites and servers do."""

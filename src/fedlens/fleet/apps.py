@@ -202,12 +202,12 @@ def _run(grid: Grid, job: Job, path: Path) -> None:
         end_with(job.served_by)  # else it waits for sites, with the run folder locked
     events, result = path.with_suffix(".events"), path.with_suffix(".result")
 
-    def tell(line: str) -> None:
+    def notify(line: str) -> None:
         with events.open("a") as file:
             file.write(line + "\n")
 
     try:
-        done = run_job(job, lambda some: FlowerSites(grid, [job.sites[n] for n in some]), tell)
+        done = run_job(job, lambda some: FlowerSites(grid, [job.sites[n] for n in some]), notify)
         outcome = {"status": done.status}
     except ValueError as error:
         outcome = {"mistake": str(error)}

@@ -19,7 +19,7 @@ from fedlens.core import Memory, Tree
 from fedlens.engines import Sequential
 from fedlens.engines.engine import Engine, Unreported
 from fedlens.federation import Examples
-from fedlens.fleet import Tell, payload
+from fedlens.fleet import Notify, payload
 from fedlens.network.network import Network
 from fedlens.reporting.reports import Reporting
 from fedlens.work import Part, Shared, Work
@@ -68,7 +68,7 @@ class Fleet(Engine):
     names: Sequence[str]
     sizes: Sequence[int]
     rules: Reporting
-    tell: Tell  # of sites that failed
+    notify: Notify  # of sites that failed
     name: ClassVar[str] = "fleet"
     _answers: dict[int, Part] = field(default_factory=dict)  # of this round, by key
     _away: set[int] = field(default_factory=set)  # sites that were waited for in vain
@@ -227,7 +227,7 @@ class Fleet(Engine):
 
     def _say(self, client: int, arrived: Arrived) -> None:
         why = arrived.reason or str(arrived.facts.get("refused", ""))
-        self.tell(f"{self.names[client]}: {arrived.failed or 'refused'}{why and f': {why}'}")
+        self.notify(f"{self.names[client]}: {arrived.failed or 'refused'}{why and f': {why}'}")
 
 
 def counted(memory: Memory) -> int | None:

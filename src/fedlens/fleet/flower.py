@@ -22,6 +22,7 @@ from typing import Any
 
 from fedlens.files import write_atomically
 from fedlens.fleet.keys import CA, NODE_KEY, SERVER, SERVER_KEY
+from fedlens.process_state import is_alive
 
 END_SECONDS = 8.0  # that a process has to end by itself, before it is killed
 REMEDY = "install it with: pip install 'fedlens[fleet]'"
@@ -122,17 +123,6 @@ def end(process: subprocess.Popen[bytes]) -> None:
             return
         except subprocess.TimeoutExpired:
             continue
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    with suppress(OSError):
-        # One that has ended and is not waited for yet is as good as gone.
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return True
 
 
 def end_with(process: int) -> None:

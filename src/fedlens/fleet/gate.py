@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedlens.fleet import Tell
+from fedlens.fleet import Notify
 from fedlens.fleet.keys import CA, SERVER, SERVER_KEY
 
 CALLS = (
@@ -52,10 +52,10 @@ class Gate:
         port: int,
         inner: str,
         keys: Path,
-        tell: Tell,
+        notify: Notify,
         names: Mapping[bytes, str],
     ) -> None:
-        self.host, self.port, self.inner, self.keys, self.tell = host, port, inner, keys, tell
+        self.host, self.port, self.inner, self.keys, self.notify = host, port, inner, keys, notify
         self.names = names
         self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()
@@ -208,7 +208,7 @@ class Gate:
         """Tell it, once."""
         if line not in self._told and len(self._told) < 1000:
             self._told.add(line)
-            self.tell(line)
+            self.notify(line)
 
 
 async def _request(http: Any, reader: asyncio.StreamReader, h11: Any) -> tuple[Any, bytes | None]:

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from fedlens.files import write_atomically
-from fedlens.fleet import Tell
+from fedlens.fleet import Notify
 from fedlens.fleet.flower import end, start_supernode
 from fedlens.fleet.keys import CA, NODE_KEY, check_name
 from fedlens.fleet.policy import DEFAULT, FILE, Policy
@@ -33,7 +33,7 @@ REFUSED = "[code: 2004]"  # in Flower's log: the key is not registered, or in us
 
 
 def join(
-    home: Path, name: str, data: Path, server: str, device: str, wait: float, tell: Tell
+    home: Path, name: str, data: Path, server: str, device: str, wait: float, notify: Notify
 ) -> None:
     """Take part until interrupted; a ValueError if the server does not come, or does not let it in.
 
@@ -53,7 +53,7 @@ def join(
         write_atomically(home / FILE, DEFAULT.encode())
     Policy.read(home)
     with one_writer(home):  # else two processes would take turns to be refused
-        _stay(home, name, data, server, device, wait, Changes(tell))
+        _stay(home, name, data, server, device, wait, Changes(notify))
 
 
 def _stay(
@@ -201,17 +201,17 @@ class Tail:
 class Changes:
     """Tells how a site stands when that changes; and what it answers, a refusal once."""
 
-    tell: Tell
+    notify: Notify
     last_state: str = ""
     last_refusal: str = ""
 
     def state(self, state: str) -> None:
         if state != self.last_state:
             self.last_state = state
-            self.tell(state)
+            self.notify(state)
 
     def answer(self, answer: str) -> None:
         refusal = answer if answer.startswith("refused") else ""
         if not refusal or refusal != self.last_refusal:
-            self.tell(answer)
+            self.notify(answer)
         self.last_refusal = refusal

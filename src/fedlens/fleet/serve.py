@@ -14,12 +14,13 @@ from typing import Any
 
 from fedlens.experiment import Experiment
 from fedlens.files import write_atomically
-from fedlens.fleet import Tell
-from fedlens.fleet.flower import SuperLink, is_alive, write_app
+from fedlens.fleet import Notify
+from fedlens.fleet.flower import SuperLink, write_app
 from fedlens.fleet.gate import Gate
 from fedlens.fleet.keys import check_server_keys, public_keys
 from fedlens.fleet.server import Job
 from fedlens.locks import one_writer
+from fedlens.process_state import is_alive
 from fedlens.run_files import ROUNDS, can_go_on, identity, read_records
 from fedlens.runs.active import Watch
 
@@ -28,7 +29,7 @@ LOOK = 0.2  # seconds between two looks at how a run stands
 
 @contextmanager
 def open_fleet(
-    keys: Path, home: Path, host: str, port: int, tell: Tell
+    keys: Path, home: Path, host: str, port: int, notify: Notify
 ) -> Iterator[tuple[SuperLink, dict[str, int]]]:
     """A SuperLink that sites with known keys can reach at host:port; and their numbers there."""
     check_server_keys(keys)
@@ -36,8 +37,8 @@ def open_fleet(
     with one_writer(home), SuperLink(home, keys) as link:
         numbers = link.register(public)
         names = {key: name for name, key in public.items()}
-        with Gate(host, port, link.address, keys, tell, names):
-            tell(f"listening on {host}:{port} for {', '.join(public)}")
+        with Gate(host, port, link.address, keys, notify, names):
+            notify(f"listening on {host}:{port} for {', '.join(public)}")
             yield link, numbers
 
 
@@ -48,7 +49,7 @@ def serve(
     home: Path,
     host: str,
     port: int,
-    tell: Tell,
+    notify: Notify,
     watch: Watch | None = None,
 ) -> str:
     """Run an experiment on the sites that come; how it ended, as the status of a run.
@@ -63,12 +64,14 @@ def serve(
             f"--at-least is {job.at_least}, but {keys} has the keys of {num_sites}: choose fewer, "
             "or add those of others"
         )
-    with open_fleet(keys, home, host, port, tell) as (link, numbers):
+    with open_fleet(keys, home, host, port, notify) as (link, numbers):
         write_atomically(Path(job.experiment), experiment.toml().encode())
-        return run_on(link, replace(job, sites=numbers), home, tell, watch)
+        return run_on(link, replace(job, sites=numbers), home, notify, watch)
 
 
-def run_on(link: SuperLink, job: Job, home: Path, tell: Tell, watch: Watch | None = None) -> str:
+def run_on(
+    link: SuperLink, job: Job, home: Path, notify: Notify, watch: Watch | None = None
+) -> str:
     """Do a job on a SuperLink that is there."""
     path, app = home / "job.json", home / "app"
     for ending in (".events", ".result", ".pid"):
@@ -78,7 +81,7 @@ def run_on(link: SuperLink, job: Job, home: Path, tell: Tell, watch: Watch | Non
     job = replace(job, out=str(out), experiment=experiment, served_by=os.getpid())
     job.write(path)
     write_app(app, "")
-    follow = Follow(path, out, tell, watch, job.resume)
+    follow = Follow(path, out, notify, watch, job.resume)
     link.run(app, {"job": str(path)})
     try:
         outcome = follow.until_done(link)
@@ -97,9 +100,9 @@ class Follow:
     """What the ServerApp's process writes, told here as it comes."""
 
     def __init__(
-        self, job: Path, out: Path, tell: Tell, watch: Watch | None, resumes: bool
+        self, job: Path, out: Path, notify: Notify, watch: Watch | None, resumes: bool
     ) -> None:
-        self.job, self.out, self.tell, self.watch = job, out, tell, watch
+        self.job, self.out, self.notify, self.watch = job, out, notify, watch
         self.replaced = None if resumes else identity(out)
         self.num_events = 0
         self.seen: tuple[int, int] | None = None  # of the records: when they were written, how long
@@ -140,7 +143,7 @@ class Follow:
         if events.is_file():
             lines = events.read_text().splitlines()
             for line in lines[self.num_events :]:
-                self.tell(line)
+                self.notify(line)
             self.num_events = len(lines)
         for record in self._new_records():
             if record["round"] > self.last_round:
@@ -158,5 +161,5 @@ def _end_app(job: Path) -> None:
     """End the ServerApp's process, which Flower started."""
     pid = _pid(job)
     if pid is not None and is_alive(pid):
-        with suppress(ProcessLookupError):
+        with suppress(ProcessLookupError, PermissionError):  # its number may be another user's now
             os.kill(pid, signal.SIGTERM)

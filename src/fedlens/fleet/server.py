@@ -15,7 +15,7 @@ from fedlens.client import ClientProgram
 from fedlens.experiment import Experiment
 from fedlens.federation import Dataset, Examples, Federation, Fixed, Holdings, offsets_of
 from fedlens.files import write_atomically
-from fedlens.fleet import Tell
+from fedlens.fleet import Notify
 from fedlens.fleet.engine import Fleet, Sites
 from fedlens.fleet.terms import Terms, for_fleet
 from fedlens.reporting.reports import Reporting
@@ -48,7 +48,7 @@ def hear(
     sites: Sites,
     names: Sequence[str],
     terms: Terms,
-    tell: Tell,
+    notify: Notify,
     wait: float,
     at_least: int | None = None,
 ) -> list[Held | None]:
@@ -64,7 +64,7 @@ def hear(
         if now - begun > wait:
             absent = ", ".join(names[client] for client in missing)
             if at_least is not None and len(names) - len(missing) >= at_least:
-                tell(f"without {absent}")
+                notify(f"without {absent}")
                 return found
             raise ValueError(
                 f"after {wait:g} s these sites are missing: {absent}; start them, let them "
@@ -84,13 +84,13 @@ def hear(
             held = _held(names[client], arrived.facts, terms)
             if held is not None:
                 found[client] = held
-                tell(f"{names[client]}: {held.size} examples")
+                notify(f"{names[client]}: {held.size} examples")
                 continue
             why = arrived.reason or arrived.facts.get("refused") or "it gave no sizes"
             word = f"{arrived.failed or 'refused'}: {why}"
             if last_word.get(client) != word:
                 last_word[client] = word
-                tell(f"{names[client]}: {word}")
+                notify(f"{names[client]}: {word}")
         time.sleep(0.2)
 
 
@@ -108,7 +108,7 @@ def _held(name: str, facts: Any, terms: Terms) -> Held | None:
 
 
 def make_setup(
-    experiment: Experiment, dataset: Dataset, held: Sequence[Held], sites: Sites, tell: Tell
+    experiment: Experiment, dataset: Dataset, held: Sequence[Held], sites: Sites, notify: Notify
 ) -> Setup:
     """The parts of a run whose clients are sites."""
     terms = Terms.of(experiment, dataset)
@@ -126,7 +126,7 @@ def make_setup(
         [one.name for one in held],
         [one.size for one in held],
         experiment.reporting or Reporting(),
-        tell,
+        notify,
     )
     tested = None
     if clients.holdout:
@@ -206,7 +206,7 @@ def check_unchanged(begun: Experiment, wanted: Experiment, out: Path) -> None:
         )
 
 
-def run_job(job: Job, connect: Callable[[Sequence[str]], Sites], tell: Tell) -> Result:
+def run_job(job: Job, connect: Callable[[Sequence[str]], Sites], notify: Notify) -> Result:
     """Run, or go on with, an experiment on sites; `connect` reaches those of some names."""
     out = Path(job.out)
     resumes = job.resume and (out / SITES).is_file()
@@ -217,12 +217,12 @@ def run_job(job: Job, connect: Callable[[Sequence[str]], Sites], tell: Tell) -> 
     dataset = load_dataset(experiment.dataset, Path(job.data) if job.data else None)
     if resumes:
         known = [Held(**one) for one in json.loads((out / SITES).read_text())]
-        tell(f"experiment {Terms.of(experiment, dataset).hash}, from where it was")
+        notify(f"experiment {Terms.of(experiment, dataset).hash}, from where it was")
         unknown = [one.name for one in known if one.name not in job.sites]
         if unknown:
             raise ValueError(f"{out} was begun with {unknown[0]}: add its key")
         sites = connect([one.name for one in known])
-        setup = make_setup(experiment, dataset, known, sites, tell)
+        setup = make_setup(experiment, dataset, known, sites, notify)
         folder = RunFolder.open(out)
         try:
             (result,) = run_to_end([reopen(folder, setup)])
@@ -230,13 +230,13 @@ def run_job(job: Job, connect: Callable[[Sequence[str]], Sites], tell: Tell) -> 
             folder.close()
         return result
     terms, names = Terms.of(experiment, dataset), sorted(job.sites)
-    tell(f"experiment {terms.hash}")
-    heard = hear(connect(names), names, terms, tell, job.wait, job.at_least)
+    notify(f"experiment {terms.hash}")
+    heard = hear(connect(names), names, terms, notify, job.wait, job.at_least)
     if None in heard:  # what clients hold out depends on their numbers
         names = [one.name for one in heard if one is not None]
-        heard = hear(connect(names), names, terms, tell, job.wait)
+        heard = hear(connect(names), names, terms, notify, job.wait)
     known = [one for one in heard if one is not None]
-    setup = make_setup(experiment, dataset, known, connect(names), tell)
+    setup = make_setup(experiment, dataset, known, connect(names), notify)
     overwrite = job.overwrite or job.resume
     active = start(experiment, setup, out, overwrite=overwrite)
     write_atomically(out / SITES, json.dumps([asdict(one) for one in known]).encode())

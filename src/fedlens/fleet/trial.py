@@ -13,7 +13,7 @@ from typing import Any
 
 from fedlens.experiment import Experiment
 from fedlens.files import write_atomically
-from fedlens.fleet import Tell
+from fedlens.fleet import Notify
 from fedlens.fleet.flower import end, free_port, start_supernode
 from fedlens.fleet.keys import CA, make_server_keys, make_site_key
 from fedlens.fleet.policy import FILE
@@ -117,13 +117,13 @@ def try_fleet(
     experiment: Experiment,
     folder: Path,
     out: Path,
-    tell: Tell,
+    notify: Notify,
     data: Path | None = None,
     watch: Watch | None = None,
 ) -> dict[str, Any]:
     """Run it on sites with processes and sockets of their own, and here; how the two compare."""
     sites = make_homes(experiment, folder / "sites", data, watch)
-    tell(f"starting {len(sites)} sites and their server, which takes a while")
+    notify(f"starting {len(sites)} sites and their server, which takes a while")
     make_keys(sites, folder / "keys")
     port = free_port()
     begun = time.monotonic()
@@ -131,9 +131,9 @@ def try_fleet(
         path = folder / "experiment.toml"
         job = Job(str(path), str(out), {}, data=str(data) if data else None)
         where = folder / "keys", folder / "server", "127.0.0.1", port
-        status = serve(experiment, job, *where, tell, watch)
+        status = serve(experiment, job, *where, notify, watch)
     seconds = time.monotonic() - begun
-    tell("the same here, simulated")
+    notify("the same here, simulated")
     here = run(experiment, folder / "simulated", data=data, progress=False)
     return {
         "status": status,

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import pairwise
+from itertools import pairwise, starmap
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ from fedlens.experiment import Evaluate, Experiment
 from fedlens.recipes.pace import STEPS, Cost, Work, cost, side_by_side, work_of
 from fedlens.recipes.remembered import Remembered
 from fedlens.runs.points import Point, into_stacks
-from fedlens.runs.spread import num_workers, shares_of, to_spread
+from fedlens.runs.spread import SpreadPoints
 from fedlens.runs.sweep import prepare
 from fedlens.setup import Setup
 
@@ -83,19 +83,19 @@ class Timing:
         Evaluations are included. `watch` is told how far the timing is.
         """
         here: list[Stack] = []
-        apart: list[list[Stack]] = []
+        apart: list[tuple[SpreadPoints, dict[str, Stack]]] = []
         for experiments in stages:
             points = [
                 Point(name, experiment, self._setup(experiment), None, False)
                 for name, experiment in experiments.items()
             ]
-            spread = to_spread(points)
-            elsewhere = {point.name for point in spread}
-            others = [point for point in points if point.name not in elsewhere]
+            spread = SpreadPoints.among(points)
+            alone = {point.name: self._stack([point], on_one=True) for point in spread.points}
+            others = [point for point in points if point.name not in alone]
             here += [self._stack(stack) for stack in into_stacks(others)]
-            apart += [[self._stack([point], on_one=True) for point in spread]] if spread else []
-        self._time([*here, *(stack for stacks in apart for stack in stacks)], watch)
-        return [*map(self._estimate, here), *map(self._spread, apart)]
+            apart += [(spread, alone)] if alone else []
+        self._time([*here, *(stack for _, alone in apart for stack in alone.values())], watch)
+        return [*map(self._estimate, here), *starmap(self._spread, apart)]
 
     def _setup(self, experiment: Experiment) -> Setup:
         """That of its kind, with its seed and its rounds; there may be thousands that share it."""
@@ -155,19 +155,16 @@ class Timing:
             done = STEPS * number - 1
             tell()
 
-    def _spread(self, stacks: Sequence[Stack]) -> Estimate:
+    def _spread(self, spread: SpreadPoints, alone: Mapping[str, Stack]) -> Estimate:
         """What the last worker of a cluster takes, if each share goes to who is free first.
 
         GPUs stack the points of a share, which takes less: these are timed one by one.
         """
-        by_name = {stack.points[0].name: stack for stack in stacks}
-        points = [stack.points[0] for stack in stacks]
-        workers = num_workers(points)
-        free_at = [0.0] * workers
-        for share in shares_of(points, workers):
-            seconds = sum(self._estimate(by_name[point.name]).seconds for point in share)
+        free_at = [0.0] * spread.num_workers
+        for share in spread.shares:
+            seconds = sum(self._estimate(alone[point.name]).seconds for point in share)
             heapq.heapreplace(free_at, free_at[0] + seconds)
-        return Estimate([point.name for point in points], max(free_at))
+        return Estimate([*alone], max(free_at))
 
     def _estimate(self, stack: Stack) -> Estimate:
         found, described = self.costs[stack.kind], [point.experiment for point in stack.points]

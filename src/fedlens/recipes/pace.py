@@ -171,7 +171,7 @@ def _rounds(
             federation = setup.federation.shortened(most, most_of_odd)
             shown = replace(shown, federation=federation, parts=parts, client_tests=None)
             if isinstance(setup.engine, Processes):  # else it predicts them here, and alone
-                shown = replace(shown, engine=setup.engine.knowing([*parts.values()]))
+                shown = replace(shown, engine=setup.engine.with_examples([*parts.values()]))
         state = begin(shown.network, shown.program, shown.federation, shown.device)
         runs.append(ActiveRun(shown, state))
     results = run_to_end(runs)

@@ -64,19 +64,19 @@ class Change(NamedTuple):
     at: int = 0  # where it is appended: what lies behind goes, so it may be done twice
 
 
-Tell = Callable[[Change], None]
+OnChange = Callable[[Change], None]
 
 
 @dataclass(frozen=True)
 class Files:
-    """The files of a folder, as they are written; `tell` hears what was done, if it is given.
+    """The files of a folder, as they are written; `on_change` is called after each change.
 
     So a folder can be kept on another machine, too: whoever makes the same changes has the same
     files.
     """
 
     folder: Path
-    tell: Tell | None = None
+    on_change: OnChange | None = None
 
     def make(self, change: Change) -> None:
         path = self.folder / change.name
@@ -96,8 +96,8 @@ class Files:
                     os.fsync(file.fileno())
             case "remove":
                 path.unlink(missing_ok=True)
-        if self.tell is not None:
-            self.tell(change)
+        if self.on_change is not None:
+            self.on_change(change)
 
 
 class Records:
@@ -138,11 +138,11 @@ class RunFolder:
 
     path: Path
     lock: FolderLock | None = None
-    tell: Tell | None = None
+    on_change: OnChange | None = None
 
     @property
     def files(self) -> Files:
-        return Files(self.path, self.tell)
+        return Files(self.path, self.on_change)
 
     @classmethod
     def create(
@@ -157,7 +157,7 @@ class RunFolder:
         return cls(path, new_folder(path, fill, overwrite))
 
     @classmethod
-    def open(cls, path: Path, tell: Tell | None = None) -> RunFolder:
+    def open(cls, path: Path, on_change: OnChange | None = None) -> RunFolder:
         """The folder of a run that is to go on; what it left half-written when it died goes."""
         if (path / CHECKPOINT).is_symlink():  # old states would be removed where it points
             raise ValueError(
@@ -167,7 +167,7 @@ class RunFolder:
         for folder in (path, path / CHECKPOINT, path / "figures"):
             if not folder.is_symlink() or folder == path:
                 remove_leftovers(folder)
-        return cls(path, lock, tell)
+        return cls(path, lock, on_change)
 
     def close(self) -> None:
         """Let others write into it."""

@@ -35,8 +35,8 @@ from fedlens.runs.result import Result
 from fedlens.runs.summary import Record
 from fedlens.trees import moved
 
-MOST_NEWS = 256  # that wait to be fetched: then training waits, too
-NEWS_SECONDS = 0.5  # that are waited for news
+MOST_EVENTS = 256  # that wait to be fetched: then training waits, too
+EVENT_SECONDS = 0.5  # that are waited for one
 
 
 class SentPoint(NamedTuple):
@@ -74,14 +74,14 @@ class Ended(NamedTuple):
     result: Result
 
 
-class Over(NamedTuple):
+class ShareEnded(NamedTuple):
     """The share is done with, or stopped, or an error has ended it."""
 
     raises: type[Exception] | None = None
     text: str = ""
 
 
-News = Changed | Recorded | Ended | Over
+Event = Changed | Recorded | Ended | ShareEnded
 
 
 class Stopped(Exception):
@@ -93,13 +93,13 @@ class PointActor:
 
     def __init__(self, device: Literal["cpu", "cuda"], stacks: bool) -> None:
         self.device, self.stacks = device, stacks
-        self._news: queue.Queue[News] = queue.Queue(MOST_NEWS)
+        self._events: queue.Queue[Event] = queue.Queue(MOST_EVENTS)
         self._stop: type[BaseException] | None = None
 
-    def greet(self, driver: Driver) -> str:
-        return driver.greet()
+    def set_up(self, driver: Driver) -> str:
+        return driver.set_up_worker()
 
-    def know(self, datasets: list[Message]) -> str:
+    def load(self, datasets: list[Message]) -> str:
         """Make ready; there is nothing that could go wrong here."""
         remove_stale()
         self.datasets: list[Dataset] = [unpack(message) for message in datasets]
@@ -108,7 +108,7 @@ class PointActor:
         return ""
 
     def start(self, share: Share) -> Message:
-        """Begin; there is no news yet."""
+        """Begin; nothing has happened yet."""
         threading.Thread(target=self._run, args=[share], daemon=True).start()
         return pack([])
 
@@ -116,13 +116,13 @@ class PointActor:
         """Have the points end after the round that they are in."""
         self._stop = KeyboardInterrupt if interrupted else Stopped
 
-    def news(self) -> Message:
-        """What has happened since, in order: a list of `News`."""
-        found: list[News] = []
+    def events(self) -> Message:
+        """What has happened since, in order: a list of `Event`s."""
+        found: list[Event] = []
         try:
-            found.append(self._news.get(timeout=NEWS_SECONDS))
+            found.append(self._events.get(timeout=EVENT_SECONDS))
             while True:
-                found.append(self._news.get_nowait())
+                found.append(self._events.get_nowait())
         except queue.Empty:
             return pack(found)
 
@@ -136,19 +136,20 @@ class PointActor:
                 points.append(self._point(sent, share.data, place, points))
             stacks = into_stacks(points)
             for point, result in run_stacks(stacks, self._watch_of, share.keep_states):
-                self._news.put(Ended(point.name, _on_cpu(result)))
-            over = Over()
+                self._events.put(Ended(point.name, _on_cpu(result)))
+            ended = ShareEnded()
         except (ValueError, RunFailed) as error:
-            over = Over(RunFailed if isinstance(error, RunFailed) else ValueError, str(error))
+            kind = RunFailed if isinstance(error, RunFailed) else ValueError
+            ended = ShareEnded(kind, str(error))
         except (KeyboardInterrupt, Stopped):
-            over = Over()
+            ended = ShareEnded()
         except BaseException as error:
             line = f"{type(error).__name__}: {error}".splitlines()[0]
-            over = Over(RuntimeError, f"a worker failed: {line}\n{traceback.format_exc()}")
+            ended = ShareEnded(RuntimeError, f"a worker failed: {line}\n{traceback.format_exc()}")
             if mistake := mistake_of(error):
-                over = Over(ValueError, mistake)
+                ended = ShareEnded(ValueError, mistake)
         shutil.rmtree(place, ignore_errors=True)
-        self._news.put(over)
+        self._events.put(ended)
 
     def _point(
         self, sent: SentPoint, data: Path | None, place: Path, others: Sequence[Point]
@@ -176,14 +177,14 @@ class PointActor:
             sharing(setup, others),
             folder,
             overwrite=False,
-            tell=lambda change: self._news.put(Changed(sent.name, change)),
+            on_change=lambda change: self._events.put(Changed(sent.name, change)),
         )
 
     def _watch_of(self, point: Point) -> partial[None]:
         return partial(self._watch, point.name)
 
     def _watch(self, name: str, record: Record) -> None:
-        self._news.put(Recorded(name, record))
+        self._events.put(Recorded(name, record))
         if self._stop is not None:
             raise self._stop
 

@@ -27,7 +27,7 @@ from fedlens.federation import Dataset, Examples
 from fedlens.rounds import begin
 from fedlens.run_files import last_saved, read_manifest
 from fedlens.runs.active import ActiveRun, Watch, run_to_end
-from fedlens.runs.folder import RunFolder, Tell
+from fedlens.runs.folder import OnChange, RunFolder
 from fedlens.runs.manifest import check_settings
 from fedlens.runs.result import Result
 from fedlens.runs.run import reopen, start
@@ -56,7 +56,7 @@ class Point:
     setup: Setup
     folder: Path | None
     overwrite: bool
-    tell: Tell | None = None  # of what is written into the folder
+    on_change: OnChange | None = None  # called with each change to its folder
 
     @property
     def begun(self) -> Path | None:
@@ -75,7 +75,7 @@ class Point:
             return start(
                 self.experiment, self.setup, self.folder, overwrite=self.overwrite, watch=watch
             )
-        folder = RunFolder.open(self.begun, self.tell)
+        folder = RunFolder.open(self.begun, self.on_change)
         try:
             check_settings(folder.path, self.experiment, read_manifest(folder.path))
             return reopen(folder, self.setup, watch)

@@ -1,6 +1,6 @@
 """Points of a sweep, spread over a Ray cluster: each core, or each GPU, runs some by itself.
 
-Folders are written here, by what actors tell (`point_actor.py`): nodes need not share a disk. A
+Folders are written here, by the events of actors (`point_actor.py`): nodes need not share a disk. A
 point whose actor is lost goes on from its last checkpoint on another. On CPUs models have the
 bytes that engine `ray` comes to when it runs the points one after another.
 """
@@ -12,14 +12,16 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from fedlens.engines import Ray
+from fedlens.engines.actor_group import ActorGroup, RemoteWorker, lost_errors, resources_by_node
 from fedlens.engines.cluster import HeadLost, connect
-from fedlens.engines.hiring import Hired, Hiring, lost_with, places
+from fedlens.engines.dispatch import TRIES
 from fedlens.engines.messages import Message, arrays_of, pack, unpack
 from fedlens.experiment import Named
 from fedlens.run_files import (
@@ -33,13 +35,20 @@ from fedlens.run_files import (
 )
 from fedlens.runs.folder import RunFolder
 from fedlens.runs.manifest import check_settings, check_unchanged, typed_functions
-from fedlens.runs.point_actor import Changed, News, Over, PointActor, Recorded, SentPoint, Share
+from fedlens.runs.point_actor import (
+    Changed,
+    Event,
+    PointActor,
+    Recorded,
+    SentPoint,
+    Share,
+    ShareEnded,
+)
 from fedlens.runs.points import Point
 from fedlens.runs.result import Result
 from fedlens.runs.run import check_asked, new_run
 from fedlens.runs.summary import Record
 
-TRIES = 3  # of points whose worker is gone
 LOOK_SECONDS = 1.0  # between two looks for workers that have joined
 STOP_SECONDS = 10.0  # that workers have for the end of a round, when a sweep is stopped
 ON_GPU, ON_CORE = ("cuda", True), ("cpu", False)  # where an actor trains, and whether it stacks
@@ -47,51 +56,68 @@ ON_GPU, ON_CORE = ("cuda", True), ("cpu", False)  # where an actor trains, and w
 logger = logging.getLogger(__name__)
 
 
-def to_spread(points: Sequence[Point]) -> list[Point]:
-    """Which points are run each by itself on a core or a GPU, rather than on all of them in turn.
+@dataclass(frozen=True)
+class SpreadPoints:
+    """Points that are run each by itself on a core or a GPU, rather than on all of them in turn."""
 
-    Those of engine `ray`, if they keep as many workers busy as the clients of a round would.
-    Initial weights are in a file here, which other nodes need not have.
-    """
-    found = [
-        point
-        for point in points
-        if isinstance(point.setup.engine, Ray) and point.experiment.weights is None
-    ]
-    if len(found) < 2:
-        return []
-    workers = max(point.setup.experiment.clients.cohort for point in found)
-    if len(found) < workers:
-        workers = min(workers, num_workers(found))
-    return found if len(found) >= workers else []
+    points: Sequence[Point]
 
+    @classmethod
+    def among(cls, points: Sequence[Point]) -> SpreadPoints:
+        """Those of engine `ray`, if they keep as many workers busy as the clients of a round would.
 
-def num_workers(points: Sequence[Point]) -> int:
-    """How many cores, or GPUs, the cluster has for points that are spread."""
-    ray = connect(SentDatasets(points).num_bytes)
-    return sum(places(ray, _on_gpus(points)).values())
+        Initial weights are in a file here, which other nodes need not have.
+        """
+        found = cls(
+            [
+                point
+                for point in points
+                if isinstance(point.setup.engine, Ray) and point.experiment.weights is None
+            ]
+        )
+        if len(found.points) < 2:
+            return cls([])
+        workers = max(point.setup.experiment.clients.cohort for point in found.points)
+        if len(found.points) < workers:
+            workers = min(workers, found.num_workers)
+        return found if len(found.points) >= workers else cls([])
 
+    @cached_property
+    def datasets(self) -> SentDatasets:
+        return SentDatasets(self.points)
 
-def shares_of(points: Sequence[Point], workers: int) -> list[list[Point]]:
-    """What a worker is given at a time: a point, or on GPUs, which stack them, an even share."""
-    return even_shares(points, workers if _on_gpus(points) else len(points))
+    @property
+    def on_gpus(self) -> bool:
+        engines = [point.setup.engine for point in self.points]
+        return all(isinstance(engine, Ray) and engine.on_gpus for engine in engines)
+
+    @property
+    def num_workers(self) -> int:
+        """How many cores, or GPUs, the cluster has for them."""
+        return sum(resources_by_node(self.connect(), self.on_gpus).values())
+
+    @property
+    def shares(self) -> list[list[Point]]:
+        """What a worker is given at a time: a point; on GPUs, which stack them, an even share."""
+        return even_shares(self.points, self.num_workers if self.on_gpus else len(self.points))
+
+    def connect(self) -> Any:
+        """Ray, connected to a cluster that has room for what workers are sent."""
+        return connect(self.datasets.num_bytes)
 
 
 def run_spread(
-    points: Sequence[Point],
+    spread: SpreadPoints,
     watch: Callable[[Point, Record], None],
     data: Path | None,
     keep_states: bool,
 ) -> Iterator[tuple[Point, Result]]:
     """Run points to their results, which come as they end."""
-    sent = SentDatasets(points)
-    ray = connect(sent.num_bytes)
-    on_gpus = _on_gpus(points)
-    arguments = ON_GPU if on_gpus else ON_CORE
-    hiring = Hiring(ray, PointActor, arguments, ray.put(sent.messages), on_gpus)
-    shares = shares_of(points, sum(places(ray, on_gpus).values()))
+    ray, datasets = spread.connect(), spread.datasets
+    arguments = ON_GPU if spread.on_gpus else ON_CORE
+    group = ActorGroup(ray, PointActor, arguments, ray.put(datasets.messages), spread.on_gpus)
     with contextlib.ExitStack() as opened:
-        opened.callback(hiring.dismiss)
+        opened.callback(group.stop)
         folders: dict[str, RunFolder] = {}
 
         def prepared(share: Sequence[Point]) -> Share:
@@ -100,12 +126,12 @@ def run_spread(
                     folders[point.name] = _opened(point)
                     opened.callback(folders[point.name].close)
             packed = [
-                sent_point(point, sent.numbers[point.name], folders.get(point.name))
+                sent_point(point, datasets.numbers[point.name], folders.get(point.name))
                 for point in share
             ]
             return Share(packed, data, keep_states)
 
-        yield from Spread(ray, hiring, shares, prepared, folders, watch).run()
+        yield from Spread(ray, group, spread.shares, prepared, folders, watch).run()
 
 
 def even_shares(points: Sequence[Point], count: int) -> list[list[Point]]:
@@ -176,41 +202,37 @@ def _opened(point: Point) -> RunFolder:
     return folder
 
 
-def _on_gpus(points: Sequence[Point]) -> bool:
-    return all(isinstance(p.setup.engine, Ray) and p.setup.engine.on_gpus for p in points)
-
-
 class Spread:
     """Shares of points on the workers of a cluster."""
 
     def __init__(
         self,
         ray: Any,
-        hiring: Hiring,
+        group: ActorGroup,
         shares: Sequence[list[Point]],
         prepared: Callable[[Sequence[Point]], Share],
         folders: dict[str, RunFolder],
         watch: Callable[[Point, Record], None],
     ) -> None:
-        self.ray, self.hiring, self.prepared = ray, hiring, prepared
+        self.ray, self.group, self.prepared = ray, group, prepared
         self.folders, self.watch = folders, watch
         self.points = {point.name: point for share in shares for point in share}
         self.shares = list(shares)  # of each the points that are not over
         self.waiting = deque(range(len(shares)))
         self.lost: Counter[int] = Counter()  # how often a share was lost with its worker
-        self.news: deque[News] = deque()  # what was told and is not yet done here
+        self.events: deque[Event] = deque()  # what workers have sent and is not yet applied here
 
     @property
-    def busy(self) -> list[Hired]:
-        return [worker for worker in self.hiring.hired if worker.given]
+    def busy(self) -> list[RemoteWorker]:
+        return [worker for worker in self.group.workers if worker.given]
 
     def run(self) -> Iterator[tuple[Point, Result]]:
         try:
             while self.waiting or self.busy:
-                self.hiring.hire(len(self.waiting) + len(self.busy))
+                self.group.start(len(self.waiting) + len(self.busy))
                 self._hand_out()
-                self._listen(LOOK_SECONDS)
-                yield from self._follow()
+                self._receive(LOOK_SECONDS)
+                yield from self._apply_events()
         except HeadLost:  # nobody can be asked to stop
             raise
         except BaseException as error:
@@ -219,15 +241,15 @@ class Spread:
             raise
 
     def _hand_out(self) -> None:
-        for worker in self.hiring.hired:
+        for worker in self.group.workers:
             if self.waiting and not worker.given:
                 number = self.waiting[0]
                 share = self.prepared(self.shares[number])
                 worker.given.append((number, worker.handle.start.remote(share)))
                 self.waiting.popleft()
 
-    def _listen(self, seconds: float) -> None:
-        """What busy workers tell; the shares of those that are lost wait again."""
+    def _receive(self, seconds: float) -> None:
+        """The events of busy workers; the shares of those that are lost wait again."""
         asked = {reference: worker for worker in self.busy for _, reference in worker.given}
         ready, _ = self.ray.wait(list(asked), timeout=seconds)
         if ready:
@@ -236,18 +258,18 @@ class Spread:
             worker = asked[reference]
             number, _ = worker.given.pop()
             try:
-                news: list[News] = unpack(self.ray.get(reference))
-            except lost_with(self.ray):
-                self._lose(worker, number)
+                events: list[Event] = unpack(self.ray.get(reference))
+            except lost_errors(self.ray):
+                self._remove(worker, number)
                 continue
             except self.ray.exceptions.RayError as error:  # what was sent cannot be read there
                 raise RuntimeError(f"a worker failed: {str(error).splitlines()[-1]}") from error
-            self.news += news
-            if not any(isinstance(one, Over) for one in news):
-                worker.given.append((number, worker.handle.news.remote()))
+            self.events += events
+            if not any(isinstance(one, ShareEnded) for one in events):
+                worker.given.append((number, worker.handle.events.remote()))
 
-    def _lose(self, worker: Hired, number: int) -> None:
-        self.hiring.lose(worker)
+    def _remove(self, worker: RemoteWorker, number: int) -> None:
+        self.group.remove(worker)
         left = ", ".join(point.name for point in self.shares[number])
         if not left:  # it was lost after its work was done
             return
@@ -260,29 +282,29 @@ class Spread:
         logger.warning("a worker of the Ray cluster was lost: another goes on with %s", left)
         self.waiting.appendleft(number)
 
-    def _follow(self) -> Iterator[tuple[Point, Result]]:
-        """Do here what workers have told; whatever interrupts that, it may be done again."""
-        while self.news:
-            ended = self._done(self.news[0])
-            self.news.popleft()
+    def _apply_events(self) -> Iterator[tuple[Point, Result]]:
+        """Do here what workers did; whatever interrupts that, an event may be applied again."""
+        while self.events:
+            ended = self._apply(self.events[0])
+            self.events.popleft()
             if ended is not None:
                 yield ended
 
-    def _done(self, news: News) -> tuple[Point, Result] | None:
-        if isinstance(news, Over):
-            if news.raises is not None:
-                raise news.raises(news.text)
+    def _apply(self, event: Event) -> tuple[Point, Result] | None:
+        if isinstance(event, ShareEnded):
+            if event.raises is not None:
+                raise event.raises(event.text)
             return None
-        point = self.points[news.point]
-        if isinstance(news, Changed):
-            self.folders[point.name].files.make(news.change)
-        elif isinstance(news, Recorded):
-            self.watch(point, news.record)
+        point = self.points[event.point]
+        if isinstance(event, Changed):
+            self.folders[point.name].files.make(event.change)
+        elif isinstance(event, Recorded):
+            self.watch(point, event.record)
         else:
             self.shares = [[p for p in share if p is not point] for share in self.shares]
             if point.name in self.folders:
                 self.folders[point.name].close()
-            return point, replace(news.result, folder=point.folder)
+            return point, replace(event.result, folder=point.folder)
         return None
 
     def _stop(self, interrupted: bool) -> None:
@@ -291,8 +313,8 @@ class Spread:
             worker.handle.stop.remote(interrupted)
         self.watch, until = lambda _point, _record: None, time.monotonic() + STOP_SECONDS
         while True:
-            self.news = deque(one for one in self.news if not isinstance(one, Over))
-            deque(self._follow(), maxlen=0)
+            self.events = deque(one for one in self.events if not isinstance(one, ShareEnded))
+            deque(self._apply_events(), maxlen=0)
             if not self.busy or time.monotonic() > until:
                 return
-            self._listen(LOOK_SECONDS)
+            self._receive(LOOK_SECONDS)

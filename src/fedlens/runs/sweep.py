@@ -36,7 +36,7 @@ from fedlens.runs.points import Point, build_point, into_stacks, run_stacks, sha
 from fedlens.runs.progress import all_of, counted, decoding, is_aside, rounds, shown
 from fedlens.runs.result import Result
 from fedlens.runs.run import as_begun
-from fedlens.runs.spread import run_spread, to_spread
+from fedlens.runs.spread import SpreadPoints, run_spread
 from fedlens.runs.summary import Record
 from fedlens.setup.network import Networks
 
@@ -109,7 +109,7 @@ class Sweep:
         if self.kept:
             count = f"{len(self.kept)} of {len(self.names)} points are done; {count}"
         first = self.stacks[0][0].setup
-        if self._spread:
+        if self._spread.points:
             kind = "GPUs" if first.devices[0].type == "cuda" else "cores"
             return f"{count} spread over the {kind} of the Ray cluster"
         if max(sizes) > 1:
@@ -124,9 +124,8 @@ class Sweep:
         return f"{count} one after another: {why}"
 
     @cached_property
-    def _spread(self) -> list[Point]:
-        """Those that run on workers of a cluster, each by itself."""
-        return to_spread([point for stack in self.stacks for point in stack])
+    def _spread(self) -> SpreadPoints:
+        return SpreadPoints.among([point for stack in self.stacks for point in stack])
 
     def run(
         self,
@@ -156,7 +155,7 @@ class Sweep:
         for folder in (*parents, *(self.folders[name] for name in self.kept)):
             remove_dead_lock(folder)  # of whoever was killed when all was written
         with one_writer(*(parents if self.stacks else ())):
-            spread = {point.name for point in self._spread}
+            spread = {point.name for point in self._spread.points}
             here = [stack for stack in self.stacks if stack[0].name not in spread]
             try:
                 for point, result in itertools.chain(

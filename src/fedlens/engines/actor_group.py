@@ -12,31 +12,31 @@ from fedlens.engines.cluster import HeadLost, alive_nodes, check_head, first_lin
 from fedlens.engines.driver import Driver
 
 FIRST_SECONDS = 300.0  # until the first is there
-OTHERS_SECONDS = 10.0  # after it, that are waited for others; who comes later joins later
+OTHERS_SECONDS = 10.0  # after it, that are waited for others; those that are later join later
 SILENT_SECONDS = 10.0  # of waiting for the first, before a line says so
 LOOK_SECONDS = 1.0  # between two looks for nodes, while there are none
-TRIES = 3  # if all that come are lost
+STARTS = 3  # of workers, if all of them are lost
 
 logger = logging.getLogger(__name__)
 
 
-class Hired:
+class RemoteWorker:
     """An actor, and the tasks that it was given and has not answered."""
 
-    def __init__(self, handle: Any, node: str, greeted: Any, ready: Any) -> None:
+    def __init__(self, handle: Any, node: str, set_up: Any, loaded: Any) -> None:
         self.handle, self.node = handle, node
-        self.greeted, self.ready = greeted, ready  # what its `greet` and its `know` will return
+        self.set_up, self.loaded = set_up, loaded  # what its `set_up` and its `load` will return
         self.given: deque[tuple[int, Any]] = deque()  # the number of a task, and what comes of it
-        self.program: Any = None  # that it was told
-        self.trees: Any = None  # that it was told its tasks have in common
+        self.program: Any = None  # that it was sent
+        self.trees: Any = None  # that it was sent, which its tasks have in common
         self.most_bytes = 0  # see `Done.most_bytes`
 
 
-class Hiring:
-    """Actors of one class, which `greet` and `know` make ready: both return what went wrong, if
+class ActorGroup:
+    """Actors of one class, which `set_up` and `load` make ready: both return what went wrong, if
     anything.
 
-    They are made with `arguments`; `known`, a reference, is what `know` is given. There are
+    They are made with `arguments`; `data`, a reference, is what `load` is given. There are
     `most_workers` of them at the most.
     """
 
@@ -45,70 +45,70 @@ class Hiring:
         ray: Any,
         actor: type,
         arguments: tuple[Any, ...],
-        known: Any,
+        data: Any,
         on_gpus: bool,
         most_workers: int | None = None,
     ) -> None:
         self.ray, self.on_gpus, self.most_workers = ray, on_gpus, most_workers
-        self.hired: list[Hired] = []
-        self._actor, self._arguments, self._known = ray.remote(actor), arguments, known
+        self.workers: list[RemoteWorker] = []
+        self._actor, self._arguments, self._data = ray.remote(actor), arguments, data
         self._driver = ray.put(Driver.here())
-        self._coming: list[Hired] = []
-        self._unfit: set[str] = set()  # nodes that are asked no more
+        self._starting: list[RemoteWorker] = []
+        self._unusable: set[str] = set()  # nodes where no more are started
 
-    def hire(self, most: int) -> None:
-        """Take on who is ready, and look for others where nodes have room, up to so many in all.
+    def start(self, most: int) -> None:
+        """Start workers where nodes have room, up to so many in all, and use those that are ready.
 
-        If nobody is there yet, wait for the first.
+        If none is, wait for the first.
         """
         try:
             check_head(self.ray)
         except HeadLost:
             self.ray.shutdown()  # else it would end this process, a notebook's kernel, say
             raise
-        self._look_for_more(most)
-        mistakes, lost = self._welcome(0.0)
-        until, tries, has_said = time.monotonic() + FIRST_SECONDS, 1, False
-        while not self.hired:
+        self._start_more(most)
+        mistakes, lost = self._wait_for_started(0.0)
+        until, starts, has_said = time.monotonic() + FIRST_SECONDS, 1, False
+        while not self.workers:
             left = until - time.monotonic()
             if left <= 0:
                 raise ChildProcessError(
                     f"no worker of the Ray cluster was free within {FIRST_SECONDS:.0f} s: "
                     "wait for others, or add nodes"
                 )
-            if not self._coming:
-                if mistakes or (lost and tries == TRIES):
+            if not self._starting:
+                if mistakes or (lost and starts == STARTS):
                     why = (mistakes + lost)[0]
                     raise ValueError(f"no worker could be started on the Ray cluster: {why}")
-                tries += bool(lost)  # with their nodes, perhaps: others may be there
-                self._look_for_more(most)
-            found = self._welcome(left if has_said else min(left, SILENT_SECONDS))
+                starts += bool(lost)  # with their nodes, perhaps: others may be there
+                self._start_more(most)
+            found = self._wait_for_started(left if has_said else min(left, SILENT_SECONDS))
             mistakes, lost = mistakes + found[0], lost + found[1]
-            if not self.hired and not any(found) and not has_said:
+            if not self.workers and not any(found) and not has_said:
                 has_said = True
                 kind = "GPUs" if self.on_gpus else "cores"
                 logger.warning(
                     "waiting for the Ray cluster: its %s are at work, or slow to start", kind
                 )
         for mistake in dict.fromkeys(mistakes):
-            told = {"once": True}  # every point of a sweep hires anew
+            told = {"once": True}  # every point of a sweep starts its own
             logger.warning("a node of the Ray cluster is not used: %s", mistake, extra=told)
 
-    def _look_for_more(self, most: int) -> None:
-        have = Counter(one.node for one in (*self.hired, *self._coming))
+    def _start_more(self, most: int) -> None:
+        have = Counter(one.node for one in (*self.workers, *self._starting))
         room = {
             node: n - have[node]
-            for node, n in places(self.ray, self.on_gpus).items()
-            if node not in self._unfit
+            for node, n in resources_by_node(self.ray, self.on_gpus).items()
+            if node not in self._unusable
         }
         # One of each node, then another of each: few workers are spread over many nodes.
         turns = zip_longest(*([node] * number for node, number in room.items()))
         spread = [node for turn in turns for node in turn if node is not None]
         most = min(most, self.most_workers or most)
         for node in spread[: max(most - have.total(), 0)]:
-            self._coming.append(self._hire(node))
+            self._starting.append(self._start_on(node))
 
-    def _hire(self, node: str) -> Hired:
+    def _start_on(self, node: str) -> RemoteWorker:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         handle = self._actor.options(
@@ -117,60 +117,60 @@ class Hiring:
             max_restarts=0,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
         ).remote(*self._arguments)
-        # What `know` is given may need code that `greet` brings: an actor does one after the other.
-        return Hired(
-            handle, node, handle.greet.remote(self._driver), handle.know.remote(self._known)
+        # What `load` is given may need code that `set_up` brings: they run one after the other.
+        return RemoteWorker(
+            handle, node, handle.set_up.remote(self._driver), handle.load.remote(self._data)
         )
 
-    def _welcome(self, seconds: float) -> tuple[list[str], list[str]]:
-        """Take on those who are ready within so many seconds, and soon after the first of them.
+    def _wait_for_started(self, seconds: float) -> tuple[list[str], list[str]]:
+        """Use those that are ready within so many seconds, and soon after the first of them.
 
         What went wrong with others: by a mistake, which they told, or since they were lost.
         """
         mistakes: list[str] = []
         lost: list[str] = []
-        coming = {one.ready: one for one in self._coming}
-        if not coming:
+        starting = {one.loaded: one for one in self._starting}
+        if not starting:
             time.sleep(min(seconds, LOOK_SECONDS))  # for a node that joins
             return mistakes, lost
-        ready, _ = self.ray.wait(list(coming), timeout=seconds)
+        ready, _ = self.ray.wait(list(starting), timeout=seconds)
         if ready:
             others = OTHERS_SECONDS if seconds else 0.0
-            ready, _ = self.ray.wait(list(coming), num_returns=len(coming), timeout=others)
-        for one in (coming[reference] for reference in ready):
-            self._coming.remove(one)
+            ready, _ = self.ray.wait(list(starting), num_returns=len(starting), timeout=others)
+        for one in (starting[reference] for reference in ready):
+            self._starting.remove(one)
             try:
-                mistake = self.ray.get(one.greeted) or self.ray.get(one.ready)
+                mistake = self.ray.get(one.set_up) or self.ray.get(one.loaded)
             except self.ray.exceptions.RayError as error:
                 lost.append(first_line(error))
             else:
                 if not mistake:
-                    self.hired.append(one)
+                    self.workers.append(one)
                     continue
                 mistakes.append(mistake)
-                self._unfit.add(one.node)
+                self._unusable.add(one.node)
             self.ray.kill(one.handle)
         return mistakes, lost
 
-    def lose(self, worker: Hired) -> None:
+    def remove(self, worker: RemoteWorker) -> None:
         """Go on without one that is lost."""
-        self.hired.remove(worker)
+        self.workers.remove(worker)
         self.ray.kill(worker.handle)  # only out of reach, it would come back and keep its core
 
-    def dismiss(self) -> None:
+    def stop(self) -> None:
         if not self.ray.is_initialized():
             return
-        for worker in (*self.hired, *self._coming):
+        for worker in (*self.workers, *self._starting):
             self.ray.kill(worker.handle)
 
 
-def places(ray: Any, on_gpus: bool) -> dict[str, int]:
+def resources_by_node(ray: Any, on_gpus: bool) -> dict[str, int]:
     """How many cores, or GPUs, each node that lives has."""
     kind = "GPU" if on_gpus else "CPU"
     return {node: int(has.get(kind, 0)) for node, has in alive_nodes(ray).items()}
 
 
-def lost_with(ray: Any) -> tuple[type[Exception], ...]:
+def lost_errors(ray: Any) -> tuple[type[Exception], ...]:
     """What `ray.get` raises for an answer that will never come, though the cluster lives."""
     found = ray.exceptions
     return found.RayActorError, found.ObjectLostError, found.NodeDiedError, found.OutOfMemoryError

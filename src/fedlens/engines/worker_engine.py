@@ -1,4 +1,4 @@
-"""A cohort dealt out to workers that know the program: what is the same wherever they are.
+"""A cohort dealt out to workers that have the program: what is the same wherever they are.
 
 Uploads are added up in cohort order, two by two (see `uploads.py`), so on CPUs, where each client
 is trained by one thread, the result is the same to the last bit for any number of workers and
@@ -32,8 +32,8 @@ TASKS = 8  # for each worker in a round, if there are enough clients: no long wa
 ALL_TASKS = 512  # in a round: many workers have fewer each, since results cross one link
 
 
-class Crew(Protocol):
-    """Workers that know one program, and the way to them."""
+class Workers(Protocol):
+    """Workers that have one program, and the way to them."""
 
     costs: Costs
 
@@ -75,14 +75,14 @@ class Crew(Protocol):
         ...
 
     def predict(self, model: Tree, number: int, batches: Sequence[Which]) -> Iterator[Tensor]:
-        """The logits of batches of the known examples with this number."""
+        """The logits of batches of the set of examples with this number."""
         ...
 
-    def dismiss(self) -> None: ...
+    def stop(self) -> None: ...
 
 
-class Dealt(Engine):
-    """An engine whose clients train in workers: `_hire` says which, and where they are."""
+class WorkerEngine(Engine):
+    """An engine whose clients train in workers: `_workers_for` says which, and where they are."""
 
     def __init__(
         self,
@@ -91,13 +91,13 @@ class Dealt(Engine):
         devices: Sequence[torch.device] = (),
         others: Sequence[Examples] = (),
     ) -> None:
-        self.network, self.known = network, (examples, *others)
+        self.network, self.example_sets = network, (examples, *others)
         self.devices = tuple(devices)
-        self._most_bytes = 0  # of earlier crews
-        self._crew: Crew | None = None
+        self._most_bytes = 0  # of earlier workers
+        self._workers: Workers | None = None
 
     @abstractmethod
-    def _hire(self, program: ClientProgram, shared: Shared, work: Work) -> Crew:
+    def _workers_for(self, program: ClientProgram, shared: Shared, work: Work) -> Workers:
         """Workers for a round: those of the last, or others."""
 
     @property
@@ -111,47 +111,47 @@ class Dealt(Engine):
 
     @property
     def busy_seconds(self) -> float:
-        return self._crew.busy_seconds if self._crew is not None else 0.0
+        return self._workers.busy_seconds if self._workers is not None else 0.0
 
     @property
     def worker_bytes(self) -> int:
-        now = self._crew.most_bytes if self._crew is not None else 0
+        now = self._workers.most_bytes if self._workers is not None else 0
         return max(self._most_bytes, now)
 
     def map(self, program: ClientProgram, shared: Shared, work: Work) -> Iterator[Part]:
-        crew = self._crew = self._hire(program, shared, work)
-        yield from self._closed_on_error(self._trained(crew, shared, work))
+        workers = self._workers = self._workers_for(program, shared, work)
+        yield from self._closed_on_error(self._trained(workers, shared, work))
 
     def predict(
         self, model: Tree, examples: Examples, batches: Sequence[Which]
     ) -> Iterator[Tensor]:
-        number = next((n for n, known in enumerate(self.known) if known is examples), None)
-        if not self.workers_predict or self._crew is None or number is None:
+        number = next((n for n, one in enumerate(self.example_sets) if one is examples), None)
+        if not self.workers_predict or self._workers is None or number is None:
             yield from super().predict(model, examples, batches)
             return
-        yield from self._closed_on_error(self._crew.predict(model, number, batches))
+        yield from self._closed_on_error(self._workers.predict(model, number, batches))
 
     def close(self) -> None:
-        if self._crew is not None:
+        if self._workers is not None:
             self._most_bytes = self.worker_bytes
-            self._crew.dismiss()
-            self._crew = None
+            self._workers.stop()
+            self._workers = None
 
-    def _trained(self, crew: Crew, shared: Shared, work: Work) -> Iterator[Part]:
+    def _trained(self, workers: Workers, shared: Shared, work: Work) -> Iterator[Part]:
         """What clients send, block by block in cohort order."""
         steps, examples = work.plan.steps, work.plan.counts.sum(1)
-        costs = crew.costs.of(steps, examples)
+        costs = workers.costs.of(steps, examples)
         if self.devices:
-            blocks = even_blocks(steps.tolist(), crew.num_workers, crew.clients_a_task)
+            blocks = even_blocks(steps.tolist(), workers.num_workers, workers.clients_a_task)
         else:
-            share = sum(costs) / crew.num_workers
-            most_cost = share / tasks_a_worker(crew.num_workers)
-            if crew.costs.are_seconds:
-                most_cost = max(most_cost, min(crew.short_seconds, share))
-            blocks = paired_blocks(costs, most_cost, crew.clients_a_task)
-        order = longest_first([sum(costs[rows]) for rows in blocks], crew.num_waiting)
-        for rows, done in zip(blocks, crew.train(shared, work, blocks, order), strict=True):
-            crew.costs.learn(float(steps[rows].sum()), float(examples[rows].sum()), done.busy)
+            share = sum(costs) / workers.num_workers
+            most_cost = share / tasks_a_worker(workers.num_workers)
+            if workers.costs.are_seconds:
+                most_cost = max(most_cost, min(workers.short_seconds, share))
+            blocks = paired_blocks(costs, most_cost, workers.clients_a_task)
+        order = longest_first([sum(costs[rows]) for rows in blocks], workers.num_waiting)
+        for rows, done in zip(blocks, workers.train(shared, work, blocks, order), strict=True):
+            workers.costs.learn(float(steps[rows].sum()), float(examples[rows].sum()), done.busy)
             yield received(done.result)
 
     def _closed_on_error(self, results: Iterator[T]) -> Iterator[T]:
