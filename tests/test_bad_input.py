@@ -244,9 +244,9 @@ def test_what_a_reader_raises_names_the_file_once(tmp_path):
         (OSError(13, "Permission denied"), "Permission denied"),
         (TypeError("two\nlines"), "two"),
     ):
-        with pytest.raises(BadFile) as refused, reading(tmp_path, "mend it"):
+        with pytest.raises(BadFile) as refused, reading(tmp_path, "fix it"):
             raise error
-        assert str(refused.value) == f"{tmp_path} cannot be read ({why}): mend it"
+        assert str(refused.value) == f"{tmp_path} cannot be read ({why}): fix it"
     with pytest.raises(ValueError, match=rf"^{tmp_path}:3: wrong$"), reading(tmp_path):
         raise ValueError(f"{tmp_path}:3: wrong")
 

@@ -152,7 +152,7 @@ def experiment(algorithm: str | list[str] = "fedavg", **settings: object) -> fl.
             "one_number",
             r"<lambda> \(own_rules.py, line \d+\) gave a tensor \[\], and not \[1\]: return",
         ),
-        ("misspelled", r"own_rules.py, line \d+, in <lambda>: AttributeError: .*: mend it there"),
+        ("misspelled", r"own_rules.py, line \d+, in <lambda>: AttributeError: .*: fix it there"),
         ("a_dict", r"a round fails by what it returns \(AttributeError: .*docs/extend.md says"),
         ("named_as_ours", "the scalar 'train_loss' is recorded already: call it otherwise"),
         ("named_as_a_measure", "the scalar 'test_drift' has the name of a measure of the model"),

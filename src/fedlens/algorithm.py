@@ -56,7 +56,7 @@ class Algorithm:
 
     pace: Pace | None = None  # of asynchronous rounds; None: a round waits for its clients
     tell: tuple[Tell, ...] = ()  # what the server tells besides the model
-    reset: bool = True  # whether local momentum starts afresh in every round
+    reset: bool = True  # whether local momentum is reset in every round
     personal_norm: bool = False  # whether a client keeps its own normalisation layers
     measures: tuple[Callable[[Tree, Tree], dict[str, Tensor]], ...] = ()
     """What the server measures of its own step, from the model before and after, for the record."""

@@ -17,7 +17,7 @@ LIBRARIES = tuple(
 
 
 def mistake_of(error: BaseException) -> str:
-    """The line about an error that is the user's to mend, or "" if it is not.
+    """The line about an error that is the user's to fix, or "" if it is not.
 
     That is a ValueError, as everywhere, and whatever was raised in a file of the user's own.
     """

@@ -198,7 +198,7 @@ def one_hot(source):
     [
         (
             "model=mine:no_net",
-            "failed (mine.py, line 7, in no_net: RuntimeError: no net today): mend it",
+            "failed (mine.py, line 7, in no_net: RuntimeError: no net today): fix it",
         ),
         ("model=mine:Pair", "the model gives a tuple: let it return its outputs alone, a tensor"),
         (

@@ -284,7 +284,7 @@ def test_omniglot_is_read_from_its_published_folders(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"x_bits": np.zeros((15, 97), np.uint8)}, "x_bits is uint8 [15, 97]: expected"),
-        ({"y": np.zeros(14, np.uint8)}, "y must be 15 whole numbers from 0: mend"),
+        ({"y": np.zeros(14, np.uint8)}, "y must be 15 whole numbers from 0: fix"),
         ({"alphabet": np.full(15, 2)}, "alphabet must be 15 whole numbers from 0 to 1"),
         ({"drawer": None}, "has no array 'drawer': it needs x_bits, y, alphabet, drawer"),
     ],

@@ -272,7 +272,7 @@ def test_a_run_that_is_not_finished_or_whose_model_has_no_name_says_so(trained, 
     shutil.copytree(trained.run, tmp_path / "half")
     whole = (tmp_path / "half" / MODEL).read_bytes()
     (tmp_path / "half" / MODEL).write_bytes(whole[:-100])
-    with pytest.raises(ValueError, match=r"model.safetensors cannot be read .*: start the run"):
+    with pytest.raises(ValueError, match=r"model.safetensors cannot be read .*: run the"):
         fl.load(tmp_path / "half")
     (tmp_path / "half" / MODEL).unlink()
     with pytest.raises(ValueError, match=r"has no model.safetensors yet: finish it with"):
@@ -306,7 +306,7 @@ def test_files_that_are_not_as_a_run_wrote_them_are_named_and_nothing_is_exporte
     (run / file).write_text(json.dumps(content | {field: value, "code": 3}))
     ended = fedlens("export", run, "--out", "model.safetensors", "-q")
     assert (ended.status, ended.err.count("\n")) == (2, 1)
-    assert ended.err.startswith(f"fedlens: {run}") and "start the run anew" in ended.err
+    assert ended.err.startswith(f"fedlens: {run}") and "run the experiment again" in ended.err
     assert not list(here.glob("model*"))
 
 

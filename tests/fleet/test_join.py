@@ -185,7 +185,7 @@ def test_what_is_wrong_with_a_certificate_is_told(tmp_path, monkeypatch):
     port = free_port()
     for used, ca, host, word in (
         (right, other, "127.0.0.1", "get the server's ca.pem"),
-        (old, old, "127.0.0.1", "has expired.*make the server's keys anew"),
+        (old, old, "127.0.0.1", "has expired.*make new keys for the server"),
         (named, named, "localhost.localdomain", "made with this --host"),
     ):
         monkeypatch.setattr(socket, "create_connection", to_loopback)

@@ -169,14 +169,16 @@ def test_a_damaged_checkpoint_with_none_before_it_is_an_error(folder, kind, how)
     folder.save_state(state())
     path = folder.path / "checkpoint" / f"state-000003.{kind}"
     path.write_bytes(DAMAGE[how](path.read_bytes()))
-    with pytest.raises(ValueError, match=rf"state-000003.{kind} cannot be read .*: start .* anew"):
+    with pytest.raises(
+        ValueError, match=rf"state-000003.{kind} cannot be read .*: run the .* again"
+    ):
         load_state(folder)
 
 
 def test_a_state_that_is_gone_is_named(folder):
     folder.save_state(state())
     (folder.path / "checkpoint" / "state-000003.safetensors").unlink()
-    with pytest.raises(ValueError, match=r"cannot be read \(No such file .*\): start the run"):
+    with pytest.raises(ValueError, match=r"cannot be read \(No such file .*\): run the experiment"):
         load_state(folder)
 
 
@@ -184,7 +186,7 @@ def test_a_state_that_is_gone_is_named(folder):
 def test_a_damaged_index_is_named(folder, content):
     folder.save_state(state())
     state_files(folder.path, 3)[1].write_bytes(content)
-    with pytest.raises(ValueError, match=r"state-000003.json cannot be read \(.*\): start the run"):
+    with pytest.raises(ValueError, match=r"state-000003.json cannot be read \(.*\): run the"):
         load_state(folder)
 
 
@@ -243,7 +245,7 @@ def test_a_summary_whose_fields_are_not_what_they_should_be_is_refused(folder, s
     folder.write_json("summary.json", {"rounds": 2, "seconds": seconds})
     assert folder.summary(3) == {}
     with pytest.raises(
-        ValueError, match=r"summary.json cannot be read \(it.*\): start the run anew"
+        ValueError, match=r"summary.json cannot be read \(it.*\): run the experiment again"
     ):
         folder.summary(2)
 

@@ -172,7 +172,7 @@ def test_a_manifest_whose_fields_are_not_what_they_should_be_is_refused(tmp_path
     fl.run(described(), run)
     manifest = json.loads((run / "manifest.json").read_text())
     (run / "manifest.json").write_text(json.dumps(manifest | wrong))
-    with pytest.raises(ValueError, match=rf"manifest.json cannot be read \({why}\): start the"):
+    with pytest.raises(ValueError, match=rf"manifest.json cannot be read \({why}\): run the"):
         fl.resume(run, experiment=described())
 
 

@@ -39,7 +39,7 @@ class BySteps(Weigh):
         return (share * weight).sum() * share / moves
 
     def reach(self, steps: Tensor) -> Tensor:  # [C] float64
-        """|a|: where so many steps lead, from rest, along a gradient of -1 and with lr = 1."""
+        """|a|: where steps without momentum at first lead, along a gradient of -1, with lr = 1."""
         moved = velocity = torch.zeros(len(steps), dtype=torch.float64)
         for step in range(int(steps.max())):
             velocity = self.momentum * velocity + 1 - self.pull * moved

@@ -68,7 +68,7 @@ def serve_command(
     ] = 3600.0,
     at_least: Annotated[
         int | None,
-        typer.Option(min=1, help="Begin with so many sites, if others do not come in time."),
+        typer.Option(min=1, help="Begin with this many sites, if others do not come in time."),
     ] = None,
     data: DataFolder = None,
     quiet: Quiet = False,

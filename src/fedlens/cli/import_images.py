@@ -161,7 +161,7 @@ def _passed_over(found: Survey) -> list[str]:
 
 
 def _first(lines: list[str]) -> list[str]:
-    """So many lines as can be read, and how many more there are."""
+    """As many lines as can be read, and how many more there are."""
     more = len(lines) - MOST_TOLD
     kind = lines[0].partition(":")[0] if lines else ""
     return [*lines[:MOST_TOLD], f"{kind}: and {more:,} more"] if more > 0 else lines

@@ -185,7 +185,7 @@ def _as_a_key(error: click.NoSuchOption) -> str:
 
 
 def _say_what_is_logged() -> None:
-    """Give what the package has to say besides, such as a damaged checkpoint, a line on stderr.
+    """Print what the package logs, such as a damaged checkpoint, as lines on stderr.
 
     What is marked as `once` is not said again of every run of a command.
     """

@@ -140,7 +140,7 @@ def export_command(
     from fedlens.deploy.export import ENDINGS, export
     from fedlens.files import write_atomically
     from fedlens.reading import reading
-    from fedlens.run_files import ANEW
+    from fedlens.run_files import RERUN
     from fedlens.runs import progress
 
     chosen = kind or ENDINGS.get(out.suffix)
@@ -161,7 +161,7 @@ def export_command(
             raise ValueError(f"{path} exists: choose another --out, or add --overwrite")
     with watching(quiet, progress.working, f"making {out.name}"):
         classifier = load(run, best=best)
-        with reading(run, ANEW):
+        with reading(run, RERUN):
             about = card(run, out.name, chosen, best).encode()
         apart = export(classifier, out, chosen)
     write_atomically(beside, about)

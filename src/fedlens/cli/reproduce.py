@@ -45,7 +45,7 @@ def reproduce_command(
         ScaleName, typer.Option(help="smoke: seconds; small: minutes; paper: its own settings.")
     ] = "small",
     seeds: Annotated[
-        int | None, typer.Option(help="So many of each run, in place of the recipe's number.")
+        int | None, typer.Option(help="How many of each run, in place of the recipe's number.")
     ] = None,
     out: Annotated[
         Path | None,

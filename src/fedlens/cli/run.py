@@ -115,7 +115,7 @@ def resume_command(
     ],
     rounds: Annotated[
         int | None,
-        typer.Option(help="So many rounds in all: more, or fewer, than it was begun with."),
+        typer.Option(help="Rounds in all: more, or fewer, than it was started with."),
     ] = None,
     data: DataFolder = None,
     engine: Annotated[

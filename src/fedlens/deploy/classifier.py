@@ -18,11 +18,11 @@ from fedlens.data.pictures import read
 from fedlens.experiment import Experiment
 from fedlens.reading import reading
 from fedlens.run_files import (
-    ANEW,
     BEST,
     EXPERIMENT,
     MANIFEST,
     MODEL,
+    RERUN,
     check_run,
     read_manifest,
     unfinished,
@@ -136,7 +136,7 @@ def load(run: str | Path, module: nn.Module | None = None, *, best: bool = False
     about, classes = manifest.get("images"), manifest.get("classes")
     if not isinstance(about, dict) or not isinstance(classes, list) or not classes:
         raise ValueError(f"{folder} does not say how its images were prepared: run it again")
-    with reading(folder / MANIFEST, ANEW):
+    with reading(folder / MANIFEST, RERUN):
         is_floats, preprocessing = about["floats"], _preprocessing(about)
     if is_floats:
         raise ValueError(
@@ -151,7 +151,7 @@ def load(run: str | Path, module: nn.Module | None = None, *, best: bool = False
             )
         described = Experiment.read(folder / EXPERIMENT)
         module = untrained(described, preprocessing.shape, len(classes))
-    with reading(file, ANEW):
+    with reading(file, RERUN):
         own = load_file(file)
     try:
         module.load_state_dict(own)

@@ -2,7 +2,7 @@
 
 A SuperLink has one port for sites, for those who start runs, and for its own apps, without accounts
 for any of them. So it listens on this machine alone, and this passes on what sites need: twelve
-paths, each request read whole and written anew.
+paths, each request read whole and written again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CALLS = (
     *("push-object", "pull-object", "confirm-message-received"),
 )
 PATHS = frozenset(f"/v1/fleet/{call}".encode() for call in CALLS)
-HOP = frozenset(  # headers of one connection, or that are made anew
+HOP = frozenset(  # headers of one connection, or that are made again
     name.encode()
     for name in (
         *("host", "connection", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade"),

@@ -26,7 +26,7 @@ PAUSE = 5.0
 LOOK = 0.5  # seconds between two looks at what was logged
 ANSWER = 10.0  # seconds for which a server may be silent
 REMEDIES = {  # by OpenSSL's number of what is wrong with a certificate
-    10: "it has expired, so make the server's keys anew, and get its ca.pem",
+    10: "it has expired, so make new keys for the server, and get its ca.pem",
     **dict.fromkeys((62, 64), "see that the server's keys were made with this --host"),
 }
 REFUSED = "[code: 2004]"  # in Flower's log: the key is not registered, or in use

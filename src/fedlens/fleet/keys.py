@@ -66,7 +66,7 @@ def public_keys(folder: Path) -> dict[str, bytes]:
             ) from error
         content = key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
         owner = owners.setdefault(content, path.stem)
-        if owner != path.stem:  # one of them would be waited for in vain
+        if owner != path.stem:  # one of them would never come
             raise ValueError(f"{path} has the same key as {owner}.pub: remove one of them")
         found[path.stem] = content
     if not found:

@@ -52,7 +52,7 @@ def hear(
     wait: float,
     at_least: int | None = None,
 ) -> list[Held | None]:
-    """What each site holds: of all of them or, after `wait` seconds, of `at_least` so many."""
+    """What each site holds: of all of them or, after `wait` seconds, of at least `at_least`."""
     begun = time.monotonic()
     found: list[Held | None] = [None] * len(names)
     asked, last_word = dict[int, float](), dict[int, str]()

@@ -222,7 +222,7 @@ def check_possible(experiment: Experiment) -> None:
 
 
 def say_without_effect(experiment: Experiment, num_sites: int) -> None:
-    """Of keys that a simulation heeds, and a server with so many sites does not: a line each."""
+    """A line for each key that a simulation uses, and a server with `num_sites` does not."""
     clients, partition = experiment.clients, experiment.clients.partition
     found: dict[str, tuple[Any, str]] = {}
     if experiment.engine == "ray":

@@ -29,7 +29,7 @@ from fedlens.run_files import MANIFEST, MODEL, unfinished
 
 TIMEOUT = 30.0  # seconds of silence
 SLOWEST = 1000  # bytes a second, over as long: less is no download
-ROOM, TIMES_MODEL = 2**28, 8  # bytes that a download may have at the most, besides the model's
+ROOM, TIMES_MODEL = 2**28, 8  # bytes that a download may have beyond the model's
 CHUNK = 2**16
 WRAPPERS = ("state_dict", "model_state_dict", "model")  # where checkpoints have the weights
 PREFIXES = ("_orig_mod.", "module.")  # of torch.compile, and of (Distributed)DataParallel

@@ -55,10 +55,10 @@ class Epochs(Draw):
 
 @dataclass(frozen=True)
 class Steps(Draw):
-    """So many steps of each client, or so many passes over its examples, of which the last is cut.
+    """A number of steps of each client, or of passes over its examples, of which the last is cut.
 
     The number lies between `low` and `high`, which may be the same: it is drawn for each client
-    and round anew, a whole one if both are. Nobody takes more than `most` steps.
+    and round, a whole one if both are. Nobody takes more than `most` steps.
     """
 
     batch_size: int

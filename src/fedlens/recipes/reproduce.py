@@ -134,7 +134,7 @@ def _planned(
                 weights = str(start.resolve() / MODEL)
             place = place_of(folder, cell, seed, recipe)
             is_new = (changed.seed, changed.weights) != (seed, weights)
-            # To check an experiment anew takes a millisecond, and there may be thousands.
+            # To check an experiment again takes a millisecond, and there may be thousands.
             cells[place] = replace(changed, seed=seed, weights=weights) if is_new else changed
     wanted = _matching(recipe, only) if only else list(recipe.cells)
     chosen = {place_of(folder, cell, seed, recipe) for cell in wanted for seed in recipe.seeds}

@@ -144,7 +144,7 @@ def legend(figure: Figure, labels: Sequence[str], marks: Sequence[Line2D]) -> No
 
 
 def write(axes: Axes, x: float, y: float, text: str, right: float = 0, **look: Any) -> None:
-    """Words at a place of a panel, and so many points to the right of it."""
+    """Words at a place of a panel, and this many points to the right of it."""
     look = {"xycoords": "data", "fontsize": 8.5, "va": "center", "annotation_clip": False, **look}
     axes.annotate(text, (x, y), xytext=(right, 0), textcoords="offset points", **look)
 

@@ -65,7 +65,7 @@ class ActiveRun:
         diverged = not math.isfinite(float(_sum_of_model(state))) or _has_diverged(self.records)
         self.status = "diverged" if diverged else "running"
         self.reason = ""  # why it stopped, if it did
-        self.closer: dict[str, Any] = {}  # what the summary says of the final model besides
+        self.closer: dict[str, Any] = {}  # what the summary also says of the final model
         self.start_time = self.record_time = time.perf_counter()
         self.num_earlier_records = len(self.records)
         self.earlier_summary = folder.summary(len(self.records)) if folder else {}

@@ -76,7 +76,7 @@ def _accuracy(
     told_as: str,
     watch: Watch | None,
 ) -> Tensor:  # [K]
-    """How good clients are after so many passes, each from its start or from the initial model."""
+    """How good clients are after some passes, each from its start or from the initial model."""
     assert setup.client_tests is not None, "who asks for it was checked"
     held, tested = setup.federation.everyone(0), setup.client_tests.holdings
     found = torch.full((len(held),), torch.nan, dtype=torch.float64)

@@ -21,10 +21,10 @@ from fedlens.locks import LOCK, FolderLock
 from fedlens.reading import BadFile, demand_fields, reading
 from fedlens.rounds import State
 from fedlens.run_files import (
-    ANEW,
     BEST,
     CHECKPOINT,
     MODEL,
+    RERUN,
     ROUNDS,
     SUMMARY,
     checksum,
@@ -80,7 +80,7 @@ class Files:
 
     def make(self, change: Change) -> None:
         path = self.folder / change.name
-        if not self.folder.is_dir():  # else it would be made anew, with this file alone
+        if not self.folder.is_dir():  # else it would be made again, with this file alone
             raise OSError(f"{self.folder} is gone: if it was moved, go on there by resuming it")
         match change.kind:
             case "write":
@@ -187,17 +187,17 @@ class RunFolder:
         self.write(name, readable_json(content))
 
     def summary(self, num_rounds: int) -> dict[str, Any]:
-        """The summary, if it is there and of so many rounds: that of a killed run is of fewer."""
+        """The summary, if it is there and of this many rounds: that of a killed run is of fewer."""
         summary = read_summary(self.path)
         if summary.get("rounds") != num_rounds:
             return {}
-        demand_fields(summary, {"seconds": dict}, self.path / SUMMARY, ANEW)
-        demand_fields(summary["seconds"], {"total": (int, float)}, self.path / SUMMARY, ANEW)
+        demand_fields(summary, {"seconds": dict}, self.path / SUMMARY, RERUN)
+        demand_fields(summary["seconds"], {"total": (int, float)}, self.path / SUMMARY, RERUN)
         return summary
 
     def records_after(self, content: bytes = b"") -> Records:
         """The records, cut to `content`: what came after is run again."""
-        # Anew, and not cut where it lies: the file may be a finished run's, too.
+        # Written again, and not cut in place: the file may be a finished run's, too.
         self._write(self.path / ROUNDS, content)
         return Records(self.files, content)
 
@@ -210,7 +210,7 @@ class RunFolder:
     def _tensors(self, name: str) -> Tree:
         from safetensors.torch import load_file
 
-        with reading(self.path / name, ANEW):
+        with reading(self.path / name, RERUN):
             tensors: Tree = load_file(self.path / name)
         return tensors
 
@@ -232,7 +232,7 @@ class RunFolder:
         described = describe(state, tensors)
         described_best = None if best is None else describe(best, tensors, "best")
         content = to_bytes(tensors)
-        self._remove(index_file)  # of the same round in an earlier life of the run
+        self._remove(index_file)  # of the same round, before the run was resumed
         self._write(tensors_file, content)
         index = {
             "round": state.round,

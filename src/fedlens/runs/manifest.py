@@ -22,7 +22,7 @@ import torch
 from fedlens.experiment import Experiment, Named
 from fedlens.federation import Dataset
 from fedlens.reading import Fields, demand_fields, expanded
-from fedlens.run_files import ANEW, EXPERIMENT, MANIFEST, OVER, last_saved, read_status, to_json
+from fedlens.run_files import EXPERIMENT, MANIFEST, OVER, RERUN, last_saved, read_status, to_json
 from fedlens.runs.equal import as_today
 from fedlens.runs.records import settings
 from fedlens.schedules import looked_at, names_in, value_at
@@ -84,8 +84,8 @@ def check_settings(folder: Path, experiment: Experiment, before: Mapping[str, An
     if "settings" not in before:
         return
     file = folder / MANIFEST
-    demand_fields(before, {"settings": dict}, file, ANEW)
-    demand_fields(before["settings"], {"rounds": int}, file, ANEW)
+    demand_fields(before, {"settings": dict}, file, RERUN)
+    demand_fields(before["settings"], {"rounds": int}, file, RERUN)
     done = last_saved(folder) or 0
     ends_there = read_status(folder) in OVER or experiment.evaluate.is_due(done, done + 1)
     fewest = done if ends_there else done + 1
@@ -108,13 +108,13 @@ def check_settings(folder: Path, experiment: Experiment, before: Mapping[str, An
             if value_at(schedule, round, rounds) != value_at(schedule, round, experiment.rounds):
                 raise ValueError(
                     f"{folder} has {key} scheduled over {rounds} rounds, and cannot have "
-                    f"{experiment.rounds}: begin anew, or set the `rounds` of the schedule next "
-                    "time"
+                    f"{experiment.rounds}: start a new run, or set the `rounds` of the "
+                    "schedule next time"
                 )
 
 
 def check_there(folder: Path, experiment: Experiment) -> None:
-    """Refuse to go on without a file or folder that the user named; say where to name it anew."""
+    """Refuse to go on without a file or folder that the user named; say where to set its path."""
     flat = settings(experiment.plain())
     for key in MAY_MOVE:
         place, of = flat.get(key), str(flat.get(key.removesuffix(".path")))
@@ -133,7 +133,7 @@ def demand_there(place: Path, key: str, folder: Path) -> None:
 def check_unchanged(folder: Path, setup: Setup, before: Mapping[str, Any]) -> None:
     """Refuse to go on with other data than a run was begun with; say what else is different."""
     known: Fields = {"partition": str} | ({"weights": dict} if setup.weights else {})
-    demand_fields(before, known, folder / MANIFEST, ANEW)
+    demand_fields(before, known, folder / MANIFEST, RERUN)
     remedy = "the data are not those it started with: find the old ones"
     if before.get("data", setup.dataset.digest) != setup.dataset.digest:
         given = setup.experiment.dataset

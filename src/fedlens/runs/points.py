@@ -165,7 +165,7 @@ def _equal(one: Tensor | None, two: Tensor | None) -> bool:
 
 
 def into_stacks(points: Sequence[Point]) -> list[list[Point]]:
-    """The points, in stacks of so many clients as are trained at once, or alone.
+    """The points, in stacks of as many clients as are trained at once, or alone.
 
     A round of a stack takes as long as its longest client: those with long ones stand together.
     """
@@ -204,7 +204,7 @@ def _divided(points: list[Point]) -> list[list[Point]]:
 
 
 def on_a_gpu(memory: int, num_parameters: int) -> int:
-    """Clients of a stack that a GPU of so many bytes can train at once, as far as can be told."""
+    """Clients of a stack that a GPU of this many bytes can train at once, as far as can be told."""
     return max(1, min(MOST, int(SHARE * memory) // (A_PARAMETER * num_parameters)))
 
 

@@ -177,7 +177,7 @@ def reopen(folder: RunFolder, setup: Setup, watch: Watch | None = None) -> Activ
     saved = folder.load_checkpoint(setup.device)
     if saved is None:
         if read_status(path) in OVER:
-            raise ValueError(f"{path} is over and kept no checkpoint: run it anew for more rounds")
+            raise ValueError(f"{path} is over and kept no checkpoint: run it again from the start")
         logger.warning("%s has no checkpoint: its rounds are run from the first one on", path)
         begun = folder.records_after()
         return ActiveRun(setup, state, folder, [], watch, twin, begun, by_client=by_client)

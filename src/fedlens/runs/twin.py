@@ -4,7 +4,7 @@ The twin has the run's model, initial weights, seed, loss, augmentation and loca
 the examples of all clients together, as they see them. It is plain training, whatever the
 algorithm: one optimiser that is never reset, normalisation layers that nobody keeps apart.
 
-Its budget is the run's. The clients of all rounds together are planned to process so many
+Its budget is the run's. The clients of all rounds together are planned to process a number of
 examples (rounds x cohort x what a client processes in a round, on average over all clients, each by
 the chance with which it is drawn; where rounds wait for nobody, the cohort are the updates that
 one takes); the twin makes as many passes over its examples as that comes to, rounded, and one at
@@ -78,7 +78,7 @@ def trained(setup: Setup, watch: Watch | None = None) -> Twin:
     described = replace(central.experiment, dataset=setup.experiment.dataset)
     file = cache() / "twins" / f"{_key(central, setup.client_tests)}.json"
     measure = measure_name(primary_part(described), "accuracy")
-    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):  # else it is made anew
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):  # else it is trained
         known = json.loads(file.read_bytes())
         shares = _shares(known["by_client"]) if setup.client_tests is not None else None
         return Twin(float(known["records"][-1][measure]), cached=True, by_client=shares)
