@@ -154,9 +154,9 @@ def experiment(algorithm: str | list[str] = "fedavg", **settings: object) -> fl.
         ),
         ("misspelled", r"own_rules.py, line \d+, in <lambda>: AttributeError: .*: fix it there"),
         ("a_dict", r"a round fails by what it returns \(AttributeError: .*docs/extend.md says"),
-        ("named_as_ours", "the scalar 'train_loss' is recorded already: call it otherwise"),
+        ("named_as_ours", "the scalar 'train_loss' is recorded already: choose another name"),
         ("named_as_a_measure", "the scalar 'test_drift' has the name of a measure of the model"),
-        ("named_as_a_setting", "the scalar 'server.drift' has the name of a setting: call it"),
+        ("named_as_a_setting", "the scalar 'server.drift' has the name of a setting: choose"),
         ("measured_as_ours", "the scalar 'test_accuracy' has the name of a measure of the model"),
         ("silent", r"a round fails by what it returns \(TypeError: "),
     ],
@@ -201,7 +201,7 @@ def test_going_on_with_other_code_of_ones_own_is_told(own, tmp_path, caplog):
         fl.resume(tmp_path / "run", rounds=3)
     told = [record.getMessage() for record in caplog.records]
     assert any(
-        "was begun with another own_rules: its rounds differ from then on" in t for t in told
+        "was started with another own_rules: its rounds differ from then on" in t for t in told
     )
 
 

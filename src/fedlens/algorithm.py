@@ -150,7 +150,7 @@ def compose(base: Algorithm, *amendments: Amendment) -> Algorithm:
             raise ValueError(f"compose is given {what}: give papers, as fedprox(mu=0.1)")
     names = [amendment.name for amendment in amendments]
     if twice := [name for name in names if names.count(name) > 1]:
-        raise ValueError(f"{twice[0]} stands twice in algorithm: leave one out")
+        raise ValueError(f"{twice[0]} is in algorithm twice: leave one out")
     refilled: dict[str, str] = {}
     for number, amendment in enumerate(amendments):
         try:

@@ -53,7 +53,7 @@ def fednova(base: Algorithm) -> Algorithm:
     step = base.local_step
     if not base.reset and step is not None and is_on(step.momentum):
         raise ValueError(
-            "fednova weighs steps that begin from rest: leave local.reset = false out, or set "
-            "local.momentum = 0"
+            "fednova needs momentum that is reset in every round: leave local.reset = false out, "
+            "or set local.momentum = 0"
         )
     return replace(base, weigh=BySteps())

@@ -209,9 +209,9 @@ def _machine_or_name(error: OSError) -> tuple[str, int]:
     """Whether a file was named wrongly, or it is the machine's: a full disk, a lost connection."""
     if error.errno in MISNAMED and error.filename is not None:
         name = shortened(str(error.filename), 80)
-        return f"{name}: {reason(error).lower()}: name a file or folder that can be there", 2
+        return f"{name}: {reason(error).lower()}: choose another file or folder", 2
     if error.errno in FULL:
-        return f"{reason(error)}: make room, and give the command again", 1
+        return f"{reason(error)}: free some space, and run the command again", 1
     return _first_line(error), 1
 
 

@@ -93,7 +93,7 @@ def evaluate_command(
         found = tested_on(classifier, data, trained_on, watch)
     if unknown:
         print(
-            f"fedlens: which of these the run trained on cannot be told: {unknown}",
+            f"fedlens: it is not known which of these the run trained on: {unknown}",
             file=sys.stderr,
         )
     if "trained_on" in found:

@@ -271,5 +271,6 @@ def _resume_hint(folder: Path, replaced: tuple[int, int] | None = None) -> Itera
         if error.errno not in FULL or not can_go_on(folder, replaced):
             raise
         raise OSError(
-            f"{folder} cannot be written ({reason(error)}): make room, and go on with: {command}"
+            f"{folder} cannot be written ({reason(error)}): free some space, and go on with: "
+            f"{command}"
         ) from error

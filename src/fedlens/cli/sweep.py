@@ -82,7 +82,7 @@ def sweep_command(
             with watching(quiet, progress.rounds, folder.name, sweep.total, sweep.done) as watch:
                 results = sweep.run(watch)
         except KeyboardInterrupt as error:
-            raise Stopped("the same command goes on from here") from error
+            raise Stopped("run the same command again to go on") from error
         _finish(results, folder, as_json, quiet, drawing)
 
 

@@ -119,7 +119,7 @@ def load(run: str | Path, module: nn.Module | None = None, *, best: bool = False
     """The model of a run, in eval mode, with its preprocessing and its classes.
 
     It is the last or, with `best`, the one that was best on validation (evaluate.best). `module` is
-    needed only if the run's model was given from Python: one that is built alike.
+    needed only if the run's model was given from Python: one with the same layers.
     """
     from safetensors.torch import load_file
 
@@ -146,8 +146,8 @@ def load(run: str | Path, module: nn.Module | None = None, *, best: bool = False
     if module is None:
         if str(read_tables(folder / EXPERIMENT).get("model")).startswith("<"):
             raise ValueError(
-                f"{folder} trained a module that was given from Python: load it there, as "
-                f"fl.load({str(folder)!r}, module) with one that is built alike"
+                f"{folder} trained a module that was given from Python: call "
+                f"fl.load({str(folder)!r}, module) with such a module"
             )
         described = Experiment.read(folder / EXPERIMENT)
         module = untrained(described, preprocessing.shape, len(classes))

@@ -171,7 +171,7 @@ class Gate:
         allowed = request.method == b"POST" and request.target in PATHS
         if not allowed:
             target = request.target[:80].decode("ascii", "replace")
-            self._say(f"refused {target!r} from {peer}: sites have the Fleet API alone")
+            self._say(f"refused {target!r} from {peer}: sites may use only the Fleet API")
             await _respond(http, writer, 404, [], b"")
             return
         if body is None:
@@ -200,7 +200,7 @@ class Gate:
         """Why the SuperLink does not take a site that shows this key."""
         key = _key_of(headers)
         if key in self.names:
-            return f"{self.names[key]} is held to be here already, for a minute after it died"
+            return f"{self.names[key]} counts as connected already, for a minute after it stopped"
         short = hashlib.sha256(key).hexdigest()[:12] if key else "(none)"
         return f"key {short} is not registered"
 

@@ -201,7 +201,7 @@ def check_unchanged(begun: Experiment, wanted: Experiment, out: Path) -> None:
     changed = sorted(key for key in before | after if before.get(key) != after.get(key))
     if changed:
         raise ValueError(
-            f"{out} was begun with another {changed[0]}: leave the change out, or choose another "
+            f"{out} was started with another {changed[0]}: leave the change out, or choose another "
             "--out for a run of its own"
         )
 
@@ -220,7 +220,7 @@ def run_job(job: Job, connect: Callable[[Sequence[str]], Sites], tell: Tell) -> 
         tell(f"experiment {Terms.of(experiment, dataset).hash}, from where it was")
         unknown = [one.name for one in known if one.name not in job.sites]
         if unknown:
-            raise ValueError(f"{out} was begun with {unknown[0]}: add its key")
+            raise ValueError(f"{out} was started with {unknown[0]}: add its key")
         sites = connect([one.name for one in known])
         setup = make_setup(experiment, dataset, known, sites, tell)
         folder = RunFolder.open(out)

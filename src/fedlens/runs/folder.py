@@ -81,7 +81,7 @@ class Files:
     def make(self, change: Change) -> None:
         path = self.folder / change.name
         if not self.folder.is_dir():  # else it would be made again, with this file alone
-            raise OSError(f"{self.folder} is gone: if it was moved, go on there by resuming it")
+            raise OSError(f"{self.folder} is gone: if it was moved, resume it there")
         match change.kind:
             case "write":
                 write_atomically(path, change.content)
