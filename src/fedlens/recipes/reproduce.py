@@ -68,7 +68,7 @@ def plan_all(
     scale: ScaleName = "small",
     out: str | Path | None = None,
     *,
-    data: str | Path | None = None,
+    data: Path | None = None,
     seeds: int | None = None,
     overrides: Sequence[str] = (),
     overwrite: bool = False,
@@ -88,7 +88,7 @@ def plan_all(
         check_known(name)
     if seeds is not None and seeds < 1:
         raise ValueError(f"seeds is {seeds}: choose 1 or more")
-    at = Scale(scale, Path(data) if data is not None else None)
+    at = Scale(scale, data)
     recipes = {name: RECIPES[name](at) for name in names}
     if only:
         _check_some_match(recipes.values(), only)

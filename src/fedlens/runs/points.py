@@ -114,13 +114,13 @@ def _train_at_once(stack: Sequence[Point]) -> None:
 
 def build_point(
     experiment: Experiment,
-    data: str | Path | None,
+    data: Path | None,
     loaded: dict[str, Dataset],
     watch: Counted | None = None,
     networks: Networks | None = None,
 ) -> Setup:
     """The parts of a point; what several points have in common is loaded, or made, once."""
-    data, given = Path(data) if data is not None else None, experiment.dataset
+    given = experiment.dataset
     if not isinstance(given, Named):
         return build(experiment, data)
     known = loaded.get(repr(given))

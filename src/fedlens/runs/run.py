@@ -60,10 +60,10 @@ def run(
     if out is not None:
         check_free(Path(out), overwrite)
     name = Path(out).name if out is not None else experiment.dataset.name
-    folder = Path(data) if data is not None else None
+    source = Path(data) if data is not None else None
     with shown(progress, in_rounds, name, experiment.rounds) as bar:
         both = all_of(bar, watch)
-        setup = build(experiment, folder, watch=decoding(both))
+        setup = build(experiment, source, watch=decoding(both))
         say_beforehand([setup])
         (result,) = run_to_end([start(experiment, setup, out, overwrite=overwrite, watch=both)])
     return result
@@ -100,8 +100,8 @@ def resume(
         begun = replace(begun, engine=_going_on(begun.engine, engine))
         with shown(progress, in_rounds, folder.path.name, described.rounds, done) as bar:
             both = all_of(bar, watch)
-            place = Path(data) if data is not None else None
-            active = reopen(folder, build(begun, place, watch=decoding(both)), both)
+            source = Path(data) if data is not None else None
+            active = reopen(folder, build(begun, source, watch=decoding(both)), both)
             if described.rounds != before.get("settings", {}).get("rounds", described.rounds):
                 folder.write(EXPERIMENT, described.toml())
             (result,) = run_to_end([active])

@@ -67,9 +67,10 @@ def sweep(
         )
     for one in points.values():
         expect_experiment(one, "sweep")
+    source = Path(data) if data is not None else None
     with shown(progress, counted, "reading images") as reading:
         told = all_of(reading, decoding(watch))
-        made = prepare(points, out, overwrite=overwrite, data=data, watch=told)
+        made = prepare(points, out, overwrite=overwrite, data=source, watch=told)
     name = Path(out).name if out is not None else "sweep"
     with shown(progress, rounds, name, made.total, made.done) as bar:
         return made.run(all_of(bar, watch), keep_states)
@@ -168,7 +169,7 @@ def prepare(
     out: str | Path | Mapping[str, Path] | None = None,
     *,
     overwrite: bool = False,
-    data: str | Path | None = None,
+    data: Path | None = None,
     watch: Counted | None = None,
 ) -> Sweep:
     """Make and check every point before the first is run.
@@ -198,8 +199,7 @@ def prepare(
             setup = build_point(described, data, loaded, watch, networks)
         made.append(Point(name, experiment, sharing(setup, made), folder, overwrite))
     total = sum(experiment.rounds for experiment in points.values())
-    place = Path(data) if data is not None else None
-    return Sweep(tuple(points), folders, kept, into_stacks(made), total, place)
+    return Sweep(tuple(points), folders, kept, into_stacks(made), total, data)
 
 
 def _folders(names: Iterable[str], out: str | Path | None) -> dict[str, Path]:

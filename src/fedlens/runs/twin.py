@@ -54,18 +54,14 @@ CHUNK = 1024  # images read together
 GIVEN_BY_CONTENT = ("dataset", "clients", "engine", "device", "weights", "weights_sha256")
 
 
-def twin(experiment: Experiment, data: str | Path | None = None) -> Experiment:
+def twin(experiment: Experiment, data: Path | None = None) -> Experiment:
     """The twin's own experiment, which can be run like any other: a round is one pass."""
-    folder = Path(data) if data is not None else None
-    return _described(build(replace(experiment, engine="sequential"), folder))
+    return _described(build(replace(experiment, engine="sequential"), data))
 
 
-def accuracy(
-    experiment: Experiment, data: str | Path | None = None, watch: Watch | None = None
-) -> float:
+def accuracy(experiment: Experiment, data: Path | None = None, watch: Watch | None = None) -> float:
     """The accuracy of an experiment's twin, which is trained unless it was before."""
-    folder = Path(data) if data is not None else None
-    return trained(build(replace(experiment, engine="sequential"), folder), watch).accuracy
+    return trained(build(replace(experiment, engine="sequential"), data), watch).accuracy
 
 
 def trained(setup: Setup, watch: Watch | None = None) -> Twin:
