@@ -38,8 +38,8 @@ def test_a_disk_that_fills_up_in_a_round_gives_one_line_and_leaves_the_last_chec
     here, fedlens, monkeypatch
 ):
     assert fedlens("run", "a.toml", "rounds=3", "--out", "whole", "-q").status == 0
-    monkeypatch.setattr("fedlens.runs.active.CHECKPOINT_SECONDS", 0.0)
-    monkeypatch.setattr("fedlens.runs.active.SAVING_SHARE", 1.0)
+    monkeypatch.setattr("fedlens.runs.loop.CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr("fedlens.runs.loop.SAVING_SHARE", 1.0)
     written, syncs = os.fsync, iter(range(10**6))
 
     def full(handle: int) -> None:
@@ -83,7 +83,7 @@ def test_a_value_that_is_found_wrong_in_a_round_is_status_1(here, fedlens, monke
     def wrong(*_):
         raise ValueError("a number does not fit")
 
-    monkeypatch.setattr("fedlens.runs.active.run_rounds", wrong)
+    monkeypatch.setattr("fedlens.runs.loop.run_rounds", wrong)
     ended = fedlens("run", "a.toml", "--out", "run", "-q")
     assert (ended.status, ended.err) == (1, "fedlens: a number does not fit\n")
     assert json.loads(Path("run/summary.json").read_text())["status"] == "failed"
@@ -217,7 +217,7 @@ def test_streams_that_are_closed_end_no_command(closed):
 
 def test_a_run_whose_folder_is_moved_ends_and_goes_on_where_that_is_now(here, fedlens, monkeypatch):
     assert fedlens("run", "a.toml", "rounds=3", "--out", "whole", "-q").status == 0
-    monkeypatch.setattr("fedlens.runs.active.CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr("fedlens.runs.loop.CHECKPOINT_SECONDS", 0.0)
     save = RunFolder.save_state
 
     def save_and_move(folder: RunFolder, *about: object) -> None:

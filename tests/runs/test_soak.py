@@ -115,7 +115,7 @@ def test_a_checkpoint_costs_the_same_however_many_rounds_were_recorded(tmp_path)
         file = folder.records_after()
         for record in records[:100]:
             file.append(record)
-        ActiveRun(setup, state, folder, records, file=file).save()
+        ActiveRun(setup, state, folder=folder, records=records, file=file).save()
         saved = folder.path / CHECKPOINT
         sizes.append(sum(file.stat().st_size for file in saved.iterdir()))
     assert abs(sizes[0] - sizes[1]) < 20  # digits of how many records it rests on

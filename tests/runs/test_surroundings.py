@@ -66,8 +66,8 @@ def test_a_folder_that_can_only_be_read_is_refused_and_stays_as_it_was(fedlens, 
 def test_a_disk_that_is_full_in_a_round_keeps_the_last_checkpoint(
     fedlens, in_own_mounts, monkeypatch
 ):
-    monkeypatch.setattr("fedlens.runs.active.CHECKPOINT_SECONDS", 0.0)
-    monkeypatch.setattr("fedlens.runs.active.SAVING_SHARE", 1.0)
+    monkeypatch.setattr("fedlens.runs.loop.CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr("fedlens.runs.loop.SAVING_SHARE", 1.0)
     assert fedlens("run", "a.toml", "rounds=4", "--out", "whole", "-q").status == 0
 
     def tried() -> None:

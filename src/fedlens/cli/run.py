@@ -80,9 +80,9 @@ def _run(
     from fedlens.experiment import Experiment
     from fedlens.run_files import identity
     from fedlens.runs import progress
-    from fedlens.runs.active import run_to_end
     from fedlens.runs.beforehand import say_beforehand
     from fedlens.runs.folder import check_free
+    from fedlens.runs.loop import run_to_end
     from fedlens.runs.run import start
     from fedlens.runs.track import tracking
     from fedlens.setup import build

@@ -20,8 +20,8 @@ from fedlens.fleet.engine import Fleet, Sites
 from fedlens.fleet.terms import Terms, for_fleet
 from fedlens.reporting.reports import Reporting
 from fedlens.run_files import EXPERIMENT
-from fedlens.runs.active import run_to_end
 from fedlens.runs.folder import RunFolder
+from fedlens.runs.loop import run_to_end
 from fedlens.runs.records import settings
 from fedlens.runs.result import Result
 from fedlens.runs.run import reopen, start

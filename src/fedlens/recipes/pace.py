@@ -17,7 +17,8 @@ from fedlens.core import Plan
 from fedlens.engines import Processes, Stacked
 from fedlens.federation import Examples
 from fedlens.rounds import begin
-from fedlens.runs.active import ActiveRun, run_to_end
+from fedlens.runs.active import ActiveRun
+from fedlens.runs.loop import run_to_end
 from fedlens.runs.summary import Record
 from fedlens.setup import Setup
 from fedlens.setup.algorithm import make_algorithm

@@ -26,8 +26,9 @@ from fedlens.experiment import Experiment, Named
 from fedlens.federation import Dataset, Examples
 from fedlens.rounds import begin
 from fedlens.run_files import last_saved, read_manifest
-from fedlens.runs.active import ActiveRun, Watch, run_to_end
+from fedlens.runs.active import ActiveRun, Watch
 from fedlens.runs.folder import RunFolder, Tell
+from fedlens.runs.loop import run_to_end
 from fedlens.runs.manifest import check_settings
 from fedlens.runs.result import Result
 from fedlens.runs.run import reopen, start

@@ -24,12 +24,13 @@ from fedlens.run_files import (
     read_manifest,
     read_status,
 )
-from fedlens.runs.active import ActiveRun, Watch, run_to_end
+from fedlens.runs.active import ActiveRun, Watch
 from fedlens.runs.alone import by_client, check_clients_are_tested
 from fedlens.runs.beforehand import say_beforehand
 from fedlens.runs.chosen_metrics import chosen, try_out
 from fedlens.runs.evaluate import Twin
 from fedlens.runs.folder import Records, RunFolder, check_free, readable_json
+from fedlens.runs.loop import run_to_end
 from fedlens.runs.manifest import check_settings, check_there, check_unchanged, manifest
 from fedlens.runs.progress import all_of, decoding, shown
 from fedlens.runs.progress import rounds as in_rounds
@@ -144,7 +145,9 @@ def start(
     state = begin(setup.network, setup.program, setup.federation, setup.device)
     folder = new_run(experiment, setup, Path(out), overwrite) if out is not None else None
     file = Records(folder.files) if folder else None
-    return ActiveRun(setup, state, folder, watch=watch, twin=twin, file=file, by_client=by_client)
+    return ActiveRun(
+        setup, state, folder=folder, file=file, twin=twin, watch=watch, by_client=by_client
+    )
 
 
 def check_asked(setup: Setup) -> None:
@@ -179,8 +182,10 @@ def reopen(folder: RunFolder, setup: Setup, watch: Watch | None = None) -> Activ
         if read_status(path) in OVER:
             raise ValueError(f"{path} is over and kept no checkpoint: run it again from the start")
         logger.warning("%s has no checkpoint: its rounds are run from the first one on", path)
-        begun = folder.records_after()
-        return ActiveRun(setup, state, folder, [], watch, twin, begun, by_client=by_client)
+        file = folder.records_after()
+        return ActiveRun(
+            setup, state, folder=folder, file=file, twin=twin, watch=watch, by_client=by_client
+        )
     if _shapes(saved.state) != _shapes(state):
         raise ValueError(f"{path} was run with another model: put the old one back")
     rounds = setup.experiment.rounds
@@ -188,7 +193,15 @@ def reopen(folder: RunFolder, setup: Setup, watch: Watch | None = None) -> Activ
         raise ValueError(f"{path} has {saved.state.round} rounds already: {rounds} are too few")
     file = folder.records_after(saved.content)
     return ActiveRun(
-        setup, saved.state, folder, saved.records, watch, twin, file, saved.best, by_client
+        setup,
+        saved.state,
+        folder=folder,
+        file=file,
+        records=saved.records,
+        best=saved.best,
+        twin=twin,
+        watch=watch,
+        by_client=by_client,
     )
 
 
