@@ -145,13 +145,11 @@ class RunFolder:
         return Files(self.path, self.tell)
 
     @classmethod
-    def create(
-        cls, path: Path, overwrite: bool = False, files: Mapping[str, str] | None = None
-    ) -> RunFolder:
+    def create(cls, path: Path, overwrite: bool, files: Mapping[str, str]) -> RunFolder:
         """A new folder with these files, in the place of an old run's if `overwrite`."""
 
         def fill(folder: Path) -> None:
-            for name, text in (files or {}).items():
+            for name, text in files.items():
                 write_atomically(folder / name, text.encode())
 
         return cls(path, new_folder(path, fill, overwrite))
@@ -214,7 +212,7 @@ class RunFolder:
             tensors: Tree = load_file(self.path / name)
         return tensors
 
-    def save_model(self, model: Tree, best: Tree | None = None) -> None:
+    def save_model(self, model: Tree, best: Tree | None) -> None:
         self._write(self.path / MODEL, to_bytes(model))
         if best is not None:
             self._write(self.path / BEST, to_bytes(best))
@@ -313,7 +311,7 @@ class RunFolder:
                 self._remove(path)
 
 
-def new_folder(path: Path, fill: Callable[[Path], None], overwrite: bool = False) -> FolderLock:
+def new_folder(path: Path, fill: Callable[[Path], None], overwrite: bool) -> FolderLock:
     """Make a folder beside `path`, fill it, and move it there whole; it stays locked.
 
     So a run is always known to be one. An old run that is in the way goes, if it may and nobody
