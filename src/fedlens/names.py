@@ -249,7 +249,7 @@ OF_EVALUATION = ("test_", "validation_", "train_", "client_accuracy_", "relative
 
 
 def refuse_taken(scalars: Iterable[str]) -> None:
-    """Refuse names of an algorithm's scalars that would be mistaken for something else."""
+    """Refuse names of an algorithm's scalars that are used for something else."""
     for name in scalars:
         if name == "loss" or name in OF_ROUND:
             raise ValueError(f"the scalar {name!r} is recorded already: choose another name")

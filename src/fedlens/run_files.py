@@ -177,7 +177,7 @@ def _is_record(value: Any) -> bool:
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
-    """What the run came to, or how it stood when it started; empty if it died before that."""
+    """What the run came to, or how it stood when it started; empty if it was killed before that."""
     return read_json(folder / SUMMARY) or {}
 
 

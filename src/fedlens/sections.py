@@ -83,7 +83,7 @@ class Clients:
         if isinstance(self.per_round, int):
             return self.per_round
         assert self.count is not None
-        # The nudge keeps 0.29 * 100 = 28.999999999999996 from losing a client.
+        # 0.29 * 100 = 28.999999999999996 must count as 29 clients.
         return max(int(self.per_round * self.count + 1e-9), 1)
 
 

@@ -56,7 +56,7 @@ class Draw(Protocol):
 class ExampleWeight(Protocol):
     """How much each example counts in the loss of its client."""
 
-    reads_model: ClassVar[bool] = True  # if not, an engine need not have all of it at hand
+    reads_model: ClassVar[bool] = True  # if not, an engine need not keep all of it
 
     def __call__(self, batch: Batch, local: Local) -> Tensor: ...  # [C, B]
 

@@ -69,7 +69,7 @@ def watching(quiet: bool, kind: Any, *about: Any) -> Iterator[Any]:
 
 @contextmanager
 def once_written() -> Iterator[None]:
-    """What goes wrong from here on is no mistake in the command, since files were written."""
+    """What goes wrong from here on is not a mistake in the command, since files were written."""
     try:
         yield
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""`fedlens predict`, `fedlens evaluate` and `fedlens export`: a trained model, put to use."""
+"""`fedlens predict`, `fedlens evaluate` and `fedlens export`: a trained model, used."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def _stay(
 def find_server(server: str, ca: Path, wait: float, say: Changes) -> None:
     """Return once a server answers that the CA has signed; a ValueError if that cannot be.
 
-    Flower would look for it as well, but ever more rarely, and does not say what is wrong.
+    Flower would look for it as well, but less and less often, and does not say what is wrong.
     """
     host, _, port = server.rpartition(":")
     host, last = host.strip("[]"), time.monotonic() + wait
@@ -111,7 +111,7 @@ def find_server(server: str, ca: Path, wait: float, say: Changes) -> None:
                 f"the certificate of {server} is not valid by {ca} ({error.verify_message}): "
                 + REMEDIES.get(error.verify_code, "get the server's ca.pem")
             ) from error
-        except (ssl.SSLEOFError, ssl.SSLZeroReturnError) as error:  # it is just ending, or full
+        except (ssl.SSLEOFError, ssl.SSLZeroReturnError) as error:  # it is just stopping, or full
             why = str(error.strerror)
         except ssl.SSLError as error:
             raise ValueError(f"{server} is not the server of a fleet: set --server") from error

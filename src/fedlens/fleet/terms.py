@@ -33,7 +33,7 @@ NOT_TOLD = (
     "weights",
     "weights_sha256",
 )
-"""What of an experiment is the server's own affair."""
+"""What of an experiment concerns the server alone."""
 
 
 @dataclass(frozen=True)

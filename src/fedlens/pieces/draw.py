@@ -85,7 +85,7 @@ class Steps(Draw):
         return self._cut(per_pass, drawn)
 
     def _cut(self, per_pass: keys.Array, amount: keys.Array) -> keys.Array:  # [C]
-        if self.of == "epochs":  # the nudge keeps 0.1 of 30 batches from being 4
+        if self.of == "epochs":  # 0.1 of 30 batches must not be rounded to 4
             amount = np.ceil(amount * per_pass - 1e-9)
         steps = np.minimum(amount, np.inf if self.most is None else self.most)
         return np.where(per_pass > 0, steps.clip(min=1), 0).astype(np.int64)

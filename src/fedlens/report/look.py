@@ -190,7 +190,7 @@ def floats(values: Iterable[Any]) -> list[float]:
 
 @contextmanager
 def any_script() -> Iterator[None]:
-    """Draw names in scripts that no font has, as boxes, without a word about it."""
+    """Draw names in scripts that no font has as boxes, without a warning."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")
         said = logging.getLogger("matplotlib.font_manager")

@@ -137,12 +137,12 @@ class ActiveRun:
         self.record_time = time.perf_counter()
 
     def finish(self, keep_state: bool = True) -> None:
-        """Write the model and the summary and, if the run may be gone on with, its last state."""
+        """Write the model and the summary and, if the run may be resumed, its last state."""
         status = "finished" if self.status == "running" else self.status
         if status == "finished" and unsound_losses(self.records):
             status = "invalid"
         self.status = status
-        if keep_state and self.has_news(status):  # else it is saved, and would not be for a moment
+        if keep_state and self.has_news(status):  # else it is saved already
             self.save()
         elif self.file is not None:
             self.file.sync()
@@ -161,7 +161,7 @@ class ActiveRun:
     def _look_closer(self) -> None:
         """What is asked of the final model alone: intervals, and clients by themselves."""
         setup, asked = self.setup, self.setup.experiment.evaluate
-        ended = len(self.records) == self.num_earlier_records  # it was to go on, and does not
+        ended = len(self.records) == self.num_earlier_records  # it was resumed, and runs no round
         if ended and setup.engine.reporting is None:
             self._write_details(Evaluation(setup, setup.engine, self.state).read(self.twin)[1])
         if times := asked.bootstrap:
@@ -190,7 +190,7 @@ class ActiveRun:
             self.folder.save_state(state, mark, best)
 
     def stop(self, error: BaseException) -> None:
-        """Keep the last whole round: a state is a value, whatever was in progress."""
+        """Keep the last whole round: the state does not change, whatever was in progress."""
         del self.records[self.state.round :]
         # Where it cannot be kept (the disk may be full), the checkpoint before it is still there.
         with contextlib.suppress(OSError):
@@ -204,7 +204,7 @@ class ActiveRun:
             self.folder.close()
 
     def has_news(self, status: str) -> bool:
-        """Whether there is more to say than when it was gone on with."""
+        """Whether there is more to say than when it was resumed."""
         is_new = len(self.records) > self.num_earlier_records or "stopped_round" in self.closer
         return is_new or status != self.earlier_summary.get("status")
 

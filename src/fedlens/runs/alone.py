@@ -1,4 +1,4 @@
-"""What clients come to by themselves: is federating worth it, and for whom?
+"""What clients come to by themselves: does federated learning help, and whom?
 
 Each client trains with the run's local settings on its own examples and nothing else: from the
 initial weights (`evaluate.local_only`), as many passes as the centralised twin makes over all

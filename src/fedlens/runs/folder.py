@@ -156,7 +156,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path, tell: Tell | None = None) -> RunFolder:
-        """The folder of a run that is to go on; what it left half-written when it died goes."""
+        """The folder of a run that is resumed; what it left half-written is removed."""
         if (path / CHECKPOINT).is_symlink():  # old states would be removed where it points
             raise ValueError(
                 f"{path / CHECKPOINT} is a link to another folder: put a copy of that in its place"
@@ -247,13 +247,13 @@ class RunFolder:
     def load_checkpoint(self, device: torch.device) -> Checkpoint | None:
         """The newest checkpoint that is whole, with its records; None if there never was one.
 
-        That a newer one is not is said. If none is, that is an error.
+        A newer one that is damaged is reported. If all are, that is an error.
         """
         wrong: list[BadFile] = []
         passed_over: dict[int, str] = {}
         for round in saved_rounds(self.path):
             _, index_file = state_files(self.path, round)
-            if not index_file.exists():  # the run died as it wrote this one, so it never counted
+            if not index_file.exists():  # the run was killed as it wrote this one
                 passed_over[round] = f"{index_file} is missing"
                 continue
             try:
@@ -302,7 +302,7 @@ class RunFolder:
         return content
 
     def remove_states(self) -> None:
-        """Every checkpoint: what is over may do without."""
+        """Every checkpoint: a run that is over needs none."""
         self._remove_states(saved_rounds(self.path))
 
     def _remove_states(self, rounds: list[int]) -> None:
@@ -314,8 +314,8 @@ class RunFolder:
 def new_folder(path: Path, fill: Callable[[Path], None], overwrite: bool) -> FolderLock:
     """Make a folder beside `path`, fill it, and move it there whole; it stays locked.
 
-    So a run is always known to be one. An old run that is in the way goes, if it may and nobody
-    writes it.
+    So a run folder is never incomplete. An old run that is in the way is removed, if it may be and
+    nobody writes it.
     """
     check_free(path, overwrite)
     made = path.with_name(f".{path.name}.new")
@@ -327,9 +327,9 @@ def new_folder(path: Path, fill: Callable[[Path], None], overwrite: bool) -> Fol
         raise _not_writable(path, error) from error
     lock = FolderLock(made)
     try:
-        _empty(made)  # another may have died here
+        _empty(made)  # another process may have been killed here
         fill(made)
-        check_free(path, overwrite)  # and another may have been faster
+        check_free(path, overwrite)  # and another process may have been faster
         if path.exists():
             with FolderLock(path):
                 shutil.rmtree(path)

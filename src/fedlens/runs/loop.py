@@ -59,7 +59,7 @@ def run_to_end(runs: Sequence[ActiveRun], keep_states: bool = True) -> list[Resu
                     try:
                         started.append(StartedRound(program, setup.engine, training, inputs))
                     except BelowQuorum as error:
-                        while started:  # what was before it counts
+                        while started:  # earlier rounds count
                             started.popleft().finish()
                         training[error.experiment].end_early(error)
                 while started and (len(started) > rounds_ahead(setup) or not training):
@@ -73,7 +73,7 @@ def run_to_end(runs: Sequence[ActiveRun], keep_states: bool = True) -> list[Resu
         for run in unfinished:
             run.stop(error)
         if isinstance(error, ValueError) and any(run.folder for run in runs):
-            raise RunFailed(str(error)) from error  # no mistake that could be found before
+            raise RunFailed(str(error)) from error  # a mistake that could not be found before
         raise
     finally:
         setup.engine.close()
@@ -83,7 +83,7 @@ def run_to_end(runs: Sequence[ActiveRun], keep_states: bool = True) -> list[Resu
 
 
 class Checkpoints:
-    """When the states of runs are saved: now and then, and never so often that it is felt.
+    """When the states of runs are saved: now and then, and never so often that it takes long.
 
     After every round if clients keep their memory elsewhere: they go on from the last update of
     theirs that counted, and drop what was before it.

@@ -84,7 +84,7 @@ def resume(
 
     `rounds` asks for more of them than the run was started with, or for fewer, to end it soon. Data
     that were moved are found where its experiment.toml says. `experiment` is needed only if the
-    run's data or model were given from Python. `engine` is for going on elsewhere: what began on
+    run's data or model were given from Python. `engine` is for another machine: what began on
     `ray` may go on on `processes`, and the other way round. `watch` and `progress` are those of
     `run`.
     """

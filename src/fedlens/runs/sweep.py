@@ -59,7 +59,7 @@ def sweep(
     finished, and gone on with if it is not. `watch` is called with each record, which also says
     whose it is (`point`) and how many rounds are done of how many in all (`done`, `total`).
     Without `keep_states` points that are done leave no checkpoint: what clients remember may be
-    gigabytes, and is needed only by who asks for more rounds. `progress` is that of `run`.
+    gigabytes, and is needed only for more rounds. `progress` is that of `run`.
     """
     if not isinstance(points, Mapping):
         raise ValueError(

@@ -41,7 +41,7 @@ from fedlens.network.kernels.launch import launchable
 from fedlens.network.layers import Running
 
 COLUMNS = 16  # channels of a program: in bfloat16 as much as memory gives at once
-TILE = 8192  # numbers that a program has at hand
+TILE = 8192  # numbers that a program holds
 SIZES = ["batch", "pixels", "channels"]  # of which a network has many
 
 

@@ -35,7 +35,7 @@ from fedlens.network.kernels.follows import (
 )
 from fedlens.network.kernels.launch import launchable
 
-TILE = 8192  # numbers that a program has at hand
+TILE = 8192  # numbers that a program holds
 SIZES = ["batch", "pixels", "channels", "width", "each"]  # of which a network has many
 
 
