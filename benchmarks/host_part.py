@@ -26,8 +26,8 @@ from torch import nn
 
 from fedlens.engines.graphs import Captures
 from fedlens.engines.stacked import Stacked
-from fedlens.runs.active import train
 from fedlens.runs.bench import CLASSES, WORKLOADS, experiment, rounds
+from fedlens.runs.loop import train
 from fedlens.sections import Evaluate
 from fedlens.setup import Setup, build
 

@@ -5,7 +5,7 @@
 
 Rounds of lenet5, 50 images a client, ten clients a round unless said otherwise, engine
 `sequential` with one thread. All clients share one pool of images, so that only their number
-changes: what each holds is drawn once (`fixed`), or anew in every round (`fresh`). Each line is
+changes: what each holds is drawn once (`fixed`), or again in every round (`fresh`). Each line is
 measured in processes of its own, in turns: the median of the repeats, in CPU seconds, so that
 others on the machine disturb it little; the server's own part of it; the memory that the process
 had at most.

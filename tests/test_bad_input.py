@@ -121,8 +121,8 @@ def deep() -> None:
             ["weights=keys.pth"],
             "keys.pth cannot be read (it holds more than tensors by name): save",
         ),
-        (["weights=sparse.pth"], "1.bias is no plain tensor of numbers"),
-        (["weights=quantised.pth"], "1.bias is no plain tensor of numbers"),
+        (["weights=sparse.pth"], "1.bias is not a plain tensor of numbers"),
+        (["weights=quantised.pth"], "1.bias is not a plain tensor of numbers"),
         (["weights=program.pth"], "it is damaged, or holds more than tensors by name): save"),
         (["local.lr=1e308"], "local.lr is a number of 309 digits: models compute with up to 1e+38"),
         (["algorithm={name='fedprox', mu=1e308}"], "mu is a number of 309 digits: models compute"),
@@ -244,9 +244,9 @@ def test_what_a_reader_raises_names_the_file_once(tmp_path):
         (OSError(13, "Permission denied"), "Permission denied"),
         (TypeError("two\nlines"), "two"),
     ):
-        with pytest.raises(BadFile) as refused, reading(tmp_path, "mend it"):
+        with pytest.raises(BadFile) as refused, reading(tmp_path, "fix it"):
             raise error
-        assert str(refused.value) == f"{tmp_path} cannot be read ({why}): mend it"
+        assert str(refused.value) == f"{tmp_path} cannot be read ({why}): fix it"
     with pytest.raises(ValueError, match=rf"^{tmp_path}:3: wrong$"), reading(tmp_path):
         raise ValueError(f"{tmp_path}:3: wrong")
 

@@ -334,7 +334,7 @@ def test_two_papers_on_one_slot_are_refused_by_name(algorithm, names):
 
 def test_a_paper_that_stands_twice_is_refused_whatever_it_is_called_by():
     twice = ("fedprox", {"name": "fedlens.algorithms:fedprox", "mu": 0.1})
-    with pytest.raises(ValueError, match="fedprox stands twice in algorithm: leave one out"):
+    with pytest.raises(ValueError, match="fedprox is in algorithm twice: leave one out"):
         build(fl.Experiment(**BASE, algorithm=twice))
 
 

@@ -152,11 +152,11 @@ def experiment(algorithm: str | list[str] = "fedavg", **settings: object) -> fl.
             "one_number",
             r"<lambda> \(own_rules.py, line \d+\) gave a tensor \[\], and not \[1\]: return",
         ),
-        ("misspelled", r"own_rules.py, line \d+, in <lambda>: AttributeError: .*: mend it there"),
+        ("misspelled", r"own_rules.py, line \d+, in <lambda>: AttributeError: .*: fix it there"),
         ("a_dict", r"a round fails by what it returns \(AttributeError: .*docs/extend.md says"),
-        ("named_as_ours", "the scalar 'train_loss' is recorded already: call it otherwise"),
+        ("named_as_ours", "the scalar 'train_loss' is recorded already: choose another name"),
         ("named_as_a_measure", "the scalar 'test_drift' has the name of a measure of the model"),
-        ("named_as_a_setting", "the scalar 'server.drift' has the name of a setting: call it"),
+        ("named_as_a_setting", "the scalar 'server.drift' has the name of a setting: choose"),
         ("measured_as_ours", "the scalar 'test_accuracy' has the name of a measure of the model"),
         ("silent", r"a round fails by what it returns \(TypeError: "),
     ],
@@ -181,7 +181,7 @@ def test_one_that_draws_random_numbers_by_itself_is_told_of(caplog):
 @pytest.mark.parametrize(
     ("name", "line"),
     [
-        ("outside", "gives somebody example 10000, but they are 0 to 5999: mend it"),
+        ("outside", "gives somebody example 10000, but they are 0 to 5999: fix it"),
         ("twice", "gives example 4 to 2 clients, or twice to one: an example has one holder"),
         ("nothing", "gives nobody an example"),
     ],
@@ -201,7 +201,7 @@ def test_going_on_with_other_code_of_ones_own_is_told(own, tmp_path, caplog):
         fl.resume(tmp_path / "run", rounds=3)
     told = [record.getMessage() for record in caplog.records]
     assert any(
-        "was begun with another own_rules: its rounds differ from then on" in t for t in told
+        "was started with another own_rules: its rounds differ from then on" in t for t in told
     )
 
 

@@ -150,7 +150,7 @@ def test_a_rate_of_sgd_for_adam_is_told_of(optimizer, lr, warned, caplog):
 @pytest.mark.parametrize(
     ("name", "line"),
     [
-        ("of_torch", r"cannot take logits \[2, 3, 10\] .*own_papers.py, line .*: mend it there"),
+        ("of_torch", r"cannot take logits \[2, 3, 10\] .*own_papers.py, line .*: fix it there"),
         ("one_mean", r"one_mean \(own_papers.py, line \d+\), gave a tensor \[\] for .* no mean"),
         ("detached", "gave losses without a gradient"),
         ("of_lists", "gave list for"),

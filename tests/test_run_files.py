@@ -93,7 +93,7 @@ def test_a_damaged_file_is_named_to_whoever_asks(run, content):
         (run / name).parent.mkdir(exist_ok=True)
         before = (run / name).read_bytes() if (run / name).exists() else b"{}"
         (run / name).write_bytes(content)
-        with pytest.raises(ValueError, match=rf"{name} cannot be read \(.*\): start the run anew"):
+        with pytest.raises(ValueError, match=rf"{name} cannot be read \(.*\): run .* again"):
             read(run)
         (run / name).write_bytes(before)
 

@@ -13,7 +13,7 @@ its own: name the `--revision` and the `--command` that drew it.
     python tools/store_results.py --back results/papers/fedns/table1 runs/fedns/table1-paper
 
 lays stored runs out again, so that `fedlens reproduce` runs only what is not among them. They have
-no models: what starts from one of them must be run anew.
+no models: what starts from one of them must be run again.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ def _open_closed_streams() -> None:
 
 
 def _flushed(status: int) -> int:
-    """The status of a process, whose last words may not reach anybody."""
+    """The exit status of a process, whose last output may not be read by anybody."""
     try:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()

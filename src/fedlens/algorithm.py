@@ -56,7 +56,7 @@ class Algorithm:
 
     pace: Pace | None = None  # of asynchronous rounds; None: a round waits for its clients
     tell: tuple[Tell, ...] = ()  # what the server tells besides the model
-    reset: bool = True  # whether local momentum starts afresh in every round
+    reset: bool = True  # whether local momentum is reset in every round
     personal_norm: bool = False  # whether a client keeps its own normalisation layers
     measures: tuple[Callable[[Tree, Tree], dict[str, Tensor]], ...] = ()
     """What the server measures of its own step, from the model before and after, for the record."""
@@ -150,7 +150,7 @@ def compose(base: Algorithm, *amendments: Amendment) -> Algorithm:
             raise ValueError(f"compose is given {what}: give papers, as fedprox(mu=0.1)")
     names = [amendment.name for amendment in amendments]
     if twice := [name for name in names if names.count(name) > 1]:
-        raise ValueError(f"{twice[0]} stands twice in algorithm: leave one out")
+        raise ValueError(f"{twice[0]} is in algorithm twice: leave one out")
     refilled: dict[str, str] = {}
     for number, amendment in enumerate(amendments):
         try:

@@ -27,7 +27,7 @@ class ByClient(Mapping[int, V], Generic[V]):
         """With these entries put in: the time of as many leaves, however many clients there are."""
         made: ByClient[V] = ByClient()
         made._branches, made._count = dict(self._branches), self._count
-        own_branches: dict[int, Branch[V]] = {}  # those that nobody else has, and
+        own_branches: dict[int, Branch[V]] = {}  # those that no other dict has, and
         own_leaves: dict[int, Leaf[V]] = {}  # so may be written to
         for client, value in entries.items():
             far, near = client >> 2 * BITS, client >> BITS

@@ -150,7 +150,7 @@ class Upload:
 
     update: Tree  # [C, ...] parameters and float buffers, local minus server, float64
     keep: Memory = field(default_factory=dict)  # [C, ...] remembered until its next round
-    extra: Memory = field(default_factory=dict)  # [C, ...] sent besides: the server gets the sums
+    extra: Memory = field(default_factory=dict)  # [C, ...] sent with it: the server gets the sums
     scalars: Mapping[str, Tensor] = field(default_factory=dict)  # [C] each, for the record
     tracks: tuple[str, ...] = ()
     """The parts of `keep` that say what the server has of this client, so that they must follow

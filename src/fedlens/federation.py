@@ -346,7 +346,7 @@ class Federation:
     def described(self) -> Holdings:
         """What clients hold, as far as a run describes it: all of it, if that stays the same.
 
-        Of a split that is dealt anew, what the first MOST_DESCRIBED hold in the first round.
+        Of a split that changes, what the first MOST_DESCRIBED clients hold in the first round.
         """
         if isinstance(self.split, Fixed):
             return self.split.everyone

@@ -43,7 +43,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def remove_leftovers(folder: Path, name: str = "*") -> None:
-    """Remove what dead processes left of files that they were writing: the living lock theirs."""
+    """Remove what killed processes left of files that they were writing: others lock theirs."""
     for part in folder.glob(f".{name}.*{PART}"):
         with suppress(OSError):
             handle = os.open(part, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)

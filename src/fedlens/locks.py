@@ -1,7 +1,7 @@
 """One writer at a time: a folder is locked while a process writes into it.
 
 The lock is the system's own, on a small file in the folder. It ends with the process that holds
-it, however that ends, so nobody is kept out by the dead. What is in the file is for people.
+it, however that ends, so a killed process keeps nobody out. What is in the file is for people.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class FolderLock:
 
 @contextmanager
 def one_writer(*folders: Path) -> Iterator[None]:
-    """Have folders to oneself meanwhile, which are made if need be.
+    """Lock folders for a while, which are made if need be.
 
     They are taken in one order, whatever theirs: of two who want the same, one gets them all.
     """
@@ -77,7 +77,7 @@ def one_writer(*folders: Path) -> Iterator[None]:
 
 
 def remove_dead_lock(folder: Path) -> None:
-    """Remove what is left of a lock whose process is dead; the living keep theirs."""
+    """Remove what is left of a lock whose process was killed; others keep theirs."""
     if (folder / LOCK).exists():
         with suppress(ValueError):  # somebody writes there
             FolderLock(folder).release()

@@ -249,10 +249,10 @@ OF_EVALUATION = ("test_", "validation_", "train_", "client_accuracy_", "relative
 
 
 def refuse_taken(scalars: Iterable[str]) -> None:
-    """Refuse names of an algorithm's scalars that would be mistaken for something else."""
+    """Refuse names of an algorithm's scalars that are used for something else."""
     for name in scalars:
         if name == "loss" or name in OF_ROUND:
-            raise ValueError(f"the scalar {name!r} is recorded already: call it otherwise")
+            raise ValueError(f"the scalar {name!r} is recorded already: choose another name")
         if name.startswith(OF_EVALUATION) or "." in name:
             what = "a setting" if "." in name else "a measure of the model"
-            raise ValueError(f"the scalar {name!r} has the name of {what}: call it otherwise")
+            raise ValueError(f"the scalar {name!r} has the name of {what}: choose another name")

@@ -203,7 +203,7 @@ def call(function: Callable[..., Any], *handed: Any, options: Mapping[str, Any])
         if function.__module__.startswith("fedlens."):
             raise
         reason = place_of_error(error) or f"{type(error).__name__}: {error}".splitlines()[0]
-        raise ValueError(f"{function.__module__}:{called} failed ({reason}): mend it") from error
+        raise ValueError(f"{function.__module__}:{called} failed ({reason}): fix it") from error
 
 
 def check(value: Any, kind: Any, where: str) -> Any:

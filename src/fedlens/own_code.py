@@ -17,14 +17,14 @@ LIBRARIES = tuple(
 
 
 def mistake_of(error: BaseException) -> str:
-    """The line about an error that is the user's to mend, or "" if it is not.
+    """The line about an error that is the user's to fix, or "" if it is not.
 
     That is a ValueError, as everywhere, and whatever was raised in a file of the user's own.
     """
     if isinstance(error, ValueError):
         return str(error)
     where = place_of_error(error)
-    return f"{where}: mend it there" if where else ""
+    return f"{where}: fix it there" if where else ""
 
 
 def place_of_error(error: BaseException) -> str:

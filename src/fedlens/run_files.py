@@ -33,7 +33,7 @@ CHECKPOINT = "checkpoint"  # a folder with the newest states, each as two files
 OF_PAGES = ("figures", "comparison", "report.html")  # what pages about runs leave beside them
 
 LINES_AT_ONCE = 10_000  # of the records, parsed together
-ANEW = "start the run anew"
+RERUN = "run the experiment again"
 OVER = ("finished", "diverged", "invalid", "stopped")
 """The statuses of runs that have nothing left to do."""
 
@@ -103,7 +103,7 @@ def experiment_text(folder: Path) -> str:
 
 def read_experiment(folder: Path) -> dict[str, Any]:
     """The experiment of a run, as plain tables."""
-    with reading(folder / EXPERIMENT, "run the experiment again"):
+    with reading(folder / EXPERIMENT, RERUN):
         return parse_tables(experiment_text(folder), folder / EXPERIMENT)
 
 
@@ -177,7 +177,7 @@ def _is_record(value: Any) -> bool:
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
-    """What the run came to, or how it stood when it started; empty if it died before that."""
+    """What the run came to, or how it stood when it started; empty if it was killed before that."""
     return read_json(folder / SUMMARY) or {}
 
 
@@ -240,11 +240,11 @@ def read_state_index(folder: Path, round: int) -> dict[str, Any]:
     """What makes the checkpoint of a round count. Raises FileNotFoundError."""
     _, path = state_files(folder, round)
     signed = _parsed(path)
-    signed = demand_fields(signed, {"index": dict, "sha256": str}, path, ANEW)
+    signed = demand_fields(signed, {"index": dict, "sha256": str}, path, RERUN)
     if signed["sha256"] != checksum(signed["index"]):
         raise damaged(path, "its checksum is wrong")
     fields = {"round": int, "sha256": str, "records": dict, "state": dict}
-    return demand_fields(signed["index"], fields, path, ANEW)
+    return demand_fields(signed["index"], fields, path, RERUN)
 
 
 def checksum(content: Any) -> str:
@@ -271,12 +271,12 @@ def read_json(path: Path) -> dict[str, Any] | None:
     """The object in a JSON file, or None if there is no such file."""
     if not path.is_file():
         return None
-    return demand_fields(_parsed(path), {}, path, ANEW)
+    return demand_fields(_parsed(path), {}, path, RERUN)
 
 
 def damaged(path: Path, why: object) -> BadFile:
     """A file of a run is not as the run wrote it."""
-    return BadFile(path, str(why), ANEW)
+    return BadFile(path, str(why), RERUN)
 
 
 LONG_NUMBER = re.compile(rb"[0-9]{19}")  # it may not fit in 64 bits

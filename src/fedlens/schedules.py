@@ -26,7 +26,7 @@ def exponential(round: int, of: int, *, start: float, decay: float) -> float:
 
 
 def step(round: int, of: int, *, start: float, every: int, decay: float = 0.1) -> float:
-    """`start`, times `decay` after `every` so many rounds."""
+    """`start`, times `decay` after every `every` rounds."""
     _demand(every >= 1, f"every is {every}: choose 1 or more")
     return start * decay ** (round // every)
 
@@ -72,7 +72,7 @@ def warm_up(round: int, of: int, *, rounds: int, then: float | dict[str, Any]) -
 
 
 def value_at(schedule: Named, round: int, rounds: int) -> float:
-    """The number of a round, counted from 0, of so many."""
+    """The number of a round, counted from 0, of `rounds`."""
     what = f"schedule {schedule.name!r}"
     try:
         value = call(_function(schedule), round, rounds, options=schedule.options)

@@ -157,7 +157,7 @@ def _takes(kind: Any, name: str, value: float) -> bool:
     """Whether a section, or the experiment, takes a number for one of its keys."""
     try:
         kind(**(LEAST if kind is Experiment else {}) | {name: value})
-    except (TypeError, ValueError):  # other keys may be needed besides
+    except (TypeError, ValueError):  # other keys may be needed as well
         return False
     return True
 

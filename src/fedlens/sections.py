@@ -30,10 +30,10 @@ OrTable = Given[R | Table, R]
 Part = Literal["test", "validation", "train"]
 
 MOST_PASSES = 10_000  # of each client, over its own examples, once a run is over
-MOST_DRAWN_ANEW = 100_000  # times: what is measured each time is kept to the end
+MOST_RESAMPLED = 100_000  # times: what is measured each time is kept to the end
 
 ALWAYS_MEASURED = "loss", "accuracy", "top5", "precision", "recall", "f1", "classes_predicted"
-"""What every evaluation measures; metrics of `evaluate.metrics` come besides."""
+"""What every evaluation measures; metrics of `evaluate.metrics` are added."""
 
 
 def settle(self: Any, prefix: str) -> None:
@@ -83,7 +83,7 @@ class Clients:
         if isinstance(self.per_round, int):
             return self.per_round
         assert self.count is not None
-        # The nudge keeps 0.29 * 100 = 28.999999999999996 from losing a client.
+        # 0.29 * 100 = 28.999999999999996 must count as 29 clients.
         return max(int(self.per_round * self.count + 1e-9), 1)
 
 
@@ -107,7 +107,7 @@ class LocalTraining:
     clip: ScheduledOrNone = default(None)  # the norm to which a longer gradient is scaled down
     clip_value: ScheduledOrNone = default(None)  # beyond which no number of a gradient goes
     class_balance: float = 0.0  # how much more examples of rare classes count
-    reset: bool = True  # what the optimiser remembers starts afresh in every round
+    reset: bool = True  # what the optimiser remembers is reset in every round
     steps: OrTable[int | Between | None] = default(None)  # batches, in the place of epochs
     max_steps: int | None = None  # that anybody takes in a round
     anneal: Given[Name | None, Named | None] = default(None)  # lr, from step to step of a round
@@ -162,14 +162,14 @@ def _is_step(value: float | Named) -> bool:
 @dataclass(frozen=True)
 class Evaluate:
     every: int = 1  # rounds
-    at: tuple[int, ...] = ()  # rounds besides
+    at: tuple[int, ...] = ()  # more rounds
     on: Given[Part | Sequence[Part], tuple[Part, ...]] = default(("test",))
     validation: float = 0.1  # the share of train set apart for validation, if data have none
     twin: bool = False  # also train a centralised twin, and say how near to it the run came
     local_only: bool = False  # also train each client by itself, and say who gains by federating
     fine_tune: int = 0  # passes of each client over its own examples, from the final model
-    bootstrap: int = 0  # how often examples and clients are drawn anew, for intervals at the end
-    metrics: Given[Name | Sequence[Name], tuple[Named, ...]] = default(())  # besides the usual
+    bootstrap: int = 0  # how often examples and clients are resampled, for intervals at the end
+    metrics: Given[Name | Sequence[Name], tuple[Named, ...]] = default(())  # added to the usual
     best: bool = False  # keep the model that is best on validation beside the last
 
     def __post_init__(self) -> None:
@@ -181,8 +181,8 @@ class Evaluate:
         demand(fits, "evaluate.validation", self.validation, "choose a share between 0 and 1")
         fits = 0 <= self.fine_tune <= MOST_PASSES
         demand(fits, "evaluate.fine_tune", self.fine_tune, f"choose 0 to {MOST_PASSES}")
-        fits = 0 <= self.bootstrap <= MOST_DRAWN_ANEW
-        demand(fits, "evaluate.bootstrap", self.bootstrap, f"choose 0 to {MOST_DRAWN_ANEW}")
+        fits = 0 <= self.bootstrap <= MOST_RESAMPLED
+        demand(fits, "evaluate.bootstrap", self.bootstrap, f"choose 0 to {MOST_RESAMPLED}")
         names = [named.name.rpartition(":")[2] for named in self.metrics]
         for name in names:
             fits = names.count(name) == 1 and name not in ALWAYS_MEASURED
@@ -194,7 +194,7 @@ class Evaluate:
         demand(by_validation, "evaluate.best", True, 'add "validation" to evaluate.on')
 
     def is_due(self, round: int, rounds: int) -> bool:
-        """Whether a run of so many rounds is evaluated after this one."""
+        """Whether a run of `rounds` is evaluated after this round."""
         return round % self.every == 0 or round == rounds or round in self.at
 
 

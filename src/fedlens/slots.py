@@ -48,7 +48,7 @@ class Draw(Protocol):
     def __call__(self, holdings: Holdings, client_keys: Tensor) -> Plan: ...
 
     def plan_size(self, held: int) -> int:
-        """The places for examples in the plan of a client that holds so many: T * B."""
+        """The places for examples in the plan of a client that holds this many: T * B."""
         return held
 
 
@@ -56,7 +56,7 @@ class Draw(Protocol):
 class ExampleWeight(Protocol):
     """How much each example counts in the loss of its client."""
 
-    reads_model: ClassVar[bool] = True  # if not, an engine need not have all of it at hand
+    reads_model: ClassVar[bool] = True  # if not, an engine need not keep all of it
 
     def __call__(self, batch: Batch, local: Local) -> Tensor: ...  # [C, B]
 
@@ -177,7 +177,7 @@ class ChannelStep(Protocol):
         return combined
 
     def num_bits(self, numbers: int, bits: int) -> int:
-        """How many bits a tensor of so many numbers takes, if it took `bits` before this step."""
+        """How many bits a tensor of this many numbers takes, if it took `bits` before this step."""
         return bits
 
 

@@ -1,4 +1,4 @@
-"""Local training step by step: what a step is given, and clients in the midst of their steps."""
+"""Local training step by step: what a step is given, and clients between their steps."""
 
 from __future__ import annotations
 

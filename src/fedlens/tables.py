@@ -32,7 +32,7 @@ def read_text(path: Path) -> str:
         why = getattr(error, "strerror", None) or "it is not text"
         raise ValueError(f"cannot read the experiment {path}: {why}: {_instead(path)}") from error
     if len(content) > LONGEST:
-        raise ValueError(f"{path} is longer than {LONGEST:,} bytes: it is no experiment file")
+        raise ValueError(f"{path} is longer than {LONGEST:,} bytes: it is not an experiment file")
     return text
 
 
@@ -69,7 +69,7 @@ def parse_tables(text: str, path: Path) -> dict[str, Any]:
         if path.suffix not in ENDINGS:
             rest = f', with dataset = {{ name = "csv", path = "{path.name}" }}'
             listed = rest if path.suffix == ".csv" else ""
-            line = f"{path} is no experiment: name a .toml or .json file{listed}"
+            line = f"{path} is not an experiment: name a .toml or .json file{listed}"
         raise ValueError(line) from error
     return tables
 

@@ -15,7 +15,7 @@ from fedlens.trees import map_tensors
 
 
 def num_bytes(tree: Tree, channel: Sequence[ChannelStep] = ()) -> int:
-    """The bytes of a tree on its way; float64 is the server's own affair, clients send float32."""
+    """The bytes of a tree on its way; only the server uses float64, clients send float32."""
     total = 0
     for tensor in tree.values():
         if not tensor.is_floating_point():

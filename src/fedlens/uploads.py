@@ -46,7 +46,7 @@ class Uploads:
     def add(self, part: Part) -> None:
         sent = Sum(len(part.scalars["loss"]), part.update if part.combined else {}, part.extra)
         if not self.sums or self.sums[-1].num_clients > sent.num_clients:
-            # Servers keep what is sent besides, wherever it lies.
+            # Servers keep `extra`, wherever it lies.
             update: Tree = copies(sent.update) if part.borrowed else sent.update
             sent = Sum(sent.num_clients, update, copies(sent.extra))
         while self.sums and self.sums[-1].num_clients <= sent.num_clients:

@@ -198,12 +198,12 @@ def one_hot(source):
     [
         (
             "model=mine:no_net",
-            "failed (mine.py, line 7, in no_net: RuntimeError: no net today): mend it",
+            "failed (mine.py, line 7, in no_net: RuntimeError: no net today): fix it",
         ),
         ("model=mine:Pair", "the model gives a tuple: let it return its outputs alone, a tensor"),
         (
             "model=mine:Misspelt",
-            "in forward: AttributeError: 'Misspelt' object has no attribute 'lair': mend",
+            "in forward: AttributeError: 'Misspelt' object has no attribute 'lair': fix it",
         ),
         ("algorithm=mine:forgetful", "forgetful gave NoneType: let it return an Algorithm, as"),
         ("dataset=mine:arrays", "images are a ndarray: give a tensor, as torch.as_tensor(images)"),
@@ -220,15 +220,20 @@ def test_a_mistake_in_ones_own_code_gets_one_line_and_status_2(fedlens, own, mes
 
 def test_what_does_not_exist_is_refused_in_one_line(fedlens):
     mistakes = {
-        ("run", "a.toml", "--data", "nowhere"): "nowhere is no folder of data sets: name one, or",
-        ("data", "list", "--data", "nowhere"): "nowhere is no folder of data sets: name one, or",
+        (
+            "run",
+            "a.toml",
+            "--data",
+            "nowhere",
+        ): "nowhere is not a folder of data sets: name",
+        ("data", "list", "--data", "nowhere"): "nowhere is not a folder of data sets: name",
         ("partition", "a.toml", "--out", "p.xyz"): "--out p.xyz: the picture is a PNG file, let",
         ("report", "nowhere"): "nowhere is not a run folder: there is no such folder",
         (
             "report",
             "a.toml",
         ): "a.toml is not a run folder: it is a file; name one that `fedlens run`",
-        ("report", "nowhere", "--out", "p.html"): "--out p.html: name a folder, which report.html",
+        ("report", "nowhere", "--out", "p.html"): "--out p.html: name a folder for report.html",
         ("import", "photos.csv"): 'name one with images, or set dataset = { name = "csv", path = "',
         ("run", "photos.csv"): '.toml or .json file, with dataset = { name = "csv", path = "photos',
         ("partition", "nowhere.toml"): "cannot read the experiment nowhere.toml",

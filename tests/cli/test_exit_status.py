@@ -38,8 +38,8 @@ def test_a_disk_that_fills_up_in_a_round_gives_one_line_and_leaves_the_last_chec
     here, fedlens, monkeypatch
 ):
     assert fedlens("run", "a.toml", "rounds=3", "--out", "whole", "-q").status == 0
-    monkeypatch.setattr("fedlens.runs.active.CHECKPOINT_SECONDS", 0.0)
-    monkeypatch.setattr("fedlens.runs.active.SAVING_SHARE", 1.0)
+    monkeypatch.setattr("fedlens.runs.loop.CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr("fedlens.runs.loop.SAVING_SHARE", 1.0)
     written, syncs = os.fsync, iter(range(10**6))
 
     def full(handle: int) -> None:
@@ -52,8 +52,8 @@ def test_a_disk_that_fills_up_in_a_round_gives_one_line_and_leaves_the_last_chec
         ended = fedlens("run", "a.toml", "rounds=3", "--out", "run", "-q")
     assert (ended.status, ended.out) == (1, "")
     assert ended.err == (
-        "fedlens: run cannot be written (No space left on device): make room, and go on with: "
-        "fedlens resume run\n"
+        "fedlens: run cannot be written (No space left on device): free some space, and go on "
+        "with: fedlens resume run\n"
     )
     assert list(Path("run/checkpoint").glob("state-*.json"))
     assert not list(Path("run").rglob("*.part"))
@@ -74,7 +74,7 @@ def test_a_sweep_on_a_full_disk_goes_on_once_there_is_room(here, fedlens, monkey
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
         ended = fedlens(*command)
-    line = "fedlens: No space left on device: make room, and give the command again\n"
+    line = "fedlens: No space left on device: free some space, and run the command again\n"
     assert (ended.status, ended.err) == (1, line)
     assert fedlens(*command).status == 0
 
@@ -83,7 +83,7 @@ def test_a_value_that_is_found_wrong_in_a_round_is_status_1(here, fedlens, monke
     def wrong(*_):
         raise ValueError("a number does not fit")
 
-    monkeypatch.setattr("fedlens.runs.active.run_rounds", wrong)
+    monkeypatch.setattr("fedlens.runs.loop.run_rounds", wrong)
     ended = fedlens("run", "a.toml", "--out", "run", "-q")
     assert (ended.status, ended.err) == (1, "fedlens: a number does not fit\n")
     assert json.loads(Path("run/summary.json").read_text())["status"] == "failed"
@@ -140,7 +140,7 @@ def test_what_a_resume_finds_is_a_line_on_stderr(here, fedlens):
     Path("run/manifest.json").write_text(json.dumps(manifest | {"torch": "1.0"}))
     ended = fedlens("resume", "run", "--rounds", 3, "-q")
     assert ended.status == 0
-    said = f"run was begun with torch 1.0, now {torch.__version__}: its bytes may differ"
+    said = f"run was started with torch 1.0, now {torch.__version__}: its bytes may differ"
     assert ended.err == f"fedlens: {said}\n"
     assert len(Path("run/rounds.jsonl").read_text().splitlines()) == 3
 
@@ -217,7 +217,7 @@ def test_streams_that_are_closed_end_no_command(closed):
 
 def test_a_run_whose_folder_is_moved_ends_and_goes_on_where_that_is_now(here, fedlens, monkeypatch):
     assert fedlens("run", "a.toml", "rounds=3", "--out", "whole", "-q").status == 0
-    monkeypatch.setattr("fedlens.runs.active.CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr("fedlens.runs.loop.CHECKPOINT_SECONDS", 0.0)
     save = RunFolder.save_state
 
     def save_and_move(folder: RunFolder, *about: object) -> None:
@@ -229,7 +229,7 @@ def test_a_run_whose_folder_is_moved_ends_and_goes_on_where_that_is_now(here, fe
         patch.setattr(RunFolder, "save_state", save_and_move)
         ended = fedlens("run", "a.toml", "rounds=3", "--out", "run", "-q")
     assert (ended.status, ended.err.count("\n")) == (1, 1)
-    assert ended.err.startswith("fedlens: run is gone: if it was moved, go on there")
+    assert ended.err.startswith("fedlens: run is gone: if it was moved, resume it")
     assert not Path("run").exists()
     assert fedlens("resume", "moved", "-q").status == 0
     models = [Path(name, "model.safetensors").read_bytes() for name in ("moved", "whole")]

@@ -91,7 +91,7 @@ def test_an_internal_error_is_one_line_with_a_file_to_report(fedlens, monkeypatc
 def test_an_error_in_code_of_ones_own_is_told_with_its_place(fedlens, engine, model, line, error):
     words = (f"model=bad_model:{model}", f"engine={engine}", "--out", "run", "-q")
     status, out, err = fedlens("run", "a.toml", *words)
-    expected = f"fedlens: bad_model.py, line {line}, in fail: {error}: mend it there"
+    expected = f"fedlens: bad_model.py, line {line}, in fail: {error}: fix it there"
     assert err.startswith(expected) and err.count("\n") == 1, err
     assert (status, out) == (1, "")
     assert kept() == []

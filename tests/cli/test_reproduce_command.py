@@ -57,7 +57,7 @@ def test_a_plan_counts_runs_of_all_items_once(command):
 def test_items_that_have_no_experiment_of_a_name_are_said(command):
     status, out, err = command(*ITEMS, "--only", "λ rule")
     assert status == 0
-    assert f"{ITEMS[0]}: none of its experiments is called so\n" in err
+    assert f"{ITEMS[0]}: none of its experiments has such a name\n" in err
     assert [folder.exists() for folder in FOLDERS] == [False, True]
     assert out.count("page: ") == 1
 
@@ -96,18 +96,18 @@ def test_a_mistake_of_ours_on_one_page_leaves_the_others_and_is_reported(command
 def test_after_an_interruption_the_same_command_goes_on(command, monkeypatch):
     go_on = Together.run
 
-    def stopped(self, watch):
+    def stopped(self, watch, seconds):
         def stop(record):
             watch(record)
             if record["done"] == 3:
                 raise KeyboardInterrupt
 
-        go_on(self, stop)
+        go_on(self, stop, seconds)
 
     monkeypatch.setattr(Together, "run", stopped)
     status, out, err = command(*ITEMS)
     assert (status, out) == (130, "")
-    assert "stopped; the same command goes on where this one was" in err
+    assert "stopped; run the same command again to go on" in err
     monkeypatch.setattr(Together, "run", go_on)
     status, out, err = command(*ITEMS)
     assert (status, out.count("page: ")) == (0, 2)

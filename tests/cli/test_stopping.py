@@ -59,7 +59,7 @@ def test_a_run_not_replaced_yet_is_not_gone_on_with(begun, fedlens, tmp_path, mo
     def stop(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedlens.runs.active.run_rounds" if begun else "fedlens.setup.build", stop)
+    monkeypatch.setattr("fedlens.runs.loop.run_rounds" if begun else "fedlens.setup.build", stop)
     ended = fedlens("run", "new.toml", "--out", "run", "--overwrite", "--quiet")
     how = "; go on with: fedlens resume run" if begun else ""
     assert ended == (130, "", f"fedlens: stopped{how}\n")

@@ -162,8 +162,8 @@ def killed_at(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="forks")
 @pytest.mark.parametrize("number", [1, 8, 12, 17])  # of 18: also between the points of one round
 def test_a_sweep_that_was_killed_goes_on_with_the_same_command(sweep, monkeypatch, number):
-    monkeypatch.setattr("fedlens.runs.active.CHECKPOINT_SECONDS", 0.0)
-    monkeypatch.setattr("fedlens.runs.active.SAVING_SHARE", 1.0)
+    monkeypatch.setattr("fedlens.runs.loop.CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr("fedlens.runs.loop.SAVING_SHARE", 1.0)
     words = ("a.toml", "rounds=6", "--seeds", "3", "--out")
 
     def killed() -> None:

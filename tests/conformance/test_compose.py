@@ -102,7 +102,7 @@ def test_the_same_filling_by_two_papers_is_fine():
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_no_paper_stands_twice(name):
     """Its term would count twice, or its step be taken twice."""
-    assert refusal(name, name) == f"{name} stands twice in algorithm: leave one out"
+    assert refusal(name, name) == f"{name} is in algorithm twice: leave one out"
 
 
 @pytest.mark.parametrize("twice", [fedvc(size=16), fedprox(sampling="by-size")])

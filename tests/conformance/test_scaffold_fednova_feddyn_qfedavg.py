@@ -234,7 +234,7 @@ def test_fednova_refuses_momentum_that_is_kept():
     """
     kept = replace(plain(2, momentum=0.9), reset=False)
     for papers in ((fednova(),), (fednova(), fedprox(0.1)), (fedprox(0.1), fednova())):
-        with pytest.raises(ValueError, match="from rest"):
+        with pytest.raises(ValueError, match="is reset in every round"):
             compose(kept, *papers)
     compose(replace(plain(2), reset=False), fednova())  # there is none to keep
 

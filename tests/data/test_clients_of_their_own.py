@@ -80,7 +80,7 @@ def test_the_list_says_how_much_of_tiny_imagenet_is_there(tiny: Path) -> None:
 def test_tiny_imagenet_with_gaps_is_told(tiny: Path) -> None:
     annotations = tiny / "val" / "val_annotations.txt"
     annotations.write_text(annotations.read_text().replace("n01000000", "n03000000"))
-    with pytest.raises(ValueError, match="class 'n03000000', which train has not"):
+    with pytest.raises(ValueError, match="class 'n03000000', which train does not have"):
         load("tiny-imagenet", tiny)
     annotations.unlink()
     with pytest.raises(ValueError, match=r"put its files .* into a folder tiny-imagenet-200 there"):
@@ -284,7 +284,7 @@ def test_omniglot_is_read_from_its_published_folders(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"x_bits": np.zeros((15, 97), np.uint8)}, "x_bits is uint8 [15, 97]: expected"),
-        ({"y": np.zeros(14, np.uint8)}, "y must be 15 whole numbers from 0: mend"),
+        ({"y": np.zeros(14, np.uint8)}, "y must be 15 whole numbers from 0: fix"),
         ({"alphabet": np.full(15, 2)}, "alphabet must be 15 whole numbers from 0 to 1"),
         ({"drawer": None}, "has no array 'drawer': it needs x_bits, y, alphabet, drawer"),
     ],

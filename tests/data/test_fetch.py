@@ -13,7 +13,7 @@ from fedlens.cli.data import data_check
 from fedlens.data import DATASETS, Source, catalogue
 from fedlens.data.catalogue import CIFAR100, FASHION_MNIST, PUBLISHED, Download, Form, Published
 from fedlens.data.download import Unreachable
-from fedlens.data.fetch import check, get, get_from, here, listing, mended
+from fedlens.data.fetch import check, get, get_from, here, listing, remedy_for
 from fedlens.data.places import cache
 from tests.data.published_files import write_cifar100, write_idx_set
 
@@ -368,7 +368,7 @@ def test_sets_without_an_address_are_listed_and_checked_but_not_fetched(tmp_path
     where = r"unpack images_background.zip .* https://.*/omniglot, and put its files \(.*\) into a"
     with pytest.raises(ValueError, match=f"omniglot cannot be fetched: {where}"):
         get("omniglot", tmp_path)
-    assert re.search(where, mended("omniglot"))
+    assert re.search(where, remedy_for("omniglot"))
     with pytest.raises(ValueError, match=r"make it with `fedlens data prepare inaturalist-geo-3k"):
         get("inaturalist-geo-3k", tmp_path)
     with pytest.raises(ValueError, match=r"inaturalist-geo-3k is not in .*: make it with `fedlens"):
@@ -387,9 +387,9 @@ def test_what_is_here_in_part_or_damaged_is_checked_too(fashion, tmp_path, capsy
     assert check("inaturalist-geo-3k", source) == [(str(begun), "missing")]
     (begun / "manifest.json").write_text("{")
     assert check("inaturalist-geo-3k", source) == [(str(begun), "damaged")]
-    assert mended("inaturalist-geo-3k").startswith("make it with `fedlens data prepare")
+    assert remedy_for("inaturalist-geo-3k").startswith("make it with `fedlens data prepare")
     with pytest.raises(
-        ValueError, match="fashion-mnist is not whole: fetch it again with `fedlens"
+        ValueError, match="fashion-mnist is damaged or incomplete: fetch it again with `fedlens"
     ):
         data_check(data=fashion.parent)
     assert f"missing   {fashion / IMAGES}" in capsys.readouterr().out

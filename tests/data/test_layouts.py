@@ -137,7 +137,10 @@ def test_a_class_may_be_called_train_among_others(here, fedlens):
         (["test/bag", "test/boot"], "has test and nothing to train on: add .*p/test itself"),
         (["train/bag", "train/boot", "test"], "test/0.png is in no folder of a class: put it into"),
         (["train", "test"], r"0.png is in no folder of a class: put it into one, or elsewhere"),
-        (["train/train/bag", "train/test/bag"], "p/train has test, train within it, and is called"),
+        (
+            ["train/train/bag", "train/test/bag"],
+            "p/train has test, train within it, and has",
+        ),
         (["a/bag/train", "a/bag/test"], "bag/test is too deep for a part: put .* outermost"),
         (
             ["train/bag", "train/boot", "test/bag", "test/owl"],
@@ -161,7 +164,7 @@ def test_what_cannot_be_told_is_refused_in_one_line_by_both(here, fedlens, trees
 def test_a_class_of_which_only_test_images_can_be_decoded_is_refused(tmp_path):
     write(tmp_path, ("train", "test"), (*CLASSES, "owl"), count=1)
     (tmp_path / "train" / "owl" / "0.png").write_bytes(b"no image")
-    with pytest.raises(ValueError, match=r"test/owl/0.png is of class 'owl', which train has not"):
+    with pytest.raises(ValueError, match=r"test/owl/0.png is of class 'owl', which train does"):
         survey(tmp_path)
 
 
@@ -169,7 +172,9 @@ def test_a_csv_file_with_a_class_in_test_alone_is_refused(tmp_path):
     write(tmp_path, CLASSES, count=2)
     rows = ["bag/0.png,bag,train", "bag/1.png,bag,test", "boot/0.png,owl,Testing"]
     (tmp_path / "p.csv").write_text("\n".join(["path,label,split", *rows]))
-    with pytest.raises(ValueError, match=r"p.csv:4: boot/0.png is of class 'owl', which train has"):
+    with pytest.raises(
+        ValueError, match=r"p.csv:4: boot/0.png is of class 'owl', which train does"
+    ):
         DATASETS["csv"](Source(), path=str(tmp_path / "p.csv"))
 
 
@@ -249,12 +254,12 @@ def test_import_counts_what_it_passed_over_in_one_line(here, fedlens):
     for name in ("readme.txt", "north/notes.TXT", "north/bag/1.heic", ".hidden", "LICENSE"):
         (here / "p" / name).write_text("x")
     lines = fedlens("import", "p", "-q").out.splitlines()
-    assert [line for line in lines if line.startswith("passed over")] == [
-        "passed over: 4 files that are no images we read (.txt 2, without ending 1, .heic 1), "
+    assert [line for line in lines if line.startswith("skipped")] == [
+        "skipped: 4 files that are no images we read (.txt 2, without ending 1, .heic 1), "
         "and 2 folders without images (west, north/owl)"
     ]
     write(here / "q", CLASSES)
-    assert "passed over" not in fedlens("import", "q", "-q").out
+    assert "skipped" not in fedlens("import", "q", "-q").out
 
 
 def test_a_folder_of_other_files_says_which_there_are(here, fedlens):

@@ -79,7 +79,7 @@ def test_gray_stays_gray_and_tensors_are_taken_as_bytes_or_as_floats():
     [
         (Pairs(0), {}, "train has no items"),
         (Pairs(4), {"size": 0}, "size is 0"),
-        ([(1, 2)], {}, "item 0 of train cannot be read .*no image"),
+        ([(1, 2)], {}, "item 0 of train cannot be read .*not an image"),
         ([Image.new("L", (2, 2))], {}, "item 0 of train cannot be read"),
         ([(Image.new("L", (2, 2)), "cat")], {}, "item 0 of train cannot be read"),
         ([(Image.new("L", (2, 2)), -1)], {}, "item 0 of train has the label -1"),

@@ -117,7 +117,7 @@ def misname_a_class_of_test(at: Path) -> None:
         (lambda at: (at / "animals").rename(at / "other"), "animals is not a folder: set path"),
         (lambda at: (at / "animals" / "owl").mkdir(), "owl has no images: add some"),
         (lambda at: [*map(shutil.rmtree, (at / "animals").iterdir())], "class folders"),
-        (misname_a_class_of_test, "of class 'dogs', which train has not: did you mean 'dog'"),
+        (misname_a_class_of_test, "of class 'dogs', which train does not have: did you mean 'dog'"),
     ],
 )
 def test_a_folder_that_is_not_as_it_should_be_says_why(animals, change, message):

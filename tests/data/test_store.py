@@ -117,7 +117,7 @@ def test_work_that_was_stopped_goes_on_and_is_not_done_again(nature: Path, monke
 
     with pytest.raises(KeyboardInterrupt):
         prepared(nature, stop)
-    with pytest.raises(ValueError, match="is not whole: go on with `fedlens data prepare`"):
+    with pytest.raises(ValueError, match="is incomplete: go on with `fedlens data prepare`"):
         DATASETS[NAME](Source(nature.parent), size=8)
     files = images_of(nature)
     for name in listing(NAME, nature).ids[:100]:
@@ -166,7 +166,7 @@ def test_a_full_disk_is_said_in_a_line_before_anything_is_mapped(nature: Path, m
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("os.posix_fallocate", full)
-    with pytest.raises(OSError, match=r"images.part needs 0.0 MB \(No space left .*: make room"):
+    with pytest.raises(OSError, match=r"images.part needs 0.0 MB \(No space left .*: free"):
         prepared(nature)
     monkeypatch.undo()
     assert prepared(nature)["num_train"] == 200
@@ -213,7 +213,7 @@ def test_other_metadata_do_not_get_into_a_store(nature: Path) -> None:
     prepared(nature)
     listed = listing(NAME, nature)
     other = Listing(listed.ids[::-1], listed.labels, listed.num_train, listed.classes, {})
-    with pytest.raises(ValueError, match="was begun with other metadata: remove it"):
+    with pytest.raises(ValueError, match="was started with other metadata: remove it"):
         store.prepare(NAME, other, nature, nature.parent / f"{NAME}-8", 8)
 
 

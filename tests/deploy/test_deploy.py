@@ -104,7 +104,7 @@ def test_evaluate_counts_by_class_and_by_site(trained, here, fedlens):
     (here / "a").mkdir()
     shutil.copytree(trained.images / "west" / "bag", here / "a" / "bags")
     ended = fedlens("evaluate", trained.run, "--data", "a")
-    assert "has the class 'bags', which the model has not: did you mean 'bag'" in ended.err
+    assert "has the class 'bags', which the model does not have: did you mean 'bag'" in ended.err
 
 
 def test_evaluate_names_all_files_that_cannot_be_decoded(trained, here, fedlens):
@@ -152,18 +152,18 @@ def test_evaluate_says_where_it_cannot_tell_what_the_run_trained_on(trained, her
     ended = fedlens("evaluate", run, "--data", moved)
     assert ended.status == 0
     assert ended.err.strip() == (
-        f"fedlens: which of these the run trained on cannot be told: {images} is gone: if it was "
+        f"fedlens: it is not known which of these the run trained on: {images} is gone: if it was "
         f"moved, set dataset.path in {file} to where it is"
     )
     file.write_text(text.replace(str(trained.images), str(moved)))
     ended = fedlens("evaluate", run, "--data", moved)
-    assert "cannot be told" not in ended.err
+    assert "it is not known" not in ended.err
     assert "trained on 7" in ended.err
     lines = text.splitlines()
     (own,) = [line for line in lines if line.startswith("dataset")]
     file.write_text(text.replace(own, 'dataset = "fashion-mnist-mini"'))
     ended = fedlens("evaluate", run, "--data", moved, "--json")
-    assert "cannot be told: it was given fashion-mnist-mini, and no image files" in ended.err
+    assert "the run trained on: it was given fashion-mnist-mini, and no image files" in ended.err
     assert "trained_on" not in json.loads(ended.out)
 
 
@@ -272,7 +272,7 @@ def test_a_run_that_is_not_finished_or_whose_model_has_no_name_says_so(trained, 
     shutil.copytree(trained.run, tmp_path / "half")
     whole = (tmp_path / "half" / MODEL).read_bytes()
     (tmp_path / "half" / MODEL).write_bytes(whole[:-100])
-    with pytest.raises(ValueError, match=r"model.safetensors cannot be read .*: start the run"):
+    with pytest.raises(ValueError, match=r"model.safetensors cannot be read .*: run the"):
         fl.load(tmp_path / "half")
     (tmp_path / "half" / MODEL).unlink()
     with pytest.raises(ValueError, match=r"has no model.safetensors yet: finish it with"):
@@ -280,7 +280,7 @@ def test_a_run_that_is_not_finished_or_whose_model_has_no_name_says_so(trained, 
     module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(784, 10))
     given = fl.Experiment(dataset="fashion-mnist-mini", model=module, rounds=1)
     result = fl.run(given, tmp_path / "own")
-    with pytest.raises(ValueError, match=r"was given from Python: load it there, as fl.load\('"):
+    with pytest.raises(ValueError, match=r"was given from Python: call fl.load\('"):
         fl.load(tmp_path / "own")
     loaded = fl.load(tmp_path / "own", module)
     assert torch.equal(loaded.module.state_dict()["1.bias"], result.model["1.bias"])
@@ -306,7 +306,7 @@ def test_files_that_are_not_as_a_run_wrote_them_are_named_and_nothing_is_exporte
     (run / file).write_text(json.dumps(content | {field: value, "code": 3}))
     ended = fedlens("export", run, "--out", "model.safetensors", "-q")
     assert (ended.status, ended.err.count("\n")) == (2, 1)
-    assert ended.err.startswith(f"fedlens: {run}") and "start the run anew" in ended.err
+    assert ended.err.startswith(f"fedlens: {run}") and "run the experiment again" in ended.err
     assert not list(here.glob("model*"))
 
 

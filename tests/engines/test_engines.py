@@ -154,7 +154,7 @@ def test_an_error_in_a_worker_is_shown():
             raise ArithmeticError("the client's own words")
 
     broken = Algorithm(BASE.select, BASE.draw, BASE.objective.plus(Broken()), BASE.solve)
-    with pytest.raises(ValueError, match="ArithmeticError: the client's own words: mend it there"):
+    with pytest.raises(ValueError, match="ArithmeticError: the client's own words: fix it there"):
         train(broken, "processes")
 
 

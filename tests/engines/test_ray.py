@@ -173,7 +173,7 @@ class Raises:
 
 
 def test_what_goes_wrong_in_an_actor_is_told(engine):
-    with pytest.raises(ValueError, match="ArithmeticError: in its own words: mend it there"):
+    with pytest.raises(ValueError, match="ArithmeticError: in its own words: fix it there"):
         after(engine, replace(BASE, upload=Raises()))
 
 

@@ -182,7 +182,7 @@ def test_a_run_does_not_go_on_as_if_it_had_been_begun_otherwise(tmp_path):
     run_nearby(path, tmp_path / "run", sites)
     model = model_bytes(tmp_path / "run")
     write_experiment(tmp_path, rounds=3)
-    with pytest.raises(ValueError, match=r"run was begun with another rounds: leave the change"):
+    with pytest.raises(ValueError, match=r"run was started with another rounds: leave the change"):
         run_nearby(path, tmp_path / "run", sites, resume=True)
     assert model_bytes(tmp_path / "run") == model
 
@@ -276,7 +276,7 @@ def test_the_page_shows_by_name_what_became_of_sites(tmp_path):
     run_nearby(path, tmp_path / "run", sites, change)
     (strip,) = (b for b in run_blocks(read_all([tmp_path / "run"])) if isinstance(b, Tiles))
     assert (strip.row_names, strip.values[2]) == ([*NAMES], ["refused"])
-    assert "refused: the site would not train" in strip.caption
+    assert "refused: the site refused to train" in strip.caption
 
 
 def test_sites_test_the_model_on_what_they_hold_out(tmp_path):

@@ -106,7 +106,7 @@ def test_the_fleet_api_is_passed_on_and_nothing_else(tmp_path):
         assert ask(port, keys, "/v1/fleet/get-fab")[0] == 401
         assert any("key (none) is not registered" in line for line in told)
         for key, word in (
-            (b"ann's key", "ann is held to be here"),
+            (b"ann's key", "ann counts as connected"),
             (b"eve's", "is not registered"),
         ):
             shown = {"flwr-public-key": base64.b64encode(key).decode()}
@@ -172,7 +172,7 @@ def test_keys_are_not_overwritten_and_not_for_others_to_read(tmp_path):
         make_server_keys(tmp_path, ["fleet.example"])
     assert (tmp_path / NODE_KEY).read_bytes() == before
     assert list(public_keys(tmp_path)) == ["ann"]
-    with pytest.raises(ValueError, match="no name of a site"):
+    with pytest.raises(ValueError, match="not the name of a site"):
         make_site_key(tmp_path / "x", "../ann")
 
 
@@ -188,7 +188,9 @@ def test_a_key_that_stands_there_twice_or_is_none_is_named(tmp_path):
     of_a_login = Ed25519PrivateKey.generate().public_key()
     for content in (b"no key", of_a_login.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)):
         copy.write_bytes(content)
-        with pytest.raises(ValueError, match=r"is no public key of a site \(.*\): get it from the"):
+        with pytest.raises(
+            ValueError, match=r"is not the public key of a site \(.*\): get it from the"
+        ):
             public_keys(tmp_path)
 
 

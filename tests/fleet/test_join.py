@@ -91,7 +91,7 @@ def test_what_the_policy_does_not_allow_is_not_approved(tmp_path):
 def test_the_folder_of_no_site_has_nothing_to_approve(tmp_path):
     error = CliRunner().invoke(app, ["fleet", "approve", str(tmp_path / "nowhere")]).exception
     assert isinstance(error, ValueError)
-    assert "nowhere is no folder: give the site's own" in str(error)
+    assert "nowhere is not a folder: give the --home" in str(error)
 
 
 def test_a_line_is_told_when_it_is_whole(tmp_path):
@@ -185,7 +185,7 @@ def test_what_is_wrong_with_a_certificate_is_told(tmp_path, monkeypatch):
     port = free_port()
     for used, ca, host, word in (
         (right, other, "127.0.0.1", "get the server's ca.pem"),
-        (old, old, "127.0.0.1", "has expired.*make the server's keys anew"),
+        (old, old, "127.0.0.1", "has expired.*make new keys for the server"),
         (named, named, "localhost.localdomain", "made with this --host"),
     ):
         monkeypatch.setattr(socket, "create_connection", to_loopback)
@@ -214,14 +214,14 @@ def test_another_service_is_no_server(tmp_path):
 
         serving = threading.Thread(target=greet)
         serving.start()
-        with pytest.raises(ValueError, match=f"127.0.0.1:{port} is no server of a fleet"):
+        with pytest.raises(ValueError, match=f"127.0.0.1:{port} is not the server of a fleet"):
             found_at(f"127.0.0.1:{port}", tmp_path / CA)
         serving.join()
 
 
 def test_a_file_that_is_no_certificate_is_named(tmp_path):
     (tmp_path / CA).write_text("none")
-    with pytest.raises(ValueError, match=r"ca\.pem is no certificate"):
+    with pytest.raises(ValueError, match=r"ca\.pem is not a certificate"):
         found_at("127.0.0.1:1", tmp_path / CA)
 
 

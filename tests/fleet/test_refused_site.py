@@ -43,7 +43,7 @@ def gives_up_after(tmp_path, monkeypatch):
                 return 1
 
         monkeypatch.setattr("fedlens.fleet.join.start_supernode", SuperNode)
-        with pytest.raises(ValueError, match=r"let ann in.*: give ann\.pub to who runs"):
+        with pytest.raises(ValueError, match=r"let ann in.*: give ann\.pub to the person"):
             join(tmp_path, "ann", photos, "10.0.0.1:9092", "cpu", wait, told.append)
         assert told == ["not connected (its key is refused); trying again"]
         return clock.now

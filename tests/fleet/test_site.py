@@ -77,7 +77,7 @@ def test_terms_of_another_version_are_refused(tmp_path, monkeypatch):
     _, site, terms = one_site(tmp_path)
     monkeypatch.setattr(policy, "__version__", "9.9")
     refused = sizes(site, terms)["refused"]
-    assert refused == f"it is for Fedlens {__version__}, and here is 9.9: install the same"
+    assert refused == f"it is for Fedlens {__version__}, and this is 9.9: install the same"
 
 
 def test_an_experiment_is_refused_until_it_is_approved(tmp_path):
@@ -201,7 +201,7 @@ def test_images_in_class_folders_get_the_labels_of_the_experiment(tmp_path):
     Image.fromarray(pixels).save(tmp_path / "images" / "emu" / "0.png")
     assert sizes(own, terms)["refused"] == OWN_MISTAKE  # what its classes are called stays here
     last = (site.home / LOG).read_text().splitlines()[-1]
-    assert "'emu', which the experiment has not" in answer_by(last)
+    assert "'emu', which the experiment does not have" in answer_by(last)
 
 
 def test_what_went_wrong_is_told_at_the_site_alone(tmp_path):

@@ -90,7 +90,7 @@ def test_what_does_not_fit_is_refused_by_name_and_nothing_is_changed(tmp_path, p
         change(changed)
         return refusal(module or model(4), write(tmp_path / "weights.pth", changed))
 
-    remedy = "choose the model and the options that it is of"
+    remedy = "choose the model and options that it was saved from"
     said = trying(lambda t: t.pop("features.0.0.weight"))
     assert "it lacks features.0.0.weight" in said and remedy in said
     assert "it lacks classifier.1.bias" in trying(lambda t: t.pop("classifier.1.bias"))

@@ -13,7 +13,7 @@ from fedlens.recipes.estimate import Timing
 from fedlens.recipes.pace import Cost, Pace, Rounds, Work
 from fedlens.recipes.recipe import Scale
 from fedlens.recipes.reproduce import plan
-from fedlens.runs.active import run_to_end
+from fedlens.runs.loop import run_to_end
 from fedlens.runs.spread import SpreadPoints
 from fedlens.runs.sweep import prepare
 

@@ -95,7 +95,7 @@ def test_a_mean_over_some_of_the_seeds_says_so():
     assert [row[2::2] for row in table.rows] == [
         ["50.0 ± 0.0", "50.0 ± 0.0", "50.0 ± 0.0 (2 of 3)"]
     ]
-    assert "2 of 3: so many of the runs got so far." in table.caption
+    assert "2 of 3: this many of the runs got that far." in table.caption
 
 
 def test_composed_has_each_method_with_and_without_the_others(monkeypatch):

@@ -58,7 +58,7 @@ def test_one_pair_proves_nothing(variants):
     (pair,) = told(variants({"fedavg": [0.7], "fedprox": [0.8]}))
     assert pair.words("test accuracy") == (
         "fedprox came out 10.00 points of test accuracy above fedavg with seed 0. One pair of runs "
-        "cannot tell merit from luck (n = 1): run both with more seeds."
+        "may differ by chance (n = 1): run both with more seeds."
     )
     (pair,) = told(variants({"fedavg": [0.7], "fedprox": [0.7]}, "equal"))
     assert "came out with the same F1 as" in pair.words("F1")
@@ -351,7 +351,7 @@ def test_names_are_given_on_the_command_line(variants, fedlens, tmp_path, monkey
     assert half.status == 2 and "has no name: write NAME=" in half.err
     assert "lacks a name" in fedlens("compare", "=x", "b=y").err
     setting = fedlens("compare", *folders, "rounds=2")
-    assert setting.status == 2 and "rounds=2 names no file or folder: settings" in setting.err
+    assert setting.status == 2 and "rounds=2 is not a file or folder: put settings" in setting.err
     monkeypatch.chdir(folders[0].parent)
     for seed, one in enumerate(folders[:3]):
         one.rename(f"lr=1,seed={seed}")  # a sweep's folders are no names

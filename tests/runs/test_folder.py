@@ -11,7 +11,7 @@ import torch
 from fedlens.rounds import ClientMemory, State
 from fedlens.run_files import checksum, last_saved, state_files, to_json
 from fedlens.runs.folder import Records, RunFolder, check_free
-from tests.checkpoints import load_state
+from tests.checkpoints import load_state, new_run
 
 CPU = torch.device("cpu")
 
@@ -56,7 +56,7 @@ def assert_same(one: State, two: State) -> None:
 
 @pytest.fixture
 def folder(tmp_path) -> Iterator[RunFolder]:
-    made = RunFolder.create(tmp_path / "run")
+    made = new_run(tmp_path / "run")
     yield made
     made.close()
 
@@ -169,14 +169,16 @@ def test_a_damaged_checkpoint_with_none_before_it_is_an_error(folder, kind, how)
     folder.save_state(state())
     path = folder.path / "checkpoint" / f"state-000003.{kind}"
     path.write_bytes(DAMAGE[how](path.read_bytes()))
-    with pytest.raises(ValueError, match=rf"state-000003.{kind} cannot be read .*: start .* anew"):
+    with pytest.raises(
+        ValueError, match=rf"state-000003.{kind} cannot be read .*: run the .* again"
+    ):
         load_state(folder)
 
 
 def test_a_state_that_is_gone_is_named(folder):
     folder.save_state(state())
     (folder.path / "checkpoint" / "state-000003.safetensors").unlink()
-    with pytest.raises(ValueError, match=r"cannot be read \(No such file .*\): start the run"):
+    with pytest.raises(ValueError, match=r"cannot be read \(No such file .*\): run the experiment"):
         load_state(folder)
 
 
@@ -184,7 +186,7 @@ def test_a_state_that_is_gone_is_named(folder):
 def test_a_damaged_index_is_named(folder, content):
     folder.save_state(state())
     state_files(folder.path, 3)[1].write_bytes(content)
-    with pytest.raises(ValueError, match=r"state-000003.json cannot be read \(.*\): start the run"):
+    with pytest.raises(ValueError, match=r"state-000003.json cannot be read \(.*\): run the"):
         load_state(folder)
 
 
@@ -243,7 +245,7 @@ def test_a_summary_whose_fields_are_not_what_they_should_be_is_refused(folder, s
     folder.write_json("summary.json", {"rounds": 2, "seconds": seconds})
     assert folder.summary(3) == {}
     with pytest.raises(
-        ValueError, match=r"summary.json cannot be read \(it.*\): start the run anew"
+        ValueError, match=r"summary.json cannot be read \(it.*\): run the experiment again"
     ):
         folder.summary(2)
 
@@ -255,13 +257,13 @@ def test_a_place_that_is_free_is_free(tmp_path):
 
 
 def test_what_exists_is_refused_unless_it_may_go(tmp_path):
-    run = RunFolder.create(tmp_path / "run")
+    run = new_run(tmp_path / "run")
     run.write("experiment.toml", "")
     run.write_json("manifest.json", {})
     run.close()
     with pytest.raises(ValueError, match=r"run exists: choose another, or set overwrite=True"):
         check_free(run.path, overwrite=False)
-    RunFolder.create(run.path, overwrite=True).close()
+    new_run(run.path, overwrite=True).close()
     assert not list(run.path.iterdir())
 
 
@@ -286,14 +288,14 @@ def test_what_is_not_a_run_is_never_removed(tmp_path):
     file.write_text("")
     for path in (project, file):
         with pytest.raises(ValueError, match="is not a run, so it is not overwritten"):
-            RunFolder.create(path, overwrite=True)
+            new_run(path, overwrite=True)
     assert (project / "thesis.tex").exists()
 
 
 def test_a_place_that_cannot_be_written_is_the_users_mistake(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match=r"cannot be written \(.*\): choose another"):
-        RunFolder.create(tmp_path / "file" / "run")
+        new_run(tmp_path / "file" / "run")
 
 
 def test_json_has_no_number_that_is_not_finite():

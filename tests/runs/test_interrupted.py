@@ -9,7 +9,7 @@ from torch import nn
 
 import fedlens as fl
 from fedlens.run_files import last_saved
-from fedlens.runs.active import run_to_end
+from fedlens.runs.loop import run_to_end
 from fedlens.runs.run import start
 from fedlens.setup import build
 from tests.runs.resumable import Stop, assert_same_run, forgetful

@@ -43,8 +43,8 @@ def killed(work: Callable[[], object], folder: Path, moment: int) -> bool:
 
 
 def save_after_every_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedlens.runs.active.CHECKPOINT_SECONDS", 0.0)
-    monkeypatch.setattr("fedlens.runs.active.SAVING_SHARE", 1.0)
+    monkeypatch.setattr("fedlens.runs.loop.CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr("fedlens.runs.loop.SAVING_SHARE", 1.0)
 
 
 def test_a_run_killed_at_any_touch_of_its_folder_and_resumed_equals_one_that_was_not(

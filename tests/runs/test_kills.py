@@ -30,8 +30,8 @@ SHORT, LONG = 2, 25  # kills of each job
 @pytest.fixture(autouse=True)
 def often_saved(monkeypatch, tmp_path, one_thread):
     """With a checkpoint after every round, many a kill comes while one is written."""
-    monkeypatch.setattr("fedlens.runs.active.CHECKPOINT_SECONDS", 0.0)
-    monkeypatch.setattr("fedlens.runs.active.SAVING_SHARE", 1.0)
+    monkeypatch.setattr("fedlens.runs.loop.CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr("fedlens.runs.loop.SAVING_SHARE", 1.0)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 

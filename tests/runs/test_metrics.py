@@ -80,7 +80,7 @@ def test_predicting_an_output_that_is_no_class_is_wrong():
 def test_batches_add_up_to_the_whole(cuts):
     logits, labels = answers(7, 7, 40, 5)
     whole = Tally.of(logits, labels, 7)
-    total = Tally.zero(7)
+    total = Tally.zero(7, torch.device("cpu"))
     edges = [0, *sorted(cuts), 40]
     for start, stop in pairwise(edges):
         total += Tally.of(logits[start:stop], labels[start:stop], 7)
@@ -112,7 +112,7 @@ def test_too_few_outputs_and_no_examples_are_refused():
     with pytest.raises(ValueError, match="3 outputs cannot tell 4 classes apart: give it 4"):
         Tally.of(logits, labels, 4)
     with pytest.raises(ValueError, match="no examples"):
-        metrics(Tally.zero(3))
+        metrics(Tally.zero(3, torch.device("cpu")))
 
 
 @settings(deadline=None)

@@ -107,14 +107,14 @@ def test_a_file_of_weights_may_move_but_not_change(tmp_path: Path) -> None:
         fl.resume(run)
     other = project / "runs" / "whole" / "model.safetensors"
     file.write_text(text.replace(str(start), str(other)))
-    with pytest.raises(ValueError, match="has changed: find the old file"):
+    with pytest.raises(ValueError, match="has changed: put the old file back"):
         fl.resume(run)
     file.write_text(text.replace(str(start), str(moved)))
     fl.resume(run)
     assert_same_run(run, project / "runs" / "whole")
     rest = [line for line in text.splitlines() if not line.startswith("weights")]
     file.write_text("\n".join(rest))
-    with pytest.raises(ValueError, match="was begun with weights = "):
+    with pytest.raises(ValueError, match="was started with weights = "):
         fl.resume(run)
 
 
@@ -134,7 +134,7 @@ def test_a_trace_of_devices_may_move_but_not_change(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"devices.csv is gone: if it was moved, set clients.dev"):
         fl.resume(run)
     trace.write_text(moved.read_text().replace("20", "30"))
-    with pytest.raises(ValueError, match=r"clients.devices.path has changed: find"):
+    with pytest.raises(ValueError, match=r"clients.devices.path has changed: put"):
         fl.resume(run)
     file.write_text(text.replace(str(trace), str(moved)))
     fl.resume(run)

@@ -76,7 +76,7 @@ def test_a_run_that_fails_to_start_or_to_go_on_lets_go_of_its_folder(tmp_path, m
     run = tmp_path / "run"
     fl.run(described(), run)
     for _ in range(2):
-        with pytest.raises(ValueError, match="was begun with"):
+        with pytest.raises(ValueError, match="was started with"):
             fl.resume(run, experiment=described(seed=5))
     points = fl.grid(described(engine="stacked"), {}, seeds=2)
     fl.sweep(points, tmp_path / "sweep")
@@ -156,7 +156,7 @@ def test_other_versions_are_said(tmp_path, monkeypatch, caplog):
         monkeypatch.setattr(manifests, "__version__", "9.9")
         fl.resume(run, experiment=described())
     (said,) = caplog.messages
-    assert "was begun with fedlens 0.1.0, now 9.9: its bytes may differ" in said
+    assert "was started with fedlens 0.1.0, now 9.9: its bytes may differ" in said
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_a_manifest_whose_fields_are_not_what_they_should_be_is_refused(tmp_path
     fl.run(described(), run)
     manifest = json.loads((run / "manifest.json").read_text())
     (run / "manifest.json").write_text(json.dumps(manifest | wrong))
-    with pytest.raises(ValueError, match=rf"manifest.json cannot be read \({why}\): start the"):
+    with pytest.raises(ValueError, match=rf"manifest.json cannot be read \({why}\): run the"):
         fl.resume(run, experiment=described())
 
 
@@ -184,7 +184,7 @@ def test_a_manifest_without_a_version_is_gone_on_with_and_that_is_said(tmp_path,
     (run / "manifest.json").write_text(json.dumps(manifest))
     fl.resume(run, experiment=described())
     (said,) = caplog.messages
-    assert f"was begun with torch an unknown one, now {torch.__version__}: its" in said
+    assert f"was started with torch an unknown one, now {torch.__version__}: its" in said
 
 
 def test_a_fingerprint_of_data_is_of_all_that_is_in_them():

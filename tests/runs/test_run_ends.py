@@ -55,7 +55,7 @@ def test_saving_takes_a_tenth_of_the_time_at_the_most(tmp_path, monkeypatch):
         saved.append((clock[0], state.round))
         clock[0] += 30.0  # what clients remember is large
 
-    monkeypatch.setattr("fedlens.runs.active.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("fedlens.runs.loop.time.perf_counter", lambda: clock[0])
     monkeypatch.setattr(RunFolder, "save_state", save)
 
     def tick(record: Record) -> None:

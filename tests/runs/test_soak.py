@@ -16,7 +16,7 @@ import fedlens as fl
 from fedlens.rounds import begin
 from fedlens.run_files import CHECKPOINT
 from fedlens.runs.active import ActiveRun
-from fedlens.runs.folder import RunFolder
+from tests.checkpoints import new_run
 
 NEEDS_PROC = pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="it asks /proc")
 
@@ -109,13 +109,13 @@ def test_a_checkpoint_costs_the_same_however_many_rounds_were_recorded(tmp_path)
     state = begin(setup.network, setup.program, setup.federation, setup.device)
     sizes = []
     for num_records in (0, 5_000):
-        folder = RunFolder.create(tmp_path / str(num_records))
+        folder = new_run(tmp_path / str(num_records))
         told = {"seconds": 0.1, "train_loss": 0.5, "bytes_up": 1, "bytes_down": 1}
         records = [{"round": i, **told} for i in range(num_records)]
         file = folder.records_after()
         for record in records[:100]:
             file.append(record)
-        ActiveRun(setup, state, folder, records, file=file).save()
+        ActiveRun(setup, state, folder=folder, records=records, file=file).save()
         saved = folder.path / CHECKPOINT
         sizes.append(sum(file.stat().st_size for file in saved.iterdir()))
     assert abs(sizes[0] - sizes[1]) < 20  # digits of how many records it rests on

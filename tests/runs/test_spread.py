@@ -148,7 +148,7 @@ def test_a_mistake_that_shows_at_an_actor_is_one_line(ray, tmp_path, monkeypatch
         return found._replace(settings=found.settings | {"seed": 9})
 
     monkeypatch.setattr(spread, "sent_point", spoilt)
-    with pytest.raises(ValueError, match="was begun with seed = 0, not 9") as caught:
+    with pytest.raises(ValueError, match="was started with seed = 0, not 9") as caught:
         fl.sweep(points("ray"), tmp_path)
     assert "\n" not in str(caught.value)
 

@@ -170,7 +170,7 @@ def test_a_run_that_has_stopped_is_not_ended_by_a_round_that_had_begun_meanwhile
     experiment = described(seed=seed, stop={"batches": 1}, **changes)
     expected = fl.run(experiment)
     assert expected.status == "finished" and len(expected.records) == 1
-    monkeypatch.setattr("fedlens.runs.active.rounds_ahead", lambda _: 1)  # as on a GPU
+    monkeypatch.setattr("fedlens.runs.loop.rounds_ahead", lambda _: 1)  # as on a GPU
     found = fl.run(experiment)
     assert found.status == "finished" and found.summary["reason"] == expected.summary["reason"]
 

@@ -39,7 +39,7 @@ GREEDY = """
 import fedlens.setup.network, fedlens.engines.processes as processes, torch
 from fedlens.engines.trainer import largest_yet
 from dataclasses import replace
-from fedlens.runs.active import train
+from fedlens.runs.loop import train
 from fedlens.runs.summary import peak_memory
 from tests.runs.test_summary import EXPERIMENT
 

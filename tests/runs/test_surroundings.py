@@ -66,8 +66,8 @@ def test_a_folder_that_can_only_be_read_is_refused_and_stays_as_it_was(fedlens, 
 def test_a_disk_that_is_full_in_a_round_keeps_the_last_checkpoint(
     fedlens, in_own_mounts, monkeypatch
 ):
-    monkeypatch.setattr("fedlens.runs.active.CHECKPOINT_SECONDS", 0.0)
-    monkeypatch.setattr("fedlens.runs.active.SAVING_SHARE", 1.0)
+    monkeypatch.setattr("fedlens.runs.loop.CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr("fedlens.runs.loop.SAVING_SHARE", 1.0)
     assert fedlens("run", "a.toml", "rounds=4", "--out", "whole", "-q").status == 0
 
     def tried() -> None:
@@ -76,8 +76,8 @@ def test_a_disk_that_is_full_in_a_round_keeps_the_last_checkpoint(
         ended = fedlens("run", "a.toml", "rounds=4", "--out", "disk/run", "-q")
         assert (ended.status, ended.out) == (1, "")
         assert ended.err == (
-            "fedlens: disk/run cannot be written (No space left on device): make room, and go on "
-            "with: fedlens resume disk/run\n"
+            "fedlens: disk/run cannot be written (No space left on device): free some space, and "
+            "go on with: fedlens resume disk/run\n"
         )
         assert list(Path("disk/run/checkpoint").glob("state-*.json"))
         assert not list(Path("disk").rglob("*.part"))
@@ -127,7 +127,7 @@ def test_a_set_that_does_not_fit_on_a_disk_is_said_before_it_is_decoded(fedlens,
         words = ["inaturalist-user-120k", "--from", nature, "--images", nature, "--size", 96]
         ended = fedlens("data", "prepare", *words, "--data", "disk", "-q")
         assert (ended.status, ended.out, ended.err.count("\n")) == (1, "", 1)
-        assert "images.part needs 5.8 MB (No space left on device): make room" in ended.err
+        assert "images.part needs 5.8 MB (No space left on device): free some space" in ended.err
         assert not list(Path("disk").rglob("*.part"))
 
     in_own_mounts(tried)

@@ -103,7 +103,7 @@ def test_a_tensor_that_is_no_number_is_the_same_for_all(tmp_path):
 def ahead(request, monkeypatch) -> None:
     """As on a CPU, and as on a GPU: the next round begins before the last is looked at."""
     monkeypatch.setattr(
-        sys.modules["fedlens.runs.active"], "rounds_ahead", lambda _setup: request.param
+        sys.modules["fedlens.runs.loop"], "rounds_ahead", lambda _setup: request.param
     )
 
 

@@ -12,7 +12,7 @@ from torch import nn
 import fedlens as fl
 from fedlens.report import read, report, rows
 from fedlens.runs import progress
-from fedlens.runs.active import train as plainly
+from fedlens.runs.loop import train as plainly
 from fedlens.runs.summary import Record
 from fedlens.runs.twin import accuracy, plain_training, trained, twin
 from fedlens.setup import build, partition

@@ -33,7 +33,7 @@ def consensus(
 ) -> Algorithm:
     """`base` with `solve`, and all else that ADMM needs around it."""
     if isinstance(base.advance, Sgd) and base.advance.lr != 1.0:
-        raise ValueError("ADMM's server takes the mean, no less: leave server.lr out")
+        raise ValueError("ADMM's server always takes the whole mean: leave server.lr out")
     warm = start == "warm"
     return replace(
         base,

@@ -39,7 +39,7 @@ class BySteps(Weigh):
         return (share * weight).sum() * share / moves
 
     def reach(self, steps: Tensor) -> Tensor:  # [C] float64
-        """|a|: where so many steps lead, from rest, along a gradient of -1 and with lr = 1."""
+        """|a|: where steps without momentum at first lead, along a gradient of -1, with lr = 1."""
         moved = velocity = torch.zeros(len(steps), dtype=torch.float64)
         for step in range(int(steps.max())):
             velocity = self.momentum * velocity + 1 - self.pull * moved
@@ -53,7 +53,7 @@ def fednova(base: Algorithm) -> Algorithm:
     step = base.local_step
     if not base.reset and step is not None and is_on(step.momentum):
         raise ValueError(
-            "fednova weighs steps that begin from rest: leave local.reset = false out, or set "
-            "local.momentum = 0"
+            "fednova needs momentum that is reset in every round: leave local.reset = false out, "
+            "or set local.momentum = 0"
         )
     return replace(base, weigh=BySteps())

@@ -76,7 +76,7 @@ def _gamma(base: Algorithm, gamma: Number | None, name: str) -> Number:
 
 
 def _refuse_ignored(base: Algorithm, name: str) -> None:
-    """Its one step is along the whole gradient: what an optimiser would do besides is not done."""
+    """Its one step is along the whole gradient: what else an optimiser would do is not done."""
     if not isinstance(base.solve, Sgd):
         raise ValueError(
             f'{name} takes plain gradient steps: set local.optimizer = "sgd", and leave local.clip '

@@ -27,7 +27,7 @@ from fedlens.slots import Advance
 
 @dataclass(frozen=True)
 class SendFair:
-    """F^q d_k (as an update, downwards), and h_k besides."""
+    """F^q d_k (as an update, downwards), and h_k."""
 
     q: Number
 

@@ -22,7 +22,7 @@ class TrimmedMean(Combine):
     uses_shares: ClassVar[bool] = False
 
     def __call__(self, updates: Tree, shares: Tensor, cohort: Cohort, layout: Layout) -> Tree:
-        # The nudge keeps 0.29 * 100 = 28.999999999999996 from keeping a client too many.
+        # 0.29 * 100 = 28.999999999999996 must count as 29 clients.
         cut = int(self.share * len(shares) + 1e-9)
         return {name: u.sort(0).values[cut : len(u) - cut].mean(0) for name, u in updates.items()}
 

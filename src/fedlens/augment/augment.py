@@ -25,7 +25,7 @@ class Augment:
     - crops of images padded by `crop` zeros on each side, and mirror images (`flip`);
     - rotation by up to `rotate` degrees either way, with zeros in the corners;
     - `brightness`, `contrast` and `saturation` times a factor between 1 - x and 1 + x each;
-    - so many operations of RandAugment (`rand_augment`), each of this `magnitude`;
+    - `rand_augment` operations of RandAugment, each of this `magnitude`;
     - a square of `cutout` pixels of zeros;
     - `mixup` of two images of the batch, by shares from Beta(mixup, mixup).
 

@@ -58,7 +58,7 @@ def resize_parts(images: Tensor, row_key: Tensor, least: float, aspect: float) -
 
 
 def cut_out(images: Tensor, row_key: Tensor, side: int) -> Tensor:
-    """Zeros in a square of so many pixels around a random one (DeVries and Taylor, 2017,
+    """Zeros in a square of this many pixels around a random one (DeVries and Taylor, 2017,
     arXiv:1708.04552); what of it lies beyond the border is not seen."""
     inside = []
     for axis, size in enumerate(images.shape[-2:]):

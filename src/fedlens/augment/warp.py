@@ -38,7 +38,7 @@ class Affine(NamedTuple):
 
 
 def rotate(images: Tensor, row_key: Tensor, degrees: float) -> Tensor:
-    """Each image turned about its centre by up to so many degrees, either way."""
+    """Each image turned about its centre by up to this many degrees, either way."""
     angle = (2 * keys.uniform(row_key) - 1) * math.radians(degrees)
     return as_they_were(warp(as_floats(images), Affine.rotation(angle)), images)
 

@@ -32,7 +32,7 @@ DataFolder = Annotated[
     typer.Option("--data", help="Where to look for named data sets first.", callback=existing),
 ]
 Track = Annotated[
-    list[str] | None, typer.Option(help="A tracker to tell as well: tensorboard, wandb ...")
+    list[str] | None, typer.Option(help="A tracker to log to as well: tensorboard, wandb ...")
 ]
 RayAddress = Annotated[
     str | None,
@@ -50,7 +50,7 @@ def name_cluster(address: str | None, engines: Iterable[str]) -> None:
     if address is None:
         return
     if "ray" not in engines:
-        raise ValueError(f"--ray-address {address} is for engine ray: add engine=ray, or leave it")
+        raise ValueError(f"--ray-address {address} is for engine ray: add engine=ray, or omit it")
     os.environ["RAY_ADDRESS"] = address
 
 
@@ -69,7 +69,7 @@ def watching(quiet: bool, kind: Any, *about: Any) -> Iterator[Any]:
 
 @contextmanager
 def once_written() -> Iterator[None]:
-    """What goes wrong from here on is no mistake in the command, since files were written."""
+    """What goes wrong from here on is not a mistake in the command, since files were written."""
     try:
         yield
     except ValueError as error:

@@ -81,9 +81,9 @@ def compare_command(
         variants = runs if by is None else [path for some in runs.values() for path in some]
         drawn = once_written()
     elif ray_address is not None:
-        raise ValueError("--ray-address is for experiment files: the runs named are there")
+        raise ValueError("--ray-address is for experiment files: run folders need no cluster")
     elif seeds is not None:
-        raise ValueError(f"--seeds {seeds} is for experiment files: the runs named have theirs")
+        raise ValueError(f"--seeds {seeds} is for experiment files: run folders have their own")
     with (
         drawn,
         artists() as drawing,
@@ -119,7 +119,7 @@ def _named(what: list[str]) -> dict[str, list[Path]]:
         for name in filter(None, found):
             if not found[name][0].exists():
                 raise ValueError(
-                    f"{name}={found[name][0]} names no file or folder: settings belong into the "
+                    f"{name}={found[name][0]} is not a file or folder: put settings into the "
                     "experiment files"
                 )
         raise ValueError(f"{found[''][0]} has no name: write NAME={found[''][0]}, or name none")
@@ -142,7 +142,7 @@ def _run(
     from fedlens.runs.sweep import prepare
 
     if seeds < 1:
-        raise ValueError(f"--seeds is {seeds}: choose 1 or more, 5 to be able to tell")
+        raise ValueError(f"--seeds is {seeds}: choose 1 or more, 5 for a clear answer")
     read = {name: Experiment.read(path) for name, path in files.items()}
     points = {
         f"{name}-{seed}": replace(experiment, seed=seed)
@@ -158,5 +158,5 @@ def _run(
         with watching(quiet, progress.rounds, out.name, sweep.total, sweep.done) as watch:
             sweep.run(watch)
     except KeyboardInterrupt as error:
-        raise Stopped("the same command goes on from here") from error
+        raise Stopped("run the same command again to go on") from error
     return {name: [out / f"{name}-{seed}" for seed in range(seeds)] for name in files}

@@ -99,7 +99,7 @@ def data_check(
 ) -> None:
     """Verify the files of a data set against the published checksums."""
     from fedlens.data import Source
-    from fedlens.data.fetch import check, here, mended
+    from fedlens.data.fetch import check, here, remedy_for
 
     source = Source(data)
     names = [name] if name else here(source)
@@ -110,4 +110,4 @@ def data_check(
             if state not in ("ok", "readable"):
                 bad.append(one)
     if bad:
-        raise ValueError(f"{bad[0]} is not whole: {mended(bad[0])}")
+        raise ValueError(f"{bad[0]} is damaged or incomplete: {remedy_for(bad[0])}")

@@ -40,7 +40,7 @@ def keys_command(
 
     check_installed()
     if not host and not site:
-        raise ValueError("whose keys? give --host for a server, or --site for a site")
+        raise ValueError("no --host and no --site: give --host for a server, or --site for a site")
     if host:
         make_server_keys(folder, host)
         print(f"{folder}: ca.pem is for every site; ca.key and server.key stay here")
@@ -63,12 +63,10 @@ def serve_command(
     out: Out = None,
     overwrite: Annotated[bool, typer.Option(help="Replace a run that is there.")] = False,
     resume: Annotated[bool, typer.Option(help="Go on with the run that is there.")] = False,
-    wait: Annotated[
-        float, typer.Option(min=0, help="Seconds for which sites are waited for.")
-    ] = 3600.0,
+    wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for sites.")] = 3600.0,
     at_least: Annotated[
         int | None,
-        typer.Option(min=1, help="Begin with so many sites, if others do not come in time."),
+        typer.Option(min=1, help="Begin with this many sites, if others do not come in time."),
     ] = None,
     data: DataFolder = None,
     quiet: Quiet = False,
@@ -132,7 +130,7 @@ def join_command(
     ] = None,
     device: Annotated[str, typer.Option(help="Where it trains: cpu, or cuda.")] = "cpu",
     wait: Annotated[
-        float, typer.Option(min=0, help="Seconds in which a server must come, and let it in.")
+        float, typer.Option(min=0, help="Seconds to wait for a server, and to be let in.")
     ] = 3600.0,
 ) -> None:
     """Take part with the examples of this site, until interrupted."""
@@ -163,12 +161,12 @@ def approve_command(
     if yes and digits is None:
         raise ValueError("--yes approves what you have seen: give the first digits of its hash")
     if not home.is_dir():
-        raise ValueError(f"{home} is no folder: give the site's own, the --home of its join")
+        raise ValueError(f"{home} is not a folder: give the --home of `fedlens fleet join`")
     site = Site(home, home)
     offers = [terms for terms in site.offers if terms.hash.startswith(digits or "")]
     if not offers:
-        what = "no such experiment" if digits else "nothing that is not approved"
-        raise ValueError(f"{home} was offered {what}: join the server first")
+        what = f"{digits} was not offered" if digits else "nothing is left to approve"
+        raise ValueError(f"{home}: {what}: join the server first")
     refused = []
     for terms in offers:
         print("\n".join(terms.describe()))

@@ -112,7 +112,7 @@ def _told(found: Survey) -> list[str]:
     lines += _first([f"missing: {site} has no {label}" for site, label in found.missing])
     lines += _first([f"two names: {line}" for line in one_class_twice(found.classes)])
     lines += _first([f"left out: {line}" for line in found.broken])
-    lines += _passed_over(found)
+    lines += _skipped(found)
     unsure = [(a, b) for a, b in found.twins if a.label != b.label]
     lines += _first(
         [
@@ -147,7 +147,7 @@ def _told(found: Survey) -> list[str]:
     return lines
 
 
-def _passed_over(found: Survey) -> list[str]:
+def _skipped(found: Survey) -> list[str]:
     """One line, of what is not in the csv file and need not be a mistake."""
     said, folders = [], found.passed.folders
     if count := found.passed.suffixes.total():
@@ -157,11 +157,11 @@ def _passed_over(found: Survey) -> list[str]:
         names = [folder.as_posix() for folder in folders[:3]] + ["..."] * (len(folders) > 3)
         what = "1 folder" if len(folders) == 1 else f"{len(folders):,} folders"
         said.append(f"{what} without images ({', '.join(names)})")
-    return [f"passed over: {', and '.join(said)}"] if said else []
+    return [f"skipped: {', and '.join(said)}"] if said else []
 
 
 def _first(lines: list[str]) -> list[str]:
-    """So many lines as can be read, and how many more there are."""
+    """As many lines as can be read, and how many more there are."""
     more = len(lines) - MOST_TOLD
     kind = lines[0].partition(":")[0] if lines else ""
     return [*lines[:MOST_TOLD], f"{kind}: and {more:,} more"] if more > 0 else lines

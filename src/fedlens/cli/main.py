@@ -185,7 +185,7 @@ def _as_a_key(error: click.NoSuchOption) -> str:
 
 
 def _say_what_is_logged() -> None:
-    """Give what the package has to say besides, such as a damaged checkpoint, a line on stderr.
+    """Print what the package logs, such as a damaged checkpoint, as lines on stderr.
 
     What is marked as `once` is not said again of every run of a command.
     """
@@ -206,12 +206,12 @@ MISNAMED = (errno.ENAMETOOLONG, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno
 
 
 def _machine_or_name(error: OSError) -> tuple[str, int]:
-    """Whether a file was named wrongly, or it is the machine's: a full disk, a lost connection."""
+    """The line and status for a file that was named wrongly, or for a full disk or the like."""
     if error.errno in MISNAMED and error.filename is not None:
         name = shortened(str(error.filename), 80)
-        return f"{name}: {reason(error).lower()}: name a file or folder that can be there", 2
+        return f"{name}: {reason(error).lower()}: choose another file or folder", 2
     if error.errno in FULL:
-        return f"{reason(error)}: make room, and give the command again", 1
+        return f"{reason(error)}: free some space, and run the command again", 1
     return _first_line(error), 1
 
 
@@ -224,8 +224,8 @@ def _complain(message: str, status: int, debug: bool) -> int:
 
 
 def _machine_error(error: Exception) -> str:
-    """The line for memory that is not there."""
-    torch = sys.modules.get("torch")  # not there: nothing of its was raised
+    """The line for memory that ran out."""
+    torch = sys.modules.get("torch")  # not imported: it raised nothing
     if isinstance(error, MemoryError) or (
         torch is not None and isinstance(error, torch.OutOfMemoryError)
     ):
@@ -234,7 +234,7 @@ def _machine_error(error: Exception) -> str:
 
 
 def _internal_error(error: Exception) -> str:
-    """The line for an error that nobody foresaw; its traceback goes to a file, to be reported."""
+    """The line for an unexpected error; its traceback goes to a file, to be reported."""
     what = f"internal error, {type(error).__name__}: {_first_line(error)}".rstrip(": ")
     whose = "this is a mistake in Fedlens; please report it with"
     try:

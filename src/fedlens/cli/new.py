@@ -19,7 +19,7 @@ def new_command(
     from fedlens.files import write_atomically
 
     if not re.fullmatch(r"[\w.-]+", name.name):
-        raise ValueError(f"{name.name!r} is no name of a project: use letters, digits, _ and -")
+        raise ValueError(f"{name.name!r} cannot name a project: use letters, digits, _ and -")
     if name.exists():
         raise ValueError(f"{name} exists: choose another name")
     name.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""`fedlens predict`, `fedlens evaluate` and `fedlens export`: a trained model, put to use."""
+"""`fedlens predict`, `fedlens evaluate` and `fedlens export`: a trained model, used."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def evaluate_command(
         found = tested_on(classifier, data, trained_on, watch)
     if unknown:
         print(
-            f"fedlens: which of these the run trained on cannot be told: {unknown}",
+            f"fedlens: it is not known which of these the run trained on: {unknown}",
             file=sys.stderr,
         )
     if "trained_on" in found:
@@ -140,7 +140,7 @@ def export_command(
     from fedlens.deploy.export import ENDINGS, export
     from fedlens.files import write_atomically
     from fedlens.reading import reading
-    from fedlens.run_files import ANEW
+    from fedlens.run_files import RERUN
     from fedlens.runs import progress
 
     chosen = kind or ENDINGS.get(out.suffix)
@@ -161,7 +161,7 @@ def export_command(
             raise ValueError(f"{path} exists: choose another --out, or add --overwrite")
     with watching(quiet, progress.working, f"making {out.name}"):
         classifier = load(run, best=best)
-        with reading(run, ANEW):
+        with reading(run, RERUN):
             about = card(run, out.name, chosen, best).encode()
         apart = export(classifier, out, chosen)
     write_atomically(beside, about)

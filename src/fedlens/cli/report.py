@@ -30,7 +30,7 @@ def report_command(
     from fedlens.runs import progress
 
     if out is not None and out.suffix == ".html":
-        raise ValueError(f"--out {out}: name a folder, which report.html and figures are put into")
+        raise ValueError(f"--out {out}: name a folder for report.html and its figures")
     say_passed_over(runs)
     runs = runs_in(runs)
     with artists() as drawing, watching(quiet, progress.counted, "figures") as watch:
@@ -45,7 +45,7 @@ def say_passed_over(named: Iterable[Path]) -> None:
 
     if found := passed_over(named):
         sweeps = printable(" ".join(map(str, found)))
-        print(f"fedlens: passed over: {sweeps} (name a sweep's folder, too)", file=sys.stderr)
+        print(f"fedlens: skipped: {sweeps} (name a sweep's folder, too)", file=sys.stderr)
 
 
 def watch_command(

@@ -36,8 +36,8 @@ def reproduce_command(
         list[str],
         typer.Argument(
             metavar="ITEM... [KEY=VALUE]...",
-            help="PAPER/ITEM, as `fedlens list recipes` has them, one or several: their runs stand "
-            "side by side. And key=value for every run: precision=tf32 ...",
+            help="PAPER/ITEM, as in `fedlens list recipes`, one or several, which run as one "
+            "sweep. And key=value for every run: precision=tf32 ...",
             autocompletion=completion.items,
         ),
     ],
@@ -45,22 +45,24 @@ def reproduce_command(
         ScaleName, typer.Option(help="smoke: seconds; small: minutes; paper: its own settings.")
     ] = "small",
     seeds: Annotated[
-        int | None, typer.Option(help="So many of each run, in place of the recipe's number.")
+        int | None,
+        typer.Option(help="Seeds of each run, in place of the recipe's number."),
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
-            help="The folder; of several items that in which each has its PAPER/ITEM-SCALE. "
+            help="The folder; of several items, the folder of all their PAPER/ITEM-SCALE. "
             "[default: reproductions/PAPER/ITEM-SCALE]"
         ),
     ] = None,
     overwrite: Annotated[bool, typer.Option(help="Run again what is there already.")] = False,
     only: Annotated[
         list[str] | None,
-        typer.Option(help="Run experiments of such names alone: 'iid, *'. May be repeated."),
+        typer.Option(help="Run only experiments with such names: 'iid, *'. May be repeated."),
     ] = None,
     only_plan: Annotated[
-        bool, typer.Option("--plan", help="Say what would be run and how long; train nothing.")
+        bool,
+        typer.Option("--plan", help="Say what would be run and how long it takes; train nothing."),
     ] = False,
     stored: Annotated[
         Path | None,
@@ -106,7 +108,7 @@ def reproduce_command(
     )
     for name in names if not quiet else ():
         if name not in [one.name for one in planned]:
-            print(f"{name}: none of its experiments is called so", file=sys.stderr, flush=True)
+            print(f"{name}: none of its experiments has such a name", file=sys.stderr, flush=True)
     runs = together(planned)
     title = planned[0].name if len(planned) == 1 else f"{len(planned)} items"
     left = [one.name for one in planned if one.left]
@@ -126,7 +128,7 @@ def reproduce_command(
         with once_written():
             done, failed = _pages(planned, quiet)
     except KeyboardInterrupt as stop:
-        raise Stopped("the same command goes on where this one was") from stop
+        raise Stopped("run the same command again to go on") from stop
     _print(done, scale, as_json, as_list=len(names) > 1)
     for error in failed[:-1]:
         print(f"fedlens: {printable(str(error))}", file=sys.stderr)

@@ -80,9 +80,9 @@ def _run(
     from fedlens.experiment import Experiment
     from fedlens.run_files import identity
     from fedlens.runs import progress
-    from fedlens.runs.active import run_to_end
     from fedlens.runs.beforehand import say_beforehand
     from fedlens.runs.folder import check_free
+    from fedlens.runs.loop import run_to_end
     from fedlens.runs.run import start
     from fedlens.runs.track import tracking
     from fedlens.setup import build
@@ -115,7 +115,7 @@ def resume_command(
     ],
     rounds: Annotated[
         int | None,
-        typer.Option(help="So many rounds in all: more, or fewer, than it was begun with."),
+        typer.Option(help="Rounds in all: more, or fewer, than it was started with."),
     ] = None,
     data: DataFolder = None,
     engine: Annotated[
@@ -271,5 +271,6 @@ def _resume_hint(folder: Path, replaced: tuple[int, int] | None = None) -> Itera
         if error.errno not in FULL or not can_go_on(folder, replaced):
             raise
         raise OSError(
-            f"{folder} cannot be written ({reason(error)}): make room, and go on with: {command}"
+            f"{folder} cannot be written ({reason(error)}): free some space, and go on with: "
+            f"{command}"
         ) from error

@@ -28,8 +28,8 @@ def heed_signals() -> None:
 
 
 def _interrupt(*_: Any) -> None:
-    # In C++ that is half imported an exception is lost, or ends the process with other words; and
-    # before PyTorch is there, no command has begun anything.
+    # In C++ that is half imported an exception is lost, or ends the process with another message.
+    # And before PyTorch is there, no command has begun anything.
     about = getattr(sys.modules.get("torch"), "__spec__", None)
     if getattr(about, "_initializing", False):
         os._exit(stopped())

@@ -43,11 +43,11 @@ def sweep_command(
         list[str] | None,
         typer.Option(
             "--grid",
-            help="key=value,value: local.lr=0.01,0.1. May be given again.",
+            help="key=value,value: local.lr=0.01,0.1. May be repeated.",
             autocompletion=completion.overrides,
         ),
     ] = None,
-    seeds: Annotated[int | None, typer.Option(help="Repeat each with so many seeds.")] = None,
+    seeds: Annotated[int | None, typer.Option(help="Repeat each with this many seeds.")] = None,
     out: Annotated[
         Path | None, typer.Option(help="The folder of the run folders. [default: runs/NAME-sweep]")
     ] = None,
@@ -82,7 +82,7 @@ def sweep_command(
             with watching(quiet, progress.rounds, folder.name, sweep.total, sweep.done) as watch:
                 results = sweep.run(watch)
         except KeyboardInterrupt as error:
-            raise Stopped("the same command goes on from here") from error
+            raise Stopped("run the same command again to go on") from error
         _finish(results, folder, as_json, quiet, drawing)
 
 

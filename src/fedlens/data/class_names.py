@@ -9,7 +9,7 @@ from collections.abc import Iterable
 def called(name: str) -> str:
     """What a folder or a label calls its class or site.
 
-    Spaces at the ends are nobody's intention, and macOS spells an ä otherwise than others do.
+    Spaces at the ends are mistakes, and macOS encodes an ä in another way than others do.
     """
     return unicodedata.normalize("NFC", name).strip()
 

@@ -174,8 +174,8 @@ def here(source: Source) -> list[str]:
     return [row.name for row in listing(source) if row.where or row.name in partly]
 
 
-def mended(name: str) -> str:
-    """What a person does about a set whose files are damaged or missing."""
+def remedy_for(name: str) -> str:
+    """What to do about a set whose files are damaged or missing."""
     if name == mini.NAME:
         return "install Fedlens again"
     if name in PLACED:

@@ -139,7 +139,7 @@ def _whole_numbers(column: Column, length: int, where: str, bound: int | None) -
     fits = column.dtype.kind in "iu" and column.shape == (length,) and column.min(initial=0) >= 0
     if not fits or (bound is not None and column.max(initial=0) >= bound):
         top = "" if bound is None else f" to {bound - 1}"
-        raise ValueError(f"{where} must be {length} whole numbers from 0{top}: mend the file")
+        raise ValueError(f"{where} must be {length} whole numbers from 0{top}: fix the file")
     return column
 
 

@@ -74,7 +74,7 @@ def with_tests(parts: Sequence[Part], where: Path) -> tuple[Sequence[Part], str 
 
 
 def refuse_strangers(labelled: Iterable[tuple[object, str, Part | None]]) -> None:
-    """Refuse a class that train has not. Each image has a name to begin with, a class, a part."""
+    """Refuse a class that train does not have. Images are given as a name, a class and a part."""
     rows = list(labelled)
     known = {label for _, label, part in rows if part in ("train", None)}
     for name, label, part in rows:
@@ -85,7 +85,7 @@ def refuse_strangers(labelled: Iterable[tuple[object, str, Part | None]]) -> Non
 def stranger(name: object, label: str, known: Iterable[str], part: Part) -> ValueError:
     near = get_close_matches(label, sorted(known), n=1)
     rest = f"did you mean {near[0]!r}?" if near else f"add it to train, or take it out of {part}"
-    return ValueError(f"{name} is of class {label!r}, which train has not: {rest}")
+    return ValueError(f"{name} is of class {label!r}, which train does not have: {rest}")
 
 
 def files_below(place: Path, _above: frozenset[Path] = frozenset()) -> Iterator[Path]:
@@ -199,8 +199,8 @@ def levels_of(place: Path, files: Sequence[Path]) -> tuple[int | None, list[tupl
     if outermost and both is not None:
         again = _some(names[0] for names in inside[both] if names)
         raise ValueError(
-            f"{place / both} has {again} within it, and is called after a part itself: name one "
-            "of them otherwise"
+            f"{place / both} has {again} within it, and has the name of a part itself: rename "
+            "one of them"
         )
     for name, is_divided in divided.items():
         if both is not None and not is_divided:

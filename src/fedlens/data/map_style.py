@@ -152,7 +152,7 @@ def _tensor(image: Any, channels: int | None, size: int | None) -> Tensor:
             raise ValueError("floats are used as they are: leave size and channels out")
         image = Image.fromarray(tensor.permute(1, 2, 0).squeeze(2).numpy())
     if not isinstance(image, Image.Image):
-        raise ValueError(f"a {type(image).__name__} is no image")
+        raise ValueError(f"a {type(image).__name__} is not an image")
     pixels = pixels_of(image, channels or (1 if image.mode in GRAY else 3), size)
     return torch.from_numpy(pixels.copy()).permute(2, 0, 1)
 

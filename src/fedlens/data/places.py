@@ -40,7 +40,7 @@ class Source:
 def existing(data: Path | None) -> Path | None:
     """The folder that data are looked for in first, if there is one of that name."""
     if data is not None and not data.is_dir():
-        raise ValueError(f"{data} is no folder of data sets: name one, or leave it out")
+        raise ValueError(f"{data} is not a folder of data sets: name one, or leave it out")
     return data
 
 

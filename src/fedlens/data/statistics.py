@@ -50,7 +50,7 @@ def sizes(holdings: Holdings, num_clients: int | None = None) -> dict[str, Any]:
 
 
 def emd_of(holdings: Holdings, labels: Tensor, num_classes: int) -> float:
-    """`emd` of what clients hold, so many at a time that memory does not grow with them."""
+    """`emd` of what clients hold, a block at a time, so that memory does not grow with them."""
     everyone = torch.bincount(labels[holdings.index], minlength=num_classes)
     total = 0.0
     for first in range(0, len(holdings), BLOCK):

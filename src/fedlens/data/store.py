@@ -105,7 +105,7 @@ def dataset(store: Path) -> Dataset:
     """The data set of a store: its pixels stay on the disk until they are looked at."""
     about = manifest(store)
     if about is None:
-        raise ValueError(f"{store} is not whole: go on with `fedlens data prepare`")
+        raise ValueError(f"{store} is incomplete: go on with `fedlens data prepare`")
     with reading(store, f"remove {store} and prepare again"):
         return _mapped_dataset(store, about)
 
@@ -149,7 +149,7 @@ def _keep_listing(store: Path, listed: Listing, size: int) -> None:
         with file.open("rb") as opened:
             before = numpy_files.read(opened, str(file))
         if not _equal(before, arrays):
-            raise ValueError(f"{store} was begun with other metadata: remove it, or restore them")
+            raise ValueError(f"{store} was started with other metadata: remove it, or restore them")
         return
     content = io.BytesIO()
     np.savez(content, **arrays)  # type: ignore[arg-type]  # NumPy's stub takes it for an option
@@ -229,8 +229,8 @@ def _allocate(file: BinaryIO, size: int) -> None:
     except OSError as error:
         Path(file.name).unlink()
         need = f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
-        why = f"{file.name} needs {need} ({error.strerror}): make room, or choose another --data"
-        raise OSError(why) from error
+        why = f"{file.name} needs {need} ({error.strerror})"
+        raise OSError(f"{why}: free some space, or choose another --data") from error
 
 
 def _fill(file: BinaryIO, size: int) -> None:

@@ -84,7 +84,7 @@ class Survey:
 
     @property
     def missing(self) -> list[tuple[str, str]]:
-        """The classes that a site has not."""
+        """The classes that a site does not have."""
         there = {(one.site, one.label) for one in self.seen}
         return [
             (s, c) for s in sorted(self.sites) for c in sorted(self.classes) if (s, c) not in there

@@ -1,1 +1,1 @@
-"""Taking a model away: to ask it about images, to test it elsewhere, to run it without Fedlens."""
+"""A trained model in use: it classifies images, is tested on other data, and is exported."""

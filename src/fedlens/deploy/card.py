@@ -136,7 +136,7 @@ def _quality_of_best(run: Run) -> list[str]:
     ]
     return [
         f"It is the model after round {found[1]} of {run.num_rounds}: the best on the validation "
-        "images, by which it was chosen, so that they flatter it.",
+        "images, by which it was chosen: its accuracy on these is too high.",
         "",
         *_table(["images", "accuracy"], rows),
     ]

@@ -18,11 +18,11 @@ from fedlens.data.pictures import read
 from fedlens.experiment import Experiment
 from fedlens.reading import reading
 from fedlens.run_files import (
-    ANEW,
     BEST,
     EXPERIMENT,
     MANIFEST,
     MODEL,
+    RERUN,
     check_run,
     read_manifest,
     unfinished,
@@ -119,7 +119,7 @@ def load(run: str | Path, module: nn.Module | None = None, *, best: bool = False
     """The model of a run, in eval mode, with its preprocessing and its classes.
 
     It is the last or, with `best`, the one that was best on validation (evaluate.best). `module` is
-    needed only if the run's model was given from Python: one that is built alike.
+    needed only if the run's model was given from Python: one with the same layers.
     """
     from safetensors.torch import load_file
 
@@ -136,7 +136,7 @@ def load(run: str | Path, module: nn.Module | None = None, *, best: bool = False
     about, classes = manifest.get("images"), manifest.get("classes")
     if not isinstance(about, dict) or not isinstance(classes, list) or not classes:
         raise ValueError(f"{folder} does not say how its images were prepared: run it again")
-    with reading(folder / MANIFEST, ANEW):
+    with reading(folder / MANIFEST, RERUN):
         is_floats, preprocessing = about["floats"], _preprocessing(about)
     if is_floats:
         raise ValueError(
@@ -146,12 +146,12 @@ def load(run: str | Path, module: nn.Module | None = None, *, best: bool = False
     if module is None:
         if str(read_tables(folder / EXPERIMENT).get("model")).startswith("<"):
             raise ValueError(
-                f"{folder} trained a module that was given from Python: load it there, as "
-                f"fl.load({str(folder)!r}, module) with one that is built alike"
+                f"{folder} trained a module that was given from Python: call "
+                f"fl.load({str(folder)!r}, module) with such a module"
             )
         described = Experiment.read(folder / EXPERIMENT)
         module = untrained(described, preprocessing.shape, len(classes))
-    with reading(file, ANEW):
+    with reading(file, RERUN):
         own = load_file(file)
     try:
         module.load_state_dict(own)

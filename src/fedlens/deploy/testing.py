@@ -41,7 +41,9 @@ def tested_on(
     for name in found.classes:
         if name not in number:
             hint = did_you_mean(name, classifier.classes)
-            raise ValueError(f"{place} has the class {name!r}, which the model has not: {hint}")
+            raise ValueError(
+                f"{place} has the class {name!r}, which the model does not have: {hint}"
+            )
     labels = torch.tensor([number[found.classes[label]] for label in listed.labels])
     paths = [listed.base / name for name in listed.names]
     logits = _logits(classifier, paths, watch)
@@ -103,7 +105,7 @@ def _found(place: Path, classes: Sequence[str]) -> Found:
         return laid_out(place, class_layout(place, classes))
     if place.suffix == ".csv" and place.is_file():
         return listed_in(place)
-    raise ValueError(f"{place} is no folder and no csv file of images: name one that is there")
+    raise ValueError(f"{place} is not a folder or csv file of images: name one that exists")
 
 
 @torch.no_grad()

@@ -71,7 +71,7 @@ class Fleet(Engine):
     notify: Notify  # of sites that failed
     name: ClassVar[str] = "fleet"
     _answers: dict[int, Part] = field(default_factory=dict)  # of this round, by key
-    _away: set[int] = field(default_factory=set)  # sites that were waited for in vain
+    _away: set[int] = field(default_factory=set)  # sites that were waited for and did not come
     _declared: Tree | None = None
 
     @property

@@ -2,7 +2,7 @@
 
 A SuperLink has one port for sites, for those who start runs, and for its own apps, without accounts
 for any of them. So it listens on this machine alone, and this passes on what sites need: twelve
-paths, each request read whole and written anew.
+paths, each request read whole and written again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CALLS = (
     *("push-object", "pull-object", "confirm-message-received"),
 )
 PATHS = frozenset(f"/v1/fleet/{call}".encode() for call in CALLS)
-HOP = frozenset(  # headers of one connection, or that are made anew
+HOP = frozenset(  # headers of one connection, or that are made again
     name.encode()
     for name in (
         *("host", "connection", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade"),
@@ -171,7 +171,7 @@ class Gate:
         allowed = request.method == b"POST" and request.target in PATHS
         if not allowed:
             target = request.target[:80].decode("ascii", "replace")
-            self._say(f"refused {target!r} from {peer}: sites have the Fleet API alone")
+            self._say(f"refused {target!r} from {peer}: sites may use only the Fleet API")
             await _respond(http, writer, 404, [], b"")
             return
         if body is None:
@@ -200,7 +200,7 @@ class Gate:
         """Why the SuperLink does not take a site that shows this key."""
         key = _key_of(headers)
         if key in self.names:
-            return f"{self.names[key]} is held to be here already, for a minute after it died"
+            return f"{self.names[key]} counts as connected already, for a minute after it stopped"
         short = hashlib.sha256(key).hexdigest()[:12] if key else "(none)"
         return f"key {short} is not registered"
 

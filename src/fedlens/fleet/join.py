@@ -26,8 +26,8 @@ PAUSE = 5.0
 LOOK = 0.5  # seconds between two looks at what was logged
 ANSWER = 10.0  # seconds for which a server may be silent
 REMEDIES = {  # by OpenSSL's number of what is wrong with a certificate
-    10: "it has expired, so make the server's keys anew, and get its ca.pem",
-    **dict.fromkeys((62, 64), "see that the server's keys were made with this --host"),
+    10: "it has expired, so make new keys for the server, and get its ca.pem",
+    **dict.fromkeys((62, 64), "check that the server's keys were made with this --host"),
 }
 REFUSED = "[code: 2004]"  # in Flower's log: the key is not registered, or in use
 
@@ -80,8 +80,8 @@ def _stay(
             refused_since = now
         elif now - refused_since > patience:
             raise ValueError(
-                f"{server} did not let {name} in for {patience:g} s: give {name}.pub to who runs "
-                "it, and see that no other process uses the key"
+                f"{server} did not let {name} in for {patience:g} s: give {name}.pub to the "
+                "person who runs it, and check that no other process uses the key"
             )
         why = "its key is refused" if REFUSED in said else f"see {log.path}"
         say.state(f"not connected ({why}); trying again")
@@ -91,14 +91,14 @@ def _stay(
 def find_server(server: str, ca: Path, wait: float, say: Changes) -> None:
     """Return once a server answers that the CA has signed; a ValueError if that cannot be.
 
-    Flower would look for it as well, but ever more rarely, and does not say what is wrong.
+    Flower would look for it as well, but less and less often, and does not say what is wrong.
     """
     host, _, port = server.rpartition(":")
     host, last = host.strip("[]"), time.monotonic() + wait
     try:
         trust = ssl.create_default_context(cafile=str(ca))
     except ssl.SSLError as error:
-        raise ValueError(f"{ca} is no certificate: get it from the server") from error
+        raise ValueError(f"{ca} is not a certificate: get it from the server") from error
     while True:
         try:
             with (
@@ -108,18 +108,18 @@ def find_server(server: str, ca: Path, wait: float, say: Changes) -> None:
                 return
         except ssl.SSLCertVerificationError as error:
             raise ValueError(
-                f"{server} has no certificate that {ca} makes valid ({error.verify_message}): "
+                f"the certificate of {server} is not valid by {ca} ({error.verify_message}): "
                 + REMEDIES.get(error.verify_code, "get the server's ca.pem")
             ) from error
-        except (ssl.SSLEOFError, ssl.SSLZeroReturnError) as error:  # it is just ending, or full
+        except (ssl.SSLEOFError, ssl.SSLZeroReturnError) as error:  # it is just stopping, or full
             why = str(error.strerror)
         except ssl.SSLError as error:
-            raise ValueError(f"{server} is no server of a fleet: set --server") from error
+            raise ValueError(f"{server} is not the server of a fleet: set --server") from error
         except OSError as error:
-            why = error.strerror or "it is silent"
+            why = error.strerror or "it does not answer"
         if time.monotonic() >= last:
             raise ValueError(
-                f"nobody answered at {server} for {wait:g} s ({why}): see that --server is the "
+                f"nobody answered at {server} for {wait:g} s ({why}): check that --server is the "
                 "address of `fedlens fleet serve`, start that, or wait for it with --wait"
             )
         say.state(f"nobody answers at {server}; trying again")
@@ -174,7 +174,7 @@ def answer_by(line: str) -> str:
     if answer["asked"] == "train":
         sent = f"{answer['sent_bytes'] / 1e3:.1f} kB"
         return f"trained for {answer['seconds']:.1f} s, and sent {sent}"
-    return {"sizes": "told how much it holds", "test": "tested the model"}[answer["asked"]]
+    return {"sizes": "reported how much it holds", "test": "tested the model"}[answer["asked"]]
 
 
 @dataclass

@@ -41,7 +41,7 @@ def make_site_key(folder: Path, name: str) -> None:
 
 def check_name(name: str) -> None:
     if not name.isascii() or not name.replace("-", "").replace("_", "").isalnum():
-        raise ValueError(f"{name!r} is no name of a site: use letters, digits, - and _")
+        raise ValueError(f"{name!r} is not the name of a site: use letters, digits, - and _")
 
 
 def public_keys(folder: Path) -> dict[str, bytes]:
@@ -62,11 +62,11 @@ def public_keys(folder: Path) -> dict[str, bytes]:
                 raise ValueError("`fedlens fleet keys --site` makes others")
         except (ValueError, UnsupportedAlgorithm) as error:
             raise ValueError(
-                f"{path} is no public key of a site ({error}): get it from the site again"
+                f"{path} is not the public key of a site ({error}): get it from the site again"
             ) from error
         content = key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
         owner = owners.setdefault(content, path.stem)
-        if owner != path.stem:  # one of them would be waited for in vain
+        if owner != path.stem:  # one of them would never come
             raise ValueError(f"{path} has the same key as {owner}.pub: remove one of them")
         found[path.stem] = content
     if not found:
@@ -85,7 +85,7 @@ def check_server_keys(folder: Path) -> None:
         try:
             last = x509.load_pem_x509_certificate((folder / name).read_bytes()).not_valid_after_utc
         except ValueError as error:
-            raise ValueError(f"{folder / name} is no certificate: {error}") from error
+            raise ValueError(f"{folder / name} is not a certificate: {error}") from error
         if last < datetime.datetime.now(datetime.UTC):
             raise ValueError(
                 f"{folder / name} has expired, on {last:%Y-%m-%d}: make keys in another folder "

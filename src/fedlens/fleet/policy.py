@@ -46,7 +46,7 @@ class Policy:
         """Refuse an experiment that this site does not allow."""
         if terms.version != __version__:
             raise Refused(
-                f"it is for Fedlens {terms.version}, and here is {__version__}: install the same"
+                f"it is for Fedlens {terms.version}, and this is {__version__}: install the same"
             )
         foreign = [name for name in terms.own_code if name not in self.own_code]
         if foreign:
@@ -61,7 +61,7 @@ class Policy:
             allowed = f"{self.most_rounds} rounds, not {terms.rounds}"
             raise Refused(f"its policy allows {allowed}: {_see('most_rounds')}")
         if "label_counts" in terms.algorithm.discloses and not self.label_counts:
-            raise Refused(f"its policy does not allow to tell label counts: {_see('label_counts')}")
+            raise Refused(f"its policy does not allow to send label counts: {_see('label_counts')}")
 
     def check_update(self, norm: float) -> None:
         if self.largest_norm is not None and not norm <= self.largest_norm:

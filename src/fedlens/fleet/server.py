@@ -20,8 +20,8 @@ from fedlens.fleet.engine import Fleet, Sites
 from fedlens.fleet.terms import Terms, for_fleet
 from fedlens.reporting.reports import Reporting
 from fedlens.run_files import EXPERIMENT
-from fedlens.runs.active import run_to_end
 from fedlens.runs.folder import RunFolder
+from fedlens.runs.loop import run_to_end
 from fedlens.runs.records import settings
 from fedlens.runs.result import Result
 from fedlens.runs.run import reopen, start
@@ -52,7 +52,7 @@ def hear(
     wait: float,
     at_least: int | None = None,
 ) -> list[Held | None]:
-    """What each site holds: of all of them or, after `wait` seconds, of `at_least` so many."""
+    """What each site holds: of all of them or, after `wait` seconds, of at least `at_least`."""
     begun = time.monotonic()
     found: list[Held | None] = [None] * len(names)
     asked, last_word = dict[int, float](), dict[int, str]()
@@ -201,7 +201,7 @@ def check_unchanged(begun: Experiment, wanted: Experiment, out: Path) -> None:
     changed = sorted(key for key in before | after if before.get(key) != after.get(key))
     if changed:
         raise ValueError(
-            f"{out} was begun with another {changed[0]}: leave the change out, or choose another "
+            f"{out} was started with another {changed[0]}: leave the change out, or choose another "
             "--out for a run of its own"
         )
 
@@ -220,7 +220,7 @@ def run_job(job: Job, connect: Callable[[Sequence[str]], Sites], notify: Notify)
         notify(f"experiment {Terms.of(experiment, dataset).hash}, from where it was")
         unknown = [one.name for one in known if one.name not in job.sites]
         if unknown:
-            raise ValueError(f"{out} was begun with {unknown[0]}: add its key")
+            raise ValueError(f"{out} was started with {unknown[0]}: add its key")
         sites = connect([one.name for one in known])
         setup = make_setup(experiment, dataset, known, sites, notify)
         folder = RunFolder.open(out)

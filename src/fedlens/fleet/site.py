@@ -145,7 +145,7 @@ class Site:
         """How many of the examples that it holds out a model classifies correctly."""
         task = self._task(order)
         if task.tested is None:
-            raise Refused("it holds nothing out")
+            raise Refused("it has no held-out examples")
         model = {name.removeprefix("model/"): t for name, t in tensors.items()}
         task.check_model(model, task.network.params | task.network.buffers)
         # What a model gets right tells of the examples: not as often as a server might like.

@@ -33,7 +33,7 @@ def check_data(data: Path) -> None:
     if data.is_dir():
         listed_by_class(data)
     elif not is_zipfile(data):
-        raise ValueError(f"{data} is no folder and no .npz file: set --data to the site's examples")
+        raise ValueError(f"{data} is not a folder or .npz file: set --data to the site's examples")
 
 
 def site_examples(data: Path, terms: Terms, cache: Path) -> Examples:
@@ -106,7 +106,7 @@ def _read(data: Path, terms: Terms) -> tuple[Pixels, Column]:
     if unknown:
         hint = did_you_mean(unknown[0], terms.classes)
         raise ValueError(
-            f"{data} has the class {unknown[0]!r}, which the experiment has not: {hint}"
+            f"{data} has the class {unknown[0]!r}, which the experiment does not have: {hint}"
         )
     number = {name: i for i, name in enumerate(terms.classes)}
     table = np.array([number.get(name, -1) for name in classes], dtype=np.int64)

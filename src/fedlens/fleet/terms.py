@@ -35,7 +35,7 @@ NOT_TOLD = (
     "weights",
     "weights_sha256",
 )
-"""What of an experiment is the server's own affair."""
+"""What of an experiment concerns the server alone."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Terms:
             if not isinstance(content, dict) or {"fedlens", "experiment", "data"} - content.keys():
                 raise ValueError("it lacks a part")
         except ValueError as error:
-            raise ValueError(f"these are no terms of an experiment ({error})") from error
+            raise ValueError(f"these are not the terms of an experiment ({error})") from error
         return content
 
     @property
@@ -198,7 +198,9 @@ def check_possible(experiment: Experiment) -> None:
         ("clients.devices", experiment.clients.devices),
     ):
         if given is not None:
-            raise ValueError(f"{what} is for simulations, real sites fail by themselves: leave out")
+            raise ValueError(
+                f"{what} is for simulations, real sites fail by themselves: leave it out"
+            )
     evaluate: Evaluate = experiment.evaluate
     if evaluate.local_only or evaluate.fine_tune:
         raise ValueError(
@@ -221,11 +223,13 @@ def check_possible(experiment: Experiment) -> None:
     if algorithm.pace is not None:
         raise ValueError("a fleet runs in rounds: leave asynchronous algorithms out")
     if not algorithm.draw.by_client:
-        raise ValueError("what a client draws depends on the others: a fleet cannot do that")
+        raise ValueError(
+            "what a client draws depends on the others: leave out the algorithm that draws so"
+        )
 
 
 def say_without_effect(experiment: Experiment, num_sites: int) -> None:
-    """Of keys that a simulation heeds, and a server with so many sites does not: a line each."""
+    """A line for each key that a simulation uses, and a server with `num_sites` does not."""
     clients, partition = experiment.clients, experiment.clients.partition
     found: dict[str, tuple[Any, str]] = {}
     if experiment.engine == "ray":

@@ -29,7 +29,7 @@ def from_wire(content: bytes) -> Tree:
     try:
         found = from_bytes(content, torch.device("cpu"))
     except SafetensorError as error:
-        raise ValueError(f"it is no file of tensors: {error}") from error
+        raise ValueError(f"it is not a file of tensors: {error}") from error
     parts: dict[str, Tree] = {}
     for path, tensor in found.items():
         name, _, kind = path.rpartition("/")

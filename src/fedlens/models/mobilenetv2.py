@@ -74,7 +74,7 @@ class MobileNetV2(nn.Module):
 
 
 class Inverted(nn.Module):
-    """Widen by 1x1, filter each channel by 3x3, narrow by 1x1; and a way round where it fits."""
+    """Widen by 1x1, filter each channel by 3x3, narrow by 1x1; a skip connection if it fits."""
 
     def __init__(self, channels: int, wider: int, stride: int, expansion: int) -> None:
         super().__init__()

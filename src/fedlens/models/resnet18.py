@@ -63,7 +63,7 @@ class ResNet18(nn.Module):
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions and a way round them."""
+    """Two 3x3 convolutions and a skip connection."""
 
     def __init__(self, channels: int, wider: int, stride: int) -> None:
         super().__init__()

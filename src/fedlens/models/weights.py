@@ -29,7 +29,7 @@ from fedlens.run_files import MANIFEST, MODEL, unfinished
 
 TIMEOUT = 30.0  # seconds of silence
 SLOWEST = 1000  # bytes a second, over as long: less is no download
-ROOM, TIMES_MODEL = 2**28, 8  # bytes that a download may have at the most, besides the model's
+ROOM, TIMES_MODEL = 2**28, 8  # bytes that a download may have beyond the model's
 CHUNK = 2**16
 WRAPPERS = ("state_dict", "model_state_dict", "model")  # where checkpoints have the weights
 PREFIXES = ("_orig_mod.", "module.")  # of torch.compile, and of (Distributed)DataParallel
@@ -41,7 +41,7 @@ class Loaded(NamedTuple):
 
     source: str
     sha256: str
-    new_layers: list[str]  # of the head, which the file has not or has in another size
+    new_layers: list[str]  # of the head, which the file lacks or has in another size
 
 
 def is_address(source: str) -> bool:
@@ -93,7 +93,7 @@ def _layer(name: str) -> str:
 
 
 def _head(module: nn.Module, own: Tree, found: Tree) -> list[str]:
-    """The last linear layers that the file has not, or has in another size."""
+    """The last linear layers that the file lacks, or has in another size."""
     head: list[str] = []
     for layer in reversed(dict.fromkeys(map(_layer, own))):
         names = [name for name in own if _layer(name) == layer]
@@ -140,7 +140,8 @@ def _refuse_misfits(own: Tree, found: Tree, head: Sequence[str], source: str) ->
     else:
         return
     raise ValueError(
-        f"{source} does not fit the model ({why}): choose the model and the options that it is of"
+        f"{source} does not fit the model ({why}): choose the model and options that it was saved "
+        "from"
     )
 
 
@@ -175,7 +176,7 @@ def _tensors(path: Path, called: str) -> Tree:
             if not isinstance(name, str) or not isinstance(tensor, Tensor):
                 raise ValueError("it holds more than tensors by name")
             if not _is_plain(tensor):
-                raise ValueError(f"{name} is no plain tensor of numbers")
+                raise ValueError(f"{name} is not a plain tensor of numbers")
     return _unprefixed(dict(content))
 
 
@@ -209,7 +210,7 @@ def _fetched(address: str, most: int) -> Path:
         name = Path(urlsplit(address).path).name
     except ValueError as error:
         raise ValueError(
-            f"{address} is no address ({error}): write it as a browser does"
+            f"{address} is not an address ({error}): write it as a browser does"
         ) from error
     place = cache() / "weights" / f"{hashlib.sha256(address.encode()).hexdigest()[:12]}-{name}"
     if not place.is_file():

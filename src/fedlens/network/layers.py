@@ -76,7 +76,7 @@ def _lanes(hashes: Tensor) -> Tensor:
 
 
 class KeyedDropout(nn.Module):
-    """Dropout by key. A layer that a model calls several times draws anew each time."""
+    """Dropout by key. A layer that a model calls several times draws again each time."""
 
     key: Tensor  # [] int64
 

@@ -336,7 +336,7 @@ def local_step_(
 
 
 def _batches(count: int) -> Iterator[slice]:
-    """So many tensors, in parts that one kernel steps."""
+    """`count` tensors, in parts that one kernel steps."""
     for first in range(0, count, STEP_TENSORS):
         yield slice(first, first + STEP_TENSORS)
 

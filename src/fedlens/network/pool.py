@@ -40,7 +40,7 @@ class Windows(NamedTuple):
         return F.max_pool2d(x, 2, padding=self)
 
     def number(self, rows: int, columns: int) -> tuple[int, int]:
-        """How many there are of a result with so many rows and columns: down and across."""
+        """How many there are of a result with this many rows and columns: down and across."""
         return (rows + 2 * self.top) // 2, (columns + 2 * self.left) // 2
 
 

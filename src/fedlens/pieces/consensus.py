@@ -1,4 +1,4 @@
-"""Consensus ADMM in scaled form: what `admm`, `liadmm` and their kin share.
+"""Consensus ADMM in scaled form: what `admm`, `liadmm` and their variants share.
 
 Client i has a dual u_i = pi_i / (w_i rho). It minimises f_i(v) + (rho / 2) ||v - x + u_i||^2 from
 v = x, then u_i = u_i + v - x and z_i = v + u_i. The server's x is the mean of the z_i of ALL

@@ -55,10 +55,10 @@ class Epochs(Draw):
 
 @dataclass(frozen=True)
 class Steps(Draw):
-    """So many steps of each client, or so many passes over its examples, of which the last is cut.
+    """A number of steps of each client, or of passes over its examples, of which the last is cut.
 
     The number lies between `low` and `high`, which may be the same: it is drawn for each client
-    and round anew, a whole one if both are. Nobody takes more than `most` steps.
+    and round, a whole one if both are. Nobody takes more than `most` steps.
     """
 
     batch_size: int
@@ -85,7 +85,7 @@ class Steps(Draw):
         return self._cut(per_pass, drawn)
 
     def _cut(self, per_pass: keys.Array, amount: keys.Array) -> keys.Array:  # [C]
-        if self.of == "epochs":  # the nudge keeps 0.1 of 30 batches from being 4
+        if self.of == "epochs":  # 0.1 of 30 batches must not be rounded to 4
             amount = np.ceil(amount * per_pass - 1e-9)
         steps = np.minimum(amount, np.inf if self.most is None else self.most)
         return np.where(per_pass > 0, steps.clip(min=1), 0).astype(np.int64)

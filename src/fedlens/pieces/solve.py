@@ -153,7 +153,7 @@ class Corrected(Wraps):
     ) -> tuple[Tree, Memory]:
         params, memory = self.inner.update(grads, memory, params, local)
         lr = self.learning_rate
-        assert lr is not None, "who corrects steps has looked at how long they are"
+        assert lr is not None, "steps of unknown length were refused before"
         for name, extra in self.correction(local).items():
             params[name].sub_(extra * per_row(lr, extra))
         return params, memory

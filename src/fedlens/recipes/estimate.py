@@ -29,7 +29,7 @@ from fedlens.runs.spread import SpreadPoints
 from fedlens.runs.sweep import prepare
 from fedlens.setup import Setup
 
-WHOLE_SECONDS = 10.0  # if so many suffice, rounds of a kind are timed as they are, not shortened
+WHOLE_SECONDS = 10.0  # if these are enough, rounds of a kind are timed as they are, not shortened
 CPU_SECONDS = 30.0  # for all kinds together, about; further ones are taken for as fast as others
 
 

@@ -17,7 +17,8 @@ from fedlens.core import Plan
 from fedlens.engines import Processes, Stacked
 from fedlens.federation import Examples
 from fedlens.rounds import begin
-from fedlens.runs.active import ActiveRun, run_to_end
+from fedlens.runs.active import ActiveRun
+from fedlens.runs.loop import run_to_end
 from fedlens.runs.summary import Record
 from fedlens.setup import Setup
 from fedlens.setup.algorithm import make_algorithm
@@ -105,7 +106,7 @@ def cost(
 ) -> Cost:
     """Of short rounds, which tell how long a whole one is; of whole ones, if that is soon done.
 
-    About so many `seconds` may go into either. `tell` is called after each step of at most
+    About `seconds` may go into either. `tell` is called after each step of at most
     `STEPS`.
     """
     few, many = BATCHES
@@ -151,7 +152,7 @@ def _rounds(
     timed: int = TIMED,
     tested: int = TESTED,
 ) -> Cost:
-    """What rounds cost of so many batches a client, those of even and of odd number (None: all).
+    """What rounds cost with `batches` of each client, of even and of odd number (None: all).
 
     Clients that train one after another are few then, and the cost is that of all of them.
     """
@@ -251,7 +252,7 @@ def _plan(setup: Setup, round: int) -> Plan:
 
 
 def _num_tested(setup: Setup, most: int | None = None) -> int:
-    """How many examples an evaluation has, at most so many of each part."""
+    """How many examples an evaluation has, at most this many of each part."""
     return sum(len(part) if most is None else min(len(part), most) for part in setup.parts.values())
 
 

@@ -34,6 +34,8 @@ SAID = {
     "cannot.",
     "paper": "These are the paper's own settings, as far as it states them.",
 }
+ONE_SEED = "One seed says nothing about the spread: more are run with --seeds."
+MAY_DIFFER = ("seed", "weights", "engine", "device")  # from a cell to its runs
 
 
 def opening(recipe: Recipe, results: Results) -> Text:
@@ -48,9 +50,9 @@ def opening(recipe: Recipe, results: Results) -> Text:
     if runs:
         count = len(results.runs)
         if missing := [cell for cell in recipe.cells if not results.runs[cell]]:
-            some = f"{'; '.join(missing[:3])}{' and so on' if len(missing) > 3 else ''}"
             said.append(
-                f"{count} of the {len(recipe.cells)} experiments are here. Not run yet: {some}."
+                f"{count} of the {len(recipe.cells)} experiments are here. Not run yet: "
+                f"{_first_three(missing)}."
             )
         if diverged := _diverged(results, recipe.of_diverged):
             said.append(diverged)
@@ -64,7 +66,7 @@ def opening(recipe: Recipe, results: Results) -> Text:
             + (
                 "Bands and ± are one standard deviation over seeds."
                 if numbers[-1] > 1
-                else _ONE_SEED
+                else ONE_SEED
             )
         )
     else:
@@ -97,10 +99,14 @@ def _diverged(results: Results, shown: str) -> str:
     if not ended:
         return ""
     count, of = sum(ended.values()), sum(map(len, results.runs.values()))
-    some = f"{'; '.join(list(ended)[:3])}{' and so on' if len(ended) > 3 else ''}"
     them = "it" if count == 1 else "them"
     shown = shown or f"What is shown of {them} was evaluated before that."
+    some = _first_three(list(ended))
     return f"{count} of {of} run{'' if of == 1 else 's'} diverged: {some}. {shown}"
+
+
+def _first_three(cells: Sequence[str]) -> str:
+    return "; ".join(cells[:3]) + (" and so on" if len(cells) > 3 else "")
 
 
 def led_by_a_figure(blocks: Sequence[Block], told: Text) -> list[Block]:
@@ -142,10 +148,6 @@ def _changed(recipe: Recipe, results: Results) -> list[str]:
                 if key not in MAY_DIFFER and value != planned.get(key):
                     found[f"{key}={value}"] = None
     return list(found)
-
-
-MAY_DIFFER = ("seed", "weights", "engine", "device")  # from a cell to its runs
-_ONE_SEED = "One seed says nothing about the spread: more are run with --seeds."
 
 
 def _machines(runs: Sequence[Run]) -> str:

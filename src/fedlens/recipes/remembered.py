@@ -1,4 +1,4 @@
-"""What rounds cost on this machine, kept for a day: who starts again does not wait for it again."""
+"""What rounds cost on this machine, kept for a day, for commands that are started again."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def plan_all(
     scale: ScaleName = "small",
     out: str | Path | None = None,
     *,
-    data: str | Path | None = None,
+    data: Path | None = None,
     seeds: int | None = None,
     overrides: Sequence[str] = (),
     overwrite: bool = False,
@@ -88,7 +88,7 @@ def plan_all(
         check_known(name)
     if seeds is not None and seeds < 1:
         raise ValueError(f"seeds is {seeds}: choose 1 or more")
-    at = Scale(scale, Path(data) if data is not None else None)
+    at = Scale(scale, data)
     recipes = {name: RECIPES[name](at) for name in names}
     if only:
         _check_some_match(recipes.values(), only)
@@ -134,7 +134,7 @@ def _planned(
                 weights = str(start.resolve() / MODEL)
             place = place_of(folder, cell, seed, recipe)
             is_new = (changed.seed, changed.weights) != (seed, weights)
-            # To check an experiment anew takes a millisecond, and there may be thousands.
+            # To check an experiment again takes a millisecond, and there may be thousands.
             cells[place] = replace(changed, seed=seed, weights=weights) if is_new else changed
     wanted = _matching(recipe, only) if only else list(recipe.cells)
     chosen = {place_of(folder, cell, seed, recipe) for cell in wanted for seed in recipe.seeds}

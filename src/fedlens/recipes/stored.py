@@ -29,7 +29,7 @@ def redraw(
     stored: str | Path,
     out: str | Path | None = None,
     *,
-    data: str | Path | None = None,
+    data: Path | None = None,
     watch: Drawing | None = None,
     artists: Artists | None = None,
 ) -> Reproduced:
@@ -45,7 +45,7 @@ def redraw(
 
 
 def restore(
-    name: str, scale: ScaleName, stored: str | Path, data: str | Path | None = None
+    name: str, scale: ScaleName, stored: str | Path, data: Path | None = None
 ) -> tuple[Recipe, Results]:
     """A table or figure with the records of its cells that there are."""
     check_known(name)
@@ -53,7 +53,7 @@ def restore(
         raise ValueError(f"{name} trains nothing and is drawn without records: leave --from out")
     runs = _runs(Path(stored))
     used = _used((run.experiment, run.manifest) for run in runs.values())
-    at = Scale(scale, Path(data) if data is not None else None, used)
+    at = Scale(scale, data, used)
     recipe = RECIPES[name](at)
     found = {cell: of_cell for cell in recipe.cells if (of_cell := _of_cell(cell, runs))}
     if not found:

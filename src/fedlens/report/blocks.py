@@ -293,7 +293,7 @@ class Table(Block):
     strong: frozenset[tuple[int, int]] = frozenset()  # (row, column) of the cells that stand out
     published: frozenset[int] = frozenset()  # columns that are a paper's numbers, not ours
     folded: bool = False  # away, until somebody asks
-    dots: int = 0  # so many first rows are the first lines of the curves: their colours in front
+    dots: int = 0  # this many first rows are the first lines of the curves: their colours in front
 
     def sheet(self) -> Sheet:
         return list(self.header), [list(row) for row in self.rows]

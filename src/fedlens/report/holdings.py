@@ -196,7 +196,7 @@ def reliability_blocks(groups: Sequence[Group]) -> Iterator[Block]:
         yield Curves(
             title="Reliability",
             caption="How often answers are right that are given with a certain confidence, by bins "
-            "of confidence. Below the diagonal a model is surer than it may be. Of repeats, the "
+            "of confidence. Below the diagonal a model is overconfident. Of repeats, the "
             "first run.",
             lines=[*lines, Line("as sure as right", [0.0, 1.0], [0.0, 1.0], style="dotted")],
             x_label="confidence",

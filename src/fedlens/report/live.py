@@ -23,8 +23,8 @@ from fedlens.run_files import EVALUATION, ROUNDS, SUMMARY
 from fedlens.runs.records import read_all
 
 WRITTEN = (ROUNDS, SUMMARY, EVALUATION)
-LOOK_SECONDS = 0.5  # between two looks at what the runs wrote, at the least
-LOOK_SHARE = 0.1  # of the time, at the most, is for looking: the records may be long
+LOOK_SECONDS = 0.5  # at least, between two looks at what the runs wrote
+LOOK_SHARE = 0.1  # of the time, at most, is for looking: the records may be long
 ASK_SECONDS = 10.0  # in which a request must be there, whole
 SEND_SECONDS = 60.0  # in which an answer must be taken
 BEAT_SECONDS = 15.0  # after which a silent connection is tried
@@ -94,7 +94,7 @@ class Live:
         return kept[1]
 
     def _stamp(self) -> list[tuple[int, int] | bool]:
-        """What changes when a run writes, or dies without a word."""
+        """What changes when a run writes, or is killed."""
         found: list[tuple[int, int] | bool] = [is_locked(folder) for folder in self.folders]
         for path in (folder / name for folder in self.folders for name in WRITTEN):
             with suppress(OSError):
@@ -105,7 +105,7 @@ class Live:
 
 @contextmanager
 def serving(folders: Sequence[Path], host: str = "127.0.0.1", port: int = 0) -> Iterator[str]:
-    """Serve the live page of runs meanwhile; its address. Port 0 is any that is free.
+    """Serve the live page of runs while the block runs; its address. Port 0 is any that is free.
 
     Where others than this machine can ask, the address holds a token, and without it nothing is
     served.
@@ -161,7 +161,7 @@ class Server(ThreadingHTTPServer):
         super().__init__(address, handler)
 
     def cut_slow(self) -> None:
-        """End the connections whose request is still not whole, however it drips in."""
+        """End the connections whose request is still incomplete, however slowly it comes."""
         for connection, since in list(self.asking.items()):
             if time.monotonic() - since > ASK_SECONDS:
                 with suppress(OSError):

@@ -144,7 +144,7 @@ def legend(figure: Figure, labels: Sequence[str], marks: Sequence[Line2D]) -> No
 
 
 def write(axes: Axes, x: float, y: float, text: str, right: float = 0, **look: Any) -> None:
-    """Words at a place of a panel, and so many points to the right of it."""
+    """Words at a place of a panel, and this many points to the right of it."""
     look = {"xycoords": "data", "fontsize": 8.5, "va": "center", "annotation_clip": False, **look}
     axes.annotate(text, (x, y), xytext=(right, 0), textcoords="offset points", **look)
 
@@ -190,7 +190,7 @@ def floats(values: Iterable[Any]) -> list[float]:
 
 @contextmanager
 def any_script() -> Iterator[None]:
-    """Draw names in scripts that no font has, as boxes, without a word about it."""
+    """Draw names in scripts that no font has as boxes, without a warning."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")
         said = logging.getLogger("matplotlib.font_manager")

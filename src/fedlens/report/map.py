@@ -90,15 +90,15 @@ def _compass(degrees: float, above: str, below: str) -> str:
 
 
 def _frame(lat: Array, lon: Array) -> tuple[float, float, float, float]:
-    """West, east, south and north of what is shown: all the points, and some air."""
+    """West, east, south and north of what is shown: all the points, and a margin."""
     if not len(lat):
         return -180, 180, -90, 90
-    air = max(0.05 * max(np.ptp(lon), np.ptp(lat)), 0.01)
+    margin = max(0.05 * max(np.ptp(lon), np.ptp(lat)), 0.01)
     return (
-        max(float(lon.min()) - air, -180),
-        min(float(lon.max()) + air, 180),
-        max(float(lat.min()) - air, -90),
-        min(float(lat.max()) + air, 90),
+        max(float(lon.min()) - margin, -180),
+        min(float(lon.max()) + margin, 180),
+        max(float(lat.min()) - margin, -90),
+        min(float(lat.max()) + margin, 90),
     )
 
 

@@ -61,7 +61,7 @@ class Pair:
         if self.difference is None:
             return (
                 f"{where}{self.one} and {self.other} share no seed, so their runs are not paired "
-                "and nothing is said of which is better: run both with the same seeds."
+                "and it is not known which is better: run both with the same seeds."
             )
         n, mean = self.difference.n, self.difference.mean
         first, second, low, high = self.ahead()
@@ -70,7 +70,7 @@ class Pair:
             far = f"{ahead} above" if mean else f"with the same {measure} as"
             return (
                 f"{where}{first} came out {far} {second} with seed {self.seeds[0]}. One "
-                "pair of runs cannot tell merit from luck (n = 1): run both with more seeds."
+                "pair of runs may differ by chance (n = 1): run both with more seeds."
             )
         if self.p is None:
             same = f"always {ahead} above {second}" if mean else f"always equal to {second}"

@@ -28,7 +28,7 @@ from fedlens.runs.budgets import round_numbers
 
 Array = np.ndarray[Any, Any]
 
-FEW = 30  # clients: so many have room for their names
+FEW = 30  # clients: this many have room for their names
 MOST_COLUMNS = 1000
 INK, GREY, PALE, LIGHT, BLUE = "#222222", "#6b6b6b", "#e8e8e8", "#a9cbe0", "#1f6592"
 SHADES = LinearSegmentedColormap.from_list("shares", ["white", LIGHT, BLUE, "#08243a"])

@@ -333,7 +333,7 @@ def _facts(run: Run) -> list[str]:
 
 
 def _a_round(asked: object) -> str:
-    """How many clients take part: so many, or a share of them."""
+    """How many clients take part: a number, or a share of them."""
     if not isinstance(asked, float):
         return f"{asked} a round"
     return "all in every round" if asked == 1 else f"{100 * asked:g}% a round"

@@ -89,7 +89,7 @@ def _by_themselves(run: Run) -> list[str]:
 
 
 def worth(run: Run) -> list[str]:
-    """Whether federating was worth it, and for whom, in a sentence for each thing compared with."""
+    """Whether federated learning helped, and whom, in a sentence for each thing compared with."""
     against = run.summary.get("against")
     against = against if isinstance(against, dict) else {}
     words = {

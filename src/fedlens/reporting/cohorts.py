@@ -68,7 +68,7 @@ class Reports:
 
     @property
     def num_sent_up(self) -> int:
-        """How many clients sent something, for good or ill."""
+        """How many clients sent something, taken or not."""
         refused = sum(len(self.failed.get(name, ())) for name in REJECTED)
         return len(self.reported.clients) + refused
 
@@ -76,7 +76,7 @@ class Reports:
 class BelowQuorum(Exception):
     """Too few clients report. `experiment` is the one of several to which that happened.
 
-    `reports` say what became of all that were asked: of those who reported, that it was in vain.
+    `reports` say what became of all that were asked: of those who reported, that it did not count.
     """
 
     experiment = 0

@@ -35,7 +35,7 @@ class Devices:
     def seconds(
         self, clients: Tensor, client_keys: Tensor, examples: Tensor, up: int, down: int
     ) -> Tensor:  # [C]
-        """How long each takes to get `down` bytes, train on so many examples and send `up`."""
+        """How long each takes to get `down` bytes, train on this many examples and send `up`."""
         rows = clients % len(self.up)
         training = examples.double() / self.examples_per_second[rows]
         if self.jitter:

@@ -113,7 +113,7 @@ class Synchronous(Gathering):
 
 @dataclass(frozen=True)
 class Elsewhere(Gathering):
-    """Clients in places of their own, of whom it is seen only afterwards who answered."""
+    """Clients at sites: who of them answered is only known afterwards."""
 
     call: Call
     reporting: Reporting

@@ -27,8 +27,8 @@ class Faults:
 
     absent: float = 0.0  # it never begins
     dropped: float = 0.0  # it stops on its way, at a moment of its own
-    nan: float = 0.0  # it sends an update with numbers that are none
-    infinite: float = 0.0  # with infinite ones
+    nan: float = 0.0  # it sends an update with NaNs
+    infinite: float = 0.0  # with infinite numbers
     huge: float = 0.0  # of an absurd length
     malformed: float = 0.0  # of wrong shapes
 
@@ -59,7 +59,7 @@ REJECTED = ("nan", "infinite", "huge", "malformed", "stale", "foreign")
 class Reporting:
     """The server's rules, as Bonawitz et al. (MLSys 2019, arXiv:1902.01046) have them."""
 
-    over_select: float = 1.0  # so many times clients.per_round are asked; the first are taken
+    over_select: float = 1.0  # how many times clients.per_round are asked; the first are taken
     deadline: float | None = None  # seconds after which nobody is waited for
     quorum: float = 0.0  # the share of clients.per_round that must report; one client always
     below_quorum: Literal["repeat", "stop"] = "repeat"  # the round with others, or the run
@@ -108,7 +108,7 @@ class Clock:
     def ends(
         self, clients: Tensor, client_keys: Tensor, examples: Tensor, time: float
     ) -> list[End]:  # [C]
-        """How it ends with clients that are asked at `time` to process so many examples."""
+        """How it ends with clients that are asked at `time` to process this many examples."""
         devices, deadline = self.devices, self.reporting.deadline
         seconds = devices.seconds(clients, client_keys, examples, self.bytes_up, self.bytes_down)
         moments = keys.uniform(keys.fold(client_keys, MOMENT))

@@ -1,37 +1,29 @@
-"""Runs in progress: the loop over rounds, with evaluation, record and checkpoint."""
+"""A run in progress: its state, its records, and what is written of it round by round."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 
-from fedlens.client import ClientProgram
 from fedlens.core import Tree
-from fedlens.engines import Engine
 from fedlens.reporting.cohorts import BelowQuorum
-from fedlens.rounds import RoundInput, State, begin, run_rounds
-from fedlens.run_files import CLIENTS, EVALUATION, LARGEST_LOSS, OVER, SUMMARY, RunFailed, to_json
+from fedlens.rounds import RoundInput, State
+from fedlens.run_files import CLIENTS, EVALUATION, LARGEST_LOSS, OVER, SUMMARY, to_json
 from fedlens.runs.evaluate import ByClient, Details, Evaluation, Twin
 from fedlens.runs.folder import Mark, Records, RunFolder
 from fedlens.runs.measures import OF_MODEL, PARTS, measure_name
 from fedlens.runs.records import is_number
 from fedlens.runs.result import Result
-from fedlens.runs.settings import torch_settings
 from fedlens.runs.stopping import Stopping
-from fedlens.runs.summary import Record, gains, scheduled, stopped_round, summary, who_failed
+from fedlens.runs.summary import Record, gains, stopped_round, summary
 from fedlens.setup import Setup
-from fedlens.trees import HostCopy
 
 Watch = Callable[[Record], None]
-
-CHECKPOINT_SECONDS = 10.0  # between two checkpoints, at the least: what is done twice after a death
-SAVING_SHARE = 0.03  # of the time, at the most, is for saving: what clients remember may be large
 
 
 class Whole(NamedTuple):
@@ -49,12 +41,13 @@ class ActiveRun:
         self,
         setup: Setup,
         state: State,
+        *,
         folder: RunFolder | None = None,
-        records: list[Record] | None = None,
-        watch: Watch | None = None,
-        twin: Twin | None = None,
         file: Records | None = None,
+        records: list[Record] | None = None,
         best: Tree | None = None,
+        twin: Twin | None = None,
+        watch: Watch | None = None,
         by_client: Callable[..., ByClient] | None = None,
     ) -> None:
         self.setup, self.folder = setup, folder
@@ -62,10 +55,10 @@ class ActiveRun:
         self.records, self.watch, self.twin = records or [], watch, twin
         self.file, self.by_client = file, by_client
         self._whole = Whole(state, file.mark if file else None, best)
-        diverged = not math.isfinite(float(_sum_of_model(state))) or _has_diverged(self.records)
+        diverged = not math.isfinite(float(sum_of_model(state))) or _has_diverged(self.records)
         self.status = "diverged" if diverged else "running"
         self.reason = ""  # why it stopped, if it did
-        self.closer: dict[str, Any] = {}  # what the summary says of the final model besides
+        self.closer: dict[str, Any] = {}  # what the summary also says of the final model
         self.start_time = self.record_time = time.perf_counter()
         self.num_earlier_records = len(self.records)
         self.earlier_summary = folder.summary(len(self.records)) if folder else {}
@@ -144,12 +137,12 @@ class ActiveRun:
         self.record_time = time.perf_counter()
 
     def finish(self, keep_state: bool = True) -> None:
-        """Write the model and the summary and, if the run may be gone on with, its last state."""
+        """Write the model and the summary and, if the run may be resumed, its last state."""
         status = "finished" if self.status == "running" else self.status
         if status == "finished" and unsound_losses(self.records):
             status = "invalid"
         self.status = status
-        if keep_state and self.has_news(status):  # else it is saved, and would not be for a moment
+        if keep_state and self.has_news(status):  # else it is saved already
             self.save()
         elif self.file is not None:
             self.file.sync()
@@ -168,7 +161,7 @@ class ActiveRun:
     def _look_closer(self) -> None:
         """What is asked of the final model alone: intervals, and clients by themselves."""
         setup, asked = self.setup, self.setup.experiment.evaluate
-        ended = len(self.records) == self.num_earlier_records  # it was to go on, and does not
+        ended = len(self.records) == self.num_earlier_records  # it was resumed, and runs no round
         if ended and setup.engine.reporting is None:
             self._write_details(Evaluation(setup, setup.engine, self.state).read(self.twin)[1])
         if times := asked.bootstrap:
@@ -197,7 +190,7 @@ class ActiveRun:
             self.folder.save_state(state, mark, best)
 
     def stop(self, error: BaseException) -> None:
-        """Keep the last whole round: a state is a value, whatever was in progress."""
+        """Keep the last whole round: the state does not change, whatever was in progress."""
         del self.records[self.state.round :]
         # Where it cannot be kept (the disk may be full), the checkpoint before it is still there.
         with contextlib.suppress(OSError):
@@ -211,7 +204,7 @@ class ActiveRun:
             self.folder.close()
 
     def has_news(self, status: str) -> bool:
-        """Whether there is more to say than when it was gone on with."""
+        """Whether there is more to say than when it was resumed."""
         is_new = len(self.records) > self.num_earlier_records or "stopped_round" in self.closer
         return is_new or status != self.earlier_summary.get("status")
 
@@ -244,142 +237,6 @@ class ActiveRun:
         return Result(self.status, self.records, self.summary, self.model, folder, self._whole.best)
 
 
-def train(setup: Setup, watch: Watch | None = None) -> Result:
-    """Run what is set up, without a folder and without a twin."""
-    state = begin(setup.network, setup.program, setup.federation, setup.device)
-    (result,) = run_to_end([ActiveRun(setup, state, watch=watch)])
-    return result
-
-
-def run_to_end(runs: Sequence[ActiveRun], keep_states: bool = True) -> list[Result]:
-    """Train runs until all are over, on the engine of the first.
-
-    If there are several, their clients train as one cohort: `sweep.py` says which can. Without
-    `keep_states` runs that are over leave no checkpoint: nobody can ask them for more rounds.
-    """
-    unfinished, setup = list(runs), runs[0].setup
-    checkpoints = Checkpoints(every_round=setup.engine.reporting is not None)
-    started: deque[StartedRound] = deque()
-    joined: list[ClientProgram] = []  # the programs that `program` is of
-    program: ClientProgram | None = None
-    try:
-        for run in runs:
-            run.announce()
-        with torch_settings(setup.experiment, setup.device):
-            while unfinished:
-                training = [run for run in unfinished if run.has_rounds_to_start]
-                if training:
-                    inputs = [run.round_input for run in training]
-                    programs = [one.program for one in inputs]
-                    if program is None or [*map(id, programs)] != [*map(id, joined)]:
-                        like = next(iter(inputs[0].state.params.values()))
-                        joined, program = programs, ClientProgram.joint(programs, like)
-                    try:
-                        started.append(StartedRound(program, setup.engine, training, inputs))
-                    except BelowQuorum as error:
-                        while started:  # what was before it counts
-                            started.popleft().finish()
-                        training[error.experiment].end_early(error)
-                while started and (len(started) > rounds_ahead(setup) or not training):
-                    started.popleft().finish()
-                    checkpoints.save_if_due(unfinished)
-                for run in [run for run in unfinished if run.is_over]:
-                    run.finish(keep_states)
-                    unfinished.remove(run)
-    except BaseException as error:
-        setup.engine.close()
-        for run in unfinished:
-            run.stop(error)
-        if isinstance(error, ValueError) and any(run.folder for run in runs):
-            raise RunFailed(str(error)) from error  # no mistake that could be found before
-        raise
-    finally:
-        setup.engine.close()
-        for run in runs:
-            run.close()
-    return [run.result for run in runs]
-
-
-class Checkpoints:
-    """When the states of runs are saved: now and then, and never so often that it is felt.
-
-    After every round if clients keep their memory elsewhere: they go on from the last update of
-    theirs that counted, and drop what was before it.
-    """
-
-    def __init__(self, every_round: bool = False) -> None:
-        self.saved, self.took, self.every_round = time.perf_counter(), 0.0, every_round
-
-    def save_if_due(self, runs: Sequence[ActiveRun]) -> None:
-        now, pause = time.perf_counter(), self.took * (1 / SAVING_SHARE - 1)
-        if not self.every_round and now - self.saved <= max(CHECKPOINT_SECONDS, pause):
-            return
-        for run in runs:
-            run.save()
-        self.saved = time.perf_counter()
-        self.took = self.saved - now
-
-
-def rounds_ahead(setup: Setup) -> int:
-    """How many rounds start before the last is read: a GPU computes meanwhile."""
-    return 1 if setup.device.type == "cuda" else 0
-
-
-class StartedRound:
-    """A round of several runs that has started; on a GPU it may not have been computed yet."""
-
-    def __init__(
-        self,
-        program: ClientProgram,
-        engine: Engine,
-        runs: Sequence[ActiveRun],
-        inputs: Sequence[RoundInput],
-    ) -> None:
-        self.start_time, self.runs = time.perf_counter(), list(runs)
-        lost = engine.num_lost
-        self.results = run_rounds(program, engine, inputs)
-        self.workers_lost = engine.num_lost - lost
-        numbers = []
-        for run, (state, outcome) in zip(runs, self.results, strict=True):
-            run.newest_state = state
-            numbers += [outcome.train_loss, *outcome.scalars.values(), _sum_of_model(state)]
-        self.numbers = HostCopy(torch.stack([number.double() for number in numbers]))
-        self.evaluations = []
-        for run, (state, _) in zip(runs, self.results, strict=True):
-            evaluation = Evaluation(run.setup, engine, state)
-            if self.numbers.is_under_way and run.is_evaluated(state):
-                evaluation.begin()  # before the GPU starts the next round
-            self.evaluations.append(evaluation)
-
-    def finish(self) -> None:
-        """Record it in the runs that have not ended since it started."""
-        numbers = iter(self.numbers.read().tolist())
-        since = max(self.start_time, *(run.record_time for run in self.runs))
-        seconds = time.perf_counter() - since
-        ended = zip(self.runs, self.results, self.evaluations, strict=True)
-        for run, (state, outcome), evaluation in ended:
-            record: Record = {
-                "round": state.round,
-                "train_loss": next(numbers),
-                "batches": outcome.batches,
-                "batches_total": run.num_batches + outcome.batches,
-                "examples": outcome.examples,
-                "clients": outcome.clients,
-                "bytes_up": outcome.bytes_up,
-                "bytes_down": outcome.bytes_down,
-                **scheduled(run.setup, state.round - 1),
-                **{name: next(numbers) for name in outcome.scalars},
-                **(
-                    who_failed(run.setup, state, outcome.reports) if run.setup.some_may_fail else {}
-                ),
-                **({"workers_lost": self.workers_lost} if self.workers_lost else {}),
-                "seconds": seconds / len(self.runs),
-            }
-            is_finite = math.isfinite(next(numbers))
-            if run.status == "running":
-                run.record_round(state, record, is_finite, evaluation)
-
-
 def unsound_losses(records: list[Record]) -> list[str]:
     """The losses of the last evaluation that are no finite numbers, or absurdly large ones."""
     last = next((one for one in reversed(records) if OF_MODEL.keys() & one.keys()), {})
@@ -392,7 +249,7 @@ def _has_diverged(records: list[Record]) -> bool:
     return bool(records) and not is_number(records[-1]["train_loss"])
 
 
-def _sum_of_model(state: State) -> torch.Tensor:  # []
+def sum_of_model(state: State) -> torch.Tensor:  # []
     """A number that is finite if all of the model is."""
     model = [*state.params.values(), *state.buffers.values()]
     # Of their sizes, since these are summed by one kernel, where sums of numbers take one each.

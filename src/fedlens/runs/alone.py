@@ -1,4 +1,4 @@
-"""What clients come to by themselves: is federating worth it, and for whom?
+"""What clients come to by themselves: does federated learning help, and whom?
 
 Each client trains with the run's local settings on its own examples and nothing else: from the
 initial weights (`evaluate.local_only`), as many passes as the centralised twin makes over all
@@ -76,7 +76,7 @@ def _accuracy(
     told_as: str,
     watch: Watch | None,
 ) -> Tensor:  # [K]
-    """How good clients are after so many passes, each from its start or from the initial model."""
+    """How good clients are after some passes, each from its start or from the initial model."""
     assert setup.client_tests is not None, "who asks for it was checked"
     held, tested = setup.federation.everyone(0), setup.client_tests.holdings
     found = torch.full((len(held),), torch.nan, dtype=torch.float64)

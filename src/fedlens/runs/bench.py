@@ -201,7 +201,7 @@ def _parts(setup: Setup, work: Workload, taken: float) -> dict[str, float]:
 
 
 def _gather(setup: Setup, count: int, device: torch.device) -> float:
-    """Seconds in which so many images are read and normalised."""
+    """Seconds in which this many images are read and normalised."""
     network, index = setup.network, torch.arange(count, device=device)
     images = setup.federation.examples.images[:count].to(device)
     made = partial(normalise, mean=network.mean, std=network.std, dtype=network.compute)
@@ -278,7 +278,7 @@ def _wait(device: torch.device) -> None:
 
 
 def _limit(setup: Setup) -> float:
-    """Operations a second of a large matrix product, by all cores or the whole of all GPUs."""
+    """Operations a second of a large matrix product, by all cores or all GPUs."""
     count = len(setup.devices) if setup.devices[0].type == "cuda" else 1
     return count * _where_trained(setup, partial(_products, setup.network.compute))
 

@@ -31,9 +31,9 @@ def clock_at(records: Records, target: float, key: str = "test_accuracy") -> flo
 def at_rounds(
     records: Records, budgets: Iterable[int], key: str = "test_accuracy"
 ) -> dict[int, float | None]:
-    """By budget: the measure when so many rounds were done, as it was evaluated last.
+    """By budget: the measure when this many rounds were done, as it was evaluated last.
 
-    It is None for a run that was not evaluated by then, or that did not get so far.
+    It is None for a run that was not evaluated by then, or that did not get that far.
     """
     return _at(records, [record["round"] for record in records], budgets, key)
 
@@ -41,9 +41,9 @@ def at_rounds(
 def at_batches(
     records: Records, budgets: Iterable[int], key: str = "test_accuracy"
 ) -> dict[int, float | None]:
-    """By budget: the measure when so many batches were spent, as it was evaluated last.
+    """By budget: the measure when this many batches were spent, as it was evaluated last.
 
-    It is None for a run that was not evaluated by then, or that did not spend so many.
+    It is None for a run that was not evaluated by then, or that did not spend as many.
     """
     return _at(records, list(accumulate(r["batches"] for r in records)), budgets, key)
 

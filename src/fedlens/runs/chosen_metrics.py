@@ -51,7 +51,7 @@ class Metric:
             where = place_of_error(error) or place_of_error(error.__cause__ or error)
             if not where:
                 raise
-            raise ValueError(f"metric {self.name!r}, {where}: mend it there") from error
+            raise ValueError(f"metric {self.name!r}, {where}: fix it there") from error
         try:
             return torch.as_tensor(value, dtype=torch.float64).detach().reshape(())
         except (TypeError, ValueError, RuntimeError) as error:
@@ -129,7 +129,7 @@ def ece(logits: Tensor, labels: Tensor, *, bins: int = BINS) -> Tensor:
     """Expected calibration error: how far confidence is from accuracy, over bins of confidence.
 
     Args:
-        bins: so many of equal width; the confidence is the largest probability.
+        bins: how many, of equal width; the confidence is the largest probability.
     """
     count, confidence, hits = reliability(logits, labels, bins).unbind()
     return (confidence - hits).abs().sum() / count.sum()

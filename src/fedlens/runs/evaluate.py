@@ -166,7 +166,7 @@ class Evaluation:
             if correct is None:
                 model = self.state.params | self.state.buffers
                 by_client = self.engine.client_accuracy(model, self.state.clients.rows)
-                assert by_client is not None, "who waits for clients can ask them"
+                assert by_client is not None, "a fleet can ask its clients"
             else:
                 if part == "test" and not own_norms(self.state):
                     correct = correct[held.index]

@@ -21,10 +21,10 @@ from fedlens.locks import LOCK, FolderLock
 from fedlens.reading import BadFile, demand_fields, reading
 from fedlens.rounds import State
 from fedlens.run_files import (
-    ANEW,
     BEST,
     CHECKPOINT,
     MODEL,
+    RERUN,
     ROUNDS,
     SUMMARY,
     checksum,
@@ -80,8 +80,8 @@ class Files:
 
     def make(self, change: Change) -> None:
         path = self.folder / change.name
-        if not self.folder.is_dir():  # else it would be made anew, with this file alone
-            raise OSError(f"{self.folder} is gone: if it was moved, go on there by resuming it")
+        if not self.folder.is_dir():  # else it would be made again, with this file alone
+            raise OSError(f"{self.folder} is gone: if it was moved, resume it there")
         match change.kind:
             case "write":
                 write_atomically(path, change.content)
@@ -145,20 +145,18 @@ class RunFolder:
         return Files(self.path, self.on_change)
 
     @classmethod
-    def create(
-        cls, path: Path, overwrite: bool = False, files: Mapping[str, str] | None = None
-    ) -> RunFolder:
+    def create(cls, path: Path, overwrite: bool, files: Mapping[str, str]) -> RunFolder:
         """A new folder with these files, in the place of an old run's if `overwrite`."""
 
         def fill(folder: Path) -> None:
-            for name, text in (files or {}).items():
+            for name, text in files.items():
                 write_atomically(folder / name, text.encode())
 
         return cls(path, new_folder(path, fill, overwrite))
 
     @classmethod
     def open(cls, path: Path, on_change: OnChange | None = None) -> RunFolder:
-        """The folder of a run that is to go on; what it left half-written when it died goes."""
+        """The folder of a run that is resumed; what it left half-written is removed."""
         if (path / CHECKPOINT).is_symlink():  # old states would be removed where it points
             raise ValueError(
                 f"{path / CHECKPOINT} is a link to another folder: put a copy of that in its place"
@@ -187,17 +185,17 @@ class RunFolder:
         self.write(name, readable_json(content))
 
     def summary(self, num_rounds: int) -> dict[str, Any]:
-        """The summary, if it is there and of so many rounds: that of a killed run is of fewer."""
+        """The summary, if it is there and of this many rounds: that of a killed run is of fewer."""
         summary = read_summary(self.path)
         if summary.get("rounds") != num_rounds:
             return {}
-        demand_fields(summary, {"seconds": dict}, self.path / SUMMARY, ANEW)
-        demand_fields(summary["seconds"], {"total": (int, float)}, self.path / SUMMARY, ANEW)
+        demand_fields(summary, {"seconds": dict}, self.path / SUMMARY, RERUN)
+        demand_fields(summary["seconds"], {"total": (int, float)}, self.path / SUMMARY, RERUN)
         return summary
 
     def records_after(self, content: bytes = b"") -> Records:
         """The records, cut to `content`: what came after is run again."""
-        # Anew, and not cut where it lies: the file may be a finished run's, too.
+        # Written again, and not cut in place: the file may be a finished run's, too.
         self._write(self.path / ROUNDS, content)
         return Records(self.files, content)
 
@@ -210,11 +208,11 @@ class RunFolder:
     def _tensors(self, name: str) -> Tree:
         from safetensors.torch import load_file
 
-        with reading(self.path / name, ANEW):
+        with reading(self.path / name, RERUN):
             tensors: Tree = load_file(self.path / name)
         return tensors
 
-    def save_model(self, model: Tree, best: Tree | None = None) -> None:
+    def save_model(self, model: Tree, best: Tree | None) -> None:
         self._write(self.path / MODEL, to_bytes(model))
         if best is not None:
             self._write(self.path / BEST, to_bytes(best))
@@ -232,7 +230,7 @@ class RunFolder:
         described = describe(state, tensors)
         described_best = None if best is None else describe(best, tensors, "best")
         content = to_bytes(tensors)
-        self._remove(index_file)  # of the same round in an earlier life of the run
+        self._remove(index_file)  # of the same round, before the run was resumed
         self._write(tensors_file, content)
         index = {
             "round": state.round,
@@ -249,13 +247,13 @@ class RunFolder:
     def load_checkpoint(self, device: torch.device) -> Checkpoint | None:
         """The newest checkpoint that is whole, with its records; None if there never was one.
 
-        That a newer one is not is said. If none is, that is an error.
+        A newer one that is damaged is reported. If all are, that is an error.
         """
         wrong: list[BadFile] = []
         passed_over: dict[int, str] = {}
         for round in saved_rounds(self.path):
             _, index_file = state_files(self.path, round)
-            if not index_file.exists():  # the run died as it wrote this one, so it never counted
+            if not index_file.exists():  # the run was killed as it wrote this one
                 passed_over[round] = f"{index_file} is missing"
                 continue
             try:
@@ -304,7 +302,7 @@ class RunFolder:
         return content
 
     def remove_states(self) -> None:
-        """Every checkpoint: what is over may do without."""
+        """Every checkpoint: a run that is over needs none."""
         self._remove_states(saved_rounds(self.path))
 
     def _remove_states(self, rounds: list[int]) -> None:
@@ -313,11 +311,11 @@ class RunFolder:
                 self._remove(path)
 
 
-def new_folder(path: Path, fill: Callable[[Path], None], overwrite: bool = False) -> FolderLock:
+def new_folder(path: Path, fill: Callable[[Path], None], overwrite: bool) -> FolderLock:
     """Make a folder beside `path`, fill it, and move it there whole; it stays locked.
 
-    So a run is always known to be one. An old run that is in the way goes, if it may and nobody
-    writes it.
+    So a run folder is never incomplete. An old run that is in the way is removed, if it may be and
+    nobody writes it.
     """
     check_free(path, overwrite)
     made = path.with_name(f".{path.name}.new")
@@ -329,9 +327,9 @@ def new_folder(path: Path, fill: Callable[[Path], None], overwrite: bool = False
         raise _not_writable(path, error) from error
     lock = FolderLock(made)
     try:
-        _empty(made)  # another may have died here
+        _empty(made)  # another process may have been killed here
         fill(made)
-        check_free(path, overwrite)  # and another may have been faster
+        check_free(path, overwrite)  # and another process may have been faster
         if path.exists():
             with FolderLock(path):
                 shutil.rmtree(path)

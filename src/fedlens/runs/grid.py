@@ -73,7 +73,7 @@ def combinations(
 
 
 def parse_axes(axes: Sequence[str], overrides: Sequence[str] = ()) -> dict[str, list[Any]]:
-    """Keys with their values, from `local.lr=0.01,0.1`; none may be set twice, or fixed besides."""
+    """Keys with their values, from `local.lr=0.01,0.1`; none may be set twice, or also be fixed."""
     found: dict[str, list[Any]] = {}
     for key, values in map(parse_axis, axes):
         if key in found:

@@ -21,7 +21,7 @@ import torch
 
 from fedlens.experiment import Experiment, Named
 from fedlens.reading import Fields, demand_fields, expanded
-from fedlens.run_files import ANEW, EXPERIMENT, MANIFEST, OVER, last_saved, read_status, to_json
+from fedlens.run_files import EXPERIMENT, MANIFEST, OVER, RERUN, last_saved, read_status, to_json
 from fedlens.runs.equal import as_today
 from fedlens.runs.records import settings
 from fedlens.schedules import looked_at, names_in, value_at
@@ -75,7 +75,7 @@ def manifest(setup: Setup) -> dict[str, Any]:
 
 
 def check_settings(folder: Path, experiment: Experiment, before: Mapping[str, Any]) -> None:
-    """Refuse to go on with other settings than a run was begun with.
+    """Refuse to go on with other settings than a run was started with.
 
     There may be other `rounds`, if no fewer than are done and the last is evaluated, and files may
     lie elsewhere: see `check_unchanged` for what they hold.
@@ -83,8 +83,8 @@ def check_settings(folder: Path, experiment: Experiment, before: Mapping[str, An
     if "settings" not in before:
         return
     file = folder / MANIFEST
-    demand_fields(before, {"settings": dict}, file, ANEW)
-    demand_fields(before["settings"], {"rounds": int}, file, ANEW)
+    demand_fields(before, {"settings": dict}, file, RERUN)
+    demand_fields(before["settings"], {"rounds": int}, file, RERUN)
     done = last_saved(folder) or 0
     ends_there = read_status(folder) in OVER or experiment.evaluate.is_due(done, done + 1)
     fewest = done if ends_there else done + 1
@@ -100,20 +100,20 @@ def check_settings(folder: Path, experiment: Experiment, before: Mapping[str, An
             why = "" if fewest == done else ", the last of which was not evaluated"
             raise ValueError(f"{folder} has done {done} rounds{why}: ask for {fewest} or more")
         put_back = f"put it back in {EXPERIMENT}"
-        raise ValueError(f"{folder} was begun with {key} = {was!r}, not {now!r}: {put_back}")
+        raise ValueError(f"{folder} was started with {key} = {was!r}, not {now!r}: {put_back}")
     rounds = before["settings"]["rounds"]
     for key, schedule in experiment.schedules.items():
         for round in looked_at(done) if done and experiment.rounds != rounds else ():
             if value_at(schedule, round, rounds) != value_at(schedule, round, experiment.rounds):
                 raise ValueError(
                     f"{folder} has {key} scheduled over {rounds} rounds, and cannot have "
-                    f"{experiment.rounds}: begin anew, or set the `rounds` of the schedule next "
-                    "time"
+                    f"{experiment.rounds}: start a new run, or set the `rounds` of the "
+                    "schedule next time"
                 )
 
 
 def check_there(folder: Path, experiment: Experiment) -> None:
-    """Refuse to go on without a file or folder that the user named; say where to name it anew."""
+    """Refuse to go on without a file or folder that the user named; say where to set its path."""
     flat = settings(experiment.plain())
     for key in MAY_MOVE:
         place, of = flat.get(key), str(flat.get(key.removesuffix(".path")))
@@ -130,10 +130,10 @@ def demand_there(place: Path, key: str, folder: Path) -> None:
 
 
 def check_unchanged(folder: Path, setup: Setup, before: Mapping[str, Any]) -> None:
-    """Refuse to go on with other data than a run was begun with; say what else is different."""
+    """Refuse to go on with other data than a run was started with; say what else is different."""
     known: Fields = {"partition": str} | ({"weights": dict} if setup.weights else {})
-    demand_fields(before, known, folder / MANIFEST, ANEW)
-    remedy = "the data are not those it started with: find the old ones"
+    demand_fields(before, known, folder / MANIFEST, RERUN)
+    remedy = "the data are not those it started with: put the old ones back"
     if before.get("data", setup.dataset.digest) != setup.dataset.digest:
         given = setup.experiment.dataset
         own = given.options.get("path") if isinstance(given, Named) else None
@@ -142,23 +142,23 @@ def check_unchanged(folder: Path, setup: Setup, before: Mapping[str, Any]) -> No
     if before["partition"] != partition_hash(setup):
         raise ValueError(f"{folder}: {remedy} (clients hold other examples)")
     if setup.weights and setup.weights.sha256 != before["weights"].get("sha256"):
-        raise ValueError(f"{folder}: {setup.weights.source} has changed: find the old file")
+        raise ValueError(f"{folder}: {setup.weights.source} has changed: put the old file back")
     devices = before.get("devices_sha256")
     if devices and devices != _devices_file(setup.experiment):
-        raise ValueError(f"{folder}: clients.devices.path has changed: find the old file")
+        raise ValueError(f"{folder}: clients.devices.path has changed: put the old file back")
     code = before.get("code_sha256")
     mine = _own_files(setup.experiment)
     changed = [name for name in mine if isinstance(code, dict) and code.get(name) != mine[name]]
     if changed:
         names = ", ".join(changed)
         logger.warning(
-            "%s was begun with another %s: its rounds differ from then on", folder, names
+            "%s was started with another %s: its rounds differ from then on", folder, names
         )
     now = machine(setup)
     was = {key: before.get(key, "an unknown one") for key in SAID}
     other = [f"{key} {was[key]}, now {now[key]}" for key in SAID if was[key] != now[key]]
     if other:
-        logger.warning("%s was begun with %s: its bytes may differ", folder, "; ".join(other))
+        logger.warning("%s was started with %s: its bytes may differ", folder, "; ".join(other))
 
 
 def machine(setup: Setup) -> dict[str, Any]:

@@ -20,7 +20,7 @@ class Tally:
     loss: Tensor  # [] float64, summed
 
     @classmethod
-    def zero(cls, num_classes: int, device: torch.device | str = "cpu") -> Tally:
+    def zero(cls, num_classes: int, device: torch.device) -> Tally:
         """The tally of no examples."""
         count = torch.zeros(num_classes, num_classes + 1, dtype=torch.int64, device=device)
         return cls(count, count.new_zeros(()), count.new_zeros((), dtype=torch.float64))

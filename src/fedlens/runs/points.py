@@ -26,8 +26,9 @@ from fedlens.experiment import Experiment, Named
 from fedlens.federation import Dataset, Examples
 from fedlens.rounds import begin
 from fedlens.run_files import last_saved, read_manifest
-from fedlens.runs.active import ActiveRun, Watch, run_to_end
+from fedlens.runs.active import ActiveRun, Watch
 from fedlens.runs.folder import OnChange, RunFolder
+from fedlens.runs.loop import run_to_end
 from fedlens.runs.manifest import check_settings
 from fedlens.runs.result import Result
 from fedlens.runs.run import reopen, start
@@ -114,13 +115,13 @@ def _train_at_once(stack: Sequence[Point]) -> None:
 
 def build_point(
     experiment: Experiment,
-    data: str | Path | None,
+    data: Path | None,
     loaded: dict[str, Dataset],
     watch: Counted | None = None,
     networks: Networks | None = None,
 ) -> Setup:
     """The parts of a point; what several points have in common is loaded, or made, once."""
-    data, given = Path(data) if data is not None else None, experiment.dataset
+    given = experiment.dataset
     if not isinstance(given, Named):
         return build(experiment, data)
     known = loaded.get(repr(given))
@@ -165,7 +166,7 @@ def _equal(one: Tensor | None, two: Tensor | None) -> bool:
 
 
 def into_stacks(points: Sequence[Point]) -> list[list[Point]]:
-    """The points, in stacks of so many clients as are trained at once, or alone.
+    """The points, in stacks of as many clients as are trained at once, or alone.
 
     A round of a stack takes as long as its longest client: those with long ones stand together.
     """
@@ -204,7 +205,7 @@ def _divided(points: list[Point]) -> list[list[Point]]:
 
 
 def on_a_gpu(memory: int, num_parameters: int) -> int:
-    """Clients of a stack that a GPU of so many bytes can train at once, as far as can be told."""
+    """Clients of a stack that a GPU of this many bytes can train at once, as far as can be told."""
     return max(1, min(MOST, int(SHARE * memory) // (A_PARAMETER * num_parameters)))
 
 

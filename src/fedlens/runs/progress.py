@@ -1,4 +1,4 @@
-"""What a person sees while something takes its time: how far it is, and how long is left."""
+"""What is shown while something runs: how far it is, and how long is left."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ def read(folder: Path) -> Run:
 
 
 def summary_of(folder: Path, num_rounds: int) -> dict[str, Any]:
-    """What the summary of a run says that holds after so many rounds, and how the run stands."""
+    """What the summary of a run says that holds after this many rounds, and how the run stands."""
     summary = run_files.read_summary(folder)
     summary = summary | {"status": run_files.status_of(folder, summary)}
     if summary.get("rounds") not in (None, num_rounds):  # killed: what it was when it started

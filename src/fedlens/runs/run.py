@@ -24,12 +24,13 @@ from fedlens.run_files import (
     read_manifest,
     read_status,
 )
-from fedlens.runs.active import ActiveRun, Watch, run_to_end
+from fedlens.runs.active import ActiveRun, Watch
 from fedlens.runs.alone import by_client, check_clients_are_tested
 from fedlens.runs.beforehand import say_beforehand
 from fedlens.runs.chosen_metrics import chosen, try_out
 from fedlens.runs.evaluate import Twin
 from fedlens.runs.folder import Records, RunFolder, check_free, readable_json
+from fedlens.runs.loop import run_to_end
 from fedlens.runs.manifest import check_settings, check_there, check_unchanged, manifest
 from fedlens.runs.progress import all_of, decoding, shown
 from fedlens.runs.progress import rounds as in_rounds
@@ -60,10 +61,10 @@ def run(
     if out is not None:
         check_free(Path(out), overwrite)
     name = Path(out).name if out is not None else experiment.dataset.name
-    folder = Path(data) if data is not None else None
+    source = Path(data) if data is not None else None
     with shown(progress, in_rounds, name, experiment.rounds) as bar:
         both = all_of(bar, watch)
-        setup = build(experiment, folder, watch=decoding(both))
+        setup = build(experiment, source, watch=decoding(both))
         say_beforehand([setup])
         (result,) = run_to_end([start(experiment, setup, out, overwrite=overwrite, watch=both)])
     return result
@@ -81,9 +82,9 @@ def resume(
 ) -> Result:
     """Go on where a run stopped, to the result it would have had.
 
-    `rounds` asks for more of them than the run was begun with, or for fewer, to end it soon. Data
+    `rounds` asks for more of them than the run was started with, or for fewer, to end it soon. Data
     that were moved are found where its experiment.toml says. `experiment` is needed only if the
-    run's data or model were given from Python. `engine` is for going on elsewhere: what began on
+    run's data or model were given from Python. `engine` is for another machine: what began on
     `ray` may go on on `processes`, and the other way round. `watch` and `progress` are those of
     `run`.
     """
@@ -100,8 +101,8 @@ def resume(
         begun = replace(begun, engine=_going_on(begun.engine, engine))
         with shown(progress, in_rounds, folder.path.name, described.rounds, done) as bar:
             both = all_of(bar, watch)
-            place = Path(data) if data is not None else None
-            active = reopen(folder, build(begun, place, watch=decoding(both)), both)
+            source = Path(data) if data is not None else None
+            active = reopen(folder, build(begun, source, watch=decoding(both)), both)
             if described.rounds != before.get("settings", {}).get("rounds", described.rounds):
                 folder.write(EXPERIMENT, described.toml())
             (result,) = run_to_end([active])
@@ -144,7 +145,9 @@ def start(
     state = begin(setup.network, setup.program, setup.federation, setup.device)
     folder = new_run(experiment, setup, Path(out), overwrite) if out is not None else None
     file = Records(folder.files) if folder else None
-    return ActiveRun(setup, state, folder, watch=watch, twin=twin, file=file, by_client=by_client)
+    return ActiveRun(
+        setup, state, folder=folder, file=file, twin=twin, watch=watch, by_client=by_client
+    )
 
 
 def check_asked(setup: Setup) -> None:
@@ -177,10 +180,12 @@ def reopen(folder: RunFolder, setup: Setup, watch: Watch | None = None) -> Activ
     saved = folder.load_checkpoint(setup.device)
     if saved is None:
         if read_status(path) in OVER:
-            raise ValueError(f"{path} is over and kept no checkpoint: run it anew for more rounds")
+            raise ValueError(f"{path} is over and kept no checkpoint: run it again from the start")
         logger.warning("%s has no checkpoint: its rounds are run from the first one on", path)
-        begun = folder.records_after()
-        return ActiveRun(setup, state, folder, [], watch, twin, begun, by_client=by_client)
+        file = folder.records_after()
+        return ActiveRun(
+            setup, state, folder=folder, file=file, twin=twin, watch=watch, by_client=by_client
+        )
     if _shapes(saved.state) != _shapes(state):
         raise ValueError(f"{path} was run with another model: put the old one back")
     rounds = setup.experiment.rounds
@@ -188,7 +193,15 @@ def reopen(folder: RunFolder, setup: Setup, watch: Watch | None = None) -> Activ
         raise ValueError(f"{path} has {saved.state.round} rounds already: {rounds} are too few")
     file = folder.records_after(saved.content)
     return ActiveRun(
-        setup, saved.state, folder, saved.records, watch, twin, file, saved.best, by_client
+        setup,
+        saved.state,
+        folder=folder,
+        file=file,
+        records=saved.records,
+        best=saved.best,
+        twin=twin,
+        watch=watch,
+        by_client=by_client,
     )
 
 

@@ -1,4 +1,4 @@
-"""When a run has had enough, by its records; and which of its models was the best."""
+"""When a run stops early, by its records; and which of its models was the best."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedlens.runs.measures import measure_name
 from fedlens.runs.records import is_number
 
 CHOSEN_BY = measure_name("validation", "accuracy")
-"""What the best model is best by: never the test examples, which would flatter it."""
+"""What the best model is chosen by: never the test examples, which are to test it."""
 
 
 @dataclass

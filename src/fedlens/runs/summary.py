@@ -157,7 +157,7 @@ def _is_constant(record: Record) -> bool:
 
 
 def peak_memory(setup: Setup) -> int:
-    """The most that was in use: of the GPUs, else by this process and by its workers besides."""
+    """The most that was in use: of the GPUs, else by this process and its workers."""
     if setup.device.type == "cuda":
         return torch.cuda.max_memory_allocated(setup.device)
     by_workers = setup.engine.worker_bytes

@@ -60,7 +60,7 @@ def sweep(
     whose it is (`point`), how many rounds are done of how many in all (`done`, `total`), and how
     many are left (`left`).
     Without `keep_states` points that are done leave no checkpoint: what clients remember may be
-    gigabytes, and is needed only by who asks for more rounds. `progress` is that of `run`.
+    gigabytes, and is needed only for more rounds. `progress` is that of `run`.
     """
     if not isinstance(points, Mapping):
         raise ValueError(
@@ -68,9 +68,10 @@ def sweep(
         )
     for one in points.values():
         expect_experiment(one, "sweep")
+    source = Path(data) if data is not None else None
     with shown(progress, counted, "reading images") as reading:
         told = all_of(reading, decoding(watch))
-        made = prepare(points, out, overwrite=overwrite, data=data, watch=told)
+        made = prepare(points, out, overwrite=overwrite, data=source, watch=told)
     name = Path(out).name if out is not None else "sweep"
     with shown(progress, rounds, name, made.total, made.done) as bar:
         return made.run(all_of(bar, watch), keep_states)
@@ -176,7 +177,7 @@ def prepare(
     out: str | Path | Mapping[str, Path] | None = None,
     *,
     overwrite: bool = False,
-    data: str | Path | None = None,
+    data: Path | None = None,
     watch: Counted | None = None,
 ) -> Sweep:
     """Make and check every point before the first is run.
@@ -206,8 +207,7 @@ def prepare(
             setup = build_point(described, data, loaded, watch, networks)
         made.append(Point(name, experiment, sharing(setup, made), folder, overwrite))
     total = sum(experiment.rounds for experiment in points.values())
-    place = Path(data) if data is not None else None
-    return Sweep(tuple(points), folders, kept, into_stacks(made), total, place)
+    return Sweep(tuple(points), folders, kept, into_stacks(made), total, data)
 
 
 def _folders(names: Iterable[str], out: str | Path | None) -> dict[str, Path]:

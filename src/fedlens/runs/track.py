@@ -20,7 +20,7 @@ from fedlens.runs.summary import Record
 
 Log = Callable[[Mapping[str, float], int], Any]
 Sink = Callable[[Any, Path, Mapping[str, Any]], AbstractContextManager[Log]]
-PROJECT = "fedlens"  # what the trackers file runs under
+PROJECT = "fedlens"  # of all runs, at every tracker
 
 
 @contextmanager
@@ -54,7 +54,7 @@ def mlflow(package: Any, folder: Path, described: Mapping[str, Any]) -> Iterator
 @contextmanager
 def trackio(package: Any, folder: Path, described: Mapping[str, Any]) -> Iterator[Log]:
     """A run of the project `fedlens`, wherever trackio keeps it."""
-    with redirect_stdout(sys.stderr):  # where it greets: ours is for results alone
+    with redirect_stdout(sys.stderr):  # where it prints: our stdout is for results alone
         package.init(project=PROJECT, name=folder.name, config=dict(described))
     try:
         yield lambda measures, round: package.log(dict(measures), step=round)

@@ -4,7 +4,7 @@ The twin has the run's model, initial weights, seed, loss, augmentation and loca
 the examples of all clients together, as they see them. It is plain training, whatever the
 algorithm: one optimiser that is never reset, normalisation layers that nobody keeps apart.
 
-Its budget is the run's. The clients of all rounds together are planned to process so many
+Its budget is the run's. The clients of all rounds together are planned to process a number of
 examples (rounds x cohort x what a client processes in a round, on average over all clients, each by
 the chance with which it is drawn; where rounds wait for nobody, the cohort are the updates that
 one takes); the twin makes as many passes over its examples as that comes to, rounded, and one at
@@ -38,8 +38,9 @@ from fedlens.names import ANNEALS, LOSSES, OPTIMIZERS, SCHEDULES
 from fedlens.options import find
 from fedlens.pieces import BySize
 from fedlens.run_files import to_json
-from fedlens.runs.active import Watch, train
+from fedlens.runs.active import Watch
 from fedlens.runs.evaluate import Twin, primary_part, tested_by_client
+from fedlens.runs.loop import train
 from fedlens.runs.measures import measure_name
 from fedlens.runs.summary import Record
 from fedlens.schedules import names_in, value_at
@@ -54,18 +55,14 @@ CHUNK = 1024  # images read together
 GIVEN_BY_CONTENT = ("dataset", "clients", "engine", "device", "weights", "weights_sha256")
 
 
-def twin(experiment: Experiment, data: str | Path | None = None) -> Experiment:
+def twin(experiment: Experiment, data: Path | None = None) -> Experiment:
     """The twin's own experiment, which can be run like any other: a round is one pass."""
-    folder = Path(data) if data is not None else None
-    return _described(build(replace(experiment, engine="sequential"), folder))
+    return _described(build(replace(experiment, engine="sequential"), data))
 
 
-def accuracy(
-    experiment: Experiment, data: str | Path | None = None, watch: Watch | None = None
-) -> float:
+def accuracy(experiment: Experiment, data: Path | None = None, watch: Watch | None = None) -> float:
     """The accuracy of an experiment's twin, which is trained unless it was before."""
-    folder = Path(data) if data is not None else None
-    return trained(build(replace(experiment, engine="sequential"), folder), watch).accuracy
+    return trained(build(replace(experiment, engine="sequential"), data), watch).accuracy
 
 
 def trained(setup: Setup, watch: Watch | None = None) -> Twin:
@@ -78,7 +75,7 @@ def trained(setup: Setup, watch: Watch | None = None) -> Twin:
     described = replace(central.experiment, dataset=setup.experiment.dataset)
     file = cache() / "twins" / f"{_key(central, setup.client_tests)}.json"
     measure = measure_name(primary_part(described), "accuracy")
-    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):  # else it is made anew
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):  # else it is trained
         known = json.loads(file.read_bytes())
         shares = _shares(known["by_client"]) if setup.client_tests is not None else None
         return Twin(float(known["records"][-1][measure]), cached=True, by_client=shares)

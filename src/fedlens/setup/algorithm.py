@@ -45,7 +45,7 @@ def make_algorithm(experiment: Experiment, round: int = 0) -> Algorithm:
         # 0.0 would switch a term off, and with it what is remembered for later rounds.
         return value_at(given, round, experiment.rounds) or SMALLEST
 
-    # Made anew, sections refuse numbers that a schedule should not have given.
+    # Made again, sections refuse numbers that a schedule should not have given.
     local = replace(experiment.local, **_each(experiment.local, SCHEDULED["local"], now))
     server = replace(experiment.server, **_each(experiment.server, SCHEDULED["server"], now))
     base = Algorithm(

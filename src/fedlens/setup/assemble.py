@@ -123,7 +123,7 @@ def build(
         demand_memory(experiment, dataset, algorithm, split)
     network, weights = shared_network(experiment, dataset, {} if networks is None else networks)
     if not all(bool(p.isfinite().all()) for p in network.params.values()):
-        raise ValueError("the model starts with numbers that are not finite: initialise it anew")
+        raise ValueError("the model starts with numbers that are not finite: initialise it again")
     if experiment.loss.name not in LOSSES:
         some = (dataset.train if len(dataset.train) else dataset.test).images[:1]
         logits = network.predict(network.params, network.buffers, some)

@@ -113,12 +113,12 @@ def split_examples(
 def _check_held(held: Holdings, num_examples: int, what: str) -> None:
     """Refuse what a split of the user's own may get wrong."""
     if held.index.numel() == 0:
-        raise ValueError(f"{what} gives nobody an example: mend it")
+        raise ValueError(f"{what} gives nobody an example: fix it")
     low, high = int(held.index.min()), int(held.index.max())
     if low < 0 or high >= num_examples:
         wrong = low if low < 0 else high
         raise ValueError(
-            f"{what} gives somebody example {wrong}, but they are 0 to {num_examples - 1}: mend it"
+            f"{what} gives somebody example {wrong}, but they are 0 to {num_examples - 1}: fix it"
         )
     times = torch.bincount(held.index, minlength=num_examples)
     if int(times.max()) > 1:

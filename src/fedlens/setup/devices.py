@@ -41,8 +41,8 @@ def devices_of(experiment: Experiment) -> tuple[torch.device, list[torch.device]
         raise ValueError(f"device is {name!r}: choose auto, cpu or cuda") from error
     if device.type == "mps":
         raise ValueError(
-            'device is "mps", but updates are added up in float64, which the GPUs of Apple have '
-            "not: set device=cpu"
+            'device is "mps", but updates are added up in float64, which GPUs of Apple do not '
+            "have: set device=cpu"
         )
     if device.type not in ("cpu", "cuda"):
         raise ValueError(f"device is {name!r}: choose auto, cpu or cuda")

@@ -23,7 +23,7 @@ def try_loss(loss: Loss, name: str, num_outputs: int, num_classes: int) -> None:
         where = place_of_error(error)
         raise ValueError(
             f"loss {name!r} cannot take {handed}, of clients and examples"
-            + (f" ({where}): mend it there" if where else f" ({error}): change its parameters")
+            + (f" ({where}): fix it there" if where else f" ({error}): change its parameters")
         ) from error
     if isinstance(given, Tensor) and given.shape == labels.shape and given.requires_grad:
         return

@@ -205,7 +205,7 @@ def stacking_fails(network: Network, images: torch.Tensor) -> str:
         _train(network, network.stacked, images)
     except Exception as error:  # torch.func.vmap may refuse anything that the module does
         where = place_of_error(error).partition(": ")[0]
-        why = reason(error).partition(". ")[0]  # behind that it asks to be told of it
+        why = reason(error).partition(". ")[0]  # after that it asks for a report
         return f"{where}: {why}" if where else why
     return ""
 

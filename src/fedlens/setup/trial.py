@@ -74,6 +74,6 @@ def _told(error: Exception) -> str:
     if isinstance(error, ValueError):
         return str(error)
     if where := place_of_error(error):
-        return f"{where}: mend it there"
+        return f"{where}: fix it there"
     what = f"{type(error).__name__}: {reason(error)}"
     return f"a round fails by what it returns ({what}): docs/extend.md says what each part returns"

@@ -3,7 +3,7 @@
 A partition gives every example an owner, or none. Each takes the time of a sort, never draws
 again until something fits, and works for any distribution of the classes. The examples of a
 client stand in their stored order, whatever the order in which they were dealt. `fresh` is a
-split that is dealt anew in every round; `noisy-labels` and `shifted` change what is dealt.
+split that is drawn again in every round; `noisy-labels` and `shifted` change what is dealt.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Clients that see their examples otherwise than the data set has them.
+"""Clients that see their examples changed.
 
 Any other partition says who holds what; these change it afterwards, each client in its own way.
 What the examples were before is not kept with them, so that no algorithm can look.

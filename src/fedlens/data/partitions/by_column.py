@@ -85,7 +85,7 @@ def _degrees(examples: Examples, name: str, limit: int) -> Array:  # [N] float64
     try:
         values: Array = column.astype(np.float64)
     except ValueError as error:
-        raise ValueError(f"the column {name!r} is not all numbers ({error}): mend it") from error
+        raise ValueError(f"the column {name!r} is not all numbers ({error}): fix it") from error
     wrong = values[np.abs(values) > limit]
     if len(wrong):
         raise ValueError(

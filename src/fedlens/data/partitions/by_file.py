@@ -69,7 +69,7 @@ def _rows(file: Path) -> list[tuple[int, str, str, str]]:
     for line, cells in lines[1:]:
         if len(cells) != len(header):
             raise ValueError(
-                f"{file}:{line}: {len(cells)} cells under {len(header)} columns: mend it"
+                f"{file}:{line}: {len(cells)} cells under {len(header)} columns: fix it"
             )
         user, image, label = (cells[column] for column in columns)
         rows.append((line, user, image, label))

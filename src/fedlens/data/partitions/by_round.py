@@ -17,7 +17,7 @@ _COUNT, _DRAW = keys.purpose("count"), keys.purpose("draw")
 
 @dataclass(frozen=True)
 class Fresh:
-    """Examples drawn anew for each client and round, so many of each class.
+    """Examples drawn again for each client and round, a number of each class.
 
     A draw depends on the seed, the round and the client alone. A client never has an example
     twice in a round; two clients may have the same.

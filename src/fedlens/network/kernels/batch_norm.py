@@ -16,7 +16,7 @@ Running statistics follow as PyTorch's do, unless all of the batch is padding:
 
     running_mean += momentum * (mean - running_mean),   of var alike, var being that of n - 1
 
-A program has a client and so many channels, all of whose rows it reads twice: once to sum, and
+A program has a client and some channels, all of whose rows it reads twice: once to sum, and
 once more, from near by, to compute.
 """
 
@@ -41,7 +41,7 @@ from fedlens.network.kernels.launch import launchable
 from fedlens.network.layers import Running
 
 COLUMNS = 16  # channels of a program: in bfloat16 as much as memory gives at once
-TILE = 8192  # numbers that a program has at hand
+TILE = 8192  # numbers that a program holds
 SIZES = ["batch", "pixels", "channels"]  # of which a network has many
 
 

@@ -80,7 +80,7 @@ def through_epilogue(
 
 
 def padded(images: Tensor, padding: Padding, channels: int) -> Tensor:
-    """Images [N, H, W, ...] within their padding, and with so many channels, the last ones of 0."""
+    """Images [N, H, W, ...] within their padding, and with more channels, the last ones of 0."""
     if not any(padding) and channels == images.shape[3]:
         return images
     _, tall, wide, _ = images.shape

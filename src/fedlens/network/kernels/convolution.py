@@ -299,7 +299,7 @@ def product(
 ) -> tuple[Tensor, Tensor | None]:
     """Images [C * B, H, W, channels] under kernels [C, h * w * channels, out], and what follows.
 
-    The result is [C * B, H', W', out]; with pooling there are, besides, the winners: which corner
+    The result is [C * B, H', W', out]; with pooling there are also the winners: which corner
     of each window was the greatest, or DEAD. Only images that are read by taps may have a padding;
     others are padded in memory.
     """

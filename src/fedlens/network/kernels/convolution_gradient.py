@@ -208,7 +208,7 @@ def kernel_gradient(
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """dw [C, h * w * channels, out] and db [C, out], float32, of images padded in memory.
 
-    `grads` [C * B, H', W', out] may lie within a border of so many rows and columns. With what the
+    `grads` [C * B, H', W', out] may lie within a border of rows and columns. With what the
     forward pass `kept` for them they are those behind ReLU and pooling, without a border.
     """
     _, tall, wide, outs = grads.shape
@@ -273,7 +273,7 @@ def shifted_gradient(
 
 
 def _splits(programs: int, total: int, enough: int) -> int:
-    """Into how many parts a sum over so many positions is split, for `enough` programs."""
+    """Into how many parts a sum over this many positions is split, for `enough` programs."""
     return max(1, min(enough // programs, -(-total // 256)))
 
 

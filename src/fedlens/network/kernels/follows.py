@@ -1,4 +1,4 @@
-"""What kernels of normalisation compute besides: weight and bias, an addition, and a ReLU."""
+"""What kernels of normalisation also compute: weight and bias, an addition, and a ReLU."""
 
 from __future__ import annotations
 

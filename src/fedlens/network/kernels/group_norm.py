@@ -12,7 +12,7 @@ and from the grads dy, with g = dy where the ReLU lets it pass and n numbers in 
     dweight = sum of g * normal,   dbias = sum of g,   daround = g
     dx = scale * (weight * g - (sum of weight * g + normal * sum of weight * g * normal) / n)
 
-A program has an image and so many of its groups, all of whose pixels it reads twice: once to sum,
+A program has an image and some of its groups, all of whose pixels it reads twice: once to sum,
 and once more, from near by, to compute. Statistics are kept channel by channel.
 """
 
@@ -35,7 +35,7 @@ from fedlens.network.kernels.follows import (
 )
 from fedlens.network.kernels.launch import launchable
 
-TILE = 8192  # numbers that a program has at hand
+TILE = 8192  # numbers that a program holds
 SIZES = ["batch", "pixels", "channels", "width", "each"]  # of which a network has many
 
 
@@ -194,7 +194,7 @@ def _blocks(x: Tensor, groups: int) -> tuple[tuple[int, int], dict[str, int]]:
     channels, pixels = x.shape[-1], x[0, ..., 0].numel()
     width = channels // groups
     rows = min(int(triton.next_power_of_2(pixels)), 256)
-    aligned = 8 // math.gcd(width, 8)  # so many groups begin where a wide load can
+    aligned = 8 // math.gcd(width, 8)  # after this many groups a wide load is aligned again
     fitting = max(32, min(128, TILE // rows)) // width
     each = width * min(groups, max(fitting // aligned, 1) * aligned)
     columns = max(32, int(triton.next_power_of_2(each)))

@@ -62,7 +62,7 @@ class Frame(NamedTuple):
 
 
 def by_taps(channels: int) -> bool:
-    """Whether images of so many channels are read by taps, and need no border in memory."""
+    """Whether images of this many channels are read by taps, and need no border in memory."""
     return channels % 16 == 0
 
 
@@ -90,7 +90,7 @@ def sizes_of(
     images: Tensor, result: tuple[int, int], outs: int, geometry: Geometry,
     padding: Padding = NO_PADDING,
 ) -> Sizes:  # fmt: skip
-    """The sizes of a convolution of images [N, H, W, channels] to so many rows and columns."""
+    """The sizes of a convolution of images [N, H, W, channels] to this many rows and columns."""
     _, tall, wide, channels = images.shape
     (height, width), (left, _, top, _) = geometry.size, padding
     taps, (rows, columns) = height * width, result

@@ -168,7 +168,7 @@ def _result_rows(grad: Tensor, shape: Shape) -> Tensor:
 
 
 def _padded(rows: Tensor, above: int, count: int) -> Tensor:
-    """`count` rows of each image, those of the image under so many of zeros."""
+    """`count` rows of each image, those of the image under this many of zeros."""
     size, height, width = rows.shape
     if height == count:
         return rows
@@ -215,7 +215,7 @@ def _as_values(images: Tensor, values: Values) -> Tensor:
 
 @lru_cache
 def _values(rows: int, dtype: torch.dtype) -> Values:
-    """Toom and Cook's matrices for kernels of so many rows."""
+    """Toom and Cook's matrices for kernels of this many rows."""
     points = [Fraction(p) for p in POINTS[rows].split()]
 
     def at_points(count: int) -> Tensor:

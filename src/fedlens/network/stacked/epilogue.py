@@ -14,7 +14,7 @@ from fedlens.network.pool import Windows
 class Epilogue:
     """In this order; ReLU and pooling commute."""
 
-    around: Tensor | None = None  # what is added: that which went round the layer
+    around: Tensor | None = None  # what is added: the skip connection
     relu: bool = False
     limit: float = 0.0  # of the ReLU: 6.0 of ReLU6, and 0.0 of one without
     pool: Windows | None = None  # the maximum of each

@@ -80,7 +80,7 @@ def blocks(results: Results) -> list[Block]:
             paragraphs=(
                 "FedProx is made for clients whose data pull in different directions. The report's "
                 "clients differ in how much they hold and not in what, so there is little for the "
-                "proximal term to mend: expect it to slow clients down and not to help.",
+                "proximal term to correct: expect it to slow clients down and not to help.",
                 "Drawn by size, the client with 91% of the images stands in most places of a "
                 "cohort, each time with shuffles of its own, and has 91% of the weight in "
                 "expectation: just what it holds. Drawn alike, it is in every other cohort, with "

@@ -61,7 +61,7 @@ def blocks(results: Results) -> list[Block]:
         Table(
             title="Is the client with 91% of the images drawn?",
             caption=f"At the high level one client holds 91% of all images. With C of 10 clients a "
-            f"round it is drawn with probability C/10, and in so many of {rounds} rounds.",
+            f"round it is drawn with probability C/10, so often in {rounds} rounds.",
             header=("clients a round", "probability", "expected rounds", "standard deviation"),
             rows=[
                 [c, f"{c / 10:.1f}", f"{rounds * c / 10:.1f}", f"{_deviation(rounds, c / 10):.1f}"]

@@ -90,8 +90,8 @@ def blocks(results: Results) -> list[Block]:
             of=of,
             title="Accuracy at batches",
             by="batch",
-            caption="Test accuracy in %, when each round's largest client has taken so many "
-            "batches in all. – stands where a run had not spent so many.",
+            caption="Test accuracy in %, when each round's largest client has taken this many "
+            "batches in all. – stands where a run had not spent as many.",
         ),
         beside(
             [(names[which], None, results.final(f"{which}, centralised")) for which in POPULATIONS],

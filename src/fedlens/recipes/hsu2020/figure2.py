@@ -72,7 +72,7 @@ def blocks(results: Results, shown: dict[str, Population]) -> list[Block]:
             title="How many clients there are",
             caption="The counts in the files that were released are one higher than the paper's, "
             "which leave a row without a place out. The paper does not print that of Geo-1k, which "
-            "is likewise one less than in the file.",
+            "is also one less than in the file.",
             of="partitioning",
             percent=False,
             digits=0,

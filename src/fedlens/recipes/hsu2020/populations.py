@@ -80,7 +80,7 @@ def ranked(
 
 def _line(name: str, values: Tensor) -> Line:
     ordered = values.sort(descending=True).values
-    # A few hundred points say as much as nine thousand, and are drawn in no time.
+    # A few hundred points say as much as nine thousand, and are drawn much faster.
     at = torch.unique(torch.logspace(0, torch.log10(torch.tensor(len(ordered) + 0.0)), 200).long())
     at = at.clamp(1, len(ordered)).unique()
     return Line(name, at.tolist(), [float(ordered[i - 1]) for i in at.tolist()])

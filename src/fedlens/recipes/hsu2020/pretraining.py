@@ -2,7 +2,7 @@
 
 With virtual clients, which the paper does not say here: without them its own Table 2 has FedAvg at
 48.7% after 5,000 rounds with K = 10, 84% of centralised training, where Table 5 has it at 90% by
-round 4,912; with them it is 52.8%, or 91%. FedAvgM likewise: 45.0% against 56.7%.
+round 4,912; with them it is 52.8%, or 91%. The same with FedAvgM: 45.0% and 56.7%.
 """
 
 from __future__ import annotations

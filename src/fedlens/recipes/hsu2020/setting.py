@@ -176,7 +176,7 @@ def experiment(
     last: int | None = None,
     layers: int | None = None,
 ) -> Experiment:
-    """One run over `last` rounds; `layers` trains only so many, from the last."""
+    """One run over `last` rounds; `layers` trains only the last of its layers."""
     landmarks = clients.name == NAMES["landmarks"]
     last = last or rounds(scale)[-1]
     return Experiment(
@@ -249,9 +249,9 @@ def at_budgets(
     header = list(of)
     for name, budget in zip(theirs, ours, strict=True):
         header += [f"published @{name}", f"ours @{budget:,}"] if is_published else [f"@{budget:,}"]
-    caption = caption or f"Test accuracy in %, at so many {by}{'es' if by == 'batch' else 's'}."
+    caption = caption or f"Test accuracy in %, at numbers of {by}{'es' if by == 'batch' else 's'}."
     if fewer:
-        caption += f" {', '.join(fewer)}: so many of the runs got so far."
+        caption += f" {', '.join(fewer)}: this many of the runs got that far."
     return Table(
         title=title,
         caption=caption,

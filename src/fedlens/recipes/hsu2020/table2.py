@@ -118,7 +118,7 @@ def blocks(results: Results) -> list[Block]:
             paragraphs=(
                 "Accuracy at a budget is that of the last evaluation within it: at the paper's "
                 "scale no more than 2% of the rounds before it. – stands where a run had not spent "
-                "so many batches. The local epochs of FedAvg "
+                "that many batches. The local epochs of FedAvg "
                 "make large clients take many steps a round; FedVC takes four from everyone. So it "
                 "gets more rounds for the same batches, wherever the largest of ten clients holds "
                 "more than four batches.",

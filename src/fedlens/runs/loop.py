@@ -1,0 +1,162 @@
+"""The loop over rounds: runs are trained to their ends, recorded, and saved now and then."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Sequence
+
+import torch
+
+from fedlens.client import ClientProgram
+from fedlens.engines import Engine
+from fedlens.reporting.cohorts import BelowQuorum
+from fedlens.rounds import RoundInput, begin, run_rounds
+from fedlens.run_files import RunFailed
+from fedlens.runs.active import ActiveRun, Watch, sum_of_model
+from fedlens.runs.evaluate import Evaluation
+from fedlens.runs.result import Result
+from fedlens.runs.settings import torch_settings
+from fedlens.runs.summary import Record, scheduled, who_failed
+from fedlens.setup import Setup
+from fedlens.trees import HostCopy
+
+CHECKPOINT_SECONDS = 10.0  # at least, between two checkpoints: what a crash makes run again
+SAVING_SHARE = 0.03  # of the time, at most, is for saving: what clients remember may be large
+
+
+def train(setup: Setup, watch: Watch | None = None) -> Result:
+    """Run what is set up, without a folder and without a twin."""
+    state = begin(setup.network, setup.program, setup.federation, setup.device)
+    (result,) = run_to_end([ActiveRun(setup, state, watch=watch)])
+    return result
+
+
+def run_to_end(runs: Sequence[ActiveRun], keep_states: bool = True) -> list[Result]:
+    """Train runs until all are over, on the engine of the first.
+
+    If there are several, their clients train as one cohort: `sweep.py` says which can. Without
+    `keep_states` runs that are over leave no checkpoint: nobody can ask them for more rounds.
+    """
+    unfinished, setup = list(runs), runs[0].setup
+    checkpoints = Checkpoints(every_round=setup.engine.reporting is not None)
+    started: deque[StartedRound] = deque()
+    joined: list[ClientProgram] = []  # the programs that `program` is of
+    program: ClientProgram | None = None
+    try:
+        for run in runs:
+            run.announce()
+        with torch_settings(setup.experiment, setup.device):
+            while unfinished:
+                training = [run for run in unfinished if run.has_rounds_to_start]
+                if training:
+                    inputs = [run.round_input for run in training]
+                    programs = [one.program for one in inputs]
+                    if program is None or [*map(id, programs)] != [*map(id, joined)]:
+                        like = next(iter(inputs[0].state.params.values()))
+                        joined, program = programs, ClientProgram.joint(programs, like)
+                    try:
+                        started.append(StartedRound(program, setup.engine, training, inputs))
+                    except BelowQuorum as error:
+                        while started:  # earlier rounds count
+                            started.popleft().finish()
+                        training[error.experiment].end_early(error)
+                while started and (len(started) > rounds_ahead(setup) or not training):
+                    started.popleft().finish()
+                    checkpoints.save_if_due(unfinished)
+                for run in [run for run in unfinished if run.is_over]:
+                    run.finish(keep_states)
+                    unfinished.remove(run)
+    except BaseException as error:
+        setup.engine.close()
+        for run in unfinished:
+            run.stop(error)
+        if isinstance(error, ValueError) and any(run.folder for run in runs):
+            raise RunFailed(str(error)) from error  # a mistake that could not be found before
+        raise
+    finally:
+        setup.engine.close()
+        for run in runs:
+            run.close()
+    return [run.result for run in runs]
+
+
+class Checkpoints:
+    """When the states of runs are saved: now and then, and never so often that it takes long.
+
+    After every round if clients keep their memory elsewhere: they go on from the last update of
+    theirs that counted, and drop what was before it.
+    """
+
+    def __init__(self, every_round: bool = False) -> None:
+        self.saved, self.took, self.every_round = time.perf_counter(), 0.0, every_round
+
+    def save_if_due(self, runs: Sequence[ActiveRun]) -> None:
+        now, pause = time.perf_counter(), self.took * (1 / SAVING_SHARE - 1)
+        if not self.every_round and now - self.saved <= max(CHECKPOINT_SECONDS, pause):
+            return
+        for run in runs:
+            run.save()
+        self.saved = time.perf_counter()
+        self.took = self.saved - now
+
+
+def rounds_ahead(setup: Setup) -> int:
+    """How many rounds start before the last is read: a GPU computes meanwhile."""
+    return 1 if setup.device.type == "cuda" else 0
+
+
+class StartedRound:
+    """A round of several runs that has started; on a GPU it may not have been computed yet."""
+
+    def __init__(
+        self,
+        program: ClientProgram,
+        engine: Engine,
+        runs: Sequence[ActiveRun],
+        inputs: Sequence[RoundInput],
+    ) -> None:
+        self.start_time, self.runs = time.perf_counter(), list(runs)
+        lost = engine.num_lost
+        self.results = run_rounds(program, engine, inputs)
+        self.workers_lost = engine.num_lost - lost
+        numbers = []
+        for run, (state, outcome) in zip(runs, self.results, strict=True):
+            run.newest_state = state
+            numbers += [outcome.train_loss, *outcome.scalars.values(), sum_of_model(state)]
+        self.numbers = HostCopy(torch.stack([number.double() for number in numbers]))
+        self.evaluations = []
+        for run, (state, _) in zip(runs, self.results, strict=True):
+            evaluation = Evaluation(run.setup, engine, state)
+            if self.numbers.is_under_way and run.is_evaluated(state):
+                evaluation.begin()  # before the GPU starts the next round
+            self.evaluations.append(evaluation)
+
+    def finish(self) -> None:
+        """Record it in the runs that have not ended since it started."""
+        numbers = iter(self.numbers.read().tolist())
+        since = max(self.start_time, *(run.record_time for run in self.runs))
+        seconds = time.perf_counter() - since
+        ended = zip(self.runs, self.results, self.evaluations, strict=True)
+        for run, (state, outcome), evaluation in ended:
+            record: Record = {
+                "round": state.round,
+                "train_loss": next(numbers),
+                "batches": outcome.batches,
+                "batches_total": run.num_batches + outcome.batches,
+                "examples": outcome.examples,
+                "clients": outcome.clients,
+                "bytes_up": outcome.bytes_up,
+                "bytes_down": outcome.bytes_down,
+                **scheduled(run.setup, state.round - 1),
+                **{name: next(numbers) for name in outcome.scalars},
+                **(
+                    who_failed(run.setup, state, outcome.reports) if run.setup.some_may_fail else {}
+                ),
+                **({"workers_lost": self.workers_lost} if self.workers_lost else {}),
+                "seconds": seconds / len(self.runs),
+            }
+            is_finite = math.isfinite(next(numbers))
+            if run.status == "running":
+                run.record_round(state, record, is_finite, evaluation)
