@@ -79,7 +79,7 @@ class Experiment:
     norm: Literal["shared", "local", "group", "frozen"] = "shared"  # what becomes of BatchNorm
     weights: str | None = None  # the file, or address of one, that the model starts from
     weights_sha256: str | None = None
-    train_last: int | None = None  # so many layers; without it, all
+    train_last: int | None = None  # this many, the last; without it, all
     clients: OrTable[Clients] = default(Clients())
     local: OrTable[LocalTraining] = default(LocalTraining())
     server: OrTable[Server] = default(Server())
