@@ -195,11 +195,16 @@ def test_a_key_that_stands_there_twice_or_is_none_is_named(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("count", "said"), [(0, "0 is not in the range x>=1"), (2, "has the keys of 1: ch")]
+    ("per_round", "at_least", "said"),
+    [
+        (1, 0, "0 is not in the range x>=1"),
+        (1, 2, "--at-least is 2, but"),
+        (2, 1, "clients.per_round is 2, but"),
+    ],
 )
-def test_no_more_sites_are_waited_for_than_there_are(count, said, tmp_path, fedlens):
+def test_no_more_sites_are_waited_for_than_there_are(per_round, at_least, said, tmp_path, fedlens):
     make_server_keys(tmp_path, ["127.0.0.1"])
     make_site_key(tmp_path, "ann")
-    words = ["--keys", tmp_path, "--at-least", count]
-    ended = fedlens("fleet", "serve", write_experiment(tmp_path), *words)
+    words = ["--keys", tmp_path, "--at-least", at_least]
+    ended = fedlens("fleet", "serve", write_experiment(tmp_path, per_round=per_round), *words)
     assert ended.status == 2 and said in ended.err

@@ -48,7 +48,8 @@ def test_a_server_whose_certificate_has_expired_does_not_start(tmp_path, monkeyp
 
 def test_two_servers_do_not_share_a_place(tmp_path):
     pytest.importorskip("flwr")
-    words = ["fleet", "serve", str(write_experiment(tmp_path)), "--keys", str(made_keys(tmp_path))]
+    path, folder = write_experiment(tmp_path, per_round=1), made_keys(tmp_path)
+    words = ["fleet", "serve", str(path), "--keys", str(folder)]
     with one_writer(tmp_path / "server"):
         error = CliRunner().invoke(app, words).exception
     assert isinstance(error, ValueError)

@@ -59,11 +59,14 @@ def serve(
     home = home.resolve()
     check_server_keys(keys)
     num_sites = len(public_keys(keys))
-    if (job.at_least or 0) > num_sites:
-        raise ValueError(
-            f"--at-least is {job.at_least}, but {keys} has the keys of {num_sites}: choose fewer, "
-            "or add those of others"
-        )
+    asked = experiment.clients.per_round
+    needed = {"--at-least": job.at_least, "clients.per_round": asked if type(asked) is int else 0}
+    for name, number in needed.items():  # before hours are spent waiting for them
+        if (number or 0) > num_sites:
+            raise ValueError(
+                f"{name} is {number}, but {keys} has the keys of {num_sites}: choose fewer, or add "
+                "those of others"
+            )
     with open_fleet(keys, home, host, port, notify) as (link, numbers):
         write_atomically(Path(job.experiment), experiment.toml().encode())
         return run_on(link, replace(job, sites=numbers), home, notify, watch)
