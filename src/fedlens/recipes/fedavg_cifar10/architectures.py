@@ -77,7 +77,7 @@ def blocks(results: Results) -> list[Block]:
         Table(
             title="Accuracy and cost",
             caption="Test accuracy after the last round; what clients send in a round; the time a "
-            "round takes on this machine.",
+            "round takes on this machine: of runs that trained side by side an equal share.",
             header=(
                 "network",
                 "the report's word",

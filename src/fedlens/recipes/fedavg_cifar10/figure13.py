@@ -48,7 +48,8 @@ def blocks(results: Results) -> list[Block]:
             caption=f"Rounds, images and time until the test accuracy is {NEAR:.0%} of the best "
             "that the run reaches; means over seeds. Time is that of training on this machine, "
             "where clients share the processor: on real clients those of a round train side by "
-            "side.",
+            "side. A run that trained beside others has an equal share of their time, so that only "
+            "runs of one call can be compared by it.",
             header=("run", "final accuracy", "rounds", "images seen", "seconds", "seconds a round"),
             rows=[_row(results, cell) for cell in results.runs],
         ),
