@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from fedlens.models import MODELS
 from fedlens.network.kernels import convolution as kernels
 from fedlens.network.ops import convolve, linear
 
@@ -88,3 +89,10 @@ def test_every_gpu_kernel_compiles(pytestconfig):
         for name in re.findall(r"(_\w+_kernel)\[", file.read_text())
     }
     assert launched and launched <= set(compiled)
+
+
+@pytest.mark.long
+def test_a_round_of_every_network_compiles(pytestconfig):
+    compiled_before = pytestconfig.cache.mkdir("triton")
+    lines = output("compiled_rounds", TRITON_CACHE_DIR=str(compiled_before)).splitlines()
+    assert len(lines) == 2 * len(MODELS), "in bfloat16 and in float32"
