@@ -234,13 +234,14 @@ def app_command(
     from fedlens.fleet.flower import write_app
     from fedlens.fleet.terms import check_possible
     from fedlens.fleet.trial import of_sites
+    from fedlens.reading import argument
 
     if folder.exists():
         raise ValueError(f"{folder} exists: choose another --to")
     described = of_sites(Experiment.read(experiment, overrides or []), sites)
     check_possible(described)
     write_app(folder, described.toml(), sites, str(Path(out).resolve()))
-    print(f"{folder}: run it with: flwr run {folder}")
+    print(f"{folder}: run it with: flwr run {argument(folder)}")
 
 
 def _address(text: str, option: str, example: str) -> tuple[str, int]:

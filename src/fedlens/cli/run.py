@@ -28,7 +28,7 @@ from fedlens.cli.arguments import (
     watching,
 )
 from fedlens.cli.stopping import Stopped
-from fedlens.reading import printable, reason
+from fedlens.reading import argument, printable, reason
 
 if TYPE_CHECKING:
     from fedlens.report.artists import Artists
@@ -260,7 +260,7 @@ def _resume_hint(folder: Path, replaced: tuple[int, int] | None = None) -> Itera
     """
     from fedlens.run_files import can_go_on
 
-    command = f"fedlens resume {printable(str(folder))}"
+    command = f"fedlens resume {argument(folder)}"
     try:
         yield
     except KeyboardInterrupt as error:
