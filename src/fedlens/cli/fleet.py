@@ -83,13 +83,14 @@ def serve_command(
     from fedlens.report.artists import artists
     from fedlens.run_files import can_go_on, identity
     from fedlens.runs import progress
+    from fedlens.runs.folder import check_free
 
     check_installed()
     described = Experiment.read(experiment, overrides or [])
     check_possible(for_fleet(described))
     folder = out or Path("runs") / experiment.stem
-    if folder.exists() and not (overwrite or resume):
-        raise ValueError(f"{folder} exists: choose another --out, or add --resume or --overwrite")
+    if not (overwrite or resume):
+        check_free(folder, overwrite, "choose another --out, or add --resume or --overwrite")
     place = home or keys / "server"
     host, port = _address(address, "--address", "0.0.0.0:9092")
     check_server_keys(keys)
@@ -204,7 +205,7 @@ def try_command(
     check_installed()
     described = of_sites(Experiment.read(experiment, overrides or []), sites)
     if out is not None:
-        check_free(out, overwrite=False)
+        check_free(out, overwrite=False, remedy="choose another --out")
     notify = _ignore if quiet else _notify
     with (
         tempfile.TemporaryDirectory(prefix="fedlens-fleet-", ignore_cleanup_errors=True) as place,

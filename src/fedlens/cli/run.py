@@ -90,9 +90,7 @@ def _run(
     described = Experiment.read(experiment, overrides)
     name_cluster(ray_address, [described.engine])
     folder = out or _free(Path("runs") / experiment.stem)
-    if folder.exists() and not overwrite:
-        raise ValueError(f"{folder} exists: choose another --out, or add --overwrite")
-    check_free(folder, overwrite)
+    check_free(folder, overwrite, "choose another --out, or add --overwrite")
     with (
         _resume_hint(folder, replaced=identity(folder)),
         tracking(track, folder, described.plain()) as send,
