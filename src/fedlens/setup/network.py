@@ -97,9 +97,10 @@ def normalisation(experiment: Experiment, dataset: Dataset) -> MeanAndStd:
     if experiment.normalise == "none":
         return None, None
     if dataset.shape[0] != len(IMAGENET[0]):
+        shape = "×".join(map(str, dataset.shape))
         raise ValueError(
-            f'normalise is "imagenet", but the images of {dataset.name} have {dataset.shape[0]} '
-            'channels: choose "dataset" or "none"'
+            f'normalise is "imagenet", but the images of {dataset.name} are {shape}, and those of '
+            'ImageNet have 3 channels: choose "dataset" or "none"'
         )
     return IMAGENET
 
