@@ -20,6 +20,7 @@ from fedlens.fleet.terms import for_fleet
 from fedlens.locks import one_writer
 from fedlens.run_files import CHECKPOINT, ROUNDS
 from tests.fleet.sites import write_experiment
+from tests.sites import write_sites
 
 
 def interrupted(*_):
@@ -72,6 +73,17 @@ def test_a_folder_that_is_there_is_refused_with_what_would_help(tmp_path, fedlen
         keys = ["--keys", tmp_path] if words == ["serve"] else []
         told = fedlens("fleet", *words, path, *keys, "--out", place)
         assert told == (2, "", f"fedlens: {place} {remedy}\n")
+
+
+def test_a_trial_with_more_sites_than_the_data_have_says_how_many_there_are(tmp_path, fedlens):
+    pytest.importorskip("flwr")
+    images = write_sites(tmp_path / "hospitals")
+    dataset = f"{{ name = 'folder', path = '{images}', layout = 'site/class', size = 8 }}"
+    path = tmp_path / "three.toml"
+    path.write_text(f"dataset = {dataset}\nmodel = 'linear'\nrounds = 1\n")
+    told = fedlens("fleet", "try", path, "--sites", "4", "--quiet")
+    assert (told.status, told.out, told.err.count("\n")) == (2, "", 1)
+    assert "made 3 clients: choose --sites 3, or choose a clients.partition" in told.err
 
 
 def test_a_server_without_keys_leaves_nothing(tmp_path):

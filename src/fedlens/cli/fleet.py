@@ -201,6 +201,7 @@ def try_command(
     from fedlens.fleet.trial import of_sites, try_fleet
     from fedlens.runs import progress
     from fedlens.runs.folder import check_free
+    from fedlens.setup.data import OtherClients
 
     check_installed()
     described = of_sites(Experiment.read(experiment, overrides or []), sites)
@@ -212,12 +213,16 @@ def try_command(
         watching(quiet, progress.rounds, "fleet", described.rounds) as watch,
     ):
         where = out or Path(place) / "run"
-        found = try_fleet(described, Path(place), where, notify, data, watch)
+        try:
+            found = try_fleet(described, Path(place), where, notify, data, watch)
+        except OtherClients as error:
+            raise OtherClients(error.what, error.found, "choose --sites") from error
     if as_json:
         print(json.dumps(found | ({"run": str(out)} if out is not None else {})))
     else:
         same = "the same bytes" if found["identical"] else "NOT the same bytes"
-        print(f"{found['sites']} sites, {found['rounds']} rounds: {same} as the simulation")
+        counts = f"{_number(found['sites'], 'site')}, {_number(found['rounds'], 'round')}"
+        print(f"{counts}: {same} as the simulation")
         print(f"largest difference {found['largest_difference']:g}")
     raise SystemExit(0 if found["identical"] else 1)
 
@@ -243,6 +248,10 @@ def app_command(
     check_possible(described)
     write_app(folder, described.toml(), sites, str(Path(out).resolve()))
     print(f"{folder}: run it with: flwr run {argument(folder)}")
+
+
+def _number(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _address(text: str, option: str, example: str) -> tuple[str, int]:
