@@ -66,6 +66,12 @@ def _give_shapes(module: nn.Module, shape: tuple[int, int, int]) -> None:
             module.eval()(torch.zeros(2, *shape))
     except Exception as error:  # a module of the user's own may raise anything
         raise _cannot_take(f"images of {shape}", error) from error
+    for name, layer in module.named_modules():
+        if any(map(is_lazy, layer.parameters(recurse=False))):
+            raise ValueError(
+                f"the model's layer {name!r} ({type(layer).__name__}) saw no images, from which it "
+                "would take its size: use it in forward, or take it out"
+            )
     module.train(was_training)
 
 
