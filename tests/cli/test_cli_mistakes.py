@@ -182,6 +182,10 @@ class Misspelt(Pair):
 def forgetful(base):
     base.solve
 
+@fl.paper
+def misspelt(base):
+    return base.solv
+
 def arrays(source):
     images, labels = torch.zeros(4, 1, 28, 28), torch.tensor([0, 1, 0, 1])
     train = fl.Examples(images.numpy(), labels)
@@ -208,6 +212,11 @@ def one_hot(source):
             "in forward: AttributeError: 'Misspelt' object has no attribute 'lair': fix it",
         ),
         ("algorithm=mine:forgetful", "forgetful gave NoneType: let it return an Algorithm, as"),
+        (
+            "algorithm=['median', 'mine:misspelt']",
+            "mine.py, line 27, in misspelt: AttributeError: 'Algorithm' object has no attribute "
+            "'solv': fix it there (after median)",
+        ),
         ("dataset=mine:arrays", "images are a ndarray: give a tensor, as torch.as_tensor(images)"),
         ("dataset=mine:one_hot", "labels are torch.int64 of shape (4, 2): give one whole number"),
     ],
