@@ -129,6 +129,17 @@ def flat(outputs: int = 3) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(32, outputs))
 
 
+class Spare(nn.Module):
+    """A model with a layer that nothing goes through."""
+
+    def __init__(self, spare: nn.Module) -> None:
+        super().__init__()
+        self.used, self.spare = flat(), spare
+
+    def forward(self, images: torch.Tensor) -> Any:
+        return self.used(images)
+
+
 def described(**changes: Any) -> fl.Experiment:
     plain: dict[str, Any] = {"dataset": toy(), "model": flat(), "rounds": 1, "engine": "sequential"}
     return fl.Experiment(**plain | {"clients": fl.Clients(count=4)} | changes)
@@ -149,6 +160,10 @@ def described(**changes: Any) -> fl.Experiment:
         (
             {"model": nn.Sequential(nn.LazyBatchNorm2d(), flat())},
             "they have seen images: call it once, as model(torch.zeros(2, 2, 4, 4))",
+        ),
+        (
+            {"model": Spare(nn.LazyLinear(5))},
+            "layer 'spare' (LazyLinear) saw no images, from which it would take its size: use it",
         ),
         ({"model": nn.Conv2d(2, 3, 1)}, "outputs an image, but toy has 3 classes"),
         ({"norm": "local"}, 'norm is "local", but the model has no such layers'),

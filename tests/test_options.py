@@ -205,11 +205,20 @@ def test_a_name_that_leads_nowhere_is_refused(name, message):
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("content", ["def broken(:", "raise RuntimeError('first\\nsecond')", "1/0"])
-def test_a_module_that_does_not_import_is_the_users_mistake(tmp_path, content):
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("def broken(:", "(invalid syntax (brokenmodule.py, line 1))"),
+        ("raise RuntimeError('first\\nsecond')", "RuntimeError: first)"),
+        ("1/0", "(brokenmodule.py, line 1, in <module>: ZeroDivisionError: division by zero)"),
+        ("import no_such", "line 1, in <module>: ModuleNotFoundError: No module named 'no_such')"),
+    ],
+)
+def test_a_module_that_does_not_import_is_the_users_mistake(tmp_path, content, why):
     (tmp_path / "brokenmodule.py").write_text(content)
     with importable(tmp_path), pytest.raises(ValueError, match="cannot be imported") as refused:
         find({}, "brokenmodule:f", "model")
+    assert str(refused.value).endswith(f"{why}: fix it there")
     assert "\n" not in str(refused.value)
 
 

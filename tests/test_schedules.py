@@ -317,11 +317,11 @@ def test_the_page_draws_a_number_that_changes(tmp_path):
         ({"local": {"lr": {"name": "cosine"}}}, "local.lr: cosine needs 'start'"),
         ({"local": {"lr": {**COSINE, "stop": 1}}}, "local.lr: cosine has no option 'stop'"),
         ({"local": {"lr": {**COSINE, "end": -1.0}}}, "local.lr is -0.8"),
-        ({"local": {"lr": {**COSINE, "rounds": 0}}}, "rounds is 0: choose 1 or more"),
+        ({"local": {"lr": {**COSINE, "rounds": 0}}}, "schedule 'cosine': rounds is 0: choose 1"),
         ({"server": {"lr": {"name": "step", "start": 1.0, "every": 0}}}, "every is 0"),
         (
             {"local": {"lr": {"name": "piecewise", "values": [0.1], "at": [2]}}},
-            "1 changes need 2 values",
+            "schedule 'piecewise': values has 1 and at 1: give one more value than rounds of at",
         ),
         (
             {"local": {"lr": {"name": "exponential", "start": 1.0, "decay": 1e30}}, "rounds": 400},

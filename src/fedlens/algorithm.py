@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedlens.core import Memory, Number, Tree, is_on
-from fedlens.own_code import place_of
+from fedlens.own_code import mistake_of, place_of
 from fedlens.pieces import (
     ByExamples,
     Epochs,
@@ -155,9 +155,11 @@ def compose(base: Algorithm, *amendments: Amendment) -> Algorithm:
     for number, amendment in enumerate(amendments):
         try:
             amended = amendment.amend(base)
-        except ValueError as error:
+        except Exception as error:  # a paper of the user's own may raise anything
+            if not (told := mistake_of(error)):
+                raise
             before = ", ".join(names[:number])
-            raise ValueError(f"{error} (after {before})" if before else str(error)) from error
+            raise ValueError(f"{told} (after {before})" if before else told) from error
         if not isinstance(amended, Algorithm):
             raise ValueError(
                 f"{amendment.name} gave {type(amended).__name__}: let it return an Algorithm, "

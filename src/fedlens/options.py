@@ -22,7 +22,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, Union
 
-from fedlens.own_code import place_of_error
+from fedlens.own_code import place_of_error, why_not_imported
 from fedlens.reading import shortened
 
 LARGEST = 1e38  # of the numbers that float32 holds
@@ -133,11 +133,7 @@ def find(table: Mapping[str, Callable[..., Any]], name: str, kind: str) -> Calla
     try:
         found = getattr(importlib.import_module(module), attribute)
     except Exception as error:  # a module of the user's own may raise anything
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ValueError(
-            f"{kind} {name!r} cannot be imported ({reason}): write module:function, with the "
-            "module beside the experiment or on PYTHONPATH"
-        ) from error
+        raise ValueError(f"{kind} {name!r} cannot be imported {why_not_imported(error)}") from error
     if not callable(found):
         raise ValueError(f"{kind} {name!r} is {found!r}: name a function")
     return typing.cast(Callable[..., Any], found)

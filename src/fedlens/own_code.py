@@ -43,6 +43,15 @@ def place_of_error(error: BaseException) -> str:
     return ""
 
 
+def why_not_imported(error: BaseException) -> str:
+    """Why a module was not imported, in brackets, and what to do: fix it, or name one that is."""
+    where = place_of_error(error)
+    why = where or next(iter(str(error).splitlines()), type(error).__name__)
+    if where or isinstance(error, SyntaxError):  # that names its place itself
+        return f"({why}): fix it there"
+    return f"({why}): write module:function, with the module beside the experiment or on PYTHONPATH"
+
+
 def place_of(thing: Any) -> str:
     """Where a function, or the class of an object, stands, as `name (own.py, line 9)`."""
     written = inspect.unwrap(thing) if inspect.isroutine(thing) else type(thing)

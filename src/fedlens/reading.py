@@ -6,6 +6,7 @@ import csv
 import gzip
 import io
 import os
+import shlex
 import stat
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -112,6 +113,11 @@ def shortened(text: str, longest: int = LONGEST) -> str:
 def printable(text: str) -> str:
     """A text without the control characters by which it could write anywhere on a terminal."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def argument(path: Place) -> str:
+    """A path as a word of a command that may be copied into a shell."""
+    return shlex.quote(printable(os.fspath(path)))
 
 
 def demand_text(texts: str | Sequence[str], where: str) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlens.locks import is_locked
-from fedlens.reading import BadFile, demand_fields, reading, reason
+from fedlens.reading import BadFile, argument, demand_fields, reading, reason
 from fedlens.tables import parse_tables, read_text
 
 EXPERIMENT = "experiment.toml"
@@ -233,7 +233,7 @@ def unfinished(folder: Path) -> str:
     """Why a run has no model, and what to do about it."""
     done = last_saved(folder)
     sooner = f", or end it soon by --rounds {done + 1}" if done is not None else ""
-    return f"{folder} has no {MODEL} yet: finish it with fedlens resume {folder}{sooner}"
+    return f"{folder} has no {MODEL} yet: finish it with fedlens resume {argument(folder)}{sooner}"
 
 
 def read_state_index(folder: Path, round: int) -> dict[str, Any]:

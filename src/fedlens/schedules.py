@@ -55,7 +55,8 @@ def polynomial(
 
 def piecewise(round: int, of: int, *, values: list[float], at: list[int]) -> float:
     """The first of `values` and, from the end of each round of `at` on, the next."""
-    _demand(len(values) == len(at) + 1, f"{len(at)} changes need {len(at) + 1} values")
+    counts = f"values has {len(values)} and at {len(at)}"
+    _demand(len(values) == len(at) + 1, f"{counts}: give one more value than rounds of at")
     _demand(at == sorted(set(at)) and min(at, default=1) >= 1, f"at is {at}: let the rounds grow")
     return values[sum(round >= change for change in at)]
 
@@ -71,6 +72,10 @@ def warm_up(round: int, of: int, *, rounds: int, then: float | dict[str, Any]) -
     return _value(then, round - rounds, of - rounds)
 
 
+class Unfit(ValueError):
+    """Options of a schedule that do not go together."""
+
+
 def value_at(schedule: Named, round: int, rounds: int) -> float:
     """The number of a round, counted from 0, of `rounds`."""
     what = f"schedule {schedule.name!r}"
@@ -78,6 +83,8 @@ def value_at(schedule: Named, round: int, rounds: int) -> float:
         value = call(_function(schedule), round, rounds, options=schedule.options)
     except ArithmeticError:  # it is beyond all floats
         value = math.inf
+    except Unfit as error:
+        raise Unfit(f"{what}: {error}") from error
     if not isinstance(value, int | float) or not math.isfinite(value):
         raise ValueError(f"{what} gave {value!r} in round {round + 1}: it must be a finite number")
     return float(value)
@@ -123,4 +130,4 @@ def _share(round: int, of: int, rounds: int | None) -> float:
 
 def _demand(fits: bool, remedy: str) -> None:
     if not fits:
-        raise ValueError(f"a schedule: {remedy}")
+        raise Unfit(remedy)

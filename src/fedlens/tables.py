@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from fedlens.reading import demand_text, reason, shortened
+from fedlens.reading import argument, demand_text, reason, shortened
 
 ENDINGS = (".toml", ".json")
 LONGEST = 1_000_000  # bytes of an experiment file
@@ -39,7 +39,7 @@ def read_text(path: Path) -> str:
 def _instead(path: Path) -> str:
     """What to name in place of a file that cannot be read."""
     if (path / "manifest.json").is_file():
-        return f"it is a run: `fedlens resume {path}` goes on with it"
+        return f"it is a run: `fedlens resume {argument(path)}` goes on with it"
     if path.is_dir():
         return "name a file; for a folder of images `fedlens import` writes one"
     with suppress(OSError):

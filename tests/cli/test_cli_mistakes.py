@@ -59,7 +59,7 @@ def spoilt_npz() -> str:
         (["a.toml", "model=nowhere:net"], "model 'nowhere:net' cannot be imported (No module"),
         (["a.toml", "algorithm=['fedavgm', 'lambda-sum', {name='fedavg', over='population'}]"],
          "lambda-sum and fedavg both refill `weigh`: leave one out"),
-        (["a.toml", "--out", "a.toml"], "a.toml exists: choose another --out, or add --overwrite"),
+        (["a.toml", "--out", "a.toml"], "a.toml exists and is no run: choose another"),
         (["a.toml", "--out", "a.toml", "--overwrite"], "a.toml is not a run, so it is not over"),
         (["a.toml", "--out", "a.toml/run"], "cannot be written (Not a directory): choose another"),
         (["a.toml", "--ray-address", "a:1"], "--ray-address a:1 is for engine ray: add engine=ray"),
@@ -144,6 +144,8 @@ def test_a_folder_that_is_no_run_is_never_overwritten(fedlens):
         status, _, err = fedlens("run", "a.toml", "--out", folder, "--overwrite")
         assert (status, err.count("\n")) == (2, 1)
         assert "is not a run, so it is not overwritten: choose another" in err
+        _, _, err = fedlens("run", "a.toml", "--out", folder)
+        assert err == f"fedlens: {folder} exists and is no run: choose another\n", "that helps"
     assert everything() == before
 
 
@@ -180,6 +182,10 @@ class Misspelt(Pair):
 def forgetful(base):
     base.solve
 
+@fl.paper
+def misspelt(base):
+    return base.solv
+
 def arrays(source):
     images, labels = torch.zeros(4, 1, 28, 28), torch.tensor([0, 1, 0, 1])
     train = fl.Examples(images.numpy(), labels)
@@ -206,6 +212,11 @@ def one_hot(source):
             "in forward: AttributeError: 'Misspelt' object has no attribute 'lair': fix it",
         ),
         ("algorithm=mine:forgetful", "forgetful gave NoneType: let it return an Algorithm, as"),
+        (
+            "algorithm=['median', 'mine:misspelt']",
+            "mine.py, line 27, in misspelt: AttributeError: 'Algorithm' object has no attribute "
+            "'solv': fix it there (after median)",
+        ),
         ("dataset=mine:arrays", "images are a ndarray: give a tensor, as torch.as_tensor(images)"),
         ("dataset=mine:one_hot", "labels are torch.int64 of shape (4, 2): give one whole number"),
     ],

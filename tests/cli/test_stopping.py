@@ -1,6 +1,7 @@
 """Ctrl-C at any moment: one line, and one status."""
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from fedlens.cli import main as cli
 from fedlens.cli.stopping import heed_signals
 from fedlens.files import write_atomically
 from tests.command_line import EXPERIMENT
+from tests.sites import write_sites
 
 COMMAND = """
 import os, signal, sys
@@ -63,6 +65,26 @@ def test_a_run_not_replaced_yet_is_not_gone_on_with(begun, fedlens, tmp_path, mo
     ended = fedlens("run", "new.toml", "--out", "run", "--overwrite", "--quiet")
     how = "; go on with: fedlens resume run" if begun else ""
     assert ended == (130, "", f"fedlens: stopped{how}\n")
+
+
+def test_commands_to_copy_name_any_folder_as_a_shell_reads_it(fedlens, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("a.toml").write_text(EXPERIMENT)
+    write_sites(Path("my sites"))
+
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedlens.runs.loop.run_rounds", stop)
+    words = ["fedlens", "resume", "runs/it's mine"]
+    told = fedlens("run", "a.toml", "--out", words[-1], "--quiet").err
+    assert shlex.split(told.partition("go on with: ")[2]) == words
+    told = fedlens("run", words[-1]).err
+    assert shlex.split(told.split("`")[1]) == words
+    told = fedlens("predict", words[-1], "my sites").err
+    assert shlex.split(told.partition("finish it with ")[2].partition(",")[0]) == words
+    told = fedlens("import", "my sites", "--quiet").out
+    assert shlex.split(told.partition("next: ")[2]) == ["fedlens", "run", "my sites.toml"]
 
 
 def test_ctrl_c_that_a_shell_ignores_stays_ignored():

@@ -13,9 +13,11 @@ import torch
 from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
 
 import fedlens as fl
-from fedlens.deploy.export import real_images
+from fedlens.deploy.classifier import Classifier, Preprocessing
+from fedlens.deploy.export import export, real_images
 from fedlens.run_files import EXPERIMENT, MODEL
 from fedlens.runs.records import read
 from fedlens.setup import build
@@ -261,6 +263,39 @@ def test_an_export_that_answers_otherwise_is_not_written(trained, here, fedlens,
     ended = fedlens("export", trained.run, "--out", "m.pt")
     assert (ended.status, list(here.glob("m.*"))) == (1, [])
     assert "answers otherwise than PyTorch" in ended.err
+
+
+class Branching(nn.Linear):
+    def forward(self, images: Tensor) -> Tensor:
+        rows = images.flatten(1)
+        return super().forward(rows if rows.sum() > 0 else -rows)
+
+
+class Decomposing(nn.Linear):
+    def forward(self, images: Tensor) -> Tensor:
+        return super().forward(torch.linalg.svd(images)[1].flatten(1))
+
+
+def behind(module: nn.Module) -> Classifier:
+    return Classifier(module.eval(), Preprocessing((1, 4, 4), (0.5,), (0.2,)), ("a", "b"))
+
+
+@pytest.mark.parametrize("kind", ["onnx", "torchscript"])
+def test_a_model_that_branches_on_values_is_not_written_as_one_of_its_ways(kind, tmp_path):
+    match = r"values of a tensor \(test_deploy.py, line \d+, in forward\).* end in .safetensors"
+    with pytest.raises(ValueError, match=match):
+        export(behind(Branching(16, 2)), tmp_path / "model", kind)
+    assert not [*tmp_path.iterdir()]
+    assert export(behind(Branching(16, 2)), tmp_path / "model", "safetensors") is None
+
+
+def test_what_onnx_does_not_have_is_said_in_one_line(tmp_path):
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    with pytest.raises(ValueError, match=r"as ONNX \(.*svd.*\): let --out end in .pt") as told:
+        export(behind(Decomposing(4, 2)), tmp_path / "model.onnx", "onnx")
+    assert "\n" not in str(told.value)
+    assert export(behind(Decomposing(4, 2)), tmp_path / "model.pt", "torchscript") == 0
 
 
 def test_what_is_checked_on_are_images_of_two_sizes():

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from fedlens.cli.main import app
 from fedlens.experiment import Experiment
+from fedlens.files import write_atomically
 from fedlens.fleet import keys, serve
 from fedlens.fleet.keys import make_server_keys, make_site_key
 from fedlens.fleet.serve import Follow
@@ -19,6 +20,7 @@ from fedlens.fleet.terms import for_fleet
 from fedlens.locks import one_writer
 from fedlens.run_files import CHECKPOINT, ROUNDS
 from tests.fleet.sites import write_experiment
+from tests.sites import write_sites
 
 
 def interrupted(*_):
@@ -55,6 +57,33 @@ def test_two_servers_do_not_share_a_place(tmp_path):
     assert isinstance(error, ValueError)
     assert "is being written by" in str(error)
     assert not [*(tmp_path / "server").glob("*.toml")], "the experiment of the other would be there"
+
+
+def test_a_folder_that_is_there_is_refused_with_what_would_help(tmp_path, fedlens):
+    pytest.importorskip("flwr")
+    path = write_experiment(tmp_path)
+    for name in ("experiment.toml", "manifest.json"):
+        write_atomically(tmp_path / "run" / name, b"")
+    for folder, words, remedy in (
+        ("run", ["try"], "exists: choose another --out"),
+        ("run", ["serve"], "exists: choose another --out, or add --resume or --overwrite"),
+        ("", ["serve"], "exists and is no run: choose another"),
+    ):
+        place = tmp_path / folder
+        keys = ["--keys", tmp_path] if words == ["serve"] else []
+        told = fedlens("fleet", *words, path, *keys, "--out", place)
+        assert told == (2, "", f"fedlens: {place} {remedy}\n")
+
+
+def test_a_trial_with_more_sites_than_the_data_have_says_how_many_there_are(tmp_path, fedlens):
+    pytest.importorskip("flwr")
+    images = write_sites(tmp_path / "hospitals")
+    dataset = f"{{ name = 'folder', path = '{images}', layout = 'site/class', size = 8 }}"
+    path = tmp_path / "three.toml"
+    path.write_text(f"dataset = {dataset}\nmodel = 'linear'\nrounds = 1\n")
+    told = fedlens("fleet", "try", path, "--sites", "4", "--quiet")
+    assert (told.status, told.out, told.err.count("\n")) == (2, "", 1)
+    assert "made 3 clients: choose --sites 3, or choose a clients.partition" in told.err
 
 
 def test_a_server_without_keys_leaves_nothing(tmp_path):

@@ -253,6 +253,7 @@ def test_mistakes_in_what_is_to_be_compared_are_told_before_anything_runs(
         ((file,), "name two experiment files or more"),
         ((file, folder), "name experiment files or run folders, not both"),
         ((folder, "--seeds", 3), "--seeds 3 is for experiment files"),
+        ((file, folder, "--target", 80), "--target is 80: choose a share above 0, up to 1"),
     ):
         done = fedlens("compare", *words)
         assert (done.status, done.out, done.err.count("\n")) == (2, "", 1)

@@ -3,7 +3,7 @@
 import shutil
 import sys
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -14,8 +14,10 @@ from fedlens.core import Batch, Local, Plan
 from fedlens.federation import Holdings
 from fedlens.locks import one_writer
 from fedlens.runs.sweep import prepare
+from fedlens.runs.workload import images_a_round
+from fedlens.setup import build
 from fedlens.slots import Draw, ExampleWeight
-from tests.runs.sweeps import LOST, assert_alone, base, records, told
+from tests.runs.sweeps import DATASET, LOST, assert_alone, base, records, told
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -269,3 +271,26 @@ def test_a_point_whose_name_is_too_long_is_refused_before_any_is_run(tmp_path):
     with pytest.raises(ValueError, match="too long for a folder: give shorter values"):
         fl.sweep({"a": base(), "b" * 250: base()}, tmp_path / "sweep")
     assert not list(tmp_path.iterdir())
+
+
+def test_what_is_left_of_a_sweep_counts_by_the_work_in_its_rounds():
+    """A round of all clients is a dozen times that of one, and as few rounds are soon over."""
+    apart = {"engine": "sequential", "evaluate": fl.Evaluate(every=4)}
+    points = {
+        "all": base(rounds=1, clients=fl.Clients(12), **apart),
+        "one": base(rounds=4, clients=fl.Clients(12, 1), **apart),
+    }
+    tested, all_of_them = len(DATASET.test), len(DATASET.train)
+    work = {"all": 3 * all_of_them + tested, "one": 3 * all_of_them / 12 + tested / 4}
+    mean = (work["all"] + 4 * work["one"]) / 5
+    seen: list[dict[str, Any]] = []
+    fl.sweep(points, watch=seen.append)
+    assert [record["point"] for record in seen] == ["all", *["one"] * 4]
+    expected = [rounds * work["one"] / mean for rounds in (4, 3, 2, 1, 0)]
+    assert [record["left"] for record in seen] == pytest.approx(expected)
+
+
+def test_what_is_left_counts_the_updates_that_a_server_waits_for():
+    buffered = base(clients=fl.Clients(12, 6), algorithm={"name": "fedbuff", "buffer": 3})
+    setup = build(buffered)
+    assert images_a_round(setup) == 3 * len(DATASET.train) / 12 * 3 + len(DATASET.test)

@@ -59,10 +59,11 @@ def compare_command(
     """Say whether one algorithm is better than another, seed by seed."""
     from fedlens.report.artists import artists
     from fedlens.report.compare import compare
-    from fedlens.report.pairs import pair_rows
+    from fedlens.report.pairs import check_target, pair_rows
     from fedlens.report.tables import table
     from fedlens.runs import progress
 
+    check_target(target, "--target")  # before any run
     named = _named(what)
     paths = [path for some in named.values() for path in some]
     variants: Mapping[str, Sequence[Path]] | list[Path] = named if "" not in named else paths

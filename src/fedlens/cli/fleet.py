@@ -83,13 +83,14 @@ def serve_command(
     from fedlens.report.artists import artists
     from fedlens.run_files import can_go_on, identity
     from fedlens.runs import progress
+    from fedlens.runs.folder import check_free
 
     check_installed()
     described = Experiment.read(experiment, overrides or [])
     check_possible(for_fleet(described))
     folder = out or Path("runs") / experiment.stem
-    if folder.exists() and not (overwrite or resume):
-        raise ValueError(f"{folder} exists: choose another --out, or add --resume or --overwrite")
+    if not (overwrite or resume):
+        check_free(folder, overwrite, "choose another --out, or add --resume or --overwrite")
     place = home or keys / "server"
     host, port = _address(address, "--address", "0.0.0.0:9092")
     check_server_keys(keys)
@@ -200,23 +201,28 @@ def try_command(
     from fedlens.fleet.trial import of_sites, try_fleet
     from fedlens.runs import progress
     from fedlens.runs.folder import check_free
+    from fedlens.setup.data import OtherClients
 
     check_installed()
     described = of_sites(Experiment.read(experiment, overrides or []), sites)
     if out is not None:
-        check_free(out, overwrite=False)
+        check_free(out, overwrite=False, remedy="choose another --out")
     notify = _ignore if quiet else _notify
     with (
         tempfile.TemporaryDirectory(prefix="fedlens-fleet-", ignore_cleanup_errors=True) as place,
         watching(quiet, progress.rounds, "fleet", described.rounds) as watch,
     ):
         where = out or Path(place) / "run"
-        found = try_fleet(described, Path(place), where, notify, data, watch)
+        try:
+            found = try_fleet(described, Path(place), where, notify, data, watch)
+        except OtherClients as error:
+            raise OtherClients(error.what, error.found, "choose --sites") from error
     if as_json:
         print(json.dumps(found | ({"run": str(out)} if out is not None else {})))
     else:
         same = "the same bytes" if found["identical"] else "NOT the same bytes"
-        print(f"{found['sites']} sites, {found['rounds']} rounds: {same} as the simulation")
+        counts = f"{_number(found['sites'], 'site')}, {_number(found['rounds'], 'round')}"
+        print(f"{counts}: {same} as the simulation")
         print(f"largest difference {found['largest_difference']:g}")
     raise SystemExit(0 if found["identical"] else 1)
 
@@ -234,13 +240,18 @@ def app_command(
     from fedlens.fleet.flower import write_app
     from fedlens.fleet.terms import check_possible
     from fedlens.fleet.trial import of_sites
+    from fedlens.reading import argument
 
     if folder.exists():
         raise ValueError(f"{folder} exists: choose another --to")
     described = of_sites(Experiment.read(experiment, overrides or []), sites)
     check_possible(described)
     write_app(folder, described.toml(), sites, str(Path(out).resolve()))
-    print(f"{folder}: run it with: flwr run {folder}")
+    print(f"{folder}: run it with: flwr run {argument(folder)}")
+
+
+def _number(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _address(text: str, option: str, example: str) -> tuple[str, int]:

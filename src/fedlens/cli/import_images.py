@@ -37,7 +37,7 @@ def import_command(
     """Look at a folder of images, and write an experiment for it."""
     from fedlens.data.survey import survey
     from fedlens.files import write_atomically
-    from fedlens.reading import printable
+    from fedlens.reading import argument, printable
     from fedlens.runs import progress
     from fedlens.tables import to_toml
 
@@ -56,7 +56,7 @@ def import_command(
         print(printable(line))
     print(f"images:     {listed}")
     print(f"experiment: {described}")
-    print(f"next:       fedlens run {described}")
+    print(f"next:       fedlens run {argument(described)}")
 
 
 def _rows(found: Survey, base: Path) -> str:

@@ -17,6 +17,7 @@ def new_command(
 ) -> None:
     """Lay out a project: experiment, model, algorithm, and tests."""
     from fedlens.files import write_atomically
+    from fedlens.reading import argument
 
     if not re.fullmatch(r"[\w.-]+", name.name):
         raise ValueError(f"{name.name!r} cannot name a project: use letters, digits, _ and -")
@@ -28,4 +29,4 @@ def new_command(
         path = name / file.name.removesuffix(ENDING)
         write_atomically(path, text.encode())
         print(path)
-    print(f"next: cd {name} && fedlens run experiment.toml")
+    print(f"next: cd {argument(name)} && fedlens run experiment.toml")

@@ -28,7 +28,7 @@ from fedlens.cli.arguments import (
     watching,
 )
 from fedlens.cli.stopping import Stopped
-from fedlens.reading import printable, reason
+from fedlens.reading import argument, printable, reason
 
 if TYPE_CHECKING:
     from fedlens.report.artists import Artists
@@ -90,9 +90,7 @@ def _run(
     described = Experiment.read(experiment, overrides)
     name_cluster(ray_address, [described.engine])
     folder = out or _free(Path("runs") / experiment.stem)
-    if folder.exists() and not overwrite:
-        raise ValueError(f"{folder} exists: choose another --out, or add --overwrite")
-    check_free(folder, overwrite)
+    check_free(folder, overwrite, "choose another --out, or add --overwrite")
     with (
         _resume_hint(folder, replaced=identity(folder)),
         tracking(track, folder, described.plain()) as send,
@@ -260,7 +258,7 @@ def _resume_hint(folder: Path, replaced: tuple[int, int] | None = None) -> Itera
     """
     from fedlens.run_files import can_go_on
 
-    command = f"fedlens resume {printable(str(folder))}"
+    command = f"fedlens resume {argument(folder)}"
     try:
         yield
     except KeyboardInterrupt as error:

@@ -20,6 +20,8 @@ from fedlens.data import Source
 from fedlens.data.mini import fashion_mnist_mini
 from fedlens.deploy.classifier import Classifier
 from fedlens.files import write_atomically
+from fedlens.own_code import place_of_error
+from fedlens.reading import reason
 
 Format = Literal["onnx", "torchscript", "safetensors"]
 ENDINGS: dict[str, Format] = {
@@ -55,6 +57,7 @@ def export(classifier: Classifier, out: Path, kind: Format) -> float | None:
     if kind == "safetensors":
         write_atomically(out, _tensors(classifier))
         return None
+    _check_one_way(classifier)
     content, run = (_onnx if kind == "onnx" else _torchscript)(model)
     apart = 0.0
     for images in real_images(classifier.preprocessing.shape[0]):
@@ -65,6 +68,21 @@ def export(classifier: Classifier, out: Path, kind: Format) -> float | None:
         raise RuntimeError(f"the {kind} file answers otherwise than PyTorch, by {apart:.2g}")
     write_atomically(out, content)
     return apart
+
+
+def _check_one_way(classifier: Classifier) -> None:
+    """Refuse a model that branches on what it is given: a file would hold one of its ways."""
+    images = torch.zeros(2, 1, *classifier.preprocessing.shape)
+    try:
+        with torch.no_grad(), _quietly():
+            torch.func.vmap(classifier.module, randomness="same")(images)
+    except Exception as error:  # it may refuse anything else, which is no harm here
+        if "control flow" in str(error) or ".item()" in str(error):
+            where = place_of_error(error).partition(": ")[0] or "in its forward pass"
+            raise ValueError(
+                f"the model looks at the values of a tensor ({where}), and a file would do "
+                "for all images as for the first: take that out, or let --out end in .safetensors"
+            ) from error
 
 
 def real_images(channels: int) -> Iterator[Tensor]:  # [N, channels, H, W] uint8
@@ -120,16 +138,22 @@ def _onnx(model: Probabilities) -> Made:
 
     example = next(real_images(model.classifier.preprocessing.shape[0]))
     sizes = {0: "images", 2: "height", 3: "width"}
-    with _quietly():
-        program: Any = torch.onnx.export(
-            model,
-            (example,),
-            input_names=["images"],
-            output_names=["probabilities"],
-            dynamic_shapes=({axis: torch.export.Dim(name) for axis, name in sizes.items()},),
-            dynamo=True,
-            verbose=False,
-        )
+    try:
+        with _quietly():
+            program: Any = torch.onnx.export(
+                model,
+                (example,),
+                input_names=["images"],
+                output_names=["probabilities"],
+                dynamic_shapes=({axis: torch.export.Dim(name) for axis, name in sizes.items()},),
+                dynamo=True,
+                verbose=False,
+            )
+    except torch.onnx.OnnxExporterError as error:
+        why = reason(error.__cause__ or error).partition(". ")[0]  # of its stack trace, after that
+        raise ValueError(
+            f"torch cannot write this model as ONNX ({why}): let --out end in .pt"
+        ) from error
     made = program.model_proto
     about = {"classes": json.dumps(model.classifier.classes)}
     onnx.helper.set_model_props(made, about)

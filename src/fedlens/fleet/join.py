@@ -20,6 +20,7 @@ from fedlens.fleet.policy import DEFAULT, FILE, Policy
 from fedlens.fleet.site import LOG
 from fedlens.fleet.site_data import check_data
 from fedlens.locks import one_writer
+from fedlens.reading import argument
 
 PATIENCE = 100.0  # seconds at the least: a node that died is refused for 60, as if it were there
 PAUSE = 5.0
@@ -42,7 +43,7 @@ def join(
     """
     check_name(name)
     for needed, remedy in (
-        (NODE_KEY, f"make it with `fedlens fleet keys {home} --site {name}`"),
+        (NODE_KEY, f"make it with `fedlens fleet keys {argument(home)} --site {name}`"),
         (CA, "get it from the server"),
     ):
         if not (home / needed).is_file():

@@ -123,7 +123,8 @@ def try_fleet(
 ) -> dict[str, Any]:
     """Run it on sites with processes and sockets of their own, and here; how the two compare."""
     sites = make_homes(experiment, folder / "sites", data, watch)
-    notify(f"starting {len(sites)} sites and their server, which takes a while")
+    whom = "a site and its server" if len(sites) == 1 else f"{len(sites)} sites and their server"
+    notify(f"starting {whom}, which takes a while")
     make_keys(sites, folder / "keys")
     port = free_port()
     begun = time.monotonic()

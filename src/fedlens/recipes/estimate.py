@@ -14,19 +14,19 @@ import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from itertools import pairwise, starmap
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedlens.data.places import Counted
 from fedlens.engines import Ray
-from fedlens.experiment import Evaluate, Experiment
+from fedlens.experiment import Experiment
 from fedlens.recipes.pace import STEPS, Cost, Work, cost, side_by_side, work_of
 from fedlens.recipes.remembered import Remembered
 from fedlens.runs.points import Point, into_stacks
 from fedlens.runs.spread import SpreadPoints
 from fedlens.runs.sweep import prepare
+from fedlens.runs.workload import num_evaluations
 from fedlens.setup import Setup
 
 WHOLE_SECONDS = 10.0  # if these are enough, rounds of a kind are timed as they are, not shortened
@@ -168,7 +168,7 @@ class Timing:
 
     def _estimate(self, stack: Stack) -> Estimate:
         found, described = self.costs[stack.kind], [point.experiment for point in stack.points]
-        evaluations = sum(_num_evaluations(one.evaluate, one.rounds) for one in described)
+        evaluations = sum(num_evaluations(one.evaluate, one.rounds) for one in described)
         seconds = evaluations * found.an_evaluation
         if stack.kind not in self._started:
             self._started.add(stack.kind)
@@ -189,11 +189,6 @@ def _family(point: Point) -> str:
     plain = point.experiment.plain()
     keys = ("dataset", "model", "norm", "engine", "device", "precision", "augment", "train_last")
     return json.dumps([*(plain.get(key) for key in keys), plain["local"]["batch_size"]])
-
-
-@cache
-def _num_evaluations(evaluate: Evaluate, rounds: int) -> int:
-    return sum(evaluate.is_due(round, rounds) for round in range(1, rounds + 1))
 
 
 def _kind(experiment: Experiment, by_client: bool = True) -> str:

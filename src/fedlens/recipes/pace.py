@@ -12,14 +12,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from fedlens import keys
-from fedlens.core import Plan
 from fedlens.engines import Processes, Stacked
 from fedlens.federation import Examples
 from fedlens.rounds import begin
 from fedlens.runs.active import ActiveRun
 from fedlens.runs.loop import run_to_end
 from fedlens.runs.summary import Record
+from fedlens.runs.workload import drawn_plan
 from fedlens.setup import Setup
 from fedlens.setup.algorithm import make_algorithm
 
@@ -230,7 +229,7 @@ def side_by_side(setups: Sequence[Setup]) -> bool:
 
 def work_of(setups: Sequence[Setup]) -> Work:
     """Of a round: the mean over some, by what is drawn in them."""
-    drawn = ([_plan(setup, round) for setup in setups] for round in range(DRAWN))
+    drawn = ([drawn_plan(setup, round) for setup in setups] for round in range(DRAWN))
     return _mean(
         Work(
             max(int(plan.steps.max()) for plan in plans) if side_by_side(setups) else 0.0,
@@ -242,13 +241,6 @@ def work_of(setups: Sequence[Setup]) -> Work:
 
 def _mean(works: Iterable[Work]) -> Work:
     return Work(*map(statistics.fmean, zip(*works, strict=True)))
-
-
-def _plan(setup: Setup, round: int) -> Plan:
-    federation, algorithm = setup.federation, setup.program.algorithm
-    key = keys.root(setup.experiment.seed, keys.purpose("estimate"), round)
-    clients = algorithm.select(federation, round, key)
-    return algorithm.draw(federation.holdings(round, clients), keys.fold(key, clients))
 
 
 def _num_tested(setup: Setup, most: int | None = None) -> int:

@@ -29,6 +29,7 @@ from fedlens.report.pairs import (
     Pair,
     Task,
     by_seed,
+    check_target,
     pair_rows,
     pairs,
     ranks,
@@ -73,6 +74,7 @@ def compare(
     two variants are paired by seed, and `target` is the accuracy that costs are measured to.
     Without `out` the page goes to `comparison` in the folder that the runs have in common.
     """
+    check_target(target, "target")
     called: dict[Path, str] = {}
     if isinstance(folders, Mapping):
         if by is not None:

@@ -87,6 +87,12 @@ class Pair:
         )
 
 
+def check_target(target: float | None, where: str) -> None:
+    """Refuse what is no accuracy: 80 is none."""
+    if target is not None and not 0 < target <= 1:
+        raise ValueError(f"{where} is {target:g}: choose a share above 0, up to 1")
+
+
 def tasks(
     runs: Sequence[Run], by: Sequence[str] = (), names: Sequence[str] | None = None
 ) -> list[Task]:

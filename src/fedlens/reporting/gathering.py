@@ -270,9 +270,10 @@ def _ask_again(call: Call, attempt: int) -> Asked:
 def _below_quorum(call: Call, found: Reports, num_asked: int, quorum: int) -> BelowQuorum:
     others = ", ".join(f"{len(clients)} {name}" for name, clients in found.failed.items())
     return BelowQuorum(
-        f"in round {call.round + 1} {len(found.reported.clients)} of {num_asked} clients reported, "
-        f"and the quorum is {quorum} (attempt {found.attempts}; {others}): choose a lower "
-        "reporting.quorum, a later deadline, a higher over_select or largest, or fewer faults",
+        f"in round {call.round + 1}, {len(found.reported.clients)} of {num_asked} clients "
+        f"reported, and the quorum is {quorum} (attempt {found.attempts}; {others}): choose a "
+        "lower reporting.quorum, a later deadline, a higher over_select or largest, or fewer "
+        "faults",
         found,
     )
 

@@ -356,18 +356,21 @@ def _not_writable(path: Path, error: OSError) -> ValueError:
     return ValueError(f"{path} cannot be written ({error.strerror or error}): choose another")
 
 
-def check_free(path: Path, overwrite: bool) -> None:
+def check_free(
+    path: Path, overwrite: bool, remedy: str = "choose another, or set overwrite=True"
+) -> None:
     """Refuse a path that exists, unless it is an old run that may be overwritten."""
     if not path.exists():
         above = next((one for one in path.absolute().parents if one.exists()), path.absolute())
         if not above.is_dir():
             raise ValueError(f"{path} cannot be written (Not a directory): choose another")
         return
-    if not overwrite:
-        raise ValueError(f"{path} exists: choose another, or set overwrite=True")
     is_empty = path.is_dir() and not any(path.iterdir())
     if not (is_run(path) or is_empty):
-        raise ValueError(f"{path} is not a run, so it is not overwritten: choose another")
+        refused = "is not a run, so it is not overwritten" if overwrite else "exists and is no run"
+        raise ValueError(f"{path} {refused}: choose another")
+    if not overwrite:
+        raise ValueError(f"{path} exists: {remedy}")
     if path.name in ("", ".."):  # a new one is made beside it
         raise ValueError(f"{path} is the folder you are in, or above it: write its name instead")
 

@@ -38,6 +38,7 @@ from fedlens.runs.result import Result
 from fedlens.runs.run import as_begun
 from fedlens.runs.spread import SpreadPoints, run_spread
 from fedlens.runs.summary import Record
+from fedlens.runs.workload import images_a_round
 from fedlens.setup.network import Networks
 
 LONGEST_NAME = 245  # bytes: that of a folder which is being made has a few more, of 255 at most
@@ -58,7 +59,7 @@ def sweep(
     Each has its run folder in `out`, under its name. What is there already is kept if it is
     finished, and gone on with if it is not. `watch` is called with each record, which also says
     whose it is (`point`), how many rounds are done of how many in all (`done`, `total`), and how
-    many are left (`left`).
+    much is left (`left`): of rounds as long as those of all points are on average.
     Without `keep_states` points that are done leave no checkpoint: what clients remember may be
     gigabytes, and is needed only for more rounds. `progress` is that of `run`.
     """
@@ -101,6 +102,18 @@ class Sweep:
             for point in stack
         }
 
+    def _weights(self, left: Mapping[str, int], seconds: Mapping[str, float]) -> dict[str, float]:
+        """What a round of each point counts where it is asked how much is left.
+
+        That is how long it is expected to take or, where nobody knows, its work: 1 on average.
+        """
+        if seconds:
+            return {name: seconds.get(name, 1) for name in left}
+        work = {point.name: images_a_round(point.setup) for stack in self.stacks for point in stack}
+        whole = sum(number * work[name] for name, number in left.items())
+        mean = whole / max(sum(left.values()), 1) or 1.0
+        return {name: images / mean for name, images in work.items()}
+
     def describe(self) -> str:
         """One line: how the points will be run."""
         sizes = [len(stack) for stack in self.stacks]
@@ -136,6 +149,7 @@ class Sweep:
     ) -> dict[str, Result]:
         """`seconds` are what a round of each point is expected to take, where that is known."""
         results, left = dict(self.kept), self._left()
+        weights = self._weights(left, seconds or {}) if watch is not None else {}
         say_beforehand(point.setup for stack in self.stacks for point in stack)
 
         def forward(point: Point, record: Record) -> None:
@@ -143,7 +157,7 @@ class Sweep:
                 return
             if not is_aside(record):
                 left[point.name] = point.experiment.rounds - record["round"]
-                work = sum(number * (seconds or {}).get(name, 1) for name, number in left.items())
+                work = sum(number * weights[name] for name, number in left.items())
                 done = self.total - sum(left.values())
                 about = {"point": point.name, "done": done, "total": self.total, "left": work}
                 record = record | about

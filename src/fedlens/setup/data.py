@@ -88,6 +88,17 @@ def _set_apart(train: Examples, experiment: Experiment) -> tuple[Examples, Examp
     return train.take(rest), train.take(apart)
 
 
+class OtherClients(ValueError):
+    """A partition made another number of clients than was asked for; `ask` is how it is chosen."""
+
+    def __init__(self, what: str, found: int, ask: str = "set clients.count to") -> None:
+        super().__init__(
+            f"{what} made {found} clients: {ask} {found}, or choose a clients.partition that "
+            "deals examples to as many as you like"
+        )
+        self.what, self.found = what, found
+
+
 def split_examples(
     experiment: Experiment, train: Examples, num_classes: int
 ) -> tuple[Examples, Split]:
@@ -103,10 +114,7 @@ def split_examples(
     if ":" in named.name and isinstance(split, Fixed):
         _check_held(split.everyone, len(train), what)
     if clients.count not in (None, split.num_clients):
-        raise ValueError(
-            f"{what} made {split.num_clients} clients: set clients.count to {split.num_clients}, "
-            "or choose a clients.partition that deals examples to as many as you like"
-        )
+        raise OtherClients(what, split.num_clients)
     return train, split
 
 

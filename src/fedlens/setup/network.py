@@ -66,6 +66,12 @@ def _give_shapes(module: nn.Module, shape: tuple[int, int, int]) -> None:
             module.eval()(torch.zeros(2, *shape))
     except Exception as error:  # a module of the user's own may raise anything
         raise _cannot_take(f"images of {shape}", error) from error
+    for name, layer in module.named_modules():
+        if any(map(is_lazy, layer.parameters(recurse=False))):
+            raise ValueError(
+                f"the model's layer {name!r} ({type(layer).__name__}) saw no images, from which it "
+                "would take its size: use it in forward, or take it out"
+            )
     module.train(was_training)
 
 
@@ -97,9 +103,10 @@ def normalisation(experiment: Experiment, dataset: Dataset) -> MeanAndStd:
     if experiment.normalise == "none":
         return None, None
     if dataset.shape[0] != len(IMAGENET[0]):
+        shape = "×".join(map(str, dataset.shape))
         raise ValueError(
-            f'normalise is "imagenet", but the images of {dataset.name} have {dataset.shape[0]} '
-            'channels: choose "dataset" or "none"'
+            f'normalise is "imagenet", but the images of {dataset.name} are {shape}, and those of '
+            'ImageNet have 3 channels: choose "dataset" or "none"'
         )
     return IMAGENET
 
