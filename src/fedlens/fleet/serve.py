@@ -60,7 +60,10 @@ def serve(
     check_server_keys(keys)
     num_sites = len(public_keys(keys))
     asked = experiment.clients.per_round
-    needed = {"--at-least": job.at_least, "clients.per_round": asked if type(asked) is int else 0}
+    needed = {
+        "--at-least": job.at_least,
+        "clients.per_round": asked if isinstance(asked, int) else 0,
+    }
     for name, number in needed.items():  # before hours are spent waiting for them
         if (number or 0) > num_sites:
             raise ValueError(

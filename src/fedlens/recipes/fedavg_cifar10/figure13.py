@@ -14,6 +14,10 @@ FEDERATED = "federated, λ rule"
 AS_PUBLISHED = "K = C = 1, λ rule"
 PROPER = "centralised"
 NEAR = 0.95  # of the best accuracy: where a run counts as converged
+EQUAL_SHARES = (
+    "A run that trained beside others has an equal share of their time, so that only runs of one "
+    "call can be compared by it."
+)
 
 
 def figure13(scale: Scale) -> Recipe:
@@ -48,8 +52,7 @@ def blocks(results: Results) -> list[Block]:
             caption=f"Rounds, images and time until the test accuracy is {NEAR:.0%} of the best "
             "that the run reaches; means over seeds. Time is that of training on this machine, "
             "where clients share the processor: on real clients those of a round train side by "
-            "side. A run that trained beside others has an equal share of their time, so that only "
-            "runs of one call can be compared by it.",
+            f"side. {EQUAL_SHARES}",
             header=("run", "final accuracy", "rounds", "images seen", "seconds", "seconds a round"),
             rows=[_row(results, cell) for cell in results.runs],
         ),
@@ -124,7 +127,8 @@ def _by_time(results: Results) -> Curves:
         lines.append(Line(cell, seconds, runs[0].curve("test_accuracy")[1]))
     return Curves(
         title="Test accuracy by wall time",
-        caption="The first seed's runs, by the seconds that training had taken on this machine.",
+        caption="The first seed's runs, by the seconds that training had taken on this machine. "
+        f"{EQUAL_SHARES}",
         lines=lines,
         x_label="seconds",
         y_label="test accuracy",
