@@ -28,7 +28,7 @@ from fedlens.network.ops import (
 )
 from fedlens.network.pool import AdaptivePool
 from fedlens.network.stacked.epilogue import Epilogue
-from fedlens.network.stacked.products import Padding, grouped_convolve
+from fedlens.network.stacked.products import Padding, grouped_convolve, strided_pixels
 
 
 @dataclass(frozen=True)
@@ -202,7 +202,7 @@ def _convolution(layer: nn.Conv2d, x: Activations, given: LayerInput) -> Activat
         geometry: Any = layer.stride, layer.dilation, layer.groups
         return x.now(epilogue(grouped_convolve(x.tensor, weight, bias, sides, *geometry)))
     if weight.shape[3:] == (1, 1) and not any(sides):  # a linear layer over pixels
-        pixels = x.tensor[:, :, ::down, ::right].permute(0, 2, 3, 1)
+        pixels = strided_pixels(x.tensor, (down, right))
         rows = pixels.reshape(x.clients, -1, pixels.shape[3])
         y = linear(rows, weight.flatten(2), bias, relu=epilogue.relu)
         y = y.view(*pixels.shape[:3], -1).permute(0, 3, 1, 2)

@@ -92,6 +92,14 @@ def dilate(grads: Tensor, size: tuple[int, int], stride: tuple[int, int]) -> Ten
     return dense
 
 
+def strided_pixels(x: Tensor, stride: tuple[int, int]) -> Tensor:
+    """Images [N, channels, H, W] as [N, H', W', channels]: the pixels that `stride` leaves."""
+    if stride == (1, 1):
+        return x.permute(0, 2, 3, 1)
+    pixels: Tensor = StridedPixels.apply(x, stride)  # type: ignore[no-untyped-call]
+    return pixels
+
+
 def faded(rows: Tensor, batch: int, steps: Tensor, log_decay: Tensor) -> Tensor:  # [C, T * B]
     """2 ** (log_decay * steps since a row's own), for rows [C, T * B, ...]; log_decay is [C]."""
     step = torch.arange(rows.shape[1], device=rows.device) // batch
@@ -104,6 +112,20 @@ def drifted(steps: Tensor, lr: Tensor, decay: Tensor) -> Tensor:  # [T], [C], [C
     many, lr, decay = steps.double()[None], lr.double()[:, None], decay.double()[:, None]
     series = (1 - decay**many) / torch.where(decay == 1, 1, 1 - decay)
     return -lr * torch.where(decay == 1, many, series)
+
+
+class StridedPixels(torch.autograd.Function):
+    """The gradient lies channels last, as that of the layers beside it, with which it is added."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, stride: tuple[int, int]) -> Tensor:
+        down, right = ctx.stride = stride
+        ctx.size = x.shape[2:]
+        return x.permute(0, 2, 3, 1)[:, ::down, ::right].contiguous()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return dilate(grads[0], ctx.size, ctx.stride).permute(0, 3, 1, 2), None
 
 
 class FactoredLinear(torch.autograd.Function):
