@@ -171,6 +171,9 @@ def _backward_kernel(
     seen = (tl.load(taken).to(tl.int32) - 1) * each
     m = tl.arange(0, BM)
     n = tl.program_id(1) * BN + tl.arange(0, BN)
+    entry = (client * batch + m)[:, None] * features + n[None, :]
+    there = (m < batch)[:, None] & (n < features)[None, :]
+    result = tl.load(base + entry, mask=there, other=0.0).to(tl.float32)  # comes meanwhile
     sums = tl.zeros((BM, BN), tl.float32)
     for start in range(0, seen, BK):
         k = start + tl.arange(0, BK)
@@ -184,9 +187,7 @@ def _backward_kernel(
         )  # fmt: skip
         a *= _fade(k, each, seen, log_decay)[None, :]
         sums = tl.dot(a.to(b.dtype), b, sums, input_precision="tf32")
-    entry = (client * batch + m)[:, None] * features + n[None, :]
-    there = (m < batch)[:, None] & (n < features)[None, :]
-    result = tl.load(base + entry, mask=there, other=0.0).to(tl.float32) - lr * sums
+    result -= lr * sums
     if HAS_DRIFT:
         further = tl.load(drift + entry, mask=there, other=0.0).to(tl.float32)
         result += tl.load(times + client // size * (rows // each + 1) + seen // each) * further
@@ -253,8 +254,7 @@ def backward(
         base, base if drift is None else drift, _times(factors), scores, factors.inputs,
         factors.taken, factors.batch, dx, batch, features, scores.shape[2], factors.lr,
         factors.log_decay, clients // len(factors.lr), HAS_DRIFT=drift is not None,
-        BM=tile(batch), BN=wide, BK=32,
-        num_warps=4, num_stages=5 if batch <= 16 else 3,
+        BM=tile(batch), BN=wide, BK=16, num_warps=4, num_stages=3,
     )  # fmt: skip
     return dx
 

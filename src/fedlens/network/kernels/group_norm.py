@@ -12,8 +12,8 @@ and from the grads dy, with g = dy where the ReLU lets it pass and n numbers in 
     dweight = sum of g * normal,   dbias = sum of g,   daround = g
     dx = scale * (weight * g - (sum of weight * g + normal * sum of weight * g * normal) / n)
 
-A program has an image and some of its groups, all of whose pixels it reads twice: once to sum,
-and once more, from near by, to compute. Statistics are kept channel by channel.
+A program has an image and some of its groups. Where all of their pixels are one tile it reads them
+once, and else twice: to sum, and to compute. Statistics are kept channel by channel.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from fedlens.network.kernels.follows import (
 )
 from fedlens.network.kernels.launch import launchable
 
-TILE = 8192  # numbers that a program holds
+TILE = 4096  # numbers that a program holds
+WARP = 1024  # of these, a warp
 SIZES = ["batch", "pixels", "channels", "width", "each"]  # of which a network has many
 
 
@@ -52,16 +53,32 @@ def _channels_of(
 
 
 @triton.jit
-def _over_groups(values, member):
-    """The sum over the group of each channel: `member` [channels, groups] says which that is."""
+def _over_groups(values, member, WIDTH: tl.constexpr):
+    """The sum over the group of each channel: `member` [channels, groups] says which that is.
+
+    With WIDTH all groups are that wide, a power of two: they are the rows of a matrix.
+    """
+    if WIDTH:
+        rows: tl.constexpr = values.shape[0] // WIDTH
+        of_rows = tl.sum(tl.reshape(values, (rows, WIDTH)), 1)
+        spread = tl.broadcast_to(of_rows[:, None], (rows, WIDTH))
+        return tl.reshape(spread, (values.shape[0],))
     sums = tl.sum(tl.where(member, values[:, None], 0.0), 0)
     return tl.sum(tl.where(member, sums[None, :], 0.0), 1)
+
+
+@triton.jit
+def _tile(begin, start, pixels, k, here, channels, BP: tl.constexpr):
+    """Where BP pixels and all channels of a block lie, and which of them there are."""
+    p = begin + tl.arange(0, BP)
+    return start + p[:, None] * channels + k[None, :], (p < pixels)[:, None] & here[None, :]
 
 
 @launchable(do_not_specialize=SIZES)
 def _group_norm_kernel(
     x, weight, bias, around, y, means, scales, batch, pixels, eps, channels, width, each,
     f: tl.constexpr, UNIT: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, BG: tl.constexpr,
+    WIDTH: tl.constexpr, ONE: tl.constexpr,
 ):  # fmt: skip
     """y, and means and scales [C * B, channels].
 
@@ -73,34 +90,63 @@ def _group_norm_kernel(
     start = image * pixels * channels
     # Sums are those of differences to the first pixel: a mean that is large would cost digits.
     first = tl.load(x + start + k, mask=here, other=0.0).to(tl.float32)
-    sums = tl.zeros((BP, BC), tl.float32)
-    squares = tl.zeros((BP, BC), tl.float32)
-    for begin in range(0, pixels, BP):
-        p = begin + tl.arange(0, BP)
-        there = (p < pixels)[:, None] & here[None, :]
-        entry = start + p[:, None] * channels + k[None, :]
+    if ONE:
+        entry, there = _tile(0, start, pixels, k, here, channels, BP)
         value = tl.load(x + entry, mask=there, other=0.0).to(tl.float32)
         apart = tl.where(there, value - first[None, :], 0.0)
-        sums += apart
-        squares += apart * apart
-    mean = tl.sum(sums, 0) / pixels
-    spread = tl.sum(squares, 0) - mean * mean * pixels  # about the mean of the channel
+        mean, square = tl.sum(apart, 0) / pixels, tl.sum(apart * apart, 0)
+    else:
+        sums = tl.zeros((BP, BC), tl.float32)
+        squares = tl.zeros((BP, BC), tl.float32)
+        for begin in range(0, pixels, BP):
+            entry, there = _tile(begin, start, pixels, k, here, channels, BP)
+            value = tl.load(x + entry, mask=there, other=0.0).to(tl.float32)
+            apart = tl.where(there, value - first[None, :], 0.0)
+            sums += apart
+            squares += apart * apart
+        mean, square = tl.sum(sums, 0) / pixels, tl.sum(squares, 0)
+    spread = square - mean * mean * pixels  # about the mean of the channel
     mean += first
-    of_group = _over_groups(mean, member) / width
+    of_group = _over_groups(mean, member, WIDTH) / width
     apart = tl.where(here, mean - of_group, 0.0)
-    var = _over_groups(spread + apart * apart * pixels, member) / (width * pixels)
+    var = _over_groups(spread + apart * apart * pixels, member, WIDTH) / (width * pixels)
     scale = 1 / tl.sqrt(tl.maximum(var, 0.0) + eps)
     tl.store(means + image * channels + k, of_group, mask=here)
     tl.store(scales + image * channels + k, scale, mask=here)
     w, b = affine(weight, bias, image // batch * channels + k, here, f)
-    for begin in range(0, pixels, BP):
-        p = begin + tl.arange(0, BP)
-        there = (p < pixels)[:, None] & here[None, :]
-        entry = start + p[:, None] * channels + k[None, :]
-        value = tl.load(x + entry, mask=there, other=0.0).to(tl.float32)
+    if ONE:
+        entry, there = _tile(0, start, pixels, k, here, channels, BP)
         normal = (value - of_group[None, :]) * scale[None, :]
         z = before_relu(normal, w, b, around, entry, there, f)
         tl.store(y + entry, through_relu(z, f).to(y.dtype.element_ty), mask=there)
+    else:
+        for begin in range(0, pixels, BP):
+            entry, there = _tile(begin, start, pixels, k, here, channels, BP)
+            value = tl.load(x + entry, mask=there, other=0.0).to(tl.float32)
+            normal = (value - of_group[None, :]) * scale[None, :]
+            z = before_relu(normal, w, b, around, entry, there, f)
+            tl.store(y + entry, through_relu(z, f).to(y.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def _normal_and_grad(dy, x, around, mean, scale, w, b, entry, there, f: tl.constexpr):
+    """The normal numbers of a tile, and their grads before the ReLU."""
+    value = tl.load(x + entry, mask=there, other=0.0).to(tl.float32)
+    normal = (value - mean[None, :]) * scale[None, :]
+    grad = tl.load(dy + entry, mask=there, other=0.0).to(tl.float32)
+    z = before_relu(normal, w, b, around, entry, there, f)
+    return normal, back_through_relu(grad, z, f)
+
+
+@triton.jit
+def _store_grads(
+    normal, grad, level, along, scale, w, dx, daround, entry, there, f: tl.constexpr
+):  # fmt: skip
+    """dx and daround of a tile."""
+    if f.around and f.relu:
+        tl.store(daround + entry, grad.to(daround.dtype.element_ty), mask=there)
+    grad = (grad * w[None, :] - level[None, :] - normal * along[None, :]) * scale[None, :]
+    tl.store(dx + entry, grad.to(dx.dtype.element_ty), mask=there)
 
 
 @launchable(do_not_specialize=SIZES)
@@ -108,6 +154,7 @@ def _group_norm_gradient_kernel(
     dy, x, weight, bias, around, means, scales, dx, daround, dweight, dbias, batch, pixels,
     channels, width, each,
     f: tl.constexpr, UNIT: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, BG: tl.constexpr,
+    WIDTH: tl.constexpr, ONE: tl.constexpr,
 ):  # fmt: skip
     """dx, daround, and each image's part of dweight and dbias [C * B, channels].
 
@@ -120,37 +167,31 @@ def _group_norm_gradient_kernel(
     mean = tl.load(means + image * channels + k, mask=here, other=0.0)
     scale = tl.load(scales + image * channels + k, mask=here, other=0.0)
     w, b = affine(weight, bias, image // batch * channels + k, here, f)
-    products = tl.zeros((BP, BC), tl.float32)
-    sums = tl.zeros((BP, BC), tl.float32)
-    for begin in range(0, pixels, BP):
-        p = begin + tl.arange(0, BP)
-        there = (p < pixels)[:, None] & here[None, :]
-        entry = start + p[:, None] * channels + k[None, :]
-        value = tl.load(x + entry, mask=there, other=0.0).to(tl.float32)
-        normal = (value - mean[None, :]) * scale[None, :]
-        grad = tl.load(dy + entry, mask=there, other=0.0).to(tl.float32)
-        z = before_relu(normal, w, b, around, entry, there, f)
-        grad = back_through_relu(grad, z, f)
-        products += grad * normal
-        sums += grad
-    product, total = tl.sum(products, 0), tl.sum(sums, 0)
+    if ONE:
+        entry, there = _tile(0, start, pixels, k, here, channels, BP)
+        normal, grad = _normal_and_grad(dy, x, around, mean, scale, w, b, entry, there, f)
+        product, total = tl.sum(grad * normal, 0), tl.sum(grad, 0)
+    else:
+        products = tl.zeros((BP, BC), tl.float32)
+        sums = tl.zeros((BP, BC), tl.float32)
+        for begin in range(0, pixels, BP):
+            entry, there = _tile(begin, start, pixels, k, here, channels, BP)
+            normal, grad = _normal_and_grad(dy, x, around, mean, scale, w, b, entry, there, f)
+            products += grad * normal
+            sums += grad
+        product, total = tl.sum(products, 0), tl.sum(sums, 0)
     tl.store(dweight + image * channels + k, product, mask=here)
     tl.store(dbias + image * channels + k, total, mask=here)
-    along = _over_groups(product * w, member) / (width * pixels)
-    level = _over_groups(total * w, member) / (width * pixels)
-    for begin in range(0, pixels, BP):
-        p = begin + tl.arange(0, BP)
-        there = (p < pixels)[:, None] & here[None, :]
-        entry = start + p[:, None] * channels + k[None, :]
-        value = tl.load(x + entry, mask=there, other=0.0).to(tl.float32)
-        normal = (value - mean[None, :]) * scale[None, :]
-        grad = tl.load(dy + entry, mask=there, other=0.0).to(tl.float32)
-        z = before_relu(normal, w, b, around, entry, there, f)
-        grad = back_through_relu(grad, z, f)
-        if f.around and f.relu:
-            tl.store(daround + entry, grad.to(daround.dtype.element_ty), mask=there)
-        grad = (grad * w[None, :] - level[None, :] - normal * along[None, :]) * scale[None, :]
-        tl.store(dx + entry, grad.to(dx.dtype.element_ty), mask=there)
+    along = _over_groups(product * w, member, WIDTH) / (width * pixels)
+    level = _over_groups(total * w, member, WIDTH) / (width * pixels)
+    if ONE:
+        entry, there = _tile(0, start, pixels, k, here, channels, BP)
+        _store_grads(normal, grad, level, along, scale, w, dx, daround, entry, there, f)
+    else:
+        for begin in range(0, pixels, BP):
+            entry, there = _tile(begin, start, pixels, k, here, channels, BP)
+            normal, grad = _normal_and_grad(dy, x, around, mean, scale, w, b, entry, there, f)
+            _store_grads(normal, grad, level, along, scale, w, dx, daround, entry, there, f)
 
 
 def group_norm(
@@ -199,7 +240,7 @@ def _blocks(x: Tensor, groups: int) -> tuple[tuple[int, int], dict[str, int]]:
     each = width * min(groups, max(fitting // aligned, 1) * aligned)
     columns = max(32, int(triton.next_power_of_2(each)))
     rows = max(1, min(rows, TILE // columns))
-    several = columns // 4 if width >= 4 else columns  # groups at most
+    several = int(triton.next_power_of_2(each // width))
     sizes = {
         "channels": channels,
         "width": width,
@@ -208,6 +249,8 @@ def _blocks(x: Tensor, groups: int) -> tuple[tuple[int, int], dict[str, int]]:
         "BP": rows,
         "BC": columns,
         "BG": several,
-        "num_warps": max(1, min(8, columns * max(rows, several) // 1024)),
+        "WIDTH": width if columns % width == 0 and width & (width - 1) == 0 else 0,
+        "ONE": pixels <= rows,
+        "num_warps": max(1, min(8, columns * max(rows, several) // WARP)),
     }
     return (len(x), triton.cdiv(channels, each)), sizes
