@@ -237,8 +237,8 @@ def _tiles(depth: int, kind: str, wide_tile: int, bytes: int) -> tuple[int, int,
     """
     if depth >= 128:
         of_grads = wide_tile if kind == "plain" else 2 * wide_tile
-        stages = SHARED_MEMORY // (128 * (64 + of_grads) * bytes)
-        return 64, 128, 4, min(max(stages, 1), 3)
+        stages = SHARED_MEMORY // (64 * (64 + of_grads) * bytes)
+        return 64, 64, 4, min(max(stages, 1), 3)
     block = tile(depth)
     return block, 64, 4 if block * wide_tile <= 8192 else 8, 1 if kind == "pool" else 2
 
@@ -258,7 +258,7 @@ def shifted_gradient(
     tiles, wide_tiles = triton.cdiv(s.channels, block), triton.cdiv(outs, wide_tile)
     # Of large tiles fewer programs keep a GPU busy, and to add up their parts costs more.
     large = block * wide_tile > 64 * 64
-    enough = PROGRAMS // 2 if large else PROGRAMS
+    enough = PROGRAMS // 2 if large else 3 * PROGRAMS // 2
     programs = clients * s.taps * tiles * wide_tiles
     splits = _splits(programs, batch * s.tall * s.wide, enough)
     parts = s.taps * tiles if has_bias else 0
@@ -267,7 +267,7 @@ def shifted_gradient(
         images, grads, out, clients, batch, splits, s, Frame(tall, wide, *border),
         MASKED=(tall, wide) == (s.rows, s.columns),
         TURNED=block < 64 <= wide_tile, HAS_BIAS=has_bias, BM=64, BN=wide_tile, BK=block,
-        num_warps=4, num_stages=3 if large else 4,
+        num_warps=4, num_stages=3 if large or splits > 1 else 4,
     )  # fmt: skip
     return _gathered(out, parts)
 

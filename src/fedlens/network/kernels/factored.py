@@ -249,12 +249,12 @@ def backward(
 ) -> Tensor:  # fmt: skip
     """dx [C, B, n] for base [C, B, n], from what `backward_scores` gave."""
     clients, batch, features = base.shape
-    dx, wide = torch.empty_like(base), 128
+    dx, (wide, warps) = torch.empty_like(base), (256, 8) if batch <= 16 else (128, 4)
     _backward_kernel[(clients, triton.cdiv(features, wide))](
         base, base if drift is None else drift, _times(factors), scores, factors.inputs,
         factors.taken, factors.batch, dx, batch, features, scores.shape[2], factors.lr,
         factors.log_decay, clients // len(factors.lr), HAS_DRIFT=drift is not None,
-        BM=tile(batch), BN=wide, BK=16, num_warps=4, num_stages=3,
+        BM=tile(batch), BN=wide, BK=16, num_warps=warps, num_stages=3,
     )  # fmt: skip
     return dx
 

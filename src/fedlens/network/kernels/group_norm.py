@@ -19,6 +19,7 @@ once, and else twice: to sum, and to compute. Statistics are kept channel by cha
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 import triton
@@ -35,9 +36,20 @@ from fedlens.network.kernels.follows import (
 )
 from fedlens.network.kernels.launch import launchable
 
-TILE = 4096  # numbers that a program holds
-WARP = 1024  # of these, a warp
+WARP = 1024  # numbers that a warp has of a tile
 SIZES = ["batch", "pixels", "channels", "width", "each"]  # of which a network has many
+
+
+class Tile(NamedTuple):
+    """How many numbers of an image a program has at a time."""
+
+    whole: int  # at most, if these are all that it has
+    part: int  # otherwise
+    warp: int  # a warp, of all
+
+
+FORWARD = Tile(whole=16 * 2048, part=4096, warp=2048)
+BACKWARD = Tile(whole=8 * 1024, part=8192, warp=1024)  # two numbers, x and dy, in each place
 
 
 @triton.jit
@@ -200,7 +212,7 @@ def group_norm(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """y of images [C * B, H, W, channels], and statistics [2, C * B, channels]."""
     y, stats = torch.empty_like(x), _of_images(x)
-    grid, sizes = _blocks(x, groups)
+    grid, sizes = _blocks(x, groups, FORWARD)
     _group_norm_kernel[grid](
         x, *or_any(x, weight, bias, around), y, *stats, len(x) // clients, x[0, ..., 0].numel(),
         eps, **sizes, f=follows,
@@ -218,7 +230,7 @@ def group_norm_gradient(
     """
     dx, parts = torch.empty_like(x), _of_images(x)
     daround = torch.empty_like(x) if follows.around and follows.relu else dy
-    grid, sizes = _blocks(x, groups)
+    grid, sizes = _blocks(x, groups, BACKWARD)
     _group_norm_gradient_kernel[grid](
         dy, x, *or_any(x, weight, bias, around), *stats, dx, daround, *parts, len(x) // clients,
         x[0, ..., 0].numel(), **sizes, f=follows,
@@ -230,17 +242,16 @@ def _of_images(x: Tensor) -> Tensor:
     return torch.empty(2, len(x), x.shape[-1], dtype=torch.float32, device=x.device)
 
 
-def _blocks(x: Tensor, groups: int) -> tuple[tuple[int, int], dict[str, int]]:
+def _blocks(x: Tensor, groups: int, tile: Tile) -> tuple[tuple[int, int], dict[str, int]]:
     """The grid of programs, and their sizes: whole groups, and a tile of pixels and channels."""
     channels, pixels = x.shape[-1], x[0, ..., 0].numel()
-    width = channels // groups
-    rows = min(int(triton.next_power_of_2(pixels)), 256)
+    width, whole = channels // groups, int(triton.next_power_of_2(pixels))
     aligned = 8 // math.gcd(width, 8)  # after this many groups a wide load is aligned again
-    fitting = max(32, min(128, TILE // rows)) // width
+    fitting = (32 if whole >= 64 else 64) // width
     each = width * min(groups, max(fitting // aligned, 1) * aligned)
-    columns = max(32, int(triton.next_power_of_2(each)))
-    rows = max(1, min(rows, TILE // columns))
-    several = int(triton.next_power_of_2(each // width))
+    columns = max(16, int(triton.next_power_of_2(each)))
+    one = columns * whole <= tile.whole
+    rows = whole if one else max(1, tile.part // columns)
     sizes = {
         "channels": channels,
         "width": width,
@@ -248,9 +259,9 @@ def _blocks(x: Tensor, groups: int) -> tuple[tuple[int, int], dict[str, int]]:
         "UNIT": math.gcd(channels, each, 8),
         "BP": rows,
         "BC": columns,
-        "BG": several,
+        "BG": int(triton.next_power_of_2(each // width)),
         "WIDTH": width if columns % width == 0 and width & (width - 1) == 0 else 0,
-        "ONE": pixels <= rows,
-        "num_warps": max(1, min(8, columns * max(rows, several) // WARP)),
+        "ONE": one,
+        "num_warps": max(1, min(16, columns * rows // (tile.warp if one else WARP))),
     }
     return (len(x), triton.cdiv(channels, each)), sizes
