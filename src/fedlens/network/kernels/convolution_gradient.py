@@ -237,8 +237,7 @@ def _tiles(depth: int, kind: str, wide_tile: int, bytes: int) -> tuple[int, int,
     """
     if depth >= 128:
         of_grads = wide_tile if kind == "plain" else 2 * wide_tile
-        stages = SHARED_MEMORY // (64 * (64 + of_grads) * bytes)
-        return 64, 64, 4, min(max(stages, 1), 3)
+        return 64, 64, 4, _stages(64 + of_grads, bytes, most=3)
     block = tile(depth)
     return block, 64, 4 if block * wide_tile <= 8192 else 8, 1 if kind == "pool" else 2
 
@@ -267,9 +266,14 @@ def shifted_gradient(
         images, grads, out, clients, batch, splits, s, Frame(tall, wide, *border),
         MASKED=(tall, wide) == (s.rows, s.columns),
         TURNED=block < 64 <= wide_tile, HAS_BIAS=has_bias, BM=64, BN=wide_tile, BK=block,
-        num_warps=4, num_stages=3 if large or splits > 1 else 4,
+        num_warps=4, num_stages=_stages(block + wide_tile, images.element_size(), most=4),
     )  # fmt: skip
     return _gathered(out, parts)
+
+
+def _stages(numbers: int, bytes: int, most: int) -> int:
+    """How many loads of 64 positions, of this many numbers each, fit into shared memory."""
+    return max(1, min(SHARED_MEMORY // (64 * numbers * bytes), most))
 
 
 def _splits(programs: int, total: int, enough: int) -> int:
