@@ -3,6 +3,7 @@
 import csv
 import importlib
 import io
+import itertools
 import json
 import re
 import subprocess
@@ -51,9 +52,17 @@ def table(heading: str) -> list[list[str]]:
     return rows[2:]
 
 
+OWN = {  # what folders are called after, and the keys that their runs have in their own way
+    "momentum": ["local.momentum"],
+    "lr": ["local.lr"],
+    "normalise": ["normalise"],
+    "partition": ["clients.partition"],
+}
+
+
 def recipe_of(name: str) -> str:
     """The recipe whose runs a folder has: with a setting of its own its name is longer."""
-    return re.sub(r"-(momentum|lr)-.*", "", name)
+    return re.sub(rf"-({'|'.join(OWN)})-.*", "", name)
 
 
 @cache
@@ -157,7 +166,8 @@ def test_what_is_stored_of_figure_10_is_what_is_drawn(monkeypatch):
 def test_stored_runs_have_the_settings_of_their_cells(name):
     """Apart from seeds, what the folder is called after, and keys that there were not yet."""
     recipe, results = restored(name)
-    unlike = {f"local.{word}" for word in re.findall(r"-(momentum|lr)-", name)} | {"seed"}
+    own = [keys for word, keys in OWN.items() if f"-{word}-" in name]
+    unlike = {"seed", *itertools.chain(*own)}
     defaults = Experiment(dataset=Named("mnist"), model=Named("linear"), rounds=1)
     before = settings(defaults.plain())
     for cell, runs in results.runs.items():

@@ -134,6 +134,15 @@ def test_of_a_grid_only_what_was_measured_is_drawn():
     assert (axes.get_xlim()[1] > 3, axes.get_ylim()[1] > 4) == (True, True), "of the whole grid"
 
 
+def test_bands_of_a_grid_are_narrow_where_most_points_are_alike():
+    """One run that failed does not put all the others into one band."""
+    z = [[0.1, 0.91, 0.92], [0.93, 0.94, 0.95], [0.96, 0.97, 0.98]]
+    (axes,) = contours(Contours(title="x", x=[1, 2, 3], y=[1, 2, 3], z=z, percent=True)).axes
+    levels = axes.collections[0].levels
+    assert np.allclose(levels, sorted(np.ravel(z)))
+    assert {text.get_text() for text in axes.texts} >= {"10.0%", "91.0%", "98.0%"}
+
+
 def test_the_best_of_a_loss_is_the_lowest():
     assert Contours(title="x", x=[1, 2], y=[3], z=[[0.5, 0.2]], lowest=True).best == (2, 3, 0.2)
 

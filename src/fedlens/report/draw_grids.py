@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
 from fedlens.report.grids import Contours, Heat
@@ -126,22 +127,24 @@ def contours(block: Contours) -> Figure:
     # Between points that are all in one row or column there is nothing to draw.
     spans = min(measured.any(0).sum(), measured.any(1).sum()) >= 2
     if spans and sound.min() < sound.max():
-        levels = np.linspace(sound.min(), sound.max(), 9)
-        depth = np.linspace(1, 0.06, 8) if block.lowest else np.linspace(0.06, 1, 8)
+        # As many points in every band: where most are alike, the bands are narrow there.
+        levels = np.unique(np.quantile(sound, np.linspace(0, 1, 9)))
+        depth = np.linspace(0.06, 1, len(levels) - 1)[:: -1 if block.lowest else 1]
         masked = np.ma.masked_invalid(z)
         axes.contourf(block.x, block.y, masked, levels=levels, colors=shades(depth))
-        drawn = axes.contour(block.x, block.y, masked, levels=levels[1:-1], colors=SOFT,
-                             linewidths=0.6)  # fmt: skip
-        axes.clabel(drawn, fontsize=7, fmt=lambda value: format_number(float(value), block.percent))
+        axes.contour(block.x, block.y, masked, levels=levels[1:-1], colors=SOFT, linewidths=0.6)
     xs, ys = np.meshgrid(block.x, block.y)
     axes.update_datalim(np.column_stack([xs.ravel(), ys.ravel()]))
-    look: dict[str, Any] = {"color": SOFT, "zorder": 3, "clip_on": False}
-    axes.scatter(xs[measured], ys[measured], s=5, linewidths=0, **look)
-    if not spans:
+    look: dict[str, Any] = {"zorder": 3, "clip_on": False}
+    axes.scatter(xs[measured], ys[measured], s=5, linewidths=0, color=SOFT, **look)
+    if len(sound) <= NUMBERED and max(z.shape) <= 10:
+        ends = {min(block.x): "left", max(block.x): "right"}
+        halo = [withStroke(linewidth=2, foreground=PAPER)]  # they lie on any shade
         for x, y, value in zip(xs[measured], ys[measured], sound, strict=True):
             words = format_number(float(value), block.percent)
-            axes.annotate(words, (x, y), (0, 9), textcoords="offset points", ha="center",
-                          fontsize=8, **look)  # fmt: skip
+            axes.annotate(words, (x, y), (0, 7), textcoords="offset points", va="center",
+                          ha=ends.get(x, "center"), fontsize=7, color=INK, path_effects=halo,
+                          **look)  # fmt: skip
     if block.best is not None:
         x, y, best = block.best
         star: dict[str, Any] = {"color": COLOURS[1], "markeredgecolor": INK, "zorder": 4}
