@@ -34,7 +34,8 @@ NORMS = {  # channels, groups, size of images, affine, add, relu, limit
     "norm, relu": (64, 16, (3, 3), True, False, True, 0.0),
     "norm, relu6, width 5, one pixel": (160, 32, (1, 1), True, False, True, 6.0),
     "norm, addition": (20, 2, (4, 4), True, True, False, 0.0),
-    "norm, addition, relu, several tiles": (40, 10, (17, 17), True, True, True, 0.0),
+    "norm, addition, relu, several tiles": (40, 10, (33, 33), True, True, True, 0.0),
+    "norm, width 6, one tile forwards": (24, 4, (17, 17), True, False, False, 0.0),
     "norm, no weights, one wide group": (144, 1, (3, 2), False, True, True, 6.0),
 }
 
