@@ -263,7 +263,9 @@ def test_the_resolved_file_describes_the_same_experiment_byte_for_byte(experimen
     assert fl.Experiment.of(as_json) == experiment
 
 
-def test_paths_are_relative_to_the_experiment_file(tmp_path, monkeypatch):
+def test_paths_are_relative_to_the_experiment_file_and_those_of_a_command_to_its_folder(
+    tmp_path, monkeypatch
+):
     (tmp_path / "study").mkdir()
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
@@ -274,9 +276,10 @@ def test_paths_are_relative_to_the_experiment_file(tmp_path, monkeypatch):
     assert experiment.dataset.options["path"] == str(tmp_path / "d.npz")
     file.with_name("resolved.toml").write_text(experiment.toml())
     assert fl.Experiment.read(file.with_name("resolved.toml")) == experiment
-    other = fl.Experiment.read(file, ["dataset.path=x.npz"]).dataset
-    assert isinstance(other, fl.Named)
-    assert other.options["path"] == str(tmp_path / "study" / "x.npz")
+    other = fl.Experiment.read(file, ["dataset.path=x.npz", "weights=runs/first"])
+    assert isinstance(other.dataset, fl.Named)
+    assert other.dataset.options["path"] == str(tmp_path / "elsewhere" / "x.npz")
+    assert other.weights == str(tmp_path / "elsewhere" / "runs" / "first")
 
 
 @pytest.mark.parametrize(

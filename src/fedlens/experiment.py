@@ -199,20 +199,16 @@ class Experiment:
     def read(cls, path: str | Path, overrides: Sequence[str] = ()) -> Experiment:
         """From a TOML or JSON file; `overrides` are `key=value`, with dots in the key.
 
+        Paths in the file are relative to it, and those of overrides to the working folder.
         Functions of the user's own are looked for beside the file, too, and those of a run's own
         file where the run found them.
         """
         path = Path(path)
         content = read_tables(path)
+        _anchor_all(content, path.parent)
         for override in [overrides] if isinstance(overrides, str) else overrides:
             apply_override(content, override)
-        clients = content.get("clients")
-        _anchor(content.get("dataset"), path.parent)
-        for name in ("partition", "devices"):
-            _anchor(clients.get(name) if isinstance(clients, dict) else None, path.parent)
-        weights = content.get("weights")
-        if isinstance(weights, str) and not is_address(weights):
-            content["weights"] = str((path.parent / expanded(weights)).resolve())
+        _anchor_all(content, Path.cwd())
         with importable(path.parent, *own_code(path.parent)):
             return cls.of(content)
 
@@ -252,6 +248,17 @@ def _filled_algorithm(named: Named) -> Named:
     numbers = {**named.options, **dict.fromkeys(schedules, 0.0)}
     options = resolve(function, numbers, f"algorithm {named.name!r}")
     return Named(named.name, options | schedules)
+
+
+def _anchor_all(content: dict[str, Any], folder: Path) -> None:
+    """Make all paths of an experiment absolute; those that are so already stay."""
+    clients = content.get("clients")
+    _anchor(content.get("dataset"), folder)
+    for name in ("partition", "devices"):
+        _anchor(clients.get(name) if isinstance(clients, dict) else None, folder)
+    weights = content.get("weights")
+    if isinstance(weights, str) and not is_address(weights):
+        content["weights"] = str((folder / expanded(weights)).resolve())
 
 
 def _anchor(table: Any, folder: Path) -> None:

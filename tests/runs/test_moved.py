@@ -95,7 +95,7 @@ def test_a_file_of_weights_may_move_but_not_change(tmp_path: Path) -> None:
     start = (project / "runs" / "before" / "model.safetensors").rename(
         project / "start.safetensors"
     )
-    experiment = fl.Experiment.read(project / "a.toml", ["weights=start.safetensors"])
+    experiment = fl.Experiment.read(project / "a.toml", [f"weights={start}"])
     fl.run(experiment, project / "runs" / "whole")
     run = project / "runs" / "a"
     with pytest.raises(KeyboardInterrupt):
@@ -122,7 +122,7 @@ def test_a_trace_of_devices_may_move_but_not_change(tmp_path: Path) -> None:
     project = write_project(tmp_path / "first", "folder")
     trace = project / "devices.csv"
     trace.write_text("device,examples_per_second,up_mbit,down_mbit\na,10,1,1\nb,20,1,1\n")
-    named = 'clients.devices={ name = "trace", path = "devices.csv" }'
+    named = f'clients.devices={{ name = "trace", path = "{trace}" }}'
     experiment = fl.Experiment.read(project / "a.toml", [named])
     fl.run(experiment, project / "runs" / "whole")
     run = project / "runs" / "a"
