@@ -125,6 +125,10 @@ def test_points_whose_model_gives_every_image_the_same_class_are_named(sweep, mo
         (["--grid", "local.lr"], "'local.lr' is not an axis of a grid: write key=value,value"),
         (["--grid", "local.lr=fast,slow"], "local.lr is 'fast': expected a number"),
         (
+            ["local.lr=0.1,0.2", "--seeds", "2"],
+            "expected a number (to go through several values: --grid local.lr=0.1,0.2)",
+        ),
+        (
             ["--grid", "local.lr=0.1", "--grid", "local.lr=0.2"],
             "local.lr has two grids: give all its values in one, local.lr=A,B",
         ),

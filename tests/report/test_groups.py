@@ -10,6 +10,7 @@ import pytest
 from fedlens.report import read_all, rows
 from fedlens.report.blocks import Curves, Table
 from fedlens.report.curves import curve_blocks
+from fedlens.report.grids import Heat
 from fedlens.report.groups import curve, group, mean_and_std, means, names_by_difference
 from fedlens.report.runs import headline, run_blocks
 from fedlens.runs.records import primary_part
@@ -26,6 +27,41 @@ def test_runs_that_differ_in_their_seeds_alone_are_repeats(run_folder: Make) -> 
     groups = group(read_all(folders))
     assert [one.name for one in groups] == ["fedavg", "fedprox"]
     assert [run.name for run in groups[1].runs] == ["fedprox-1", "fedprox-2", "fedprox-3"]
+
+
+def test_runs_that_differ_in_two_settings_are_a_matrix_of_their_values(run_folder: Make) -> None:
+    ended = {10.0: "finished", 0.5: "finished", 2.0: "diverged"}
+    folders = [
+        run_folder(
+            f"{algorithm}-{alpha}-{seed}",
+            algorithm=algorithm,
+            alpha=alpha,
+            seed=seed,
+            rounds=4,
+            top=0.5 + alpha / 25,
+            status=status,
+        )
+        for algorithm in ("fedavg", "fedprox")
+        for alpha, status in ended.items()
+        for seed in (1, 2)
+    ]
+    runs = read_all(folders[:-2])
+    (matrix,) = [b for b in run_blocks(runs) if b.slug == "accuracy_by_settings"]
+    assert isinstance(matrix, Heat)
+    assert (matrix.row_label, matrix.row_names) == ("algorithm", ["fedavg", "fedprox"])
+    assert matrix.column_label == "clients.partition.alpha"
+    assert matrix.column_names == ["0.5", "2.0", "10.0"], "numbers go up"
+    finals = [run.final("test_accuracy") or 0.0 for run in runs[:2]]
+    assert matrix.values[0][2] == pytest.approx(sum(finals) / 2)
+    assert math.isnan(matrix.values[1][1] or 0.0), "that was not run"
+    assert {column for _, column in matrix.best} == {2}
+    assert "the mean over seeds" in matrix.caption and "2 runs diverged" in matrix.caption
+
+
+@pytest.mark.parametrize("number", [3, 4])
+def test_of_runs_in_one_line_there_is_no_matrix(run_folder: Make, number: int) -> None:
+    folders = [run_folder(str(k), alpha=2.0**k, rounds=2) for k in range(number)]
+    assert not any(b.slug == "accuracy_by_settings" for b in run_blocks(read_all(folders)))
 
 
 def test_one_seed_run_twice_is_no_repeat(run_folder: Make) -> None:

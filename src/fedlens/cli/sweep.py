@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -65,7 +66,12 @@ def sweep_command(
     from fedlens.runs.sweep import prepare
 
     given = list(overrides or [])
-    first_seed = Experiment.read(experiment, given).seed
+    try:
+        first_seed = Experiment.read(experiment, given).seed
+    except ValueError as error:
+        listed = [one for one in given if _lists(one)]
+        hint = f" (to go through several values: --grid {quote(listed[0])})" if listed else ""
+        raise ValueError(f"{error}{hint}") from error
     changes = combinations(parse_axes(axes or [], given), seeds, first_seed)
     points = {}
     for name, own in changes.items():
@@ -84,6 +90,12 @@ def sweep_command(
         except KeyboardInterrupt as error:
             raise Stopped("run the same command again to go on") from error
         _finish(results, folder, as_json, quiet, drawing)
+
+
+def _lists(override: str) -> bool:
+    """Whether key=value has values with commas between, as an axis of a grid has."""
+    value = override.partition("=")[2]
+    return "," in value and not value.startswith(("[", "{", '"', "'"))
 
 
 def _finish(

@@ -72,7 +72,8 @@ def heat(block: Heat) -> Figure:
     if num_rows * num_columns <= NUMBERED and width / max(num_columns, 1) > 0.26:
         for (i, j), value in np.ndenumerate(values):
             if math.isfinite(value):
-                text = f"{100 * value:.0f}" if block.percent else format_number(float(value))
+                share = f"{100 * value:.{block.digits}f}"
+                text = share if block.percent else format_number(float(value))
                 on = PAPER if depth[i, j] > 0.6 else INK
                 axes.text(j, i, text, ha="center", va="center", fontsize=6.5, color=on)
     for i, j in block.best:

@@ -22,6 +22,7 @@ class Heat(Block):
     column_label: str = ""
     value_label: str = ""
     percent: bool = False
+    digits: int = 0  # behind the point, of percentages in cells
     shares: bool = False
     best: frozenset[tuple[int, int]] = frozenset()  # (row, column) of the cells with a frame
 

@@ -33,6 +33,7 @@ from fedlens.report.numbers import NONE, format_number
 from fedlens.report.outcomes import outcome_blocks
 from fedlens.report.page import render_page
 from fedlens.report.schedules import schedule_blocks
+from fedlens.report.settings_grid import grid_block
 from fedlens.report.tables import decimal, rows
 from fedlens.run_files import EXPERIMENT, MANIFEST, UNSOUND
 from fedlens.runs.records import (
@@ -84,7 +85,8 @@ def run_blocks(runs: Sequence[Run]) -> list[Block]:
     else:
         blocks.append(_results([one.runs[0] for one in groups], dots=min(len(groups), MANY)))
     blocks += [*curves[1:], *measure_blocks(groups)]
-    blocks += [*_bars(groups, part), *cost_blocks(groups, part), *schedule_blocks(groups)]
+    blocks += [*_bars(groups, part), *grid_block(groups, part)]
+    blocks += [*cost_blocks(groups, part), *schedule_blocks(groups)]
     blocks += outcome_blocks(groups, part)
     blocks += [*client_blocks(groups), *class_blocks(groups), *reliability_blocks(groups)]
     blocks += [*_intervals(groups), *partition_blocks(groups)]
