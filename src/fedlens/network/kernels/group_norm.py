@@ -36,20 +36,20 @@ from fedlens.network.kernels.follows import (
 )
 from fedlens.network.kernels.launch import launchable
 
-WARP = 1024  # numbers that a warp has of a tile
+WARP = 1024  # numbers of a tile that a warp has, where a program has several tiles
 SIZES = ["batch", "pixels", "channels", "width", "each"]  # of which a network has many
 
 
 class Tile(NamedTuple):
-    """How many numbers of an image a program has at a time."""
+    """How many numbers a program holds at a time."""
 
-    whole: int  # at most, if these are all that it has
-    part: int  # otherwise
-    warp: int  # a warp, of all
+    whole: int  # at most, where one tile is all that it has
+    warp: int  # of these, a warp
+    part: int  # of one of several tiles
 
 
-FORWARD = Tile(whole=16 * 2048, part=4096, warp=2048)
-BACKWARD = Tile(whole=8 * 1024, part=8192, warp=1024)  # two numbers, x and dy, in each place
+FORWARD = Tile(whole=16 * 2048, warp=2048, part=4096)
+BACKWARD = Tile(whole=8 * 1024, warp=1024, part=8192)  # x and dy: twice as many registers
 
 
 @triton.jit
