@@ -38,6 +38,10 @@ def spoilt_npz() -> str:
     [
         (["a.toml", "local.lrr=1"], "unknown key 'local.lrr': did you mean 'lr'?"),
         (["a.toml", "local.lr=fast"], "local.lr is 'fast': expected a number"),
+        (
+            ["a.toml", "local.lr=0.1,0.2"],
+            "(to go through several values: fedlens sweep a.toml --grid local.lr=0.1,0.2)",
+        ),
         (["a.toml", "rounds=0"], "rounds is 0: choose 1 or more"),
         (["a.toml", "nonsense"], "'nonsense' is not an override: write key=value"),
         (["missing.toml"], "missing.toml: No such file or directory: name a .toml or .json file"),

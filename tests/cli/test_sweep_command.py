@@ -121,7 +121,7 @@ def test_points_whose_model_gives_every_image_the_same_class_are_named(sweep, mo
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "a sweep needs values to go through: give a grid, or a number of seeds"),
+        ([], "a sweep needs values to go through: give a grid (--grid)"),
         (["--grid", "local.lr"], "'local.lr' is not an axis of a grid: write key=value,value"),
         (["--grid", "local.lr=fast,slow"], "local.lr is 'fast': expected a number"),
         (

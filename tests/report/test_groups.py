@@ -55,7 +55,36 @@ def test_runs_that_differ_in_two_settings_are_a_matrix_of_their_values(run_folde
     assert matrix.values[0][2] == pytest.approx(sum(finals) / 2)
     assert math.isnan(matrix.values[1][1] or 0.0), "that was not run"
     assert {column for _, column in matrix.best} == {2}
-    assert "the mean over seeds" in matrix.caption and "2 runs diverged" in matrix.caption
+    assert math.isnan(matrix.values[0][1] or 0.0), "and those diverged"
+    assert "the mean over 2 runs" in matrix.caption and "2 of 10 runs did not" in matrix.caption
+
+
+def test_a_cell_of_the_matrix_has_all_runs_of_its_values(run_folder: Make) -> None:
+    """Also where one seed was run twice, so that they are no repeats."""
+    folders = [
+        run_folder(
+            f"{algorithm}-{alpha}-{top}", algorithm=algorithm, alpha=alpha, top=top, rounds=2
+        )
+        for algorithm in ("fedavg", "fedavgm")
+        for alpha in (1.0, 2.0)
+        for top in (0.4, 0.8)
+    ]
+    runs = read_all(folders)
+    (matrix,) = [b for b in run_blocks(runs) if b.slug == "accuracy_by_settings"]
+    assert isinstance(matrix, Heat)
+    finals = [run.final("test_accuracy") or 0.0 for run in runs[:2]]
+    assert matrix.values[0][0] == pytest.approx(sum(finals) / 2)
+
+
+def test_a_run_that_is_invalid_is_never_the_best(run_folder: Make) -> None:
+    folders = [
+        run_folder("high", alpha=1.0, top=0.9, status="invalid", rounds=4),
+        run_folder("low", alpha=2.0, top=0.5, rounds=4),
+    ]
+    runs = read_all(folders)
+    found = means(runs)
+    assert found is not None and [words.partition(",")[0] for words in found[2]] == ["low"]
+    assert headline(runs).startswith("low reached")
 
 
 @pytest.mark.parametrize("number", [3, 4])

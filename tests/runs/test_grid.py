@@ -40,7 +40,7 @@ def test_points_are_called_by_what_differs():
 @pytest.mark.parametrize(
     ("axes", "seeds", "message"),
     [
-        ({}, None, "a sweep needs values to go through: give a grid, or a number of seeds"),
+        ({}, None, "a sweep needs values to go through: give a grid"),
         ({"local.lr": [0.1, 0.1]}, None, "two points of the sweep are called lr=0.1"),
         ({"local.lr": [0.1]}, 0, "seeds is 0: choose 1 or more"),
         ({}, "two", "seeds is 'two': give how many, or a grid of seed"),

@@ -16,6 +16,7 @@ import typer
 
 from fedlens.cli import completion
 from fedlens.data.places import existing
+from fedlens.reading import argument
 from fedlens.run_files import to_json
 
 ExperimentFile = Annotated[Path, typer.Argument(help="An experiment file, TOML or JSON.")]
@@ -74,6 +75,18 @@ def once_written() -> Iterator[None]:
         yield
     except ValueError as error:
         raise OSError(str(error)) from error
+
+
+@contextmanager
+def one_value_each(overrides: Iterable[str], grid: str) -> Iterator[None]:
+    """Within it, of an override with several values it is said that `grid` goes through them."""
+    try:
+        yield
+    except ValueError as error:
+        values = {one: one.partition("=")[2] for one in overrides}
+        several = [one for one, v in values.items() if "," in v and v[0] not in "[{\"'"]
+        hint = f" (to go through several values: {grid} {argument(several[0])})" if several else ""
+        raise ValueError(f"{error}{hint}") from error
 
 
 def print_json(content: Any) -> None:

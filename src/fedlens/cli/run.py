@@ -24,6 +24,7 @@ from fedlens.cli.arguments import (
     Track,
     name_cluster,
     once_written,
+    one_value_each,
     terminal_columns,
     watching,
 )
@@ -87,7 +88,8 @@ def _run(
     from fedlens.runs.track import tracking
     from fedlens.setup import build
 
-    described = Experiment.read(experiment, overrides)
+    with one_value_each(overrides, f"fedlens sweep {argument(experiment)} --grid"):
+        described = Experiment.read(experiment, overrides)
     name_cluster(ray_address, [described.engine])
     folder = out or _free(Path("runs") / experiment.stem)
     check_free(folder, overwrite, "choose another --out, or add --overwrite")

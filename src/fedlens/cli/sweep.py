@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,6 +17,7 @@ from fedlens.cli.arguments import (
     RayAddress,
     name_cluster,
     once_written,
+    one_value_each,
     print_json,
     terminal_columns,
     watching,
@@ -66,12 +66,8 @@ def sweep_command(
     from fedlens.runs.sweep import prepare
 
     given = list(overrides or [])
-    try:
+    with one_value_each(given, "--grid"):
         first_seed = Experiment.read(experiment, given).seed
-    except ValueError as error:
-        listed = [one for one in given if _lists(one)]
-        hint = f" (to go through several values: --grid {quote(listed[0])})" if listed else ""
-        raise ValueError(f"{error}{hint}") from error
     changes = combinations(parse_axes(axes or [], given), seeds, first_seed)
     points = {}
     for name, own in changes.items():
@@ -90,12 +86,6 @@ def sweep_command(
         except KeyboardInterrupt as error:
             raise Stopped("run the same command again to go on") from error
         _finish(results, folder, as_json, quiet, drawing)
-
-
-def _lists(override: str) -> bool:
-    """Whether key=value has values with commas between, as an axis of a grid has."""
-    value = override.partition("=")[2]
-    return "," in value and not value.startswith(("[", "{", '"', "'"))
 
 
 def _finish(

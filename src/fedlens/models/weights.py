@@ -64,7 +64,7 @@ def load_weights(module: nn.Module, source: str, sha256: str | None = None) -> L
             raise ValueError(unfinished(path))
         path = path / MODEL
     if not is_file(path):
-        raise ValueError(f"there is no {path}: name a file of weights, or an address of one")
+        raise ValueError(f"there is no {path}: name a run, a file of weights, or an address of one")
     try:
         digest = _digest(path)
         if sha256 not in (None, digest):

@@ -95,8 +95,8 @@ def compare(
     found = tasks(finished, keys, names)
     if all(len(task.variants) < 2 for task in found):
         raise ValueError(
-            "there is nothing to compare: name runs of two or more variants of the same task"
-            + _named(left_out)
+            "there is nothing to compare: name runs of two or more variants that are alike in all "
+            "other settings" + _named(left_out)
         )
     if part == "test":
         for task in found:

@@ -118,10 +118,10 @@ def _curves(block: Curves) -> Figure:
     place = places(block.lines)
     block = replace(block, lines=[line for line in block.lines if not line.off])
     place = {line.name: place[line.name] for line in block.lines}
-    labels = dict(zip(place, shortened(list(place), 52), strict=True))
-    for line in block.lines:
-        if line.note:
-            labels[line.name] = f"{short(line.name, 48 - len(line.note))}: {line.note}"
+    notes = {line.name: line.note for line in block.lines if line.note}
+    room = 52 - max((len(note) + 2 for note in notes.values()), default=0)
+    labels = dict(zip(place, shortened(list(place), room), strict=True))
+    labels |= {name: f"{labels[name]}: {note}" for name, note in notes.items()}
     meant = block.styles if len(block.styles) > 1 else {}
     keys = [(meant[one], Line2D([], [], color=SOFT, linestyle=DASHES[one])) for one in meant]
     keys += [

@@ -98,7 +98,8 @@ def _ring(row: int, column: int) -> Any:
     from matplotlib.patches import Rectangle
 
     place = column - 0.5, row - 0.5
-    return Rectangle(place, 1, 1, fill=False, edgecolor=COLOURS[1], linewidth=2, clip_on=False)
+    return Rectangle(place, 1, 1, fill=False, edgecolor=COLOURS[1], linewidth=2, clip_on=False,
+                     zorder=3)  # fmt: skip
 
 
 def _colour_bar(figure: Figure, block: Heat, low: float, high: float) -> None:
@@ -156,6 +157,8 @@ def contours(block: Contours) -> Figure:
     axes.set_xlabel(block.x_label)
     axes.set_ylabel(block.y_label)
     axes.grid(False)
+    if block.x_names:
+        axes.set_xticks(block.x, block.x_names)
     for axis, logarithmic in ((axes.xaxis, block.log_x), (axes.yaxis, block.log_y)):
         if logarithmic:
             axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

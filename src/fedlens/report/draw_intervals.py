@@ -21,7 +21,7 @@ from fedlens.report.look import (
     legend,
     percent_tick,
     sheet,
-    short,
+    shortened,
     write,
 )
 from fedlens.runs.records import is_number
@@ -36,11 +36,11 @@ def intervals(block: Intervals) -> Figure:
     right = LETTERS * max(map(len, told), default=1) + 0.2
     figure, axes = sheet(block.title, step * max(len(block.rows), 1), 0.5 + key, 0.16, right)
     axes.grid(False)  # lines would cross the names
-    for r, row in enumerate(block.rows):
+    for r, row in enumerate(shortened(block.rows, 54)):
         if r:
             axes.axhline(r * step - APART / 2, color=GRID, linewidth=0.6)
         look: dict[str, Any] = {"xycoords": ("axes fraction", "data")}
-        write(axes, 0, r * step + NAMED / 2, short(row, 54), **look)
+        write(axes, 0, r * step + NAMED / 2, row, **look)
         if block.zero:
             ends = [r * step + NAMED, (r + 1) * step - APART]
             axes.plot([0, 0], ends, color=SOFT, linewidth=1.2)

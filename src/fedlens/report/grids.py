@@ -98,6 +98,7 @@ class Contours(Block):
     z_label: str = "z"
     log_x: bool = False
     log_y: bool = False
+    x_names: Sequence[str] = ()  # in the place of numbers, where x are places
     percent: bool = False
     lowest: bool = False  # the best is the lowest, as of a loss
 

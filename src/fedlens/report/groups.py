@@ -32,6 +32,11 @@ class Group:
         """One number a run, of those that have it."""
         return [value for run in self.runs if (value := of(run)) is not None]
 
+    @property
+    def is_sound(self) -> bool:
+        """Whether all of its runs finished: of others no number can be the best."""
+        return all(run.status == "finished" for run in self.runs)
+
     def finals(self, metric: str) -> list[float]:
         return self.values(lambda run: run.final(metric))
 
@@ -184,7 +189,10 @@ def means(runs: Sequence[Run]) -> tuple[list[str], list[list[str]], list[str]] |
         by_data.setdefault(_data_of(one), []).append((one, row))
     best = []
     for alike in by_data.values():
-        one, (name, reached, seeds) = alike[0]
+        sound = [each for each in alike if each[0].is_sound]
+        if not sound:
+            continue
+        one, (name, reached, seeds) = sound[0]
         over = f" over {seeds} seeds" if seeds != "1" else ""
         where = f" on {written(one.settings.get('dataset'))}" if len(by_data) > 1 else ""
         if len(alike) > 1:

@@ -85,7 +85,7 @@ def run_blocks(runs: Sequence[Run]) -> list[Block]:
     else:
         blocks.append(_results([one.runs[0] for one in groups], dots=min(len(groups), MANY)))
     blocks += [*curves[1:], *measure_blocks(groups)]
-    blocks += [*_bars(groups, part), *grid_block(groups, part)]
+    blocks += [*_bars(groups, part), *grid_block(group(runs), part)]
     blocks += [*cost_blocks(groups, part), *schedule_blocks(groups)]
     blocks += outcome_blocks(groups, part)
     blocks += [*client_blocks(groups), *class_blocks(groups), *reliability_blocks(groups)]
@@ -112,7 +112,7 @@ def headline(runs: Sequence[Run]) -> str:
     part, groups = primary_part(runs), group(runs)
     metric = f"{part}_accuracy"
     scored = [(fmean(values), one) for one in groups if (values := one.finals(metric))]
-    scored.sort(key=lambda pair: -pair[0])
+    scored.sort(key=lambda pair: (not pair[1].is_sound, -pair[0]))
     silent = [one for one in groups if not one.finals(metric)]
     sentences = []
     if scored:
@@ -150,13 +150,13 @@ def _collapsed(runs: Sequence[Run]) -> list[str]:
 
 def _bars(groups: Sequence[Group], part: str) -> Iterator[Bars]:
     metric = f"{part}_accuracy"
-    finals = [(one, values) for one in groups if (values := one.finals(metric))]
-    if len(groups) < 2 or not finals:
+    finals = [(one, one.finals(metric)) for one in groups]
+    if len(groups) < 2 or not any(values for _, values in finals):
         return
     repeated = any(len(values) > 1 for _, values in finals)
     errors = [stdev(values) if len(values) > 1 else None for _, values in finals]
     around = " Whiskers are ± one standard deviation over seeds." if repeated else ""
-    told = different_data([run for one, _ in finals for run in one.runs])
+    told = different_data([run for one, values in finals if values for run in one.runs])
     if told:
         around += f" {told}."
     yield Bars(
@@ -166,7 +166,9 @@ def _bars(groups: Sequence[Group], part: str) -> Iterator[Bars]:
         groups=[one.name for one, _ in finals],
         series=[
             Series(
-                "accuracy", [fmean(values) for _, values in finals], errors if repeated else None
+                "accuracy",
+                [fmean(values) if values else None for _, values in finals],
+                errors if repeated else None,
             )
         ],
         y_label=f"final {PART_NAMES[part]} accuracy",

@@ -7,34 +7,35 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+from fedlens.report.datasets import different_data
 from fedlens.report.grids import Heat
 from fedlens.report.groups import Group, differing, written
 from fedlens.runs.records import PART_NAMES, is_number
 
 
 def grid_block(groups: Sequence[Group], part: str) -> Iterator[Heat]:
-    """The matrix, if there are two settings that differ, and runs enough to fill half of it."""
+    """The matrix, if two settings differ, and runs fill half of it. Only finished runs count."""
     keys = _keys([one.settings for one in groups])
     if len(keys) != 2:
         return
     # The setting with more values goes across, where there is more room.
     down, across = sorted(keys, key=lambda key: len(_values(groups, key)))
     rows, columns = _values(groups, down), _values(groups, across)
-    if len(rows) < 2 or 2 * len(groups) < len(rows) * len(columns):
-        return
-    ends = {_place(one.settings, down, across): one.finals(f"{part}_accuracy") for one in groups}
+    ends: dict[tuple[str, str], list[float]] = {}
+    for one in groups:
+        place = written(one.settings.get(down)), written(one.settings.get(across))
+        final = [run.final(f"{part}_accuracy") for run in one.runs if run.status == "finished"]
+        ends.setdefault(place, []).extend(filter(is_number, final))
     found = {place: fmean(values) for place, values in ends.items() if values}
-    if not found:
+    if len(rows) < 2 or not found or 2 * len(ends) < len(rows) * len(columns):
         return
-    best = max(found.values())
-    seeds = ", the mean over seeds" if any(len(one.runs) > 1 for one in groups) else ""
-    broken = sum(run.status == "diverged" for one in groups for run in one.runs)
-    told = f" {broken} runs diverged: theirs is the last before that." if broken else ""
+    runs = [run for one in groups for run in one.runs]
+    told = different_data(runs)
+    best = [] if told else [place for place in found if found[place] == max(found.values())]
     yield Heat(
         title=f"Final {PART_NAMES[part]} accuracy by {_short(down)} and {_short(across)}",
         name="accuracy_by_settings",
-        caption=f"Accuracy on the {PART_NAMES[part]} examples at the end of each run, in "
-        f"percent{seeds}. The best is framed.{told}",
+        caption=" ".join(_words(ends, len(runs), part, told)),
         values=[[found.get((row, column), math.nan) for column in columns] for row in rows],
         row_names=rows,
         column_names=columns,
@@ -43,21 +44,40 @@ def grid_block(groups: Sequence[Group], part: str) -> Iterator[Heat]:
         value_label=f"final {PART_NAMES[part]} accuracy",
         percent=True,
         digits=1,
-        best=frozenset(
-            (rows.index(row), columns.index(column))
-            for (row, column), value in found.items()
-            if value == best
-        ),
+        best=frozenset((rows.index(row), columns.index(column)) for row, column in best),
     )
 
 
+def _words(
+    ends: Mapping[tuple[str, str], Sequence[float]], num_runs: int, part: str, told: str
+) -> Iterator[str]:
+    """What the matrix shows."""
+    counts = {len(values) for values in ends.values() if values}
+    over = ""
+    if max(counts) > 1:
+        number = f"{min(counts)} to {max(counts)}" if len(counts) > 1 else f"{max(counts)}"
+        over = f", the mean over {number} runs"
+    yield f"Accuracy on the {PART_NAMES[part]} examples at the end of each run, in percent{over}."
+    yield f"{told}." if told else "The best is framed."
+    missing = num_runs - sum(map(len, ends.values()))
+    if missing:
+        yield f"{missing} of {num_runs} runs did not finish, or were not evaluated: without them."
+
+
 def _keys(many: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The settings that differ, but for those that an algorithm has and others have not."""
-    by_algorithm: dict[str, list[Mapping[str, Any]]] = {}
+    """The settings that differ, without the options that go with a name that differs."""
+    found = differing(many)
+    return [k for k in found if not any(_goes_with(k, name, many) for name in found)]
+
+
+def _goes_with(key: str, name: str, many: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a key is an option of what `name` names, and the same wherever that is the same."""
+    if not key.startswith(f"{name}."):
+        return False
+    by_name: dict[str, list[Mapping[str, Any]]] = {}
     for flat in many:
-        by_algorithm.setdefault(written(flat.get("algorithm")), []).append(flat)
-    chosen = {key for alike in by_algorithm.values() for key in differing(alike)}
-    return [k for k in differing(many) if k in chosen or not k.startswith("algorithm.")]
+        by_name.setdefault(written(flat.get(name)), []).append(flat)
+    return not any(key in differing(alike) for alike in by_name.values())
 
 
 def _values(groups: Sequence[Group], key: str) -> list[str]:
@@ -65,10 +85,6 @@ def _values(groups: Sequence[Group], key: str) -> list[str]:
     values = {written(value): value for one in groups for value in [one.settings.get(key)]}
     numbers = {name: float(value) for name, value in values.items() if is_number(value)}
     return sorted(numbers, key=numbers.__getitem__) if len(numbers) == len(values) else [*values]
-
-
-def _place(settings: Mapping[str, Any], down: str, across: str) -> tuple[str, str]:
-    return written(settings.get(down)), written(settings.get(across))
 
 
 def _short(key: str) -> str:

@@ -53,7 +53,9 @@ def combinations(
             raise ValueError("both a number of seeds and a grid of seed are given: leave one out")
         axes["seed"] = range(first_seed, first_seed + seeds)
     if not axes:
-        raise ValueError("a sweep needs values to go through: give a grid, or a number of seeds")
+        raise ValueError(
+            "a sweep needs values to go through: give a grid (--grid), or how many seeds (--seeds)"
+        )
     for key, choice in axes.items():
         if isinstance(choice, str) or not isinstance(choice, Sequence):
             raise ValueError(f"{key} is given {choice!r}: give its values in a list")

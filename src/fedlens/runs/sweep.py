@@ -249,5 +249,5 @@ def _check_same(folder: Path, experiment: Experiment) -> None:
         raise ValueError(f"{folder} is not a run: choose another folder")
     if not is_run_of(folder, experiment):
         raise ValueError(
-            f"{folder} holds another experiment: choose another folder, or overwrite it"
+            f"{folder} holds another experiment: choose another folder, or add --overwrite"
         )

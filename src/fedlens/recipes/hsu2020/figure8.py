@@ -95,7 +95,8 @@ def blocks(results: Results) -> list[Block]:
                         x=list(range(1, len(found) + 1)),
                         y=rates(scale),
                         z=[[_best(found[a][i]) for a in found] for i in range(len(rates(scale)))],
-                        x_label=f"α: {', '.join(f'{a:g}' for a in found)}",
+                        x_names=[f"{a:g}" for a in found],
+                        x_label="α",
                         y_label="η_eff",
                         z_label="relative accuracy",
                         log_y=True,
@@ -106,7 +107,7 @@ def blocks(results: Results) -> list[Block]:
                 Contours(
                     title=f"{where}, α = {alpha:g}",
                     caption="Relative accuracy over the grid of effective learning rate and "
-                    "momentum.",
+                    "momentum, after the last round. A run that diverged counts as guessing does.",
                     x=momenta(scale),
                     y=rates(scale),
                     z=grid,
