@@ -165,14 +165,17 @@ def short(name: str, room: int) -> str:
 def shortened(names: Sequence[str], room: int) -> list[str]:
     """Names that fit, and of which no two are alike unless they were before.
 
-    They are cut in the middle; where that makes two alike, what names share at their beginning
-    is cut first, and what is alike even then is numbered.
+    The settings that all begin with are cut first, and then the middle; where that makes two alike,
+    whatever they share at their beginning, and what is alike even then is numbered.
     """
     cut = [short(name, room) for name in names]
-    if len(set(cut)) < len(set(names)):
+    if cut != list(names) and len(set(names)) > 1:
         unlike = (i for i, letters in enumerate(zip(*names, strict=False)) if len(set(letters)) > 1)
         shared = next(unlike, min(map(len, names)))
-        cut = [short(f"…{name[shared:]}" if shared > 1 else name, room) for name in names]
+        settings = names[0].rfind(", ", 0, shared) + 2  # that all of them begin with
+        if settings > 1 or len(set(cut)) < len(set(names)):
+            begin = settings if settings > 1 else shared
+            cut = [short(f"…{name[begin:]}" if begin > 1 else name, room) for name in names]
     places: dict[str, list[str]] = {}
     for name, one in zip(names, cut, strict=True):
         if name not in (found := places.setdefault(one, [])):
