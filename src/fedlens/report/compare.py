@@ -53,7 +53,7 @@ class Comparison:
     tasks: list[Task]
     pairs: list[Pair]
     verdicts: list[str]  # is one better than another? In words, a pair each
-    summary: str  # the verdict if there is one pair, else how many of them are more than chance
+    summary: str  # the verdict if there is one pair, else how many of them can be told from chance
     page: Path
     left_out: str = ""  # the runs that did not finish, if any
     unequal: str = ""  # how many rounds runs had, if not all had as many
@@ -143,9 +143,7 @@ def summed_up(found: Sequence[Task], paired: Sequence[Pair], measure: str) -> st
     tested = [pair.p for pair in paired if pair.p is not None]
     sure = sum(p < SURE for p in tested)
     over = f" on {len(found)} tasks" if len(found) > 1 else ""
-    return (
-        f"{num_runs} runs{over}: {sure} of {len(tested)} tested differences are more than chance."
-    )
+    return f"{num_runs} runs{over}: {sure} of {len(tested)} tested differences can be told from chance."
 
 
 def _left_out(runs: Sequence[Run]) -> Iterator[Text]:

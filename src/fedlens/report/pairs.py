@@ -184,7 +184,8 @@ def pair_rows(paired: Sequence[Pair]) -> tuple[list[str], list[list[str]]]:
             ahead = points(abs(pair.difference.mean))
             cells = [first, second, ahead, interval, p, str(pair.difference.n)]
         rows.append([*cells, *([pair.task] if tasked else [])])
-    header = ["first", "second", "difference", "95% confidence interval", "p", "n"]
+    p = "p (Holm)" if len(paired) > 1 else "p"  # intervals are not corrected
+    header = ["first", "second", "difference", "95% confidence interval", p, "n"]
     return [*header, *(["task"] if tasked else [])], rows
 
 
