@@ -92,6 +92,8 @@ def test_a_mistake_gets_one_line_and_status_2_and_nothing_is_written(fedlens, wo
          "--format is 'zip': choose one of onnx, safetensors, torchscript"),
         ("bench --rounds 3", "No such option: --rounds: see fedlens bench --help"),
         ("report --ot a", "No such option: --ot: did you mean --out?"),
+        ("run a.toml --seeds 3",
+         "--seeds is an option of fedlens sweep: run the experiment by that command"),
         ("lst", "No such command 'lst'. Did you mean 'list'?"),
         ("data zzz", "No such command 'zzz': see fedlens data --help"),
         ("schema a", "Got unexpected extra argument (a): see fedlens schema --help"),

@@ -150,7 +150,8 @@ def _misused(error: click.UsageError) -> str:
     """The line for words that a command does not take: the nearest ones, or where to read on."""
     where = f"see {error.ctx.command_path if error.ctx else 'fedlens'} --help"
     if isinstance(error, click.NoSuchOption):
-        return _as_a_key(error) or f"No such option: {error.option_name}: {_near(error) or where}"
+        told = _as_a_key(error) or _of_a_sweep(error)
+        return told or f"No such option: {error.option_name}: {_near(error) or where}"
     if isinstance(error, click.BadParameter) and error.param is not None:
         kind, option = error.param.type, error.param.opts[0]
         if isinstance(kind, click.Choice):
@@ -161,6 +162,14 @@ def _misused(error: click.UsageError) -> str:
     if line.endswith("?"):  # click has a suggestion
         return line
     return f"{line}: {where}"
+
+
+def _of_a_sweep(error: click.NoSuchOption) -> str:
+    """That several seeds, or values, are a sweep's: `--seed` is near, but not what was meant."""
+    is_run = error.ctx is not None and error.ctx.info_name == "run"
+    if not is_run or error.option_name not in ("--seeds", "--grid"):
+        return ""
+    return f"{error.option_name} is an option of fedlens sweep: run the experiment by that command"
 
 
 def _near(error: click.NoSuchOption) -> str:

@@ -143,7 +143,8 @@ def summed_up(found: Sequence[Task], paired: Sequence[Pair], measure: str) -> st
     tested = [pair.p for pair in paired if pair.p is not None]
     sure = sum(p < SURE for p in tested)
     over = f" on {len(found)} tasks" if len(found) > 1 else ""
-    return f"{num_runs} runs{over}: {sure} of {len(tested)} tested differences can be told from chance."
+    told = f"{sure} of {len(tested)} tested differences can be told from chance"
+    return f"{num_runs} runs{over}: {told}."
 
 
 def _left_out(runs: Sequence[Run]) -> Iterator[Text]:
