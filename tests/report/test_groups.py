@@ -87,6 +87,22 @@ def test_a_run_that_is_invalid_is_never_the_best(run_folder: Make) -> None:
     assert headline(runs).startswith("low reached")
 
 
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        ("diverged", "(1 of 3 runs diverged in round 4)"),
+        ("interrupted", "(1 of 3 runs interrupted after 4 rounds)"),
+        ("invalid", "(of 1 of 3 runs the loss is "),
+    ],
+)
+def test_of_repeats_it_is_said_how_many_did_not_finish(
+    run_folder: Make, status: str, words: str
+) -> None:
+    ends = ("finished", status, "finished")
+    folders = [run_folder(str(n), seed=n, rounds=4, status=one) for n, one in enumerate(ends)]
+    assert words in headline(read_all(folders))
+
+
 @pytest.mark.parametrize("number", [3, 4])
 def test_of_runs_in_one_line_there_is_no_matrix(run_folder: Make, number: int) -> None:
     folders = [run_folder(str(k), alpha=2.0**k, rounds=2) for k in range(number)]

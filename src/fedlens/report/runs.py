@@ -346,10 +346,16 @@ def _a_round(asked: object) -> str:
 def _end(one: Group) -> str:
     run = min(one.runs, key=lambda run: (run.status == "finished", run.num_rounds))
     rounds = f"{run.num_rounds} round{'' if run.num_rounds == 1 else 's'}"
-    ends = {"diverged": f"(diverged in round {run.num_rounds})"}
-    ends |= {"stopped": f"(stopped after {rounds}: too few clients reported)"}
-    ends |= {"invalid": f"(its loss is {UNSOUND} after {rounds})"}
-    ends |= {"interrupted": f"(interrupted after {rounds})", "running": f"(running, {rounds})"}
+    alike = sum(other.status == run.status for other in one.runs)
+    some = "" if alike == len(one.runs) else f"{alike} of {len(one.runs)} runs "
+    whose = f"of {some}the" if some else "its"
+    ends = {
+        "diverged": f"({some}diverged in round {run.num_rounds})",
+        "stopped": f"({some}stopped after {rounds}: too few clients reported)",
+        "invalid": f"({whose} loss is {UNSOUND} after {rounds})",
+        "interrupted": f"({some}interrupted after {rounds})",
+        "running": f"(running, {rounds})",
+    }
     early = f" ({written(run.summary['reason'])})" if "reason" in run.summary else ""
     return ends.get(run.status, f"after {rounds}{early}")
 
