@@ -135,6 +135,15 @@ def test_of_a_grid_only_what_was_measured_is_drawn():
     assert (axes.get_xlim()[1] > 3, axes.get_ylim()[1] > 4) == (True, True), "of the whole grid"
 
 
+def test_places_of_a_grid_may_have_names():
+    """In the figure, in its data and in words."""
+    grid = Contours(title="x", x=[1, 2], y=[3, 4], z=[[0.5, 0.2], [0.9, 0.1]], x_names=["a", "b"])
+    (axes,) = contours(grid).axes
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["a", "b"]
+    assert [row[0] for row in grid.sheet()[1]] == ["a", "b", "a", "b"]
+    assert "at x a and y 4" in grid.words()
+
+
 def test_bands_of_a_grid_are_narrow_where_most_points_are_alike():
     """One run that failed does not put all the others into one band."""
     z = [[0.1, 0.91, 0.92], [0.93, 0.94, 0.95], [0.96, 0.97, 0.98]]

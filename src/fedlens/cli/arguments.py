@@ -85,8 +85,10 @@ def one_value_each(overrides: Iterable[str], grid: str) -> Iterator[None]:
     except ValueError as error:
         values = {one: one.partition("=")[2] for one in overrides}
         several = [one for one, v in values.items() if "," in v and v[0] not in "[{\"'"]
-        hint = f" (to go through several values: {grid} {argument(several[0])})" if several else ""
-        raise ValueError(f"{error}{hint}") from error
+        if not several:
+            raise
+        hint = f"to go through several values: {grid} {argument(several[0])}"
+        raise ValueError(f"{error} ({hint})") from error
 
 
 def print_json(content: Any) -> None:

@@ -103,10 +103,11 @@ class Contours(Block):
     lowest: bool = False  # the best is the lowest, as of a loss
 
     def sheet(self) -> Sheet:
+        names: Sequence[Cell] = self.x_names or self.x
         rows: list[list[Cell]] = [
             [x, y, z]
             for y, row in zip(self.y, self.z, strict=True)
-            for x, z in zip(self.x, row, strict=True)
+            for x, z in zip(names, row, strict=True)
         ]
         return [self.x_label, self.y_label, self.z_label], rows
 
@@ -127,8 +128,9 @@ class Contours(Block):
         if self.best is None:
             return f"{what}, without a number."
         x, y, z = self.best
+        at = self.x_names[list(self.x).index(x)] if self.x_names else f"{x:g}"
         return (
-            f"{what}. The best is {format_number(z, self.percent)}, at {self.x_label} {x:g} and "
+            f"{what}. The best is {format_number(z, self.percent)}, at {self.x_label} {at} and "
             f"{self.y_label} {y:g}."
         )
 

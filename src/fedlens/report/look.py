@@ -165,8 +165,8 @@ def short(name: str, room: int) -> str:
 def shortened(names: Sequence[str], room: int) -> list[str]:
     """Names that fit, and of which no two are alike unless they were before.
 
-    The settings that all begin with are cut first, and then the middle; where that makes two alike,
-    whatever they share at their beginning, and what is alike even then is numbered.
+    The settings that all begin with are cut first, and then the middle. Where there are none, and
+    two are alike, whatever they share at their beginning is cut; what is alike still is numbered.
     """
     cut = [short(name, room) for name in names]
     if cut != list(names) and len(set(names)) > 1:
