@@ -135,6 +135,13 @@ def test_of_a_grid_only_what_was_measured_is_drawn():
     assert (axes.get_xlim()[1] > 3, axes.get_ylim()[1] > 4) == (True, True), "of the whole grid"
 
 
+def test_long_names_with_notes_stay_unlike_in_a_legend():
+    names = [f"fedavg, a setting {k} that is long, and another one" for k in range(3)]
+    lines = [Line(name, [1, 2], [0.1, 0.2], note="best 20.0% (round 2)") for name in names]
+    (legend,) = _figure(Curves(title="x", lines=lines)).legends
+    assert len({text.get_text() for text in legend.get_texts()}) == 3
+
+
 def test_places_of_a_grid_may_have_names():
     """In the figure, in its data and in words."""
     grid = Contours(title="x", x=[1, 2], y=[3, 4], z=[[0.5, 0.2], [0.9, 0.1]], x_names=["a", "b"])
