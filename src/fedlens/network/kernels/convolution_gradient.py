@@ -3,13 +3,14 @@
     dw[c, k, n] = sum over positions m of patch[c, m, k] * grads[c, m, n]
     db[c, n] = sum over positions m of grads[c, m, n]
 
-with patches and positions as `convolution.py` has them. The sum is long where the gradient is
-small: it is split, so that there are programs enough to keep a GPU busy, into parts
+with patches and positions as `convolution.py` has them. The sums are long where the gradient is
+small: they are split, so that there are programs enough to keep a GPU busy, into parts
 
-    [splits, C, depth + tiles, out]
+    [splits, C, depth, out] and [shares, C, out]
 
-whose first `depth` rows are a part of dw, and whose last rows are parts of db, one from each of the
-`tiles` programs along the depth, if there is a bias. One more kernel adds the parts up.
+which one more kernel adds up. Of the programs that read the same grads the first one adds up its
+part of db as it does so, and shares are splits. Only behind pooling, where grads are fewer than
+positions, each of them reads a share of the grads once more.
 
 Where nothing else asks for the grads before ReLU and pooling, as in a first layer, they are never
 stored: with KIND "relu" or "pool" a program makes its own of the grads behind them and of what the
@@ -44,11 +45,11 @@ _DEAD = tl.constexpr(DEAD)
 
 @launchable
 def _gradient_kernel(
-    images, grads, kept, out, clients, batch, splits,
+    images, grads, kept, weights, biases, clients, batch, splits,
     s: tl.constexpr, frame: tl.constexpr, KIND: tl.constexpr, windows: tl.constexpr,
     HAS_BIAS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """out[split, c, k, n], with patches read by runs.
+    """weights[split, c, k, n], with patches read by runs, and biases[share, c, n].
 
     Program (i, c, (split, j)) has BK entries k of block i, BN outs n of block j, and the positions
     of a split, BM at a time.
@@ -65,7 +66,9 @@ def _gradient_kernel(
     grads += client * batch * frame.tall * frame.wide * s.outs
     kept += client * batch * frame.tall * frame.wide * s.outs
     shift = (k // run) * s.wide * s.channels + k % run
+    in_loop: tl.constexpr = HAS_BIAS and KIND != "pool"
     sums = tl.zeros((BK, BN), tl.float32)
+    bias = tl.zeros((BM, BN), tl.float32)
     chunks = tl.cdiv(total, BM * splits)
     for chunk in range(chunks):
         m = (split * chunks + chunk) * BM + tl.arange(0, BM)
@@ -83,18 +86,24 @@ def _gradient_kernel(
                 frame.tall, frame.wide, s.outs, KIND, windows,
             )  # fmt: skip
         sums = tl.dot(tl.trans(a), d, sums, input_precision="tf32")
-    out += (split * clients + client) * (depth + HAS_BIAS * tl.num_programs(0)) * s.outs
+        if in_loop & (tl.program_id(0) == 0):
+            bias += d
+    part = split * clients + client
     there = (k < depth)[:, None] & (n < s.outs)[None, :]
-    tl.store(out + k[:, None] * s.outs + n[None, :], sums, mask=there)
-    if HAS_BIAS:
-        cells = batch * frame.tall * frame.wide
-        bias = _bias_part(grads, kept, cells, split, splits, n, s.outs, KIND, BM, BN)
-        tl.store(out + (depth + tl.program_id(0)) * s.outs + n, bias, mask=n < s.outs)
+    tl.store(weights + (part * depth + k[:, None]) * s.outs + n[None, :], sums, mask=there)
+    if in_loop & (tl.program_id(0) == 0):
+        tl.store(biases + part * s.outs + n, tl.sum(bias, 0), mask=n < s.outs)
+    if HAS_BIAS and KIND == "pool":
+        share = split * tl.num_programs(0) + tl.program_id(0)
+        windows_of_all = batch * frame.tall * frame.wide
+        shares = splits * tl.num_programs(0)
+        bias = _bias_of_windows(grads, kept, windows_of_all, share, shares, n, s.outs, BM, BN)
+        tl.store(biases + (share * clients + client) * s.outs + n, bias, mask=n < s.outs)
 
 
 @launchable
 def _shifted_gradient_kernel(
-    images, grads, out, clients, batch, splits,
+    images, grads, weights, biases, clients, batch, splits,
     s: tl.constexpr, frame: tl.constexpr, MASKED: tl.constexpr, TURNED: tl.constexpr,
     HAS_BIAS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
@@ -103,7 +112,8 @@ def _shifted_gradient_kernel(
     Program ((i, tap), c, (split, j)) has BK channels of block i at one tap, and otherwise what
     `_gradient_kernel` has. Grads lie within a border of zeros, so that p - tap is always there, or
     without one, and what lies outside is masked. TURNED: the product is computed as its transpose,
-    whose rows are the outs; matrix units take 64 rows at a time.
+    whose rows are the outs; matrix units take 64 rows at a time. Programs of block 0 whose tap does
+    not shift have the biases: they see every grad.
     """
     client = tl.program_id(1).to(tl.int64)
     tiles = tl.cdiv(s.outs, BN)
@@ -116,7 +126,9 @@ def _shifted_gradient_kernel(
     grads += client * batch * frame.tall * frame.wide * s.outs
     up, back = tap // s.width - s.top, tap % s.width - s.left
     shifted = grads + ((frame.top - up) * frame.wide + frame.left - back) * s.outs
+    first: tl.constexpr = s.top * s.width + s.left
     sums = tl.zeros((BN, BK) if TURNED else (BK, BN), tl.float32)
+    bias = tl.zeros((BM, BN), tl.float32)
     chunks = tl.cdiv(total, BM * splits)
     for chunk in range(chunks):
         m = (split * chunks + chunk) * BM + tl.arange(0, BM)
@@ -134,72 +146,56 @@ def _shifted_gradient_kernel(
             sums = tl.dot(tl.trans(d), a, sums, input_precision="tf32")
         else:
             sums = tl.dot(tl.trans(a), d, sums, input_precision="tf32")
+        if HAS_BIAS & (tl.program_id(0) == first):
+            bias += d
     if TURNED:
         sums = tl.trans(sums)
-    depth: tl.constexpr = s.taps * s.channels
-    out += (split * clients + client) * (depth + HAS_BIAS * tl.num_programs(0)) * s.outs
+    part, depth = split * clients + client, s.taps * s.channels
     there = (k < s.channels)[:, None] & (n < s.outs)[None, :]
-    tl.store(out + (tap * s.channels + k)[:, None] * s.outs + n[None, :], sums, mask=there)
-    if HAS_BIAS:
-        cells = batch * frame.tall * frame.wide
-        bias = _bias_part(grads, grads, cells, split, splits, n, s.outs, "plain", BM, BN)
-        tl.store(out + (depth + tl.program_id(0)) * s.outs + n, bias, mask=n < s.outs)
+    entry = (part * depth + tap * s.channels + k)[:, None] * s.outs + n[None, :]
+    tl.store(weights + entry, sums, mask=there)
+    if HAS_BIAS & (tl.program_id(0) == first):
+        tl.store(biases + part * s.outs + n, tl.sum(bias, 0), mask=n < s.outs)
 
 
 @triton.jit
-def _bias_part(
-    grads, kept, cells, split, splits, n,
-    outs: tl.constexpr, KIND: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+def _bias_of_windows(
+    grads, kept, cells, share, shares, n, outs: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """This program's part of db[c, n]: every (programs * splits)-th block of the client's grads."""
+    """A share of db[c, n] behind pooling: every `shares`-th block of the client's windows."""
     sums = tl.zeros((BM, BN), tl.float32)
-    first = tl.program_id(0) * splits + split
-    for chunk in range(first, tl.cdiv(cells, BM), tl.num_programs(0) * splits):
+    for chunk in range(share, tl.cdiv(cells, BM), shares):
         m = chunk * BM + tl.arange(0, BM)
         there = (m < cells)[:, None] & (n < outs)[None, :]
         entry = m[:, None] * outs + n[None, :]
         grad = tl.load(grads + entry, mask=there, other=0.0)
-        if KIND == "pool":
-            grad = tl.where(tl.load(kept + entry, mask=there, other=_DEAD) < _DEAD, grad, 0.0)
-        if KIND == "relu":
-            grad = tl.where(tl.load(kept + entry, mask=there, other=0.0) > 0, grad, 0.0)
-        sums += grad
+        winner = tl.load(kept + entry, mask=there, other=_DEAD)
+        sums += tl.where(winner < _DEAD, grad, 0.0)
     return tl.sum(sums, 0)
 
 
 @launchable
 def _gather_kernel(
-    parts, weights, biases, clients, splits,
-    depth: tl.constexpr, outs: tl.constexpr, tiles: tl.constexpr, SPLITS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    parts, sums, count, size, bias_parts, bias_sums, bias_count, bias_size,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """weights[c, k, n] and biases[c, n]: the sums of their parts.
+    """sums[i] = sum over `count` parts of parts[part, i], and so of biases.
 
-    Program (i, c) has BLOCK weights of a client, in the order of memory; the last i, its biases.
+    The last programs have BLOCK biases each, the others BLOCK weights, in the order of memory.
     """
-    each = (depth + tiles) * outs
-    client = tl.program_id(1).to(tl.int64)
-    if tl.program_id(0) < tl.num_programs(0) - 1:
-        i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-        s = tl.arange(0, SPLITS)
-        sums = tl.zeros((SPLITS, BLOCK), tl.float32)
-        for first in range(0, splits, SPLITS):
-            split = first + s
-            there = (split < splits)[:, None] & (i < depth * outs)[None, :]
-            start = (split * clients + client) * each
-            sums += tl.load(parts + start[:, None] + i[None, :], mask=there, other=0.0)
-        tl.store(weights + client * depth * outs + i, tl.sum(sums, 0), mask=i < depth * outs)
-    else:
-        for column in range(0, outs, BLOCK):
-            n = column + tl.arange(0, BLOCK)
-            total = tl.zeros((16, BLOCK), tl.float32)
-            for number in range(0, splits * tiles, 16):
-                which = number + tl.arange(0, 16)
-                part, row = which // tiles, depth + which % tiles
-                start = (part * clients + client) * each + row * outs
-                filled = (part < splits)[:, None] & (n < outs)[None, :]
-                total += tl.load(parts + start[:, None] + n[None, :], mask=filled, other=0.0)
-            tl.store(biases + client * outs + n, tl.sum(total, 0), mask=n < outs)
+    blocks = tl.cdiv(size, BLOCK)
+    block = tl.program_id(0)
+    if block >= blocks:
+        block -= blocks
+        parts, sums, count, size = bias_parts, bias_sums, bias_count, bias_size
+    i = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros((ROWS, BLOCK), tl.float32)
+    for first in range(0, count, ROWS):
+        part = first + tl.arange(0, ROWS)
+        there = (part < count)[:, None] & (i < size)[None, :]
+        entry = part.to(tl.int64)[:, None] * size + i[None, :]
+        total += tl.load(parts + entry, mask=there, other=0.0)
+    tl.store(sums + i, tl.sum(total, 0), mask=i < size)
 
 
 def kernel_gradient(
@@ -219,15 +215,17 @@ def kernel_gradient(
     tiles, wide_tiles = triton.cdiv(depth, block), triton.cdiv(outs, wide_tile)
     programs = clients * tiles * wide_tiles
     splits = _splits(programs, batch * s.rows * s.columns, 2 * PROGRAMS)
-    parts = tiles if has_bias else 0
-    out = torch.empty(splits, clients, depth + parts, outs, device=images.device)
+    weights = torch.empty(splits, clients, depth, outs, device=images.device)
+    biases = torch.empty(
+        splits * (tiles if kind == "pool" else 1), clients, outs, device=images.device
+    )
     _gradient_kernel[(tiles, clients, splits * wide_tiles)](
-        images, grads, grads if kept is None else kept, out, clients, batch, splits, s,
+        images, grads, grads if kept is None else kept, weights, biases, clients, batch, splits, s,
         Frame(tall, wide, *border), KIND=kind,
         windows=geometry.pool or Windows(), HAS_BIAS=has_bias, BM=positions, BN=wide_tile, BK=block,
         num_warps=warps, num_stages=stages,
     )  # fmt: skip
-    return _gathered(out, parts)
+    return _gathered(weights, biases if has_bias else None)
 
 
 def _tiles(depth: int, kind: str, wide_tile: int, bytes: int) -> tuple[int, int, int, int]:
@@ -239,7 +237,8 @@ def _tiles(depth: int, kind: str, wide_tile: int, bytes: int) -> tuple[int, int,
         of_grads = wide_tile if kind == "plain" else 2 * wide_tile
         return 64, 64, 4, _stages(64 + of_grads, bytes, most=3)
     block = tile(depth)
-    return block, 64, 4 if block * wide_tile <= 8192 else 8, 1 if kind == "pool" else 2
+    stages = {"plain": 2, "relu": 3, "pool": 1}[kind]
+    return block, 64, 4 if block * wide_tile <= 8192 else 8, stages
 
 
 def shifted_gradient(
@@ -260,15 +259,15 @@ def shifted_gradient(
     enough = PROGRAMS // 2 if large else 3 * PROGRAMS // 2
     programs = clients * s.taps * tiles * wide_tiles
     splits = _splits(programs, batch * s.tall * s.wide, enough)
-    parts = s.taps * tiles if has_bias else 0
-    out = torch.empty(splits, clients, s.taps * s.channels + parts, outs, device=images.device)
+    weights = torch.empty(splits, clients, s.taps * s.channels, outs, device=images.device)
+    biases = torch.empty(splits, clients, outs, device=images.device)
     _shifted_gradient_kernel[(s.taps * tiles, clients, splits * wide_tiles)](
-        images, grads, out, clients, batch, splits, s, Frame(tall, wide, *border),
+        images, grads, weights, biases, clients, batch, splits, s, Frame(tall, wide, *border),
         MASKED=(tall, wide) == (s.rows, s.columns),
         TURNED=block < 64 <= wide_tile, HAS_BIAS=has_bias, BM=64, BN=wide_tile, BK=block,
         num_warps=4, num_stages=_stages(block + wide_tile, images.element_size(), most=4),
     )  # fmt: skip
-    return _gathered(out, parts)
+    return _gathered(weights, biases if has_bias else None)
 
 
 def _stages(numbers: int, bytes: int, most: int) -> int:
@@ -281,19 +280,21 @@ def _splits(programs: int, total: int, enough: int) -> int:
     return max(1, min(enough // programs, -(-total // 256)))
 
 
-def _gathered(parts: Tensor, tiles: int) -> tuple[Tensor, Tensor | None]:
-    """The sums over splits of [splits, C, depth + tiles, out]: of weights, and of biases if any."""
-    if not tiles:
-        return parts[0] if len(parts) == 1 else parts.sum(0), None
-    splits, clients, rows, outs = parts.shape
-    weights = torch.empty(clients, rows - tiles, outs, device=parts.device)
-    biases = torch.empty(clients, outs, device=parts.device)
-    blocks = triton.cdiv((rows - tiles) * outs, 256)
-    _gather_kernel[(blocks + 1, clients)](
-        parts, weights, biases, clients, splits, rows - tiles, outs, tiles,
-        SPLITS=min(int(triton.next_power_of_2(splits)), 16), BLOCK=256,
+def _gathered(weights: Tensor, biases: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """The sums over parts of dw [splits, C, depth, out], and of db [shares, C, out] if any."""
+    if biases is None:
+        return weights[0] if len(weights) == 1 else weights.sum(0), None
+    if len(biases) == 1:  # there are as few parts of weights
+        return weights[0], biases[0]
+    dw = weights[0] if len(weights) == 1 else torch.empty_like(weights[0])
+    db = torch.empty_like(biases[0])
+    num_weights = 0 if len(weights) == 1 else dw.numel()
+    programs = triton.cdiv(num_weights, 256) + triton.cdiv(db.numel(), 256)
+    _gather_kernel[(programs,)](
+        weights, dw, len(weights), num_weights, biases, db, len(biases), db.numel(),
+        ROWS=min(int(triton.next_power_of_2(len(biases))), 16), BLOCK=256,
     )  # fmt: skip
-    return weights, biases
+    return dw, db
 
 
 def by_shifts(channels: int, geometry: Geometry, padding: Padding) -> bool:

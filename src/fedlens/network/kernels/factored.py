@@ -208,9 +208,11 @@ def forward(
     chunk = triton.cdiv(triton.cdiv(features, parts), deep) * deep
     parts = triton.cdiv(features, chunk)
     scores = torch.empty(parts, clients, batch, rows, device=x.device)
+    # Of many clients there are programs enough: each hides less, and reads with more warps.
+    warps, stages = (8, 2) if parts == 1 and tall <= 16 else (4, 3)
     _scores_kernel[(clients, parts, blocks)](
         x, factors.inputs, factors.taken, factors.batch, scores, clients, batch, features, rows,
-        chunk, BM=tall, BN=block, BK=deep, num_warps=4, num_stages=3,
+        chunk, BM=tall, BN=block, BK=deep, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     y, wide = torch.empty_like(base), min(tile(outs), 64)
     _forward_kernel[(clients, triton.cdiv(outs, wide))](
