@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from unittest import mock
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from fedlens import keys
 from fedlens.network.layers import KeyedDropout, MaskedBatchNorm, prepare, side_inputs
 from fedlens.network.network import Network
 from fedlens.network.pool import AdaptivePool
+from fedlens.network.stacked import layers as stacked_layers
 from fedlens.network.stacked.layers import FORMS, MAPPED, form_of
 from fedlens.network.stacked.reader import StackedModule, read_module
 from tests.federations import small_cnn
@@ -223,6 +225,19 @@ def test_a_linear_layer_behind_flattened_images_takes_rows():
     assert stacked.takes_rows("4") and stacked.flattened_channels("4") == 6
     _, stacked = read(nn.Conv2d(4, 6, 3), nn.GroupNorm(2, 6), nn.Flatten(), nn.Linear(6 * 24, 5))
     assert stacked.takes_rows("3") and stacked.flattened_channels("3") is None
+
+
+def test_of_flattened_images_and_the_matrix_behind_them_the_smaller_one_is_copied():
+    """Rows may come pixel by pixel, as images lie in memory: then it is the matrix."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(), nn.Flatten(), nn.Linear(6 * 36, 5))
+    network = Network(module, dtype=torch.float64)
+    for num_images, by_pixel in ((4, False), (6, True)):
+        images = torch.rand(num_images, 3, 8, 8, dtype=torch.float64)
+        with mock.patch.object(stacked_layers, "flatten", wraps=stacked_layers.flatten) as flatten:
+            found = network.predict_stacked(network.params, images)
+        assert flatten.call_args.kwargs == {"by_pixel": by_pixel}
+        torch.testing.assert_close(found, network.predict(network.params, {}, images))
 
 
 @pytest.mark.parametrize("norm", ["group", "batch"])

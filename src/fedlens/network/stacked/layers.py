@@ -41,6 +41,7 @@ class Activations:
     tensor: Tensor
     clients: int
     is_images: bool
+    channels: int | None = None  # of images that were flattened to these rows pixel by pixel
 
     @property
     def is_rows(self) -> bool:
@@ -169,7 +170,9 @@ def _group_norm(layer: nn.GroupNorm, x: Activations, given: LayerInput) -> Activ
 def flatten(x: Activations, *, by_pixel: bool) -> Activations:
     """Rows, channel by channel as PyTorch has it, or pixel by pixel, as they lie in memory."""
     rows = x.by_client()
-    return Activations((rows.movedim(2, -1) if by_pixel else rows).flatten(2), x.clients, False)
+    if not by_pixel:
+        return Activations(rows.flatten(2), x.clients, False)
+    return Activations(rows.movedim(2, -1).flatten(2), x.clients, False, rows.shape[2])
 
 
 def _flatten(layer: nn.Flatten, x: Activations, given: LayerInput) -> Activations:
@@ -185,6 +188,8 @@ def _linear(layer: nn.Linear, x: Activations, given: LayerInput) -> Activations:
     weight, bias, relu = given.own["weight"], given.own.get("bias"), given.epilogue.relu
     if isinstance(weight, Factors):
         return x.now(factored_linear(x.tensor, weight, bias, relu=relu))
+    if x.channels is not None:
+        weight = weight.view(*weight.shape[:2], x.channels, -1).transpose(2, 3).flatten(2)
     return x.now(linear(x.tensor, weight, bias, relu=relu))
 
 

@@ -89,12 +89,13 @@ class StackedModule:
                     mask,
                     calls[name],
                     epilogue,
-                    self._flattens(node) and self._is_by_pixel(node, tensors),
+                    self._flattens(node) and self._is_by_pixel(node, arguments[0], tensors),
                 )
                 values[end] = self.forms[node](self.layers[name], arguments[0], given)
                 calls[name] += 1
             elif self._flattens(node):
-                values[node] = flatten(arguments[0], by_pixel=self._is_by_pixel(node, tensors))
+                by_pixel = self._is_by_pixel(node, arguments[0], tensors)
+                values[node] = flatten(arguments[0], by_pixel=by_pixel)
             elif node.op == "call_function":
                 values[node] = _function(node.target, arguments)
             elif node.op == "call_method":
@@ -176,10 +177,23 @@ class StackedModule:
         layer = self._layer(node)
         return node.target is torch.flatten or (isinstance(layer, nn.Flatten) and is_whole(layer))
 
-    def _is_by_pixel(self, node: fx.Node, tensors: Tree) -> bool:
-        """Whether who takes these flattened images wants them pixel by pixel."""
-        wanted = [tensors.get(f"{user.target}.weight") for user in node.users]
-        return len(wanted) == 1 and isinstance(wanted[0], Factors) and wanted[0].by_pixel
+    def _is_by_pixel(self, node: fx.Node, x: Activations, tensors: Tree) -> bool:
+        """Whether these images are flattened as they lie in memory, pixel by pixel.
+
+        Who takes the rows may want them so. Else either the images are copied or the matrix that
+        they are multiplied with is: where no gradient of it is asked for, the smaller one.
+        """
+        if len(node.users) != 1:
+            return False
+        (user,) = node.users
+        weight = tensors.get(f"{user.target}.weight")
+        if isinstance(weight, Factors):
+            return weight.by_pixel
+        is_linear = isinstance(self._layer(user), nn.Linear)
+        if weight is None or not (is_linear and x.is_images) or torch.is_grad_enabled():
+            return False
+        num_images, num_outs = len(x.tensor) // x.clients, weight.shape[1]
+        return x.tensor.shape[2:].numel() > 1 and num_images > num_outs
 
     def _own(self, name: str, tensors: Tree) -> Tree:
         layer = self.layers[name]
