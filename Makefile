@@ -54,6 +54,7 @@ test-gpu:
 	PYTHONPATH=src:. CUBLAS_WORKSPACE_CONFIG=:4096:8 $(PYTHON) tests/gpu/engines_agree.py
 	PYTHONPATH=src:. CUBLAS_WORKSPACE_CONFIG=:4096:8 $(PYTHON) tests/gpu/several.py
 	PYTHONPATH=src:. $(PYTHON) tests/gpu/models.py
+	PYTHONPATH=src:. CUBLAS_WORKSPACE_CONFIG=:4096:8 $(PYTHON) tests/gpu/evaluations.py
 	PYTHONPATH=src:. $(PYTHON) tests/gpu/recipes.py
 
 lint: install

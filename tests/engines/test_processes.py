@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -187,7 +188,11 @@ def test_this_process_predicts_where_there_are_no_workers_or_only_one():
             if engine.num_workers == 1:
                 run_round(program, federation, engine, state, seed=0)
             before = engine.busy_seconds
-            (found,) = engine.predict(model, federation.examples, [slice(0, 5)])
+            with mock.patch.object(
+                Network, "predict", autospec=True, side_effect=Network.predict
+            ) as p:
+                (found,) = engine.predict(model, federation.examples, [slice(0, 5)])
+            assert p.call_args.kwargs == {"fast": True}, "as workers do"
             assert engine.busy_seconds == before
         finally:
             engine.close()

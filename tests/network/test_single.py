@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from fedlens.algorithm import Algorithm
 from fedlens.client import ClientProgram
 from fedlens.engines import Sequential
 from fedlens.network.network import Network
+from fedlens.network.single import winograd
 from fedlens.network.single.layers import FastPath, FusedConvolution, Linear, fuse
 from fedlens.network.stacked.reader import read_module
 from fedlens.pieces import Epochs, Sgd, Uniformly
@@ -188,3 +190,19 @@ def test_a_penalty_has_a_gradient_of_its_own():
     assert plain.local_step == LocalStep(0.1)
     more = plain.objective.plus(lambda _: torch.zeros(1))
     assert replace(plain, objective=more).local_step is None
+
+
+def test_evaluation_computes_kernels_of_five_rows_with_fewer_products():
+    """Those of three rows gain nothing by it where nobody asks for a gradient."""
+    torch.default_generator.manual_seed(0)
+    module = nn.Sequential(
+        nn.Conv2d(3, 64, 5), nn.ReLU(), nn.Conv2d(64, 64, 5), nn.ReLU(), nn.Conv2d(64, 64, 3),
+        nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10),
+    )  # fmt: skip
+    network = Network(module, dtype=torch.float64)
+    images = torch.rand(40, 3, 20, 20, dtype=torch.float64)
+    plain = network.predict(network.params, {}, images)
+    with mock.patch.object(winograd, "convolve", wraps=winograd.convolve) as convolve:
+        fast = network.predict(network.params, {}, images, fast=True)
+    assert {call.args[1].shape[2] for call in convolve.call_args_list} == {5}
+    torch.testing.assert_close(fast, plain, rtol=1e-9, atol=1e-9)

@@ -5,12 +5,15 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
 import fedlens as fl
-from fedlens.engines import Stacked
+from fedlens.engines import Processes, Stacked
 from fedlens.engines.graphs import Captures
+from fedlens.federation import Examples
 from fedlens.network.network import Network
 from fedlens.rounds import ClientMemory, begin, run_round
+from fedlens.runs import evaluate
 from fedlens.runs.evaluate import Evaluation, correct_answers
 from fedlens.runs.folder import RunFolder
 from fedlens.runs.metrics import accuracy_by_client, spread
@@ -129,11 +132,25 @@ def test_large_images_are_evaluated_a_few_at_a_time_to_the_same_result(monkeypat
     seen = []
     predict = Network.predict
 
-    def counted(self, params, buffers, images):
+    def counted(self, params, buffers, images, **how):
         seen.append(len(images))
-        return predict(self, params, buffers, images)
+        return predict(self, params, buffers, images, **how)
 
     monkeypatch.setattr("fedlens.runs.evaluate.PIXELS", 7 * 6 * 6)
     monkeypatch.setattr(Network, "predict", counted)
     assert fl.run(experiment).final == pytest.approx(whole)
     assert max(seen) == 7
+
+
+def test_workers_on_gpus_are_given_large_batches():
+    """Each is a message, and to launch kernels costs more than a few images."""
+    images = torch.zeros(2, 1, 8, 8, dtype=torch.uint8)
+    examples = Examples(images, torch.zeros(2, dtype=torch.int64))
+    network = Network(nn.Sequential(nn.Flatten(), nn.Linear(64, 2)))
+    sizes = {
+        device: evaluate._batch(
+            Processes(network, examples, devices=[torch.device(device)]), examples
+        )
+        for device in ("cpu", "cuda")
+    }
+    assert sizes == {"cpu": evaluate.BATCH, "cuda": evaluate.GPU_BATCH}

@@ -46,7 +46,13 @@ class Engine(Protocol):
     ) -> Iterator[Tensor]:
         """The logits [B, L] of one batch of examples after another."""
         for which in batches:
-            yield self.network.predict(model, {}, examples.read(which))
+            images = examples.read(which)
+            yield self.network.predict(model, {}, images, fast=self.predicts_fast)
+
+    @property
+    def predicts_fast(self) -> bool:
+        """Whether logits may be rounded differently, as those of `Network.fast` are."""
+        return False
 
     @property
     def evaluation_recorder(self) -> Recorder | None:

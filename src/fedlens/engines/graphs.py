@@ -1,6 +1,7 @@
 """Recorders: what comes often in one shape is captured once, then replayed.
 
-A capture is a CUDA graph, which one launch replays.
+A capture is a CUDA graph, which one launch replays. Some run beside others, on a stream of their
+own (`aside`): a round goes on where there is room beside the evaluation of the one before.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -20,6 +22,7 @@ from fedlens.trees import copy_all, map_tensors, stack, tensors_in, unstack
 T = TypeVar("T")
 
 WORTH_IT = 3  # how often a shape must come before it is captured
+URGENT, NOT_URGENT = -1, 0  # priorities of streams, as CUDA counts them
 
 
 class Capture(Protocol):
@@ -31,9 +34,15 @@ class Capture(Protocol):
 
 
 class CudaGraph:
-    """A CUDA graph of `function(*inputs)`; those of one `pool` share their working memory."""
+    """A CUDA graph of `function(*inputs)`; those of one `pool` share their working memory.
 
-    def __init__(self, function: Callable[..., Any], inputs: Any, pool: Any) -> None:
+    The GPU takes up `urgent` ones first. They may be replayed beside those that are not, since
+    libraries have working memory for each stream that is captured: these are captured on another.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], inputs: Any, pool: Any, urgent: bool = False
+    ) -> None:
         self.function = function  # what it reads must stay where it is
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
@@ -41,11 +50,40 @@ class CudaGraph:
             function(*map_tensors(inputs, torch.clone))
         torch.cuda.current_stream().wait_stream(side)
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, pool=pool), no_garbage_collected():
+        stream = _stream(torch.cuda.current_device(), URGENT) if urgent else None
+        with torch.cuda.graph(self.graph, pool=pool, stream=stream), no_garbage_collected():
             self.result = function(*inputs)
 
     def replay(self) -> None:
         self.graph.replay()
+
+
+@cache
+def _stream(device: int, priority: int) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device, priority)  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def aside(device: torch.device) -> Iterator[None]:
+    """Launch on another stream, behind all that was launched so far.
+
+    What is launched after this does not wait for it. So whoever reads what comes of it waits, and
+    until then keeps the tensors that it is given.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    side = _stream(torch.cuda.current_device(), NOT_URGENT)
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        yield
+
+
+def wait_for_aside(device: torch.device) -> None:
+    """Have what is launched from now on wait for all that was launched aside."""
+    if device.type == "cuda":
+        side = _stream(torch.cuda.current_device(), NOT_URGENT)
+        torch.cuda.current_stream().wait_stream(side)
 
 
 @contextmanager

@@ -33,6 +33,10 @@ class Sequential(Engine):
             mine = work.rows(slice(client, client + 1))
             yield from run_program(program, model, self.examples, shared, mine)
 
+    @property
+    def predicts_fast(self) -> bool:
+        return self.fast
+
     def _fast_model(self, program: ClientProgram) -> Model:
         """Under plain gradient descent, layers take their steps themselves."""
         step = program.algorithm.local_step

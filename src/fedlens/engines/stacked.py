@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -13,10 +14,11 @@ from fedlens.client import ClientProgram
 from fedlens.core import Tree
 from fedlens.engines.engine import Engine, Which
 from fedlens.engines.factored import FactoredForm, factorable, faster_one_by_one
-from fedlens.engines.graphs import Captures
+from fedlens.engines.graphs import Captures, CudaGraph, wait_for_aside
 from fedlens.engines.recording import Recorder, run_program, warm_up
 from fedlens.federation import Examples
 from fedlens.network.network import Network
+from fedlens.network.ops import compile_ahead
 from fedlens.work import Part, Shared, Work
 
 AT_ONCE = 64  # clients side by side, until it is known how much memory one takes
@@ -59,6 +61,7 @@ class Stacked(Engine):
     _has_probed: bool = field(default=False, repr=False)
     _num_real: int = field(default=0, repr=False)
     _num_computed: int = field(default=0, repr=False)
+    _predicted: set[object] = field(default_factory=set, repr=False)  # shapes of batches
 
     @property
     def clients_at_once(self) -> int:
@@ -76,7 +79,7 @@ class Stacked(Engine):
     def map(self, program: ClientProgram, shared: Shared, work: Work) -> Iterator[Part]:
         prepared = self._prepared
         if prepared is None or not program.differs_in_numbers_alone(prepared.program):
-            self._prepared = prepared = Prepared(program, self._recorder())
+            self._prepared = prepared = Prepared(program, self._recorder(urgent=True))
         prepared.use(program)
         shared = shared._replace(params=self.network.lay_out_stacked(shared.params))
         start, each = 0, _clients_of_each(work)
@@ -94,7 +97,7 @@ class Stacked(Engine):
                 if size == 1:
                     raise
                 self.at_once = size // 2
-                self._prepared = prepared = Prepared(program, self._recorder())
+                self._prepared = prepared = Prepared(program, self._recorder(urgent=True))
                 torch.cuda.empty_cache()
                 continue
             # If they are all, the next round is the first to write there.
@@ -136,21 +139,33 @@ class Stacked(Engine):
         if not examples.labels.is_cuda:  # where the plain module is the faster one
             yield from super().predict(model, examples, batches)
             return
+        sizes = {(examples.images.shape[1:], _size(examples, which)): which for which in batches}
+        if not sizes.keys() <= self._predicted:
+            self._predicted |= sizes.keys()
+            compile_ahead(lambda: [*self._logits(model, examples, sizes.values())])
+        yield from self._logits(model, examples, batches)
+
+    def _logits(
+        self, model: Tree, examples: Examples, batches: Iterable[Which]
+    ) -> Iterator[Tensor]:
         for which in batches:
             yield self.network.predict_stacked(model, examples.read(which))
 
     @property
     def evaluation_recorder(self) -> Recorder | None:
         if self._evaluations is None:
-            self._evaluations = self._recorder()
+            self._evaluations = self._recorder(urgent=False)
         return self._evaluations
 
-    def _recorder(self) -> Recorder | None:
+    def _recorder(self, *, urgent: bool) -> Recorder | None:
         if self.make_recorder is not None:
             return self.make_recorder()
-        return Captures() if self.examples.labels.is_cuda else None
+        if not self.examples.labels.is_cuda:
+            return None
+        return Captures(partial(CudaGraph, urgent=urgent))
 
     def close(self) -> None:
+        wait_for_aside(self.examples.labels.device)  # what is given back is used there
         self._prepared = self._evaluations = None
 
 
@@ -166,6 +181,10 @@ class OfForm:
 
     def place(self, value: T) -> T:
         return self.recorder.place(value)
+
+
+def _size(examples: Examples, which: Which) -> int:
+    return len(range(len(examples))[which]) if isinstance(which, slice) else len(which)
 
 
 def _clients_of_each(work: Work) -> int:

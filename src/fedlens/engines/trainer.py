@@ -113,8 +113,15 @@ class Trainer:
 
     def predict(self, number: int, which: Which) -> Tensor:
         """The logits of some examples, of the set with this number."""
-        images = self._here(self.example_sets[number]).read(moved(which, self.device))
-        return self.network.predict(self._trees["model"], {}, images).cpu()
+        examples, model = self._here(self.example_sets[number]), self._trees["model"]
+        which, recorder = moved(which, self.device), self._engine.evaluation_recorder
+        logits: Tensor | None = None
+        if recorder is not None:
+            images = examples.read(which)
+            logits = recorder("logits", self.network.predict_stacked, model, images)
+        if logits is None:
+            (logits,) = self._engine.predict(model, examples, [which])
+        return logits.cpu()
 
     @cached_property
     def _engine(self) -> Sequential | Stacked:

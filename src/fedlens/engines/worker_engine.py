@@ -110,6 +110,10 @@ class WorkerEngine(Engine):
         return bool(self.devices)
 
     @property
+    def predicts_fast(self) -> bool:
+        return True  # as its workers do: whether there are any changes nothing
+
+    @property
     def busy_seconds(self) -> float:
         return self._workers.busy_seconds if self._workers is not None else 0.0
 

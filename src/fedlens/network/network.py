@@ -15,7 +15,13 @@ from fedlens.network.layers import prepare, side_inputs
 from fedlens.network.layout import Layout
 from fedlens.network.model import Constants, Model, Numerics
 from fedlens.network.single import winograd
-from fedlens.network.single.layers import FastPath, FusedConvolution, fast_layers, fuse
+from fedlens.network.single.layers import (
+    FastPath,
+    FusedConvolution,
+    fast_layers,
+    fuse,
+    on_fast_path,
+)
 from fedlens.network.single.model import SingleModel, channels_last
 from fedlens.network.stacked.model import LayeredModel, MappedModel
 from fedlens.network.stacked.reader import read_module
@@ -58,6 +64,11 @@ class Network:
             for name, layer in fused.named_modules()
             if isinstance(layer, FusedConvolution) and layer.weight.shape[2] in winograd.POINTS
         }
+        self._fast_in_evaluation = [
+            layer
+            for layer in self._fast_layers
+            if isinstance(layer, FusedConvolution) and layer.weight.shape[2] == 5
+        ]
         self._functional = FunctionalModule(fused, numerics, constants)
         mode.set(training=False)
         self._functional.mode.set(training=False)
@@ -103,10 +114,14 @@ class Network:
         path = FastPath(lr) if self.compute is self.dtype else None
         return SingleModel(self._functional, self._fast_layers, path)
 
-    def predict(self, params: Tree, buffers: Tree, images: Tensor) -> Tensor:
-        """The logits [B, L] of a model that is not being trained."""
+    def predict(self, params: Tree, buffers: Tree, images: Tensor, *, fast: bool = False) -> Tensor:
+        """The logits [B, L] of a model that is not being trained; if `fast`, rounded differently.
+
+        Of whole batches at once only kernels of five rows gain by having fewer products.
+        """
         no_key = torch.zeros((), dtype=torch.int64, device=images.device)
-        with torch.no_grad():
+        path = FastPath() if fast and self.compute is self.dtype else None
+        with torch.no_grad(), on_fast_path(self._fast_in_evaluation, path):
             inputs = channels_last(self._functional.numerics.normalise(images))
             no_mask = inputs.new_empty(0)
             return self._functional(params | buffers, inputs, no_key, no_mask, training=False)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedlens.core import Tree
 from fedlens.engines import Engine
+from fedlens.engines.graphs import aside
 from fedlens.experiment import Experiment
 from fedlens.federation import Examples, Holdings
 from fedlens.pieces.losses import Loss
@@ -68,6 +69,10 @@ class FromLogits(NamedTuple):
     reliability: Tensor | None
 
 
+Counted = tuple[dict[str, Tally], dict[str, FromLogits], Tensor | None]
+"""By part what the answers add up to, and what was computed from logits; clients' answers."""
+
+
 class Answers(NamedTuple):
     """What a model says to a part."""
 
@@ -90,7 +95,12 @@ class Evaluation:
         self._counts: HostCopy | None = None
 
     def begin(self) -> HostCopy:
-        """Start it; what a GPU has counted is read later."""
+        """Start it; a GPU counts beside what it is given next, which is read later."""
+        with aside(self.setup.device):
+            self._counts = HostCopy(self._counted())
+        return self._counts
+
+    def _counted(self) -> Counted:
         setup, engine, state = self.setup, self.engine, self.state
         loss, num_classes = setup.program.algorithm.objective.loss, setup.dataset.num_classes
         keep_logits = any(metric.reads_logits for metric in self.metrics)
@@ -107,8 +117,7 @@ class Evaluation:
             else:
                 examples = tested_examples(setup, tests)
                 correct = correct_answers(engine, state, examples, tests.holdings)
-        self._counts = HostCopy((tallies, chosen_ones, correct))
-        return self._counts
+        return tallies, chosen_ones, correct
 
     def _from_logits(self, logits: Tensor, labels: Tensor) -> FromLogits:
         bins = next((m.options["bins"] for m in self.metrics if m.function is ece), None)
@@ -119,6 +128,12 @@ class Evaluation:
         self, times: int, watch: Callable[[dict[str, int]], None] | None = None
     ) -> dict[str, Interval]:
         """How sure the measures are: of the primary part by example, of clients by client."""
+        with aside(self.setup.device):  # where evaluations have what they work with
+            return self._intervals(times, watch)
+
+    def _intervals(
+        self, times: int, watch: Callable[[dict[str, int]], None] | None
+    ) -> dict[str, Interval]:
         setup, seed = self.setup, self.setup.experiment.seed
         found: dict[str, Interval] = {}
         if setup.parts:
@@ -194,7 +209,7 @@ def answer(
     keep_logits: bool = False,
 ) -> Answers:
     """The same, with what was answered to each example."""
-    batch = _batch(examples)
+    batch = _batch(engine, examples)
     batches = [slice(start, start + batch) for start in range(0, len(examples), batch)]
 
     def tally(model: Tree) -> Answers:
@@ -241,7 +256,7 @@ def own_norms(state: State) -> dict[int, Tree]:
 def judge(engine: Engine, examples: Examples, index: Tensor) -> Callable[[Tree], Tensor]:
     """A function of a model: which of these examples it classifies correctly."""
     index = index.to(examples.labels.device)
-    batches = [some for some in torch.split(index, _batch(examples)) if len(some)]
+    batches = [some for some in torch.split(index, _batch(engine, examples)) if len(some)]
 
     def judge(model: Tree) -> Tensor:  # [n] bool
         found = [index.new_zeros(0, dtype=torch.bool)]
@@ -271,9 +286,10 @@ def _recorded(engine: Engine, key: object, function: Callable[[Tree], T], model:
     return function(model) if result is None else result
 
 
-def _batch(examples: Examples) -> int:
+def _batch(engine: Engine, examples: Examples) -> int:
     """How many images are evaluated together."""
     height, width = examples.images.shape[2:]
-    on_gpu = examples.images.is_cuda
+    workers_on_gpu = any(device.type == "cuda" for device in engine.worker_devices)
+    on_gpu = examples.images.is_cuda or workers_on_gpu
     most, pixels = (GPU_BATCH, GPU_PIXELS) if on_gpu else (BATCH, PIXELS)
     return min(max(pixels // (height * width), 1), most)
