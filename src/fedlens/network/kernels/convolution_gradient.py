@@ -174,7 +174,7 @@ def _bias_of_windows(
     return tl.sum(sums, 0)
 
 
-@launchable
+@launchable(do_not_specialize=["count", "size", "bias_count", "bias_size"])
 def _gather_kernel(
     parts, sums, count, size, bias_parts, bias_sums, bias_count, bias_size,
     ROWS: tl.constexpr, BLOCK: tl.constexpr,
