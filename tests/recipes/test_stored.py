@@ -2,13 +2,18 @@
 
 import gzip
 import shutil
+from dataclasses import replace
 
 import pytest
 
-from fedlens.recipes.recipe import Recorded, Scale
+from fedlens.experiment import Experiment
+from fedlens.recipes import RECIPES
+from fedlens.recipes.page import opening
+from fedlens.recipes.recipe import Recorded, Results, Scale
 from fedlens.recipes.reproduce import reproduce
 from fedlens.recipes.stored import redraw
 from fedlens.report.blocks import Text
+from fedlens.runs.records import Run
 
 NAME = "fedavg-cifar10/figure18"
 
@@ -56,6 +61,22 @@ def test_the_folder_of_a_reproduction_will_do_too(done, tmp_path):
 def test_what_was_changed_by_hand_stands_on_the_page(done):
     notes = [note for block in done.blocks for note in getattr(block, "paragraphs", ())]
     assert "Not as in the recipe: local.lr=0.1." in notes
+
+
+def test_when_a_run_was_evaluated_is_no_other_experiment_and_long_lists_are_cut(done):
+    """Runs that are part of another item as well were evaluated by its rounds."""
+
+    def as_if(run: Run) -> Run:
+        tables = Experiment.of(run.experiment).plain()
+        tables["evaluate"] |= {"every": 2, "at": list(range(1, 301))}
+        tables["clients"]["partition"]["sizes"] = [1 / 40] * 40
+        return replace(run, experiment=tables)
+
+    runs = {cell: [as_if(run) for run in of_cell] for cell, of_cell in done.results.runs.items()}
+    scale = done.results.scale
+    told = " ".join(opening(RECIPES[NAME](scale), Results(scale, runs)).paragraphs)
+    assert "evaluate" not in told
+    assert "clients.partition.sizes=[0.025, 0.025, 0.025, ... (40 in all)]" in told
 
 
 def test_what_was_not_run_is_said_and_the_rest_is_drawn(stored, tmp_path):

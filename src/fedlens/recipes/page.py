@@ -35,7 +35,11 @@ SAID = {
     "paper": "These are the paper's own settings, as far as it states them.",
 }
 ONE_SEED = "One seed says nothing about the spread: more are run with --seeds."
-MAY_DIFFER = ("seed", "weights", "engine", "device")  # from a cell to its runs
+MAY_DIFFER = (  # from a cell to its runs: when one looks is no part of an experiment
+    *("seed", "weights", "engine", "device"),
+    *("evaluate.every", "evaluate.at"),
+)
+MANY = 12  # numbers of a list that are all written out
 
 
 def opening(recipe: Recipe, results: Results) -> Text:
@@ -146,8 +150,15 @@ def _changed(recipe: Recipe, results: Results) -> list[str]:
         for run in results.runs[cell]:
             for key, value in settings(Experiment.of(run.experiment).plain()).items():
                 if key not in MAY_DIFFER and value != planned.get(key):
-                    found[f"{key}={value}"] = None
+                    found[f"{key}={_abridged(value)}"] = None
     return list(found)
+
+
+def _abridged(value: object) -> str:
+    """A setting as it is written; of a long list, its beginning."""
+    if not isinstance(value, list | tuple) or len(value) <= MANY:
+        return str(value)
+    return f"[{', '.join(map(str, value[:3]))}, ... ({len(value):,} in all)]"
 
 
 def _machines(runs: Sequence[Run]) -> str:
