@@ -236,6 +236,14 @@ def _points(run: Run, measure: str) -> dict[int, float]:
     return dict(zip(*run.curve(measure), strict=True))
 
 
+def mean_of(found: Measured | None, digits: int, times: float = 1.0) -> str:
+    """A mean over seeds with its spread, if there are several, times a number: 100 for percent."""
+    if found is None:
+        return NONE
+    numbers = (found.mean,) if found.std is None else (found.mean, found.std)
+    return " ± ".join(f"{times * number:,.{digits}f}" for number in numbers)
+
+
 def beside(
     rows: Sequence[tuple[str, float | None, Measured | None]],
     *,
