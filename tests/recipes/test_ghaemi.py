@@ -1,6 +1,6 @@
 """Paper 4's recipes describe what its equations and our hypotheses say."""
 
-from dataclasses import fields, replace
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +14,9 @@ from fedlens.recipes.ghaemi.setting import dead_runs, living
 from fedlens.recipes.ghaemi.why_liadmm_fails import ABOUT_TRAINING, CONTROL, outcome
 from fedlens.recipes.recipe import Results, Scale
 from fedlens.recipes.reproduce import reproduce
+from fedlens.report.blocks import Curves
+from fedlens.report.look import colour_of
+from fedlens.report.pictures import places
 
 
 @pytest.fixture(autouse=True)
@@ -47,6 +50,16 @@ def test_each_hypothesis_about_training_differs_from_the_control_in_one_thing():
     assert tuple(changed) == ABOUT_TRAINING
     for hypothesis, cell in changed.items():
         assert cells[f"{hypothesis} alone, non-iid"] == cell
+
+
+def test_lines_of_hypotheses_have_colours_of_their_own_and_say_what_they_are(tmp_path):
+    done = reproduce("ghaemi/why-liadmm-fails", "smoke", tmp_path / "out")
+    (picture,) = [block for block in done.blocks if isinstance(block, Curves)]
+    names = [line.name for line in picture.lines]
+    assert len(names) == 9 and "H1 alone, dual in every step" in names
+    assert len({colour_of(place) for place in places(picture.lines).values()}) == 9
+    room = 52 - len(": diverged in round 12")  # that a legend has left
+    assert all(len(name) <= room for name in names)
 
 
 def test_the_table_of_experiments_says_what_was_really_run(tmp_path):
@@ -96,10 +109,9 @@ def test_the_table_of_experiments_names_every_augmentation(run):
         ({"cutout": 8, "mixup": 0.2}, "cutout 8, mixup 0.2"),
     ):
         assert f"augmentation {said};" in described(run, augment=changed)
-    for one in fields(Augment):  # of those to come, too; these two change what others do
-        if one.name not in ("aspect", "magnitude"):
-            amount = type(one.default)(1)
-            assert "augmentation none" not in described(run, augment={one.name: amount})
+    for name, none in asdict(Augment()).items():  # those to come, too
+        if name not in ("aspect", "magnitude"):  # which change what others do
+            assert "augmentation none" not in described(run, augment={name: type(none)(1)})
 
 
 def test_the_table_of_experiments_names_schedules_with_their_numbers(run):

@@ -39,6 +39,7 @@ MAY_DIFFER = (  # from a cell to its runs: when one looks is no part of an exper
     *("seed", "weights", "engine", "device"),
     *("evaluate.every", "evaluate.at"),
 )
+CUT = "A mean over seeds ends where the first of its runs diverged."
 MANY = 12  # numbers of a list that are all written out
 
 
@@ -190,6 +191,7 @@ def curves(
 ) -> Curves:
     """A measure over rounds, the mean over seeds with its band, over the published curves.
 
+    A mean ends where the first of its runs diverged: of those that are left it would be another.
     `cells` are cells, or the names that their lines have by cell. The published curves are broken
     lines of the same names. With `against`, what is shown is the difference to that cell.
     """
@@ -203,6 +205,8 @@ def curves(
         for cell, name in names.items()
         if results.runs[cell]
     ]
+    if any(line.note and line.low is not None for line in lines):
+        caption = f"{caption} {CUT}".strip()
     return Curves(
         title=title,
         caption=caption,
@@ -220,11 +224,12 @@ def _line(results: Results, cell: str, name: str, measure: str, against: str) ->
         runs = [{r: y - other[r] for r, y in run.items() if r in other} for run, other in both]
     else:
         runs = [_points(run, measure) for run in results.runs[cell]]
-    rounds = sorted({r for run in runs for r in run})
-    found = [Measured.of([run.get(r) for run in runs]) for r in rounds]
-    mean = [m.mean if m else None for m in found]
     ends = results.diverged(cell)
     note = "" if ends is None else f"diverged in round {ends}"
+    last = math.inf if ends is None or len(runs) < 2 else ends - 1
+    rounds = sorted({r for run in runs for r in run if r <= last})
+    found = [Measured.of([run.get(r) for run in runs]) for r in rounds]
+    mean = [m.mean if m else None for m in found]
     if len(runs) < 2:
         return Line(name, rounds, mean, note=note)
     low = [m.mean - (m.std or 0.0) if m else None for m in found]
