@@ -206,7 +206,7 @@ def test_figure_4_takes_the_point_that_the_pilot_picked(paper, monkeypatch):
     [
         ("hsu2020/figure4", "cifar10, centralised"),
         ("hsu2020/figure8", "cifar10, centralised"),
-        ("hsu2020/table1", "CIFAR-10"),
+        ("hsu2020/table1", "cifar10, centralised"),
     ],
 )
 def test_centralised_training_has_the_rate_that_the_pilot_picked(paper, monkeypatch, item, cell):

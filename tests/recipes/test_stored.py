@@ -3,6 +3,7 @@
 import gzip
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -11,8 +12,8 @@ from fedlens.recipes import RECIPES
 from fedlens.recipes.page import opening
 from fedlens.recipes.recipe import Recorded, Results, Scale
 from fedlens.recipes.reproduce import reproduce
-from fedlens.recipes.stored import redraw
-from fedlens.report.blocks import Text
+from fedlens.recipes.stored import redraw, restore
+from fedlens.report.blocks import Table, Text
 from fedlens.runs.records import Run
 
 NAME = "fedavg-cifar10/figure18"
@@ -119,6 +120,22 @@ def test_a_seed_is_not_counted_twice(stored, tmp_path):
     shutil.copytree(stored / f"{name}-seed0", stored / name)
     with pytest.raises(ValueError, match=f"{name} and .*{name}-seed0 have one seed: take one"):
         redraw(NAME, "smoke", stored, tmp_path / "page")
+
+
+def test_a_table_of_data_sets_has_the_rows_whose_data_records_have(monkeypatch):
+    """Runs of another item serve it, too, if they are called alike; the data need not be here."""
+    monkeypatch.setattr(Scale, "holds", lambda *_: False)
+    papers = Path(__file__).parents[2] / "results" / "papers"
+    recipe, results = restore("hsu2020/table1", "paper", papers / "hsu2020" / "figure4")
+    (table,) = [block for block in recipe.blocks(results) if isinstance(block, Table)]
+    assert {row[0]: row[-1] for row in table.rows} == {
+        "CIFAR-10": "85.22",
+        "CIFAR-100": "55.20",
+        "iNaturalist-Geo-3k": "–",
+    }
+    assert "data that are not here, or was not run" in table.caption
+    with pytest.raises(ValueError, match="no run on femnist"):
+        restore("hsu2020/table1", "paper", papers / "ghaemi" / "centralised")
 
 
 def test_records_say_which_data_and_weights_there_were(tmp_path):
