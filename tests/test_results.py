@@ -210,6 +210,13 @@ def test_figure_4_takes_what_the_stored_pilot_picks():
                 assert chosen(dataset, float(alpha), base) == pytest.approx(point), (alpha, base)
 
 
+def test_there_are_as_many_runs_as_the_front_page_says():
+    """A run that several items have in common is one, and one that another has a copy of."""
+    said = re.search(r"more than (\d+) runs", _text(RESULTS.parent / "README.md"))
+    found = {file.read_bytes() for file in PAPERS.glob("*/*/runs/*/rounds.jsonl.gz")}
+    assert said is not None and len(found) > int(said[1])
+
+
 def test_how_much_of_each_item_was_run_is_said():
     rows = {re.findall(r"`(.*?)`", cells[0])[0]: cells for cells in table("papers")}
     named = {name for cells in table("papers") for name in re.findall(r"`(.*?)`", cells[0])}
