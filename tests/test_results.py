@@ -60,6 +60,9 @@ OWN = {  # what folders are called after, and the keys that their runs have in t
 }
 
 
+SHORTER = {"hsu2020/table2"}  # its runs may end before its batch budgets are spent
+
+
 def recipe_of(name: str) -> str:
     """The recipe whose runs a folder has: with a setting of its own its name is longer."""
     return re.sub(rf"-({'|'.join(OWN)})-.*", "", name)
@@ -137,7 +140,7 @@ def test_of_every_published_number_it_is_said_where_ours_differs():
 @pytest.mark.parametrize("name", [name for name in STORED if name not in UNTRAINED])
 def test_the_figures_of_a_folder_are_those_of_its_page(name):
     drawn = filter(is_drawn, distinct(blocks_of(*restored(name))))
-    stored = {file.name for file in (PAPERS / name / "figures").iterdir()}
+    stored = {file.name for file in (PAPERS / name).glob("figures/*")}
     assert stored == {f"{block.slug}.svg" for block in drawn}
 
 
@@ -168,6 +171,8 @@ def test_stored_runs_have_the_settings_of_their_cells(name):
     recipe, results = restored(name)
     own = [keys for word, keys in OWN.items() if f"-{word}-" in name]
     unlike = {"seed", *itertools.chain(*own)}
+    if name in SHORTER:
+        unlike |= {"rounds", "evaluate.at"}
     defaults = Experiment(dataset=Named("mnist"), model=Named("linear"), rounds=1)
     before = settings(defaults.plain())
     for cell, runs in results.runs.items():
@@ -175,6 +180,7 @@ def test_stored_runs_have_the_settings_of_their_cells(name):
         for run in runs:
             found = settings(run.experiment)
             assert found.keys() <= wanted.keys(), run.folder
+            assert found["rounds"] <= wanted["rounds"], run.folder
             for key in wanted.keys() - unlike:
                 assert wanted[key] == found.get(key, before.get(key)), (run.folder, key)
 
@@ -202,6 +208,13 @@ def test_figure_4_takes_what_the_stored_pilot_picks():
         for alpha, by_base in by_alpha.items():
             for base, point in by_base.items():
                 assert chosen(dataset, float(alpha), base) == pytest.approx(point), (alpha, base)
+
+
+def test_there_are_as_many_runs_as_the_front_page_says():
+    """A run that several items have in common is one, and one that another has a copy of."""
+    said = re.search(r"more than (\d+) runs", _text(RESULTS.parent / "README.md"))
+    found = {file.read_bytes() for file in PAPERS.glob("*/*/runs/*/rounds.jsonl.gz")}
+    assert said is not None and len(found) > int(said[1])
 
 
 def test_how_much_of_each_item_was_run_is_said():

@@ -14,7 +14,7 @@ from fedlens.recipes.fedavg_cifar10.figure16 import apart
 from fedlens.recipes.fedavg_cifar10.figure18 import drawn, how_often
 from fedlens.recipes.recipe import Results, Scale
 from fedlens.recipes.reproduce import reproduce
-from fedlens.report.blocks import Bars
+from fedlens.report.blocks import Bars, Table
 
 
 @pytest.fixture(autouse=True)
@@ -105,3 +105,14 @@ def test_the_fall_is_taken_apart_as_far_as_runs_are_there():
     assert (
         told({"homogeneous": 0.55}) == "The runs that would take the fall apart are not all here."
     )
+
+
+@pytest.mark.parametrize("item", ["architectures", "figure13"])
+def test_means_over_seeds_have_their_spread(item, tmp_path):
+    done = reproduce(f"fedavg-cifar10/{item}", "smoke", tmp_path / "out", seeds=2)
+    table = next(block for block in done.blocks if isinstance(block, Table))
+    column = next(i for i, name in enumerate(table.header) if "accuracy" in name)
+    for cell, row in zip(done.results.runs, table.rows, strict=True):
+        found = done.results.final(cell)
+        assert found is not None and found.std is not None
+        assert row[column] == f"{100 * found.mean:.2f} ± {100 * found.std:.2f}"

@@ -20,6 +20,7 @@ from fedlens.recipes.page import opening
 from fedlens.recipes.recipe import EMBEDDED, Results, Scale
 from fedlens.recipes.reproduce import reproduce
 from fedlens.report.blocks import Curves, Strip, Table
+from fedlens.report.grids import Contours
 
 
 @pytest.fixture(autouse=True)
@@ -205,7 +206,7 @@ def test_figure_4_takes_the_point_that_the_pilot_picked(paper, monkeypatch):
     [
         ("hsu2020/figure4", "cifar10, centralised"),
         ("hsu2020/figure8", "cifar10, centralised"),
-        ("hsu2020/table1", "CIFAR-10"),
+        ("hsu2020/table1", "cifar10, centralised"),
     ],
 )
 def test_centralised_training_has_the_rate_that_the_pilot_picked(paper, monkeypatch, item, cell):
@@ -240,25 +241,32 @@ def test_a_page_names_the_runs_that_diverged(tmp_path):
     results = diverged(done.results, cell)
     recipe = RECIPES["hsu2020/figure4"](done.results.scale)
     said = opening(recipe, results).paragraphs
-    assert f"1 of 5 runs diverged: {cell}. What is shown of it was evaluated before that." in said
+    assert f"1 of 5 runs diverged: {cell}. Such a run has no point in the figure." in said
     assert not any("diverged" in one for one in opening(recipe, done.results).paragraphs)
     curves = next(block for block in recipe.blocks(results) if isinstance(block, Curves))
     assert [line.note for line in curves.lines] == ["", "diverged at α 0"]
+    assert [[y is None for y in line.y] for line in curves.lines] == [[False] * 2, [False, True]]
+    assert "Runs that diverged have no point" in curves.caption
 
 
-def test_what_diverges_is_worth_a_guess_in_figure_8(tmp_path):
+def test_what_diverges_has_no_point_in_figure_8_either(tmp_path):
     """However good it was before: the figure is of settings that last."""
     done = reproduce("hsu2020/figure8", "smoke", tmp_path / "out")
     cell = "cifar10, K 2, E 1, α 100, η_eff 0.1, 1-β 1"
     results = diverged(done.results, cell)
     recipe = RECIPES["hsu2020/figure8"](results.scale)
-    grid = next(b for b in recipe.blocks(results) if getattr(b, "title", "").endswith("α = 100"))
-    names = "cifar10, centralised", cell.replace("0.1", "0.01")
-    whole, slower = (results.runs[name][0].summary["final"]["test_accuracy"] for name in names)
-    assert grid.z[1][1] == pytest.approx(0.1 / whole)
-    assert grid.z[0][1] == pytest.approx(slower / whole)
+
+    def grid_of(results: Results) -> Contours:
+        blocks = [block for block in recipe.blocks(results) if isinstance(block, Contours)]
+        return next(block for block in blocks if block.title.endswith("α = 100"))
+
+    whole, broken = grid_of(done.results), grid_of(results)
+    assert whole.z[1][1] is not None and broken.z[1][1] is None
+    assert broken.z[0] == whole.z[0]
+    words = "Runs that diverged have no point: η_eff 0.1 with 1 − β 1."
+    assert broken.caption.endswith(words) and words not in whole.caption
     (said,) = (one for one in opening(recipe, results).paragraphs if "diverged" in one)
-    assert said.endswith("diverged: " + cell + ". Such a run counts as guessing does.")
+    assert said.endswith("diverged: " + cell + ". Such a run has no point in the figure.")
 
 
 def test_figure_10_has_the_spread_over_splits(tmp_path):

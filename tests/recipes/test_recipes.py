@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 from html import unescape
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ import pytest
 import fedlens as fl
 from fedlens.experiment import Experiment
 from fedlens.recipes import RECIPES
-from fedlens.recipes.page import beside, led_by_a_figure, opening
+from fedlens.recipes.page import beside, curves, led_by_a_figure, opening
 from fedlens.recipes.recipe import Measured, Results, Scale
 from fedlens.recipes.reproduce import plan, reproduce, show, together
 from fedlens.recipes.stored import redraw
@@ -345,6 +346,26 @@ def test_the_command_says_in_a_line_what_data_are_missing(fedlens):
     assert err.startswith("fedlens: femnist is not in")
     assert err.count("\n") == 1
     assert not Path("reproductions").exists()
+
+
+def run_of(accuracies: list[float], status: str = "finished") -> Any:
+    rounds = list(range(1, len(accuracies) + 1))
+    return SimpleNamespace(
+        status=status, num_rounds=len(rounds), curve=lambda _: (rounds, accuracies)
+    )
+
+
+def test_a_mean_over_seeds_ends_where_the_first_of_its_runs_diverged():
+    """The mean of those that are left would jump, for no reason of theirs."""
+    broken = run_of([0.1, 0.1, 0.1], "diverged")
+    runs = {"a": [run_of([0.5] * 5), broken], "b": [broken], "c": [run_of([0.5] * 5)] * 2}
+    shown = curves(Results(Scale("smoke"), runs), list(runs), title="")
+    mean, alone, whole = shown.lines
+    assert list(mean.x) == [1, 2] and mean.y == pytest.approx([0.3, 0.3])
+    assert [line.note for line in shown.lines] == [*["diverged in round 3"] * 2, ""]
+    assert (list(alone.x), list(whole.x)) == ([1, 2, 3], [1, 2, 3, 4, 5])
+    assert shown.caption == "A mean over seeds ends where the first of its runs diverged."
+    assert not curves(Results(Scale("smoke"), runs), ["b", "c"], title="").caption
 
 
 def test_numbers_that_are_none_do_not_count():

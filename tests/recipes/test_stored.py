@@ -2,13 +2,19 @@
 
 import gzip
 import shutil
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from fedlens.recipes.recipe import Recorded, Scale
+from fedlens.experiment import Experiment
+from fedlens.recipes import RECIPES
+from fedlens.recipes.page import opening
+from fedlens.recipes.recipe import Recorded, Results, Scale
 from fedlens.recipes.reproduce import reproduce
-from fedlens.recipes.stored import redraw
-from fedlens.report.blocks import Text
+from fedlens.recipes.stored import redraw, restore
+from fedlens.report.blocks import Table, Text
+from fedlens.runs.records import Run
 
 NAME = "fedavg-cifar10/figure18"
 
@@ -58,6 +64,22 @@ def test_what_was_changed_by_hand_stands_on_the_page(done):
     assert "Not as in the recipe: local.lr=0.1." in notes
 
 
+def test_when_a_run_was_evaluated_is_no_other_experiment_and_long_lists_are_cut(done):
+    """Runs that are part of another item as well were evaluated by its rounds."""
+
+    def as_if(run: Run) -> Run:
+        tables = Experiment.of(run.experiment).plain()
+        tables["evaluate"] |= {"every": 2, "at": list(range(1, 301))}
+        tables["clients"]["partition"]["sizes"] = [1 / 40] * 40
+        return replace(run, experiment=tables)
+
+    runs = {cell: [as_if(run) for run in of_cell] for cell, of_cell in done.results.runs.items()}
+    scale = done.results.scale
+    told = " ".join(opening(RECIPES[NAME](scale), Results(scale, runs)).paragraphs)
+    assert "evaluate" not in told
+    assert "clients.partition.sizes=[0.025, 0.025, 0.025, ... (40 in all)]" in told
+
+
 def test_what_was_not_run_is_said_and_the_rest_is_drawn(stored, tmp_path):
     for seed in range(2):
         shutil.rmtree(stored / f"lambda-rule-high-3-a-round-seed{seed}")
@@ -98,6 +120,22 @@ def test_a_seed_is_not_counted_twice(stored, tmp_path):
     shutil.copytree(stored / f"{name}-seed0", stored / name)
     with pytest.raises(ValueError, match=f"{name} and .*{name}-seed0 have one seed: take one"):
         redraw(NAME, "smoke", stored, tmp_path / "page")
+
+
+def test_a_table_of_data_sets_has_the_rows_whose_data_records_have(monkeypatch):
+    """Runs of another item serve it, too, if they are called alike; the data need not be here."""
+    monkeypatch.setattr(Scale, "holds", lambda *_: False)
+    papers = Path(__file__).parents[2] / "results" / "papers"
+    recipe, results = restore("hsu2020/table1", "paper", papers / "hsu2020" / "figure4")
+    (table,) = [block for block in recipe.blocks(results) if isinstance(block, Table)]
+    assert {row[0]: row[-1] for row in table.rows} == {
+        "CIFAR-10": "85.22",
+        "CIFAR-100": "55.20",
+        "iNaturalist-Geo-3k": "–",
+    }
+    assert "data that are not here, or was not run" in table.caption
+    with pytest.raises(ValueError, match="no run on femnist"):
+        restore("hsu2020/table1", "paper", papers / "ghaemi" / "centralised")
 
 
 def test_records_say_which_data_and_weights_there_were(tmp_path):

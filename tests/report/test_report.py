@@ -313,6 +313,8 @@ def test_the_page_stands_alone_and_its_ids_are_its_own(run_folder: Make) -> None
     assert not any(f": {colour}" in page.split("</style>")[1] for colour in COLOURS)
     style = page.split("</style>")[0]
     assert all(f"--run-{i}: {colour};" in style for i, colour in enumerate(COLOURS))
+    assert all(style.count(f"--run-{i}: ") == 2 for i in range(len(COLOURS))), "dark ones, too"
+    assert f"var(--run-${{place % {len(COLOURS)}}})" in page
 
 
 @pytest.mark.usefixtures("svg_alone")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from fedlens.augment import Augment
 from fedlens.experiment import Experiment, Named
 from fedlens.recipes.recipe import Results
 from fedlens.report.blocks import Table
@@ -35,6 +36,8 @@ def experiments(results: Results) -> Table:
     )
 
 
+NO_DECAY = "no weight decay"
+ENDS = {"start": "from", "end": "to"}  # of a schedule
 NORMALISED = {"dataset": "", "imagenet": ", normalised as ImageNet", "none": ", not normalised"}
 
 
@@ -62,10 +65,22 @@ def _described(name: str, runs: Sequence[Run]) -> list[str]:
 
 
 def _augmentation(cell: Experiment) -> str:
+    """What is done to training images, in the order in which it happens."""
     augment = cell.augment
-    crop = f"crop {augment.crop}" if augment.crop else ""
-    resized = f"resized crop from {augment.resized:g}" if augment.resized else ""
-    return ", ".join(filter(None, (crop, resized, "flip" if augment.flip else ""))) or "none"
+    shape = f", shape up to {augment.aspect:.3g}" if augment.aspect != Augment.aspect else ""
+    done = {
+        f"resized crop from {augment.resized:g}{shape}": augment.resized,
+        f"crop {augment.crop}": augment.crop,
+        "flip": augment.flip,
+        f"rotation up to {augment.rotate:g}°": augment.rotate,
+        f"brightness {augment.brightness:g}": augment.brightness,
+        f"contrast {augment.contrast:g}": augment.contrast,
+        f"saturation {augment.saturation:g}": augment.saturation,
+        f"RandAugment {augment.rand_augment} of {augment.magnitude:g}": augment.rand_augment,
+        f"cutout {augment.cutout}": augment.cutout,
+        f"mixup {augment.mixup:g}": augment.mixup,
+    }
+    return ", ".join(words for words, amount in done.items() if amount) or "none"
 
 
 def _start(run: Run) -> str:
@@ -87,13 +102,23 @@ def _local(cell: Experiment) -> str:
         elif one.name == "fedvc":
             steps = f"{one.options['size']} examples in batches of {local.batch_size}"
     momentum = f"momentum {_number(local.momentum)}" if local.momentum else ""
-    decay = f"weight decay {_number(local.weight_decay)}" if local.weight_decay else ""
+    # Named in any case: papers often do not say whether they have one.
+    decay = f"weight decay {_number(local.weight_decay)}" if local.weight_decay else NO_DECAY
     loss = "" if cell.loss.name == "cross_entropy" else cell.loss.name.replace("_", " ")
     return ", ".join(filter(None, (steps, lr, momentum, decay, loss)))
 
 
 def _number(given: float | Named) -> str:
-    return given.name if isinstance(given, Named) else f"{given:g}"
+    """A number, or the schedule that it follows, as in "cosine from 0.1 to 0"."""
+    if not isinstance(given, Named):
+        return f"{given:g}"
+    options = {key: value for key, value in given.options.items() if value is not None}
+    ends = [f"{word} {options.pop(key):g}" for key, word in ENDS.items() if key in options]
+    more = ", ".join(
+        f"{key} {_number(Named.of(value, key)) if isinstance(value, dict) else value}"
+        for key, value in options.items()
+    )
+    return " ".join([_own_name(given), *ends, *([f"({more})"] if more else [])])
 
 
 def _computed(run: Run) -> str:
@@ -113,6 +138,10 @@ def _cohort(per_round: int | float) -> str:
 def _named(thing: object) -> str:
     if not isinstance(thing, Named):
         return type(thing).__name__
-    own = thing.name.rpartition(":")[2]  # a function is named by its module, too
+    own = _own_name(thing)
     options = ", ".join(f"{k} {v}" for k, v in thing.options.items() if v is not None)
     return f"{own} ({options})" if options else own
+
+
+def _own_name(thing: Named) -> str:
+    return thing.name.rpartition(":")[2]  # a function is named by its module, too

@@ -35,7 +35,12 @@ SAID = {
     "paper": "These are the paper's own settings, as far as it states them.",
 }
 ONE_SEED = "One seed says nothing about the spread: more are run with --seeds."
-MAY_DIFFER = ("seed", "weights", "engine", "device")  # from a cell to its runs
+MAY_DIFFER = (  # from a cell to its runs: when one looks is no part of an experiment
+    *("seed", "weights", "engine", "device"),
+    *("evaluate.every", "evaluate.at"),
+)
+CUT = "A mean over seeds ends where the first of its runs diverged."
+MANY = 12  # numbers of a list that are all written out
 
 
 def opening(recipe: Recipe, results: Results) -> Text:
@@ -146,8 +151,15 @@ def _changed(recipe: Recipe, results: Results) -> list[str]:
         for run in results.runs[cell]:
             for key, value in settings(Experiment.of(run.experiment).plain()).items():
                 if key not in MAY_DIFFER and value != planned.get(key):
-                    found[f"{key}={value}"] = None
+                    found[f"{key}={_abridged(value)}"] = None
     return list(found)
+
+
+def _abridged(value: object) -> str:
+    """A setting as it is written; of a long list, its beginning."""
+    if not isinstance(value, list | tuple) or len(value) <= MANY:
+        return str(value)
+    return f"[{', '.join(map(str, value[:3]))}, ... ({len(value):,} in all)]"
 
 
 def _machines(runs: Sequence[Run]) -> str:
@@ -179,6 +191,7 @@ def curves(
 ) -> Curves:
     """A measure over rounds, the mean over seeds with its band, over the published curves.
 
+    A mean ends where the first of its runs diverged: of those that are left it would be another.
     `cells` are cells, or the names that their lines have by cell. The published curves are broken
     lines of the same names. With `against`, what is shown is the difference to that cell.
     """
@@ -192,6 +205,8 @@ def curves(
         for cell, name in names.items()
         if results.runs[cell]
     ]
+    if any(line.note and line.low is not None for line in lines):
+        caption = f"{caption} {CUT}".strip()
     return Curves(
         title=title,
         caption=caption,
@@ -209,11 +224,12 @@ def _line(results: Results, cell: str, name: str, measure: str, against: str) ->
         runs = [{r: y - other[r] for r, y in run.items() if r in other} for run, other in both]
     else:
         runs = [_points(run, measure) for run in results.runs[cell]]
-    rounds = sorted({r for run in runs for r in run})
-    found = [Measured.of([run.get(r) for run in runs]) for r in rounds]
-    mean = [m.mean if m else None for m in found]
     ends = results.diverged(cell)
     note = "" if ends is None else f"diverged in round {ends}"
+    last = math.inf if ends is None or len(runs) < 2 else ends - 1
+    rounds = sorted({r for run in runs for r in run if r <= last})
+    found = [Measured.of([run.get(r) for run in runs]) for r in rounds]
+    mean = [m.mean if m else None for m in found]
     if len(runs) < 2:
         return Line(name, rounds, mean, note=note)
     low = [m.mean - (m.std or 0.0) if m else None for m in found]
@@ -223,6 +239,14 @@ def _line(results: Results, cell: str, name: str, measure: str, against: str) ->
 
 def _points(run: Run, measure: str) -> dict[int, float]:
     return dict(zip(*run.curve(measure), strict=True))
+
+
+def mean_of(found: Measured | None, digits: int, times: float = 1.0) -> str:
+    """A mean over seeds with its spread, if there are several, times a number: 100 for percent."""
+    if found is None:
+        return NONE
+    numbers = (found.mean,) if found.std is None else (found.mean, found.std)
+    return " ± ".join(f"{times * number:,.{digits}f}" for number in numbers)
 
 
 def beside(

@@ -74,8 +74,12 @@ class Scale:
         return f"{words}." if self.name == "smoke" else f"{words}, which is not on this machine."
 
     def has(self, dataset: str) -> bool:
-        """Whether a data set is on this machine."""
-        return dataset in (self.recorded.datasets if self.recorded else self._here)
+        """Whether a data set is on this machine or, where a page is drawn from records, in them."""
+        return dataset in self.recorded.datasets if self.recorded else self.holds(dataset)
+
+    def holds(self, dataset: str) -> bool:
+        """Whether a data set is on this machine, whatever a page is drawn from."""
+        return dataset in self._here
 
     def weights(self, model: str) -> str | None:
         """torchvision's file of weights called after a model, if it lies where data sets do."""

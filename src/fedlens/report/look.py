@@ -31,8 +31,9 @@ COLOURS = (  # told apart under every common colour blindness by the first four,
     "#14245f",
     "#6d5a12",
     "#7c8590",
+    "#8f1fe8",
 )
-MARKERS = "osD^vPX"  # seven, so that line nine has the first colour with another marker
+MARKERS = "osD^vPX"  # seven, so that line ten has the first colour with another marker
 DASHES: dict[str, Any] = {"solid": "-", "dotted": (0, (1.2, 1.6)), "dashed": (0, (4.5, 2.2))}
 
 WIDTH, LEFT, RIGHT, TOP, BOTTOM = 4.2, 0.6, 0.58, 0.42, 0.52  # inches

@@ -19,7 +19,7 @@
 
   const escaped = (text) =>
     String(text).replace(/[&<>"]/g, (c) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" })[c]);
-  const colour = (place) => `var(--run-${place % 8})`;
+  const colour = (place) => `var(--run-${place % 9})`;
 
   function written(value, percent) {
     if (value === null || value === undefined || !Number.isFinite(value)) return "–";

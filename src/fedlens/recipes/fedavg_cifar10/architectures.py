@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fedlens.experiment import Named
 from fedlens.recipes.fedavg_cifar10.setting import FEDAVG, experiment, pretrained, stand_in
-from fedlens.recipes.page import curves
+from fedlens.recipes.page import curves, mean_of
 from fedlens.recipes.recipe import Recipe, Results, Scale
 from fedlens.report.blocks import Block, Table, Text
 
@@ -60,14 +60,13 @@ def rates(scale: Scale) -> tuple[float, ...]:
 def blocks(results: Results) -> list[Block]:
     rows: list[list[str | float | None]] = []
     for cell, runs in results.runs.items():
-        final = results.final(cell)
         count = runs[0].manifest["parameters"]
         rounds = runs[0].num_rounds
         rows.append(
             [
                 cell,
                 SAYS.get(cell.split(", ")[0]),
-                f"{100 * final.mean:.2f}%" if final else None,
+                mean_of(results.final(cell), 2, times=100),
                 f"{count:,}",
                 f"{(runs[0].total('bytes_up') or 0) / rounds / 1e6:.2f}",
                 f"{sum(record['seconds'] for record in runs[0].rounds) / rounds:.2f}",
@@ -76,12 +75,13 @@ def blocks(results: Results) -> list[Block]:
     return [
         Table(
             title="Accuracy and cost",
-            caption="Test accuracy after the last round; what clients send in a round; the time a "
-            "round takes on this machine: of runs that trained side by side an equal share.",
+            caption="Test accuracy after the last round, over seeds; what clients send in a round; "
+            "the time that a round of the first seed's run took on this machine: of runs that "
+            "trained side by side an equal share.",
             header=(
                 "network",
                 "the report's word",
-                "accuracy",
+                "accuracy, %",
                 "parameters",
                 "MB up a round",
                 "seconds a round",

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from fedlens.experiment import Experiment, Named
 from fedlens.recipes.fedavg_cifar10.setting import FEDAVG, LAMBDA, experiment, stand_in
-from fedlens.recipes.page import curves
-from fedlens.recipes.recipe import Recipe, Results, Scale
+from fedlens.recipes.page import curves, mean_of
+from fedlens.recipes.recipe import Measured, Recipe, Results, Scale
 from fedlens.report.blocks import Block, Curves, Line, Table, Text
 
 FEDERATED = "federated, λ rule"
@@ -50,10 +50,13 @@ def blocks(results: Results) -> list[Block]:
         Table(
             title="What it takes",
             caption=f"Rounds, images and time until the test accuracy is {NEAR:.0%} of the best "
-            "that the run reaches; means over seeds. Time is that of training on this machine, "
-            "where clients share the processor: on real clients those of a round train side by "
-            f"side. {EQUAL_SHARES}",
-            header=("run", "final accuracy", "rounds", "images seen", "seconds", "seconds a round"),
+            "that the run reaches: the mean over seeds ± the standard deviation. Time is that of "
+            "training on this machine, where clients share the processor: on real clients those of "
+            f"a round train side by side. {EQUAL_SHARES}",
+            header=(
+                *("run", "final accuracy, %", "rounds", "images seen"),
+                *("seconds", "seconds a round"),
+            ),
             rows=[_row(results, cell) for cell in results.runs],
         ),
         curves(
@@ -88,19 +91,16 @@ def blocks(results: Results) -> list[Block]:
     ]
 
 
-def _row(results: Results, cell: str) -> list[str | float | None]:
+def _row(results: Results, cell: str) -> list[str]:
     found = [_reached(run.rounds) for run in results.runs[cell]]
-    rounds, images, seconds, a_round = (
-        sum(column) / len(found) for column in zip(*found, strict=True)
-    )
-    final = results.final(cell)
+    rounds, images, seconds, a_round = map(Measured.of, zip(*found, strict=True))
     return [
         cell,
-        f"{100 * final.mean:.2f}%" if final else None,
-        f"{rounds:.1f}",
-        f"{images:,.0f}",
-        f"{seconds:.1f}",
-        f"{a_round:.2f}",
+        mean_of(results.final(cell), 2, times=100),
+        mean_of(rounds, 1),
+        mean_of(images, 0),
+        mean_of(seconds, 1),
+        mean_of(a_round, 2),
     ]
 
 

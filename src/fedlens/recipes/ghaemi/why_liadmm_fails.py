@@ -21,6 +21,7 @@ ABOUT_TRAINING = ("H1", "H3", "H4")
 
 
 class Hypothesis(NamedTuple):
+    short: str  # in a legend
     says: str
     liadmm: dict[str, Any]  # options of the algorithm
     setting: dict[str, Any]  # of the experiment
@@ -28,31 +29,37 @@ class Hypothesis(NamedTuple):
 
 HYPOTHESES = {
     "H1": Hypothesis(
+        "dual in every step",
         "the dual is subtracted in every step, not once a round",
         {"local": "training", "dual": "step"},
         {},
     ),
     "H2": Hypothesis(
+        "double softmax",
         "a double softmax gives no gradient back once the net is saturated",
         {},
         {"loss": "double_softmax"},
     ),
     "H3": Hypothesis(
+        "ten epochs",
         "ten epochs in place of one step exceed the stable gain of 2/3",
         {"local": "training"},
         {"epochs": None},
     ),
     "H4": Hypothesis(
+        "momentum 0.9",
         "momentum of 0.9 amplifies what is sent",
         {"local": "training"},
         {"momentum": 0.9},
     ),
     "H5": Hypothesis(
+        "dual counts a tenth",
         "the dual counts a tenth of the primal in the mean (1/m against 1/C)",
         {"dual_weight": 0.1},
         {},
     ),
     "H6": Hypothesis(
+        "cohort averaged",
         "only the round's clients are averaged",
         {"average": "sampled"},
         {},
@@ -132,7 +139,7 @@ def blocks(results: Results) -> list[Block]:
         ),
         curves(
             results,
-            {f"{name}, non-iid": name for name in alone},
+            {f"{name}, non-iid": _in_legend(name) for name in alone},
             title="Test accuracy with two classes a client",
             caption="Each hypothesis switched on alone, the printed equations, the control, and "
             "all six.",
@@ -152,6 +159,12 @@ def blocks(results: Results) -> list[Block]:
             ),
         ),
     ]
+
+
+def _in_legend(name: str) -> str:
+    """What a line is called: of a hypothesis also what it says."""
+    h = name.removesuffix(" alone")
+    return f"{h} alone, {HYPOTHESES[h].short}" if h in HYPOTHESES else name
 
 
 def _failed(results: Results, cell: str) -> bool:

@@ -11,7 +11,7 @@ from fedlens.augment import Augment
 from fedlens.data.emd import emd_per_client
 from fedlens.experiment import Clients, Evaluate, Experiment, LocalTraining, Named
 from fedlens.recipes.hsu2020.chosen import Rate, chosen_rate
-from fedlens.recipes.recipe import Scale
+from fedlens.recipes.recipe import Measured, Results, Scale
 from fedlens.runs.records import Run
 
 ALPHAS = {
@@ -21,6 +21,7 @@ ALPHAS = {
 ROUNDS = {"cifar10": 10_000, "cifar100": 20_000}
 CENTRALISED = {"cifar10": 0.8616, "cifar100": 0.5521}
 EPOCHS = 100  # of centralised training: ours, the paper does not say
+NO_POINT = "Such a run has no point in the figure."  # one that diverged
 EMD = {  # weighted mean EMD of the splits that the authors released
     "cifar10": {100.0: 0.2550, 1.0: 1.4386, 0.5: 1.5616, 0.1: 1.7434, 0.05: 1.7519, 0.0: 1.8},
     "cifar100": {1000.0: 0.2645, 0.5: 1.9169, 0.0: 1.98},
@@ -94,6 +95,14 @@ def centralised(scale: Scale, dataset: str, rate: Rate | None = None) -> Experim
         local=replace(alone.local, lr=lr, reset=False),
         evaluate=Evaluate(every=1),
     )
+
+
+def lasting(results: Results, cell: str) -> Measured | None:
+    """A cell's accuracy at the end; of one that had a run diverge, none.
+
+    How good it was before says nothing of a setting that does not last.
+    """
+    return results.final(cell) if results.diverged(cell) is None else None
 
 
 def stand_in(scale: Scale) -> str:

@@ -7,11 +7,13 @@ from fedlens.recipes.hsu2020.chosen import chosen, chosen_rate
 from fedlens.recipes.hsu2020.cifar import (
     CENTRALISED,
     EMD,
+    NO_POINT,
     alphas,
     centralised,
     client_emds,
     datasets,
     experiment,
+    lasting,
     stand_in,
 )
 from fedlens.recipes.hsu2020.setting import BASES
@@ -46,6 +48,7 @@ def figure4(scale: Scale) -> Recipe:
         seeds=range(scale.pick(1, 1, 3)),
         blocks=blocks,
         stand_in=stand_in(scale),
+        of_diverged=NO_POINT,
     )
 
 
@@ -128,11 +131,11 @@ def _curves(results: Results, dataset: str, emds: dict[float, float]) -> Curves:
     for base in BASES:
         for k in report_goals(results.scale):
             cells = {a: _cell(results.scale, dataset, a, base, k) for a in emds}
-            found = [results.final(cell) for cell in cells.values()]
-            if not any(found):
+            if not any(results.runs[cell] for cell in cells.values()):
                 continue
+            found = [lasting(results, cell) for cell in cells.values()]
             y = [f.mean / whole.mean if f and whole and whole.mean else None for f in found]
-            ended = [a for a, cell in cells.items() if results.diverged(cell)]
+            ended = [a for a, cell in cells.items() if results.diverged(cell) is not None]
             note = f"diverged at α {', '.join(f'{a:g}' for a in ended)}" if ended else ""
             lines.append(Line(f"{base}, K {k}", list(emds.values()), y, note=note))
     rate = "the rate that the pilot picked" if chosen_rate(dataset) else "the clients' default rate"
@@ -140,7 +143,8 @@ def _curves(results: Results, dataset: str, emds: dict[float, float]) -> Curves:
         title=f"{dataset}: relative accuracy",
         caption="Test accuracy after the last round, divided by that of centralised training, "
         f"which has {rate}. Where the pilot picked no momentum for FedAvgM, it is FedAvg: both are "
-        "one run.",
+        "one run. Runs that diverged have no point, however good they were before: the names of "
+        "the lines say at which α.",
         lines=lines,
         x_label="mean EMD",
         y_label="relative accuracy",

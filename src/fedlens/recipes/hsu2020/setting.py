@@ -9,9 +9,9 @@ from typing import Literal
 
 from fedlens.augment import Augment
 from fedlens.experiment import Clients, Evaluate, Experiment, LocalTraining, Named
+from fedlens.recipes.page import mean_of
 from fedlens.recipes.recipe import Measured, Results, Scale
 from fedlens.report.blocks import Table
-from fedlens.report.numbers import NONE
 from fedlens.runs.budgets import at_batches, at_rounds
 
 Which = Literal["geo", "user", "landmarks"]
@@ -271,7 +271,4 @@ def at_budget(
 
 def said(found: Measured | None) -> str:
     """A fraction in percent, with its spread."""
-    if found is None:
-        return NONE
-    spread = f" ± {100 * found.std:.1f}" if found.std is not None else ""
-    return f"{100 * found.mean:.1f}{spread}"
+    return mean_of(found, 1, times=100)
