@@ -3,9 +3,27 @@
 import json
 import sys
 
+import by_fedlens
 import pytest
 
 import whole_runs
+from fedlens.network.network import Network
+from tests.federations import ENGINES, FEW, noisy_images, small_cnn
+
+
+@pytest.mark.parametrize(
+    ("name", "label"),
+    [
+        ("sequential", "engine sequential, workers: 1"),
+        ("processes, three workers", "engine processes, workers: 3"),
+    ],
+)
+def test_a_row_beside_peers_says_how_many_workers_there_were(name, label):
+    engine = ENGINES[name](Network(small_cnn()), noisy_images(FEW).examples)
+    try:
+        assert by_fedlens.label(engine) == label
+    finally:
+        engine.close()
 
 
 def test_a_benchmark_that_is_cut_short_leaves_what_it_had(tmp_path, monkeypatch, capsys):
