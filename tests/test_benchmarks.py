@@ -27,7 +27,7 @@ def test_a_row_beside_peers_says_how_many_workers_there_were(name, label):
 
 
 def test_a_benchmark_that_is_cut_short_leaves_what_it_had(tmp_path, monkeypatch, capsys):
-    told = iter([4.0, 3.0, 2.0, 5.0])
+    told = iter([4.0, 4.5, 3.0, 3.5, 2.0, 5.0])
 
     def timed(*_: object) -> dict[str, float]:
         seconds = next(told, None)
@@ -35,7 +35,7 @@ def test_a_benchmark_that_is_cut_short_leaves_what_it_had(tmp_path, monkeypatch,
             raise KeyboardInterrupt
         return {"total": seconds, "cpu": seconds}
 
-    for name in ("by_fedlens", "by_others"):
+    for name in ("by_fedlens", "in_parts", "by_others"):
         monkeypatch.setattr(whole_runs, name, timed)
     words = ["--only", "quickstart", "--repeats", "2", "--out", str(tmp_path / "out")]
     monkeypatch.setattr(sys, "argv", ["whole_runs.py", *words])
@@ -45,7 +45,9 @@ def test_a_benchmark_that_is_cut_short_leaves_what_it_had(tmp_path, monkeypatch,
     assert kept["torch"] and kept["command"].endswith(f"--out {tmp_path / 'out'}")
     assert [(one["by"], one["total"], one["n"]) for one in kept["rows"]] == [
         ("Fedlens, first start", 4.0, 1),
+        ("parts of a first start", 4.5, 1),
         ("Fedlens, second start", 3.0, 1),
+        ("parts of a second start", 3.5, 1),
         ("loop by hand", 2.0, 1),
     ]
     assert "loop by hand | 2.0" in (tmp_path / "out" / "whole_runs.md").read_text()
