@@ -6,6 +6,7 @@ import sys
 import by_fedlens
 import pytest
 
+import recording
 import whole_runs
 from fedlens.network.network import Network
 from tests.federations import ENGINES, FEW, noisy_images, small_cnn
@@ -52,3 +53,21 @@ def test_a_benchmark_that_is_cut_short_leaves_what_it_had(tmp_path, monkeypatch,
     ]
     assert "loop by hand | 2.0" in (tmp_path / "out" / "whole_runs.md").read_text()
     assert capsys.readouterr().err.endswith("repeat 2: Fedlens, first start 5.0 s\n")
+
+
+def test_rounds_are_timed_one_by_one_alone_and_side_by_side(monkeypatch, capsys):
+    for name, value in {"CLIENTS": 2, "BATCH": 2, "EPOCHS": 2}.items():
+        monkeypatch.setattr(recording, name, value)
+    words = ["--device", "cpu", "--steps", "2", "4", "--rounds", "2", "--json"]
+    monkeypatch.setattr(sys, "argv", ["recording.py", *words])
+    recording.main()
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [(row["steps"], row["experiments"]) for row in rows] == [(2, 1), (2, 3), (4, 1), (4, 3)]
+    assert all(len(row["seconds"]) == 2 and min(row["seconds"]) > 0 for row in rows)
+
+
+def test_steps_that_are_no_whole_epochs_are_refused(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["recording.py", "--device", "cpu", "--steps", "15"])
+    with pytest.raises(SystemExit):
+        recording.main()
+    assert "--steps: choose multiples of 10" in capsys.readouterr().err
