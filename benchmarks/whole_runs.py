@@ -1,14 +1,17 @@
 """How long is it from the command to the page, and what of that is what? Beside plain PyTorch.
 
     python benchmarks/whole_runs.py [--device cpu] [--only quickstart mcmahan] [--rounds N]
-                                    [--repeats 3] [--pfl PYTHON] [--out DIR]
+                                    [--repeats 3] [--pfl PYTHON [--processes N]] [--out DIR]
 
 Every run is a process of its own, timed from outside, imports included: `fedlens run` to its page,
 a loop written by hand to its saved model, and the same by pfl if `--pfl` names a Python that has
-it. All train FedAvg on the same images and clients, and evaluate after every round. A first start
-finds no compiled kernels and no fonts in its caches; a second has them. Where a Fedlens run's time
-goes is read from its records, and from when its files were written. Medians over repeats, which
-are interleaved. CPU seconds are those of all cores and all processes: they say something also where
+it: in two processes on a CPU and in five on a GPU, its fastest in peers.py, unless `--processes`
+says otherwise. All train FedAvg on the same images and clients, and evaluate after every round. A
+first start finds no compiled kernels and no fonts in its caches; a second has them. Where a Fedlens
+run's time goes is read from the records of further runs, and from when their files were written.
+These import torch before the command begins, to mark when that is done, so they take a little
+longer than the command: totals are those of the rows without parts. Medians over repeats, which are
+interleaved. CPU seconds are those of all cores and all processes: they say something also where
 others use the machine. What is measured is written after every repeat, so that a call that is cut
 short leaves what it had.
 """
@@ -31,7 +34,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedlens.files import write_atomically
 from origin import origin
@@ -59,6 +62,10 @@ RUNS = {
     "mcmahan": Whole("mcmahan-cnn", "fashion-mnist", 40, 100, 10, 1, 10),
 }
 PAGE = "report.html"
+NOTE = (
+    '"Fedlens" is the command as a shell starts it. "Parts of" are further runs, whose imports '
+    "come before all else, so that they take a little longer."
+)
 PARTS = ("imports", "data and setup", "first round", "other rounds", "evaluation", "page", "rest")
 PR_SET_CHILD_SUBREAPER = 36  # of Linux: who becomes the parent of orphans
 CACHES = ("TRITON_CACHE_DIR", "CUDA_CACHE_PATH", "MPLCONFIGDIR")  # empty at a first start
@@ -105,23 +112,35 @@ if device != "cpu":
 open(mark, "w").close()
 fedlens.__main__.command()
 """
-"""The command `fedlens`, whose imports and GPU are ready when it writes a file as a mark."""
+"""The command `fedlens`, whose imports and GPU are ready when it writes a file as a mark.
+
+Its processes that draw start only then, where those of the command itself start before imports.
+"""
 
 
 def by_fedlens(run: Whole, device: str, folder: Path, caches: Path) -> dict[str, float]:
-    """Seconds in all and by part, of `fedlens run` to its page."""
+    """Seconds in all, of `fedlens run` to its page, as a shell starts it."""
+    command = [sys.executable, "-m", "fedlens", *words(run, device, folder)]
+    return timed(command, settings(caches))[1]
+
+
+def words(run: Whole, device: str, folder: Path) -> list[str]:
+    """What `fedlens` is asked: to run an experiment that is written here."""
     described = folder / "whole.toml"
     described.write_text(
         f'dataset = "{run.dataset}"\nmodel = "{run.model}"\nrounds = {run.rounds}\n'
         f"[clients]\ncount = {run.clients}\nper_round = {run.cohort}\n"
         f"[local]\nepochs = {run.epochs}\nbatch_size = {run.batch}\nlr = {run.lr}\n"
     )
-    place = folder / "run"
-    mark = folder / "imported"
+    command = ["run", str(described), "--out", str(folder / "run")]
+    return [*command, "--overwrite", "--quiet", "--device", device]
+
+
+def in_parts(run: Whole, device: str, folder: Path, caches: Path) -> dict[str, float]:
+    """Seconds in all and by part, of the command whose imports come first."""
+    place, mark = folder / "run", folder / "imported"
     command = [sys.executable, "-c", COMMAND, device, str(mark), "fedlens"]
-    command += ["run", str(described), "--out", str(place)]
-    command += ["--overwrite", "--quiet", "--device", device]
-    began, whole = timed(command, settings(caches))
+    began, whole = timed(command + words(run, device, folder), settings(caches))
     records = [json.loads(line) for line in (place / "rounds.jsonl").read_text().splitlines()]
     rounds = [record["seconds"] for record in records]
     written = {
@@ -139,16 +158,33 @@ def by_fedlens(run: Whole, device: str, folder: Path, caches: Path) -> dict[str,
     return {**whole, **parts, "rest": whole["total"] - sum(parts.values())}
 
 
-def by_others(script: str, python: str, run: Whole, device: str, caches: Path) -> dict[str, float]:
-    """Seconds in all, of a script that trains and evaluates the same and saves the model."""
+class Other(NamedTuple):
+    """A script that trains and evaluates the same, and saves the model."""
+
+    script: str
+    python: str = sys.executable
+    processes: int = 1  # above 1, started by torchrun
+
+
+def by_others(other: Other, run: Whole, device: str, caches: Path) -> dict[str, float]:
+    """Seconds in all."""
+    command, own = [other.python], {"PFL_PYTORCH_DEVICE": device}
+    if other.processes > 1:
+        command += ["-m", "torch.distributed.run", "--standalone"]
+        command += [f"--nproc-per-node={other.processes}"]
+        own["OMP_NUM_THREADS"] = str(max(num_cores() // other.processes, 1))
     with tempfile.TemporaryDirectory() as place:
         asked = json.dumps({**asdict(run), "device": device, "out": str(Path(place) / "model.pt")})
-        command = [python, str(HERE / "simulators" / script), asked]
-        return timed(command, settings(caches))[1]
+        command += [str(HERE / "simulators" / other.script), asked]
+        return timed(command, settings(caches) | own)[1]
+
+
+def num_cores() -> int:
+    return len(os.sched_getaffinity(0))
 
 
 def measure(
-    name: str, run: Whole, device: str, repeats: int, pfl: str | None
+    name: str, run: Whole, device: str, repeats: int, others: dict[str, Other]
 ) -> Iterator[dict[str, list[dict[str, float]]]]:
     """By who ran it and at which start: the seconds of each repeat so far, after every repeat."""
     found: dict[str, list[dict[str, float]]] = {}
@@ -162,12 +198,11 @@ def measure(
         with tempfile.TemporaryDirectory() as place:
             folder = Path(place)
             for start in ("first start", "second start"):
-                note(f"Fedlens, {start}", by_fedlens(run, device, folder, folder / "caches"))
-            others = {"loop by hand": ("whole_loop.py", sys.executable)}
-            if pfl is not None:
-                others["pfl"] = ("whole_pfl.py", pfl)
-            for who, (script, python) in others.items():
-                note(who, by_others(script, python, run, device, folder / "caches"))
+                caches = folder / "caches", folder / "caches of parts"
+                note(f"Fedlens, {start}", by_fedlens(run, device, folder, caches[0]))
+                note(f"parts of a {start}", in_parts(run, device, folder, caches[1]))
+            for who, other in others.items():
+                note(who, by_others(other, run, device, folder / "caches"))
         yield found
 
 
@@ -179,7 +214,7 @@ def about(device: str) -> dict[str, str]:
     torch, *gpu = told.stdout.splitlines()
     return {
         **origin(),
-        "machine": f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores",
+        "machine": f"{platform.machine()}, {num_cores()} cores",
         "device": gpu[0] if gpu else "cpu",
         "python": platform.python_version(),
         "torch": torch,
@@ -202,7 +237,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         spread = f"{one['fastest']:.1f} to {one['slowest']:.1f}"
         seconds = f"{one['total']:.1f}", spread, str(one["n"]), f"{one['cpu']:.1f}"
         lines.append(f"| {' | '.join([one['run'], one['by'], *seconds, *parts])} |")
-    return "\n".join(lines)
+    return "\n".join([*lines, "", NOTE])
 
 
 def main() -> None:
@@ -213,10 +248,15 @@ def main() -> None:
     parser.add_argument("--dataset", help="in place of each run's own")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--pfl", help="a Python that has pfl")
+    parser.add_argument("--processes", type=int, help="of pfl [default: 2; on a GPU 5]")
     parser.add_argument("--out", type=Path, help="where whole_runs.json and whole_runs.md go")
     asked = parser.parse_args()
     if asked.repeats < 1 or (asked.rounds is not None and asked.rounds < 2):
         parser.error("--repeats: choose 1 or more; --rounds: 2 or more")
+    others = {"loop by hand": Other("whole_loop.py")}
+    if asked.pfl is not None:
+        processes = asked.processes or (2 if asked.device == "cpu" else 5)
+        others[f"pfl, processes: {processes}"] = Other("whole_pfl.py", asked.pfl, processes)
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     of_runs: dict[str, list[dict[str, Any]]] = {}
     rows: list[dict[str, Any]] = []
@@ -228,7 +268,7 @@ def main() -> None:
             dataset=asked.dataset or RUNS[name].dataset,
         )
         label = f"{name}: {run.model}, {run.dataset}, {run.rounds} rounds"
-        for found in measure(label, run, asked.device, asked.repeats, asked.pfl):
+        for found in measure(label, run, asked.device, asked.repeats, others):
             of_runs[label] = [row(label, who, runs) for who, runs in found.items()]
             rows = [one for some in of_runs.values() for one in some]
             if asked.out is not None:

@@ -3,13 +3,32 @@
 import json
 import sys
 
+import by_fedlens
 import pytest
 
+import recording
 import whole_runs
+from fedlens.network.network import Network
+from tests.federations import ENGINES, FEW, noisy_images, small_cnn
+
+
+@pytest.mark.parametrize(
+    ("name", "label"),
+    [
+        ("sequential", "engine sequential, workers: 1"),
+        ("processes, three workers", "engine processes, workers: 3"),
+    ],
+)
+def test_a_row_beside_peers_says_how_many_workers_there_were(name, label):
+    engine = ENGINES[name](Network(small_cnn()), noisy_images(FEW).examples)
+    try:
+        assert by_fedlens.label(engine) == label
+    finally:
+        engine.close()
 
 
 def test_a_benchmark_that_is_cut_short_leaves_what_it_had(tmp_path, monkeypatch, capsys):
-    told = iter([4.0, 3.0, 2.0, 5.0])
+    told = iter([4.0, 4.5, 3.0, 3.5, 2.0, 5.0])
 
     def timed(*_: object) -> dict[str, float]:
         seconds = next(told, None)
@@ -17,7 +36,7 @@ def test_a_benchmark_that_is_cut_short_leaves_what_it_had(tmp_path, monkeypatch,
             raise KeyboardInterrupt
         return {"total": seconds, "cpu": seconds}
 
-    for name in ("by_fedlens", "by_others"):
+    for name in ("by_fedlens", "in_parts", "by_others"):
         monkeypatch.setattr(whole_runs, name, timed)
     words = ["--only", "quickstart", "--repeats", "2", "--out", str(tmp_path / "out")]
     monkeypatch.setattr(sys, "argv", ["whole_runs.py", *words])
@@ -27,8 +46,28 @@ def test_a_benchmark_that_is_cut_short_leaves_what_it_had(tmp_path, monkeypatch,
     assert kept["torch"] and kept["command"].endswith(f"--out {tmp_path / 'out'}")
     assert [(one["by"], one["total"], one["n"]) for one in kept["rows"]] == [
         ("Fedlens, first start", 4.0, 1),
+        ("parts of a first start", 4.5, 1),
         ("Fedlens, second start", 3.0, 1),
+        ("parts of a second start", 3.5, 1),
         ("loop by hand", 2.0, 1),
     ]
     assert "loop by hand | 2.0" in (tmp_path / "out" / "whole_runs.md").read_text()
     assert capsys.readouterr().err.endswith("repeat 2: Fedlens, first start 5.0 s\n")
+
+
+def test_rounds_are_timed_one_by_one_alone_and_side_by_side(monkeypatch, capsys):
+    for name, value in {"CLIENTS": 2, "BATCH": 2, "EPOCHS": 2}.items():
+        monkeypatch.setattr(recording, name, value)
+    words = ["--device", "cpu", "--steps", "2", "4", "--rounds", "2", "--json"]
+    monkeypatch.setattr(sys, "argv", ["recording.py", *words])
+    recording.main()
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [(row["steps"], row["experiments"]) for row in rows] == [(2, 1), (2, 3), (4, 1), (4, 3)]
+    assert all(len(row["seconds"]) == 2 and min(row["seconds"]) > 0 for row in rows)
+
+
+def test_steps_that_are_no_whole_epochs_are_refused(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["recording.py", "--device", "cpu", "--steps", "15"])
+    with pytest.raises(SystemExit):
+        recording.main()
+    assert "--steps: choose multiples of 10" in capsys.readouterr().err

@@ -234,7 +234,7 @@ def test_how_much_of_each_item_was_run_is_said():
         assert str(len(folders)) == runs
         found, every = coverage(recipe_of(name), PAPERS / name)
         assert re.match(f"all {every}\\b" if found == every else f"{found} of {every}", experiments)
-        assert part(name) == ("" if found == every else f"{found} of {every}")
+        assert part(name) == (found, every)
         used, wanted = len({_manifest(place)["seed"] for place in folders}), _num_seeds(name)
         assert seeds == (f"{used}" if used >= wanted else f"{used} of {wanted}"), name
         if revisions != "the same runs":

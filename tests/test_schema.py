@@ -7,12 +7,13 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from tools.make_described import described
+from tools.make_described import as_text, described
 
 from fedlens.experiment import Experiment
+from fedlens.explained import explain
 from fedlens.names import CHOSEN_BY_NAME
 from fedlens.options import options_of
-from fedlens.schema import explain, schema
+from fedlens.schema import named, schema
 
 ROOT = Path(__file__).parents[1]
 LEAST = {"dataset": "fashion-mnist-mini", "model": "lenet5", "rounds": 2}
@@ -93,9 +94,19 @@ def test_three_keys_are_needed(checker):
     assert "'rounds' is a required property" in problem.message
 
 
-def test_what_keys_mean_is_what_the_docs_say():
-    text = (ROOT / "src" / "fedlens" / "described.json").read_text(encoding="utf-8")
-    assert json.loads(text) == described(), "run python tools/make_described.py"
+@pytest.mark.parametrize(
+    ("file", "made"), [("described", described), ("named", named), ("schema", schema)]
+)
+def test_what_commands_read_is_what_docs_types_and_functions_say(file, made):
+    text = (ROOT / "src" / "fedlens" / f"{file}.json").read_text(encoding="utf-8")
+    assert text == as_text(made()), "run python tools/make_described.py"
+
+
+def test_what_another_library_has_under_a_name_is_explained():
+    first, option = explain("model.timm:resnet18")
+    assert first.startswith("model.timm:resnet18: A model of timm")
+    assert option.startswith("  model.timm:resnet18.drop_rate: ")
+    assert explain("model.timm:resnet18.drop_rate")[1:] == ["a number", "default: 0.0"]
 
 
 def test_a_key_is_explained_with_its_default_and_its_choices():

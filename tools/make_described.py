@@ -1,13 +1,18 @@
-"""Print src/fedlens/described.json: what each key of an experiment means, as the docs say it.
+"""Write what commands say without importing PyTorch, into src/fedlens.
 
-python tools/make_described.py > src/fedlens/described.json
+    python tools/make_described.py
+
+described.json: what each key of an experiment means, as the docs say it. named.json: what can be
+chosen by name, with its options. schema.json: the JSON Schema of experiment files.
 """
 
 import json
 import re
 from pathlib import Path
+from typing import Any
 
-DOCS = Path(__file__).parents[1] / "docs"
+ROOT = Path(__file__).parents[1]
+DOCS, PACKAGE = ROOT / "docs", ROOT / "src" / "fedlens"
 LINK = re.compile(r"\[([^]]*)\]\(([^)]*)\)")
 
 
@@ -52,5 +57,17 @@ def _file(target: str) -> str:
     return target.partition("#")[0] or "experiments.md"
 
 
+def as_text(content: Any) -> str:
+    return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+
+
+def main() -> None:
+    (PACKAGE / "described.json").write_text(as_text(described()), encoding="utf-8")
+    from fedlens import schema  # which reads that file
+
+    (PACKAGE / "named.json").write_text(as_text(schema.named()), encoding="utf-8")
+    (PACKAGE / "schema.json").write_text(as_text(schema.schema()), encoding="utf-8")
+
+
 if __name__ == "__main__":
-    print(json.dumps(described(), indent=1, ensure_ascii=False))
+    main()

@@ -7,10 +7,15 @@ from dataclasses import replace
 
 from work import LR, Watch, arguments, model
 
+from fedlens.engines import Engine
 from fedlens.rounds import begin, run_round
 from fedlens.runs.bench import experiment
 from fedlens.runs.settings import torch_settings
 from fedlens.setup import build
+
+
+def label(engine: Engine) -> str:
+    return f"engine {engine.name}, workers: {engine.num_workers}"
 
 
 def main() -> None:
@@ -25,8 +30,7 @@ def main() -> None:
             module.load_state_dict(state.params | state.buffers)
             watch.round_is_over(module)
     setup.engine.close()
-    engine = type(setup.engine).__name__.lower()
-    watch.report(settings=f"engine {engine}, workers: {getattr(setup.engine, 'workers', 1)}")
+    watch.report(settings=label(setup.engine))
 
 
 if __name__ == "__main__":

@@ -1,33 +1,50 @@
-"""A whole run by pfl-research's FederatedAveraging, in one process."""
+"""A whole run by pfl-research's FederatedAveraging, in one process, or in several under torchrun.
+
+The device is also that of PFL_PYTORCH_DEVICE: without it each process would want a GPU of its own.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 import absent  # noqa: F401  (before pfl, which may lack what it does not need here)
+import numpy as np
 import torch
 from by_pfl import Classifier, federated_averaging
 from pfl.callback.base import TrainingProcessCallback
+from pfl.internal.ops import pytorch_ops
 from pfl.metrics import Metrics
 from torch import Tensor
-from whole_work import asked, evaluate, images_and_labels, members, model
+from whole_work import asked, device, evaluate, images_and_labels, members, model
 
 
 class Evaluated(TrainingProcessCallback):
+    """Each process evaluates on its share of the images, as pfl's own callback has it."""
+
     def __init__(self, images: Tensor, labels: Tensor) -> None:
-        self.images, self.labels = images, labels
+        everyone = pytorch_ops.distributed
+        mine = slice(everyone.global_rank, None, everyone.world_size)
+        self.images, self.labels, self.num = images[mine], labels[mine], len(labels)
 
     def after_central_iteration(
         self, aggregate_metrics: Metrics, model: Any, *, central_iteration: int
     ) -> tuple[bool, Metrics]:
-        module = model.pytorch_model.module
-        print(central_iteration + 1, *evaluate(module, self.images, self.labels), flush=True)
+        means = evaluate(model.pytorch_model.module, self.images, self.labels)
+        sums = torch.tensor(means, device=device) * len(self.labels)
+        (sums,) = pytorch_ops.distributed.all_reduce([sums])
+        if is_first_process():
+            print(central_iteration + 1, *(sums / self.num).tolist(), flush=True)
         return False, Metrics()
+
+
+def is_first_process() -> bool:
+    return bool(pytorch_ops.distributed.global_rank == 0)
 
 
 def main() -> None:
     images, labels, test_images, test_labels = images_and_labels()
     parts, module = members(len(labels)), model(images)
+    np.random.seed(0)  # all processes draw the same clients, and train a part of them
     federated_averaging(
         Classifier(module),
         images.permute(0, 2, 3, 1).contiguous(),
@@ -41,7 +58,8 @@ def main() -> None:
         callback=Evaluated(test_images, test_labels),
         epochs=asked.epochs,
     )
-    torch.save(module.state_dict(), asked.out)
+    if is_first_process():
+        torch.save(module.state_dict(), asked.out)
 
 
 if __name__ == "__main__":

@@ -1,104 +1,141 @@
-"""Options of what is chosen by name, in words: what the docstring of its function says of each."""
+"""A key of experiments, a section, a name or an option in words. It needs no PyTorch."""
 
 from __future__ import annotations
 
-import inspect
-import re
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Iterator
 from difflib import get_close_matches
 from typing import Any
 
-from fedlens.core import Number
-from fedlens.names import CHOSEN_BY_NAME, SCHEDULES
-from fedlens.options import ByName, did_you_mean, in_words, options_of
+from fedlens.described import Choice, choices, descriptions, schema
+from fedlens.names import CHOSEN_BY_NAME, KINDS, SCHEDULES
+from fedlens.options import did_you_mean
 
-SCHEDULED = (Number, Number | None, float, float | None)  # types of numbers that may be schedules
 MOST_NAMED = 3  # in a line that asks what was meant
 
 
-def explained(key: str, said: Callable[[Any], str]) -> list[str] | None:
-    """Lines about a name, as algorithm.fedprox, or about an option; None: it is neither.
+def explain(key: str) -> list[str]:
+    """Lines about a key: what it means, what it may be, its default; or about a whole section.
 
-    `said` writes a default. An option may be asked for without a name: all that have it are told.
+    Also about a name, as algorithm.fedprox, and about an option of it, as algorithm.fedprox.mu. An
+    option may be asked for without a name: all that have it are told.
     """
+    known = _keys(schema(), "")
+    inside = [name for name in known if name.startswith(f"{key}.")]
+    if key not in known and not inside:
+        if (lines := _chosen(key)) is not None:
+            return lines
+        places = [name for name in known if name.rpartition(".")[2] == key] or _places_of(key)
+        sections = {name.partition(".")[0] for name in known}
+        near = get_close_matches(key, {*known, *sections}, n=1) or sections
+        hint = f"did you mean {' or '.join(places)}?" if places else did_you_mean(key, near)
+        raise ValueError(f"unknown key {key!r}: {hint}")
+    lines = [_said_of(key, descriptions().get(key, ""))]
+    if inside:
+        return lines + [f"  {_said_of(name, descriptions().get(name, ''))}" for name in inside]
+    if known[key] is not None:
+        lines.append(f"default: {known[key]}")
+    if key in CHOSEN_BY_NAME:
+        numbers = CHOSEN_BY_NAME[key] is SCHEDULES
+        lines.append("a number, or a schedule:" if numbers else "one of:")
+        lines += [f"  {called(name, one)}" for name, one in _choices(key).items()]
+        lines.append("  or a function of your own, as module:function")
+    return lines
+
+
+def called(name: str, choice: Choice) -> str:
+    """A name with its options and their defaults, in a line."""
+    options = [
+        f"{option} = {'...' if one['default'] is None else one['default']}"
+        for option, one in choice["options"].items()
+    ]
+    return f"{name} ({', '.join(options)})" if options else name
+
+
+def _keys(section: dict[str, Any], prefix: str) -> dict[str, str | None]:
+    """Every key with its default, None if it must be given; those of a section in its place."""
+    found: dict[str, str | None] = {}
+    for name, one in section["properties"].items():
+        key = f"{prefix}{name}"
+        if "properties" in one:
+            found |= _keys(one, f"{key}.")
+        elif name in section.get("required", ()):
+            found[key] = None
+        else:
+            found[key] = json.dumps(one["default"]) if "default" in one else "none"
+    return found
+
+
+def _choices(place: str) -> dict[str, Choice]:
+    """What can be chosen by name for a key."""
+    kind = next(kind for kind, table in KINDS.items() if table is CHOSEN_BY_NAME[place])
+    return choices()[kind]
+
+
+def _chosen(key: str) -> list[str] | None:
+    """Lines about a name or an option; None: it is neither."""
     place = next((place for place in CHOSEN_BY_NAME if key.startswith(f"{place}.")), None)
     if place is None:
         return None
-    table = CHOSEN_BY_NAME[place]
+    table = _choices(place)
     word, _, option = key[len(place) + 1 :].partition(".")
-    if word in table:
-        options = options_of(table[word])
+    choice = table.get(word) or _of_a_library(place, word)
+    if choice is not None:
+        options = choice["options"]
         if not option:
-            lines = [_said_of(f"{place}.{word}", _sentences(table[word])[0])]
+            lines = [_said_of(f"{place}.{word}", choice["about"])]
             return lines + [
-                "  " + _said_of(f"{place}.{word}.{one}", about(table[word], one)) for one in options
+                "  " + _said_of(f"{place}.{word}.{name}", one["about"])
+                for name, one in options.items()
             ]
         if option in options:
-            return _option(place, word, option, said)
+            return _option(place, word, choice, option)
         hint = did_you_mean(option, options) if options else "it takes none"
         raise ValueError(f"{place} {word!r} has no option {option!r}: {hint}")
-    named = [] if option else [name for name in table if word in options_of(table[name])]
+    named = [] if option else [name for name in table if word in table[name]["options"]]
     if not named:
-        raise ValueError(f"unknown key {key!r}: {_near(key, place, table)}")
-    return [line for name in named for line in _option(place, name, word, said)]
+        raise ValueError(f"unknown key {key!r}: {_near(key, place)}")
+    return [line for name in named for line in _option(place, name, table[name], word)]
 
 
-def places_of(option: str) -> list[str]:
-    """The keys by which this option is known, but those of schedules, which are of many numbers."""
-    keys = [
-        key
-        for place, table in CHOSEN_BY_NAME.items()
-        if table is not SCHEDULES
-        for key in _option_keys(place, table)
-    ]
-    return [key for key in keys if key.endswith(f".{option}")]
+def _of_a_library(place: str, name: str) -> Choice | None:
+    """What another package has under a name, as timm:resnet18: it must be imported for that."""
+    if name not in CHOSEN_BY_NAME[place]:
+        return None
+    from fedlens.schema import choice
+
+    return choice(CHOSEN_BY_NAME[place][name], scheduled=False)
 
 
-def about(function: Callable[..., Any], option: str) -> str:
-    """What a docstring says of an option: below Args, or in the sentences that name it."""
-    text = inspect.getdoc(function) or ""
-    listed = re.search(rf"^    {option}_?: (.*(?:\n {{8}}.*)*)", text, re.MULTILINE)
-    if listed is not None:
-        return " ".join(listed[1].split())
-    sentences = _sentences(function)
-    for form in (f"`{option}`", rf"\b{option}\b"):
-        found = [one for one in sentences if re.search(form, one)]
-        if found:
-            return " ".join(found)
-    return ""
-
-
-def _option(place: str, name: str, option: str, said: Callable[[Any], str]) -> list[str]:
-    function = CHOSEN_BY_NAME[place][name]
-    parameter = options_of(function)[option]
-    lines = [_said_of(f"{place}.{name}.{option}", about(function, option))]
-    may_change = place == "algorithm" and parameter.annotation in SCHEDULED
-    lines.append(in_words(parameter.annotation) + ", or a schedule" * may_change)
-    needed = parameter.default is parameter.empty
-    return [*lines, "it must be given" if needed else f"default: {said(parameter.default)}"]
+def _option(place: str, name: str, choice: Choice, option: str) -> list[str]:
+    one = choice["options"][option]
+    default = "it must be given" if one["default"] is None else f"default: {one['default']}"
+    return [_said_of(f"{place}.{name}.{option}", one["about"]), one["type"], default]
 
 
 def _said_of(key: str, text: str) -> str:
     return f"{key}: {text}" if text else key
 
 
-def _sentences(function: Callable[..., Any]) -> list[str]:
-    """Those of a docstring, without what it lists below Args."""
-    text = " ".join((inspect.getdoc(function) or "").partition("\nArgs:")[0].split())
-    return re.split(r"(?<=\.) (?=[A-Z`])", text)
+def _places_of(option: str) -> list[str]:
+    """The keys by which this option is known, but those of schedules, which are of many numbers."""
+    places = [place for place, table in CHOSEN_BY_NAME.items() if table is not SCHEDULES]
+    keys = [f"{place}.{one}" for place in places for one in _options(place)]
+    return [key for key in keys if key.endswith(f".{option}")]
 
 
-def _option_keys(place: str, table: ByName) -> Iterator[str]:
-    for name, function in table.items():
-        yield from (f"{place}.{name}.{option}" for option in options_of(function))
+def _options(place: str) -> Iterator[str]:
+    """Of all that can be chosen for a key, each behind its name."""
+    for name, choice in _choices(place).items():
+        yield from (f"{name}.{option}" for option in choice["options"])
 
 
-def _near(key: str, place: str, table: ByName) -> str:
+def _near(key: str, place: str) -> str:
     """What may have been meant by a key below `place`: the nearest, or all names there are."""
     begin = f"{place}."  # is right, and would make all keys look near
-    options = [one.removeprefix(begin) for one in _option_keys(place, table)]
-    known = dict.fromkeys([*table, *options, *(one.rpartition(".")[2] for one in options)])
+    names, options = _choices(place), list(_options(place))
+    known = dict.fromkeys([*names, *options, *(one.rpartition(".")[2] for one in options)])
     near = get_close_matches(key.removeprefix(begin), known, n=MOST_NAMED, cutoff=0.7)
     if near:
         return f"did you mean {' or '.join(begin + one for one in near)}?"
-    return f"choose one of {', '.join(table)}"
+    return f"choose one of {', '.join(names)}"

@@ -209,6 +209,21 @@ RECIPES = ByName(
     },
 )
 
+KINDS: dict[str, ByName] = {
+    "algorithms": ALGORITHMS,
+    "models": MODELS,
+    "partitions": PARTITIONS,
+    "devices": DEVICES,
+    "losses": LOSSES,
+    "metrics": METRICS,
+    "optimizers": OPTIMIZERS,
+    "schedules": SCHEDULES,
+    "anneals": ANNEALS,
+    "datasets": DATASETS,
+    "recipes": RECIPES,
+}
+"""What `fedlens list` lists."""
+
 CHOSEN_BY_NAME: dict[str, ByName] = {
     "dataset": DATASETS,
     "model": MODELS,

@@ -1,29 +1,31 @@
-"""Experiment files described for programs and for people: a JSON Schema, and a key in words.
+"""Experiment files described for programs and for people: a JSON Schema, and options in words.
 
 Nothing is described twice: types and defaults are those of `Experiment`, options are those of the
-functions that are named, and what a key means is what docs/experiments.md says of it.
+functions that are named, and what a key means is what docs/experiments.md says of it. Commands
+read what is made here from files (`described.py`).
 """
 
 from __future__ import annotations
 
 import inspect
 import json
+import re
+import sys
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, Field, fields, is_dataclass
-from difflib import get_close_matches
+from dataclasses import MISSING, fields, is_dataclass
 from functools import partial
 from typing import Any, Literal, Union
 
 from torch import Tensor, nn
 
-from fedlens.described import descriptions
+from fedlens.core import Number
+from fedlens.described import Choice, Option, descriptions
 from fedlens.experiment import Experiment, as_plain
-from fedlens.explained import explained, places_of
 from fedlens.federation import Dataset
-from fedlens.names import CHOSEN_BY_NAME, SCHEDULES
-from fedlens.options import Given, Named, did_you_mean, options_of, types_of
+from fedlens.names import CHOSEN_BY_NAME, KINDS
+from fedlens.options import Given, Named, in_words, options_of, types_of
 
 Schema = dict[str, Any]
 Table = Mapping[str, Callable[..., Any]]
@@ -37,6 +39,7 @@ PLAIN: dict[Any, Schema] = {
     float: {"type": "number"},
     str: {"type": "string"},
 }
+SCHEDULED = (Number, Number | None, float, float | None)  # types of numbers that may be schedules
 
 
 def schema() -> Schema:
@@ -48,69 +51,45 @@ def schema() -> Schema:
     }
 
 
-def explain(key: str) -> list[str]:
-    """Lines about a key: what it means, what it may be, its default; or about a whole section.
-
-    Also about a name, as algorithm.fedprox, and about an option of it, as algorithm.fedprox.mu.
-    """
-    known = _keys(Experiment, "")
-    inside = {name: one for name, one in known.items() if name.startswith(f"{key}.")}
-    if key not in known and not inside:
-        if (lines := explained(key, _said)) is not None:
-            return lines
-        places = [name for name in known if name.rpartition(".")[2] == key] or places_of(key)
-        sections = {name.partition(".")[0] for name in known}
-        near = get_close_matches(key, {*known, *sections}, n=1) or sections
-        hint = f"did you mean {' or '.join(places)}?" if places else did_you_mean(key, near)
-        raise ValueError(f"unknown key {key!r}: {hint}")
-    lines = [f"{key}: {described(key)}" if is_described(key) else key]
-    if inside:
-        return lines + [f"  {name}: {described(name)}".rstrip(": ") for name in inside]
-    field = known[key]
-    if field.default is not MISSING:
-        lines.append(f"default: {_said(field.default)}")
-    if key in CHOSEN_BY_NAME:
-        numbers = CHOSEN_BY_NAME[key] is SCHEDULES
-        lines.append("a number, or a schedule:" if numbers else "one of:")
-        lines += [f"  {called(name, one)}" for name, one in CHOSEN_BY_NAME[key].items()]
-        lines.append("  or a function of your own, as module:function")
-    return lines
+def named() -> dict[str, dict[str, Choice]]:
+    """What can be chosen by name, by kind and name."""
+    return {
+        kind: {
+            name: choice(function, scheduled=kind == "algorithms")
+            for name, function in table.items()
+        }
+        for kind, table in KINDS.items()
+    }
 
 
-def is_described(key: str) -> bool:
-    return key in descriptions()
+def choice(function: Callable[..., Any], scheduled: bool) -> Choice:
+    """What a function is, and its options; numbers of those that are `scheduled` may change."""
+    # An item of a paper is told at the head of its file.
+    text = inspect.getdoc(function) or inspect.getdoc(sys.modules[function.__module__]) or ""
+    options: dict[str, Option] = {}
+    for name, parameter in options_of(function).items():
+        may_change = scheduled and parameter.annotation in SCHEDULED
+        needed = parameter.default is parameter.empty
+        options[name] = {
+            "about": about(function, name),
+            "type": in_words(parameter.annotation) + ", or a schedule" * may_change,
+            "default": None if needed else _said(parameter.default),
+        }
+    return {"about": text.partition("\n")[0], "options": options}
 
 
-def described(key: str) -> str:
-    """What a key means, in the words of docs/experiments.md."""
-    return descriptions().get(key, "")
-
-
-def _keys(kind: Any, prefix: str) -> dict[str, Field[Any]]:
-    """Every key with its field; those of a section in place of the section."""
-    found: dict[str, Field[Any]] = {}
-    for field in fields(kind):
-        section = _section(types_of(kind)[field.name])
-        key = f"{prefix}{field.name}"
-        found |= {key: field} if section is None else _keys(section, f"{key}.")
-    return found
-
-
-def _section(kind: Any) -> Any:
-    """The dataclass that a field holds, if it holds nothing else."""
-    given = typing.get_args(kind)[-1] if typing.get_origin(kind) is Given else kind
-    choices = [one for one in typing.get_args(given) or [given] if one is not type(None)]
-    is_one = len(choices) == 1 and is_dataclass(choices[0]) and choices[0] is not Named
-    return choices[0] if is_one else None
-
-
-def called(name: str, function: Callable[..., Any]) -> str:
-    """A name with its options and their defaults, in a line."""
-    options = []
-    for option, parameter in options_of(function).items():
-        needed = parameter.default is inspect.Parameter.empty
-        options.append(f"{option} = {'...' if needed else _said(parameter.default)}")
-    return f"{name} ({', '.join(options)})" if options else name
+def about(function: Callable[..., Any], option: str) -> str:
+    """What a docstring says of an option: below Args, or in the sentences that name it."""
+    text = inspect.getdoc(function) or ""
+    listed = re.search(rf"^    {option}_?: (.*(?:\n {{8}}.*)*)", text, re.MULTILINE)
+    if listed is not None:
+        return " ".join(listed[1].split())
+    sentences = re.split(r"(?<=\.) (?=[A-Z`])", " ".join(text.partition("\nArgs:")[0].split()))
+    for form in (f"`{option}`", rf"\b{option}\b"):
+        found = [one for one in sentences if re.search(form, one)]
+        if found:
+            return " ".join(found)
+    return ""
 
 
 def _said(value: Any) -> str:
@@ -123,8 +102,8 @@ def _record(kind: Any, prefix: str) -> Schema:
     for field in fields(kind):
         key = f"{prefix}{field.name}"
         one = _bounded(_of(types_of(kind)[field.name], key), partial(_takes, kind, field.name))
-        if is_described(key):
-            one = {"description": described(key), **one}
+        if key in descriptions():
+            one = {"description": descriptions()[key], **one}
         if field.default is MISSING:
             needed.append(field.name)
         elif (value := as_plain(field.default)) is not None and not isinstance(value, dict):

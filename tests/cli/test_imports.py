@@ -60,9 +60,14 @@ def imported_by(*arguments: str, **environment: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "arguments", ["--help", "--version", "list", "list recipes", "run --help", "reproduce --help"]
+    "arguments",
+    [
+        *("--help", "--version", "run --help", "reproduce --help"),
+        *("list", "list recipes", *(f"list {kind} --long" for kind in names.KINDS)),
+        *("explain local.lr", "explain clients", "explain algorithm.fedprox.mu", "schema"),
+    ],
 )
-def test_help_and_lists_import_nothing_large(arguments):
+def test_help_lists_and_explanations_import_nothing_large(arguments):
     assert not imported_by(*arguments.split()) & HEAVY
 
 

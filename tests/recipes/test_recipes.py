@@ -278,17 +278,15 @@ def test_the_long_list_says_what_recipes_are_and_how_much_was_measured(
     (tmp_path / ".git").mkdir()
     place = Path("results/papers/ghaemi/fedavg")
     for seed in range(2):
-        run = tmp_path / place / "runs" / f"iid-logits-seed{seed}"
-        run.mkdir(parents=True)
-        (run / "experiment.toml").write_text('dataset = "fashion-mnist"\n')
-        (run / "manifest.json").write_text("{}")
+        (tmp_path / place / "runs" / f"iid-logits-seed{seed}").mkdir(parents=True)
     (tmp_path / f"{place}-lr-0.05" / "runs").mkdir(parents=True)
+    (tmp_path / "results" / "README.md").write_text("| `ghaemi/fedavg` | all 5 | 2 |\n")
     status, out, err = fedlens("list", "recipes", "--long")
     assert (status, err) == (0, "")
     lines = out.splitlines()
     assert len(lines) == 2 * len(RECIPES)
     also = f"; with other settings: {place}-lr-0.05"
-    said = lines.index(f"ghaemi/fedavg  measured: {place} (1 of 5 experiments, 2 runs){also}")
+    said = lines.index(f"ghaemi/fedavg  measured: {place} (5 of 5 experiments, 2 runs){also}")
     assert lines[said + 1] == "    FedAvg, section 5.2: iid and non-iid clients over 80 rounds."
 
 

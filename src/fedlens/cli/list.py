@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
 import typer
 
-from fedlens.names import (
-    ALGORITHMS,
-    ANNEALS,
-    DATASETS,
-    DEVICES,
-    LOSSES,
-    METRICS,
-    MODELS,
-    OPTIMIZERS,
-    PARTITIONS,
-    RECIPES,
-    SCHEDULES,
-)
+from fedlens.names import KINDS
 
 Kind = Literal[
     "algorithms",
@@ -48,29 +35,15 @@ def list_command(
 
     Without a kind: what can be listed.
     """
-    tables = {
-        "algorithms": ALGORITHMS,
-        "models": MODELS,
-        "partitions": PARTITIONS,
-        "devices": DEVICES,
-        "losses": LOSSES,
-        "metrics": METRICS,
-        "optimizers": OPTIMIZERS,
-        "schedules": SCHEDULES,
-        "anneals": ANNEALS,
-        "datasets": DATASETS,
-        "recipes": RECIPES,
-    }
     if long and kind is not None:
-        from fedlens.schema import called
+        from fedlens.described import choices
+        from fedlens.explained import called
 
-        for name, function in tables[kind].items():
+        for name, choice in choices()[kind].items():
             records = _measured(name, whole=True) if kind == "recipes" else ""
-            # An item of a paper is told at the head of its file.
-            about = function.__doc__ or sys.modules[function.__module__].__doc__ or ""
-            print(f"{called(name, function)}{records}\n    {about.partition(chr(10))[0]}")
+            print(f"{called(name, choice)}{records}\n    {choice['about']}")
         return
-    for name in tables if kind is None else tables[kind]:
+    for name in KINDS if kind is None else KINDS[kind]:
         print(f"{name}{_measured(name) if kind == 'recipes' else ''}")
 
 
@@ -86,15 +59,11 @@ def _measured(recipe: str, whole: bool = False) -> str:
         return ""
     if not (place / "runs").is_dir():
         return f"  measured: {_from_here(place)} (nothing is trained)"
-    runs, share = sum(1 for _ in (place / "runs").iterdir()), part(recipe)
-    others = []
-    if whole:
-        from fedlens.recipes.stored import coverage
-
-        found, every = coverage(recipe, place)
-        share = f"{found} of {every}"
-        others = [str(_from_here(other)) for other in with_other_settings(recipe)]
-    experiments = f"{share} experiment{'s' * (not share.endswith(' 1'))}, " if share else ""
+    runs = sum(1 for _ in (place / "runs").iterdir())
+    found, every = part(recipe) or (0, 0)
+    shown = every and (whole or found < every)
+    experiments = f"{found} of {every} experiment{'s' * (every != 1)}, " if shown else ""
+    others = [str(_from_here(other)) for other in with_other_settings(recipe)] if whole else []
     also = f"; with other settings: {', '.join(others)}" if others else ""
     return f"  measured: {_from_here(place)} ({experiments}{runs} run{'s' * (runs != 1)}){also}"
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import errno
 import io
-import json
 import logging
 import sys
 import tempfile
 import traceback
 from collections.abc import Callable
 from difflib import get_close_matches
-from importlib.resources import files
 from pathlib import Path
 from typing import Annotated
 
@@ -36,6 +34,7 @@ from fedlens.cli.run import resume_command, run_command
 from fedlens.cli.schema import explain_command, schema_command
 from fedlens.cli.stopping import INTERRUPTED, Stopped, heed_signals, stopped
 from fedlens.cli.sweep import sweep_command
+from fedlens.described import descriptions
 from fedlens.options import did_you_mean, importable
 from fedlens.own_code import mistake_of
 from fedlens.reading import printable, reason, shortened
@@ -140,12 +139,6 @@ def main() -> None:
     raise SystemExit(status)
 
 
-def described_keys() -> list[str]:
-    """The keys of experiments, from the file that describes them: to read it takes no torch."""
-    text = (files("fedlens") / "described.json").read_text(encoding="utf-8")
-    return list(json.loads(text))
-
-
 def _misused(error: click.UsageError) -> str:
     """The line for words that a command does not take: the nearest ones, or where to read on."""
     where = f"see {error.ctx.command_path if error.ctx else 'fedlens'} --help"
@@ -186,7 +179,7 @@ def _as_a_key(error: click.NoSuchOption) -> str:
     if not any(parameter.name in ("overrides", "words") for parameter in taken):
         return ""
     wanted = error.option_name.lstrip("-").replace("-", "_")
-    keys = [key for key in described_keys() if wanted in (key, key.rpartition(".")[2])]
+    keys = [key for key in descriptions() if wanted in (key, key.rpartition(".")[2])]
     if not keys:
         return ""
     ways = " or ".join(f"{key}=VALUE" for key in keys)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -15,10 +14,10 @@ def schema_command(
     out: Annotated[Path | None, typer.Option(help="The file. [default: print it]")] = None,
 ) -> None:
     """Write the JSON Schema of experiment files, for editors."""
+    from fedlens.described import schema_text
     from fedlens.files import write_atomically
-    from fedlens.schema import schema
 
-    text = json.dumps(schema(), indent=1, ensure_ascii=False) + "\n"
+    text = schema_text()
     if out is None:
         print(text, end="")
         return
@@ -36,7 +35,7 @@ def explain_command(
     ],
 ) -> None:
     """Say what a key of an experiment means, and its default."""
-    from fedlens.schema import explain
+    from fedlens.explained import explain
 
     for line in explain(key):
         print(line)

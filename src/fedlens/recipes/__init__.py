@@ -30,15 +30,16 @@ def measured(name: str) -> Path | None:
     return place if (CHECKOUT / ".git").exists() and place.is_dir() else None
 
 
-def part(name: str) -> str:
-    """How many of a recipe's experiments the checkout has records of ("11 of 41"), if not of all.
+def part(name: str) -> tuple[int, int] | None:
+    """How many of a recipe's experiments the checkout has records of, and how many it has.
 
     By results/README.md, which tests compare with the records: to count them takes torch.
     """
     said = CHECKOUT / "results" / "README.md"
     rows = said.read_text(encoding="utf-8") if said.is_file() else ""
-    found = re.search(rf"^\|[^|]*`{re.escape(name)}`[^|]*\| (\d+ of \d+)\b", rows, re.MULTILINE)
-    return found[1] if found else ""
+    row = rf"^\|[^|]*`{re.escape(name)}`[^|]*\| (?:all|(\d+) of) (\d+)\b"
+    found = re.search(row, rows, re.MULTILINE)
+    return None if found is None else (int(found[1] or found[2]), int(found[2]))
 
 
 def with_other_settings(name: str) -> list[Path]:

@@ -94,7 +94,10 @@ def _from(stored: str | Path) -> str:
 
 
 def coverage(name: str, stored: Path) -> tuple[int, int]:
-    """How many experiments of a recipe have stored runs at `paper` scale, and how many it has."""
+    """How many experiments of a recipe have stored runs at `paper` scale, and how many it has.
+
+    `recipes.part` has the same from results/README.md; this is what tests hold that to.
+    """
     places = _places(stored)
     names = [place.name for place in places]
     used = _used([(read_experiment(place), read_manifest(place)) for place in places])

@@ -1,0 +1,91 @@
+"""What does recording cost, and does it grow with the steps of a round?
+
+    python benchmarks/recording.py [--device cuda] [--steps 470 940 1880] [--rounds 6] [--json]
+
+Ten clients of simple-cnn take so many steps a round on batches of 32, in one experiment and in
+three that differ in their seed, side by side. Every round is timed by itself, from the first on. On
+a GPU the first rounds compile kernels, if Triton's cache does not have them, and record what the
+later ones replay: "beyond" is what all rounds took beyond as many of the fastest. Where only blocks
+of steps are recorded it is the same for any number of steps. A second call compiles nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from fedlens.client import ClientProgram
+from fedlens.rounds import RoundInput, begin, run_rounds
+from fedlens.runs.bench import Workload, experiment, time_of
+from fedlens.runs.settings import torch_settings
+from fedlens.setup import Setup, build
+
+CLIENTS, BATCH, EPOCHS = 10, 32, 10
+SIDE_BY_SIDE = 3
+
+
+def setups_of(steps: int, count: int, device: str, precision: str) -> list[Setup]:
+    """Experiments that differ in their seed; epochs spare images."""
+    work = Workload("simple-cnn", (3, 32, 32), CLIENTS, steps // EPOCHS, BATCH)
+    one = experiment(work, "stacked", device, precision)
+    one = replace(one, local=replace(one.local, epochs=EPOCHS))
+    return [build(replace(one, seed=seed)) for seed in range(count)]
+
+
+def rounds(setups: list[Setup]) -> Callable[[], None]:
+    """A function that runs one round after another of all these experiments together."""
+    engine = setups[0].engine
+    turns = [
+        RoundInput(s.program, s.federation, begin(s.network, s.program, s.federation, s.device), i)
+        for i, s in enumerate(setups)
+    ]
+    like = next(iter(turns[0].state.params.values()))
+    together = ClientProgram.joint([s.program for s in setups], like)
+
+    def one_round() -> None:
+        nonlocal turns
+        after = run_rounds(together, engine, turns)
+        turns = [replace(turn, state=state) for turn, (state, _) in zip(turns, after, strict=True)]
+
+    return one_round
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    on_gpu = torch.cuda.is_available()
+    parser.add_argument("--device", default="cuda" if on_gpu else "cpu")
+    parser.add_argument("--precision", default="auto")
+    parser.add_argument("--steps", type=int, nargs="+", help=f"[default: 940; on a CPU {EPOCHS}]")
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    device, rows = torch.device(arguments.device), []
+    wanted = arguments.steps or [940 if device.type == "cuda" else EPOCHS]
+    if any(steps < EPOCHS or steps % EPOCHS for steps in wanted) or arguments.rounds < 1:
+        parser.error(f"--steps: choose multiples of {EPOCHS}; --rounds: 1 or more")
+    for steps in wanted:
+        for count in (1, SIDE_BY_SIDE):
+            setups = setups_of(steps, count, arguments.device, arguments.precision)
+            with torch_settings(setups[0].experiment, device):
+                one_round = rounds(setups)
+                seconds = [time_of(one_round, 1, device) for _ in range(arguments.rounds)]
+            for setup in setups:
+                setup.engine.close()
+            beyond = sum(seconds) - len(seconds) * min(seconds)
+            rows.append({"steps": steps, "experiments": count, "seconds": seconds})
+            if not arguments.json:
+                told = "  ".join(f"{one:.3f}" for one in seconds)
+                print(f"{steps} steps, experiments: {count}  {told}  beyond {beyond:.3f} s")
+    machine = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    precision = setups[0].experiment.precision
+    about = {"machine": machine, "torch": torch.__version__, "precision": precision}
+    print(json.dumps({**about, "rows": rows}) if arguments.json else about)
+
+
+if __name__ == "__main__":
+    main()
