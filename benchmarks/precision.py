@@ -1,10 +1,12 @@
-"""Does bfloat16 cost accuracy? The same runs in fp32, tf32 and bf16, seed by seed, on a GPU.
+"""Does bfloat16 cost accuracy? The same runs in fp32, tf32 and bf16, seed by seed.
 
-    python benchmarks/precision.py [--data DIR] [--seeds 5] [--rounds 100]
+    python benchmarks/precision.py [--data DIR] [--seeds 5] [--rounds 100] [--precisions fp32 bf16]
 
 Fashion-MNIST, mcmahan-cnn, 100 clients, 10 a round, one local epoch of batches of 32; iid, and with
 Dirichlet(1) clients. Printed are the mean and the standard deviation of the final test accuracy,
-and the mean difference from fp32 over the seeds with its standard error.
+and the mean difference from the first precision over the seeds with its standard error. Each final
+model is also judged in every one of the precisions: what the same weights come to on the same
+images, and by how much that differs at the most.
 """
 
 from __future__ import annotations
@@ -13,21 +15,26 @@ import argparse
 import json
 import math
 import statistics
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, get_args
 
 import fedlens as fl
+from fedlens.core import Tree
+from fedlens.rounds import begin
+from fedlens.runs.evaluate import evaluate
+from fedlens.runs.metrics import metrics
+from fedlens.runs.settings import torch_settings
+from fedlens.setup import build
 from origin import origin
 
 Precision = Literal["fp32", "tf32", "bf16"]
-PRECISIONS = get_args(Precision)
 PARTITIONS = {"iid": fl.Named("iid"), "dirichlet": fl.Named("dirichlet", {"alpha": 1.0})}
 
 
-def accuracy(
-    partition: str, precision: Precision, seed: int, rounds: int, data: str | None
-) -> float:
-    experiment = fl.Experiment(
+def experiment(partition: str, precision: Precision, seed: int, rounds: int) -> fl.Experiment:
+    return fl.Experiment(
         dataset=fl.Named("fashion-mnist"),
         model=fl.Named("mcmahan-cnn"),
         rounds=rounds,
@@ -37,36 +44,66 @@ def accuracy(
         evaluate=fl.Evaluate(every=rounds),
         precision=precision,
     )
-    return fl.run(experiment, data=data).final["test_accuracy"]
+
+
+def judged(described: fl.Experiment, model: Tree, data: Path | None) -> float:
+    """The accuracy of a model, in the precision of this experiment, on its engine."""
+    setup = build(described, data)
+    with torch_settings(setup.experiment, setup.device):
+        state = begin(setup.network, setup.program, setup.federation, setup.device)
+        here = {name: t.to(setup.device) for name, t in model.items()}
+        params = {name: here[name] for name in state.params}
+        buffers = {name: here[name] for name in state.buffers}
+        state = replace(state, params=params, buffers=buffers)
+        loss, test = setup.program.algorithm.objective.loss, setup.parts["test"]
+        found = metrics(evaluate(setup.engine, state, test, setup.dataset.num_classes, loss))
+    setup.engine.close()
+    return found["accuracy"]
+
+
+def spread(values: Sequence[float]) -> float:
+    return statistics.stdev(values) if len(values) > 1 else 0.0
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data")
+    parser.add_argument("--data", type=Path)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--precisions", nargs="+", default=get_args(Precision))
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     found: dict[str, dict[str, list[float]]] = {}
+    rejudged: dict[str, dict[str, list[float]]] = {}
     for partition in PARTITIONS:
         found[partition] = {}
-        for precision in PRECISIONS:
-            values = [
-                accuracy(partition, precision, seed, arguments.rounds, arguments.data)
-                for seed in range(arguments.seeds)
-            ]
+        for precision in arguments.precisions:
+            values, others = [], {other: list[float]() for other in arguments.precisions}
+            for seed in range(arguments.seeds):
+                one = experiment(partition, precision, seed, arguments.rounds)
+                result = fl.run(one, data=arguments.data)
+                values.append(result.final["test_accuracy"])
+                for other in arguments.precisions:
+                    described = replace(one, precision=other)
+                    others[other].append(judged(described, result.model, arguments.data))
             found[partition][precision] = values
-            pairs = zip(values, found[partition]["fp32"], strict=True)
+            rejudged[f"{partition}, trained in {precision}"] = others
+            pairs = zip(values, found[partition][arguments.precisions[0]], strict=True)
             apart = [a - b for a, b in pairs]
-            error = statistics.stdev(apart) / math.sqrt(len(apart)) if len(apart) > 1 else 0.0
             print(
                 f"{partition:<10} {precision}  {statistics.fmean(values):.4f} "
-                f"({statistics.stdev(values):.4f})  minus fp32 {statistics.fmean(apart):+.4f} "
-                f"({error:.4f})",
+                f"({spread(values):.4f})  minus {arguments.precisions[0]} "
+                f"{statistics.fmean(apart):+.4f} ({spread(apart) / math.sqrt(len(apart)):.4f})",
                 flush=True,
             )
+            widest = max(max(same) - min(same) for same in zip(*others.values(), strict=True))
+            means = ", ".join(f"{k} {statistics.fmean(v):.4f}" for k, v in others.items())
+            print(
+                f"           the same models judged in {means}: apart by {widest:.4f} at the most"
+            )
     if arguments.out:
-        arguments.out.write_text(json.dumps({**origin(), "accuracy": found}, indent=1))
+        content = {**origin(), "accuracy": found, "judged": rejudged}
+        arguments.out.write_text(json.dumps(content, indent=1))
 
 
 if __name__ == "__main__":
