@@ -60,6 +60,9 @@ def main() -> None:
     )
     if is_first_process():
         torch.save(module.state_dict(), asked.out)
+    if torch.distributed.is_initialized():  # else threads of its group may outlive a process
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -221,12 +221,13 @@ def _lines(title: str, total: int, done: int) -> Watch:
 @contextmanager
 def _bar(title: str, total: int | None, done: int, counter: str) -> Iterator[Any]:
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
         TextColumn(counter),
+        TimeElapsedColumn(),  # it moves also where a round takes minutes
         TextColumn("{task.fields[measures]}", markup=False),
     )
     with Progress(*columns, console=Console(stderr=True)) as progress:
