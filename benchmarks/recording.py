@@ -14,14 +14,11 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 
-from fedlens.client import ClientProgram
-from fedlens.rounds import RoundInput, begin, run_rounds
-from fedlens.runs.bench import Workload, experiment, time_of
+from fedlens.runs.bench import Workload, experiment, rounds_together, time_of
 from fedlens.runs.settings import torch_settings
 from fedlens.setup import Setup, build
 
@@ -35,24 +32,6 @@ def setups_of(steps: int, count: int, device: str, precision: str) -> list[Setup
     one = experiment(work, "stacked", device, precision)
     one = replace(one, local=replace(one.local, epochs=EPOCHS))
     return [build(replace(one, seed=seed)) for seed in range(count)]
-
-
-def rounds(setups: list[Setup]) -> Callable[[], None]:
-    """A function that runs one round after another of all these experiments together."""
-    engine = setups[0].engine
-    turns = [
-        RoundInput(s.program, s.federation, begin(s.network, s.program, s.federation, s.device), i)
-        for i, s in enumerate(setups)
-    ]
-    like = next(iter(turns[0].state.params.values()))
-    together = ClientProgram.joint([s.program for s in setups], like)
-
-    def one_round() -> None:
-        nonlocal turns
-        after = run_rounds(together, engine, turns)
-        turns = [replace(turn, state=state) for turn, (state, _) in zip(turns, after, strict=True)]
-
-    return one_round
 
 
 def main() -> None:
@@ -72,7 +51,7 @@ def main() -> None:
         for count in (1, SIDE_BY_SIDE):
             setups = setups_of(steps, count, arguments.device, arguments.precision)
             with torch_settings(setups[0].experiment, device):
-                one_round = rounds(setups)
+                one_round = rounds_together(setups, setups[0].engine)
                 seconds = [time_of(one_round, 1, device) for _ in range(arguments.rounds)]
             for setup in setups:
                 setup.engine.close()

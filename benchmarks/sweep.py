@@ -14,14 +14,11 @@ import json
 import platform
 import statistics
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 
-from fedlens.client import ClientProgram
 from fedlens.engines import Stacked
-from fedlens.rounds import RoundInput, begin, run_rounds
-from fedlens.runs.bench import WORKLOADS, experiment, time_of
+from fedlens.runs.bench import WORKLOADS, experiment, rounds_together, time_of
 from fedlens.runs.grid import grid
 from fedlens.runs.points import Point
 from fedlens.runs.settings import torch_settings
@@ -32,19 +29,7 @@ def rounds(points: list[Point], at_once: int) -> Callable[[], None]:
     """A function that runs a round of all these points together, one after another."""
     setups = [point.setup for point in points]
     engine = Stacked(setups[0].network, setups[0].federation.examples, at_once=at_once)
-    turns = [
-        RoundInput(s.program, s.federation, begin(s.network, s.program, s.federation, s.device), i)
-        for i, s in enumerate(setups)
-    ]
-    like = next(iter(turns[0].state.params.values()))
-    together = ClientProgram.joint([s.program for s in setups], like)
-
-    def one_round() -> None:
-        nonlocal turns
-        after = run_rounds(together, engine, turns)
-        turns = [replace(turn, state=state) for turn, (state, _) in zip(turns, after, strict=True)]
-
-    return one_round
+    return rounds_together(setups, engine)
 
 
 def main() -> None:

@@ -27,7 +27,7 @@ from fedlens.models import MODELS
 from fedlens.network.network import Network
 from fedlens.network.ops import normalise
 from fedlens.options import did_you_mean
-from fedlens.rounds import begin, run_round
+from fedlens.rounds import RoundInput, begin, run_rounds
 from fedlens.runs.evaluate import evaluate
 from fedlens.runs.settings import torch_settings
 from fedlens.runs.summary import peak_memory
@@ -230,11 +230,22 @@ class Idle(Engine):
 
 def rounds(setup: Setup) -> Callable[[], None]:
     """A function that runs one round after another."""
-    state = begin(setup.network, setup.program, setup.federation, setup.device)
+    return rounds_together([setup], setup.engine)
+
+
+def rounds_together(setups: Sequence[Setup], engine: Engine) -> Callable[[], None]:
+    """The same for several experiments, whose clients train as one cohort."""
+    turns = [
+        RoundInput(s.program, s.federation, begin(s.network, s.program, s.federation, s.device), i)
+        for i, s in enumerate(setups)
+    ]
+    like = next(iter(turns[0].state.params.values()))
+    together = ClientProgram.joint([s.program for s in setups], like)
 
     def one_round() -> None:
-        nonlocal state
-        state, _ = run_round(setup.program, setup.federation, setup.engine, state, seed=0)
+        nonlocal turns
+        after = run_rounds(together, engine, turns)
+        turns = [replace(turn, state=state) for turn, (state, _) in zip(turns, after, strict=True)]
 
     return one_round
 
