@@ -72,6 +72,7 @@ def test_a_terminal_has_a_bar_of_what_takes_longer(clock, capsys, monkeypatch):
         watch(2, 2)
     shown = capsys.readouterr().err
     assert "slow" in shown and "2/2" in shown
+    assert "0:0" in shown, "the time since it began"
 
 
 def test_images_that_are_decoded_are_counted_before_the_first_round(clock, capsys):

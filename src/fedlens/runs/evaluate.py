@@ -69,7 +69,7 @@ class FromLogits(NamedTuple):
     reliability: Tensor | None
 
 
-Counted = tuple[dict[str, Tally], dict[str, FromLogits], Tensor | None]
+Counts = tuple[dict[str, Tally], dict[str, FromLogits], Tensor | None]
 """By part what the answers add up to, and what was computed from logits; clients' answers."""
 
 
@@ -100,7 +100,7 @@ class Evaluation:
             self._counts = HostCopy(self._counted())
         return self._counts
 
-    def _counted(self) -> Counted:
+    def _counted(self) -> Counts:
         setup, engine, state = self.setup, self.engine, self.state
         loss, num_classes = setup.program.algorithm.objective.loss, setup.dataset.num_classes
         keep_logits = any(metric.reads_logits for metric in self.metrics)

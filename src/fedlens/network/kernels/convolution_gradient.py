@@ -95,9 +95,8 @@ def _gradient_kernel(
         tl.store(biases + part * s.outs + n, tl.sum(bias, 0), mask=n < s.outs)
     if HAS_BIAS and KIND == "pool":
         share = split * tl.num_programs(0) + tl.program_id(0)
-        windows_of_all = batch * frame.tall * frame.wide
-        shares = splits * tl.num_programs(0)
-        bias = _bias_of_windows(grads, kept, windows_of_all, share, shares, n, s.outs, BM, BN)
+        shares, cells = splits * tl.num_programs(0), batch * frame.tall * frame.wide
+        bias = _bias_of_windows(grads, kept, cells, share, shares, n, s.outs, BM, BN)
         tl.store(biases + (share * clients + client) * s.outs + n, bias, mask=n < s.outs)
 
 
@@ -231,7 +230,8 @@ def kernel_gradient(
 def _tiles(depth: int, kind: str, wide_tile: int, bytes: int) -> tuple[int, int, int, int]:
     """Entries, positions at a time, warps and stages of a program of `_gradient_kernel`.
 
-    Of few channels loads are narrow, and of winners grads are made: more stages do not hide that.
+    Of few channels loads are narrow, and of winners grads are made: more stages, as were measured,
+    do not hide that.
     """
     if depth >= 128:
         of_grads = wide_tile if kind == "plain" else 2 * wide_tile
