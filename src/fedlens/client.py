@@ -32,12 +32,13 @@ from fedlens.steps import (
     TakeSteps,
     WeightForm,
     alike,
+    as_batch,
     concatenated,
     drift_of,
+    each_step,
     numbers_of_clients,
     one_for_all,
     own_rows,
-    read_batch,
     rows_of,
     views_of,
 )
@@ -209,26 +210,25 @@ class ClientProgram:
     ) -> tuple[Local, Tensor]:
         """One step after another, all of as many clients and examples; the losses are [C, S]."""
         losses = []
-        for one in now.each():
-            local, loss = self._take_step(model, examples, algorithm, local, one)
+        prepare = model.normalise if self.augment is None else None
+        for one, images in each_step(examples, now, prepare):
+            local, loss = self._take_step(model, images, algorithm, local, one)
             losses.append(loss)
         return local, torch.stack(losses, 1)
 
     def _take_step(
-        self, model: Model, examples: Examples, algorithm: Algorithm, local: Local, now: StepInput
+        self, model: Model, images: Tensor, algorithm: Algorithm, local: Local, now: StepInput
     ) -> tuple[Local, Tensor]:
         """One step of every client; the loss is [C]."""
-        batch, mixture = read_batch(examples, now, self.augment)
+        batch, mixture = as_batch(images, now, self.augment)
         for p in local.params.values():
             p.requires_grad_()
         weights: dict[str, Any] = local.params
         if self.form is not None:
-            weights = weights | self.form.weights(local)
+            weights = weights | self.form.weights(local, now.step)
         logits, local.buffers = model(
             weights, local.buffers, batch.images, now.dropout_keys, batch.mask
         )
-        if self.form is not None:
-            self.form.count_step(local)
         objective, step = algorithm.objective, algorithm.local_step
         contracts = step is not None and step.contracts and not step.is_plain
         if contracts:  # the step itself does what penalties do

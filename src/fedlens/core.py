@@ -80,7 +80,6 @@ class LayerFactors(NamedTuple):
 
     inputs: Tensor  # [C, T * B, features] of the steps so far; zeros where none was taken yet
     grads: Tensor  # [C, T * B, out] of the loss by the layer's outputs
-    taken: Tensor  # [C] int64: steps
     drift: Tensor | None  # [C, out, features]
 
 

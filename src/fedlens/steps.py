@@ -19,9 +19,11 @@ from fedlens.slots import LocalStep
 from fedlens.trees import join, map_tensors
 from fedlens.work import ClientInputs
 
+READ_AHEAD = 2**25  # numbers of images that a GPU reads at once; a CPU reads those of one step
+
 
 class StepInput(NamedTuple):
-    """What S steps of C clients take from their plan; `each` gives that of one, without the S."""
+    """What S steps of C clients take from their plan, or one step does, without the S."""
 
     chosen: Tensor  # [C, S, B] positions in Examples
     labels: Tensor  # [C, S, B]
@@ -35,18 +37,41 @@ class StepInput(NamedTuple):
     def at(self, which: slice) -> StepInput:
         return StepInput._make([*(t[:, which] for t in self[:-1]), self.step[which]])
 
-    def each(self) -> Iterator[StepInput]:
-        # All steps are brought into their order in memory at once: a kernel for each costs more.
-        by_step = (t.transpose(0, 1).contiguous().unbind() for t in self[:-1])
-        return map(StepInput._make, zip(*by_step, self.step.unbind(), strict=True))
+    def by_step(self) -> StepInput:
+        """The same, [S, C, ...]. All steps at once: a kernel for each costs more."""
+        ordered = (t.transpose(0, 1).contiguous() for t in self[:-1])
+        return StepInput._make([*ordered, self.step])
 
 
-def read_batch(
-    examples: Examples, now: StepInput, augment: Augment | None
+def each_step(
+    examples: Examples,
+    now: StepInput,
+    prepare: Callable[[Tensor], Tensor] | None = None,
+    at_once: int | None = None,
+) -> Iterator[tuple[StepInput, Tensor]]:
+    """One step after another, and its images [C, B, ...], read and prepared some steps at once."""
+    ordered = now.by_step()
+    steps = map(StepInput._make, zip(*(t.unbind() for t in ordered), strict=True))
+    at_once = at_once or _steps_at_once(examples, ordered.chosen[0].numel())
+    for first in range(0, len(ordered.chosen), at_once):
+        some = ordered.chosen[first : first + at_once]
+        images = examples.read(some.flatten())
+        images = images.view(*some.shape, *images.shape[1:])
+        for shown in (images if prepare is None else prepare(images)).unbind():
+            yield next(steps), shown
+
+
+def _steps_at_once(examples: Examples, num_images: int) -> int:
+    """How many steps, each of this many images, are read at once."""
+    if not examples.images.is_cuda:
+        return 1
+    return max(READ_AHEAD // (num_images * examples.images.shape[1:].numel()), 1)
+
+
+def as_batch(
+    images: Tensor, now: StepInput, augment: Augment | None
 ) -> tuple[Batch, Mixture | None]:
     """The examples of one step as the model is shown them, and how they are mixed, if they are."""
-    images = examples.read(now.chosen.flatten())
-    images = images.view(*now.chosen.shape, *images.shape[1:])
     mixture = None
     if augment is not None:
         images = augment(images, now.augment_keys)
@@ -72,12 +97,8 @@ class WeightForm(Protocol):
         """What clients have in place of these weights when they start."""
         ...
 
-    def weights(self, local: Local) -> dict[str, Any]:
-        """What the model takes in their place in this step, by name."""
-        ...
-
-    def count_step(self, local: Local) -> None:
-        """Called between the forward and the backward pass of a step."""
+    def weights(self, local: Local, step: Tensor) -> dict[str, Any]:
+        """What the model takes in their place in this step, which is given by its number []."""
         ...
 
     def multiplied_out(self, local: Local, step: LocalStep) -> Local:

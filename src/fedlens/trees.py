@@ -51,34 +51,44 @@ def copy_tensors(source: Any, target: Any) -> None:
     copy_all(zip(tensors_in(source), tensors_in(target), strict=True))
 
 
+LARGE = 2**17
+"""Elements of a tensor that is copied by itself: a kernel of many tensors has one program for every
+65,536 elements, and those of a large tensor would be too few to keep a GPU busy."""
+
+
 def copy_all(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
-    """The first tensor of each pair into the second; on a GPU in one kernel for each dtype."""
+    """The first of each pair into the second; on a GPU one kernel for the small of a dtype."""
     by_dtype: dict[torch.dtype, list[tuple[Tensor, Tensor]]] = {}
     for a, b in pairs:
-        if a is not b:
+        if a is b:
+            continue
+        if a.numel() >= LARGE:
+            b.copy_(a)
+        else:
             by_dtype.setdefault(a.dtype, []).append((a, b))
     for some in by_dtype.values():
         torch._foreach_copy_([b for _, b in some], [a for a, _ in some])
 
 
 def converted(tree: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """Copies in another dtype; on a GPU in one kernel."""
+    """Copies in another dtype; on a GPU one kernel for the small."""
     made = {name: torch.empty_like(t, dtype=dtype) for name, t in tree.items()}
     copy_tensors(tree, made)
     return made
 
 
 def copies(value: Any) -> Any:
-    """`value` with tensors of its own; on a GPU in one kernel for each dtype."""
+    """`value` with tensors of its own; on a GPU one kernel for the small of a dtype."""
     found = tensors_in(value)
     by_dtype: dict[torch.dtype, list[int]] = {}
     for place, tensor in enumerate(found):
-        by_dtype.setdefault(tensor.dtype, []).append(place)
-    for dtype, places in by_dtype.items():
-        some = [found[place] for place in places]
+        if tensor.numel() >= LARGE or tensor.dtype is torch.bool:
+            found[place] = tensor.clone()
+        else:
+            by_dtype.setdefault(tensor.dtype, []).append(place)
+    for places in by_dtype.values():
         # Times 1 is a copy, and torch makes no other of many tensors at once.
-        many = dtype is not torch.bool  # which would become whole numbers
-        made = torch._foreach_mul(some, 1) if many else map(torch.clone, some)
+        made = torch._foreach_mul([found[place] for place in places], 1)
         for place, copy in zip(places, made, strict=True):
             found[place] = copy
     copied = iter(found)

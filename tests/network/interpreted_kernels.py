@@ -208,7 +208,6 @@ def factors(batch: int, features: int, out: int, steps: int) -> None:
         (
             torch.zeros(clients, steps * batch, features, device=DEVICE),
             torch.zeros(clients, steps * batch, out, device=DEVICE),
-            torch.zeros(clients, dtype=torch.int64, device=DEVICE),
         )
         for _ in range(2)
     ]
@@ -216,20 +215,19 @@ def factors(batch: int, features: int, out: int, steps: int) -> None:
     many = torch.arange(steps + 1)
     times = drifted(many, torch.tensor([0.1, 0.2]), torch.tensor([0.9, 1.0]))
     times = times.to(DEVICE, torch.float32)
-    for step in range(steps):
+    for step, number in enumerate(torch.arange(steps, device=DEVICE).unbind()):
         size = batch - step  # a batch may be a short one
         x = torch.randn(clients, size, features, device=DEVICE, requires_grad=True)
         pull = torch.randn(clients, size, out, device=DEVICE)
         ys = []
         for form, room in zip((functions, products), rooms, strict=True):
             drift = drifts if step else None
-            whole = Factors(start, *room, batch, lr, decay.log2(), drift, times)
+            whole = Factors(start, *room, number, batch, lr, decay.log2(), drift, times)
             ys.append(form.factored_linear(x, whole, bias, relu=step != 1))
-            room[2].add_(1)
         pull = on_one_side(pull, *ys)
         results = [
             (y, *torch.autograd.grad(y, (x, bias), pull), inputs, grads)
-            for y, (inputs, grads, _) in zip(ys, rooms, strict=True)
+            for y, (inputs, grads) in zip(ys, rooms, strict=True)
         ]
         for what, one, other in zip(("y", "dx", "db", "X", "D"), *results, strict=True):
             agree(f"factors, {what} of step {step}", one, other)

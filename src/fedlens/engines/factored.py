@@ -164,7 +164,6 @@ class FactoredForm:
             layers[name] = LayerFactors(
                 inputs=server.new_zeros(clients, steps * batch, features),
                 grads=server.new_zeros(clients, steps * batch, out),
-                taken=torch.zeros(clients, dtype=torch.int64, device=server.device),
                 drift=drift,
             )
         times = None
@@ -174,7 +173,7 @@ class FactoredForm:
         wide = torch.promote_types(self.network.compute, torch.float32)
         return FactoredWeights(layers, exact, map_tensors(exact, lambda t: t.to(wide)))
 
-    def weights(self, local: Local) -> dict[str, Any]:
+    def weights(self, local: Local, step: Tensor) -> dict[str, Any]:
         assert local.factored is not None
         layers, _, numbers = local.factored
         return {
@@ -182,7 +181,7 @@ class FactoredForm:
                 start=self.server[name],
                 inputs=layer.inputs,
                 grads=layer.grads,
-                taken=layer.taken,
+                step=step,
                 batch=self.batch,
                 lr=numbers.lr,
                 log_decay=numbers.log_decay,
@@ -192,11 +191,6 @@ class FactoredForm:
             )
             for name, layer in layers.items()
         }
-
-    def count_step(self, local: Local) -> None:
-        assert local.factored is not None
-        for layer in local.factored.layers.values():
-            layer.taken.add_(1)
 
     def multiplied_out(self, local: Local, step: LocalStep) -> Local:
         """Clients with the weights that their factors come to."""
@@ -217,7 +211,7 @@ class FactoredForm:
     def factors(self, local: Local, name: str, numbers: StepNumbers) -> tuple[Tensor, Tensor]:
         """X, and D with each row times what its step did to the weights in the end."""
         assert local.factored is not None
-        inputs, grads, _, _ = local.factored.layers[name]
+        inputs, grads, _ = local.factored.layers[name]
         left = faded(grads, self.batch, local.steps, numbers.log_decay)
         return inputs, _times(grads, -numbers.lr[:, None] * left)
 

@@ -15,7 +15,7 @@ class Factors(NamedTuple):
     start: Tensor  # [G, out, features]
     inputs: Tensor  # [C, T * B, features] of the steps so far; zeros where none was taken yet
     grads: Tensor  # [C, T * B, out] of the layer's outputs
-    taken: Tensor  # [C] steps
+    step: Tensor  # [] int64: how many steps were taken, by all who still train
     batch: int  # rows of inputs and grads that belong to a step
     lr: Tensor  # [G] or [C]
     log_decay: Tensor  # [G] or [C]

@@ -27,6 +27,13 @@ class Model(Protocol):
         """(params[C], buffers[C], images[C, B], keys[C], mask[C, B]) -> logits[C, B, L], buffers"""
         ...
 
+    def normalise(self, images: Tensor) -> Tensor:
+        """Images [..., channels, H, W] as its first layer takes them.
+
+        It does so itself with those that are not; whoever shows it many may do it with all at once.
+        """
+        ...
+
 
 @dataclass(frozen=True)
 class Numerics:

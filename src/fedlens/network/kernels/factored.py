@@ -1,9 +1,9 @@
 """Triton kernels of factored linear layers of C clients (see `Factors`).
 
 Client c has inputs X[c] and grads D[c], with a row k for each example it has seen: `each` rows a
-step, and `taken` steps of them; the rows behind are not read. Its matrix is
+step, of the `step` steps before this one; the rows behind are not read. Its matrix is
 
-    w = start - lr * sum over k of fade(k) * D[c, k]' X[c, k] + times[taken] * drift
+    w = start - lr * sum over k of fade(k) * D[c, k]' X[c, k] + times[step] * drift
 
 with fade(k) = 2 ** (log_decay * steps taken since row k). So, for the rows x of a batch,
 
@@ -11,8 +11,8 @@ with fade(k) = 2 ** (log_decay * steps taken since row k). So, for the rows x of
     dx = dy start - lr * (fade * (dy D')) X + times * (dy drift)
 
 The products with `start` and `drift` are handed in, as `base` and `drift`. The forward pass stores
-the step's own x in X, the backward pass its own dy in D, behind the others. In between, `taken` is
-raised by one. C clients stand in groups of `size` with the same lr, log_decay and times.
+the step's own x in X, the backward pass its own dy in D, behind the others. C clients stand in
+groups of `size` with the same lr, log_decay and times.
 """
 
 from __future__ import annotations
@@ -26,6 +26,10 @@ from fedlens.network.factors import Factors
 from fedlens.network.kernels.launch import launchable
 from fedlens.network.kernels.sizes import PROGRAMS, tile
 
+# Steps are numbered in one tensor, in which every other number is not aligned: one kernel is
+# enough for all.
+_ANYWHERE = ["step"]
+
 
 @triton.jit
 def _fade(k, each, seen, log_decay):
@@ -33,9 +37,9 @@ def _fade(k, each, seen, log_decay):
     return tl.exp2(log_decay * (seen // each - 1 - k // each).to(tl.float32))
 
 
-@launchable
+@launchable(do_not_specialize_on_alignment=_ANYWHERE)
 def _scores_kernel(
-    x, inputs, taken, each, out, clients, batch, features, rows,
+    x, inputs, step, each, out, clients, batch, features, rows,
     chunk, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """out[part, c, m, n] = sum over the part's features k of x[c, m, k] * X[c, n, k].
@@ -45,7 +49,7 @@ def _scores_kernel(
     """
     client = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
-    seen = tl.load(taken).to(tl.int32) * each
+    seen = tl.load(step).to(tl.int32) * each
     m = tl.arange(0, BM)
     n = tl.program_id(2) * BN + tl.arange(0, BN)
     mine = x + client * batch * features + m[:, None] * features
@@ -70,9 +74,9 @@ def _scores_kernel(
         tl.store(entry, sums, mask=here & (n < seen)[None, :])
 
 
-@launchable
+@launchable(do_not_specialize_on_alignment=_ANYWHERE)
 def _forward_kernel(
-    base, drift, times, scores, grads, taken, each, bias, y, clients, batch, outs, rows, rates,
+    base, drift, times, scores, grads, step, each, bias, y, clients, batch, outs, rows, rates,
     log_decays, size, HAS_DRIFT: tl.constexpr, PARTS: tl.constexpr, HAS_BIAS: tl.constexpr,
     RELU: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
@@ -82,7 +86,7 @@ def _forward_kernel(
     """
     client = tl.program_id(0).to(tl.int64)
     lr, log_decay = tl.load(rates + client // size), tl.load(log_decays + client // size)
-    seen = tl.load(taken).to(tl.int32) * each
+    seen = tl.load(step).to(tl.int32) * each
     m = tl.arange(0, BM)
     n = tl.program_id(1) * BN + tl.arange(0, BN)
     sums = tl.zeros((BM, BN), tl.float32)
@@ -114,9 +118,9 @@ def _forward_kernel(
     tl.store(y + entry, result.to(y.dtype.element_ty), mask=there)
 
 
-@launchable
+@launchable(do_not_specialize_on_alignment=_ANYWHERE)
 def _backward_scores_kernel(
-    dy, y, grads, taken, each, out, scores, bias, batch, outs, rows,
+    dy, y, grads, step, each, out, scores, bias, batch, outs, rows,
     RELU: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """With d = dy before ReLU: out = d, bias[c, n] = sum over m of d, scores[c, m, k] = d[m] D[k]'.
@@ -125,7 +129,7 @@ def _backward_scores_kernel(
     before it has the scores of BN rows of D of block j.
     """
     client = tl.program_id(0).to(tl.int64)
-    seen = (tl.load(taken).to(tl.int32) - 1) * each
+    seen = tl.load(step).to(tl.int32) * each
     m = tl.arange(0, BM)
     block = tl.program_id(1)
     if block == tl.num_programs(1) - 1:
@@ -157,9 +161,9 @@ def _backward_scores_kernel(
         tl.store(score, sums, mask=(m < batch)[:, None] & (n < seen)[None, :])
 
 
-@launchable
+@launchable(do_not_specialize_on_alignment=_ANYWHERE)
 def _backward_kernel(
-    base, drift, times, scores, inputs, taken, each, dx, batch, features, rows, rates,
+    base, drift, times, scores, inputs, step, each, dx, batch, features, rows, rates,
     log_decays, size, HAS_DRIFT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """dx[c, m, n] = base - lr * (fade * scores) X + times * drift.
@@ -168,7 +172,7 @@ def _backward_kernel(
     """
     client = tl.program_id(0).to(tl.int64)
     lr, log_decay = tl.load(rates + client // size), tl.load(log_decays + client // size)
-    seen = (tl.load(taken).to(tl.int32) - 1) * each
+    seen = tl.load(step).to(tl.int32) * each
     m = tl.arange(0, BM)
     n = tl.program_id(1) * BN + tl.arange(0, BN)
     entry = (client * batch + m)[:, None] * features + n[None, :]
@@ -211,13 +215,13 @@ def forward(
     # Of many clients there are programs enough: each hides less, and reads with more warps.
     warps, stages = (8, 2) if parts == 1 and tall <= 16 else (4, 3)
     _scores_kernel[(clients, parts, blocks)](
-        x, factors.inputs, factors.taken, factors.batch, scores, clients, batch, features, rows,
+        x, factors.inputs, factors.step, factors.batch, scores, clients, batch, features, rows,
         chunk, BM=tall, BN=block, BK=deep, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     y, wide = torch.empty_like(base), min(tile(outs), 64)
     _forward_kernel[(clients, triton.cdiv(outs, wide))](
         base, base if drift is None else drift, _times(factors), scores, factors.grads,
-        factors.taken, factors.batch, base if bias is None else bias, y, clients, batch, outs, rows,
+        factors.step, factors.batch, base if bias is None else bias, y, clients, batch, outs, rows,
         factors.lr, factors.log_decay, clients // len(factors.lr), HAS_DRIFT=drift is not None,
         PARTS=parts, HAS_BIAS=bias is not None, RELU=relu, BM=tall, BN=wide,
         BK=min(tile(rows), 64), num_warps=4, num_stages=2,
@@ -239,7 +243,7 @@ def backward_scores(
     block = min(tile(rows), 64)
     few = batch <= 16
     _backward_scores_kernel[(clients, triton.cdiv(rows, block) + 1)](
-        dy, dy if y is None else y, factors.grads, factors.taken, factors.batch, d, scores, bias,
+        dy, dy if y is None else y, factors.grads, factors.step, factors.batch, d, scores, bias,
         batch, outs, rows, RELU=y is not None, BM=tile(batch), BN=block,
         BK=min(tile(outs), 256 if few else 64), num_warps=8 if few else 4, num_stages=2,
     )  # fmt: skip
@@ -254,7 +258,7 @@ def backward(
     dx, (wide, warps) = torch.empty_like(base), (256, 8) if batch <= 16 else (128, 4)
     _backward_kernel[(clients, triton.cdiv(features, wide))](
         base, base if drift is None else drift, _times(factors), scores, factors.inputs,
-        factors.taken, factors.batch, dx, batch, features, scores.shape[2], factors.lr,
+        factors.step, factors.batch, dx, batch, features, scores.shape[2], factors.lr,
         factors.log_decay, clients // len(factors.lr), HAS_DRIFT=drift is not None,
         BM=tile(batch), BN=wide, BK=16, num_warps=warps, num_stages=3,
     )  # fmt: skip

@@ -30,10 +30,13 @@ class SingleModel:
         tensors = {name: t.squeeze(0) for name, t in (params | buffers).items()}
         # Of one example alone PyTorch's BatchNorm makes an error, the masked one does not.
         padding = mask.squeeze(0) if mask.shape[1] == 1 else mask.new_empty(0)
-        inputs = channels_last(self.module.numerics.normalise(images.squeeze(0)))
+        inputs = channels_last(self.normalise(images.squeeze(0)))
         with on_fast_path(self.layers, self.fast):
             logits = self.module(tensors, inputs, keys.squeeze(0), padding, training=True)
         return logits.unsqueeze(0), buffers
+
+    def normalise(self, images: Tensor) -> Tensor:
+        return self.module.numerics.normalise(images)
 
 
 def channels_last(images: Tensor) -> Tensor:

@@ -30,6 +30,9 @@ class LayeredModel:
     ) -> tuple[Tensor, Tree]:
         return self._logits(params | buffers, images, keys, mask, training=True), buffers
 
+    def normalise(self, images: Tensor) -> Tensor:
+        return self.numerics.normalise(images)
+
     def predict(self, tensors: Tree, images: Tensor) -> Tensor:
         """(parameters and buffers [C], images [C, B]) -> the logits [C, B, L] in evaluation."""
         key = torch.zeros(len(images), dtype=torch.int64, device=images.device)
@@ -42,7 +45,7 @@ class LayeredModel:
         self.mode.set(training)
         frozen = self.constants.on(images.device)
         same = {name: t.expand(len(keys), *t.shape) for name, t in frozen.items()}
-        inputs = self.numerics.normalise(images)
+        inputs = self.normalise(images)
         return self.module(tensors | same, self.numerics.cast, inputs, keys, mask)
 
 
@@ -59,6 +62,8 @@ class MappedModel:
         def each(p: Tree, b: Tree, x: Tensor, k: Tensor, m: Tensor) -> tuple[Tensor, Tree]:
             return self.module(p | b, x, k, m, training=True), b
 
-        inputs = self.module.numerics.normalise(images)
-        logits, moved = vmap(each)(params, buffers, inputs, keys, mask)
+        logits, moved = vmap(each)(params, buffers, self.normalise(images), keys, mask)
         return logits, moved
+
+    def normalise(self, images: Tensor) -> Tensor:
+        return self.module.numerics.normalise(images)

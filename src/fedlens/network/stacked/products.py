@@ -141,10 +141,11 @@ class FactoredLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, bias: Tensor | None, factors: Factors, relu: bool) -> Tensor:
-        inputs, seen_grads, taken, each = factors[1:5]
+        inputs, seen_grads, step, each = factors[1:5]
         lr, log_decay = (
             one.repeat_interleave(len(x) // len(one)) for one in (factors.lr, factors.log_decay)
         )
+        taken = step.expand(len(x))
         weights = (-lr[:, None] * faded(inputs, each, taken, log_decay)).to(x)[:, None]
         y = shared_product(x, factors.start.mT)
         times = None
@@ -157,8 +158,7 @@ class FactoredLinear(torch.autograd.Function):
             y += bias[:, None]
         if relu:
             y.relu_()
-        # Everyone who still trains has taken as many steps.
-        rows = taken[0] * each + torch.arange(x.shape[1], device=x.device)
+        rows = step * each + torch.arange(x.shape[1], device=x.device)
         inputs.index_copy_(1, rows, x)
         ctx.save_for_backward(y if relu else None, rows, weights, times)
         ctx.factors, ctx.has_bias = factors, bias is not None
