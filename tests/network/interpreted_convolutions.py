@@ -1,14 +1,17 @@
 """Triton kernels of convolutions beside plain PyTorch: a part of `interpreted_kernels.py`."""
 
 from collections.abc import Iterable
+from typing import Any
 from unittest import mock
 
 import torch
 import torch.nn.functional as F
 
 from fedlens.network.kernels import convolution_gradient, functions
+from fedlens.network.layers import LANES, keyed_dropout
 from fedlens.network.pool import Windows
 from fedlens.network.stacked import products
+from fedlens.network.stacked.epilogue import KeyedMask
 from tests.network.agreeing import DEVICE, agree, compare, last, whole
 
 CONVOLUTIONS = {  # channels, out, size, padding, stride, relu, pool
@@ -57,24 +60,49 @@ def convolutions(names: Iterable[str] = CONVOLUTIONS) -> None:
             compare(name, found, expected, {"x": x, "weight": weight, "bias": bias}, 1e-5)
             if bias is not None:
                 first_layer(name, x.detach(), weight, bias, expected)
+            if bias is not None and pool is not None and out % LANES == 0:
+                dropped(name, x, weight, bias, expected)
         print(f"{name} agrees")
 
 
-def first_layer(
+def dropped(
     name: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, expected: torch.Tensor
+) -> None:
+    """With dropout behind pooling, one half of the positions, so that the others are doubled."""
+    *_, padding, stride, relu, pool = CONVOLUTIONS[name]
+    clients = len(weight)
+    keys = torch.tensor([12, -7], device=DEVICE)
+    mask = KeyedMask(keys, 0.5, layer=3, call=1)
+    by_client = expected.view(clients, -1, *expected.shape[1:])
+    expected = keyed_dropout(by_client, keys, 0.5, 3, call=1).flatten(0, 1)
+    follow: Any = {"relu": relu, "pool": pool, "mask": mask}
+    found = functions.convolve(x, weight, bias, padding, stride, **follow)
+    name = f"{name}, dropout"
+    compare(name, found, expected, {"x": x, "weight": weight, "bias": bias}, 1e-5)
+    first_layer(name, x.detach(), weight, bias, expected, mask)
+
+
+def first_layer(
+    name: str,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    expected: torch.Tensor,
+    mask: KeyedMask | None = None,
 ) -> None:
     """Nobody asks for the grads of its images: those before ReLU and pooling are never stored.
 
     In bfloat16 the gradients of weights are still exact, for they are sums of small whole numbers.
     Interpretation knows no bfloat16.
     """
-    *_, padding, stride, relu, pool = CONVOLUTIONS[name]
+    *_, padding, stride, relu, pool = CONVOLUTIONS[name.removesuffix(", dropout")]
+    follow: Any = {"relu": relu, "pool": pool, "mask": mask}
     dtype = expected.dtype if DEVICE == "cpu" else torch.bfloat16
     pull, leaves = whole(*expected.shape).to(dtype), (weight, bias)
     with mock.patch.object(functions, "UNSTORED", (dtype,)):
-        found = functions.convolve(x.to(dtype), weight, bias, padding, stride, relu=relu, pool=pool)
+        found = functions.convolve(x.to(dtype), weight, bias, padding, stride, **follow)
         ours = torch.autograd.grad(found, leaves, pull)
-    theirs = torch.autograd.grad(expected, leaves, pull.to(expected.dtype))
+    theirs = torch.autograd.grad(expected, leaves, pull.to(expected.dtype), retain_graph=True)
     agree(f"{name}, first", found.to(expected.dtype), expected, 1e-2)
     for what, one, other in zip(("weight", "bias"), ours, theirs, strict=True):
         agree(f"{name}, first, gradient of {what}", one, other, 1e-5)

@@ -18,11 +18,11 @@ from fedlens.core import Number, Tree, per_row
 from fedlens.network import ops
 from fedlens.network.factors import Factors
 from fedlens.network.kernels import elementwise, functions, norms
-from fedlens.network.layers import MaskedBatchNorm, Running, dropout_word, keyed_dropout
+from fedlens.network.layers import MaskedBatchNorm, Running, keyed_dropout
 from fedlens.network.network import Network
 from fedlens.network.ops import normalise
 from fedlens.network.stacked import products
-from fedlens.network.stacked.epilogue import Epilogue
+from fedlens.network.stacked.epilogue import Epilogue, KeyedMask
 from fedlens.network.stacked.model import LayeredModel
 from fedlens.network.stacked.products import drifted
 from tests.network.agreeing import DEVICE, LOOSE, agree, compare, last, on_one_side
@@ -158,15 +158,15 @@ def the_rest() -> None:
                 for x, k in zip(images, client_keys, strict=True)
             ]
         )
-        word, dropped = dropout_word(1, 2), round(0.3 * 2**16)
-        found = functions.dropout(last, client_keys, word, dropped, whole_channels=channels)
+        mask = KeyedMask(client_keys, 0.3, 1, call=2)
+        found = functions.dropout(last, mask, whole_channels=channels)
         torch.testing.assert_close(found.view_as(images), expected)
     for width in (60, 61):
         rows = torch.randn(2, 3, width, device=DEVICE)
         expected = torch.stack(
             [keyed_dropout(x, k, 0.3, 1, call=2) for x, k in zip(rows, client_keys, strict=True)]
         )
-        found = functions.dropout(rows, client_keys, word, dropped, whole_channels=False)
+        found = functions.dropout(rows, mask, whole_channels=False)
         torch.testing.assert_close(found, expected)
 
     logits = torch.randn(2, 7, 10, device=DEVICE, requires_grad=True)

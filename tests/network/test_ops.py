@@ -15,6 +15,7 @@ from fedlens import keys
 from fedlens.core import Number
 from fedlens.network import ops
 from fedlens.network.layers import keyed_dropout
+from fedlens.network.stacked.epilogue import KeyedMask
 
 HOME = Path(fedlens.__file__).parent
 SHAPES = {"kernel": (5, 2, 3, 3), "bias": (5,)}
@@ -81,7 +82,7 @@ def test_dropout_of_many_clients_is_that_of_each():
     client_keys = keys.fold(keys.root(3), torch.arange(2))
     for shape in ((2, 3, 8), (2, 3, 4, 5, 6), (2, 3, 4, 5)):
         x = torch.randn(shape)
-        found = ops.dropout(x, client_keys, 0.3, 1, call=2)
+        found = ops.dropout(x, KeyedMask(client_keys, 0.3, 1, call=2))
         expected = [
             keyed_dropout(a, k, 0.3, 1, call=2) for a, k in zip(x, client_keys, strict=True)
         ]

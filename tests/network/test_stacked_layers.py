@@ -146,6 +146,22 @@ def test_a_convolution_does_the_relu_and_the_pooling_behind_it(convolution, behi
     agree([convolution, *behind], IMAGES)
 
 
+@pytest.mark.parametrize("convolution", [layer for layer, _ in EXAMPLES[nn.Conv2d]], ids=str)
+def test_a_convolution_does_the_dropout_behind_its_pooling(convolution):
+    behind = [nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.5), nn.ReLU()]
+    _, stacked = read(convolution, *behind)
+    assert len(stacked.absorbed) == 3
+    agree([convolution, *behind], IMAGES)
+
+
+def test_a_dropout_that_is_called_twice_draws_again_behind_each_convolution():
+    drop, pool = nn.Dropout(0.4), nn.MaxPool2d(2)
+    layers = [nn.Conv2d(4, 4, 3, padding=1), pool, drop, nn.Conv2d(4, 6, 3, padding=1), pool, drop]
+    _, stacked = read(*layers)
+    assert len(stacked.absorbed) == 4
+    agree(layers, IMAGES)
+
+
 class Block(nn.Module):
     """Two ways from the images to one result, which `join` makes of theirs."""
 
@@ -202,6 +218,8 @@ def test_only_what_a_form_absorbs_is_taken_from_the_layers_behind():
     assert not read(nn.Conv2d(4, 6, 3), nn.MaxPool2d(3), nn.ReLU())[1].absorbed
     assert not read(nn.LayerNorm(8), nn.ReLU())[1].absorbed
     assert len(read(nn.GroupNorm(2, 4), nn.ReLU6(), nn.ReLU())[1].absorbed) == 1
+    assert not read(nn.Conv2d(4, 6, 3), nn.Dropout(0.5), nn.MaxPool2d(2))[1].absorbed
+    assert len(read(nn.Conv2d(4, 6, 3), nn.MaxPool2d(2), nn.Dropout2d(0.5))[1].absorbed) == 1
 
 
 def test_a_layer_that_says_so_keeps_rows_as_rows_and_images_with_their_channels():

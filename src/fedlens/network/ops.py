@@ -31,10 +31,10 @@ from torch import Tensor
 
 from fedlens.core import Number, Tree, per_row
 from fedlens.network.factors import Factors
-from fedlens.network.layers import WHOLE, Running, dropout_word, keyed_dropout
+from fedlens.network.layers import LANES, WHOLE, Running, keyed_dropout
 from fedlens.network.pool import Windows
 from fedlens.network.stacked import products
-from fedlens.network.stacked.epilogue import Epilogue
+from fedlens.network.stacked.epilogue import Epilogue, KeyedMask
 from fedlens.network.stacked.products import Padding
 
 LINEAR_ROWS = 64  # of a client's batch, and
@@ -120,19 +120,14 @@ def _scale_and_shift(
     return (1 / (255 * s)).to(device, dtype), (-m / s).to(device, dtype)
 
 
-def dropout(
-    x: Tensor, keys: Tensor, p: float, layer: int, *, call: int = 0, channels: bool = False
-) -> Tensor:
-    """`layers.keyed_dropout` of C clients: [C, B, channels, H, W] or [C, B, n] under keys [C]."""
-    num_dropped = round(p * WHOLE)
-    if _takes_triton(x) and x.ndim in (3, 5) and 0 < num_dropped < WHOLE:
+def dropout(x: Tensor, mask: KeyedMask, *, channels: bool = False) -> Tensor:
+    """`layers.keyed_dropout` of C clients: [C, B, channels, H, W] or [C, B, n]."""
+    if _takes_triton(x) and x.ndim in (3, 5) and 0 < mask.num_dropped < WHOLE:
         from fedlens.network.kernels import functions
 
-        word, flat = dropout_word(layer, call), x.flatten(0, 1) if x.ndim == 5 else x
-        return functions.dropout(flat, keys, word, num_dropped, whole_channels=channels).view(
-            x.shape
-        )
-    return keyed_dropout(x, keys, p, layer, call=call, channels=channels)
+        flat = x.flatten(0, 1) if x.ndim == 5 else x
+        return functions.dropout(flat, mask, whole_channels=channels).view(x.shape)
+    return keyed_dropout(x, mask.keys, mask.p, mask.layer, call=mask.call, channels=channels)
 
 
 def convolve(
@@ -144,19 +139,27 @@ def convolve(
     *,
     relu: bool = False,
     pool: Windows | None = None,
+    mask: KeyedMask | None = None,
 ) -> Tensor:
     """Images [C * B, channels, H, W] under each client's kernels [C, out, channels, h, w].
 
-    ReLU and the maximum of windows follow if asked for. Weights may be kept in a wider dtype
-    than the images; their gradients come in their own.
+    ReLU, the maximum of windows and, behind that, dropout follow if asked for. Weights may be kept
+    in a wider dtype than the images; their gradients come in their own.
     """
-    if _multiplies_in_triton(x):
+    drops = mask is not None and 0 < mask.num_dropped < WHOLE and weight.shape[1] % LANES == 0
+    if _multiplies_in_triton(x) and (mask is None or drops):
         from fedlens.network.kernels import functions
 
-        return functions.convolve(x, weight, bias, padding, stride, relu=relu, pool=pool)
+        return functions.convolve(x, weight, bias, padding, stride, relu=relu, pool=pool, mask=mask)
     y = products.convolve(x, weight, bias, padding, stride)
     y = F.relu(y) if relu else y
-    return y if pool is None else pool.maxima(y)
+    y = y if pool is None else pool.maxima(y)
+    return y if mask is None else dropped_images(y, mask)
+
+
+def dropped_images(x: Tensor, mask: KeyedMask) -> Tensor:
+    """Images [C * B, channels, H, W] behind dropout."""
+    return dropout(x.view(len(mask.keys), -1, *x.shape[1:]), mask).flatten(0, 1)
 
 
 def convolve_channels(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -16,12 +17,12 @@ from fedlens.network.stacked.products import Padding
 def grads_before(
     grads, kept, image, row, column, n, inside,
     rows: tl.constexpr, columns: tl.constexpr, outs: tl.constexpr, KIND: tl.constexpr,
-    windows: tl.constexpr,
+    windows: tl.constexpr, SCALE: tl.constexpr,
 ):  # fmt: skip
     """The grads [m, n] at a row and a column of each image m, before pooling or ReLU.
 
     `grads` are [images, rows, columns, outs]. A position gets the grad of its own place, or of its
-    window if KIND is "pool" and it won that; else, and outside, it gets 0.
+    window, times the SCALE of dropout, if KIND is "pool" and it won that; else, and outside, 0.
     """
     here = (n < outs)[None, :]
     if KIND == "pool":
@@ -33,7 +34,7 @@ def grads_before(
         grad = tl.load(grads + source, mask=there, other=0.0)
         winner = tl.load(kept + source, mask=there, other=9)
         corner = (row % 2 * 2 + column % 2).to(tl.uint8)
-        grad = tl.where(winner == corner[:, None], grad, 0.0)
+        grad = tl.where(winner == corner[:, None], scaled(grad, SCALE), 0.0)
     else:
         inside &= (row < rows) & (column < columns)
         there = inside[:, None] & here
@@ -45,11 +46,19 @@ def grads_before(
     return grad
 
 
+@triton.jit
+def scaled(grad, SCALE: tl.constexpr):
+    """grad * SCALE, in the dtype of the grads."""
+    if SCALE != 1.0:
+        grad = (grad.to(tl.float32) * SCALE).to(grad.dtype)
+    return grad
+
+
 @launchable
 def _spread_kernel(
     grads, kept, out, count,
     rows: tl.constexpr, columns: tl.constexpr, outs: tl.constexpr, channels: tl.constexpr,
-    frame: tl.constexpr, KIND: tl.constexpr, windows: tl.constexpr,
+    frame: tl.constexpr, KIND: tl.constexpr, windows: tl.constexpr, SCALE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """out[m, n] of [count, tall, wide, channels]: program (i, j) has BM pixels m and BN channels n.
@@ -63,10 +72,11 @@ def _spread_kernel(
     filled = m < count * frame.tall * frame.wide
     inside = filled & (row >= 0) & (column >= 0)
     grad = grads_before(
-        grads, kept, image, row, column, n, inside, rows, columns, outs, KIND, windows
+        grads, kept, image, row, column, n, inside, rows, columns, outs, KIND, windows, SCALE
     )
     store = filled[:, None] & (n < channels)[None, :]
-    tl.store(out + m.to(tl.int64)[:, None] * channels + n[None, :], grad, mask=store)
+    entry = m.to(tl.int64)[:, None] * channels + n[None, :]
+    tl.store(out + entry, grad.to(out.dtype.element_ty), mask=store)
 
 
 def through_epilogue(
@@ -76,15 +86,21 @@ def through_epilogue(
 
     `kept` is what the forward pass kept for that: the winners of pooling, else the result of ReLU.
     """
-    return _spread(grads, kept, size, border, geometry.epilogue, grads.shape[3], geometry.pool)
+    kind, windows, scale = geometry.epilogue, geometry.pool, geometry.drops.scale
+    return _spread(grads, kept, size, border, kind, grads.shape[3], windows, scale)
 
 
-def padded(images: Tensor, padding: Padding, channels: int) -> Tensor:
-    """Images [N, H, W, ...] within their padding, and with more channels, the last ones of 0."""
-    if not any(padding) and channels == images.shape[3]:
+def padded(
+    images: Tensor, padding: Padding, channels: int, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Images [N, H, W, ...] within their padding, and with more channels, the last ones of 0.
+
+    In their own dtype, or in another.
+    """
+    if not any(padding) and channels == images.shape[3] and dtype in (None, images.dtype):
         return images
     _, tall, wide, _ = images.shape
-    return _spread(images, None, (tall, wide), padding, "plain", channels)
+    return _spread(images, None, (tall, wide), padding, "plain", channels, dtype=dtype)
 
 
 def _spread(
@@ -95,16 +111,18 @@ def _spread(
     kind: str,
     channels: int,
     windows: Windows | None = None,
+    scale: float = 1.0,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     count, rows, columns, outs = grads.shape
     left, right, top, bottom = border
     frame = Frame(size[0] + top + bottom, size[1] + left + right, top, left)
-    out = grads.new_empty(count, frame.tall, frame.wide, channels)
+    out = grads.new_empty(count, frame.tall, frame.wide, channels, dtype=dtype)
     wide_tile = min(int(triton.next_power_of_2(channels)), 128)
     block = 4096 // max(wide_tile, 8)
     grid = triton.cdiv(count * frame.tall * frame.wide, block), triton.cdiv(channels, wide_tile)
     _spread_kernel[grid](
         grads, grads if kept is None else kept, out, count, rows, columns, outs, channels, frame,
-        KIND=kind, windows=windows or Windows(), BM=block, BN=wide_tile,
+        KIND=kind, windows=windows or Windows(), SCALE=scale, BM=block, BN=wide_tile,
     )  # fmt: skip
     return out

@@ -24,9 +24,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fedlens.network.kernels.borders import grads_before
-from fedlens.network.kernels.convolution import DEAD, position_of
+from fedlens.network.kernels.borders import grads_before, scaled
+from fedlens.network.kernels.convolution import position_of
 from fedlens.network.kernels.launch import launchable
+from fedlens.network.kernels.pooled import DEAD
 from fedlens.network.kernels.sizes import (
     PROGRAMS,
     SHARED_MEMORY,
@@ -47,7 +48,8 @@ _DEAD = tl.constexpr(DEAD)
 def _gradient_kernel(
     images, grads, kept, weights, biases, clients, batch, splits,
     s: tl.constexpr, frame: tl.constexpr, KIND: tl.constexpr, windows: tl.constexpr,
-    HAS_BIAS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    SCALE: tl.constexpr, HAS_BIAS: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """weights[split, c, k, n], with patches read by runs, and biases[share, c, n].
 
@@ -83,7 +85,7 @@ def _gradient_kernel(
         else:
             d = grads_before(
                 grads, kept, image, row, column, n, m < total,
-                frame.tall, frame.wide, s.outs, KIND, windows,
+                frame.tall, frame.wide, s.outs, KIND, windows, SCALE,
             )  # fmt: skip
         sums = tl.dot(tl.trans(a), d, sums, input_precision="tf32")
         if in_loop & (tl.program_id(0) == 0):
@@ -96,7 +98,7 @@ def _gradient_kernel(
     if HAS_BIAS and KIND == "pool":
         share = split * tl.num_programs(0) + tl.program_id(0)
         shares, cells = splits * tl.num_programs(0), batch * frame.tall * frame.wide
-        bias = _bias_of_windows(grads, kept, cells, share, shares, n, s.outs, BM, BN)
+        bias = _bias_of_windows(grads, kept, cells, share, shares, n, s.outs, SCALE, BM, BN)
         tl.store(biases + (share * clients + client) * s.outs + n, bias, mask=n < s.outs)
 
 
@@ -159,7 +161,8 @@ def _shifted_gradient_kernel(
 
 @triton.jit
 def _bias_of_windows(
-    grads, kept, cells, share, shares, n, outs: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    grads, kept, cells, share, shares, n,
+    outs: tl.constexpr, SCALE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """A share of db[c, n] behind pooling: every `shares`-th block of the client's windows."""
     sums = tl.zeros((BM, BN), tl.float32)
@@ -169,7 +172,7 @@ def _bias_of_windows(
         entry = m[:, None] * outs + n[None, :]
         grad = tl.load(grads + entry, mask=there, other=0.0)
         winner = tl.load(kept + entry, mask=there, other=_DEAD)
-        sums += tl.where(winner < _DEAD, grad, 0.0)
+        sums += tl.where(winner < _DEAD, scaled(grad, SCALE), 0.0)
     return tl.sum(sums, 0)
 
 
@@ -221,8 +224,8 @@ def kernel_gradient(
     _gradient_kernel[(tiles, clients, splits * wide_tiles)](
         images, grads, grads if kept is None else kept, weights, biases, clients, batch, splits, s,
         Frame(tall, wide, *border), KIND=kind,
-        windows=geometry.pool or Windows(), HAS_BIAS=has_bias, BM=positions, BN=wide_tile, BK=block,
-        num_warps=warps, num_stages=stages,
+        windows=geometry.pool or Windows(), SCALE=geometry.drops.scale, HAS_BIAS=has_bias,
+        BM=positions, BN=wide_tile, BK=block, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return _gathered(weights, biases if has_bias else None)
 

@@ -1,9 +1,11 @@
-"""Triton kernels of normalising, dropout, the loss, and the steps of solvers.
+"""Triton kernels of normalising, the loss, and the steps of solvers.
 
 They compute element by element, or row by row. Offsets of elements are those in memory.
 """
 
 from __future__ import annotations
+
+from typing import Literal
 
 import torch
 import triton
@@ -11,19 +13,17 @@ import triton.language as tl
 from torch import Tensor
 
 from fedlens.core import Number
-from fedlens.keys import FIRST, GOLDEN, SECOND, signed
 from fedlens.network.kernels.launch import launchable
 from fedlens.network.kernels.sizes import tile
-
-_FIRST, _SECOND = tl.constexpr(signed(FIRST)), tl.constexpr(signed(SECOND))
-_GOLDEN = tl.constexpr(signed(GOLDEN))
 
 BLOCK = 1024  # elements of a program
 
 
 @launchable
 def _normalise_kernel(
-    images, scale, shift, out, total, pixels, channels, by_channel, by_pixel, BLOCK: tl.constexpr
+    images, scale, shift, out, total,
+    pixels: tl.constexpr, channels: tl.constexpr, by_channel: tl.constexpr, by_pixel: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """out[image, pixel, channel] = images[image, ...] * scale[channel] + shift[channel].
 
@@ -37,55 +37,6 @@ def _normalise_kernel(
     value = tl.load(images + image + channel * by_channel + pixel * by_pixel, mask=there, other=0)
     value = value.to(tl.float32) * tl.load(scale + channel) + tl.load(shift + channel)
     tl.store(out + i, value.to(out.dtype.element_ty), mask=there)
-
-
-@triton.jit
-def _mix(z):
-    """`keys._mix`: splitmix64's finaliser."""
-    z ^= (z.to(tl.uint64) >> 30).to(tl.int64)
-    z *= _FIRST
-    z ^= (z.to(tl.uint64) >> 27).to(tl.int64)
-    z *= _SECOND
-    return z ^ (z.to(tl.uint64) >> 31).to(tl.int64)
-
-
-@launchable
-def _dropout_kernel(
-    x, client_keys, out, word, batch, width, channels, num_dropped, scale, BLOCK: tl.constexpr
-):  # fmt: skip
-    """out[row, i] = x[row, i] * scale, or 0 where the 16 bits of position i % channels say so.
-
-    A row is an example, of `width` elements; program (row, j) has BLOCK of them. See
-    `layers.keyed_dropout` for the hash: four positions share one.
-    """
-    row = tl.program_id(0).to(tl.int64)
-    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    there, position = i < width, i % channels
-    key = _mix(tl.load(client_keys + row // batch) + word)
-    counter = ((row % batch) << 32) | (position // 4).to(tl.int64)
-    hashed = _mix(counter * _GOLDEN + key)
-    lane = (hashed << (48 - 16 * (position % 4))) >> 48
-    value = tl.load(x + row * width + i, mask=there, other=0.0).to(tl.float32)
-    kept = tl.where(lane >= num_dropped - 32768, value * scale, 0.0)
-    tl.store(out + row * width + i, kept.to(out.dtype.element_ty), mask=there)
-
-
-@launchable
-def _row_dropout_kernel(
-    x, client_keys, out, word, batch, width, num_dropped, scale, BLOCK: tl.constexpr
-):  # fmt: skip
-    """The same, every element a position: program (row, j) has BLOCK hashes of four elements."""
-    row = tl.program_id(0).to(tl.int64)
-    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    key = _mix(tl.load(client_keys + row // batch) + word)
-    hashed = _mix((((row % batch) << 32) | i.to(tl.int64)) * _GOLDEN + key)
-    each = tl.arange(0, 4)
-    lane = (hashed[:, None] << (48 - 16 * each)[None, :]) >> 48
-    entry = row * width + i[:, None] * 4 + each[None, :]
-    there = (i < width // 4)[:, None]
-    value = tl.load(x + entry, mask=there, other=0.0).to(tl.float32)
-    kept = tl.where(lane >= num_dropped - 32768, value * scale, 0.0)
-    tl.store(out + entry, kept.to(out.dtype.element_ty), mask=there)
 
 
 @launchable
@@ -137,20 +88,22 @@ def _cross_entropy_kernel(
 
 
 @triton.jit
-def _number_of(number, first, i, row_size, there, BY_CLIENT: tl.constexpr):
+def _number_of(number, first, i, row_size, there, KIND: tl.constexpr):
     """A number that is the same for all, or that of the client whose element first + i is."""
-    if BY_CLIENT:
+    if KIND == "each":
         client = first // row_size  # one division of 64 bits for a program; the others are of 32
         client += ((first % row_size).to(tl.int32) + i) // row_size
         number = tl.load(number + client, mask=there)
+    elif KIND == "one":
+        number = tl.load(number)
     return number
 
 
-@launchable
+@launchable(do_not_specialize_on_alignment=["lr", "momentum", "decay"])
 def _sgd_kernel(
     w, grads, velocity, lr, momentum, decay, decaying, sizes, row_sizes,
     NUM: tl.constexpr, HAS_VELOCITY: tl.constexpr, HAS_DECAY: tl.constexpr, NESTEROV: tl.constexpr,
-    LR_BY_CLIENT: tl.constexpr, MOMENTUM_BY_CLIENT: tl.constexpr, DECAY_BY_CLIENT: tl.constexpr,
+    LR_KIND: tl.constexpr, MOMENTUM_KIND: tl.constexpr, DECAY_KIND: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """d = grad + decay * w;  v = momentum * v + d;  w = w - lr * v, for NUM tensors.
@@ -158,7 +111,7 @@ def _sgd_kernel(
     With NESTEROV it is w - lr * (d + momentum * v). Without HAS_VELOCITY v is d; `decaying[i]`, 0
     or 1, says whether a tensor decays. The first programs have a block of tensor 0 each, the next
     ones of tensor 1, and so on. Of a client there are `row_sizes[i]` elements, one client's after
-    another's.
+    another's. A number may be one, a tensor of one, or a tensor of each client's.
     """
     program = tl.program_id(0)
     i = tl.arange(0, BLOCK)
@@ -171,23 +124,23 @@ def _sgd_kernel(
             value = tl.load(w[t] + e, mask=there)
             d = tl.load(grads[t] + e, mask=there)
             if HAS_DECAY:
-                fading = _number_of(decay, first, i, row_size, there, DECAY_BY_CLIENT)
+                fading = _number_of(decay, first, i, row_size, there, DECAY_KIND)
                 d += fading * decaying[t] * value
             if HAS_VELOCITY:
-                kept = _number_of(momentum, first, i, row_size, there, MOMENTUM_BY_CLIENT)
+                kept = _number_of(momentum, first, i, row_size, there, MOMENTUM_KIND)
                 v = kept * tl.load(velocity[t] + e, mask=there) + d
                 tl.store(velocity[t] + e, v, mask=there)
                 d = d + kept * v if NESTEROV else v
-            value -= _number_of(lr, first, i, row_size, there, LR_BY_CLIENT) * d
+            value -= _number_of(lr, first, i, row_size, there, LR_KIND) * d
             tl.store(w[t] + e, value, mask=there)
         program -= blocks
 
 
-@launchable
+@launchable(do_not_specialize_on_alignment=["lr", "decay"])
 def _local_step_kernel(
     w, grads, server, drift, lr, decay, sizes, row_sizes, server_sizes,
-    NUM: tl.constexpr, HAS_DRIFT: tl.constexpr, LR_BY_CLIENT: tl.constexpr,
-    DECAY_BY_CLIENT: tl.constexpr, BLOCK: tl.constexpr,
+    NUM: tl.constexpr, HAS_DRIFT: tl.constexpr, LR_KIND: tl.constexpr, DECAY_KIND: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """w = s + decay * (w - s) - lr * (grad + drift), for NUM tensors: programs as `_sgd_kernel`'s.
 
@@ -207,9 +160,9 @@ def _local_step_kernel(
                 grad += tl.load(drift[t] + e, mask=there)
             value = tl.load(w[t] + e, mask=there)
             start = tl.load(server[t] + e % server_sizes[t], mask=there)
-            kept = _number_of(decay, first, i, row_size, there, DECAY_BY_CLIENT)
+            kept = _number_of(decay, first, i, row_size, there, DECAY_KIND)
             value = start + kept * (value - start)
-            value -= _number_of(lr, first, i, row_size, there, LR_BY_CLIENT) * grad
+            value -= _number_of(lr, first, i, row_size, there, LR_KIND) * grad
             tl.store(w[t] + e, value, mask=there)
         program -= blocks
 
@@ -222,11 +175,9 @@ def sgd_(
     sizes, row_sizes = _sizes(params)
     _sgd_kernel[_programs(sizes)](
         tuple(params), tuple(grads), tuple(velocity or params),
-        *(_per_client(number, params) for number in (lr, momentum, decay)),
-        tuple(map(float, decaying)), sizes, row_sizes,
+        *map(_as_it_lies, (lr, momentum, decay)), tuple(map(float, decaying)), sizes, row_sizes,
         NUM=len(params), HAS_VELOCITY=bool(velocity), HAS_DECAY=any(decaying), NESTEROV=nesterov,
-        LR_BY_CLIENT=isinstance(lr, Tensor), MOMENTUM_BY_CLIENT=isinstance(momentum, Tensor),
-        DECAY_BY_CLIENT=isinstance(decay, Tensor), BLOCK=BLOCK,
+        LR_KIND=_kind(lr), MOMENTUM_KIND=_kind(momentum), DECAY_KIND=_kind(decay), BLOCK=BLOCK,
     )  # fmt: skip
 
 
@@ -238,10 +189,9 @@ def local_step_(
     sizes, row_sizes = _sizes(params)
     _local_step_kernel[_programs(sizes)](
         tuple(params), tuple(grads), tuple(server), tuple(drift or grads),
-        _per_client(lr, params), _per_client(decay, params),
-        sizes, row_sizes, tuple(t.numel() for t in server),
-        NUM=len(params), HAS_DRIFT=bool(drift), LR_BY_CLIENT=isinstance(lr, Tensor),
-        DECAY_BY_CLIENT=isinstance(decay, Tensor), BLOCK=BLOCK,
+        *map(_as_it_lies, (lr, decay)), sizes, row_sizes, tuple(t.numel() for t in server),
+        NUM=len(params), HAS_DRIFT=bool(drift), LR_KIND=_kind(lr), DECAY_KIND=_kind(decay),
+        BLOCK=BLOCK,
     )  # fmt: skip
 
 
@@ -254,9 +204,15 @@ def _programs(sizes: tuple[int, ...]) -> tuple[int]:
     return (sum(triton.cdiv(size, BLOCK) for size in sizes),)
 
 
-def _per_client(number: Number, tensors: list[Tensor]) -> Number:
-    """A tensor of one number, or of one a client, as [C]."""
-    return number.expand(len(tensors[0])).contiguous() if isinstance(number, Tensor) else number
+def _as_it_lies(number: Number) -> Number:
+    return number.contiguous() if isinstance(number, Tensor) else number
+
+
+def _kind(number: Number) -> Literal["number", "one", "each"]:
+    """A number, a tensor of one, or one of [C]: what `_number_of` does with it."""
+    if not isinstance(number, Tensor):
+        return "number"
+    return "one" if number.numel() == 1 else "each"
 
 
 def normalise(images: Tensor, scale: Tensor, shift: Tensor, dtype: torch.dtype) -> Tensor:
@@ -275,29 +231,6 @@ def normalise(images: Tensor, scale: Tensor, shift: Tensor, dtype: torch.dtype) 
         BLOCK=BLOCK,
     )  # fmt: skip
     return out.permute(0, 3, 1, 2)
-
-
-def dropout(
-    x: Tensor, client_keys: Tensor, word: int, num_dropped: int, *, whole_channels: bool
-) -> Tensor:
-    """`layers.keyed_dropout` of [C * B, channels, H, W] that lie channels last, or [C, B, n]."""
-    is_images = x.ndim == 4
-    out = torch.empty_like(x)
-    batch = x.shape[0] // len(client_keys) if is_images else x.shape[1]
-    width = x.shape[1:].numel() if is_images else x.shape[2]
-    rows, word = x.numel() // width, signed(word * GOLDEN)
-    scale = 2**16 / (2**16 - num_dropped)
-    if not whole_channels and width % 4 == 0:
-        block = min(tile(width // 4), 512)
-        _row_dropout_kernel[(rows, triton.cdiv(width // 4, block))](
-            x, client_keys, out, word, batch, width, num_dropped, scale, BLOCK=block
-        )
-        return out
-    channels = x.shape[1] if is_images and whole_channels else width
-    _dropout_kernel[(rows, triton.cdiv(width, BLOCK))](
-        x, client_keys, out, word, batch, width, channels, num_dropped, scale, BLOCK=BLOCK
-    )
-    return out
 
 
 def mean_cross_entropy(

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from fedlens.keys import GOLDEN, signed
 from fedlens.network.factors import Factors
 from fedlens.network.kernels import (
     borders,
@@ -20,16 +20,20 @@ from fedlens.network.kernels import (
     depthwise,
     elementwise,
     factored,
+    pooled,
 )
+from fedlens.network.kernels import dropout as by_key
 from fedlens.network.kernels import linear as small_linear
 from fedlens.network.kernels.sizes import (
     NO_PADDING,
+    Drops,
     Geometry,
     by_taps,
     result_size,
     spare_channels,
 )
 from fedlens.network.pool import Windows
+from fedlens.network.stacked.epilogue import KeyedMask
 from fedlens.network.stacked.products import Padding, dilate, shared_product
 
 UNSTORED = (torch.bfloat16,)
@@ -47,12 +51,19 @@ def convolve(
     *,
     relu: bool,
     pool: Windows | None,
+    mask: KeyedMask | None = None,
 ) -> Tensor:
     """`ops.convolve`; float32 weights get float32 gradients."""
     height, width = weight.shape[3:]
-    geometry = Geometry((height, width), stride, relu, pool)
-    y: Tensor = Convolve.apply(x, weight, bias, padding, geometry)  # type: ignore[no-untyped-call]
+    keys, drops = (None, Drops()) if mask is None else (mask.keys, drops_of(mask))
+    geometry = Geometry((height, width), stride, relu, pool, drops)
+    y: Tensor = Convolve.apply(x, weight, bias, keys, padding, geometry)  # type: ignore[no-untyped-call]
     return y
+
+
+def drops_of(mask: KeyedMask) -> Drops:
+    """Its dropout, as kernels take it."""
+    return Drops(signed(mask.word * GOLDEN), mask.num_dropped)
 
 
 def convolve_channels(
@@ -77,14 +88,9 @@ def factored_linear(x: Tensor, factors: Factors, bias: Tensor | None, *, relu: b
     return y
 
 
-def dropout(
-    x: Tensor, keys: Tensor, word: int, num_dropped: int, *, whole_channels: bool
-) -> Tensor:
-    """`ops.dropout` of images [C * B, channels, H, W] or rows [C, B, n].
-
-    `word` is folded into the keys; of 2^16 positions, or channels, `num_dropped` are set to 0.
-    """
-    y: Tensor = Dropout.apply(x, keys, word, num_dropped, whole_channels)  # type: ignore[no-untyped-call]
+def dropout(x: Tensor, mask: KeyedMask, *, whole_channels: bool) -> Tensor:
+    """`ops.dropout` of images [C * B, channels, H, W] or rows [C, B, n]."""
+    y: Tensor = Dropout.apply(x, mask.keys, drops_of(mask), whole_channels)  # type: ignore[no-untyped-call]
     return y
 
 
@@ -95,7 +101,7 @@ def mean_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor) -> Tenso
 
 
 class Convolve(torch.autograd.Function):
-    """A convolution of C clients, with bias, ReLU and pooling.
+    """A convolution of C clients, with bias, ReLU, pooling and, behind that, dropout.
 
     Images that are read by taps are stored as they come, and kernels mask their padding. Others are
     stored within it, with spare channels of zeros.
@@ -107,20 +113,23 @@ class Convolve(torch.autograd.Function):
         x: Tensor,
         weight: Tensor,
         bias: Tensor | None,
+        keys: Tensor | None,
         padding: Padding,
         geometry: Geometry,
     ) -> Tensor:
-        # Where weights lie as [C, h, w, channels, out], this is a cast and no transposition.
-        kernel = weight.permute(0, 3, 4, 2, 1).to(x.dtype).contiguous()
         images = x.permute(0, 2, 3, 1).contiguous()
         channels, masked = images.shape[3], padding
         spare = spare_channels(geometry.size, channels)
         if not by_taps(channels):
             images, masked = borders.padded(images, padding, channels + spare), NO_PADDING
-        kernel = (F.pad(kernel, (0, 0, 0, spare)) if spare else kernel).flatten(1, 3)
+        kernel = _kernels(weight, spare, x.dtype)
         bias = None if bias is None else bias.contiguous()
-        y, winners = convolution.product(images, kernel, bias, geometry, masked)
-        kept = winners if geometry.pool is not None else y if geometry.relu else None
+        kept: Tensor | None
+        if geometry.pool is not None:
+            y, kept = pooled.pooled_product(images, kernel, bias, keys, geometry, masked)
+        else:
+            y = convolution.product(images, kernel, bias, geometry, masked)
+            kept = y if geometry.relu else None
         ctx.save_for_backward(images, kernel, kept)
         ctx.geometry, ctx.padding, ctx.masked = geometry, padding, masked
         ctx.channels, ctx.size, ctx.has_bias = channels, x.shape[2:], bias is not None
@@ -154,7 +163,21 @@ class Convolve(torch.autograd.Function):
                     dy = dilate(dy, dense, geometry.stride)
                 dx = _image_grads(dy, kernel, geometry.size, images.shape[3], border, full)
             dx = dx[..., : ctx.channels].permute(0, 3, 1, 2)
-        return dx, dw, db, None, None
+        return dx, dw, db, None, None, None
+
+
+def _kernels(weight: Tensor, spare: int, dtype: torch.dtype) -> Tensor:
+    """Kernels [C, h * w * channels, out] of weights, in the dtype to multiply in.
+
+    Where weights lie as [C, h, w, channels, out], this is a cast and no transposition. Spare
+    channels are zeros behind the others.
+    """
+    kernel = weight.permute(0, 3, 4, 2, 1)
+    if not spare:
+        return kernel.to(dtype).contiguous().flatten(1, 3)
+    taps = kernel.reshape(-1, 1, *kernel.shape[3:])  # channels as columns, outs as channels
+    wider = borders.padded(taps, (0, spare, 0, 0), taps.shape[3], dtype)
+    return wider.view(len(kernel), -1, taps.shape[3])
 
 
 def _full_padding(size: tuple[int, int], padding: Padding) -> Padding:
@@ -292,23 +315,21 @@ class Dropout(torch.autograd.Function):
     """y = x * mask, where the mask is a hash of keys: the backward pass makes it again."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, keys: Tensor, word: int, num_dropped: int, whole_channels: bool
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, keys: Tensor, drops: Drops, whole_channels: bool) -> Tensor:
         ctx.save_for_backward(keys)
-        ctx.settings = word, num_dropped, whole_channels
-        return _dropped(x, keys, word, num_dropped, whole_channels)
+        ctx.settings = drops, whole_channels
+        return _dropped(x, keys, drops, whole_channels)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (keys,) = ctx.saved_tensors
-        return _dropped(grads[0], keys, *ctx.settings), None, None, None, None
+        return _dropped(grads[0], keys, *ctx.settings), None, None, None
 
 
-def _dropped(x: Tensor, keys: Tensor, word: int, num_dropped: int, whole: bool) -> Tensor:
+def _dropped(x: Tensor, keys: Tensor, drops: Drops, whole: bool) -> Tensor:
     last = torch.channels_last if x.ndim == 4 else torch.contiguous_format
     x = x.contiguous(memory_format=last)
-    return elementwise.dropout(x, keys.contiguous(), word, num_dropped, whole_channels=whole)
+    return by_key.dropout(x, keys.contiguous(), drops, whole_channels=whole)
 
 
 class MeanCrossEntropy(torch.autograd.Function):

@@ -18,6 +18,18 @@ def tile(number: int) -> int:
     return max(16, 1 << (number - 1).bit_length())
 
 
+class Drops(NamedTuple):
+    """Dropout of a result: a word that is folded into the keys, and its share of 2^16 positions."""
+
+    word: int = 0
+    num_dropped: int = 0
+
+    @property
+    def scale(self) -> float:
+        """What the others are multiplied by."""
+        return 2**16 / (2**16 - self.num_dropped)
+
+
 class Geometry(NamedTuple):
     """A convolution: the size of its kernels, its stride, and what is computed after it."""
 
@@ -25,6 +37,7 @@ class Geometry(NamedTuple):
     stride: tuple[int, int] = (1, 1)
     relu: bool = False
     pool: Windows | None = None  # whose maximum is computed
+    drops: Drops = Drops()  # only with pooling
 
     @property
     def epilogue(self) -> Literal["plain", "relu", "pool"]:

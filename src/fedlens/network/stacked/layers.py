@@ -7,7 +7,7 @@ tests/network/test_stacked_layers.py. A layer of any other type is mapped over t
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -22,12 +22,13 @@ from fedlens.network.ops import (
     convolve,
     convolve_channels,
     dropout,
+    dropped_images,
     factored_linear,
     group_norm,
     linear,
 )
 from fedlens.network.pool import AdaptivePool
-from fedlens.network.stacked.epilogue import Epilogue
+from fedlens.network.stacked.epilogue import Epilogue, KeyedMask
 from fedlens.network.stacked.products import Padding, grouped_convolve, strided_pixels
 
 
@@ -85,7 +86,8 @@ class LayerInput(NamedTuple):
         return self._replace(held=self.to_compute(self.held))
 
 
-KINDS = ("add", "relu", "relu6", "pool")  # of what a layer may compute with it, if it follows
+KINDS = ("add", "relu", "relu6", "pool", "dropout")
+"""Of what a layer may compute with it, if it follows."""
 
 
 def _always(layer: nn.Module, x: Activations) -> bool:
@@ -114,7 +116,13 @@ def mapped(layer: nn.Module, x: Activations, given: LayerInput) -> Activations:
 def _mapped(layer: nn.Module, x: Activations, given: LayerInput, tensors: Tree) -> Activations:
     each = vmap(lambda tree, rows: functional_call(layer, tree, (rows,)))
     y = Activations.of(each(tensors, x.by_client()))
-    return y.now(given.epilogue(y.tensor))
+    return y.now(_followed(y.tensor, given.epilogue))
+
+
+def _followed(y: Tensor, epilogue: Epilogue) -> Tensor:
+    """A layer's result through what follows it, by operations of their own."""
+    y = epilogue(y)
+    return y if epilogue.mask is None else dropped_images(y, epilogue.mask)
 
 
 def _spared(layer: nn.Module, x: Activations) -> Activations:
@@ -154,11 +162,15 @@ def _normalised_batches(layer: MaskedBatchNorm, x: Activations, given: LayerInpu
 
 
 def _dropout(layer: KeyedDropout, x: Activations, given: LayerInput) -> Activations:
-    if not layer.training:
+    mask = mask_of(layer, given.key, given.call)
+    if mask is None:
         return x
-    p, number, channels = layer.p, layer.layer, layer.channels
-    y = dropout(x.by_client(), given.key, p, number, call=given.call, channels=channels)
-    return Activations.of(y)
+    return Activations.of(dropout(x.by_client(), mask, channels=layer.channels))
+
+
+def mask_of(layer: KeyedDropout, keys: Tensor, call: int) -> KeyedMask | None:
+    """What a layer sets to 0 at this call: nothing in evaluation."""
+    return KeyedMask(keys, layer.p, layer.layer, call) if layer.training else None
 
 
 def _group_norm(layer: nn.GroupNorm, x: Activations, given: LayerInput) -> Activations:
@@ -195,25 +207,26 @@ def _linear(layer: nn.Linear, x: Activations, given: LayerInput) -> Activations:
 
 def _convolution(layer: nn.Conv2d, x: Activations, given: LayerInput) -> Activations:
     """Every client's images under its own kernels."""
-    sides, epilogue = _sides(layer), given.epilogue
-    weight, bias = given.own["weight"], given.own.get("bias")
-    down, right = layer.stride
+    weight, bias, epilogue = given.own["weight"], given.own.get("bias"), given.epilogue
+    sides, (down, right) = _sides(layer), layer.stride
     if layer.groups == layer.in_channels == layer.out_channels and layer.dilation == (1, 1):
         y = convolve_channels(x.tensor, weight, bias, sides, (down, right))
-        return x.now(epilogue(y))
+        return x.now(_followed(y, epilogue))
     # In float32 on a GPU the patches of large batches would fill its memory.
     in_patches = not (x.tensor.is_cuda and x.tensor.dtype is torch.float32)
     if not (layer.groups == 1 and layer.dilation == (1, 1) and in_patches):
         geometry: Any = layer.stride, layer.dilation, layer.groups
-        return x.now(epilogue(grouped_convolve(x.tensor, weight, bias, sides, *geometry)))
+        y = grouped_convolve(x.tensor, weight, bias, sides, *geometry)
+        return x.now(_followed(y, epilogue))
     if weight.shape[3:] == (1, 1) and not any(sides):  # a linear layer over pixels
         pixels = strided_pixels(x.tensor, (down, right))
         rows = pixels.reshape(x.clients, -1, pixels.shape[3])
         y = linear(rows, weight.flatten(2), bias, relu=epilogue.relu)
         y = y.view(*pixels.shape[:3], -1).permute(0, 3, 1, 2)
-        return x.now(Epilogue(pool=epilogue.pool)(y))
+        return x.now(_followed(y, replace(epilogue, relu=False)))
     operands = x.tensor, weight, bias, sides, (down, right)
-    return x.now(convolve(*operands, relu=epilogue.relu, pool=epilogue.pool))
+    relu, pool, mask = epilogue.relu, epilogue.pool, epilogue.mask
+    return x.now(convolve(*operands, relu=relu, pool=pool, mask=mask))
 
 
 def _sides(layer: nn.Conv2d) -> Padding:
@@ -241,7 +254,9 @@ _POOL = Form(_elementwise, _of_images, keeps_rows=True)
 _ACTIVATION = Form(_elementwise, keeps_rows=True)
 
 FORMS: dict[type[nn.Module], Form] = {
-    nn.Conv2d: Form(_convolution, _of_zero_padded_images, absorbs=frozenset({"relu", "pool"})),
+    nn.Conv2d: Form(
+        _convolution, _of_zero_padded_images, absorbs=frozenset({"relu", "pool", "dropout"})
+    ),
     nn.Linear: Form(_linear, _of_rows, absorbs=frozenset({"relu"}), keeps_rows=True),
     nn.Flatten: Form(_flatten, is_whole),
     # Normalisation keeps rows, too, but a linear layer behind it is not to be factored.

@@ -21,8 +21,9 @@ from torch import Tensor, fx, nn
 from fedlens.core import Tree
 from fedlens.network.factors import Factors
 from fedlens.network.graph import only_readers, trace
+from fedlens.network.layers import KeyedDropout
 from fedlens.network.pool import Windows, windows_of
-from fedlens.network.stacked.epilogue import Epilogue
+from fedlens.network.stacked.epilogue import Epilogue, KeyedMask
 from fedlens.network.stacked.layers import (
     MAPPED,
     Activations,
@@ -31,6 +32,7 @@ from fedlens.network.stacked.layers import (
     flatten,
     form_of,
     is_whole,
+    mask_of,
 )
 
 ADDITIONS = (operator.add, operator.iadd, torch.add)
@@ -47,6 +49,7 @@ class StackedModule:
         self.epilogues: dict[fx.Node, Epilogue] = {}
         self.absorbed: dict[fx.Node, fx.Node] = {}  # a node that a layer before does as well
         self.added: dict[fx.Node, fx.Node] = {}  # to a layer's result: that of this node
+        self.drops: dict[fx.Node, str] = {}  # from a layer's result: by the dropout of this name
         self.ends = {node: node for node in self.nodes}  # where to run: at the last it absorbs
         self.rows: set[fx.Node] = set()  # that give rows [C, B, n], whatever they are given
         for node in self.nodes:
@@ -81,6 +84,8 @@ class StackedModule:
                 name, epilogue = str(node.target), self.epilogues[node]
                 if node in self.added:
                     epilogue = replace(epilogue, around=values[self.added[node]].tensor)
+                if node in self.drops:
+                    epilogue = replace(epilogue, mask=self._mask(node, key, calls))
                 given = LayerInput(
                     name,
                     self._own(name, tensors),
@@ -124,7 +129,7 @@ class StackedModule:
         return layer.out_channels if isinstance(layer, nn.Conv2d) else None
 
     def _absorb(self, node: fx.Node) -> None:
-        """Note what is behind a layer that its form does as well: addition, ReLU and pooling."""
+        """Note what is behind a layer that its form does as well: see `layers.KINDS`."""
         found: set[str] = set()
         windows: Windows | None = None
         before = node
@@ -137,7 +142,15 @@ class StackedModule:
                 if other is None or found or len(self._calls(str(node.target))) > 1:
                     break
                 self.added[node] = other
-            elif kind in found or (kind != "pool" and {"relu", "relu6"} & found):
+            elif kind == "dropout":
+                if "pool" not in found or node in self.drops:
+                    break
+                self.drops[node] = str(behind.target)
+            elif (
+                kind in found
+                or node in self.drops
+                or (kind != "pool" and {"relu", "relu6"} & found)
+            ):
                 break
             assert kind is not None
             found.add(kind)
@@ -154,9 +167,19 @@ class StackedModule:
             return "relu"
         if type(layer) is nn.ReLU6 or node.target is F.relu6:
             return "relu6"
+        if isinstance(layer, KeyedDropout) and not layer.channels:
+            return "dropout"
         if node.target in ADDITIONS:
             return "add"
         return None if self._windows(node) is None else "pool"
+
+    def _mask(self, node: fx.Node, key: Tensor, calls: Counter[str]) -> KeyedMask | None:
+        """What the dropout behind a layer sets to 0, now that it is called."""
+        name = self.drops[node]
+        layer, call = self.layers[name], calls[name]
+        calls[name] += 1
+        assert isinstance(layer, KeyedDropout)
+        return mask_of(layer, key, call)
 
     def _windows(self, node: fx.Node) -> Windows | None:
         layer = self._layer(node)
