@@ -10,7 +10,7 @@ def some_steps(clients: int, steps: int, batch: int) -> StepInput:
     """Steps whose numbers tell client, step and place."""
     chosen = torch.arange(clients * steps * batch).view(clients, steps, batch)
     each = torch.arange(clients * steps).view(clients, steps)
-    rest = {name: each for name in ("counts", "dropout_keys", "augment_keys", "ones")}
+    rest = dict.fromkeys(("counts", "dropout_keys", "augment_keys", "ones"), each)
     return StepInput(chosen, labels=chosen, mask=chosen, step=torch.arange(steps), **rest)
 
 

@@ -111,6 +111,22 @@ def test_a_point_that_diverges_while_it_is_timed_leaves_an_estimate():
         assert found.seconds > 0
 
 
+def test_a_rate_at_which_runs_diverge_is_timed_as_any_other(monkeypatch):
+    """Who diverges leaves its stack, and rounds of the others must first be recorded again."""
+    rows: list[int] = []
+
+    def watched(runs):
+        results = run_to_end(runs)
+        rows.extend(len(result.records) for result in results)
+        return results
+
+    monkeypatch.setattr(pace, "run_to_end", watched)
+    settings = {"sound": LocalTraining(lr=0.1), "lost": LocalTraining(lr=1e3, weight_decay=1e3)}
+    points = {name: replace(STACKED, local=local) for name, local in settings.items()}
+    Timing(points.values()).sweeps([points])
+    assert rows and len(set(rows)) == 1, "none ended before the others"
+
+
 def pace_of_a_gpu(work: Work) -> Rounds:
     """A fixed part, a part for each step, and a part for each example."""
     return Rounds(work, 5.0 + 2.0 * work.steps + 0.25 * work.examples)

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from fedlens.engines import Processes, Stacked
+from fedlens.experiment import Experiment
 from fedlens.federation import Examples
 from fedlens.rounds import begin
 from fedlens.runs.active import ActiveRun
@@ -29,6 +30,7 @@ FEW_TESTED = 100  # in the shortest, which one worker does alone
 STEPS = 3  # of one cost
 ROUGH_SECONDS = 40.0  # at the most, for two rounds of many batches where more would take long
 DRAWN = 8  # rounds, to see how much work is in one
+SMALL_RATE = 1e-6  # times the learning rate
 EVEN = 0.8  # of the steps that there would be if all clients took as many: then they count as alike
 
 
@@ -158,9 +160,9 @@ def _rounds(
     began, warm = time.perf_counter(), _num_warm(setups[0])
     rounds, runs, times = warm + timed, [], 1.0
     for whole in setups:
-        setup = whole
+        setup = _lasting(whole)
         if batches is not None and not side_by_side(setups):
-            setup, times = _with_few(whole, batches[0])
+            setup, times = _with_few(setup, batches[0])
         experiment = setup.experiment
         # Evaluated twice: the first time may compile.
         twice = replace(experiment.evaluate, every=rounds, at=(1,), twin=False)
@@ -197,6 +199,28 @@ def _rounds(
     return Cost(max(took - spent, 0.0), Pace(Rounds(work, times * a_round)), an_evaluation)
 
 
+def _lasting(setup: Setup) -> Setup:
+    """With a learning rate at which hardly anything diverges: a rate takes no time.
+
+    Who diverges leaves the stack, and rounds of those that are left are slow until they are
+    recorded: they would be taken for all rounds.
+    """
+    experiment = setup.experiment
+    if not isinstance(experiment.local.lr, float):
+        return setup
+    local = replace(experiment.local, lr=SMALL_RATE * experiment.local.lr)
+    return _changed(setup, replace(experiment, local=local)) or setup
+
+
+def _changed(setup: Setup, experiment: Experiment) -> Setup | None:
+    """The same data and network in another experiment; None if its algorithm refuses that."""
+    try:
+        program = replace(setup.program, algorithm=make_algorithm(experiment))
+    except ValueError:  # as one that needs more clients
+        return None
+    return replace(setup, experiment=experiment, program=program, _latest={})
+
+
 def _with_few(setup: Setup, batches: int) -> tuple[Setup, float]:
     """With few clients a round, of one epoch each; and how many times as many there really are."""
     experiment, times = setup.experiment, _times(setup)
@@ -207,12 +231,8 @@ def _with_few(setup: Setup, batches: int) -> tuple[Setup, float]:
         local = experiment.local
     few = round(experiment.clients.cohort / times)
     clients = replace(experiment.clients, per_round=few) if times > 1 else experiment.clients
-    changed = replace(experiment, clients=clients, local=local)
-    try:
-        program = replace(setup.program, algorithm=make_algorithm(changed))
-    except ValueError:  # as of an algorithm that needs more clients
-        return setup, 1.0
-    return replace(setup, experiment=changed, program=program, _latest={}), times
+    changed = _changed(setup, replace(experiment, clients=clients, local=local))
+    return (setup, 1.0) if changed is None else (changed, times)
 
 
 def _times(setup: Setup) -> float:
