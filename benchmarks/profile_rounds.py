@@ -1,13 +1,18 @@
 """Where does a round's time go on a GPU? The kernels of a round, by time.
 
-python benchmarks/profile_rounds.py [--only pfl-cnn ...] [--precision bf16] [--top 25]
+    python benchmarks/profile_rounds.py [--only pfl-cnn ...] [--precision bf16] [--top 25] [--order]
+
+With `--order` also those of one step, one after another: when each starts and how long it takes.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
+from typing import Any
 
 import torch
+from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from fedlens.runs.bench import WORKLOADS, experiment, rounds, time_of
@@ -15,6 +20,7 @@ from fedlens.runs.settings import torch_settings
 from fedlens.setup import build
 
 ROUNDS = 5
+LOSS = "_cross_entropy_kernel"  # there is one in every step
 
 
 def main() -> None:
@@ -22,6 +28,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", choices=list(WORKLOADS))
     parser.add_argument("--precision", default="bf16")
     parser.add_argument("--top", type=int, default=25)
+    parser.add_argument("--order", action="store_true")
     arguments = parser.parse_args()
     device = torch.device("cuda")
     for name in arguments.only or WORKLOADS:
@@ -39,7 +46,23 @@ def main() -> None:
         for event in kernels[: arguments.top]:
             each = event.self_device_time_total / 1e3 / ROUNDS
             print(f"  {each:8.3f} ms x{event.count / ROUNDS:6.1f}  {event.key[:110]}")
+        if arguments.order:
+            print("  one step: start in µs, µs, kernel")
+            for line in one_step(profiler):
+                print(f"  {line}")
         setup.engine.close()
+
+
+def one_step(profiler: Any) -> Iterator[str]:
+    """The kernels of a step in the middle, from one loss to the next."""
+    on_gpu = [event for event in profiler.events() if event.device_type is DeviceType.CUDA]
+    events = sorted(on_gpu, key=lambda event: event.time_range.start)
+    losses = [i for i, event in enumerate(events) if event.name == LOSS]
+    middle = len(losses) // 2
+    some = events[losses[middle] : losses[middle + 1]]
+    for event in some:
+        start = event.time_range.start - some[0].time_range.start
+        yield f"{start:8.1f} {event.time_range.elapsed_us():7.2f}  {event.name[:110]}"
 
 
 if __name__ == "__main__":
