@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from fedlens.runs.bench import WORKLOADS, experiment, rounds, time_of
@@ -55,7 +54,7 @@ def main() -> None:
 
 def one_step(profiler: Any) -> Iterator[str]:
     """The kernels of a step in the middle, from one loss to the next."""
-    on_gpu = [event for event in profiler.events() if event.device_type is DeviceType.CUDA]
+    on_gpu = [event for event in profiler.events() if event.device_type.name == "CUDA"]
     events = sorted(on_gpu, key=lambda event: event.time_range.start)
     losses = [i for i, event in enumerate(events) if event.name == LOSS]
     middle = len(losses) // 2
