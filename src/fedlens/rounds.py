@@ -142,11 +142,15 @@ def run_round(
 
 
 def run_rounds(
-    program: ClientProgram, engine: Engine, experiments: Sequence[RoundInput]
+    program: ClientProgram,
+    engine: Engine,
+    experiments: Sequence[RoundInput],
+    tell: Callable[[int, int], None] = lambda *_: None,
 ) -> list[tuple[State, Outcome]]:
     """A round of each of G experiments, whose clients the engine trains as one cohort.
 
-    `program` is their programs as one, see `ClientProgram.joint`. A client whose update cannot be
+    `program` is their programs as one, see `ClientProgram.joint`. `tell` is called with how many
+    clients have sent something, of how many, as they do. A client whose update cannot be
     taken is found when all have trained: then they train again without it, which gives the others'
     updates once more, and the shares that are right without it.
     """
@@ -157,9 +161,12 @@ def run_rounds(
         works = [_work(*each) for each in zip(experiments, reports, models, strict=True)]
         shared, exact = _shared(experiments, models)
         uploads = [Uploads() for _ in experiments]
+        work, done = Work.joint(works), 0
         try:
-            for part in engine.map(program, shared, Work.joint(works)):
+            for part in engine.map(program, shared, work):
                 uploads[part.group].add(part)
+                done += len(part.scalars["loss"])
+                tell(done, len(work))
             wholes = [one.whole() for one in uploads]
             rejected = [_rejected(*each) for each in zip(experiments, wholes, strict=True)]
         except Unreported as error:  # of an experiment that is alone

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 import fedlens as fl
-from fedlens.runs import progress
+from fedlens.runs import loop, progress
 from tests.sites import write_sites
 
 
@@ -131,6 +131,53 @@ def test_what_a_server_waited_for_its_sites_is_not_expected_of_rounds(clock, cap
         clock[0] += 3600
         watch({"round": 1, "train_loss": 1.0, "seconds": 4.0, "evaluation_seconds": 2.0})
     assert capsys.readouterr().err == "a: round 1/11  train loss 1.000  about 60 s left\n"
+
+
+def test_in_a_long_round_one_sees_how_many_clients_have_trained(clock, capsys):
+    with progress.rounds("a", 5) as watch:
+        for trained in (1, 2, 3):
+            clock[0] += 8
+            watch({"trained": trained, "of": 4})
+        clock[0] += 8
+        watch({"round": 1, "train_loss": 1.0, "seconds": 32.0})
+        clock[0] += 12
+        watch({"trained": 1, "of": 4})
+    assert capsys.readouterr().err.splitlines() == [
+        "a: round 1/5  clients trained 2/4  about 2 min left",
+        "a: round 1/5  train loss 1.000  about 2 min left",
+        "a: round 2/5  clients trained 1/4",
+    ]
+
+
+def test_a_terminal_shows_the_clients_of_a_round_beside_the_last_one(clock, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "200")
+    with progress.rounds("a", 5, 1) as watch:
+        watch({"round": 2, "train_loss": 1.0, "test_accuracy": 0.5})
+        watch({"trained": 3, "of": 4, "point": "b"})
+    shown = capsys.readouterr().err
+    assert "round 2/5" in shown
+    assert "train loss 1.000  test accuracy 50.0%  b  clients trained 3/4" in shown
+
+
+@pytest.mark.parametrize("engine", ["sequential", "processes", "stacked"])
+def test_every_engine_tells_of_the_clients_of_a_long_round(engine, monkeypatch):
+    monkeypatch.setattr(loop, "TOLD_SECONDS", 0.0)
+    experiment = fl.Experiment(
+        dataset="fashion-mnist-mini",
+        model="linear",
+        rounds=2,
+        engine=engine,
+        clients=fl.Clients(count=8, per_round=4),
+    )
+    told: list[Any] = []
+    fl.run(experiment, watch=told.append)
+    rounds = [number for number, record in enumerate(told) if "round" in record]
+    assert len(rounds) == 2
+    for first, end in ((0, rounds[0]), (rounds[0] + 1, rounds[1])):
+        trained = [record["trained"] for record in told[first:end]]
+        assert trained == sorted(trained) and trained[-1] == 4
+        assert {record["of"] for record in told[first:end]} == {4}
 
 
 def test_whoever_runs_an_experiment_is_told_of_images_that_are_decoded(tmp_path):

@@ -22,6 +22,7 @@ from fedlens.runs.summary import Record, scheduled, who_failed
 from fedlens.setup import Setup
 from fedlens.trees import HostCopy
 
+TOLD_SECONDS = 1.0  # at least, between two tellings of how many clients of a round have trained
 CHECKPOINT_SECONDS = 10.0  # at least, between two checkpoints: what a crash makes run again
 SAVING_SHARE = 0.03  # of the time, at most, is for saving: what clients remember may be large
 
@@ -118,8 +119,8 @@ class StartedRound:
         inputs: Sequence[RoundInput],
     ) -> None:
         self.start_time, self.runs = time.perf_counter(), list(runs)
-        lost = engine.num_lost
-        self.results = run_rounds(program, engine, inputs)
+        self.told_time, lost = self.start_time, engine.num_lost
+        self.results = run_rounds(program, engine, inputs, self._tell)
         self.workers_lost = engine.num_lost - lost
         numbers = []
         for run, (state, outcome) in zip(runs, self.results, strict=True):
@@ -132,6 +133,13 @@ class StartedRound:
             if self.numbers.is_under_way and run.is_evaluated(state):
                 evaluation.begin()  # before the GPU starts the next round
             self.evaluations.append(evaluation)
+
+    def _tell(self, done: int, total: int) -> None:
+        """Of a long round, how many clients have trained; those of a stack are all the first's."""
+        now, watch = time.perf_counter(), self.runs[0].watch
+        if watch is not None and now - self.told_time >= TOLD_SECONDS:
+            self.told_time = now
+            watch({"trained": done, "of": total})
 
     def finish(self) -> None:
         """Record it in the runs that have not ended since it started."""

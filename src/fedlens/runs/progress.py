@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     from fedlens.runs.summary import Record
 
 PLAIN_SECONDS = 2.0  # between two lines where there is no terminal
+WITHIN_SECONDS = 10.0  # between two lines about one round there
 BAR_SECONDS = 0.5  # that something takes before it has a bar
 ASIDE = {
+    "trained": "clients trained",
     "decoded": "reading images",
     "twin": "training its centralised twin, pass",
     "tuned": "fine-tuning each client's model, pass",
@@ -32,17 +34,21 @@ def rounds(title: str, total: int, done: int = 0) -> Iterator[Watch]:
     title = printable(title)
     if sys.stderr.isatty():
         with _bar(title, total, done, "round {task.completed}/{task.total}") as advance:
-            evaluated, remaining = "", _Remaining(total)
+            evaluated, remaining, at, line = "", _Remaining(total, done), done, ""
 
             def show(record: Record) -> None:
-                nonlocal evaluated
+                nonlocal evaluated, at, line
+                if "trained" in record:
+                    advance(at, f"{line}  {_within(record)}{remaining.within(record)}".strip())
+                    return
                 if is_aside(record):
                     is_before = "twin" in record or "decoded" in record
                     advance(done if is_before else total, _aside(record))
                     remaining.start()
                     return
-                evaluated = _evaluated(record, evaluated)
-                advance(_at(record), _trained(record) + evaluated + remaining.after(record))
+                evaluated, at = _evaluated(record, evaluated), _at(record)
+                line = _trained(record) + evaluated + remaining.after(record)
+                advance(at, line)
 
             yield show
     else:
@@ -162,8 +168,8 @@ class _Counted:
 class _Remaining:
     """How long rounds will still take, by what the others took."""
 
-    def __init__(self, total: int) -> None:
-        self.total = total
+    def __init__(self, total: int, done: int = 0) -> None:
+        self.total, self.rounds = total, total - done  # in all, and of those that are left
         self.first: tuple[float, float] | None = None  # when the first came, and what was left then
         self.start()
 
@@ -183,6 +189,14 @@ class _Remaining:
         self.first = self.first or (now, left)
         return _about((now - since) / (before - left) * left) if before > left > 0 else ""
 
+    def within(self, record: Record) -> str:
+        """In a first round, by how many of its clients have trained so far."""
+        trained, of = _passes(record)
+        if self.first is not None or "point" in record:
+            return ""
+        took = time.monotonic() - self.started
+        return _about(took / trained * of * self.rounds - took)
+
 
 def _about(seconds: float) -> str:
     return f"  about {span(seconds)} left"
@@ -190,11 +204,18 @@ def _about(seconds: float) -> str:
 
 def _lines(title: str, total: int, done: int) -> Watch:
     last_print = aside_since = time.monotonic()
-    evaluated, remaining = "", _Remaining(total)
+    evaluated, remaining, at = "", _Remaining(total, done), done
 
     def show(record: Record) -> None:
-        nonlocal last_print, aside_since, evaluated
+        nonlocal last_print, aside_since, evaluated, at
         now = time.monotonic()
+        if "trained" in record:
+            if now - last_print >= WITHIN_SECONDS:
+                last_print = now
+                about = remaining.within(record)
+                line = f"{title}: round {at + 1}/{total}  {_within(record)}{about}"
+                print(line, file=sys.stderr, flush=True)
+            return
         if is_aside(record):
             number, of = _passes(record)
             aside_since = now if number == 1 else aside_since
@@ -248,6 +269,10 @@ def _passes(record: Record) -> tuple[int, int]:
     return next(record[key] for key in ASIDE if key in record), record["of"]
 
 
+def _within(record: Record) -> str:
+    return f"{_point(record)}{_aside(record)}"
+
+
 def _aside(record: Record) -> str:
     number, of = _passes(record)
     what = next(ASIDE[key] for key in ASIDE if key in record)
@@ -265,9 +290,13 @@ def _seconds(record: Record, otherwise: float) -> float:
     return float(record.get("seconds", otherwise)) + float(record.get("evaluation_seconds", 0.0))
 
 
+def _point(record: Record) -> str:
+    """Of a sweep's, which one it is."""
+    return f"{printable(record['point'])}  " if "point" in record else ""
+
+
 def _trained(record: Record) -> str:
-    point = f"{printable(record['point'])}  " if "point" in record else ""
-    return f"{point}train loss {record['train_loss']:.3f}"
+    return f"{_point(record)}train loss {record['train_loss']:.3f}"
 
 
 def _evaluated(record: Record, before: str) -> str:

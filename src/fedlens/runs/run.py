@@ -53,8 +53,8 @@ def run(
     """Run an experiment, and write its folder if `out` names one.
 
     `data` is where named data sets are looked for first; `watch` is called with each record and,
-    before, with how many images are decoded, and with each pass of the centralised twin, if one is
-    trained (see `progress.ASIDE`).
+    besides, with how many images are decoded, with each pass of the centralised twin, if one is
+    trained, and in long rounds with how many clients have trained (see `progress.ASIDE`).
     `progress` shows how far it is; unless told, it does so in a terminal and in a notebook.
     """
     expect_experiment(experiment, "run")

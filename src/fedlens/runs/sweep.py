@@ -161,6 +161,8 @@ class Sweep:
                 done = self.total - sum(left.values())
                 about = {"point": point.name, "done": done, "total": self.total, "left": work}
                 record = record | about
+            elif "trained" in record:
+                record = record | {"point": point.name}
             watch(record)
 
         def watch_of(point: Point) -> Watch | None:
