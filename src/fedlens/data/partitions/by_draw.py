@@ -1,4 +1,4 @@
-"""A split that gives clients other examples in every round."""
+"""Splits in which each client draws from all examples on its own: in every round, or once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedlens import keys
 from fedlens.data.partitions.dealing import at_least_one, labels_of
-from fedlens.federation import Examples, Holdings
+from fedlens.federation import AT_ONCE, Examples, Holdings, Lasting
 
 _COUNT, _DRAW = keys.purpose("count"), keys.purpose("draw")
 
@@ -38,8 +38,9 @@ class Fresh:
     def sizes(self, round: int) -> Tensor:  # [K]
         if self.low == self.high:
             return torch.tensor(self.low * len(self.available)).expand(self.num_clients)
-        key = keys.fold(self.key, round, torch.arange(self.num_clients))[:, None]
-        return self._counts(key).sum(1)
+        blocks = torch.split(torch.arange(self.num_clients), AT_ONCE)  # else K x L numbers at once
+        each = (keys.fold(self.key, round, some)[:, None] for some in blocks)
+        return torch.cat([self._counts(key).sum(1) for key in each])
 
     def _counts(self, key: Tensor) -> Tensor:  # [C, 1] -> [C, L]
         """How many examples of each label a client draws."""
@@ -49,6 +50,26 @@ class Fresh:
     @property
     def _labels(self) -> Tensor:
         return torch.arange(len(self.available))
+
+
+@dataclass(frozen=True)
+class Drawn(Lasting):
+    """What clients draw in the first round, in every round.
+
+    It is drawn again whenever somebody asks, so that nothing is kept of any client.
+    """
+
+    first: Fresh
+
+    @property
+    def num_clients(self) -> int:
+        return self.first.num_clients
+
+    def holdings(self, round: int, cohort: Tensor) -> Holdings:
+        return self.first.holdings(0, cohort)
+
+    def sizes(self, round: int) -> Tensor:  # [K]
+        return self.first.sizes(0)
 
 
 def fresh(
@@ -87,6 +108,26 @@ def fresh(
         )
     key = keys.root(int(rng.integers(2**63)))
     return Fresh(num_clients, labels.argsort(stable=True), present, low, high, key)
+
+
+def drawn(
+    examples: Examples,
+    num_classes: int,
+    num_clients: int,
+    rng: np.random.Generator,
+    *,
+    per_class: int | None = None,
+    low: int | None = None,
+    high: int | None = None,
+) -> Drawn:
+    """The same examples in every round, drawn from all by each client on its own.
+
+    Of each class it draws `per_class`, or a number between `low` and `high`, each as likely. Two
+    clients may draw the same example. No list of who holds what is kept: memory does not grow
+    with the clients.
+    """
+    options = {"per_class": per_class, "low": low, "high": high}
+    return Drawn(fresh(examples, num_classes, num_clients, rng, **options))
 
 
 def _distinct(key: Tensor, available: Tensor, count: Tensor) -> list[Tensor]:  # C of [n]
