@@ -21,7 +21,7 @@ from fedlens.reading import demand_text
 from fedlens.trees import bytes_of
 
 MOST_DESCRIBED = 10_000  # clients of whom a run says one by one what they hold
-AT_ONCE = 4096  # clients who are asked together, where all are
+AT_ONCE = 1024  # clients who are asked together, where all are
 
 
 @dataclass(frozen=True)

@@ -134,6 +134,10 @@ def test_all_clients_are_asked_some_at_a_time(name: str) -> None:
     assert [len(part) for part in parts] == [AT_ONCE, 3]
     everyone = made.everyone(2)
     assert torch.equal(torch.cat([part.index for part in parts]), everyone.index)
+    last, first = AT_ONCE + 2, 0
+    asked = made.holdings(2, torch.tensor([last, first]))
+    assert torch.equal(asked.members(0), everyone.members(last))
+    assert torch.equal(asked.members(1), everyone.members(first))
     told = TellLabels(None).init({"w": torch.zeros(1)}, made)["labels"]["p"]
     counts = made.label_counts(made.everyone(0)).sum(0)
     assert torch.equal(told, counts.double() / counts.sum())
