@@ -1,14 +1,14 @@
 """Does a round cost more when more clients stand by? Does memory follow the cohort?
 
     python benchmarks/scaling.py [--clients 10 100 1000 10000] [--cohorts 10 100] [--repeats 3]
-                                 [--splits fixed fresh] [--algorithms fedavg scaffold]
+                                 [--splits fixed drawn fresh] [--algorithms fedavg scaffold]
 
 Rounds of lenet5, 50 images a client, ten clients a round unless said otherwise, engine
 `sequential` with one thread. All clients share one pool of images, so that only their number
-changes: what each holds is drawn once (`fixed`), or again in every round (`fresh`). Each line is
-measured in processes of its own, in turns: the median of the repeats, in CPU seconds, so that
-others on the machine disturb it little; the server's own part of it; the memory that the process
-had at most.
+changes: what each holds is drawn once and listed (`fixed`), once and found by drawing it again
+whenever it is asked for (`drawn`), or in every round (`fresh`). Each line is measured in processes
+of its own, in turns: the median of the repeats, in CPU seconds, so that others on the machine
+disturb it little; the server's own part of it; the memory that the process had at most.
 """
 
 from __future__ import annotations
@@ -75,9 +75,9 @@ class Timed(Engine):
 
 def federation(num_clients: int, split: str) -> Federation:
     pool = examples(POOL)
-    if split == "fresh":
+    if split != "fixed":
         each = HELD // 10
-        dealt = PARTITIONS["fresh"](pool, 10, num_clients, np.random.default_rng(0), per_class=each)
+        dealt = PARTITIONS[split](pool, 10, num_clients, np.random.default_rng(0), per_class=each)
         return Federation(pool, 10, dealt)
     rng = torch.Generator().manual_seed(0)
     index = torch.randint(len(pool), (num_clients * HELD,), generator=rng)
@@ -123,7 +123,9 @@ def main() -> None:
     parser.add_argument("--cohorts", type=int, nargs="*", default=[10, 100])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--splits", nargs="*", choices=["fixed", "fresh"], default=["fixed"])
+    parser.add_argument(
+        "--splits", nargs="*", choices=["fixed", "drawn", "fresh"], default=["fixed"]
+    )
     parser.add_argument("--algorithms", nargs="*", choices=sorted(ALGORITHMS), default=["fedavg"])
     parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true")

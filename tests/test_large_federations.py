@@ -1,5 +1,6 @@
 """A round costs what its cohort costs, however many clients there are."""
 
+import json
 from itertools import product
 from typing import Any
 
@@ -26,6 +27,7 @@ from fedlens.federation import (
 from fedlens.pieces import BySize, Uniformly
 from fedlens.pieces.select import LARGE
 from fedlens.rounds import ClientMemory, begin, run_round
+from fedlens.runs.run import run
 from fedlens.setup import build
 
 MANY = 2 * LARGE
@@ -36,8 +38,13 @@ DATA = Dataset("dots", EXAMPLES, Examples(EXAMPLES.images[:4], EXAMPLES.labels[:
 
 BY_SIZE = [{"name": "fedprox", "sampling": "by-size"}]
 ALGORITHMS: list[list[Any]] = [["fedavg"], ["scaffold"], ["feddyn"], ["fedadmm"]]
-FRESH = {"name": "fresh", "per_class": 3}
-CASES = [*product(ALGORITHMS, ["iid", FRESH]), (BY_SIZE, "iid")]
+FRESH, DRAWN = {"name": "fresh", "per_class": 3}, {"name": "drawn", "per_class": 3}
+UNEVEN = {"name": "drawn", "low": 0, "high": 5}
+VIRTUAL = [{"name": "fedvc", "size": 32}]
+CASES = [
+    *product(ALGORITHMS, ["iid", FRESH, DRAWN, UNEVEN]),
+    *product([BY_SIZE, VIRTUAL], ["iid", DRAWN, UNEVEN]),
+]
 
 
 class Largest(TorchDispatchMode):
@@ -150,10 +157,29 @@ def test_many_clients_are_counted_and_not_listed():
     assert largest.numel <= 2 * MANY
 
 
-def test_a_fresh_split_of_many_is_described_by_its_first_clients():
+@pytest.mark.parametrize("name", ["fresh", "drawn"])
+def test_a_split_of_many_that_is_drawn_is_described_by_its_first_clients(name):
     rng = np.random.default_rng(0)
-    split = PARTITIONS["fresh"](EXAMPLES, 2, 1_000_000, rng, per_class=1)
+    split = PARTITIONS[name](EXAMPLES, 2, 1_000_000, rng, per_class=1)
     described = Federation(EXAMPLES, 2, split).described()
     assert len(described) == MOST_DESCRIBED
     found = summary(described, EXAMPLES.labels, 2, 1_000_000)
     assert found == {"num_clients": 1_000_000, "emd": 0.0}
+
+
+@pytest.mark.parametrize("name", ["fresh", "drawn"])
+def test_a_whole_run_of_a_million_makes_no_tensor_as_large_as_the_federation(name, tmp_path):
+    few = Examples(EXAMPLES.images[:1000], EXAMPLES.labels[:1000])
+    experiment = Experiment(
+        dataset=Dataset("dots", few, few, ("a", "b")),
+        model="linear",
+        rounds=2,
+        engine="sequential",
+        device="cpu",
+        clients=Clients(count=1_000_000, per_round=4, partition={"name": name, "per_class": 1}),
+    )
+    with Largest() as largest:
+        run(experiment, tmp_path / "run")
+    assert 0 < largest.numel <= 4 * MOST_DESCRIBED
+    listed = json.loads((tmp_path / "run" / "partition.json").read_text())
+    assert listed == {"num_clients": 1_000_000, "emd": 0.0}

@@ -21,6 +21,7 @@ from fedlens.reading import demand_text
 from fedlens.trees import bytes_of
 
 MOST_DESCRIBED = 10_000  # clients of whom a run says one by one what they hold
+AT_ONCE = 1024  # clients who are asked together, where all are
 
 
 @dataclass(frozen=True)
@@ -278,9 +279,13 @@ class Split(Protocol):
         return self.holdings(round, torch.arange(self.num_clients)).sizes
 
 
+class Lasting(Split):
+    """A split that is the same in every round."""
+
+
 @dataclass(frozen=True)
-class Fixed(Split):
-    """A split that does not depend on the round."""
+class Fixed(Lasting):
+    """Who holds what, listed."""
 
     everyone: Holdings
 
@@ -312,6 +317,10 @@ class Shortened(Split):
         most = [self.most_of_odd if client % 2 else self.most for client in cohort.tolist()]
         return Holdings.of([held.members(k)[:few] for k, few in enumerate(most)])
 
+    def sizes(self, round: int) -> Tensor:  # [K]
+        most = torch.tensor([self.most, self.most_of_odd]).repeat(self.num_clients // 2 + 1)
+        return torch.minimum(self.whole.sizes(round), most[: self.num_clients])
+
 
 @dataclass(frozen=True)
 class Federation:
@@ -329,24 +338,23 @@ class Federation:
         return self.split.holdings(round, cohort)
 
     def sizes(self, round: int) -> Tensor:  # [K]
-        return self.split.sizes(round)
+        return self._sizes if isinstance(self.split, Lasting) else self.split.sizes(round)
 
     def offsets(self, round: int) -> Tensor:  # [K + 1]
         """How many examples are held by all clients before each, and by all, in this round."""
-        if isinstance(self.split, Fixed):
-            return self.split.everyone.offsets
-        return offsets_of(self.split.sizes(round))
+        lasts = isinstance(self.split, Lasting)
+        return self._offsets if lasts else offsets_of(self.split.sizes(round))
 
     def num_examples(self, round: int) -> int:
         """How many examples all clients hold in this round; one that two hold counts twice."""
         if isinstance(self.split, Fixed):
             return len(self.split.everyone.index)
-        return int(self.split.sizes(round).sum())
+        return int(self.sizes(round).sum())
 
     def described(self) -> Holdings:
-        """What clients hold, as far as a run describes it: all of it, if that stays the same.
+        """What clients hold, as far as a run describes it: all of it, if that is listed.
 
-        Of a split that changes, what the first MOST_DESCRIBED clients hold in the first round.
+        If it is drawn, what the first MOST_DESCRIBED clients hold in the first round.
         """
         if isinstance(self.split, Fixed):
             return self.split.everyone
@@ -358,6 +366,14 @@ class Federation:
             return self.split.everyone
         return self.split.holdings(round, torch.arange(self.num_clients))
 
+    def parts(self, round: int) -> Iterator[Holdings]:
+        """The same, some clients at a time, unless it is listed."""
+        if isinstance(self.split, Fixed):
+            yield self.split.everyone
+            return
+        for some in torch.split(torch.arange(self.num_clients), AT_ONCE):
+            yield self.split.holdings(round, some)
+
     def shortened(self, most: int, most_of_odd: int | None = None) -> Federation:
         """The same clients with their first few examples, to try or to time something."""
         split: Split = Shortened(self.split, most, most if most_of_odd is None else most_of_odd)
@@ -367,6 +383,15 @@ class Federation:
 
     def label_counts(self, holdings: Holdings) -> Tensor:  # [C, L] int64
         return holdings.label_counts(self.labels, self.num_classes)
+
+    @cached_property
+    def _sizes(self) -> Tensor:  # [K] of a split that lasts: whoever asks does so in every round
+        return self.split.sizes(0)
+
+    @cached_property
+    def _offsets(self) -> Tensor:  # [K + 1] likewise
+        split = self.split
+        return split.everyone.offsets if isinstance(split, Fixed) else offsets_of(self._sizes)
 
     @cached_property
     def labels(self) -> Tensor:

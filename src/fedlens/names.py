@@ -116,7 +116,8 @@ PLAIN_PARTITIONS = ByName(
         "natural": "by_column",
         "s2": "by_column",
         "published": "by_file",
-        "fresh": "by_round",
+        "fresh": "by_draw",
+        "drawn": "by_draw",
     },
 )
 """Those that only say who holds what."""

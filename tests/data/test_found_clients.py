@@ -1,4 +1,4 @@
-"""Clients found in the data, clients of uneven size, and clients with fresh data."""
+"""Clients found in the data, and clients of uneven size."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 import fedlens as fl
 from fedlens.data.emd import emd
 from fedlens.data.partitions import PARTITIONS
-from fedlens.data.partitions.by_round import Fresh
 from fedlens.data.statistics import summary
 from fedlens.federation import Examples
-from fedlens.setup import build, partition
+from fedlens.setup import build
 
 
 def examples(labels: Any, **columns: Any) -> Examples:
@@ -143,117 +142,3 @@ def test_a_power_law_falls_as_its_exponent_says() -> None:
     assert split("power-law", train, 5, exponent=0.0).sizes.tolist() == [6200] * 5
     with pytest.raises(ValueError, match=r"exponent is -1.0: choose 0"):
         split("power-law", train, 5, exponent=-1.0)
-
-
-UNEVEN = examples(np.random.default_rng(1).permutation(np.repeat([0, 1, 3], [40, 12, 90])))
-EVERYONE = torch.arange(6)
-
-
-def drawn(split: Fresh, round: int, cohort: torch.Tensor = EVERYONE) -> np.ndarray[Any, Any]:
-    return split.holdings(round, cohort).label_counts(UNEVEN.labels, 4).numpy()
-
-
-def test_fresh_clients_have_so_many_of_each_class_and_none_twice() -> None:
-    made = split("fresh", UNEVEN, 6, per_class=12)
-    for round in range(5):
-        held = made.holdings(round, EVERYONE)
-        assert (drawn(made, round) == [12, 12, 0, 12]).all()
-        for client in range(6):
-            assert len(held.members(client).unique()) == 36
-
-
-def test_fresh_counts_are_uniform_in_their_range() -> None:
-    made = split("fresh", UNEVEN, 1000, low=1, high=10)
-    counts = drawn(made, 0, torch.arange(1000))
-    assert not counts[:, 2].any()
-    seen = np.stack([np.bincount(counts[:, label], minlength=11) for label in (0, 1, 3)])
-    assert not seen[:, 0].any()
-    expected = 100
-    chi = ((seen[:, 1:] - expected) ** 2 / expected).sum(1)
-    assert (chi < 30).all()  # 9 degrees of freedom: one in 2,300 is beyond
-
-
-def test_fresh_draws_are_uniform_and_independent_of_each_other() -> None:
-    made = split("fresh", UNEVEN, 4000, per_class=3)
-    held = made.holdings(0, torch.arange(4000))
-    small = UNEVEN.labels == 1
-    times = torch.bincount(held.index, minlength=len(UNEVEN))[small].numpy()
-    assert ((times - 1000) ** 2 / 750).sum() < 35  # 3 of 12: 1000 ± 27 times each
-    # Pairs within a client: each of the 66 pairs of 12 is as likely.
-    rank = torch.cumsum(small, 0) - 1
-    chosen = rank[held.index[small[held.index]]].view(4000, 3).sort(1).values
-    pairs = torch.cat([chosen[:, [0, 1]], chosen[:, [0, 2]], chosen[:, [1, 2]]])
-    seen = torch.bincount(pairs[:, 0] * 12 + pairs[:, 1])
-    seen = seen[seen > 0].double()
-    assert len(seen) == 66
-    assert float(((seen - 12_000 / 66) ** 2 / (12_000 / 66)).sum()) < 120
-
-
-def test_fresh_data_depend_on_seed_round_and_client_alone() -> None:
-    made = split("fresh", UNEVEN, 6, low=1, high=10)
-    whole = made.holdings(3, EVERYONE)
-    part = split("fresh", UNEVEN, 6, low=1, high=10).holdings(3, torch.tensor([4, 1, 4]))
-    for place, client in enumerate((4, 1, 4)):
-        assert torch.equal(part.members(place), whole.members(client))
-    assert whole.digest() != made.holdings(4, EVERYONE).digest()
-    assert (
-        whole.digest()
-        != split("fresh", UNEVEN, 6, 1, low=1, high=10).holdings(3, EVERYONE).digest()
-    )
-    assert not torch.equal(whole.members(0), whole.members(1))
-
-
-def test_a_run_on_fresh_data_is_the_same_from_every_engine_and_after_a_stop(tmp_path) -> None:
-    rng = np.random.default_rng(0)
-    labels = torch.arange(200) % 10
-    images = torch.from_numpy(rng.integers(0, 256, (200, 1, 4, 4), dtype=np.uint8))
-    data = fl.Dataset(
-        "noise", Examples(images, labels), Examples(images, labels), tuple("abcdefghij")
-    )
-
-    def experiment(engine: Any) -> fl.Experiment:
-        fresh = fl.Named("fresh", {"low": 1, "high": 9})
-        clients, model = fl.Clients(count=5, per_round=3, partition=fresh), fl.Named("linear")
-        return fl.Experiment(data, model, 4, engine=engine, precision="fp64", clients=clients)
-
-    whole = fl.run(experiment("sequential")).model
-    other = fl.run(experiment("stacked")).model
-    for name, tensor in whole.items():
-        torch.testing.assert_close(other[name], tensor, rtol=1e-9, atol=1e-12)
-
-    def stop(record: dict[str, Any]) -> None:
-        if record["round"] == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        fl.run(experiment("sequential"), tmp_path / "run", watch=stop)
-    resumed = fl.resume(tmp_path / "run", experiment=experiment("sequential")).model
-    assert all(torch.equal(resumed[name], tensor) for name, tensor in whole.items())
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({}, "set per_class, or set both low and high"),
-        ({"low": 1}, "set per_class, or set both low and high"),
-        ({"per_class": 2, "low": 1, "high": 3}, "set per_class, or set both low and high"),
-        ({"per_class": 0}, "per_class is 0: choose at least 1"),
-        ({"low": 3, "high": 2}, "low is 3 and high 2: choose 0 <= low <= high"),
-        ({"low": 0, "high": 0}, "low is 0 and high 0: choose 0 <= low <= high"),
-        ({"per_class": 13}, "class 1 has 12 examples, but a client may draw 13 of each"),
-    ],
-)
-def test_fresh_mistakes_are_answered_with_their_remedy(
-    options: dict[str, int], message: str
-) -> None:
-    with pytest.raises(ValueError) as refused:
-        split("fresh", UNEVEN, 6, **options)
-    assert message in str(refused.value)
-
-
-def test_clients_with_fresh_data_cannot_hold_some_out() -> None:
-    train = examples(np.arange(60) % 10)
-    partition_ = {"name": "fresh", "per_class": 2}
-    with pytest.raises(ValueError, match=r"other examples in every round: leave clients.holdout"):
-        build(described(train, partition=partition_, holdout=0.5))
-    assert partition(described(train, partition=partition_))[2].sizes.tolist() == [20] * 10

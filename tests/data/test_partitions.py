@@ -15,7 +15,6 @@ from fedlens import options
 from fedlens.data.emd import emd
 from fedlens.data.partitions import PARTITIONS
 from fedlens.data.partitions.by_dirichlet import _without_replacement
-from fedlens.data.partitions.by_round import fresh
 from fedlens.federation import Examples, Holdings
 from tests.counting import num_calls
 
@@ -376,11 +375,3 @@ def test_options_can_be_set_in_an_experiment_file(name: str, given_options: dict
     resolved = options.resolve(function, given_options, name)
     handed = (balanced(100, 5), 5, 2, np.random.default_rng(0))
     assert len(options.call(function, *handed, options=resolved)) == 2
-
-
-@pytest.mark.parametrize("options", [{"per_class": 4}, {"low": 1, "high": 6}])
-def test_the_sizes_of_fresh_clients_are_known_without_drawing_what_they_hold(options):
-    split = fresh(balanced(300, 3), 3, 20, np.random.default_rng(0), **options)
-    for number in (0, 5):
-        whole = split.holdings(number, torch.arange(20))
-        assert torch.equal(split.sizes(number), whole.sizes)

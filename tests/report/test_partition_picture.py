@@ -84,6 +84,7 @@ def test_pyplot_is_never_imported() -> None:
         ({"name": "proportions", "sizes": "low"}, "cifar10: proportions sizes=low"),
         ({"name": "published", "path": "/a/b/c.csv.gz"}, "cifar10: published path=c.csv.gz"),
         ({"name": "fresh", "per_class": 5}, "cifar10: fresh per_class=5, in round 1"),
+        ({"name": "drawn", "per_class": 5}, "cifar10: drawn per_class=5"),
         (
             {"name": "noisy-labels", "high": 0.4, "of": {"name": "natural", "column": "writer"}},
             "cifar10: noisy-labels of natural column=writer high=0.4",

@@ -83,6 +83,17 @@ def test_the_twin_processes_as_many_examples_as_the_clients_of_all_rounds(change
     assert len(held) == 1
 
 
+@pytest.mark.parametrize(("name", "all_there_are"), [("fresh", True), ("drawn", False)])
+def test_the_twin_has_what_clients_drew_and_all_if_they_go_on_drawing(name, all_there_are):
+    clients = fl.Clients(count=3, partition=fl.Named(name, {"per_class": 2}))
+    experiment = described(clients=clients)
+    _, train, held = partition(experiment)
+    drawn = range(len(train)) if all_there_are else sorted(set(held.index.tolist()))
+    central = twin(experiment)
+    assert partition(central)[2].index.tolist() == list(drawn)
+    assert central.rounds == max(round(4 * 3 * 6 / len(drawn)), 1)  # rounds x clients x examples
+
+
 @pytest.mark.parametrize("name", ["iid", "shifted", "noisy-labels"])
 def test_the_twin_trains_on_the_examples_of_its_run_where_they_are(name, monkeypatch):
     options = {"rotation": 30.0} if name == "shifted" else {}

@@ -39,7 +39,8 @@ class TellLabels(Tell):
 
     def init(self, params: Tree, federation: Federation) -> Memory:
         if self.p is None:
-            p = federation.label_counts(federation.everyone(0)).sum(0).double()
+            counts = [federation.label_counts(some).sum(0) for some in federation.parts(0)]
+            p = torch.stack(counts).sum(0).double()
         elif len(self.p) == federation.num_classes:
             p = torch.tensor(self.p, dtype=torch.float64)
         else:

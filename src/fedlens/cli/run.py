@@ -101,7 +101,9 @@ def _run(
         setup = build(described, data, watch=progress.decoding(watch))
         say_beforehand([setup])
         if not quiet:
-            line = statistics.found(setup.dataset, setup.federation.described())
+            clients = setup.federation
+            names = clients.described().names
+            line = statistics.found(setup.dataset, clients.num_clients, names)
             print(printable(line), file=sys.stderr, flush=True)
         both = progress.all_of(watch, send)
         started = start(described, setup, folder, overwrite=overwrite, watch=both)

@@ -60,10 +60,10 @@ def emd_of(holdings: Holdings, labels: Tensor, num_classes: int) -> float:
     return total / max(len(holdings.index), 1)
 
 
-def found(dataset: Dataset, holdings: Holdings) -> str:
+def found(dataset: Dataset, num_clients: int, names: Sequence[str] | None) -> str:
     """What a data set turned out to hold, in a line: its classes, its images, its clients."""
     shape = "×".join(map(str, dataset.shape))
-    clients = f"{len(holdings):,} clients{_some(holdings.names or ())}"
+    clients = f"{num_clients:,} clients{_some(names or ())}"
     return (
         f"{dataset.name}: {dataset.num_classes} classes{_some(dataset.classes)}, "
         f"{len(dataset.train):,} training and {len(dataset.test):,} test images of {shape}, "

@@ -32,7 +32,7 @@ from fedlens.data.partitions.altered import Altered
 from fedlens.data.partitions.by_name import dealt
 from fedlens.data.places import cache
 from fedlens.experiment import Clients, Experiment, Named, Server
-from fedlens.federation import Examples, Fixed, Holdings
+from fedlens.federation import Examples, Federation, Fixed, Holdings, Lasting
 from fedlens.files import write_atomically
 from fedlens.names import ANNEALS, LOSSES, OPTIMIZERS, SCHEDULES
 from fedlens.options import find
@@ -130,14 +130,14 @@ def together(
     held = dealt(named.name, named.options, examples, num_classes, count, rng)
     if isinstance(held, Altered):
         examples, held = held.examples, held.held
-    held = held.everyone if isinstance(held, Fixed) else held
-    if not isinstance(held, Holdings):
-        return Altered(examples, Holdings.of([torch.arange(len(examples))]))
-    index = held.index.sort().values
+    split = Fixed(held) if isinstance(held, Holdings) else held
+    federation = Federation(examples, num_classes, split)
+    index = _held(federation)
     if holdout:  # in the order that clients have: of one client, the twin is its own model
-        trained, tested = divided(held, holdout, seed, torch.arange(len(held)))
-        index = trained.index[~torch.isin(trained.index, tested.index)]
-    return Altered(examples, Holdings.of([_distinct(index)]))
+        everyone = federation.everyone(0)
+        trained, tested = divided(everyone, holdout, seed, torch.arange(len(everyone)))
+        index = _distinct(trained.index[~torch.isin(trained.index, tested.index)])
+    return Altered(examples, Holdings.of([index]))
 
 
 def stretched(round: int, of: int, *, schedule: dict[str, Any], rounds: int) -> float:
@@ -165,7 +165,7 @@ def _described(setup: Setup) -> Experiment:
     together_as: dict[str, Any] = {"of": of, "count": clients.count}
     if clients.holdout:
         together_as |= {"holdout": clients.holdout, "seed": split_seed(experiment)}
-    passes = max(round(_num_processed(setup) / max(_num_held(setup), 1)), 1)
+    passes = max(round(_num_processed(setup) / max(len(_held(setup.federation)), 1)), 1)
     return replace(
         experiment,
         rounds=passes,
@@ -208,11 +208,14 @@ def _distinct(index: Tensor) -> Tensor:
     return index[torch.from_numpy(np.sort(first))]
 
 
-def _num_held(setup: Setup) -> int:
-    """How many examples the twin has."""
-    if isinstance(setup.federation.split, Fixed):
-        return len(_distinct(setup.federation.everyone(0).index))
-    return len(setup.federation.examples)
+def _held(federation: Federation) -> Tensor:
+    """Each example that some client holds in some round, as far as can be told: else all."""
+    if not isinstance(federation.split, Lasting):
+        return torch.arange(len(federation.examples))
+    held = torch.zeros(len(federation.examples), dtype=torch.bool)
+    for some in federation.parts(0):
+        held[some.index] = True
+    return held.nonzero()[:, 0]
 
 
 def _num_processed(setup: Setup) -> float:

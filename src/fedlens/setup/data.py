@@ -140,8 +140,8 @@ def hold_out(split: Split, experiment: Experiment) -> tuple[Split, Holdings]:
     """What clients train on, and the share of each client's examples on which it is tested."""
     if not isinstance(split, Fixed):
         raise ValueError(
-            f"clients.holdout is {experiment.clients.holdout}, but partition "
-            f"{experiment.clients.partition.name!r} gives clients other examples in every round: "
+            f"clients.holdout is {experiment.clients.holdout}, but what a client of partition "
+            f"{experiment.clients.partition.name!r} would be tested on, others may train on: "
             "leave clients.holdout out"
         )
     train, tested = held_out(split.everyone, experiment, torch.arange(split.num_clients))

@@ -2,8 +2,9 @@
 
 A partition gives every example an owner, or none. Each takes the time of a sort, never draws
 again until something fits, and works for any distribution of the classes. The examples of a
-client stand in their stored order, whatever the order in which they were dealt. `fresh` is a
-split that is drawn again in every round; `noisy-labels` and `shifted` change what is dealt.
+client stand in their stored order, whatever the order in which they were dealt. In `fresh`
+and `drawn` each client draws on its own, in every round or once, and an example may have several
+owners; `noisy-labels` and `shifted` change what is dealt.
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ def _inner(
     made = dealt(name, table, examples, num_classes, num_clients, rng, PLAIN_PARTITIONS)
     if not isinstance(made, Holdings):
         raise ValueError(
-            f"of is {name!r}, whose clients do not simply keep what the data set has: "
+            f"of is {name!r}, which does not simply give each example to one client for good: "
             "choose another partition"
         )
     return made

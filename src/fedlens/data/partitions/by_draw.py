@@ -1,4 +1,4 @@
-"""A split that gives clients other examples in every round."""
+"""Splits in which each client draws from all examples on its own: in every round, or once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedlens import keys
 from fedlens.data.partitions.dealing import at_least_one, labels_of
-from fedlens.federation import Examples, Holdings
+from fedlens.federation import AT_ONCE, Examples, Holdings, Lasting, offsets_of
 
 _COUNT, _DRAW = keys.purpose("count"), keys.purpose("draw")
 
@@ -31,15 +31,25 @@ class Fresh:
     key: Tensor
 
     def holdings(self, round: int, cohort: Tensor) -> Holdings:
+        parts = [self._drawn(round, some) for some in torch.split(cohort, AT_ONCE)]
+        return parts[0] if len(parts) == 1 else Holdings.joined(parts)
+
+    def _drawn(self, round: int, cohort: Tensor) -> Holdings:
         key = keys.fold(self.key, round, cohort)[:, None]  # [C, 1]
-        drawn = _distinct(keys.fold(key, _DRAW, self._labels), self.available, self._counts(key))
-        return Holdings.of([self.order[cards].sort().values for cards in drawn])
+        count = self._counts(key)  # [C, L]
+        cards, used = _distinct(keys.fold(key, _DRAW, self._labels), self.available, count)
+        # All clients in one sort: who holds an example in front of which one it is.
+        owners = torch.arange(len(cohort))[:, None, None].expand_as(cards)[used]
+        held = (owners * len(self.order) + self.order[cards[used]]).sort().values
+        return Holdings(held % len(self.order), offsets_of(count.sum(1)))
 
     def sizes(self, round: int) -> Tensor:  # [K]
         if self.low == self.high:
             return torch.tensor(self.low * len(self.available)).expand(self.num_clients)
-        key = keys.fold(self.key, round, torch.arange(self.num_clients))[:, None]
-        return self._counts(key).sum(1)
+        sizes = torch.arange(self.num_clients)  # first who it is, then how many it has
+        for some in torch.split(sizes, AT_ONCE):  # all together they would have K x L numbers
+            some.copy_(self._counts(keys.fold(self.key, round, some)[:, None]).sum(1))
+        return sizes
 
     def _counts(self, key: Tensor) -> Tensor:  # [C, 1] -> [C, L]
         """How many examples of each label a client draws."""
@@ -49,6 +59,26 @@ class Fresh:
     @property
     def _labels(self) -> Tensor:
         return torch.arange(len(self.available))
+
+
+@dataclass(frozen=True)
+class Drawn(Lasting):
+    """What clients draw in the first round, in every round.
+
+    It is drawn again whenever somebody asks, so that nothing is kept of any client.
+    """
+
+    first: Fresh
+
+    @property
+    def num_clients(self) -> int:
+        return self.first.num_clients
+
+    def holdings(self, round: int, cohort: Tensor) -> Holdings:
+        return self.first.holdings(0, cohort)
+
+    def sizes(self, round: int) -> Tensor:  # [K]
+        return self.first.sizes(0)
 
 
 def fresh(
@@ -89,11 +119,32 @@ def fresh(
     return Fresh(num_clients, labels.argsort(stable=True), present, low, high, key)
 
 
-def _distinct(key: Tensor, available: Tensor, count: Tensor) -> list[Tensor]:  # C of [n]
+def drawn(
+    examples: Examples,
+    num_classes: int,
+    num_clients: int,
+    rng: np.random.Generator,
+    *,
+    per_class: int | None = None,
+    low: int | None = None,
+    high: int | None = None,
+) -> Drawn:
+    """The same examples in every round, drawn from all by each client on its own.
+
+    Of each class it draws `per_class`, or a number between `low` and `high`, each as likely. Two
+    clients may draw the same example. No list of who holds what is kept: memory does not grow
+    with the clients.
+    """
+    options = {"per_class": per_class, "low": low, "high": high}
+    return Drawn(fresh(examples, num_classes, num_clients, rng, **options))
+
+
+def _distinct(key: Tensor, available: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
     """For each row of keys [C, L], `count` [C, L] different cards of decks laid end to end.
 
     Deck l has available[l] cards. By Floyd's algorithm, in which every set is as likely: the t-th
     draw is from the first n - count + t cards, and takes the last of them if it repeats another.
+    There are as many draws [C, L, T] from every deck; beside them stands which ones count.
     """
     most = int(count.max())
     drawn = torch.empty(*key.shape, most, dtype=torch.int64)
@@ -104,5 +155,4 @@ def _distinct(key: Tensor, available: Tensor, count: Tensor) -> list[Tensor]:  #
         repeats = (drawn[..., :turn] == card[..., None]).any(-1)
         drawn[..., turn] = torch.where(repeats, last, card)
     drawn += (available.cumsum(0) - available)[:, None]
-    used = torch.arange(most) < count[..., None]
-    return [row[mask] for row, mask in zip(drawn, used, strict=True)]
+    return drawn, torch.arange(most) < count[..., None]
