@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 import fedlens as fl
-from fedlens.runs import loop, progress
+from fedlens.runs import active, progress
 from tests.sites import write_sites
 
 
@@ -145,7 +145,7 @@ def test_in_a_long_round_one_sees_how_many_clients_have_trained(clock, capsys):
     assert capsys.readouterr().err.splitlines() == [
         "a: round 1/5  clients trained 2/4  about 2 min left",
         "a: round 1/5  train loss 1.000  about 2 min left",
-        "a: round 2/5  clients trained 1/4",
+        "a: round 2/5  clients trained 1/4  about 2 min left",
     ]
 
 
@@ -154,15 +154,15 @@ def test_a_terminal_shows_the_clients_of_a_round_beside_the_last_one(clock, caps
     monkeypatch.setenv("COLUMNS", "200")
     with progress.rounds("a", 5, 1) as watch:
         watch({"round": 2, "train_loss": 1.0, "test_accuracy": 0.5})
-        watch({"trained": 3, "of": 4, "point": "b"})
+        watch({"tested": 300, "of": 4000, "point": "b"})
     shown = capsys.readouterr().err
     assert "round 2/5" in shown
-    assert "train loss 1.000  test accuracy 50.0%  b  clients trained 3/4" in shown
+    assert "train loss 1.000  test accuracy 50.0%  b  images tested 300/4,000" in shown
 
 
 @pytest.mark.parametrize("engine", ["sequential", "processes", "stacked"])
-def test_every_engine_tells_of_the_clients_of_a_long_round(engine, monkeypatch):
-    monkeypatch.setattr(loop, "TOLD_SECONDS", 0.0)
+def test_every_engine_tells_how_far_a_long_round_is(engine, monkeypatch):
+    monkeypatch.setattr(active, "TOLD_SECONDS", 0.0)
     experiment = fl.Experiment(
         dataset="fashion-mnist-mini",
         model="linear",
@@ -175,9 +175,11 @@ def test_every_engine_tells_of_the_clients_of_a_long_round(engine, monkeypatch):
     rounds = [number for number, record in enumerate(told) if "round" in record]
     assert len(rounds) == 2
     for first, end in ((0, rounds[0]), (rounds[0] + 1, rounds[1])):
-        trained = [record["trained"] for record in told[first:end]]
-        assert trained == sorted(trained) and trained[-1] == 4
-        assert {record["of"] for record in told[first:end]} == {4}
+        for what, total in (("trained", 4), ("tested", 1000)):
+            some = [record for record in told[first:end] if what in record]
+            done = [record[what] for record in some]
+            assert done == sorted(done) and done[-1] == total
+            assert {record["of"] for record in some} == {total}
 
 
 def test_whoever_runs_an_experiment_is_told_of_images_that_are_decoded(tmp_path):

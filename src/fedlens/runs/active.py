@@ -24,6 +24,7 @@ from fedlens.runs.summary import Record, gains, stopped_round, summary
 from fedlens.setup import Setup
 
 Watch = Callable[[Record], None]
+TOLD_SECONDS = 1.0  # at least, between two tellings of how far a round is
 
 
 class Whole(NamedTuple):
@@ -59,7 +60,7 @@ class ActiveRun:
         self.status = "diverged" if diverged else "running"
         self.reason = ""  # why it stopped, if it did
         self.closer: dict[str, Any] = {}  # what the summary also says of the final model
-        self.start_time = self.record_time = time.perf_counter()
+        self.start_time = self.record_time = self.told_time = time.perf_counter()
         self.num_earlier_records = len(self.records)
         self.earlier_summary = folder.summary(len(self.records)) if folder else {}
         spent = sum(r["seconds"] + r.get("evaluation_seconds", 0.0) for r in self.records)
@@ -134,7 +135,14 @@ class ActiveRun:
         self._whole = Whole(state, self.file.mark if self.file else None, best)
         if self.watch is not None:
             self.watch(record)
-        self.record_time = time.perf_counter()
+        self.record_time = self.told_time = time.perf_counter()
+
+    def tell(self, what: str, done: int, total: int) -> None:
+        """How far a round is, now and then: `what` is a key of `progress.ASIDE`."""
+        now = time.perf_counter()
+        if self.watch is not None and now - self.told_time >= TOLD_SECONDS:
+            self.told_time = now
+            self.watch({what: done, "of": total})
 
     def finish(self, keep_state: bool = True) -> None:
         """Write the model and the summary and, if the run may be resumed, its last state."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -69,6 +70,9 @@ class FromLogits(NamedTuple):
     reliability: Tensor | None
 
 
+Tell = Callable[[int, int], None]
+"""Is told how many are done, of how many."""
+
 Counts = tuple[dict[str, Tally], dict[str, FromLogits], Tensor | None]
 """By part what the answers add up to, and what was computed from logits; clients' answers."""
 
@@ -89,8 +93,11 @@ def primary_part(experiment: Experiment) -> str:
 class Evaluation:
     """All that an experiment asks of its model after a round."""
 
-    def __init__(self, setup: Setup, engine: Engine, state: State) -> None:
-        self.setup, self.engine, self.state = setup, engine, state
+    def __init__(
+        self, setup: Setup, engine: Engine, state: State, tell: Tell = lambda *_: None
+    ) -> None:
+        """`tell` is called with how many images of all parts were tested, of how many."""
+        self.setup, self.engine, self.state, self.tell = setup, engine, state, tell
         self.metrics = chosen(setup.experiment)
         self._counts: HostCopy | None = None
 
@@ -105,8 +112,11 @@ class Evaluation:
         loss, num_classes = setup.program.algorithm.objective.loss, setup.dataset.num_classes
         keep_logits = any(metric.reads_logits for metric in self.metrics)
         tallies, answers, chosen_ones = {}, {}, {}
+        done, total = 0, sum(map(len, setup.parts.values()))
         for part, examples in setup.parts.items():
-            found = answer(engine, state, examples, num_classes, loss, keep_logits)
+            told = partial(_tell, self.tell, done, total)
+            found = answer(engine, state, examples, num_classes, loss, keep_logits, told)
+            done += len(examples)
             tallies[part], answers[part] = found.tally, found.correct
             if found.logits is not None:  # the next evaluation may write over them
                 chosen_ones[part] = self._from_logits(found.logits, examples.labels)
@@ -193,6 +203,11 @@ class Evaluation:
         return found, Details(primary, confusion, by_client, tested, bins)
 
 
+def _tell(tell: Tell, before: int, total: int, done: int) -> None:
+    """What a recorder may keep: it knows no evaluation, whose model would stay with it."""
+    tell(before + done, total)
+
+
 def evaluate(
     engine: Engine, state: State, examples: Examples, num_classes: int, loss: Loss
 ) -> Tally:
@@ -207,8 +222,9 @@ def answer(
     num_classes: int,
     loss: Loss,
     keep_logits: bool = False,
+    tell: Callable[[int], None] = lambda _: None,
 ) -> Answers:
-    """The same, with what was answered to each example."""
+    """The same, with what was answered to each example; `tell` is called with how many were."""
     batch = _batch(engine, examples)
     batches = [slice(start, start + batch) for start in range(0, len(examples), batch)]
 
@@ -222,6 +238,7 @@ def answer(
             correct.append(logits.argmax(1) == labels)
             if keep_logits:
                 kept.append(logits.detach())
+            tell(min(which.stop, len(examples)))
         return Answers(total, torch.cat(correct), torch.cat(kept) if kept else None)
 
     key = "evaluate", id(examples), num_classes, loss, keep_logits

@@ -6,6 +6,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
@@ -22,7 +23,6 @@ from fedlens.runs.summary import Record, scheduled, who_failed
 from fedlens.setup import Setup
 from fedlens.trees import HostCopy
 
-TOLD_SECONDS = 1.0  # at least, between two tellings of how many clients of a round have trained
 CHECKPOINT_SECONDS = 10.0  # at least, between two checkpoints: what a crash makes run again
 SAVING_SHARE = 0.03  # of the time, at most, is for saving: what clients remember may be large
 
@@ -119,8 +119,9 @@ class StartedRound:
         inputs: Sequence[RoundInput],
     ) -> None:
         self.start_time, self.runs = time.perf_counter(), list(runs)
-        self.told_time, lost = self.start_time, engine.num_lost
-        self.results = run_rounds(program, engine, inputs, self._tell)
+        lost = engine.num_lost
+        # Those of a stack are told as the first one's.
+        self.results = run_rounds(program, engine, inputs, partial(runs[0].tell, "trained"))
         self.workers_lost = engine.num_lost - lost
         numbers = []
         for run, (state, outcome) in zip(runs, self.results, strict=True):
@@ -129,17 +130,10 @@ class StartedRound:
         self.numbers = HostCopy(torch.stack([number.double() for number in numbers]))
         self.evaluations = []
         for run, (state, _) in zip(runs, self.results, strict=True):
-            evaluation = Evaluation(run.setup, engine, state)
+            evaluation = Evaluation(run.setup, engine, state, partial(run.tell, "tested"))
             if self.numbers.is_under_way and run.is_evaluated(state):
                 evaluation.begin()  # before the GPU starts the next round
             self.evaluations.append(evaluation)
-
-    def _tell(self, done: int, total: int) -> None:
-        """Of a long round, how many clients have trained; those of a stack are all the first's."""
-        now, watch = time.perf_counter(), self.runs[0].watch
-        if watch is not None and now - self.told_time >= TOLD_SECONDS:
-            self.told_time = now
-            watch({"trained": done, "of": total})
 
     def finish(self) -> None:
         """Record it in the runs that have not ended since it started."""

@@ -20,6 +20,7 @@ WITHIN_SECONDS = 10.0  # between two lines about one round there
 BAR_SECONDS = 0.5  # that something takes before it has a bar
 ASIDE = {
     "trained": "clients trained",
+    "tested": "images tested",
     "decoded": "reading images",
     "twin": "training its centralised twin, pass",
     "tuned": "fine-tuning each client's model, pass",
@@ -38,8 +39,9 @@ def rounds(title: str, total: int, done: int = 0) -> Iterator[Watch]:
 
             def show(record: Record) -> None:
                 nonlocal evaluated, at, line
-                if "trained" in record:
-                    advance(at, f"{line}  {_within(record)}{remaining.within(record)}".strip())
+                if _is_within(record):
+                    shown = f"{line}  {_within(record)}{remaining.within(record)}"
+                    advance(at, shown.strip())
                     return
                 if is_aside(record):
                     is_before = "twin" in record or "decoded" in record
@@ -47,8 +49,8 @@ def rounds(title: str, total: int, done: int = 0) -> Iterator[Watch]:
                     remaining.start()
                     return
                 evaluated, at = _evaluated(record, evaluated), _at(record)
-                line = _trained(record) + evaluated + remaining.after(record)
-                advance(at, line)
+                line = _trained(record) + evaluated
+                advance(at, line + remaining.after(record))
 
             yield show
     else:
@@ -171,6 +173,7 @@ class _Remaining:
     def __init__(self, total: int, done: int = 0) -> None:
         self.total, self.rounds = total, total - done  # in all, and of those that are left
         self.first: tuple[float, float] | None = None  # when the first came, and what was left then
+        self.over: float | None = None  # when all will be, by what was said last
         self.start()
 
     def start(self) -> None:
@@ -187,15 +190,20 @@ class _Remaining:
         is_told = "point" not in record and took >= PLAIN_SECONDS
         since, before = self.first or ((now - took, left + 1) if is_told else (now, left))
         self.first = self.first or (now, left)
-        return _about((now - since) / (before - left) * left) if before > left > 0 else ""
+        if not before > left > 0:
+            self.over = None
+            return ""
+        seconds = (now - since) / (before - left) * left
+        self.over = now + seconds
+        return _about(seconds)
 
     def within(self, record: Record) -> str:
-        """In a first round, by how many of its clients have trained so far."""
-        trained, of = _passes(record)
-        if self.first is not None or "point" in record:
-            return ""
-        took = time.monotonic() - self.started
-        return _about(took / trained * of * self.rounds - took)
+        """What of the last estimate is left; in a first round, by how many clients have trained."""
+        now = time.monotonic()
+        if self.first is None and "trained" in record and "point" not in record:
+            trained, of = _passes(record)
+            self.over = self.started + (now - self.started) / trained * of * self.rounds
+        return _about(self.over - now) if self.over is not None and self.over > now else ""
 
 
 def _about(seconds: float) -> str:
@@ -209,7 +217,7 @@ def _lines(title: str, total: int, done: int) -> Watch:
     def show(record: Record) -> None:
         nonlocal last_print, aside_since, evaluated, at
         now = time.monotonic()
-        if "trained" in record:
+        if _is_within(record):
             if now - last_print >= WITHIN_SECONDS:
                 last_print = now
                 about = remaining.within(record)
@@ -263,6 +271,11 @@ def _bar(title: str, total: int | None, done: int, counter: str) -> Iterator[Any
 def is_aside(record: Record) -> bool:
     """Whether it tells of what is done besides the rounds: a key of `ASIDE`, and `of` how many."""
     return any(key in record for key in ASIDE)
+
+
+def _is_within(record: Record) -> bool:
+    """Whether it tells how far a round is."""
+    return "trained" in record or "tested" in record
 
 
 def _passes(record: Record) -> tuple[int, int]:

@@ -54,7 +54,8 @@ def run(
 
     `data` is where named data sets are looked for first; `watch` is called with each record and,
     besides, with how many images are decoded, with each pass of the centralised twin, if one is
-    trained, and in long rounds with how many clients have trained (see `progress.ASIDE`).
+    trained, and in long rounds with how many clients have trained and how many images were tested
+    (see `progress.ASIDE`).
     `progress` shows how far it is; unless told, it does so in a terminal and in a notebook.
     """
     expect_experiment(experiment, "run")

@@ -161,7 +161,7 @@ class Sweep:
                 done = self.total - sum(left.values())
                 about = {"point": point.name, "done": done, "total": self.total, "left": work}
                 record = record | about
-            elif "trained" in record:
+            elif "trained" in record or "tested" in record:
                 record = record | {"point": point.name}
             watch(record)
 
