@@ -6,6 +6,7 @@ import pytest
 
 import fedlens as fl
 from fedlens.runs import active, progress
+from fedlens.runs.watching import Watching
 from tests.sites import write_sites
 
 
@@ -137,11 +138,11 @@ def test_in_a_long_round_one_sees_how_many_clients_have_trained(clock, capsys):
     with progress.rounds("a", 5) as watch:
         for trained in (1, 2, 3):
             clock[0] += 8
-            watch({"trained": trained, "of": 4})
+            watch.within({"trained": trained, "of": 4})
         clock[0] += 8
         watch({"round": 1, "train_loss": 1.0, "seconds": 32.0})
         clock[0] += 12
-        watch({"trained": 1, "of": 4})
+        watch.within({"trained": 1, "of": 4})
     assert capsys.readouterr().err.splitlines() == [
         "a: round 1/5  clients trained 2/4  about 2 min left",
         "a: round 1/5  train loss 1.000  about 2 min left",
@@ -154,7 +155,7 @@ def test_a_terminal_shows_the_clients_of_a_round_beside_the_last_one(clock, caps
     monkeypatch.setenv("COLUMNS", "200")
     with progress.rounds("a", 5, 1) as watch:
         watch({"round": 2, "train_loss": 1.0, "test_accuracy": 0.5})
-        watch({"tested": 300, "of": 4000, "point": "b"})
+        watch.within({"tested": 300, "of": 4000, "point": "b"})
     shown = capsys.readouterr().err
     assert "round 2/5" in shown
     assert "train loss 1.000  test accuracy 50.0%  b  images tested 300/4,000" in shown
@@ -171,7 +172,7 @@ def test_every_engine_tells_how_far_a_long_round_is(engine, monkeypatch):
         clients=fl.Clients(count=8, per_round=4),
     )
     told: list[Any] = []
-    fl.run(experiment, watch=told.append)
+    fl.run(experiment, watch=Watching(told.append, told.append))
     rounds = [number for number, record in enumerate(told) if "round" in record]
     assert len(rounds) == 2
     for first, end in ((0, rounds[0]), (rounds[0] + 1, rounds[1])):
@@ -180,6 +181,23 @@ def test_every_engine_tells_how_far_a_long_round_is(engine, monkeypatch):
             done = [record[what] for record in some]
             assert done == sorted(done) and done[-1] == total
             assert {record["of"] for record in some} == {total}
+
+
+def test_a_watch_of_ones_own_is_told_of_whole_rounds_alone(monkeypatch):
+    monkeypatch.setattr(active, "TOLD_SECONDS", 0.0)
+    experiment = fl.Experiment(dataset="fashion-mnist-mini", model="linear", rounds=2)
+    told: list[Any] = []
+    fl.run(experiment, watch=told.append)
+    fl.sweep({"a": experiment}, watch=told.append)
+    assert [record["round"] for record in told] == [1, 2, 1, 2]
+
+
+def test_in_a_sweep_the_clients_of_a_round_are_those_of_a_point(monkeypatch):
+    monkeypatch.setattr(active, "TOLD_SECONDS", 0.0)
+    experiment = fl.Experiment(dataset="fashion-mnist-mini", model="linear", rounds=1)
+    within: list[Any] = []
+    fl.sweep({"a": experiment}, watch=Watching(lambda _: None, within.append))
+    assert within and {record["point"] for record in within} == {"a"}
 
 
 def test_whoever_runs_an_experiment_is_told_of_images_that_are_decoded(tmp_path):

@@ -86,6 +86,7 @@ def _run(
     from fedlens.runs.loop import run_to_end
     from fedlens.runs.run import start
     from fedlens.runs.track import tracking
+    from fedlens.runs.watching import all_of
     from fedlens.setup import build
 
     with one_value_each(overrides, f"fedlens sweep {argument(experiment)} --grid"):
@@ -105,7 +106,7 @@ def _run(
             names = clients.described().names
             line = statistics.found(setup.dataset, clients.num_clients, names)
             print(printable(line), file=sys.stderr, flush=True)
-        both = progress.all_of(watch, send)
+        both = all_of(watch, send)
         started = start(described, setup, folder, overwrite=overwrite, watch=both)
         (result,) = run_to_end([started])
     return folder, result.status
@@ -136,6 +137,7 @@ def resume_command(
     from fedlens.runs import progress
     from fedlens.runs.run import resume
     from fedlens.runs.track import tracking
+    from fedlens.runs.watching import all_of
 
     check_run(folder, [EXPERIMENT])
     tables = read_experiment(folder)
@@ -150,7 +152,7 @@ def resume_command(
             tracking(track or (), folder, tables) as send,
             watching(quiet, progress.rounds, folder.name, total, done) as watch,
         ):
-            both = progress.all_of(watch, send)
+            both = all_of(watch, send)
             result = resume(
                 folder, rounds=rounds, data=data, watch=both, engine=chosen, progress=False
             )

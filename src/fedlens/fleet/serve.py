@@ -22,7 +22,7 @@ from fedlens.fleet.server import Job
 from fedlens.locks import one_writer
 from fedlens.process_state import is_alive
 from fedlens.run_files import ROUNDS, can_go_on, identity, read_records
-from fedlens.runs.active import Watch
+from fedlens.runs.watching import Watch
 
 LOOK = 0.2  # seconds between two looks at how a run stands
 

@@ -22,10 +22,10 @@ from fedlens.fleet.server import Job
 from fedlens.fleet.site import Site
 from fedlens.fleet.site_data import write_site
 from fedlens.fleet.terms import Terms, for_fleet
-from fedlens.runs.active import Watch
 from fedlens.runs.folder import RunFolder
 from fedlens.runs.progress import decoding
 from fedlens.runs.run import run
+from fedlens.runs.watching import Watch
 from fedlens.setup import partition
 from fedlens.setup.data import load_dataset
 from fedlens.trees import bytes_of

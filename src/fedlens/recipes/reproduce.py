@@ -20,9 +20,9 @@ from fedlens.recipes.together import Cells, Together
 from fedlens.report.artists import Artists, Drawing
 from fedlens.report.page import render_page
 from fedlens.run_files import MODEL, OVER, is_run, read_status
-from fedlens.runs.active import Watch
 from fedlens.runs.equal import is_run_of
 from fedlens.runs.records import Run, read
+from fedlens.runs.watching import Watch
 from fedlens.tables import apply_override
 
 if TYPE_CHECKING:

@@ -21,12 +21,12 @@ from fedlens.run_files import (
     read_manifest,
     read_status,
 )
-from fedlens.runs.active import Watch
 from fedlens.runs.equal import text_of
 from fedlens.runs.folder import new_folder
 from fedlens.runs.progress import decoding
 from fedlens.runs.summary import Record
 from fedlens.runs.sweep import prepare
+from fedlens.runs.watching import Watch, Watching, within_of
 from fedlens.version import __version__
 
 AT_ONCE = 64  # runs that are made ready together: each holds a model in memory
@@ -134,7 +134,7 @@ class Together:
                 record = record | {"done": done, "total": total, "left": left}
             watch(record)
 
-        told = say if watch is not None else None
+        told = Watching(say, within_of(watch)) if watch is not None else None
         points = {self.names[place]: experiment for place, experiment in stage.items()}
         folders = {self.names[place]: place for place in stage}
         made = prepare(points, folders, data=self.data, watch=decoding(told))

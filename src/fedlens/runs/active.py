@@ -21,9 +21,9 @@ from fedlens.runs.records import is_number
 from fedlens.runs.result import Result
 from fedlens.runs.stopping import Stopping
 from fedlens.runs.summary import Record, gains, stopped_round, summary
+from fedlens.runs.watching import Watch, within_of
 from fedlens.setup import Setup
 
-Watch = Callable[[Record], None]
 TOLD_SECONDS = 1.0  # at least, between two tellings of how far a round is
 
 
@@ -138,11 +138,11 @@ class ActiveRun:
         self.record_time = self.told_time = time.perf_counter()
 
     def tell(self, what: str, done: int, total: int) -> None:
-        """How far a round is, now and then: `what` is a key of `progress.ASIDE`."""
+        """How far a round is, now and then: `what` is a key of `progress.WITHIN`."""
         now = time.perf_counter()
-        if self.watch is not None and now - self.told_time >= TOLD_SECONDS:
+        if now - self.told_time >= TOLD_SECONDS:
             self.told_time = now
-            self.watch({what: done, "of": total})
+            within_of(self.watch)({what: done, "of": total})
 
     def finish(self, keep_state: bool = True) -> None:
         """Write the model and the summary and, if the run may be resumed, its last state."""

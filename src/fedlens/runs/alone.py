@@ -17,10 +17,10 @@ from fedlens.client import ClientProgram
 from fedlens.core import Tree
 from fedlens.federation import Federation, Fixed
 from fedlens.rounds import RoundInput, State, begin, run_rounds
-from fedlens.runs.active import Watch
 from fedlens.runs.evaluate import ByClient, Twin, judge, own_norms, tested_examples
 from fedlens.runs.settings import torch_settings
 from fedlens.runs.twin import plain_training
+from fedlens.runs.watching import Watch
 from fedlens.setup import Setup
 
 AT_ONCE = 64  # clients whose models are in memory together

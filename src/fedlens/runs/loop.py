@@ -15,11 +15,12 @@ from fedlens.engines import Engine
 from fedlens.reporting.cohorts import BelowQuorum
 from fedlens.rounds import RoundInput, begin, run_rounds
 from fedlens.run_files import RunFailed
-from fedlens.runs.active import ActiveRun, Watch, sum_of_model
+from fedlens.runs.active import ActiveRun, sum_of_model
 from fedlens.runs.evaluate import Evaluation
 from fedlens.runs.result import Result
 from fedlens.runs.settings import torch_settings
 from fedlens.runs.summary import Record, scheduled, who_failed
+from fedlens.runs.watching import Watch
 from fedlens.setup import Setup
 from fedlens.trees import HostCopy
 

@@ -26,12 +26,13 @@ from fedlens.experiment import Experiment, Named
 from fedlens.federation import Dataset, Examples
 from fedlens.rounds import begin
 from fedlens.run_files import last_saved, read_manifest
-from fedlens.runs.active import ActiveRun, Watch
+from fedlens.runs.active import ActiveRun
 from fedlens.runs.folder import OnChange, RunFolder
 from fedlens.runs.loop import run_to_end
 from fedlens.runs.manifest import check_settings
 from fedlens.runs.result import Result
 from fedlens.runs.run import reopen, start
+from fedlens.runs.watching import Watch
 from fedlens.setup import Setup, build
 from fedlens.setup.network import Networks
 

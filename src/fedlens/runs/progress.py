@@ -10,17 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from fedlens.data.places import Counted
 from fedlens.reading import printable
+from fedlens.runs.watching import Watch, Watching
 
 if TYPE_CHECKING:
-    from fedlens.runs.active import Watch
     from fedlens.runs.summary import Record
 
 PLAIN_SECONDS = 2.0  # between two lines where there is no terminal
 WITHIN_SECONDS = 10.0  # between two lines about one round there
 BAR_SECONDS = 0.5  # that something takes before it has a bar
+WITHIN = {"trained": "clients trained", "tested": "images tested"}  # of a round
 ASIDE = {
-    "trained": "clients trained",
-    "tested": "images tested",
     "decoded": "reading images",
     "twin": "training its centralised twin, pass",
     "tuned": "fine-tuning each client's model, pass",
@@ -30,19 +29,19 @@ ASIDE = {
 
 
 @contextmanager
-def rounds(title: str, total: int, done: int = 0) -> Iterator[Watch]:
+def rounds(title: str, total: int, done: int = 0) -> Iterator[Watching]:
     """A watch over a run: a bar on a terminal, else a line every few seconds; both on stderr."""
     title = printable(title)
     if sys.stderr.isatty():
         with _bar(title, total, done, "round {task.completed}/{task.total}") as advance:
             evaluated, remaining, at, line = "", _Remaining(total, done), done, ""
 
+            def show_within(record: Record) -> None:
+                shown = f"{line}  {_within(record)}{remaining.within(record)}"
+                advance(at, shown.strip())
+
             def show(record: Record) -> None:
                 nonlocal evaluated, at, line
-                if _is_within(record):
-                    shown = f"{line}  {_within(record)}{remaining.within(record)}"
-                    advance(at, shown.strip())
-                    return
                 if is_aside(record):
                     is_before = "twin" in record or "decoded" in record
                     advance(done if is_before else total, _aside(record))
@@ -52,7 +51,7 @@ def rounds(title: str, total: int, done: int = 0) -> Iterator[Watch]:
                 line = _trained(record) + evaluated
                 advance(at, line + remaining.after(record))
 
-            yield show
+            yield Watching(show, show_within)
     else:
         yield _lines(title, total, done)
 
@@ -74,17 +73,6 @@ def _in_notebook() -> bool:
     """Whether a kernel of Jupyter runs this, which some only import."""
     ipython = sys.modules.get("IPython")
     return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
-
-
-def all_of(*watches: Callable[..., None] | None) -> Callable[..., None]:
-    """One watch that calls several."""
-
-    def watch_all(*told: Any) -> None:
-        for watch in watches:
-            if watch is not None:
-                watch(*told)
-
-    return watch_all
 
 
 def decoding(watch: Watch | None) -> Counted | None:
@@ -210,20 +198,22 @@ def _about(seconds: float) -> str:
     return f"  about {span(seconds)} left"
 
 
-def _lines(title: str, total: int, done: int) -> Watch:
+def _lines(title: str, total: int, done: int) -> Watching:
     last_print = aside_since = time.monotonic()
     evaluated, remaining, at = "", _Remaining(total, done), done
+
+    def show_within(record: Record) -> None:
+        nonlocal last_print
+        now = time.monotonic()
+        if now - last_print >= WITHIN_SECONDS:
+            last_print = now
+            about = remaining.within(record)
+            line = f"{title}: round {at + 1}/{total}  {_within(record)}{about}"
+            print(line, file=sys.stderr, flush=True)
 
     def show(record: Record) -> None:
         nonlocal last_print, aside_since, evaluated, at
         now = time.monotonic()
-        if _is_within(record):
-            if now - last_print >= WITHIN_SECONDS:
-                last_print = now
-                about = remaining.within(record)
-                line = f"{title}: round {at + 1}/{total}  {_within(record)}{about}"
-                print(line, file=sys.stderr, flush=True)
-            return
         if is_aside(record):
             number, of = _passes(record)
             aside_since = now if number == 1 else aside_since
@@ -244,7 +234,7 @@ def _lines(title: str, total: int, done: int) -> Watch:
         line = f"{title}: round {at}/{total}  {_trained(record)}{evaluated}{about}"
         print(line, file=sys.stderr, flush=True)
 
-    return show
+    return Watching(show, show_within)
 
 
 @contextmanager
@@ -273,17 +263,13 @@ def is_aside(record: Record) -> bool:
     return any(key in record for key in ASIDE)
 
 
-def _is_within(record: Record) -> bool:
-    """Whether it tells how far a round is."""
-    return "trained" in record or "tested" in record
-
-
 def _passes(record: Record) -> tuple[int, int]:
-    return next(record[key] for key in ASIDE if key in record), record["of"]
+    return next(record[key] for key in (*ASIDE, *WITHIN) if key in record), record["of"]
 
 
 def _within(record: Record) -> str:
-    return f"{_point(record)}{_aside(record)}"
+    what = next(WITHIN[key] for key in WITHIN if key in record)
+    return f"{_point(record)}{what} {items(*_passes(record))}"
 
 
 def _aside(record: Record) -> str:

@@ -24,7 +24,7 @@ from fedlens.run_files import (
     read_manifest,
     read_status,
 )
-from fedlens.runs.active import ActiveRun, Watch
+from fedlens.runs.active import ActiveRun
 from fedlens.runs.alone import by_client, check_clients_are_tested
 from fedlens.runs.beforehand import say_beforehand
 from fedlens.runs.chosen_metrics import chosen, try_out
@@ -32,10 +32,11 @@ from fedlens.runs.evaluate import Twin
 from fedlens.runs.folder import Records, RunFolder, check_free, readable_json
 from fedlens.runs.loop import run_to_end
 from fedlens.runs.manifest import check_settings, check_there, check_unchanged, manifest
-from fedlens.runs.progress import all_of, decoding, shown
+from fedlens.runs.progress import decoding, shown
 from fedlens.runs.progress import rounds as in_rounds
 from fedlens.runs.result import Result
 from fedlens.runs.twin import trained
+from fedlens.runs.watching import Watch, all_of
 from fedlens.setup import Setup, build
 
 logger = logging.getLogger(__name__)
@@ -53,9 +54,8 @@ def run(
     """Run an experiment, and write its folder if `out` names one.
 
     `data` is where named data sets are looked for first; `watch` is called with each record and,
-    besides, with how many images are decoded, with each pass of the centralised twin, if one is
-    trained, and in long rounds with how many clients have trained and how many images were tested
-    (see `progress.ASIDE`).
+    before, with how many images are decoded, and with each pass of the centralised twin, if one is
+    trained (see `progress.ASIDE`).
     `progress` shows how far it is; unless told, it does so in a terminal and in a notebook.
     """
     expect_experiment(experiment, "run")

@@ -27,17 +27,17 @@ from fedlens.run_files import (
     read_manifest,
     read_status,
 )
-from fedlens.runs.active import Watch
 from fedlens.runs.beforehand import say_beforehand
 from fedlens.runs.equal import is_run_of
 from fedlens.runs.folder import check_free
 from fedlens.runs.grid import naming
 from fedlens.runs.points import Point, build_point, into_stacks, run_stacks, sharing
-from fedlens.runs.progress import all_of, counted, decoding, is_aside, rounds, shown
+from fedlens.runs.progress import counted, decoding, is_aside, rounds, shown
 from fedlens.runs.result import Result
 from fedlens.runs.run import as_begun
 from fedlens.runs.spread import SpreadPoints, run_spread
 from fedlens.runs.summary import Record
+from fedlens.runs.watching import Watch, Watching, all_of, within_of
 from fedlens.runs.workload import images_a_round
 from fedlens.setup.network import Networks
 
@@ -161,12 +161,15 @@ class Sweep:
                 done = self.total - sum(left.values())
                 about = {"point": point.name, "done": done, "total": self.total, "left": work}
                 record = record | about
-            elif "trained" in record or "tested" in record:
-                record = record | {"point": point.name}
             watch(record)
 
+        def within(point: Point, record: Record) -> None:
+            within_of(watch)(record | {"point": point.name})
+
         def watch_of(point: Point) -> Watch | None:
-            return partial(forward, point) if watch is not None else None
+            if watch is None:
+                return None
+            return Watching(partial(forward, point), partial(within, point))
 
         parents = {folder.parent for folder in self.folders.values()}
         for folder in (*parents, *(self.folders[name] for name in self.kept)):

@@ -38,11 +38,11 @@ from fedlens.names import ANNEALS, LOSSES, OPTIMIZERS, SCHEDULES
 from fedlens.options import find
 from fedlens.pieces import BySize
 from fedlens.run_files import to_json
-from fedlens.runs.active import Watch
 from fedlens.runs.evaluate import Twin, primary_part, tested_by_client
 from fedlens.runs.loop import train
 from fedlens.runs.measures import measure_name
 from fedlens.runs.summary import Record
+from fedlens.runs.watching import Watch
 from fedlens.schedules import names_in, value_at
 from fedlens.sections import SCHEDULED
 from fedlens.setup import Setup, build
