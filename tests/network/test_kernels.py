@@ -78,6 +78,11 @@ def test_the_gpu_kernels_agree_with_plain_layers_when_interpreted():
 
 
 @pytest.mark.slow
+def test_whole_rounds_by_the_gpu_kernels_agree_with_plain_ones_when_interpreted():
+    assert output("interpreted_rounds", TRITON_INTERPRET="1").endswith("all agree\n")
+
+
+@pytest.mark.slow
 def test_every_gpu_kernel_compiles(pytestconfig):
     """Those that are as they were when the tests ran last are found in Triton's own cache."""
     compiled_before = pytestconfig.cache.mkdir("triton")
