@@ -249,8 +249,18 @@ def mean_of(found: Measured | None, digits: int, times: float = 1.0) -> str:
     return " ± ".join(f"{times * number:,.{digits}f}" for number in numbers)
 
 
+def when_diverged(runs: Sequence[Run]) -> str:
+    """In which rounds runs diverged and, of several, how many did; empty where none did."""
+    ended = sorted(run.num_rounds for run in runs if run.status == "diverged")
+    if not ended:
+        return ""
+    first, last = f"{ended[0]:,}", f"{ended[-1]:,}"
+    when = f"round {first}" if first == last else f"rounds {first} to {last}"
+    return f"diverged in {when}" + (f" ({len(ended)} of {len(runs)})" if len(runs) > 1 else "")
+
+
 def beside(
-    rows: Sequence[tuple[str, float | None, Measured | None]],
+    rows: Sequence[tuple[str, float | None, Measured | str | None]],
     *,
     title: str,
     caption: str = "",
@@ -260,16 +270,19 @@ def beside(
 ) -> Table:
     """Published numbers, ours, and by how much ours are more; `of` names the first column.
 
-    Ours say of how many seeds they are, unless that is one everywhere.
+    Ours say of how many seeds they are, unless that is one everywhere. Where there is no number,
+    words may tell why.
     """
-    runs = max((found.runs for _, _, found in rows if found), default=1)
+    runs = max((found.runs for _, _, found in rows if isinstance(found, Measured)), default=1)
 
     def said(value: float | None, sign: str = "") -> str:
         if value is None or not math.isfinite(value):
             return NONE
         return f"{100 * value if percent else value:{sign}.{digits}f}".replace("-", "−")
 
-    def ours(found: Measured | None) -> str:
+    def ours(found: Measured | str | None) -> str:
+        if isinstance(found, str):
+            return found
         if found is None or runs == 1 or not math.isfinite(found.mean):
             return said(found.mean if found else None)
         spread = "" if found.std is None else f" ± {said(found.std)}"
@@ -287,12 +300,16 @@ def beside(
                 name,
                 said(theirs),
                 ours(found),
-                said(found.mean - theirs if found and theirs is not None else None, "+"),
+                said(_above(found, theirs), "+"),
             ]
             for name, theirs, found in rows
         ],
         published=frozenset({1}),
     )
+
+
+def _above(found: Measured | str | None, theirs: float | None) -> float | None:
+    return found.mean - theirs if isinstance(found, Measured) and theirs is not None else None
 
 
 def ahead(results: Results, pairs: Sequence[tuple[str, str]], *, title: str) -> Intervals:
