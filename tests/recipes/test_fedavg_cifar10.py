@@ -77,6 +77,18 @@ def test_fedprox_is_also_run_as_printed(monkeypatch):
     assert all(cell.clients.partition.options["sizes"] != "homogeneous" for cell in cells.values())
 
 
+def test_fedprox_has_a_table_of_both_levels_of_heterogeneity(tmp_path):
+    done = reproduce("fedavg-cifar10/fedprox", "smoke", tmp_path / "out")
+    (table,) = (one for one in done.blocks if one.title == "Accuracy after the last round, %")
+    assert isinstance(table, Table)
+    assert list(table.header) == ["", "low", "high"]
+    rules = ["mu 0", "mu 0.1", "mu 0.1, drawn by size"]
+    assert [row[0] for row in table.rows] == rules
+    for rule, low, high in table.rows:
+        ends = [done.results.final(f"{how}, {rule}") for how in ("low", "high")]
+        assert [low, high] == [f"{100 * end.mean:.2f}" for end in ends if end]
+
+
 def test_networks_are_compared_from_scratch_and_pretrained_ones_stand_apart(monkeypatch, tmp_path):
     (tmp_path / "resnet18-f37072fd.pth").touch()
     monkeypatch.setattr(Scale, "has", lambda *_: True)

@@ -265,8 +265,29 @@ def test_what_diverges_has_no_point_in_figure_8_either(tmp_path):
     assert broken.z[0] == whole.z[0]
     words = "Runs that diverged have no point: η_eff 0.1 with 1 − β 1."
     assert broken.caption.endswith(words) and words not in whole.caption
+    assert "The star is the best single last evaluation" in whole.caption
     (said,) = (one for one in opening(recipe, results).paragraphs if "diverged" in one)
     assert said.endswith("diverged: " + cell + ". Such a run has no point in the figure.")
+
+
+def test_figure_8_has_a_table_with_the_best_over_momenta(tmp_path):
+    done = reproduce("hsu2020/figure8", "smoke", tmp_path / "out")
+    results = diverged(done.results, "cifar10, K 2, E 1, α 100, η_eff 0.1, 1-β 1")
+    blocks = RECIPES["hsu2020/figure8"](results.scale).blocks(results)
+    title = "cifar10, K = 2, E = 1, α = 100: accuracy, %"
+    (table,) = (b for b in blocks if isinstance(b, Table) and b.title == title)
+    (grid,) = (b for b in blocks if isinstance(b, Contours) and b.title.endswith("α = 100"))
+
+    def end(left):
+        return results.final(f"cifar10, K 2, E 1, α 100, η_eff 0.01, 1-β {left}")
+
+    best = max(end("0.1"), end("1"), key=lambda found: found.mean)
+    two = [f"{100 * end(left).mean:.2f}" for left in ("0.1", "1")]
+    relative = max(z for z in grid.z[0] if z is not None)
+    assert list(table.rows[0]) == ["0.01", *two, f"{100 * best.mean:.2f}", f"{relative:.1%}"]
+    rate, lasts, ended, over_momenta, _ = table.rows[1]
+    assert (rate, ended) == ("0.1", "diverged in round 2")
+    assert over_momenta == lasts
 
 
 def test_figure_10_has_the_spread_over_splits(tmp_path):

@@ -259,6 +259,11 @@ def when_diverged(runs: Sequence[Run]) -> str:
     return f"diverged in {when}" + (f" ({len(ended)} of {len(runs)})" if len(runs) > 1 else "")
 
 
+def at_the_end(results: Results, cell: str) -> str:
+    """A cell's test accuracy after the last round, in %; where runs diverged, in which rounds."""
+    return when_diverged(results.runs[cell]) or mean_of(results.final(cell), 2, times=100)
+
+
 def beside(
     rows: Sequence[tuple[str, float | None, Measured | str | None]],
     *,
