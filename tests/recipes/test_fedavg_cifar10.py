@@ -14,7 +14,7 @@ from fedlens.recipes.fedavg_cifar10.figure16 import apart
 from fedlens.recipes.fedavg_cifar10.figure18 import drawn, how_often
 from fedlens.recipes.recipe import Results, Scale
 from fedlens.recipes.reproduce import reproduce
-from fedlens.report.blocks import Bars, Table
+from fedlens.report.blocks import Bars, Curves, Table
 
 
 @pytest.fixture(autouse=True)
@@ -117,6 +117,19 @@ def test_the_fall_is_taken_apart_as_far_as_runs_are_there():
     assert (
         told({"homogeneous": 0.55}) == "The runs that would take the fall apart are not all here."
     )
+
+
+def test_figure_13_compares_runs_by_images_and_not_by_seconds(tmp_path):
+    done = reproduce("fedavg-cifar10/figure13", "smoke", tmp_path / "out")
+    (block,) = (one for one in done.blocks if one.title == "Test accuracy by images seen")
+    assert isinstance(block, Curves)
+    for line in block.lines:
+        (run,) = done.results.runs[line.name]
+        first, second = (record["examples"] for record in run.rounds)
+        assert list(line.x) == [first / 1e6, (first + second) / 1e6]
+        assert list(line.y) == run.curve("test_accuracy")[1]
+    table = next(one for one in done.blocks if isinstance(one, Table))
+    assert list(table.header) == ["run", "final accuracy, %", "rounds", "images seen"]
 
 
 @pytest.mark.parametrize("item", ["architectures", "figure13"])
