@@ -25,6 +25,7 @@ from fedlens.recipes.recipe import Measured, Recipe, Recorded, Results, Scale
 from fedlens.recipes.reproduce import blocks_of
 from fedlens.recipes.stored import coverage, restore
 from fedlens.report.blocks import Table
+from fedlens.report.look import LONGEST_TITLE
 from fedlens.report.page import csv_of, distinct
 from fedlens.report.pictures import is_drawn
 from fedlens.run_files import OVER, read_status
@@ -139,9 +140,10 @@ def test_of_every_published_number_it_is_said_where_ours_differs():
 
 @pytest.mark.parametrize("name", [name for name in STORED if name not in UNTRAINED])
 def test_the_figures_of_a_folder_are_those_of_its_page(name):
-    drawn = filter(is_drawn, distinct(blocks_of(*restored(name))))
+    drawn = list(filter(is_drawn, distinct(blocks_of(*restored(name)))))
     stored = {file.name for file in (PAPERS / name).glob("figures/*")}
     assert stored == {f"{block.slug}.svg" for block in drawn}
+    assert all(len(block.title) <= LONGEST_TITLE for block in drawn), "a title would be cut"
 
 
 def test_what_is_stored_of_figure_10_is_what_is_drawn(monkeypatch):

@@ -302,9 +302,8 @@ def test_figure_10_has_the_spread_over_splits(tmp_path):
 def test_what_stands_in_for_clients_and_network_is_said():
     told = RECIPES["hsu2020/table3"](Scale("smoke")).stand_in
     assert told == (
-        "In the place of iNaturalist-User-120k: the embedded images, imbalanced clients, with "
-        "linear in that of MobileNetV2. Numbers on other data cannot be compared with the "
-        "published ones."
+        "In the place of iNaturalist-User-120k: imbalanced embedded images, with linear in that of "
+        "MobileNetV2. Numbers on other data cannot be compared with the published ones."
     )
 
 

@@ -83,8 +83,8 @@ def population(scale: Scale, which: Which) -> Population:
     model = scale.pick(Named("linear"), Named("simple-cnn"), Named("hsu-cnn"))
     count = scale.pick(20, 50, 135)
     spread = Named("dirichlet-per-class", {"alpha": 0.3, "min_size": 16})
-    words = "CIFAR-10" if used == "cifar10" else "the embedded images"
-    return Population(name, f"{words}, imbalanced clients", Named(used), model, spread, count)
+    words = "imbalanced CIFAR-10" if used == "cifar10" else "imbalanced embedded images"
+    return Population(name, words, Named(used), model, spread, count)
 
 
 def stand_in(*populations: Population) -> str:
