@@ -189,6 +189,8 @@ class Recipe:
     # earlier cell: FROM_CELL and its name.
     cells: Mapping[str, Experiment] = field(default_factory=dict)
     seeds: Sequence[int] = (0,)  # each cell is run with each of them
+    ours: bool = False  # whether the paper has no such experiments
     stand_in: str = ""  # what takes the place of something that is not here
+    other_data: bool = False  # whether that is so of the data, at the paper's scale too
     num_classes: Mapping[str, int] = field(default_factory=dict)  # of the paper's data sets
     of_diverged: str = ""  # what is shown of runs that diverged; else what was evaluated before

@@ -44,6 +44,7 @@ def fedprox(scale: Scale) -> Recipe:
         },
         seeds=range(scale.pick(1, 1, 3)),
         blocks=blocks,
+        ours=True,
         stand_in=stand_in(scale),
     )
 

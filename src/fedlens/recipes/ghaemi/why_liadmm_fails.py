@@ -90,6 +90,7 @@ def why_liadmm_fails(scale: Scale) -> Recipe:
         cells=cells,
         seeds=range(scale.pick(1, 1, 3)),
         blocks=blocks,
+        ours=True,
         stand_in=scale.instead("fashion-mnist"),
     )
 

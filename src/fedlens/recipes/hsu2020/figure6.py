@@ -14,6 +14,7 @@ from fedlens.recipes.hsu2020.setting import (
     Population,
     at_budget,
     experiment,
+    is_other_data,
     population,
     rounds,
     stand_in,
@@ -63,6 +64,7 @@ def figure6(scale: Scale) -> Recipe:
         seeds=range(scale.pick(1, 1, 3)),
         blocks=blocks,
         stand_in=stand_in(population(scale, "geo"), population(scale, "user")),
+        other_data=is_other_data(population(scale, "geo"), population(scale, "user")),
     )
 
 

@@ -114,6 +114,11 @@ def stand_in(*populations: Population) -> str:
     return " ".join(words)
 
 
+def is_other_data(*populations: Population) -> bool:
+    """Whether other data take the place of some of the paper's populations."""
+    return any(one.is_stand_in for one in populations)
+
+
 def rounds(scale: Scale) -> tuple[int, int, int]:
     """The rounds that stand for the paper's 1k, 2.5k and 5k."""
     return scale.pick((1, 2, 3), (8, 20, 40), (1000, 2500, 5000))

@@ -16,6 +16,7 @@ from fedlens.recipes.hsu2020.setting import (
     batches,
     centralised,
     experiment,
+    is_other_data,
     population,
     rounds,
     said,
@@ -89,6 +90,7 @@ def table2(scale: Scale) -> Recipe:
         seeds=range(scale.pick(1, 1, 3)),
         blocks=blocks,
         stand_in=stand_in(*(population(scale, which) for which in POPULATIONS)),
+        other_data=is_other_data(*(population(scale, which) for which in POPULATIONS)),
     )
 
 

@@ -11,6 +11,7 @@ from fedlens.recipes.hsu2020.setting import (
     centralised,
     experiment,
     goal_of,
+    is_other_data,
     population,
     said_goal,
     stand_in,
@@ -56,6 +57,7 @@ def table3(scale: Scale) -> Recipe:
         seeds=range(scale.pick(1, 1, 3)),
         blocks=blocks,
         stand_in=stand_in(clients),
+        other_data=is_other_data(clients),
     )
 
 

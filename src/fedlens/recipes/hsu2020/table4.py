@@ -13,6 +13,7 @@ from fedlens.recipes.hsu2020.setting import (
     experiment,
     goal_of,
     goals,
+    is_other_data,
     population,
     said_goal,
     stand_in,
@@ -76,6 +77,7 @@ def table4(scale: Scale) -> Recipe:
         seeds=range(scale.pick(1, 1, 3)),
         blocks=blocks,
         stand_in=stand_in(clients),
+        other_data=is_other_data(clients),
     )
 
 
