@@ -99,6 +99,30 @@ def test_a_mean_over_some_of_the_seeds_says_so():
     assert "2 of 3: this many of the runs got that far." in table.caption
 
 
+@pytest.mark.parametrize(
+    ("has", "called", "compared"),
+    [
+        (("cifar10", "femnist"), "iNaturalist-Geo-3k (here: imbalanced CIFAR-10)", False),
+        (("inaturalist-geo-3k", "inaturalist-user-120k"), "iNaturalist-Geo-3k", True),
+    ],
+)
+def test_numbers_of_other_data_are_named_so_and_have_no_difference(
+    has, called, compared, monkeypatch
+):
+    monkeypatch.setattr(Scale, "has", lambda _, name: name in has)
+    run: Any = SimpleNamespace(final=lambda _: 0.73, rounds=[])
+    blocks = RECIPES["hsu2020/table2"](Scale("paper")).blocks(
+        Results(Scale("paper"), {"geo, centralised": [run]})
+    )
+    (table,) = (one for one in blocks if one.title == "Centralised, %")
+    assert isinstance(table, Table)
+    assert list(table.rows[0]) == [called, "57.90", "73.00", *(["+15.10"] if compared else [])]
+    assert ("ours − published" in table.header) == compared
+    assert ("Published numbers are of other data than ours." in table.caption) != compared
+    at_rounds = next(one for one in blocks if one.title == "Accuracy at rounds")
+    assert isinstance(at_rounds, Table) and at_rounds.rows[0][0] == called
+
+
 def test_composed_has_each_method_with_and_without_the_others(monkeypatch):
     monkeypatch.setattr(Scale, "has", lambda _, name: name in ("cifar10", "femnist"))
     cells = RECIPES["hsu2020/composed"](Scale("paper")).cells

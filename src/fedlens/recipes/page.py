@@ -46,6 +46,7 @@ MAY_DIFFER = (  # from a cell to its runs: when one looks is no part of an exper
     *("evaluate.every", "evaluate.at"),
 )
 MANY = 12  # numbers of a list that are all written out
+NOT_COMPARED = "Published numbers are of other data than ours."
 CUT = "A mean over seeds ends where the first of its runs diverged."
 
 
@@ -294,8 +295,11 @@ def beside(
     of: str = "",
     percent: bool = True,
     digits: int = 2,
+    compared: bool = True,
 ) -> Table:
     """Published numbers, ours, and by how much ours are more; `of` names the first column.
+
+    Numbers of other data than the published ones are not `compared`: they have no difference.
 
     Ours say of how many seeds they are, unless that is one everywhere. Where there is no number,
     words may tell why.
@@ -318,19 +322,15 @@ def beside(
     if all(theirs is None for _, theirs, _ in rows):
         body = [[name, ours(found)] for name, _, found in rows]
         return Table(title=title, caption=caption, header=(of or "", "ours"), rows=body)
+    body = [[name, said(theirs), ours(found)] for name, theirs, found in rows]
+    if compared:
+        for line, (_, theirs, found) in zip(body, rows, strict=True):
+            line.append(said(_above(found, theirs), "+"))
     return Table(
         title=title,
-        caption=caption,
-        header=(of or "", "published", "ours", "ours − published"),
-        rows=[
-            [
-                name,
-                said(theirs),
-                ours(found),
-                said(_above(found, theirs), "+"),
-            ]
-            for name, theirs, found in rows
-        ],
+        caption=caption if compared else f"{caption} {NOT_COMPARED}".strip(),
+        header=(of or "", "published", "ours", *(("ours − published",) if compared else ())),
+        rows=body,
         published=frozenset({1}),
     )
 

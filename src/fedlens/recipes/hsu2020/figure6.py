@@ -77,7 +77,7 @@ def blocks(results: Results) -> list[Block]:
                 for cell in table2.PUBLISHED
                 if cell.startswith(f"{which}, ")
             },
-            title=f"{NAMES[which]}: test accuracy",
+            title=f"{population(results.scale, which).used}: test accuracy",
             caption="Accuracy on the test images, with and without virtual clients.",
             y_label="test accuracy",
         )
@@ -138,4 +138,5 @@ def _emds(results: Results) -> Table:
         of="partitioning",
         percent=False,
         digits=2,
+        compared=not population(results.scale, "user").is_stand_in,
     )

@@ -53,6 +53,11 @@ class Population:
         return self.name != self.used
 
     @property
+    def called(self) -> str:
+        """As the paper has it, and what it is here if that is something else."""
+        return f"{self.name} (here: {self.used})" if self.is_stand_in else self.name
+
+    @property
     def normalise(self) -> Literal["dataset", "imagenet"]:
         """Frozen statistics are those of ImageNet's weights, of images normalised as its were."""
         return "imagenet" if self.norm == "frozen" else "dataset"

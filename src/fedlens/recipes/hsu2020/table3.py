@@ -62,15 +62,25 @@ def table3(scale: Scale) -> Recipe:
 
 
 def blocks(results: Results) -> list[Block]:
+    clients = population(results.scale, "user")
     rows: list[Row] = []
     for cell, published in PUBLISHED.items():
         base, *more, _ = cell.split(", ")
         first = (base, "yes" if more else "no", said_goal(results.scale, goal_of(cell)))
         rows.append((first, cell, published))
     return [
-        at_budgets(results, rows, of=("method", "FedIR", "K"), title="Accuracy at rounds"),
+        at_budgets(
+            results,
+            rows,
+            of=("method", "FedIR", "K"),
+            title="Accuracy at rounds",
+            caption=f"Test accuracy in % on {clients.called}.",
+        ),
         beside(
-            [("centralised", CENTRALISED, results.final("centralised"))], title="Centralised, %"
+            [(clients.called, CENTRALISED, results.final("centralised"))],
+            title="Centralised, %",
+            of="clients",
+            compared=not clients.is_stand_in,
         ),
         curves(
             results,

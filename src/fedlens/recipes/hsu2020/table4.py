@@ -82,6 +82,7 @@ def table4(scale: Scale) -> Recipe:
 
 
 def blocks(results: Results) -> list[Block]:
+    clients = population(results.scale, "landmarks")
     tables: list[Block] = []
     for place, layers in enumerate(LAYERS):
         rows: list[Row] = []
@@ -91,7 +92,11 @@ def blocks(results: Results) -> list[Block]:
             rows.append((first, f"{layers}, {row}", PUBLISHED[row][place]))
         tables.append(
             at_budgets(
-                results, rows, of=("method", "FedIR", "K"), title=f"Accuracy at rounds, {layers}"
+                results,
+                rows,
+                of=("method", "FedIR", "K"),
+                title=f"Accuracy at rounds, {layers}",
+                caption=f"Test accuracy in % on {clients.called}.",
             )
         )
     return [
@@ -103,5 +108,6 @@ def blocks(results: Results) -> list[Block]:
             ],
             title="Centralised, %",
             of="trained",
+            compared=not clients.is_stand_in,
         ),
     ]
