@@ -236,11 +236,26 @@ def test_how_much_of_each_item_was_run_is_said():
         assert str(len(folders)) == runs
         found, every = coverage(recipe_of(name), PAPERS / name)
         assert re.match(f"all {every}\\b" if found == every else f"{found} of {every}", experiments)
-        assert part(name) == (found, every)
         used, wanted = len({_manifest(place)["seed"] for place in folders}), _num_seeds(name)
         assert seeds == (f"{used}" if used >= wanted else f"{used} of {wanted}"), name
+        few = seeds if used < wanted else ""
+        assert part(name) == (found, every, few, IN_WORDS[_num_shorter(name)])
         if revisions != "the same runs":
             assert set(revisions.split(", ")) == {_manifest(it)["revision"][:7] for it in folders}
+
+
+IN_WORDS = {0: "", 6: "six"}
+
+
+def _num_shorter(name: str) -> int:
+    """How many experiments have runs that end before the recipe's rounds, by their own settings."""
+    if name not in SHORTER:  # which `test_stored_runs_have_the_settings_of_their_cells` sees to
+        return 0
+    recipe, results = restored(name)
+    return sum(
+        any(run.experiment["rounds"] < recipe.cells[cell].rounds for run in runs)
+        for cell, runs in results.runs.items()
+    )
 
 
 def _num_seeds(name: str) -> int:
