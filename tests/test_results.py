@@ -24,7 +24,7 @@ from fedlens.recipes.hsu2020.figure4_pilot import best, best_rates
 from fedlens.recipes.recipe import Measured, Recipe, Recorded, Results, Scale
 from fedlens.recipes.reproduce import blocks_of
 from fedlens.recipes.stored import coverage, restore
-from fedlens.report.blocks import Table
+from fedlens.report.blocks import Curves, Table
 from fedlens.report.look import LONGEST_TITLE
 from fedlens.report.page import csv_of, distinct
 from fedlens.report.pictures import is_drawn
@@ -210,6 +210,26 @@ def test_figure_4_takes_what_the_stored_pilot_picks():
         for alpha, by_base in by_alpha.items():
             for base, point in by_base.items():
                 assert chosen(dataset, float(alpha), base) == pytest.approx(point), (alpha, base)
+
+
+def test_the_line_of_fedavgm_in_figure_4_has_points_only_of_runs_with_momentum():
+    recipe, results = restored("hsu2020/figure4")
+    with_momentum = {
+        run.summary["emd"]
+        for runs in results.runs.values()
+        for run in runs
+        if settings(run.experiment).get("algorithm.fedavgm.momentum")
+    }
+    lines = [
+        line
+        for block in recipe.blocks(results)
+        if isinstance(block, Curves)
+        for line in block.lines
+    ]
+    for line in lines:
+        if line.name.startswith("FedAvgM"):
+            assert set(line.x) <= with_momentum
+    assert [len(line.x) for line in lines] == [8, 2, 3, 2]
 
 
 def test_there_are_as_many_runs_as_the_front_page_says():
