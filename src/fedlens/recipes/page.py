@@ -272,19 +272,9 @@ def mean_of(found: Measured | None, digits: int, times: float = 1.0) -> str:
     return " ± ".join(f"{times * number:,.{digits}f}" for number in numbers)
 
 
-def when_diverged(runs: Sequence[Run]) -> str:
-    """In which rounds runs diverged and, of several, how many did; empty where none did."""
-    ended = sorted(run.num_rounds for run in runs if run.status == "diverged")
-    if not ended:
-        return ""
-    first, last = f"{ended[0]:,}", f"{ended[-1]:,}"
-    when = f"round {first}" if first == last else f"rounds {first} to {last}"
-    return f"diverged in {when}" + (f" ({len(ended)} of {len(runs)})" if len(runs) > 1 else "")
-
-
 def at_the_end(results: Results, cell: str) -> str:
     """A cell's test accuracy after the last round, in %; where runs diverged, in which rounds."""
-    return when_diverged(results.runs[cell]) or mean_of(results.final(cell), 2, times=100)
+    return results.when_diverged(cell) or mean_of(results.final(cell), 2, times=100)
 
 
 def beside(

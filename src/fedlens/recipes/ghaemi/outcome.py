@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from fedlens.recipes.page import mean_of, when_diverged
+from fedlens.recipes.page import mean_of
 from fedlens.recipes.recipe import Measured, Results
 from fedlens.report.numbers import NONE
 from fedlens.runs.records import Run
@@ -30,7 +30,7 @@ def outcome(results: Results, cell: str) -> str:
         words.append(mean_of(replace(results, runs={cell: alive}).late(cell), 1, times=100))
     if sure:
         words.append(f"one class for all ({sure} of {len(runs)})")
-    if ended := when_diverged(runs):
+    if ended := results.when_diverged(cell):
         words.append(ended)
     return ", ".join(words)
 
