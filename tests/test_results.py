@@ -22,7 +22,8 @@ from fedlens.recipes.hsu2020.figure4_pilot import best, best_rates
 from fedlens.recipes.recipe import Measured, Recipe, Recorded, Results, Scale
 from fedlens.recipes.reproduce import blocks_of
 from fedlens.recipes.stored import coverage, restore
-from fedlens.report.blocks import Table
+from fedlens.report.blocks import Curves, Table
+from fedlens.report.look import LONGEST_TITLE
 from fedlens.report.page import csv_of, distinct
 from fedlens.report.pictures import is_drawn
 from fedlens.run_files import OVER, read_status
@@ -148,9 +149,10 @@ def test_every_number_that_paper_2_has_in_a_table_stands_there(number):
 
 @pytest.mark.parametrize("name", [name for name in STORED if name not in UNTRAINED])
 def test_the_figures_of_a_folder_are_those_of_its_page(name):
-    drawn = filter(is_drawn, distinct(blocks_of(*restored(name))))
+    drawn = list(filter(is_drawn, distinct(blocks_of(*restored(name)))))
     stored = {file.name for file in (PAPERS / name).glob("figures/*")}
     assert stored == {f"{block.slug}.svg" for block in drawn}
+    assert all(len(block.title) <= LONGEST_TITLE for block in drawn), "a title would be cut"
 
 
 def test_what_is_stored_of_figure_10_is_what_is_drawn():
@@ -209,6 +211,26 @@ def test_figure_4_takes_what_the_stored_pilot_picks():
                 assert chosen(dataset, float(alpha), base) == pytest.approx(point), (alpha, base)
 
 
+def test_the_line_of_fedavgm_in_figure_4_has_points_only_of_runs_with_momentum():
+    recipe, results = restored("hsu2020/figure4")
+    with_momentum = {
+        run.summary["emd"]
+        for runs in results.runs.values()
+        for run in runs
+        if settings(run.experiment).get("algorithm.fedavgm.momentum")
+    }
+    lines = [
+        line
+        for block in recipe.blocks(results)
+        if isinstance(block, Curves)
+        for line in block.lines
+    ]
+    for line in lines:
+        if line.name.startswith("FedAvgM"):
+            assert set(line.x) <= with_momentum
+    assert [len(line.x) for line in lines] == [8, 2, 3, 2]
+
+
 def test_there_are_as_many_runs_as_the_front_page_says():
     """A run that several items have in common is one, and one that another has a copy of."""
     said = re.search(r"more than (\d+) runs", _text(RESULTS.parent / "README.md"))
@@ -233,11 +255,26 @@ def test_how_much_of_each_item_was_run_is_said():
         assert str(len(folders)) == runs
         found, every = coverage(recipe_of(name), PAPERS / name)
         assert re.match(f"all {every}\\b" if found == every else f"{found} of {every}", experiments)
-        assert part(name) == (found, every)
         used, wanted = len({_manifest(place)["seed"] for place in folders}), _num_seeds(name)
         assert seeds == (f"{used}" if used >= wanted else f"{used} of {wanted}"), name
+        few = seeds if used < wanted else ""
+        assert part(name) == (found, every, few, IN_WORDS[_num_shorter(name)])
         if revisions != "the same runs":
             assert set(revisions.split(", ")) == {_manifest(it)["revision"][:7] for it in folders}
+
+
+IN_WORDS = {0: "", 6: "six"}
+
+
+def _num_shorter(name: str) -> int:
+    """How many experiments have runs that end before the recipe's rounds, by their own settings."""
+    if name not in SHORTER:  # which `test_stored_runs_have_the_settings_of_their_cells` sees to
+        return 0
+    recipe, results = restored(name)
+    return sum(
+        any(run.experiment["rounds"] < recipe.cells[cell].rounds for run in runs)
+        for cell, runs in results.runs.items()
+    )
 
 
 def _num_seeds(name: str) -> int:

@@ -14,7 +14,7 @@ from fedlens.recipes.fedavg_cifar10.figure16 import apart
 from fedlens.recipes.fedavg_cifar10.figure18 import drawn, how_often
 from fedlens.recipes.recipe import Results, Scale
 from fedlens.recipes.reproduce import reproduce
-from fedlens.report.blocks import Bars, Table
+from fedlens.report.blocks import Bars, Curves, Table
 
 
 @pytest.fixture(autouse=True)
@@ -77,6 +77,18 @@ def test_fedprox_is_also_run_as_printed(monkeypatch):
     assert all(cell.clients.partition.options["sizes"] != "homogeneous" for cell in cells.values())
 
 
+def test_fedprox_has_a_table_of_both_levels_of_heterogeneity(tmp_path):
+    done = reproduce("fedavg-cifar10/fedprox", "smoke", tmp_path / "out")
+    (table,) = (one for one in done.blocks if one.title == "Accuracy after the last round, %")
+    assert isinstance(table, Table)
+    assert list(table.header) == ["", "low", "high"]
+    rules = ["mu 0", "mu 0.1", "mu 0.1, drawn by size"]
+    assert [row[0] for row in table.rows] == rules
+    for rule, low, high in table.rows:
+        ends = [done.results.final(f"{how}, {rule}") for how in ("low", "high")]
+        assert [low, high] == [f"{100 * end.mean:.2f}" for end in ends if end]
+
+
 def test_networks_are_compared_from_scratch_and_pretrained_ones_stand_apart(monkeypatch, tmp_path):
     (tmp_path / "resnet18-f37072fd.pth").touch()
     monkeypatch.setattr(Scale, "has", lambda *_: True)
@@ -105,6 +117,19 @@ def test_the_fall_is_taken_apart_as_far_as_runs_are_there():
     assert (
         told({"homogeneous": 0.55}) == "The runs that would take the fall apart are not all here."
     )
+
+
+def test_figure_13_compares_runs_by_images_and_not_by_seconds(tmp_path):
+    done = reproduce("fedavg-cifar10/figure13", "smoke", tmp_path / "out")
+    (block,) = (one for one in done.blocks if one.title == "Test accuracy by images seen")
+    assert isinstance(block, Curves)
+    for line in block.lines:
+        (run,) = done.results.runs[line.name]
+        first, second = (record["examples"] for record in run.rounds)
+        assert list(line.x) == [first / 1e6, (first + second) / 1e6]
+        assert list(line.y) == run.curve("test_accuracy")[1]
+    table = next(one for one in done.blocks if isinstance(one, Table))
+    assert list(table.header) == ["run", "final accuracy, %", "rounds", "images seen"]
 
 
 @pytest.mark.parametrize("item", ["architectures", "figure13"])

@@ -10,8 +10,10 @@ from fedlens.augment import Augment
 from fedlens.experiment import Named
 from fedlens.recipes import RECIPES
 from fedlens.recipes.experiments import experiments
+from fedlens.recipes.ghaemi.outcome import outcome, reached
 from fedlens.recipes.ghaemi.setting import dead_runs, living
-from fedlens.recipes.ghaemi.why_liadmm_fails import ABOUT_TRAINING, CONTROL, outcome
+from fedlens.recipes.ghaemi.why_liadmm_fails import ABOUT_TRAINING, CONTROL
+from fedlens.recipes.page import beside
 from fedlens.recipes.recipe import Results, Scale
 from fedlens.recipes.reproduce import reproduce
 from fedlens.report.blocks import Curves
@@ -180,9 +182,26 @@ def run_that_ended(status: str, num_rounds: int, accuracy: float, collapsed: boo
             [("finished", 80, 0.1, True), ("diverged", 58, 0.1, True)],
             "one class for all (1 of 2), diverged in round 58 (1 of 2)",
         ),
+        (
+            [("finished", 80, 0.6, False), ("diverged", 1200, 0.1, True)],
+            "60.0, diverged in round 1,200 (1 of 2)",
+        ),
+        ([("diverged", 9, 0.1, False)], "diverged in round 9"),
         ([], "–"),
     ],
 )
 def test_what_became_of_runs_is_counted(runs, said):
     results = Results(Scale("paper"), {"cell": [run_that_ended(*run) for run in runs]})
     assert outcome(results, "cell") == said
+
+
+def test_what_runs_had_before_they_diverged_is_not_compared_with_the_published_number():
+    broken = [run_that_ended("diverged", end, 0.1, True) for end in (8, 16, 12)]
+    results = Results(
+        Scale("paper"), {"every step": broken, "once": [run_that_ended("finished", 80, 0.8, False)]}
+    )
+    rows = [(cell, 0.1, reached(results, cell)) for cell in results.runs]
+    assert beside(rows, title="").rows == [
+        ["every step", "10.00", "diverged in rounds 8 to 16 (3 of 3)", "–"],
+        ["once", "10.00", "80.00", "+70.00"],
+    ]

@@ -99,6 +99,30 @@ def test_a_mean_over_some_of_the_seeds_says_so():
     assert "2 of 3: this many of the runs got that far." in table.caption
 
 
+@pytest.mark.parametrize(
+    ("has", "called", "compared"),
+    [
+        (("cifar10", "femnist"), "iNaturalist-Geo-3k (here: imbalanced CIFAR-10)", False),
+        (("inaturalist-geo-3k", "inaturalist-user-120k"), "iNaturalist-Geo-3k", True),
+    ],
+)
+def test_numbers_of_other_data_are_named_so_and_have_no_difference(
+    has, called, compared, monkeypatch
+):
+    monkeypatch.setattr(Scale, "has", lambda _, name: name in has)
+    run: Any = SimpleNamespace(final=lambda _: 0.73, rounds=[])
+    blocks = RECIPES["hsu2020/table2"](Scale("paper")).blocks(
+        Results(Scale("paper"), {"geo, centralised": [run]})
+    )
+    (table,) = (one for one in blocks if one.title == "Centralised, %")
+    assert isinstance(table, Table)
+    assert list(table.rows[0]) == [called, "57.90", "73.00", *(["+15.10"] if compared else [])]
+    assert ("ours − published" in table.header) == compared
+    assert ("Published numbers are of other data than ours." in table.caption) != compared
+    at_rounds = next(one for one in blocks if one.title == "Accuracy at rounds")
+    assert isinstance(at_rounds, Table) and at_rounds.rows[0][0] == called
+
+
 def test_composed_has_each_method_with_and_without_the_others(monkeypatch):
     monkeypatch.setattr(Scale, "has", lambda _, name: name in ("cifar10", "femnist"))
     cells = RECIPES["hsu2020/composed"](Scale("paper")).cells
@@ -265,8 +289,29 @@ def test_what_diverges_has_no_point_in_figure_8_either(tmp_path):
     assert broken.z[0] == whole.z[0]
     words = "Runs that diverged have no point: η_eff 0.1 with 1 − β 1."
     assert broken.caption.endswith(words) and words not in whole.caption
+    assert "The star is the best single last evaluation" in whole.caption
     (said,) = (one for one in opening(recipe, results).paragraphs if "diverged" in one)
     assert said.endswith("diverged: " + cell + ". Such a run has no point in the figure.")
+
+
+def test_figure_8_has_a_table_with_the_best_over_momenta(tmp_path):
+    done = reproduce("hsu2020/figure8", "smoke", tmp_path / "out")
+    results = diverged(done.results, "cifar10, K 2, E 1, α 100, η_eff 0.1, 1-β 1")
+    blocks = RECIPES["hsu2020/figure8"](results.scale).blocks(results)
+    title = "cifar10, K = 2, E = 1, α = 100: accuracy, %"
+    (table,) = (b for b in blocks if isinstance(b, Table) and b.title == title)
+    (grid,) = (b for b in blocks if isinstance(b, Contours) and b.title.endswith("α = 100"))
+
+    def end(left):
+        return results.final(f"cifar10, K 2, E 1, α 100, η_eff 0.01, 1-β {left}")
+
+    best = max(end("0.1"), end("1"), key=lambda found: found.mean)
+    two = [f"{100 * end(left).mean:.2f}" for left in ("0.1", "1")]
+    relative = max(z for z in grid.z[0] if z is not None)
+    assert list(table.rows[0]) == ["0.01", *two, f"{100 * best.mean:.2f}", f"{relative:.1%}"]
+    rate, lasts, ended, over_momenta, _ = table.rows[1]
+    assert (rate, ended) == ("0.1", "diverged in round 2")
+    assert over_momenta == lasts
 
 
 def test_figure_10_has_the_spread_over_splits(tmp_path):
@@ -281,9 +326,8 @@ def test_figure_10_has_the_spread_over_splits(tmp_path):
 def test_what_stands_in_for_clients_and_network_is_said():
     told = RECIPES["hsu2020/table3"](Scale("smoke")).stand_in
     assert told == (
-        "In the place of iNaturalist-User-120k: the embedded images, imbalanced clients, with "
-        "linear in that of MobileNetV2. Numbers on other data cannot be compared with the "
-        "published ones."
+        "In the place of iNaturalist-User-120k: imbalanced embedded images, with linear in that of "
+        "MobileNetV2. Numbers on other data cannot be compared with the published ones."
     )
 
 

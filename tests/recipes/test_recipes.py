@@ -255,6 +255,13 @@ def test_the_command_says_which_recipes_were_measured(fedlens, monkeypatch, tmp_
     assert marked == [line.format(place=place, much="")]
     (tmp_path / "results" / "README.md").write_text("| `ghaemi/fedavg` | 1 of 5 (iid) | 1 |\n")
     assert line.format(place=place, much="1 of 5 experiments, ") in fedlens("list", "recipes")[1]
+    for row, much in (
+        ("all 5 | 1 | 1 of 3", "(1 run, 1 of 3 seeds)"),
+        ("all 5. Two end after 7 rounds | 1 | 3", "(1 run, two experiments with fewer rounds)"),
+        ("2 of 5 | 1 | 1 of 3", "(2 of 5 experiments, 1 run, 1 of 3 seeds)"),
+    ):
+        (tmp_path / "results" / "README.md").write_text(f"| `ghaemi/fedavg` | {row} | 9 |\n")
+        assert f"ghaemi/fedavg  measured: {place} {much}\n" in fedlens("list", "recipes")[1]
 
 
 @in_process

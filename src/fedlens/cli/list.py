@@ -60,12 +60,18 @@ def _measured(recipe: str, whole: bool = False) -> str:
     if not (place / "runs").is_dir():
         return f"  measured: {_from_here(place)} (nothing is trained)"
     runs = sum(1 for _ in (place / "runs").iterdir())
-    found, every = part(recipe) or (0, 0)
-    shown = every and (whole or found < every)
-    experiments = f"{found} of {every} experiment{'s' * (every != 1)}, " if shown else ""
+    known = part(recipe)
+    much = [f"{runs} run{'s' * (runs != 1)}"]
+    if known and (whole or known.found < known.every):
+        experiments = f"experiment{'s' * (known.every != 1)}"
+        much.insert(0, f"{known.found} of {known.every} {experiments}")
+    if known and known.seeds:
+        much.append(f"{known.seeds} seeds")
+    if known and known.shorter:
+        much.append(f"{known.shorter} experiments with fewer rounds")
     others = [str(_from_here(other)) for other in with_other_settings(recipe)] if whole else []
     also = f"; with other settings: {', '.join(others)}" if others else ""
-    return f"  measured: {_from_here(place)} ({experiments}{runs} run{'s' * (runs != 1)}){also}"
+    return f"  measured: {_from_here(place)} ({', '.join(much)}){also}"
 
 
 def _from_here(place: Path) -> Path:

@@ -6,7 +6,7 @@ show both (`recipe.py`); `reproduce.py` runs it.
 
 import re
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from fedlens.names import RECIPES as RECIPES
 from fedlens.options import did_you_mean
@@ -30,16 +30,35 @@ def measured(name: str) -> Path | None:
     return place if (CHECKOUT / ".git").exists() and place.is_dir() else None
 
 
-def part(name: str) -> tuple[int, int] | None:
-    """How many of a recipe's experiments the checkout has records of, and how many it has.
+class Part(NamedTuple):
+    """How much of a recipe there are records of."""
+
+    found: int  # of its experiments
+    every: int
+    seeds: str = ""  # "1 of 3", where they are fewer than its own
+    shorter: str = ""  # how many experiments end before their rounds, in a word, where some do
+
+
+def part(name: str) -> Part | None:
+    """How much of a recipe the checkout has records of, where that is said.
 
     By results/README.md, which tests compare with the records: to count them takes torch.
     """
     said = CHECKOUT / "results" / "README.md"
     rows = said.read_text(encoding="utf-8") if said.is_file() else ""
-    row = rf"^\|[^|]*`{re.escape(name)}`[^|]*\| (?:all|(\d+) of) (\d+)\b"
-    found = re.search(row, rows, re.MULTILINE)
-    return None if found is None else (int(found[1] or found[2]), int(found[2]))
+    table = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows.splitlines()]
+    for item, experiments, *more in (cells for cells in table if len(cells) > 1):
+        found = re.match(r"(?:all|(\d+) of) (\d+)\b", experiments)
+        if found and f"`{name}`" in item:
+            few = re.match(r"\d+ of \d+", more[1]) if len(more) > 1 else None
+            shorter = re.search(r"(\w+) end after", experiments)
+            return Part(
+                int(found[1] or found[2]),
+                int(found[2]),
+                few[0] if few else "",
+                shorter[1].lower() if shorter else "",
+            )
+    return None
 
 
 def with_other_settings(name: str) -> list[Path]:

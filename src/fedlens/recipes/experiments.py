@@ -7,6 +7,7 @@ from pathlib import Path
 
 from fedlens.augment import Augment
 from fedlens.experiment import Experiment, Named
+from fedlens.names import MODELS
 from fedlens.recipes.recipe import Results
 from fedlens.report.blocks import Table
 from fedlens.report.numbers import NONE
@@ -23,7 +24,11 @@ def experiments(results: Results) -> Table:
     rows = [_described(name, runs) for name, runs in results.runs.items()]
     columns = list(zip(*rows, strict=True))
     apart = [i for i, cells in enumerate(columns) if i == 0 or len(set(cells)) > 1]
-    shared = [f"{_HEADER[i]} {cells[0]}" for i, cells in enumerate(columns) if i not in apart]
+    shared = [
+        f"{_HEADER[i]} {cells[0]}"
+        for i, cells in enumerate(columns)
+        if i not in apart and cells[0] != NONE
+    ]
     alike = f" All have: {'; '.join(shared)}." if shared else ""
     return Table(
         title="The experiments",
@@ -38,7 +43,11 @@ def experiments(results: Results) -> Table:
 
 NO_DECAY = "no weight decay"
 ENDS = {"start": "from", "end": "to"}  # of a schedule
-NORMALISED = {"dataset": "", "imagenet": ", normalised as ImageNet", "none": ", not normalised"}
+NORMALISED = {
+    "dataset": "images normalised by the data set",
+    "imagenet": "images normalised as ImageNet's",
+    "none": "images not normalised",
+}
 
 
 def _described(name: str, runs: Sequence[Run]) -> list[str]:
@@ -50,11 +59,11 @@ def _described(name: str, runs: Sequence[Run]) -> list[str]:
     layers = f", the last {cell.train_last} layers" if cell.train_last else ""
     return [
         name,
-        f"{_named(cell.dataset)}{NORMALISED[cell.normalise]}",
+        f"{_named(cell.dataset)}, {NORMALISED[cell.normalise]}",
         _augmentation(cell),
         f"{_named(cell.model)}{outputs}{layers}",
         _start(runs[0]),
-        cell.norm,
+        _normalisation(cell),
         f"{NONE if count is None else f'{count:,}'}, {_cohort(clients.per_round)}",
         _named(clients.partition),
         _local(cell),
@@ -81,6 +90,17 @@ def _augmentation(cell: Experiment) -> str:
         f"mixup {augment.mixup:g}": augment.mixup,
     }
     return ", ".join(words for words, amount in done.items() if amount) or "none"
+
+
+def _normalisation(cell: Experiment) -> str:
+    """What becomes of normalisation layers, if the model has any.
+
+    Of our models those do that have an option for their kind. Models of others may.
+    """
+    model = cell.model
+    if not isinstance(model, Named) or model.name not in list(MODELS):
+        return cell.norm
+    return cell.norm if "norm" in model.options else NONE
 
 
 def _start(run: Run) -> str:
@@ -111,14 +131,19 @@ def _local(cell: Experiment) -> str:
 def _number(given: float | Named) -> str:
     """A number, or the schedule that it follows, as in "cosine from 0.1 to 0"."""
     if not isinstance(given, Named):
-        return f"{given:g}"
+        return _rounded(given)
     options = {key: value for key, value in given.options.items() if value is not None}
-    ends = [f"{word} {options.pop(key):g}" for key, word in ENDS.items() if key in options]
+    ends = [f"{word} {_rounded(options.pop(key))}" for key, word in ENDS.items() if key in options]
     more = ", ".join(
-        f"{key} {_number(Named.of(value, key)) if isinstance(value, dict) else value}"
+        f"{key} {_number(Named.of(value, key)) if isinstance(value, dict) else _rounded(value)}"
         for key, value in options.items()
     )
     return " ".join([_own_name(given), *ends, *([f"({more})"] if more else [])])
+
+
+def _rounded(value: object) -> str:
+    """A number with four digits; anything else as it is."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _computed(run: Run) -> str:
@@ -139,7 +164,7 @@ def _named(thing: object) -> str:
     if not isinstance(thing, Named):
         return type(thing).__name__
     own = _own_name(thing)
-    options = ", ".join(f"{k} {v}" for k, v in thing.options.items() if v is not None)
+    options = ", ".join(f"{k} {_rounded(v)}" for k, v in thing.options.items() if v is not None)
     return f"{own} ({options})" if options else own
 
 

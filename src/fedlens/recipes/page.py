@@ -32,24 +32,31 @@ SAID = {
     "small": "This is a small version of the paper's experiment, made for a laptop: fewer rounds "
     "and a lighter model. The shape of the results can be compared with the paper's, the numbers "
     "cannot.",
-    "paper": "These are the paper's own settings, as far as it states them.",
 }
+OWN_SETTINGS = "These are the paper's own settings, as far as it states them"
+OUR_EXPERIMENTS = (
+    "The paper has no such experiments: these are ours, in its setting as far as it states one."
+)
+OTHER_DATA = (
+    "This is not the paper's experiment: other data take the place of its own, or of some of them."
+)
 ONE_SEED = "One seed says nothing about the spread: more are run with --seeds."
 MAY_DIFFER = (  # from a cell to its runs: when one looks is no part of an experiment
     *("seed", "weights", "engine", "device"),
     *("evaluate.every", "evaluate.at"),
 )
-CUT = "A mean over seeds ends where the first of its runs diverged."
 MANY = 12  # numbers of a list that are all written out
+NOT_COMPARED = "Published numbers are of other data than ours."
+CUT = "A mean over seeds ends where the first of its runs diverged."
 
 
 def opening(recipe: Recipe, results: Results) -> Text:
-    """What was run, so that nobody takes a small run for the paper's."""
-    said = [SAID[results.scale.name]]
-    said += _fewer_classes(recipe, results)
+    """What was run, and whose settings that has."""
+    changed = _changed(recipe, results)
+    said = _whose(recipe, results, bool(changed))
     if recipe.stand_in:
         said.append(recipe.stand_in)
-    if changed := _changed(recipe, results):
+    if changed:
         said.append(f"Not as in the recipe: {', '.join(changed)}.")
     runs = [run for cell in results.runs.values() for run in cell]
     if runs:
@@ -77,6 +84,22 @@ def opening(recipe: Recipe, results: Results) -> Text:
     else:
         said = [recipe.stand_in or "The data are the paper's own. Nothing is trained."]
     return Text(title=OPENING, paragraphs=said)
+
+
+def _whose(recipe: Recipe, results: Results, changed: bool) -> list[str]:
+    """Whose settings and data these are, in sentences."""
+    fewer = _fewer_classes(recipe, results)
+    if results.scale.name != "paper":
+        words = [SAID[results.scale.name]]
+    elif recipe.ours:
+        words = [OUR_EXPERIMENTS]
+    elif recipe.other_data:
+        words = [OTHER_DATA]
+    elif fewer:
+        words = []
+    else:
+        words = [OWN_SETTINGS + (", but for some that were changed." if changed else ".")]
+    return [*words, *fewer]
 
 
 def _fewer_classes(recipe: Recipe, results: Results) -> list[str]:
@@ -114,35 +137,6 @@ def _first_three(cells: Sequence[str]) -> str:
     return "; ".join(cells[:3]) + (" and so on" if len(cells) > 3 else "")
 
 
-def led_by_a_figure(blocks: Sequence[Block], told: Text) -> list[Block]:
-    """A recipe's blocks with their first picture at the top, and what was run right below it."""
-    shown = [_of_what_was_run(one) for one in blocks if not _is_empty(one)]
-    lead = next((one for one in shown if is_drawn(one)), None)
-    return [*([lead] if lead else []), told, *(one for one in shown if one is not lead)]
-
-
-def _is_empty(block: Block) -> bool:
-    """Whether it is a picture or a table of experiments of which none was run."""
-    if isinstance(block, Table):
-        return not block.rows
-    if isinstance(block, Curves):
-        return not any(line.x for line in block.lines if line.style != "dashed")
-    if isinstance(block, Bars):
-        return not any(map(_has_heights, block.series))
-    return False
-
-
-def _of_what_was_run(block: Block) -> Block:
-    """A picture without the bars of experiments of which none was run."""
-    if isinstance(block, Bars):
-        return replace(block, series=[one for one in block.series if _has_heights(one)])
-    return block
-
-
-def _has_heights(series: Series) -> bool:
-    return any(height is not None for height in series.heights)
-
-
 def _changed(recipe: Recipe, results: Results) -> list[str]:
     """The settings that runs have besides those of their cells, as key=value."""
     found: dict[str, None] = {}
@@ -175,6 +169,35 @@ def _span(runs: Sequence[Run]) -> str:
     columns = ("seconds", "evaluation_seconds")
     seconds = sum(row.get(name, 0.0) for run in runs for row in run.rounds for name in columns)
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+
+
+def led_by_a_figure(blocks: Sequence[Block], told: Text) -> list[Block]:
+    """A recipe's blocks with their first picture at the top, and what was run right below it."""
+    shown = [_of_what_was_run(one) for one in blocks if not _is_empty(one)]
+    lead = next((one for one in shown if is_drawn(one)), None)
+    return [*([lead] if lead else []), told, *(one for one in shown if one is not lead)]
+
+
+def _is_empty(block: Block) -> bool:
+    """Whether it is a picture or a table of experiments of which none was run."""
+    if isinstance(block, Table):
+        return not block.rows
+    if isinstance(block, Curves):
+        return not any(line.x for line in block.lines if line.style != "dashed")
+    if isinstance(block, Bars):
+        return not any(map(_has_heights, block.series))
+    return False
+
+
+def _of_what_was_run(block: Block) -> Block:
+    """A picture without the bars of experiments of which none was run."""
+    if isinstance(block, Bars):
+        return replace(block, series=[one for one in block.series if _has_heights(one)])
+    return block
+
+
+def _has_heights(series: Series) -> bool:
+    return any(height is not None for height in series.heights)
 
 
 def curves(
@@ -249,27 +272,38 @@ def mean_of(found: Measured | None, digits: int, times: float = 1.0) -> str:
     return " ± ".join(f"{times * number:,.{digits}f}" for number in numbers)
 
 
+def at_the_end(results: Results, cell: str) -> str:
+    """A cell's test accuracy after the last round, in %; where runs diverged, in which rounds."""
+    return results.when_diverged(cell) or mean_of(results.final(cell), 2, times=100)
+
+
 def beside(
-    rows: Sequence[tuple[str, float | None, Measured | None]],
+    rows: Sequence[tuple[str, float | None, Measured | str | None]],
     *,
     title: str,
     caption: str = "",
     of: str = "",
     percent: bool = True,
     digits: int = 2,
+    compared: bool = True,
 ) -> Table:
     """Published numbers, ours, and by how much ours are more; `of` names the first column.
 
-    Ours say of how many seeds they are, unless that is one everywhere.
+    Numbers of other data than the published ones are not `compared`: they have no difference.
+
+    Ours say of how many seeds they are, unless that is one everywhere. Where there is no number,
+    words may tell why.
     """
-    runs = max((found.runs for _, _, found in rows if found), default=1)
+    runs = max((found.runs for _, _, found in rows if isinstance(found, Measured)), default=1)
 
     def said(value: float | None, sign: str = "") -> str:
         if value is None or not math.isfinite(value):
             return NONE
         return f"{100 * value if percent else value:{sign}.{digits}f}".replace("-", "−")
 
-    def ours(found: Measured | None) -> str:
+    def ours(found: Measured | str | None) -> str:
+        if isinstance(found, str):
+            return found
         if found is None or runs == 1 or not math.isfinite(found.mean):
             return said(found.mean if found else None)
         spread = "" if found.std is None else f" ± {said(found.std)}"
@@ -278,21 +312,21 @@ def beside(
     if all(theirs is None for _, theirs, _ in rows):
         body = [[name, ours(found)] for name, _, found in rows]
         return Table(title=title, caption=caption, header=(of or "", "ours"), rows=body)
+    body = [[name, said(theirs), ours(found)] for name, theirs, found in rows]
+    if compared:
+        for line, (_, theirs, found) in zip(body, rows, strict=True):
+            line.append(said(_above(found, theirs), "+"))
     return Table(
         title=title,
-        caption=caption,
-        header=(of or "", "published", "ours", "ours − published"),
-        rows=[
-            [
-                name,
-                said(theirs),
-                ours(found),
-                said(found.mean - theirs if found and theirs is not None else None, "+"),
-            ]
-            for name, theirs, found in rows
-        ],
+        caption=caption if compared else f"{caption} {NOT_COMPARED}".strip(),
+        header=(of or "", "published", "ours", *(("ours − published",) if compared else ())),
+        rows=body,
         published=frozenset({1}),
     )
+
+
+def _above(found: Measured | str | None, theirs: float | None) -> float | None:
+    return found.mean - theirs if isinstance(found, Measured) and theirs is not None else None
 
 
 def ahead(results: Results, pairs: Sequence[tuple[str, str]], *, title: str) -> Intervals:

@@ -171,6 +171,16 @@ class Results:
         rounds = [run.num_rounds for run in self.runs[cell] if run.status == "diverged"]
         return min(rounds, default=None)
 
+    def when_diverged(self, cell: str) -> str:
+        """In which rounds runs of the cell did and, of several, how many; empty if none did."""
+        runs = self.runs[cell]
+        ended = sorted(run.num_rounds for run in runs if run.status == "diverged")
+        if not ended:
+            return ""
+        first, last = f"{ended[0]:,}", f"{ended[-1]:,}"
+        when = f"round {first}" if first == last else f"rounds {first} to {last}"
+        return f"diverged in {when}" + (f" ({len(ended)} of {len(runs)})" if len(runs) > 1 else "")
+
 
 def _last_quarter(run: Run) -> list[float]:
     """The test accuracies of the last quarter of a run's evaluations, at least of one."""
@@ -189,6 +199,8 @@ class Recipe:
     # earlier cell: FROM_CELL and its name.
     cells: Mapping[str, Experiment] = field(default_factory=dict)
     seeds: Sequence[int] = (0,)  # each cell is run with each of them
+    ours: bool = False  # whether the paper has no such experiments
     stand_in: str = ""  # what takes the place of something that is not here
+    other_data: bool = False  # whether that is so of the data, at the paper's scale too
     num_classes: Mapping[str, int] = field(default_factory=dict)  # of the paper's data sets
     of_diverged: str = ""  # what is shown of runs that diverged; else what was evaluated before

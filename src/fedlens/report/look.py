@@ -38,6 +38,7 @@ DASHES: dict[str, Any] = {"solid": "-", "dotted": (0, (1.2, 1.6)), "dashed": (0,
 
 WIDTH, LEFT, RIGHT, TOP, BOTTOM = 4.2, 0.6, 0.58, 0.42, 0.52  # inches
 TITLE = "title"  # the id that its group has in an SVG
+LONGEST_TITLE = 46  # letters
 HEIGHT, LETTERS, LINE = 2.15, 0.072, 0.18  # of the axes; of a letter; of one line of a legend
 
 LOOK = {
@@ -91,7 +92,7 @@ def sheet(
 def headed(figure: Figure, title: str) -> None:
     """The title over a figure. A page takes it off again, and has it as text: see `for_page`."""
     look: dict[str, Any] = {"fontsize": 10, "weight": "bold", "va": "center", "gid": TITLE}
-    figure.text(0.12 / WIDTH, 1 - 0.2 / figure.get_figheight(), short(title, 46), **look)
+    figure.text(0.12 / WIDTH, 1 - 0.2 / figure.get_figheight(), short(title, LONGEST_TITLE), **look)
 
 
 def shades(depth: Array) -> Array:  # [...] in 0..1 -> [..., 4]

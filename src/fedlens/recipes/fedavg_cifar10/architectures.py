@@ -49,6 +49,7 @@ def architectures(scale: Scale) -> Recipe:
         cells=cells,
         seeds=range(scale.pick(1, 1, 3)),
         blocks=blocks,
+        ours=True,
         stand_in=stand_in(scale),
     )
 

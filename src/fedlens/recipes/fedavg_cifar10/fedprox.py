@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from fedlens.experiment import Named
 from fedlens.recipes.fedavg_cifar10.setting import Sizes, experiment, sizes, stand_in
-from fedlens.recipes.page import curves
+from fedlens.recipes.page import at_the_end, curves
 from fedlens.recipes.recipe import Recipe, Results, Scale
-from fedlens.report.blocks import Bars, Block, Series, Text
+from fedlens.report.blocks import Bars, Block, Series, Table, Text
 
 LEVELS: tuple[Sizes, ...] = ("low", "high")
 PRINTED = "drawn by size"
@@ -44,6 +44,7 @@ def fedprox(scale: Scale) -> Recipe:
         },
         seeds=range(scale.pick(1, 1, 3)),
         blocks=blocks,
+        ours=True,
         stand_in=stand_in(scale),
     )
 
@@ -64,6 +65,12 @@ def blocks(results: Results) -> list[Block]:
             y_label="test accuracy",
             percent=True,
             digits=2,
+        ),
+        Table(
+            title="Accuracy after the last round, %",
+            caption="Test accuracy at the report's two levels of heterogeneity.",
+            header=("", *LEVELS),
+            rows=[[mu, *(at_the_end(results, f"{how}, {mu}") for how in LEVELS)] for mu in mus],
         ),
         *(
             curves(

@@ -157,12 +157,21 @@ def table_blocks(study: Study, results: Results) -> list[Block]:
                 if impossible
                 else "After the last round, on the test images.",
                 of="clients, algorithm",
+                compared=_is_on_its_data(study, results),
             )
         )
     blocks = [*tables, *(_pairs(results, name) for name in study.published if "F-" not in name)]
     bounds = [bound(study)] if "macro F-score" in study.published else []
     lead = ahead(results, PAIRS, title="How far is one ahead of another?")
     return [lead, *blocks, *bounds, remarks(study)]
+
+
+def _is_on_its_data(study: Study, results: Results) -> bool:
+    """Whether runs have the paper's data, with all of their classes."""
+    runs = [run for of_cell in results.runs.values() for run in of_cell]
+    return results.scale.dataset(study.dataset) == study.dataset and all(
+        len(run.manifest["classes"]) == study.num_classes for run in runs
+    )
 
 
 def figure_blocks(study: Study, results: Results) -> list[Block]:

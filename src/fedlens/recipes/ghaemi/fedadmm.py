@@ -36,6 +36,7 @@ def fedadmm(scale: Scale) -> Recipe:
         cells=cells,
         seeds=range(scale.pick(1, 1, 3)),
         blocks=blocks,
+        ours=True,
         stand_in=scale.instead("fashion-mnist"),
     )
 

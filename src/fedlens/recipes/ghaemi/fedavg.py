@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from fedlens.recipes.ghaemi.outcome import reached
 from fedlens.recipes.ghaemi.setting import (
     AS_PUBLISHED,
     FORMS,
@@ -18,7 +19,7 @@ from fedlens.recipes.ghaemi.setting import (
     published,
 )
 from fedlens.recipes.page import beside
-from fedlens.recipes.recipe import Recipe, Results, Scale
+from fedlens.recipes.recipe import Measured, Recipe, Results, Scale
 from fedlens.report.blocks import Block, Table
 from fedlens.report.numbers import NONE
 
@@ -47,7 +48,7 @@ def fedavg(scale: Scale) -> Recipe:
 
 def blocks(results: Results) -> list[Block]:
     alive = living(results)
-    rows = [
+    rows: list[tuple[str, float | None, Measured | str]] = [
         (
             f"{split}, {form}",
             late_published("FedAvg", split) if form == AS_PUBLISHED else None,
@@ -56,7 +57,7 @@ def blocks(results: Results) -> list[Block]:
         for split in SPLITS
         for form in FORMS
     ]
-    rows.append((TOO_FAST, None, results.late(TOO_FAST)))
+    rows.append((TOO_FAST, None, reached(results, TOO_FAST)))
     return [
         beside(
             rows,

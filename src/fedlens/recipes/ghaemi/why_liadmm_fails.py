@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 from fedlens.experiment import Experiment, Named
+from fedlens.recipes.ghaemi.outcome import failed, outcome
 from fedlens.recipes.ghaemi.setting import SPLITS, Split, experiment
 from fedlens.recipes.page import curves
 from fedlens.recipes.recipe import Recipe, Results, Scale
 from fedlens.report.blocks import Block, Table, Text
-from fedlens.report.numbers import NONE
-from fedlens.runs.records import Run
 
-KNOWS_NOTHING = math.log(10)  # the loss of a net that finds all classes equally likely
 BASE, ALL = "LIADMM as printed", "all six"
 CONTROL = "control: one epoch of SGD"
 """SGD in place of the one step, without momentum, the dual once: what H1, H3 and H4 add to."""
@@ -93,6 +90,7 @@ def why_liadmm_fails(scale: Scale) -> Recipe:
         cells=cells,
         seeds=range(scale.pick(1, 1, 3)),
         blocks=blocks,
+        ours=True,
         stand_in=scale.instead("fashion-mnist"),
     )
 
@@ -167,40 +165,10 @@ def _in_legend(name: str) -> str:
     return f"{h} alone, {HYPOTHESES[h].short}" if h in HYPOTHESES else name
 
 
-def _failed(results: Results, cell: str) -> bool:
-    """Whether a run diverged, or ended sure of one class."""
-    return any(run.status == "diverged" or _is_sure_of_one(run) for run in results.runs[cell])
-
-
-def _is_sure_of_one(run: Run) -> bool:
-    """Whether it ended with one class for all images; a net that knows nothing has ln 10."""
-    loss = run.final("test_loss") or math.inf
-    return bool(run.summary["collapsed"]) and loss > KNOWS_NOTHING + 0.01
-
-
-def outcome(results: Results, cell: str) -> str:
-    """The accuracy of a cell whose runs live; how many do what, where one does not."""
-    runs = results.runs[cell]
-    if not runs:
-        return NONE
-    ended = sorted(run.num_rounds for run in runs if run.status == "diverged")
-    sure = sum(run.status != "diverged" and _is_sure_of_one(run) for run in runs)
-    found, words = results.late(cell), []
-    if len(ended) + sure < len(runs):
-        spread = "" if found.std is None else f" ± {100 * found.std:.1f}"
-        words.append(f"{100 * found.mean:.1f}{spread}")
-    if sure:
-        words.append(f"one class for all ({sure} of {len(runs)})")
-    if ended:
-        when = f"round {ended[0]}" if ended[0] == ended[-1] else f"rounds {ended[0]} to {ended[-1]}"
-        words.append(f"diverged in {when} ({len(ended)} of {len(runs)})")
-    return ", ".join(words)
-
-
 def _verdict(results: Results) -> list[str]:
     """What follows from the runs, in words."""
-    words = [_by_itself([h for h in HYPOTHESES if _failed(results, f"{h} alone, non-iid")])]
-    if _failed(results, f"{CONTROL}, non-iid"):
+    words = [_by_itself([h for h in HYPOTHESES if failed(results, f"{h} alone, non-iid")])]
+    if failed(results, f"{CONTROL}, non-iid"):
         words.append(
             f"The control fails as well: {_listed(list(ABOUT_TRAINING))} owe that to SGD in place "
             "of the one step, and show nothing more."
@@ -209,13 +177,13 @@ def _verdict(results: Results) -> list[str]:
         words.append(
             "The control does not fail, so SGD in place of the one step is not a cause by itself."
         )
-    if not _failed(results, f"{ALL}, non-iid"):
+    if not failed(results, f"{ALL}, non-iid"):
         words.append("All six together do not fail in these runs, unlike the report's run.")
     else:
         words.append("All six together fail, as the report's run does.")
         rest = {h: f"all but {h}, non-iid" for h in HYPOTHESES}
         needed = [
-            h for h, cell in rest.items() if cell in results.runs and not _failed(results, cell)
+            h for h, cell in rest.items() if cell in results.runs and not failed(results, cell)
         ]
         if needed:
             words.append(f"Without {_listed(needed, 'or')} the other five do not fail.")

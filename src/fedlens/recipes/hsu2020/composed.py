@@ -11,6 +11,7 @@ from fedlens.recipes.hsu2020.setting import (
     at_budgets,
     centralised,
     experiment,
+    is_other_data,
     population,
     stand_in,
     virtual,
@@ -52,7 +53,9 @@ def composed(scale: Scale) -> Recipe:
         cells=cells(scale) | bounds,
         seeds=range(scale.pick(1, 1, 3)),
         blocks=blocks,
+        ours=True,
         stand_in=stand_in(*(population(scale, which) for which in POPULATIONS)),
+        other_data=is_other_data(*(population(scale, which) for which in POPULATIONS)),
     )
 
 

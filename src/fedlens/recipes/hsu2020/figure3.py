@@ -75,12 +75,14 @@ def blocks(results: Results, clients: Population) -> list[Block]:
             caption=f"Ours is {clients.used}.",
             percent=False,
             digits=0,
+            compared=not clients.is_stand_in,
         ),
         beside(
-            [(clients.name, EMD[clients.name], Measured(emd(counts), None, 1))],
+            [(clients.called, EMD[clients.name], Measured(emd(counts), None, 1))],
             title="Mean EMD",
             caption=f"Ours is {clients.used}.",
             percent=False,
             digits=2,
+            compared=not clients.is_stand_in,
         ),
     ]

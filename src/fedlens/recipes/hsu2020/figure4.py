@@ -130,21 +130,25 @@ def _curves(results: Results, dataset: str, emds: dict[float, float]) -> Curves:
     lines = []
     for base in BASES:
         for k in report_goals(results.scale):
-            cells = {a: _cell(results.scale, dataset, a, base, k) for a in emds}
+            cells = {  # without those of FedAvgM that are FedAvg's
+                a: cell
+                for a in emds
+                if base in (cell := _cell(results.scale, dataset, a, base, k)).split(", ")
+            }
             if not any(results.runs[cell] for cell in cells.values()):
                 continue
             found = [lasting(results, cell) for cell in cells.values()]
             y = [f.mean / whole.mean if f and whole and whole.mean else None for f in found]
             ended = [a for a, cell in cells.items() if results.diverged(cell) is not None]
             note = f"diverged at α {', '.join(f'{a:g}' for a in ended)}" if ended else ""
-            lines.append(Line(f"{base}, K {k}", list(emds.values()), y, note=note))
+            lines.append(Line(f"{base}, K {k}", [emds[a] for a in cells], y, note=note))
     rate = "the rate that the pilot picked" if chosen_rate(dataset) else "the clients' default rate"
     return Curves(
         title=f"{dataset}: relative accuracy",
         caption="Test accuracy after the last round, divided by that of centralised training, "
-        f"which has {rate}. Where the pilot picked no momentum for FedAvgM, it is FedAvg: both are "
-        "one run. Runs that diverged have no point, however good they were before: the names of "
-        "the lines say at which α.",
+        f"which has {rate}. FedAvgM has points only where it has momentum: where the pilot picked "
+        "none for it, it is FedAvg, and both are one run. Runs that diverged have no point, "
+        "however good they were before: the names of the lines say at which α.",
         lines=lines,
         x_label="mean EMD",
         y_label="relative accuracy",

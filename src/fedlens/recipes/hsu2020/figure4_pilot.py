@@ -47,6 +47,7 @@ def figure4_pilot(scale: Scale) -> Recipe:
         "epochs, with a rate that stays and with one that falls to 0.",
         cells=cells,
         blocks=blocks,
+        ours=True,
         stand_in=stand_in(scale),
     )
 

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from fedlens.recipes.hsu2020 import table3, table4
-from fedlens.recipes.hsu2020.setting import at_budget, goal, goal_of, population, rounds, stand_in
+from fedlens.recipes.hsu2020.setting import (
+    at_budget,
+    goal,
+    goal_of,
+    is_other_data,
+    population,
+    rounds,
+    stand_in,
+)
 from fedlens.recipes.recipe import Recipe, Results, Scale
 from fedlens.report.blocks import Bars, Block, Series
 
@@ -24,6 +32,7 @@ def figure5(scale: Scale) -> Recipe:
         seeds=range(scale.pick(1, 1, 3)),
         blocks=blocks,
         stand_in=stand_in(population(scale, "user"), population(scale, "landmarks")),
+        other_data=is_other_data(population(scale, "user"), population(scale, "landmarks")),
     )
 
 

@@ -14,6 +14,7 @@ from fedlens.recipes.hsu2020.setting import (
     Population,
     at_budget,
     experiment,
+    is_other_data,
     population,
     rounds,
     stand_in,
@@ -63,6 +64,7 @@ def figure6(scale: Scale) -> Recipe:
         seeds=range(scale.pick(1, 1, 3)),
         blocks=blocks,
         stand_in=stand_in(population(scale, "geo"), population(scale, "user")),
+        other_data=is_other_data(population(scale, "geo"), population(scale, "user")),
     )
 
 
@@ -75,7 +77,7 @@ def blocks(results: Results) -> list[Block]:
                 for cell in table2.PUBLISHED
                 if cell.startswith(f"{which}, ")
             },
-            title=f"{NAMES[which]}: test accuracy",
+            title=f"{population(results.scale, which).used}: test accuracy",
             caption="Accuracy on the test images, with and without virtual clients.",
             y_label="test accuracy",
         )
@@ -136,4 +138,5 @@ def _emds(results: Results) -> Table:
         of="partitioning",
         percent=False,
         digits=2,
+        compared=not population(results.scale, "user").is_stand_in,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedlens.recipes.hsu2020 import table4
-from fedlens.recipes.hsu2020.setting import GOALS, goal, goals, population, stand_in
+from fedlens.recipes.hsu2020.setting import GOALS, goal, goals, is_other_data, population, stand_in
 from fedlens.recipes.page import curves
 from fedlens.recipes.recipe import Recipe, Results, Scale
 from fedlens.report.blocks import Block
@@ -18,6 +18,7 @@ def figure7(scale: Scale) -> Recipe:
         seeds=range(scale.pick(1, 1, 3)),
         blocks=blocks,
         stand_in=stand_in(population(scale, "landmarks")),
+        other_data=is_other_data(population(scale, "landmarks")),
     )
 
 

@@ -14,9 +14,11 @@ from fedlens.recipes.hsu2020.cifar import (
     lasting,
     stand_in,
 )
+from fedlens.recipes.page import at_the_end
 from fedlens.recipes.recipe import Recipe, Results, Scale
-from fedlens.report.blocks import Block, Text
+from fedlens.report.blocks import Block, Table, Text
 from fedlens.report.grids import Contours
+from fedlens.report.numbers import NONE
 
 
 class Panel(NamedTuple):
@@ -109,23 +111,29 @@ def blocks(results: Results) -> list[Block]:
                         percent=True,
                     )
                 )
-            shown += [
-                Contours(
-                    title=f"{where}, α = {alpha:g}",
-                    caption="Relative accuracy over the grid of effective learning rate and "
-                    f"momentum, after the last round.{_left_out(results, dataset, panel, alpha)}",
-                    x=momenta(scale),
-                    y=rates(scale),
-                    z=grid,
-                    x_label="1 − β",
-                    y_label="η_eff",
-                    z_label="relative accuracy",
-                    log_x=True,
-                    log_y=True,
-                    percent=True,
-                )
-                for alpha, grid in found.items()
-            ]
+            for alpha, grid in found.items():
+                cells = [
+                    [_name(dataset, panel, alpha, rate, left) for left in momenta(scale)]
+                    for rate in rates(scale)
+                ]
+                shown += [
+                    Contours(
+                        title=f"{where}, α = {alpha:g}",
+                        caption="Relative accuracy over the grid of effective learning rate and "
+                        "momentum, after the last round."
+                        f"{_star(results, cells)}{_left_out(results, dataset, panel, alpha)}",
+                        x=momenta(scale),
+                        y=rates(scale),
+                        z=grid,
+                        x_label="1 − β",
+                        y_label="η_eff",
+                        z_label="relative accuracy",
+                        log_x=True,
+                        log_y=True,
+                        percent=True,
+                    ),
+                    _table(results, cells, grid, title=f"{where}, α = {alpha:g}: accuracy, %"),
+                ]
     return [
         *shown,
         Text(
@@ -154,6 +162,46 @@ def _grid(results: Results, dataset: str, panel: Panel, alpha: float) -> list[li
             row.append(found.mean / whole.mean if found and whole and whole.mean else None)
         grid.append(row)
     return grid
+
+
+def _star(results: Results, cells: list[list[str]]) -> str:
+    """What the star of a grid of cells is, in sentences."""
+    ends = {cell: end.mean for row in cells for cell in row if (end := lasting(results, cell))}
+    swing = 100 * results.swing(max(ends, key=ends.__getitem__))
+    return (
+        " The star is the best single last evaluation, and evaluations swing: those of the last "
+        f"quarter of its run have a standard deviation of {swing:.1f} points. So it need not be "
+        "the best setting."
+    )
+
+
+def _table(
+    results: Results, cells: list[list[str]], grid: list[list[float | None]], *, title: str
+) -> Table:
+    """The accuracies behind a grid and, as the paper's figure has it, the best over momenta."""
+    rows = []
+    for rate, of_rate, relative in zip(rates(results.scale), cells, grid, strict=True):
+        best = _best(relative)
+        ends = [at_the_end(results, cell) for cell in of_rate]
+        rows.append(
+            [
+                f"{rate:.2g}",
+                *ends,
+                *((NONE, NONE) if best is None else (ends[relative.index(best)], f"{best:.1%}")),
+            ]
+        )
+    return Table(
+        title=title,
+        caption="Test accuracy after the last round. The paper's figure has the best over all "
+        "momenta at each α, relative to centralised training: the last column is its column of "
+        "this α.",
+        header=(
+            "η_eff",
+            *(f"1 − β = {left:.2g}" for left in momenta(results.scale)),
+            *("best over momenta", "relative"),
+        ),
+        rows=rows,
+    )
 
 
 def _left_out(results: Results, dataset: str, panel: Panel, alpha: float) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedlens.recipes.hsu2020 import pretraining
-from fedlens.recipes.hsu2020.setting import population, stand_in
+from fedlens.recipes.hsu2020.setting import is_other_data, population, stand_in
 from fedlens.recipes.recipe import Recipe, Results, Scale
 from fedlens.report.blocks import Block, Curves, Line
 
@@ -17,6 +17,7 @@ def figure9(scale: Scale) -> Recipe:
         cells=pretraining.cells(scale, clients),
         blocks=blocks,
         stand_in=f"{stand_in(clients)} {pretraining.stand_in(scale, clients)}".strip(),
+        other_data=is_other_data(clients),
     )
 
 

@@ -53,6 +53,11 @@ class Population:
         return self.name != self.used
 
     @property
+    def called(self) -> str:
+        """As the paper has it, and what it is here if that is something else."""
+        return f"{self.name} (here: {self.used})" if self.is_stand_in else self.name
+
+    @property
     def normalise(self) -> Literal["dataset", "imagenet"]:
         """Frozen statistics are those of ImageNet's weights, of images normalised as its were."""
         return "imagenet" if self.norm == "frozen" else "dataset"
@@ -83,8 +88,8 @@ def population(scale: Scale, which: Which) -> Population:
     model = scale.pick(Named("linear"), Named("simple-cnn"), Named("hsu-cnn"))
     count = scale.pick(20, 50, 135)
     spread = Named("dirichlet-per-class", {"alpha": 0.3, "min_size": 16})
-    words = "CIFAR-10" if used == "cifar10" else "the embedded images"
-    return Population(name, f"{words}, imbalanced clients", Named(used), model, spread, count)
+    words = "imbalanced CIFAR-10" if used == "cifar10" else "imbalanced embedded images"
+    return Population(name, words, Named(used), model, spread, count)
 
 
 def stand_in(*populations: Population) -> str:
@@ -112,6 +117,11 @@ def stand_in(*populations: Population) -> str:
             )
             break
     return " ".join(words)
+
+
+def is_other_data(*populations: Population) -> bool:
+    """Whether other data take the place of some of the paper's populations."""
+    return any(one.is_stand_in for one in populations)
 
 
 def rounds(scale: Scale) -> tuple[int, int, int]:

@@ -10,6 +10,7 @@ from fedlens.recipes.hsu2020.setting import (
     OUR_EPOCHS,
     Population,
     centralised,
+    is_other_data,
     population,
     stand_in,
 )
@@ -70,6 +71,7 @@ def table1(scale: Scale) -> Recipe:
         seeds=range(scale.pick(1, 1, 3)),
         blocks=lambda results: blocks(results, shown),
         stand_in=_stand_in(scale, shown),
+        other_data=is_other_data(*shown.values()),
     )
 
 

@@ -16,6 +16,7 @@ from fedlens.recipes.hsu2020.setting import (
     batches,
     centralised,
     experiment,
+    is_other_data,
     population,
     rounds,
     said,
@@ -89,15 +90,20 @@ def table2(scale: Scale) -> Recipe:
         seeds=range(scale.pick(1, 1, 3)),
         blocks=blocks,
         stand_in=stand_in(*(population(scale, which) for which in POPULATIONS)),
+        other_data=is_other_data(*(population(scale, which) for which in POPULATIONS)),
     )
 
 
 def blocks(results: Results) -> list[Block]:
+    clients = {which: population(results.scale, which) for which in POPULATIONS}
+    called = {which: one.called for which, one in clients.items()}
+
     def rows(place: int) -> list[Row]:
         found: list[Row] = []
         for cell, published in PUBLISHED.items():
             which, base, *more = cell.split(", ")
-            first = (NAMES["geo" if which == "geo" else "user"], base, "yes" if more else "no")
+            name = called["geo" if which == "geo" else "user"]
+            first = (name, base, "yes" if more else "no")
             found.append((first, cell, published[place]))
         return found
 
@@ -107,11 +113,12 @@ def blocks(results: Results) -> list[Block]:
         at_budgets(results, rows(1), of=of, title="Accuracy at batches", by="batch"),
         beside(
             [
-                (NAMES[which], CENTRALISED, results.final(f"{which}, centralised"))
+                (called[which], CENTRALISED, results.final(f"{which}, centralised"))
                 for which in POPULATIONS
             ],
             title="Centralised, %",
             of="clients",
+            compared=not is_other_data(*clients.values()),
         ),
         Text(
             title="Reading it",
@@ -122,13 +129,13 @@ def blocks(results: Results) -> list[Block]:
                 "make large clients take many steps a round; FedVC takes four from everyone. So it "
                 "gets more rounds for the same batches, wherever the largest of ten clients holds "
                 "more than four batches.",
-                _gain(results),
+                _gain(results, called),
             ),
         ),
     ]
 
 
-def _gain(results: Results) -> str:
+def _gain(results: Results, called: dict[Which, str]) -> str:
     budget = batches(results.scale)[-1]
 
     def reached(cell: str) -> str:
@@ -138,5 +145,5 @@ def _gain(results: Results) -> str:
     for which in POPULATIONS:
         for base in BASES:
             with_, without = (reached(f"{which}, {base}{more}") for more in (", FedVC", ""))
-            words.append(f"{NAMES[which]}, {base}: {with_}% with, {without}% without")
+            words.append(f"{called[which]}, {base}: {with_}% with, {without}% without")
     return f"FedVC, at {budget:,} batches: " + "; ".join(words) + "."

@@ -11,6 +11,7 @@ from fedlens.recipes.hsu2020.setting import (
     centralised,
     experiment,
     goal_of,
+    is_other_data,
     population,
     said_goal,
     stand_in,
@@ -56,19 +57,30 @@ def table3(scale: Scale) -> Recipe:
         seeds=range(scale.pick(1, 1, 3)),
         blocks=blocks,
         stand_in=stand_in(clients),
+        other_data=is_other_data(clients),
     )
 
 
 def blocks(results: Results) -> list[Block]:
+    clients = population(results.scale, "user")
     rows: list[Row] = []
     for cell, published in PUBLISHED.items():
         base, *more, _ = cell.split(", ")
         first = (base, "yes" if more else "no", said_goal(results.scale, goal_of(cell)))
         rows.append((first, cell, published))
     return [
-        at_budgets(results, rows, of=("method", "FedIR", "K"), title="Accuracy at rounds"),
+        at_budgets(
+            results,
+            rows,
+            of=("method", "FedIR", "K"),
+            title="Accuracy at rounds",
+            caption=f"Test accuracy in % on {clients.called}.",
+        ),
         beside(
-            [("centralised", CENTRALISED, results.final("centralised"))], title="Centralised, %"
+            [(clients.called, CENTRALISED, results.final("centralised"))],
+            title="Centralised, %",
+            of="clients",
+            compared=not clients.is_stand_in,
         ),
         curves(
             results,

@@ -13,6 +13,7 @@ from fedlens.recipes.hsu2020.setting import (
     experiment,
     goal_of,
     goals,
+    is_other_data,
     population,
     said_goal,
     stand_in,
@@ -76,10 +77,12 @@ def table4(scale: Scale) -> Recipe:
         seeds=range(scale.pick(1, 1, 3)),
         blocks=blocks,
         stand_in=stand_in(clients),
+        other_data=is_other_data(clients),
     )
 
 
 def blocks(results: Results) -> list[Block]:
+    clients = population(results.scale, "landmarks")
     tables: list[Block] = []
     for place, layers in enumerate(LAYERS):
         rows: list[Row] = []
@@ -89,7 +92,11 @@ def blocks(results: Results) -> list[Block]:
             rows.append((first, f"{layers}, {row}", PUBLISHED[row][place]))
         tables.append(
             at_budgets(
-                results, rows, of=("method", "FedIR", "K"), title=f"Accuracy at rounds, {layers}"
+                results,
+                rows,
+                of=("method", "FedIR", "K"),
+                title=f"Accuracy at rounds, {layers}",
+                caption=f"Test accuracy in % on {clients.called}.",
             )
         )
     return [
@@ -101,5 +108,6 @@ def blocks(results: Results) -> list[Block]:
             ],
             title="Centralised, %",
             of="trained",
+            compared=not clients.is_stand_in,
         ),
     ]

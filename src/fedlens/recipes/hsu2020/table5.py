@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from fedlens.recipes.hsu2020 import pretraining
-from fedlens.recipes.hsu2020.setting import BASES, goal_of, population, said_goal, stand_in
+from fedlens.recipes.hsu2020.setting import (
+    BASES,
+    goal_of,
+    is_other_data,
+    population,
+    said_goal,
+    stand_in,
+)
 from fedlens.recipes.recipe import Recipe, Results, Scale
 from fedlens.report.blocks import Block, Table, Text
 from fedlens.report.numbers import NONE
@@ -33,6 +40,7 @@ def table5(scale: Scale) -> Recipe:
         cells=pretraining.cells(scale, clients),
         blocks=blocks,
         stand_in=f"{stand_in(clients)} {pretraining.stand_in(scale, clients)}".strip(),
+        other_data=is_other_data(clients),
     )
 
 
