@@ -70,22 +70,19 @@ def blocks(results: Results) -> list[Block]:
                 mean_of(results.final(cell), 2, times=100),
                 f"{count:,}",
                 f"{(runs[0].total('bytes_up') or 0) / rounds / 1e6:.2f}",
-                f"{sum(record['seconds'] for record in runs[0].rounds) / rounds:.2f}",
             ]
         )
     return [
         Table(
             title="Accuracy and cost",
-            caption="Test accuracy after the last round, over seeds; what clients send in a round; "
-            "the time that a round of the first seed's run took on this machine: of runs that "
-            "trained side by side an equal share.",
+            caption="Test accuracy after the last round, over seeds, and what clients send in a "
+            "round.",
             header=(
                 "network",
                 "the report's word",
                 "accuracy, %",
                 "parameters",
                 "MB up a round",
-                "seconds a round",
             ),
             rows=rows,
             published=frozenset({1}),
