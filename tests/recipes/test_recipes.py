@@ -67,7 +67,7 @@ def test_a_recipe_makes_its_page_from_the_embedded_images(name, root):
     for block in done.blocks:
         assert block.title in page
     assert "None of its numbers can be compared" in page or not done.results.runs
-    assert "the place of" in page
+    assert "the place of" in page or name == "hsu2020/figure10", "which needs no images"
     assert len(done.blocks) > 1
     for runs in done.results.runs.values():
         assert all(run.status in ("finished", "diverged") for run in runs)
