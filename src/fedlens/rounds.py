@@ -145,14 +145,14 @@ def run_rounds(
     program: ClientProgram,
     engine: Engine,
     experiments: Sequence[RoundInput],
-    tell: Callable[[int, int], None] = lambda *_: None,
+    tell: Callable[[int, Work], None] = lambda *_: None,
 ) -> list[tuple[State, Outcome]]:
     """A round of each of G experiments, whose clients the engine trains as one cohort.
 
     `program` is their programs as one, see `ClientProgram.joint`. `tell` is called with how many
-    clients have sent something, of how many, as they do. A client whose update cannot be
-    taken is found when all have trained: then they train again without it, which gives the others'
-    updates once more, and the shares that are right without it.
+    clients have sent something, and with the work of all, as they do. A client whose update cannot
+    be taken is found when all have trained: then they train again without it, which gives the
+    others' updates once more, and the shares that are right without it.
     """
     gathered = _gatherings(experiments, engine.reporting)
     reports = [_named(g, one.reports) for g, one in enumerate(gathered)]
@@ -166,7 +166,7 @@ def run_rounds(
             for part in engine.map(program, shared, work):
                 uploads[part.group].add(part)
                 done += len(part.scalars["loss"])
-                tell(done, len(work))
+                tell(done, work)
             wholes = [one.whole() for one in uploads]
             rejected = [_rejected(*each) for each in zip(experiments, wholes, strict=True)]
         except Unreported as error:  # of an experiment that is alone

@@ -27,7 +27,7 @@ def read_text(path: Path) -> str:
     try:
         with path.open("rb") as file:
             content = file.read(LONGEST + 1)
-        text = content.decode("utf-8")
+        text = content.decode("utf-8-sig")  # editors on Windows put a mark in front
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "it is not text"
         raise ValueError(f"cannot read the experiment {path}: {why}: {_instead(path)}") from error

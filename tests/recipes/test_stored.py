@@ -115,6 +115,16 @@ def test_records_of_another_scale_are_not_shown_as_this_one(stored, tmp_path):
     assert not (tmp_path / "page").exists()
 
 
+def test_runs_of_another_item_that_are_called_alike_are_refused(tmp_path):
+    reproduce("fedns/table2", "smoke", tmp_path / "other")
+    for place in (tmp_path / "other" / "runs").iterdir():
+        file = place / "experiment.toml"
+        file.write_text(file.read_text().replace("fashion-mnist-mini", "cifar10"))
+    with pytest.raises(ValueError, match="trained on cifar10, which is not what fedns/table1 is"):
+        redraw("fedns/table1", "smoke", tmp_path / "other", tmp_path / "page")
+    assert not (tmp_path / "page").exists()
+
+
 def test_a_seed_is_not_counted_twice(stored, tmp_path):
     name = "lambda-rule-high-3-a-round"
     shutil.copytree(stored / f"{name}-seed0", stored / name)

@@ -138,7 +138,7 @@ def test_in_a_long_round_one_sees_how_many_clients_have_trained(clock, capsys):
     with progress.rounds("a", 5) as watch:
         for trained in (1, 2, 3):
             clock[0] += 8
-            watch.within({"trained": trained, "of": 4})
+            watch.within({"trained": trained, "of": 4, "share": trained / 4})
         clock[0] += 8
         watch({"round": 1, "train_loss": 1.0, "seconds": 32.0})
         clock[0] += 12
@@ -158,7 +158,38 @@ def test_a_terminal_shows_the_clients_of_a_round_beside_the_last_one(clock, caps
         watch.within({"tested": 300, "of": 4000, "point": "b"})
     shown = capsys.readouterr().err
     assert "round 2/5" in shown
-    assert "train loss 1.000  test accuracy 50.0%  b  images tested 300/4,000" in shown
+    assert "train loss 1.000  test accuracy 50.0%  images tested 300/4,000" in shown
+
+
+def test_on_a_narrow_terminal_the_count_and_the_time_stay(clock, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
+    with progress.rounds("a-run-with-a-name", 400) as watch:
+        for number in (1, 2):
+            clock[0] += 60
+            watch({"round": number, "train_loss": 1.0, "test_accuracy": 0.5, "seconds": 60.0})
+        watch.within({"trained": 44, "of": 50})
+    shown = capsys.readouterr().err
+    assert "round 2/400" in shown and "about 6.6 h left" in shown
+
+
+def test_the_first_round_is_judged_by_its_images_once_workers_are_past_their_first_clients(
+    monkeypatch,
+):
+    monkeypatch.setattr(active, "TOLD_SECONDS", 0.0)
+    experiment = fl.Experiment(
+        dataset="fashion-mnist-mini",
+        model="linear",
+        rounds=1,
+        engine="sequential",
+        clients=fl.Clients(count=10, partition=fl.Named("proportions", {"sizes": "high"})),
+    )
+    within: list[Any] = []
+    fl.run(experiment, watch=Watching(lambda _: None, within.append))
+    shares = [record.get("share") for record in within if "trained" in record]
+    assert shares[0] is None and shares[1:] == sorted(shares[1:]) and shares[-1] == 1.0
+    two = shares[1]  # one of ten clients has 91% of the images, the others 1% each
+    assert two == pytest.approx(0.02, abs=0.005) or two == pytest.approx(0.92, abs=0.005)
 
 
 @pytest.mark.parametrize("engine", ["sequential", "processes", "stacked"])

@@ -7,7 +7,7 @@ import gzip
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -64,6 +64,12 @@ def restore(
         )
     if not _fitting(recipe, runs) and (made_at := _scale_of(name, at, runs)):
         raise ValueError(f"{stored} has runs of the scale {made_at}: add --scale {made_at}")
+    if not _fitting(recipe, runs, ("dataset",)):  # those of another item may be called alike
+        run = next(iter(found.values()))[0]
+        raise ValueError(
+            f"{run.folder.name} in {stored} was trained on {run.experiment['dataset']}, which is "
+            f"not what {name} is about: name the folder of its runs"
+        )
     seeds = sorted({run.manifest["seed"] for of_cell in found.values() for run in of_cell})
     recipe = replace(recipe, seeds=seeds, stand_in=f"{recipe.stand_in} {_from(stored)}".strip())
     return recipe, Results(at, found)
@@ -79,10 +85,10 @@ def _scale_of(name: str, at: Scale, runs: Mapping[str, Run]) -> ScaleName | None
     return best if best is not None and fitting[best] else None
 
 
-def _fitting(recipe: Recipe, runs: Mapping[str, Run]) -> int:
-    """How many runs have the data, the model and the rounds of their cells."""
+def _fitting(recipe: Recipe, runs: Mapping[str, Run], keys: Sequence[str] = MADE_WITH) -> int:
+    """How many runs have the data, the model and the rounds of their cells, or some of these."""
     return sum(
-        all(settings(run.experiment).get(key) == planned.get(key) for key in MADE_WITH)
+        all(settings(run.experiment).get(key) == planned.get(key) for key in keys)
         for cell, experiment in recipe.cells.items()
         for planned in [settings(experiment.plain())]
         for run in _of_cell(cell, runs)

@@ -23,6 +23,7 @@ from fedlens.runs.stopping import Stopping
 from fedlens.runs.summary import Record, gains, stopped_round, summary
 from fedlens.runs.watching import Watch, within_of
 from fedlens.setup import Setup
+from fedlens.work import Work
 
 TOLD_SECONDS = 1.0  # at least, between two tellings of how far a round is
 
@@ -137,12 +138,29 @@ class ActiveRun:
             self.watch(record)
         self.record_time = self.told_time = time.perf_counter()
 
-    def tell(self, what: str, done: int, total: int) -> None:
-        """How far a round is, now and then: `what` is a key of `progress.WITHIN`."""
+    def tell_trained(self, num_workers: int, done: int, work: Work) -> None:
+        """How many clients of a round have trained, now and then, and what share of its images.
+
+        Workers may be further than is known here: the share is told once that matters little.
+        """
+        if not self._is_time_to_tell():
+            return
+        record: Record = {"trained": done, "of": len(work)}
+        if len(work.cohort_sizes) == 1 and done >= 2 * num_workers:
+            images = work.plan.counts.sum(1)
+            record["share"] = float(images[:done].sum() / images.sum().clamp(min=1))
+        within_of(self.watch)(record)
+
+    def tell_tested(self, done: int, total: int) -> None:
+        """How many images of a round's evaluation were tested, now and then."""
+        if self._is_time_to_tell():
+            within_of(self.watch)({"tested": done, "of": total})
+
+    def _is_time_to_tell(self) -> bool:
         now = time.perf_counter()
-        if now - self.told_time >= TOLD_SECONDS:
-            self.told_time = now
-            within_of(self.watch)({what: done, "of": total})
+        is_time = now - self.told_time >= TOLD_SECONDS
+        self.told_time = now if is_time else self.told_time
+        return is_time
 
     def finish(self, keep_state: bool = True) -> None:
         """Write the model and the summary and, if the run may be resumed, its last state."""

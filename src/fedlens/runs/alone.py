@@ -30,9 +30,13 @@ def check_clients_are_tested(setup: Setup) -> None:
     evaluate = setup.experiment.evaluate
     asked = "fine_tune" if evaluate.fine_tune else "local_only"
     if (evaluate.fine_tune or evaluate.local_only) and setup.client_tests is None:
+        remedy = "set clients.holdout, say to 0.2"
+        if not isinstance(setup.federation.split, Fixed):  # which refuses that
+            partition = setup.experiment.clients.partition.name
+            remedy = f"choose another partition than {partition!r}, and set clients.holdout"
         raise ValueError(
             f"evaluate.{asked} compares models on what each client is tested on, which is nothing: "
-            "set clients.holdout, say to 0.2"
+            f"{remedy}"
         )
 
 

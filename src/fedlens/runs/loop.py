@@ -122,7 +122,8 @@ class StartedRound:
         self.start_time, self.runs = time.perf_counter(), list(runs)
         lost = engine.num_lost
         # Those of a stack are told as the first one's.
-        self.results = run_rounds(program, engine, inputs, partial(runs[0].tell, "trained"))
+        told = partial(runs[0].tell_trained, engine.num_workers)
+        self.results = run_rounds(program, engine, inputs, told)
         self.workers_lost = engine.num_lost - lost
         numbers = []
         for run, (state, outcome) in zip(runs, self.results, strict=True):
@@ -131,7 +132,7 @@ class StartedRound:
         self.numbers = HostCopy(torch.stack([number.double() for number in numbers]))
         self.evaluations = []
         for run, (state, _) in zip(runs, self.results, strict=True):
-            evaluation = Evaluation(run.setup, engine, state, partial(run.tell, "tested"))
+            evaluation = Evaluation(run.setup, engine, state, run.tell_tested)
             if self.numbers.is_under_way and run.is_evaluated(state):
                 evaluation.begin()  # before the GPU starts the next round
             self.evaluations.append(evaluation)

@@ -33,12 +33,14 @@ def rounds(title: str, total: int, done: int = 0) -> Iterator[Watching]:
     """A watch over a run: a bar on a terminal, else a line every few seconds; both on stderr."""
     title = printable(title)
     if sys.stderr.isatty():
-        with _bar(title, total, done, "round {task.completed}/{task.total}") as advance:
+        counter = "round {task.completed}/{task.total}"
+        with _bar(title, total, done, counter, len(f"round {total}/{total}")) as advance:
             evaluated, remaining, at, line = "", _Remaining(total, done), done, ""
 
             def show_within(record: Record) -> None:
-                shown = f"{line}  {_within(record)}{remaining.within(record)}"
-                advance(at, shown.strip())
+                remaining.within(record)
+                told = record if not line else {k: v for k, v in record.items() if k != "point"}
+                advance(at, f"{line}  {_within(told)}".strip(), over=remaining.over)
 
             def show(record: Record) -> None:
                 nonlocal evaluated, at, line
@@ -49,7 +51,8 @@ def rounds(title: str, total: int, done: int = 0) -> Iterator[Watching]:
                     return
                 evaluated, at = _evaluated(record, evaluated), _at(record)
                 line = _trained(record) + evaluated
-                advance(at, line + remaining.after(record))
+                remaining.after(record)
+                advance(at, line, over=remaining.over)
 
             yield Watching(show, show_within)
     else:
@@ -186,11 +189,10 @@ class _Remaining:
         return _about(seconds)
 
     def within(self, record: Record) -> str:
-        """What of the last estimate is left; in a first round, by how many clients have trained."""
+        """What of the last estimate is left; in a first round, by the images trained on so far."""
         now = time.monotonic()
-        if self.first is None and "trained" in record and "point" not in record:
-            trained, of = _passes(record)
-            self.over = self.started + (now - self.started) / trained * of * self.rounds
+        if self.first is None and record.get("share") and "point" not in record:
+            self.over = self.started + (now - self.started) / record["share"] * self.rounds
         return _about(self.over - now) if self.over is not None and self.over > now else ""
 
 
@@ -238,22 +240,42 @@ def _lines(title: str, total: int, done: int) -> Watching:
 
 
 @contextmanager
-def _bar(title: str, total: int | None, done: int, counter: str) -> Iterator[Any]:
+def _bar(
+    title: str, total: int | None, done: int, counter: str, counter_width: int = 0
+) -> Iterator[Any]:
+    """A bar. Where a terminal is narrow, measures give way: the count and the time stay."""
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
+    from rich.table import Column
+    from rich.text import Text
 
+    class Left(ProgressColumn):
+        """Counts down by itself, also where nothing is told for minutes."""
+
+        def render(self, task: Any) -> Text:
+            left = (task.fields["over"] or 0.0) - time.monotonic()
+            return Text(_about(left).strip() if left > 0 else "")
+
+    class Measures(ProgressColumn):
+        def render(self, task: Any) -> Text:
+            return Text(task.fields["measures"], no_wrap=True, overflow="ellipsis")
+
+    console = Console(stderr=True)
     columns = (
         TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        TextColumn(counter),
-        TimeElapsedColumn(),  # it moves also where a round takes minutes
-        TextColumn("{task.fields[measures]}", markup=False),
+        BarColumn(bar_width=max(4, min(40, (console.width - 70) // 2))),
+        TextColumn(counter, table_column=Column(no_wrap=True, min_width=counter_width)),
+        TimeElapsedColumn(table_column=Column(no_wrap=True, min_width=7)),
+        Left(table_column=Column(no_wrap=True, min_width=16 if counter_width else None)),
+        Measures(table_column=Column()),  # it may shrink, which others may not
     )
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task(title, total=total, completed=done, measures="")
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task(title, total=total, completed=done, measures="", over=None)
 
-        def advance(completed: int, measures: str, of: int | None = total) -> None:
-            progress.update(task, completed=completed, measures=measures, total=of)
+        def advance(
+            completed: int, measures: str, of: int | None = total, over: float | None = None
+        ) -> None:
+            progress.update(task, completed=completed, measures=measures, total=of, over=over)
 
         yield advance
 

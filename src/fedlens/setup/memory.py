@@ -23,6 +23,8 @@ def demand_memory(
     """Refuse a run whose rounds cannot fit in memory, by what they take at the least."""
     sizes = split.sizes(0)
     cohort = algorithm.pace.buffer if algorithm.pace else experiment.clients.cohort
+    if len(sizes) and sizes.stride(0) == 0:
+        sizes = sizes[:1]  # all the same, in one place: the greatest would be looked for in a copy
     held = int(sizes.max()) if len(sizes) else 0
     kept = PRECISIONS[experiment.precision][0].itemsize
     # Of the model: the server's, its next, and the sum of updates in float64; of each client

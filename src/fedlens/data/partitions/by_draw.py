@@ -12,6 +12,7 @@ from fedlens import keys
 from fedlens.data.partitions.dealing import at_least_one, labels_of
 from fedlens.federation import AT_ONCE, Examples, Holdings, Lasting, offsets_of
 
+MOST_CLIENTS = 10**9
 _COUNT, _DRAW = keys.purpose("count"), keys.purpose("draw")
 
 
@@ -106,7 +107,8 @@ def fresh(
         )
     if not 0 <= low <= high or high < 1:
         raise ValueError(f"low is {low} and high {high}: choose 0 <= low <= high, and high above 0")
-    at_least_one(num_clients, "clients.count")
+    if at_least_one(num_clients, "clients.count") > MOST_CLIENTS:
+        raise ValueError(f"clients.count is {num_clients:,}: choose at most {MOST_CLIENTS:,}")
     available = torch.bincount(labels)
     present = available[available > 0]
     if int(present.min()) < high:
