@@ -160,3 +160,9 @@ def test_an_algorithm_that_is_not_there_is_told_with_the_one_that_was_meant(name
     with pytest.raises(ValueError, match="the experiment has no algorithm") as refused:
         apply_override({"algorithm": named}, key)
     assert str(refused.value).endswith(remedy)
+
+
+def test_a_file_may_begin_with_the_mark_that_editors_on_windows_write(tmp_path):
+    file = tmp_path / "a.toml"
+    file.write_text("rounds = 3\n", encoding="utf-8-sig")
+    assert read_tables(file) == {"rounds": 3}

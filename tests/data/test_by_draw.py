@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from fedlens.data.partitions import PARTITIONS
 from fedlens.data.partitions.by_draw import Drawn, Fresh
 from fedlens.federation import AT_ONCE, Examples, Federation
 from fedlens.setup import build, partition
+from fedlens.setup.memory import demand_memory
 
 BOTH = pytest.mark.parametrize("name", ["fresh", "drawn"])
 
@@ -210,6 +211,30 @@ def test_mistakes_are_answered_with_their_remedy(
     with pytest.raises(ValueError) as refused:
         split(name, UNEVEN, 6, **options)
     assert message in str(refused.value)
+
+
+@BOTH
+def test_more_clients_than_can_be_numbered_in_memory_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="is 1,000,000,000,000: choose at most 1,000"):
+        split(name, UNEVEN, 10**12, per_class=1)
+
+
+@BOTH
+def test_the_memory_of_a_round_is_judged_without_a_number_for_every_client(name: str) -> None:
+    setup = build(
+        described(UNEVEN, count=10, per_round=2, partition={"name": name, "per_class": 1})
+    )
+    drawn = split(name, UNEVEN, 10**9, per_class=1)
+    first = drawn.first if isinstance(drawn, Drawn) else drawn
+    enormous = replace(first, num_clients=10**15)
+    demand_memory(setup.experiment, setup.dataset, setup.program.algorithm, enormous)
+
+
+@BOTH
+def test_a_remedy_is_one_that_clients_who_draw_can_take(name: str) -> None:
+    asked = described(UNEVEN, count=4, partition={"name": name, "per_class": 2})
+    with pytest.raises(ValueError, match=f"choose another partition than '{name}', and set"):
+        fl.run(replace(asked, evaluate=fl.Evaluate(local_only=True)))
 
 
 @BOTH

@@ -15,6 +15,8 @@ from fedlens import keys
 from fedlens.core import Number
 from fedlens.network import ops
 from fedlens.network.layers import keyed_dropout
+from fedlens.network.pool import Windows
+from fedlens.network.stacked import products
 from fedlens.network.stacked.epilogue import KeyedMask
 
 HOME = Path(fedlens.__file__).parent
@@ -87,6 +89,31 @@ def test_dropout_of_many_clients_is_that_of_each():
             keyed_dropout(a, k, 0.3, 1, call=2) for a, k in zip(x, client_keys, strict=True)
         ]
         assert torch.equal(found, torch.stack(expected))
+
+
+@pytest.mark.parametrize(
+    ("outs", "p", "is_fused"), [(8, 0.5, True), (6, 0.5, False), (8, 0.0, False)]
+)
+def test_a_convolution_keeps_its_kernel_where_that_cannot_do_the_dropout(
+    monkeypatch, outs, p, is_fused
+):
+    from fedlens.network.kernels import functions
+
+    given = []
+
+    def convolve(x, weight, bias, padding, stride, *, relu, pool, mask):
+        given.append(mask)
+        y = pool.maxima(products.convolve(x, weight, bias, padding, stride))
+        return y if mask is None else ops.dropped_images(y, mask)
+
+    x, weight = torch.randn(4, 3, 6, 6), torch.randn(2, outs, 3, 3, 3)
+    mask = KeyedMask(keys.fold(keys.root(3), torch.arange(2)), p, layer=1)
+    expected = ops.convolve(x, weight, None, (0, 0, 0, 0), pool=Windows(), mask=mask)
+    monkeypatch.setattr(ops, "_multiplies_in_triton", lambda _: True)
+    monkeypatch.setattr(functions, "convolve", convolve)
+    found = ops.convolve(x, weight, None, (0, 0, 0, 0), pool=Windows(), mask=mask)
+    assert torch.equal(found, expected)
+    assert [one is not None for one in given] == [is_fused]
 
 
 def test_a_batch_that_weighs_nothing_has_no_loss():

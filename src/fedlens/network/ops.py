@@ -146,15 +146,23 @@ def convolve(
     ReLU, the maximum of windows and, behind that, dropout follow if asked for. Weights may be kept
     in a wider dtype than the images; their gradients come in their own.
     """
-    drops = mask is not None and 0 < mask.num_dropped < WHOLE and weight.shape[1] % LANES == 0
-    if _multiplies_in_triton(x) and (mask is None or drops):
+    if _multiplies_in_triton(x):
         from fedlens.network.kernels import functions
 
-        return functions.convolve(x, weight, bias, padding, stride, relu=relu, pool=pool, mask=mask)
-    y = products.convolve(x, weight, bias, padding, stride)
-    y = F.relu(y) if relu else y
-    y = y if pool is None else pool.maxima(y)
+        # The kernel drops some of every four outs; else dropout has a kernel of its own.
+        with_it = mask if mask is None or _drops_by_fours(mask, weight.shape[1]) else None
+        operands = x, weight, bias, padding, stride
+        y = functions.convolve(*operands, relu=relu, pool=pool, mask=with_it)
+        mask = None if with_it is not None else mask
+    else:
+        y = products.convolve(x, weight, bias, padding, stride)
+        y = F.relu(y) if relu else y
+        y = y if pool is None else pool.maxima(y)
     return y if mask is None else dropped_images(y, mask)
+
+
+def _drops_by_fours(mask: KeyedMask, outs: int) -> bool:
+    return 0 < mask.num_dropped < WHOLE and outs % LANES == 0
 
 
 def dropped_images(x: Tensor, mask: KeyedMask) -> Tensor:
