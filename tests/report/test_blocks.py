@@ -160,6 +160,15 @@ def test_bands_of_a_grid_are_narrow_where_most_points_are_alike():
     assert {text.get_text() for text in axes.texts} >= {"10.0%", "91.0%", "98.0%"}
 
 
+def test_no_number_of_a_grid_stands_over_its_axes_where_a_page_would_cut_it():
+    z = [[0.5, 0.6], [0.7, 0.8]]
+    figure = contours(Contours(title="x", x=[1, 2], y=[1, 2], z=z))
+    (axes,) = figure.axes
+    top = axes.get_window_extent().y1
+    assert len(axes.texts) == 4
+    assert all(text.get_window_extent().y1 <= top for text in axes.texts)
+
+
 def test_the_best_of_a_loss_is_the_lowest():
     assert Contours(title="x", x=[1, 2], y=[3], z=[[0.5, 0.2]], lowest=True).best == (2, 3, 0.2)
 

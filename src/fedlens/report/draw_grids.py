@@ -144,7 +144,8 @@ def contours(block: Contours) -> Figure:
         halo = [withStroke(linewidth=2, foreground=PAPER)]  # they lie on any shade
         for x, y, value in zip(xs[measured], ys[measured], sound, strict=True):
             words = format_number(float(value), block.percent)
-            axes.annotate(words, (x, y), (0, 7), textcoords="offset points", va="center",
+            above = -7 if y == max(block.y) else 7  # a page cuts off what is over the axes
+            axes.annotate(words, (x, y), (0, above), textcoords="offset points", va="center",
                           ha=ends.get(x, "center"), fontsize=7, color=INK, path_effects=halo,
                           **look)  # fmt: skip
     if block.best is not None:
