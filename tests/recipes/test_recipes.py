@@ -339,7 +339,7 @@ def test_the_command_shows_ours_beside_theirs(fedlens, tmp_path):
 def test_the_command_can_only_plan(fedlens):
     status, out, err = fedlens("reproduce", "ghaemi/fedadmm", "--scale", "smoke", "--plan")
     assert (status, out) == (0, "")
-    assert "5 runs of 5 to do, about" in err
+    assert "9 runs of 9 to do, about" in err
     assert "takes the place of fashion-mnist" in err
     assert not Path("reproductions").exists()
 

@@ -12,8 +12,14 @@ from fedlens.run_files import read_status
 from fedlens.runs.sweep import prepare
 
 ITEMS = ["ghaemi/fedavg", "ghaemi/fedadmm"]
-SHARED = {"iid-logits": "fedavg-iid", "non-iid-logits": "fedavg-non-iid"}
-NUM_ROUNDS = 2 * (5 + 5 - 2)  # of the five experiments of each, two are the same
+SHARED = {
+    "iid-logits": "fedavg-iid",
+    "non-iid-logits": "fedavg-non-iid",
+    "iid-double-softmax": "fedavg-double-softmax-iid",
+    "non-iid-double-softmax": "fedavg-double-softmax-non-iid",
+}
+NUM_RUNS = 5 + 9 - len(SHARED)  # the experiments of each, without those that are the same
+NUM_ROUNDS = 2 * NUM_RUNS
 
 
 pytestmark = pytest.mark.usefixtures("nothing_of_whoever_runs_the_tests")
@@ -42,10 +48,10 @@ def place(root, item, name):
 
 def is_same(root, file="model.safetensors"):
     """Whether both items have the very files of the runs that they share."""
-    return [
+    return all(
         (place(root, ITEMS[0], one) / file).samefile(place(root, ITEMS[1], two) / file)
         for one, two in SHARED.items()
-    ] == [True, True]
+    )
 
 
 def run(root, items=ITEMS, stop_after=None, **options):
@@ -101,7 +107,7 @@ def test_of_a_run_that_both_have_begun_the_one_that_is_further_goes_on(tmp_path,
     runs = together(planned)
     assert (runs.rounds_done, runs.rounds) == (3, 2 * NUM_ROUNDS)
     assert place(tmp_path, ITEMS[1], "fedavg-iid") in runs.left
-    assert len(runs.left) == runs.count == 8
+    assert len(runs.left) == runs.count == NUM_RUNS
     runs.run()
     assert is_same(tmp_path)
 
@@ -139,7 +145,7 @@ def test_a_stage_has_runs_of_several_items_and_no_more_than_are_made_ready(tmp_p
     monkeypatch.setattr(module, "AT_ONCE", 6)
     stages = [len(stage) for stage in together(plan_all(ITEMS, "smoke", tmp_path)).stages]
     run(tmp_path)
-    assert [len(names) for names in made] == stages == [6, 2]
+    assert [len(names) for names in made] == stages == [6, 4]
     assert made[0][4:] == ["ghaemi/fedavg/non-iid-logits-lr-0.05", "ghaemi/fedadmm/fedadmm-iid"]
 
 
@@ -216,7 +222,7 @@ def test_each_item_has_a_folder_of_its_own_and_counts_once(tmp_path):
 
 def test_patterns_choose_among_the_experiments_of_all_items(tmp_path):
     planned = plan_all(ITEMS, "smoke", tmp_path, only=["iid, *", "FedADMM, *"])
-    assert [len(one.left) for one in planned] == [2, 3]
+    assert [len(one.left) for one in planned] == [2, 5]
     (one,) = plan_all(ITEMS, "smoke", tmp_path, only=["FedADMM, iid"])
     assert one.name == ITEMS[1], "the other has no such experiment"
     assert one.out == tmp_path / f"{ITEMS[1]}-smoke"

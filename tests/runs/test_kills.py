@@ -117,7 +117,7 @@ def compare_job(place: Path) -> Job:
 
 
 def reproduce_job() -> Job:
-    """Two items, which have two of their runs in common."""
+    """Two items, which have four of their runs in common."""
 
     def work(folder: Path) -> None:
         together(plan_all(["ghaemi/fedavg", "ghaemi/fedadmm"], "smoke", folder, seeds=1)).run()

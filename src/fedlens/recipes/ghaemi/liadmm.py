@@ -7,13 +7,17 @@ from typing import Any
 from fedlens.experiment import Named
 from fedlens.recipes.ghaemi.outcome import reached
 from fedlens.recipes.ghaemi.setting import (
+    AS_PUBLISHED,
+    FORMS,
+    OURS,
     SPLITS,
+    Split,
     double_softmax_note,
     experiment,
     late_published,
     over_published,
 )
-from fedlens.recipes.page import beside
+from fedlens.recipes.page import beside, curves
 from fedlens.recipes.recipe import Recipe, Results, Scale
 from fedlens.report.blocks import Block, Text
 
@@ -30,6 +34,8 @@ READINGS: dict[str, dict[str, Any]] = {
 }
 """What the report may have run: it says that gamma = lr, and that all else is as for FedAvg."""
 
+NAMED = {AS_PUBLISHED: "", OURS: f", {OURS}"}  # what the forms add to the name of a reading
+
 ONE_STEP: dict[str, Any] = {"epochs": 1, "momentum": 0.0}
 """The equations' local step is one full-batch step of length gamma, without momentum."""
 
@@ -37,12 +43,14 @@ ONE_STEP: dict[str, Any] = {"epochs": 1, "momentum": 0.0}
 def liadmm(scale: Scale) -> Recipe:
     readings = dict(list(READINGS.items())[: scale.pick(3, 4, 4)])
     cells = {
-        f"{split}, {name}": experiment(
+        f"{split}, {name}{NAMED[form]}": experiment(
             scale,
             split,
-            Named("liadmm", {"gamma": 0.05, **options}),
+            Named("liadmm", {"gamma": how["lr"], **options}),
+            **how,
             **(ONE_STEP if name == LITERAL else {}),
         )
+        for form, how in FORMS.items()
         for split in SPLITS
         for name, options in readings.items()
     }
@@ -51,7 +59,8 @@ def liadmm(scale: Scale) -> Recipe:
         about="The report's LIADMM learns slowly with iid clients and fails completely with two "
         "classes a client; it leaves open why. Its notebook is public, but we could not obtain it. "
         "Here are the equations as printed, one full-batch step a round, and three readings in "
-        "which ten epochs of SGD with momentum 0.9 take the place of that step.",
+        "which ten epochs of SGD with momentum 0.9 take the place of that step; each in the "
+        "report's form, which has a softmax too many, and with plain logits.",
         cells=cells,
         seeds=range(scale.pick(1, 1, 3)),
         blocks=blocks,
@@ -60,18 +69,16 @@ def liadmm(scale: Scale) -> Recipe:
 
 
 def blocks(results: Results) -> list[Block]:
-    named = {
-        split: {
-            cell: cell.removeprefix(f"{split}, ")
-            for cell in results.runs
-            if cell.startswith(f"{split}, ")
-        }
-        for split in SPLITS
-    }
+    cells = {form: {split: _readings(results, split, form) for split in SPLITS} for form in FORMS}
     rows = [
-        (cell, late_published("LIADMM", split), reached(results, cell))
-        for split in SPLITS
-        for cell in named[split]
+        (
+            cell,
+            late_published("LIADMM", split) if form == AS_PUBLISHED else None,
+            reached(results, cell),
+        )
+        for form, by_split in cells.items()
+        for split, named in by_split.items()
+        for cell in named
     ]
     return [
         beside(
@@ -81,7 +88,19 @@ def blocks(results: Results) -> list[Block]:
             "runs that diverged, when they did.",
             of="clients, reading",
         ),
-        *over_published(results, "LIADMM", named),
+        *over_published(results, "LIADMM", cells[AS_PUBLISHED]),
+        *(
+            curves(
+                results,
+                named,
+                title=f"LIADMM, {split}, {OURS}: test accuracy",
+                caption="The same readings with plain logits and a rate of 0.01: the test accuracy "
+                "of the server's model after each round.",
+                y_label="test accuracy",
+            )
+            for split, named in cells[OURS].items()
+            if named
+        ),
         Text(
             title="What the failure looks like",
             paragraphs=(
@@ -99,3 +118,9 @@ def blocks(results: Results) -> list[Block]:
         ),
         double_softmax_note(),
     ]
+
+
+def _readings(results: Results, split: Split, form: str) -> dict[str, str]:
+    """The cells of a split and a form that were run, with the names of their readings."""
+    cells = {f"{split}, {name}{NAMED[form]}": name for name in READINGS}
+    return {cell: name for cell, name in cells.items() if cell in results.runs}
