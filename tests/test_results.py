@@ -18,7 +18,7 @@ from fedlens.experiment import Experiment, Named
 from fedlens.names import DATASETS
 from fedlens.recipes import RECIPES, part
 from fedlens.recipes.hsu2020.chosen import chosen, chosen_rate
-from fedlens.recipes.hsu2020.figure4_pilot import best, best_rates
+from fedlens.recipes.hsu2020.figure4_pilot import DIVERGED, best, best_rates
 from fedlens.recipes.recipe import Measured, Recipe, Recorded, Results, Scale
 from fedlens.recipes.reproduce import blocks_of
 from fedlens.recipes.stored import coverage, restore
@@ -211,6 +211,19 @@ def test_figure_4_takes_what_the_stored_pilot_picks():
                 assert chosen(dataset, float(alpha), base) == pytest.approx(point), (alpha, base)
 
 
+def test_the_pilot_passes_over_the_rates_whose_stored_runs_diverged_and_no_others():
+    runs = [run for of in restored("hsu2020/figure4-lr-0.1")[1].runs.values() for run in of]
+    assert runs and all(run.status == "diverged" for run in runs)
+    found: dict[str, dict[float, tuple[float, ...]]] = {}
+    for run in runs:
+        told = settings(run.experiment)
+        alpha = told["clients.partition.alpha"]
+        found.setdefault(str(told["dataset"]), {})[alpha] = (told["local.lr"],)
+    assert found == DIVERGED
+    lasting = restored("hsu2020/figure4")[1]
+    assert all(run.status == "finished" for of in lasting.runs.values() for run in of)
+
+
 def test_the_line_of_fedavgm_in_figure_4_has_points_only_of_runs_with_momentum():
     recipe, results = restored("hsu2020/figure4")
     with_momentum = {
@@ -228,7 +241,7 @@ def test_the_line_of_fedavgm_in_figure_4_has_points_only_of_runs_with_momentum()
     for line in lines:
         if line.name.startswith("FedAvgM"):
             assert set(line.x) <= with_momentum
-    assert [len(line.x) for line in lines] == [8, 2, 3, 2]
+    assert [len(line.x) for line in lines] == [8, 8, 3, 2]
 
 
 def test_there_are_as_many_runs_as_the_front_page_says():

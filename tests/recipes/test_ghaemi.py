@@ -40,6 +40,19 @@ def test_a_full_batch_step_has_no_epochs_and_no_momentum(item):
     assert any(cell.local.momentum == 0.9 for cell in cells if not takes_one_step(cell))
 
 
+@pytest.mark.parametrize("item", ["fedavg", "fedprox", "liadmm", "fedadmm"])
+def test_every_algorithm_is_run_in_both_loss_forms_and_both_splits(item):
+    cells = RECIPES[f"ghaemi/{item}"](Scale("paper")).cells.values()
+    by_form = {
+        loss: {(c.algorithm, c.clients.partition) for c in cells if c.loss == loss}
+        for loss in ("double_softmax", "cross_entropy")
+    }
+    for found in by_form.values():
+        assert {partition.name for _, partition in found} == {"iid", "classes"}
+    names = [{one.name for rules, _ in found for one in rules} for found in by_form.values()]
+    assert names[0] == names[1]
+
+
 def test_each_hypothesis_about_training_differs_from_the_control_in_one_thing():
     cells = RECIPES["ghaemi/why-liadmm-fails"](Scale("paper")).cells
     control = cells[f"{CONTROL}, non-iid"]

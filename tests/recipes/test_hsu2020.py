@@ -201,6 +201,21 @@ def test_the_pilot_never_sees_test_images_and_picks_by_those_set_apart(tmp_path)
     assert stored["centralised"] == alone and stored["0"] == picked
 
 
+def test_the_pilot_gives_strong_momentum_all_rounds_and_the_rest_a_tenth(paper):
+    cells = RECIPES["hsu2020/figure4-pilot"](paper).cells
+    whole = RECIPES["hsu2020/figure4"](paper).cells["cifar10, α 1, FedAvg, K 10"].rounds
+    rounds = {
+        left: {
+            cells[f"cifar10, α {alpha}, η_eff {rate:.2g}, 1-β {left:.2g}"].rounds
+            for alpha, rate in itertools.product(("100", "0"), rates(paper))
+        }
+        for left in momenta(paper)
+    }
+    short = {left for left, found in rounds.items() if found == {whole // 10}}
+    assert short == {left for left in momenta(paper) if left >= 0.1}
+    assert all(found == {whole} for left, found in rounds.items() if left not in short)
+
+
 def test_figure_4_takes_the_point_that_the_pilot_picked(paper, monkeypatch):
     picked = {
         "cifar10": {
