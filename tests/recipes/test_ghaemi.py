@@ -43,14 +43,17 @@ def test_a_full_batch_step_has_no_epochs_and_no_momentum(item):
 @pytest.mark.parametrize("item", ["fedavg", "fedprox", "liadmm", "fedadmm"])
 def test_every_algorithm_is_run_in_both_loss_forms_and_both_splits(item):
     cells = RECIPES[f"ghaemi/{item}"](Scale("paper")).cells.values()
-    by_form = {
-        loss: {(c.algorithm, c.clients.partition) for c in cells if c.loss == loss}
+    run = {
+        loss: {
+            (rule.name, cell.clients.partition.name)
+            for cell in cells
+            for rule in cell.algorithm
+            if cell.loss.name == loss
+        }
         for loss in ("double_softmax", "cross_entropy")
     }
-    for found in by_form.values():
-        assert {partition.name for _, partition in found} == {"iid", "classes"}
-    names = [{one.name for rules, _ in found for one in rules} for found in by_form.values()]
-    assert names[0] == names[1]
+    assert run["double_softmax"] == run["cross_entropy"]
+    assert {split for _, split in run["cross_entropy"]} == {"iid", "classes"}
 
 
 def test_each_hypothesis_about_training_differs_from_the_control_in_one_thing():
