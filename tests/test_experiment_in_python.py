@@ -97,6 +97,21 @@ def test_a_sweep_of_no_names_is_refused():
         fl.sweep(fl.Experiment(**BASE))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("name", "first"),
+    [
+        ("run", fl.Experiment(**BASE)),
+        ("resume", "nowhere"),
+        ("sweep", {"a": fl.Experiment(**BASE)}),
+    ],
+)
+def test_a_watch_that_cannot_be_called_is_refused_before_anything_is_run(name, first):
+    with pytest.raises(
+        ValueError, match=f"^{name} is given a watch of type int: give a function of one record"
+    ):
+        getattr(fl, name)(first, watch=3)
+
+
 def test_numbers_may_be_numpys():
     given = fl.Experiment(**BASE | {"rounds": np.int64(2)}, local={"lr": np.float32(0.5)})
     assert (type(given.rounds), type(given.local.lr)) == (int, float)

@@ -36,7 +36,7 @@ from fedlens.runs.progress import decoding, shown
 from fedlens.runs.progress import rounds as in_rounds
 from fedlens.runs.result import Result
 from fedlens.runs.twin import trained
-from fedlens.runs.watching import Watch, all_of
+from fedlens.runs.watching import Watch, all_of, expect_watch
 from fedlens.setup import Setup, build
 
 logger = logging.getLogger(__name__)
@@ -59,6 +59,7 @@ def run(
     `progress` shows how far it is; unless told, it does so in a terminal and in a notebook.
     """
     expect_experiment(experiment, "run")
+    expect_watch(watch, "run")
     if out is not None:
         check_free(Path(out), overwrite)
     name = Path(out).name if out is not None else experiment.dataset.name
@@ -89,6 +90,7 @@ def resume(
     `ray` may go on on `processes`, and the other way round. `watch` and `progress` are those of
     `run`.
     """
+    expect_watch(watch, "resume")
     check_run(Path(path), [EXPERIMENT, MANIFEST])
     folder = RunFolder.open(Path(path))
     try:

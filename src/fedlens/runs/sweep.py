@@ -37,7 +37,7 @@ from fedlens.runs.result import Result
 from fedlens.runs.run import as_begun
 from fedlens.runs.spread import SpreadPoints, run_spread
 from fedlens.runs.summary import Record
-from fedlens.runs.watching import Watch, Watching, all_of, within_of
+from fedlens.runs.watching import Watch, Watching, all_of, expect_watch, within_of
 from fedlens.runs.workload import images_a_round
 from fedlens.setup.network import Networks
 
@@ -69,6 +69,7 @@ def sweep(
         )
     for one in points.values():
         expect_experiment(one, "sweep")
+    expect_watch(watch, "sweep")
     source = Path(data) if data is not None else None
     with shown(progress, counted, "reading images") as reading:
         told = all_of(reading, decoding(watch))

@@ -24,6 +24,14 @@ class Watching:
         self.watch(*told)
 
 
+def expect_watch(given: Any, what: str) -> None:
+    """Refuse what cannot be called before anything is run."""
+    if given is not None and not callable(given):
+        raise ValueError(
+            f"{what} is given a watch of type {type(given).__name__}: give a function of one record"
+        )
+
+
 def within_of(watch: Callable[..., None] | None) -> Callable[[Record], None]:
     """What tells a watch how far a round is, if it wants to know."""
     return watch.within if isinstance(watch, Watching) else lambda _: None
