@@ -85,6 +85,31 @@ def test_parts_stand_outside_or_inside_sites(here, fedlens, outermost):
     assert "found parts, as folders are called: train 8, test 8\n" in told
 
 
+@pytest.mark.parametrize("parts", [(), ("train", "test")])
+@pytest.mark.parametrize("outermost", [True, False])
+def test_a_class_may_be_empty_at_a_site_if_others_have_it(here, fedlens, parts, outermost):
+    sites = ("north", "south")
+    levels = [parts, sites] if outermost else [sites, parts]
+    write(here / "photos", *[level for level in levels if level], CLASSES)
+    for entry in (here / "photos").rglob("boot"):
+        if "south" in entry.parts:
+            [file.unlink() for file in entry.iterdir()]
+    for found, column in (
+        (folder(here / "photos", layout="site/class"), "site"),
+        (imported(here / "photos", fedlens, "--layout", "site/class"), "client"),
+    ):
+        assert found.classes == CLASSES
+        assert set(found.train.columns[column][found.train.labels == 1]) == {"north"}
+
+
+@pytest.mark.parametrize("empty", ["south/hat", "west"])
+def test_a_class_of_no_site_and_a_site_without_images_are_refused(here, empty):
+    write(here / "photos", ("north", "south"), CLASSES)
+    (here / "photos" / empty).mkdir()
+    with pytest.raises(ValueError, match=f"{empty} has no images: add some or remove the folder"):
+        folder(here / "photos", layout="site/class")
+
+
 def test_what_folder_advises_never_trains_train_against_test(tmp_path):
     write(tmp_path, ("north", "south"), ("train", "test"), CLASSES)
     with pytest.raises(ValueError) as refused:

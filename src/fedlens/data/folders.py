@@ -43,7 +43,8 @@ def folder(
     """Images in `path`/class/, or in `path`/train/class/ and `path`/test/class/.
 
     With `layout` "site/class" they are in `path`/site/class/, or in train and test outside or
-    inside the sites, and a column `site` says whose each is. Without a test folder val takes its
+    inside the sites, and a column `site` says whose each is; a class that others have may be empty
+    at a site. Without a test folder val takes its
     place; without both a fixed share of each class, `test_share`, becomes test. Images are
     resized to `size` × `size`; without a size all must be as large as the first. Files that cannot
     be decoded are named, or left out if `on_error` is "skip".
@@ -66,11 +67,14 @@ def laid_out(place: Path, layout: Layout | None) -> Found:
     if all(len(file.parts) < 2 for file in files):
         raise ValueError(f"{place} has no class folders: put each class's images into its own")
     laid = read_layout(place, files, layout, lambda name: f'set layout = "{name}"', guess=False)
+    classes = sorted({one.label for one in laid.placed if one.part in ("train", None)})
     for entry in without_images(place, files, laid.num_levels):
         beside = laid.part_level == 0 and len(entry.parts) == 1 and not part_named(entry.name)
-        if not beside and entry.name not in listed_apart:
+        # That one site has none of a class which others have is usual among sites.
+        is_of_site = laid.layout == "site/class" and len(entry.parts) == laid.num_levels
+        elsewhere = is_of_site and called(entry.name) in classes
+        if not beside and not elsewhere and entry.name not in listed_apart:
             raise ValueError(f"{place / entry} has no images: add some or remove the folder")
-    classes = sorted({one.label for one in laid.placed if one.part in ("train", None)})
     train, validation, test = (
         _of_part(place, laid, classes, part) for part in ("train", "validation", "test")
     )
