@@ -18,6 +18,7 @@ from torch import Tensor, nn
 import fedlens as fl
 from fedlens.deploy.classifier import Classifier, Preprocessing
 from fedlens.deploy.export import export, real_images
+from fedlens.deploy.testing import training_files
 from fedlens.run_files import EXPERIMENT, MODEL
 from fedlens.runs.records import read
 from fedlens.setup import build
@@ -223,6 +224,28 @@ def test_the_card_says_who_how_and_how_well(trained, here, fedlens):
         assert words in card
     assert "folder: hospitals" in card
     assert "Turn photos upright first" in card
+
+
+def test_the_card_says_whether_test_images_are_copies_of_training_images(trained, here, fedlens):
+    images, run = here / "images", here / "run"
+    shutil.copytree(trained.images, images)
+    shutil.copytree(trained.run, run)
+    text = (run / EXPERIMENT).read_text()
+    (run / EXPERIMENT).write_text(text.replace(str(trained.images), str(images)))
+
+    def card():
+        assert fedlens("export", run, "--out", "m.safetensors", "--overwrite").status == 0
+        return (here / "m.safetensors.md").read_text()
+
+    assert " test images, which were not trained on." in card()
+    seen = [file for file in training_files(run) if "north" in file.parts]
+    unseen = sorted({*(images / "west").rglob("*.jpg")} - {*training_files(run)})
+    shutil.copy(seen[0], unseen[0])
+    assert "set apart from the training images, but 1 of them is a copy of a training im" in card()
+    shutil.copy(seen[1], unseen[1])
+    assert "set apart from the training images, but 2 of them are copies of training i" in card()
+    images.rename(here / "moved")  # nobody can tell any more
+    assert " test images, set apart from the training images. " in card()
 
 
 def test_files_of_one_name_have_a_card_each(trained, here, fedlens):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fedlens.deploy.testing import copies_in_test
 from fedlens.report.numbers import NONE, format_number
 from fedlens.report.tables import client_header, client_rows
 from fedlens.runs.intervals import wilson
@@ -112,7 +113,7 @@ def _quality(run: Run, classes: Sequence[str]) -> list[str]:
         [name, *_measured(hit, size)] for name, hit, size in zip(classes, hits, sizes, strict=True)
     ]
     lines = [
-        f"On {sum(sizes):,} {part} images, which were not trained on. The intervals are Wilson's."
+        f"{_tested(run, part, sum(sizes))} The intervals are Wilson's."
         if part != "training"
         else "On the training images: it says nothing of others.",
         "",
@@ -122,6 +123,19 @@ def _quality(run: Run, classes: Sequence[str]) -> list[str]:
     if clients:
         lines += ["", "Client by client:", "", *_table(client_header(run), clients)]
     return lines
+
+
+def _tested(run: Run, part: str, count: int) -> str:
+    """What the images are that it was tested on: copies of training images are no news to it."""
+    copies = copies_in_test(run.folder, count) if part == "test" else None
+    if copies == 0:
+        return f"On {count:,} test images, which were not trained on."
+    but = ""
+    if copies == 1:
+        but = ", but 1 of them is a copy of a training image"
+    elif copies:
+        but = f", but {copies:,} of them are copies of training images"
+    return f"On {count:,} {part} images, set apart from the training images{but}."
 
 
 def _quality_of_best(run: Run) -> list[str]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedlens.data.csv_files import listed_in
 from fedlens.data.folders import class_layout, laid_out
-from fedlens.data.pictures import TEST_SHARE, Found, Undecodable, refuse
+from fedlens.data.pictures import TEST_SHARE, Found, Listed, Undecodable, refuse
 from fedlens.deploy.classifier import BATCH, Classifier
 from fedlens.experiment import Experiment, Named
 from fedlens.options import did_you_mean
@@ -45,7 +45,7 @@ def tested_on(
                 f"{place} has the class {name!r}, which the model does not have: {hint}"
             )
     labels = torch.tensor([number[found.classes[label]] for label in listed.labels])
-    paths = [listed.base / name for name in listed.names]
+    paths = _paths(listed)
     logits = _logits(classifier, paths, watch)
     tally = Tally.of(logits, labels, len(number))
     correct = logits.argmax(1) == labels
@@ -64,8 +64,25 @@ def tested_on(
     return about
 
 
+def copies_in_test(run: Path, num_tested: int) -> int | None:
+    """How many of a run's test images are copies of training images, as where sites share files.
+
+    None if nobody can tell: it had no image files, or they are not those `num_tested` any more.
+    """
+    try:
+        train, test = map(_paths, _train_and_test(run))
+        return sum(_in_both(test, train)) if len(test) == num_tested else None
+    except (ValueError, OSError):
+        return None
+
+
 def training_files(run: Path) -> list[Path]:
     """The image files that a run trained on. If they cannot be told, a ValueError says why."""
+    train, _ = _train_and_test(run)
+    return _paths(train)
+
+
+def _train_and_test(run: Path) -> tuple[Listed, Listed]:
     given = Experiment.read(run / EXPERIMENT).dataset
     if not isinstance(given, Named) or given.name not in ("csv", "folder"):
         raise ValueError(f"it was given {given.name}, and no image files")
@@ -75,10 +92,13 @@ def training_files(run: Path) -> list[Path]:
         found = listed_in(place, options.get("client"))
     else:
         found = laid_out(place, options.get("layout"))
-    train = found.train
-    if found.test is None:
-        train, _ = train.divided(options.get("test_share", TEST_SHARE), found.clients)
-    return [train.base / name for name in train.names]
+    if found.test is not None:
+        return found.train, found.test
+    return found.train.divided(options.get("test_share", TEST_SHARE), found.clients)
+
+
+def _paths(listed: Listed) -> list[Path]:
+    return [listed.base / name for name in listed.names]
 
 
 def _in_both(paths: Sequence[Path], others: Sequence[Path]) -> list[bool]:
