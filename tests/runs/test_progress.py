@@ -1,5 +1,6 @@
 """What people see while something takes its time."""
 
+import re
 from typing import Any
 
 import pytest
@@ -171,6 +172,18 @@ def test_on_a_narrow_terminal_the_count_and_the_time_stay(clock, capsys, monkeyp
         watch.within({"trained": 44, "of": 50})
     shown = capsys.readouterr().err
     assert "round 2/400" in shown and "about 6.6 h left" in shown
+
+
+def test_ctrl_c_that_a_terminal_writes_behind_a_bar_fits_into_its_line(clock, capsys, monkeypatch):
+    """Else the bar would be drawn again on the next line, and stand there twice."""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("NO_COLOR", "1")
+    with progress.rounds("a-run-with-a-name", 400) as watch:
+        watch({"round": 1, "train_loss": 1.0, "test_accuracy": 0.5, "seconds": 60.0})
+    lines = re.split(r"[\r\n]|\x1b\[[0-9;?]*[A-Za-z]", capsys.readouterr().err)
+    widest = max(map(len, lines))
+    assert 70 < widest <= 80 - len("^C^C")
 
 
 def test_the_first_round_is_judged_by_its_images_once_workers_are_past_their_first_clients(

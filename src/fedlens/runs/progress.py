@@ -13,11 +13,15 @@ from fedlens.reading import printable
 from fedlens.runs.watching import Watch, Watching
 
 if TYPE_CHECKING:
+    from rich.live import Live
+    from rich.progress import Progress
+
     from fedlens.runs.summary import Record
 
 PLAIN_SECONDS = 2.0  # between two lines where there is no terminal
 WITHIN_SECONDS = 10.0  # between two lines about one round there
 BAR_SECONDS = 0.5  # that something takes before it has a bar
+ECHO_COLUMNS = 4  # that a bar leaves free on the right: ^C twice
 WITHIN = {"trained": "clients trained", "tested": "images tested"}  # of a round
 ASIDE = {
     "decoded": "reading images",
@@ -97,8 +101,9 @@ def working(title: str) -> Iterator[None]:
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        progress.add_task(title, total=None)
+    progress = Progress(*columns, console=Console(stderr=True))
+    progress.add_task(title, total=None)
+    with _live(progress, transient=True):
         yield
 
 
@@ -269,15 +274,35 @@ def _bar(
         Left(table_column=Column(no_wrap=True, min_width=16 if counter_width else None)),
         Measures(table_column=Column()),  # it may shrink, which others may not
     )
-    with Progress(*columns, console=console) as progress:
-        task = progress.add_task(title, total=total, completed=done, measures="", over=None)
+    progress = Progress(*columns, console=console)
+    task = progress.add_task(title, total=total, completed=done, measures="", over=None)
 
-        def advance(
-            completed: int, measures: str, of: int | None = total, over: float | None = None
-        ) -> None:
-            progress.update(task, completed=completed, measures=measures, total=of, over=over)
+    def advance(
+        completed: int, measures: str, of: int | None = total, over: float | None = None
+    ) -> None:
+        progress.update(task, completed=completed, measures=measures, total=of, over=over)
 
+    with _live(progress):
         yield advance
+
+
+def _live(progress: Progress, transient: bool = False) -> Live:
+    """What shows bars, in a few columns less than there are."""
+    from rich.constrain import Constrain
+    from rich.live import Live
+
+    # The ^C that a terminal writes behind a full line is on the next one, and the bar would be
+    # drawn there again.
+    def narrower() -> Constrain:
+        width = max(1, progress.console.width - ECHO_COLUMNS)
+        return Constrain(progress.make_tasks_table(progress.tasks), width)
+
+    return Live(
+        console=progress.console,
+        get_renderable=narrower,
+        refresh_per_second=10,
+        transient=transient,
+    )
 
 
 def is_aside(record: Record) -> bool:
