@@ -19,6 +19,11 @@ def clock(monkeypatch):
     return now
 
 
+def on_terminal(monkeypatch, kind="xterm"):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", kind)
+
+
 def test_what_is_counted_says_how_long_it_will_take(clock, capsys):
     with progress.counted("images") as watch:
         for done in range(1, 7):
@@ -64,7 +69,7 @@ def test_bytes_of_an_unknown_number_are_told(clock, capsys):
 
 
 def test_a_terminal_has_a_bar_of_what_takes_longer(clock, capsys, monkeypatch):
-    monkeypatch.setattr("fedlens.runs.progress.sys.stderr.isatty", lambda: True)
+    on_terminal(monkeypatch)
     with progress.counted("quick") as watch:
         watch(1, 1)
     assert capsys.readouterr().err == ""
@@ -75,6 +80,23 @@ def test_a_terminal_has_a_bar_of_what_takes_longer(clock, capsys, monkeypatch):
     shown = capsys.readouterr().err
     assert "slow" in shown and "2/2" in shown
     assert "0:0" in shown, "the time since it began"
+
+
+@pytest.mark.parametrize("kind", ["dumb", "unknown"])
+def test_a_terminal_that_cannot_draw_bars_has_lines(clock, capsys, monkeypatch, kind):
+    on_terminal(monkeypatch, kind)
+    with progress.counted("images") as count:
+        clock[0] += 2
+        count(2, 2)
+    with progress.working("making a"):
+        pass
+    with progress.rounds("a", 2) as watch:
+        watch({"round": 1, "train_loss": 1.0})
+    assert capsys.readouterr().err.splitlines() == [
+        "images: 2/2",
+        "making a ...",
+        "a: round 1/2  train loss 1.000",
+    ]
 
 
 def test_images_that_are_decoded_are_counted_before_the_first_round(clock, capsys):
@@ -152,7 +174,7 @@ def test_in_a_long_round_one_sees_how_many_clients_have_trained(clock, capsys):
 
 
 def test_a_terminal_shows_the_clients_of_a_round_beside_the_last_one(clock, capsys, monkeypatch):
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    on_terminal(monkeypatch)
     monkeypatch.setenv("COLUMNS", "200")
     with progress.rounds("a", 5, 1) as watch:
         watch({"round": 2, "train_loss": 1.0, "test_accuracy": 0.5})
@@ -163,7 +185,7 @@ def test_a_terminal_shows_the_clients_of_a_round_beside_the_last_one(clock, caps
 
 
 def test_on_a_narrow_terminal_the_count_and_the_time_stay(clock, capsys, monkeypatch):
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    on_terminal(monkeypatch)
     monkeypatch.setenv("COLUMNS", "80")
     with progress.rounds("a-run-with-a-name", 400) as watch:
         for number in (1, 2):
@@ -176,7 +198,7 @@ def test_on_a_narrow_terminal_the_count_and_the_time_stay(clock, capsys, monkeyp
 
 def test_ctrl_c_that_a_terminal_writes_behind_a_bar_fits_into_its_line(clock, capsys, monkeypatch):
     """Else the bar would be drawn again on the next line, and stand there twice."""
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    on_terminal(monkeypatch)
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("NO_COLOR", "1")
     with progress.rounds("a-run-with-a-name", 400) as watch:

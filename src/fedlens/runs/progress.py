@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -36,7 +37,7 @@ ASIDE = {
 def rounds(title: str, total: int, done: int = 0) -> Iterator[Watching]:
     """A watch over a run: a bar on a terminal, else a line every few seconds; both on stderr."""
     title = printable(title)
-    if sys.stderr.isatty():
+    if _draws_bars():
         counter = "round {task.completed}/{task.total}"
         with _bar(title, total, done, counter, len(f"round {total}/{total}")) as advance:
             evaluated, remaining, at, line = "", _Remaining(total, done), done, ""
@@ -76,6 +77,12 @@ def shown(wanted: bool | None, kind: Any, *about: Any) -> Iterator[Any]:
             yield watch
 
 
+def _draws_bars() -> bool:
+    """Whether there is a terminal that can write over its own lines, unlike Emacs's shell."""
+    is_dumb = os.environ.get("TERM", "").lower() in ("dumb", "unknown")
+    return sys.stderr.isatty() and not is_dumb
+
+
 def _in_notebook() -> bool:
     """Whether a kernel of Jupyter runs this, which some only import."""
     ipython = sys.modules.get("IPython")
@@ -93,7 +100,7 @@ def decoding(watch: Watch | None) -> Counted | None:
 def working(title: str) -> Iterator[None]:
     """A sign that something goes on which cannot be counted, and since when."""
     title = printable(title)
-    if not sys.stderr.isatty():
+    if not _draws_bars():
         print(f"{title} ...", file=sys.stderr, flush=True)
         yield
         return
@@ -141,7 +148,7 @@ class _Counted:
         self.last_print = self.since = time.monotonic()
         self.doing, self.first = "", -1  # what was told last, and how many were done at `since`
         self.has_said = False
-        self.on_terminal = sys.stderr.isatty()  # asked before a bar puts itself in its place
+        self.on_terminal = _draws_bars()  # asked before a bar puts itself in its place
         self.advance: Any = None
 
     def __call__(self, done: int, total: int | None, doing: str = "") -> None:
