@@ -10,6 +10,8 @@ import torch
 from torch import nn
 
 import fedlens as fl
+from fedlens.data.partitions.by_draw import Drawn
+from fedlens.federation import AT_ONCE
 from fedlens.report import read, report, rows
 from fedlens.runs import progress
 from fedlens.runs.loop import train as plainly
@@ -111,6 +113,25 @@ def test_the_twin_trains_on_the_examples_of_its_run_where_they_are(name, monkeyp
     assert central[0].parts is setup.parts
     alone = fl.run(twin(described(clients=clients)))  # whose examples are its own
     assert alone.final["test_accuracy"] == found.accuracy
+
+
+def test_many_clients_of_few_examples_are_asked_for_them_together_and_until_all_are_found(
+    monkeypatch,
+):
+    asked = []
+
+    def holdings(self, round, cohort):
+        asked.append(len(cohort))
+        return drawn_by(self, round, cohort)
+
+    drawn_by = Drawn.holdings
+    monkeypatch.setattr(Drawn, "holdings", holdings)
+    count = 20 * AT_ONCE
+    partition = fl.Named("drawn", {"per_class": 2})
+    made = twin(described(clients=fl.Clients(count=count, per_round=30, partition=partition)))
+    assert made.rounds == 4 * 30 * 6 / 120
+    # All at once for what they process; and one block, which has all 120, for what is held.
+    assert sorted(asked)[-2:] == [AT_ONCE, count]
 
 
 def test_the_twin_trains_on_nothing_that_clients_are_tested_on():

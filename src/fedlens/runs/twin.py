@@ -50,7 +50,8 @@ from fedlens.setup.data import ClientTests, divided, split_seed
 from fedlens.trees import bytes_of
 from fedlens.version import __version__
 
-AT_ONCE = 64  # clients whose plans are drawn together
+FEWEST = 64  # clients whose plans are drawn together, whatever they hold
+PLANNED = 1_000_000  # examples in plans that are drawn together, about: a million clients hold few
 CHUNK = 1024  # images read together
 GIVEN_BY_CONTENT = ("dataset", "clients", "engine", "device", "weights", "weights_sha256")
 
@@ -215,6 +216,8 @@ def _held(federation: Federation) -> Tensor:
     held = torch.zeros(len(federation.examples), dtype=torch.bool)
     for some in federation.parts(0):
         held[some.index] = True
+        if held.all():  # of a million clients who draw, a few thousand may hold all there is
+            break
     return held.nonzero()[:, 0]
 
 
@@ -223,7 +226,9 @@ def _num_processed(setup: Setup) -> float:
     experiment, federation = setup.experiment, setup.federation
     root = keys.fold(keys.root(experiment.seed), keys.purpose("twin"))
     algorithm, each = setup.program.algorithm, []
-    for clients in torch.split(torch.arange(federation.num_clients), AT_ONCE):
+    largest = algorithm.draw.plan_size(int(federation.sizes(0).max()))
+    at_once = max(PLANNED // max(largest, 1), FEWEST)
+    for clients in torch.split(torch.arange(federation.num_clients), at_once):
         plan = algorithm.draw(federation.holdings(0, clients), keys.fold(root, clients))
         each.append(plan.counts.sum(1).double())
     processed = torch.cat(each)  # [K]
