@@ -17,6 +17,7 @@ from fedlens.runs import progress
 from fedlens.runs.loop import train as plainly
 from fedlens.runs.summary import Record
 from fedlens.runs.twin import accuracy, plain_training, trained, twin
+from fedlens.runs.watching import Watching
 from fedlens.setup import build, partition
 
 
@@ -327,6 +328,23 @@ def test_progress_says_that_the_twin_is_trained(capsys):
 
 
 @pytest.mark.usefixtures("quick_pages")
+def test_progress_says_how_many_clients_are_counted_and_a_watch_of_ones_own_is_not_told(
+    monkeypatch, capsys
+):
+    monkeypatch.setattr("fedlens.runs.twin.PLANNED", 1)
+    monkeypatch.setattr("fedlens.runs.twin.FEWEST", 2)
+    records: list[Record] = []
+    within: list[Record] = []
+    fl.run(described(), watch=Watching(records.append, within.append))
+    told = [{"planned": 0, "of": 6}, {"planned": 2, "of": 6}, {"planned": 4, "of": 6}]
+    assert [record for record in within if "planned" in record] == told
+    assert not any("planned" in record for record in records)
+    monkeypatch.setattr(progress, "PLAIN_SECONDS", 0.0)
+    with progress.rounds("a", 4) as watch:
+        watch.within(told[0])
+    assert capsys.readouterr().err == "a: counting what clients train on, client 0/6\n"
+
+
 def test_a_report_shows_relative_accuracy_where_it_was_recorded(tmp_path):
     clients = fl.Clients(count=6, per_round=3, holdout=0.3)
     folders = [tmp_path / "with", tmp_path / "without"]

@@ -26,6 +26,7 @@ ECHO_COLUMNS = 4  # that a bar leaves free on the right: ^C twice
 WITHIN = {"trained": "clients trained", "tested": "images tested"}  # of a round
 ASIDE = {
     "decoded": "reading images",
+    "planned": "counting what clients train on, client",
     "twin": "training its centralised twin, pass",
     "tuned": "fine-tuning each client's model, pass",
     "alone": "training clients by themselves, pass",
@@ -43,6 +44,9 @@ def rounds(title: str, total: int, done: int = 0) -> Iterator[Watching]:
             evaluated, remaining, at, line = "", _Remaining(total, done), done, ""
 
             def show_within(record: Record) -> None:
+                if is_aside(record):
+                    show(record)
+                    return
                 remaining.within(record)
                 told = record if not line else {k: v for k, v in record.items() if k != "point"}
                 advance(at, f"{line}  {_within(told)}".strip(), over=remaining.over)
@@ -50,7 +54,7 @@ def rounds(title: str, total: int, done: int = 0) -> Iterator[Watching]:
             def show(record: Record) -> None:
                 nonlocal evaluated, at, line
                 if is_aside(record):
-                    is_before = "twin" in record or "decoded" in record
+                    is_before = any(key in record for key in ("decoded", "planned", "twin"))
                     advance(done if is_before else total, _aside(record))
                     remaining.start()
                     return
@@ -219,7 +223,9 @@ def _lines(title: str, total: int, done: int) -> Watching:
     def show_within(record: Record) -> None:
         nonlocal last_print
         now = time.monotonic()
-        if now - last_print >= WITHIN_SECONDS:
+        if is_aside(record):
+            show(record)
+        elif now - last_print >= WITHIN_SECONDS:
             last_print = now
             about = remaining.within(record)
             line = f"{title}: round {at + 1}/{total}  {_within(record)}{about}"
@@ -230,7 +236,7 @@ def _lines(title: str, total: int, done: int) -> Watching:
         now = time.monotonic()
         if is_aside(record):
             number, of = _passes(record)
-            aside_since = now if number == 1 else aside_since
+            aside_since = now if number <= 1 else aside_since
             # Others are often over at once.
             is_long = any(key in record for key in ("twin", "tuned", "alone"))
             is_end = is_long and number in (1, of)

@@ -42,7 +42,7 @@ from fedlens.runs.evaluate import Twin, primary_part, tested_by_client
 from fedlens.runs.loop import train
 from fedlens.runs.measures import measure_name
 from fedlens.runs.summary import Record
-from fedlens.runs.watching import Watch
+from fedlens.runs.watching import Watch, within_of
 from fedlens.schedules import names_in, value_at
 from fedlens.sections import SCHEDULED
 from fedlens.setup import Setup, build
@@ -72,7 +72,7 @@ def trained(setup: Setup, watch: Watch | None = None) -> Twin:
     While it is trained, `watch` is called with each pass: `twin` is its number, `of` how many there
     will be, and `train_loss` the loss.
     """
-    central = plain_training(setup)
+    central = plain_training(setup, watch)
     described = replace(central.experiment, dataset=setup.experiment.dataset)
     file = cache() / "twins" / f"{_key(central, setup.client_tests)}.json"
     measure = measure_name(primary_part(described), "accuracy")
@@ -106,9 +106,9 @@ def _shares(values: Sequence[float | None]) -> tuple[float, ...]:
     return tuple(math.nan if value is None else float(value) for value in values)
 
 
-def plain_training(setup: Setup) -> Setup:
+def plain_training(setup: Setup, watch: Watch | None = None) -> Setup:
     """Plain training of a run's model, by one client with all of its examples."""
-    return build(replace(_described(setup), dataset=setup.dataset), beside=setup)
+    return build(replace(_described(setup, watch), dataset=setup.dataset), beside=setup)
 
 
 def together(
@@ -159,14 +159,14 @@ def _stretched(experiment: Experiment) -> dict[str, Any]:
     return found
 
 
-def _described(setup: Setup) -> Experiment:
+def _described(setup: Setup, watch: Watch | None = None) -> Experiment:
     experiment, clients = setup.experiment, setup.experiment.clients
     of = {"name": clients.partition.name, **clients.partition.options}
     of = {name: value for name, value in of.items() if value is not None}
     together_as: dict[str, Any] = {"of": of, "count": clients.count}
     if clients.holdout:
         together_as |= {"holdout": clients.holdout, "seed": split_seed(experiment)}
-    passes = max(round(_num_processed(setup) / max(len(_held(setup.federation)), 1)), 1)
+    passes = max(round(_num_processed(setup, watch) / max(len(_held(setup.federation)), 1)), 1)
     return replace(
         experiment,
         rounds=passes,
@@ -221,14 +221,20 @@ def _held(federation: Federation) -> Tensor:
     return held.nonzero()[:, 0]
 
 
-def _num_processed(setup: Setup) -> float:
-    """How many examples the clients of all rounds are planned to process."""
+def _num_processed(setup: Setup, watch: Watch | None) -> float:
+    """How many examples the clients of all rounds are planned to process.
+
+    A watch that also wants to know how far a round is, is told how many clients are counted.
+    """
     experiment, federation = setup.experiment, setup.federation
     root = keys.fold(keys.root(experiment.seed), keys.purpose("twin"))
     algorithm, each = setup.program.algorithm, []
     largest = algorithm.draw.plan_size(int(federation.sizes(0).max()))
     at_once = max(PLANNED // max(largest, 1), FEWEST)
-    for clients in torch.split(torch.arange(federation.num_clients), at_once):
+    tell, count = within_of(watch), federation.num_clients
+    for clients in torch.split(torch.arange(count), at_once):
+        if count > at_once:
+            tell({"planned": int(clients[0]), "of": count})
         plan = algorithm.draw(federation.holdings(0, clients), keys.fold(root, clients))
         each.append(plan.counts.sum(1).double())
     processed = torch.cat(each)  # [K]
