@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import fedlens as fl
 from fedlens.data.emd import emd
 from fedlens.data.partitions import PARTITIONS
-from fedlens.data.statistics import summary
+from fedlens.data.statistics import counts
 from fedlens.federation import Examples
 from fedlens.setup import build
 
@@ -48,8 +48,8 @@ def test_a_column_names_the_clients() -> None:
     assert [held.members(client).tolist() for client in range(3)] == [[1, 3, 5], [2], [0, 4]]
     taken = held.take(torch.tensor([2, 0]))
     assert taken.names == ("zoe", "ann")
-    assert summary(held, train.labels, 10)["client_names"] == ["ann", "ben", "zoe"]
-    assert "client_names" not in summary(split("iid", train, 2), train.labels, 10)
+    assert counts(held, train.labels, 10)["client_names"] == ["ann", "ben", "zoe"]
+    assert "client_names" not in counts(split("iid", train, 2), train.labels, 10)
 
 
 def test_numbers_name_clients_too() -> None:

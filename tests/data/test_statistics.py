@@ -2,15 +2,17 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedlens.data.emd import emd, emd_per_client
-from fedlens.data.statistics import describe, summary
-from fedlens.federation import Holdings
+from fedlens.data.emd import BLOCK, emd, emd_per_client
+from fedlens.data.partitions.by_draw import Drawn, drawn
+from fedlens.data.statistics import Counts, describe, summary
+from fedlens.federation import AT_ONCE, Examples, Federation, Fixed, Holdings, Split
 
 
 @st.composite
@@ -62,8 +64,16 @@ LABELS = torch.tensor([0, 0, 1, 1, 2, 2])
 HELD = Holdings.of([torch.tensor([0, 1]), torch.tensor([2, 3, 4])])
 
 
+def federation(split: Split) -> Federation:
+    return Federation(Examples(torch.zeros(6, 1, 2, 2, dtype=torch.uint8), LABELS), 3, split)
+
+
+def counted(holdings: Holdings) -> Counts:
+    return Counts.of(federation(Fixed(holdings)))
+
+
 def test_a_summary_is_json_with_four_keys() -> None:
-    found = summary(HELD, LABELS, 3)
+    found = summary(counted(HELD))
     distance = found.pop("emd")
     assert distance == pytest.approx(0.4 * 1.2 + 0.6 * 0.8)
     assert json.loads(json.dumps(found)) == {
@@ -74,7 +84,7 @@ def test_a_summary_is_json_with_four_keys() -> None:
 
 
 def test_a_description_says_what_is_held() -> None:
-    assert describe(HELD, LABELS, 3) == [
+    assert describe(counted(HELD)) == [
         "2 clients hold 5 of 6 examples",
         "examples per client: 2 to 3, median 2.5",
         "classes per client: 1 to 2, median 1.5",
@@ -84,4 +94,30 @@ def test_a_description_says_what_is_held() -> None:
 
 def test_a_description_of_equal_clients_gives_one_number() -> None:
     equal = Holdings.of([torch.tensor([0, 2]), torch.tensor([1, 3])])
-    assert describe(equal, LABELS, 3)[1:3] == ["examples per client: 2", "classes per client: 2"]
+    assert describe(counted(equal))[1:3] == ["examples per client: 2", "classes per client: 2"]
+
+
+def test_many_clients_who_draw_are_counted_some_at_a_time_and_told_of(monkeypatch) -> None:
+    rng = np.random.default_rng(0)
+    split = drawn(federation(Fixed(HELD)).examples, 3, 2 * AT_ONCE + 5, rng, per_class=1)
+    everyone = federation(split).everyone(0)
+    asked: list[int] = []
+
+    def holdings(self: Drawn, round: int, cohort: Tensor) -> Holdings:
+        asked.append(len(cohort))
+        return drawn_by(self, round, cohort)
+
+    drawn_by = Drawn.holdings
+    monkeypatch.setattr(Drawn, "holdings", holdings)
+    told: list[tuple[int, int]] = []
+    found = Counts.of(federation(split), lambda *done: told.append(done))
+    assert torch.equal(found.by_class, everyone.label_counts(LABELS, 3))
+    assert found.num_held == len(everyone.index.unique())
+    assert asked == [AT_ONCE, AT_ONCE, 5]
+    assert told == [(done, 2 * AT_ONCE + 5) for done in (AT_ONCE, 2 * AT_ONCE, 2 * AT_ONCE + 5)]
+
+
+def test_the_distance_of_many_clients_is_that_of_all_together() -> None:
+    counts = np.random.default_rng(0).integers(0, 9, (2 * BLOCK + 3, 4))
+    whole = float(counts.sum(1) @ emd_per_client(counts) / counts.sum())
+    assert emd(counts) == pytest.approx(whole, rel=1e-12)

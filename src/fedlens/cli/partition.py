@@ -26,20 +26,22 @@ def partition_command(
     from fedlens.experiment import Experiment
     from fedlens.reading import printable
     from fedlens.runs import progress
-    from fedlens.setup import partition
+    from fedlens.setup import federate
 
     if out is not None and out.suffix != ".png":
         raise ValueError(f"--out {out}: the picture is a PNG file, let its name end in .png")
     chosen = [] if seed is None else [f"clients.seed={seed}"]
     described = Experiment.read(experiment, [*(overrides or []), *chosen])
     with watching(quiet, progress.counted, "reading images") as watch:
-        dataset, train, holdings = partition(described, data, watch)
+        dataset, federation = federate(described, data, watch)
+    with watching(quiet, progress.counted, "clients") as watch:
+        counted = statistics.Counts.of(federation, watch)
     if as_json:
-        print(json.dumps(statistics.summary(holdings, train.labels, dataset.num_classes)))
+        print(json.dumps(statistics.summary(counted)))
     else:
-        for line in statistics.describe(holdings, train.labels, dataset.num_classes):
+        for line in statistics.describe(counted):
             print(printable(line))
-        crossed = statistics.cross_table(holdings, train.labels, dataset.classes)
+        crossed = statistics.cross_table(counted, dataset.classes)
         if crossed is not None:
             from fedlens.report.tables import table
 
@@ -47,18 +49,19 @@ def partition_command(
     if out is not None or not as_json:
         from fedlens.report.partition import draw, title_of
 
-        counts = holdings.label_counts(train.labels, dataset.num_classes).numpy()
         named = described.clients.partition
         title = title_of(dataset.name, named)
         path = out or Path(f"{experiment.stem}-split.png")
-        draw(counts, dataset.classes, title, path, holdings.names)
+        draw(counted.by_class.numpy(), dataset.classes, title, path, counted.names)
         said_to = sys.stderr if as_json else sys.stdout
         print(f"picture: {path}", file=said_to)
         places = [named.options.get(key, key) for key in ("lat", "lon")]
         cells = named.name == "s2" or named.options.get("column") == "cell"
-        if cells and all(name in train.columns for name in places):
+        columns = federation.examples.columns
+        if cells and all(name in columns for name in places):
             from fedlens.report import map
 
-            lat, lon = (train.columns[name].astype(float) for name in places)
+            lat, lon = (columns[name].astype(float) for name in places)
             path = path.with_name(f"{path.stem}-map{path.suffix}")
-            print(f"map: {map.draw(lat, lon, holdings, title, path)}", file=said_to)
+            drawn = map.draw(lat, lon, federation.everyone(0), title, path)
+            print(f"map: {drawn}", file=said_to)

@@ -3,36 +3,71 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedlens.data.emd import emd, emd_per_client
-from fedlens.federation import MOST_DESCRIBED, Dataset, Holdings
+from fedlens.data.emd import BLOCK, emd, emd_per_client
+from fedlens.data.places import Counted
+from fedlens.federation import MOST_DESCRIBED, Dataset, Federation, Holdings
 
-BLOCK = 65_536  # clients
 FEW = 12  # classes or clients that are named in a line
 MOST_ROWS = 40  # clients in a table
 WIDTH = 80  # columns of a terminal
 
 
-def summary(
-    holdings: Holdings, labels: Tensor, num_classes: int, num_clients: int | None = None
-) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Counts:
+    """What the clients of a federation hold in the first round, counted."""
+
+    by_class: Tensor  # [K, L] examples
+    num_held: int  # examples that somebody holds
+    num_examples: int  # that there are
+    names: Sequence[str] | None  # of the clients, where they have any
+
+    @classmethod
+    def of(cls, federation: Federation, watch: Counted | None = None) -> Counts:
+        """Count some clients at a time, since they may be millions; `watch` is told how many."""
+        by_class = torch.empty(federation.num_clients, federation.num_classes, dtype=torch.int64)
+        is_held, names, done = torch.zeros(len(federation.examples), dtype=torch.bool), None, 0
+        for some in federation.parts(0):
+            by_class[done : done + len(some)] = federation.label_counts(some)
+            is_held[some.index] = True
+            names, done = some.names, done + len(some)  # those with names are all in one part
+            if watch is not None:
+                watch(done, federation.num_clients)
+        return cls(by_class, int(is_held.sum()), len(is_held), names)
+
+    def __len__(self) -> int:
+        return len(self.by_class)
+
+    @property
+    def sizes(self) -> Tensor:  # [K]
+        return self.by_class.sum(1)
+
+
+def summary(counted: Counts) -> dict[str, Any]:
     """What there is to know of a partition, ready for JSON.
 
-    `num_clients` is that of the federation, should these be the holdings of some. Of more clients
-    than MOST_DESCRIBED none is listed.
+    Of more clients than MOST_DESCRIBED none is listed.
     """
-    counted = counts(holdings, labels, num_classes, num_clients)
-    return counted | {"emd": emd_of(holdings, labels, num_classes)}
+    about: dict[str, Any] = {"num_clients": len(counted)}
+    if len(counted) <= MOST_DESCRIBED:
+        about |= {} if counted.names is None else {"client_names": list(counted.names)}
+        about |= {"sizes": counted.sizes.tolist(), "label_counts": counted.by_class.tolist()}
+    return about | {"emd": emd(counted.by_class)}
 
 
 def counts(
     holdings: Holdings, labels: Tensor, num_classes: int, num_clients: int | None = None
 ) -> dict[str, Any]:
-    """The same without the EMD, which has to look at every client."""
+    """What there is to know of a partition without the EMD, which has to look at every client.
+
+    `num_clients` is that of the federation, should these be the holdings of some. Of more clients
+    than MOST_DESCRIBED none is listed.
+    """
     about = sizes(holdings, num_clients)
     if about["num_clients"] <= MOST_DESCRIBED:
         about["label_counts"] = holdings.label_counts(labels, num_classes).tolist()
@@ -77,33 +112,30 @@ def _some(names: Sequence[str]) -> str:
 
 
 def cross_table(
-    holdings: Holdings, labels: Tensor, classes: Sequence[str]
+    counted: Counts, classes: Sequence[str]
 ) -> tuple[list[str], list[list[str]]] | None:
     """How many examples of each class each client holds: a header, and a row a client.
 
     None if there are too many of them to be read, or if clients have no names.
     """
-    if holdings.names is None or len(holdings) > MOST_ROWS or len(classes) > FEW:
+    if counted.names is None or len(counted) > MOST_ROWS or len(classes) > FEW:
         return None
-    counts = holdings.label_counts(labels, len(classes))
-    width = max((WIDTH - max(map(len, holdings.names)) - 12) // len(classes) - 2, 3)
+    width = max((WIDTH - max(map(len, counted.names)) - 12) // len(classes) - 2, 3)
     short = [name if len(name) <= width else f"{name[: width - 1]}…" for name in classes]
     rows = [
         [name, *map(str, row), str(sum(row))]
-        for name, row in zip(holdings.names, counts.tolist(), strict=True)
+        for name, row in zip(counted.names, counted.by_class.tolist(), strict=True)
     ]
     return ["client", *short, "all"], rows
 
 
-def describe(holdings: Holdings, labels: Tensor, num_classes: int) -> list[str]:
-    """The same in a few lines for a person to read."""
-    label_counts = holdings.label_counts(labels, num_classes)
-    num_used = int((torch.bincount(holdings.index) > 0).sum())
+def describe(counted: Counts) -> list[str]:
+    """The summary in a few lines for a person to read."""
     return [
-        f"{len(holdings):,} clients hold {num_used:,} of {len(labels):,} examples",
-        f"examples per client: {_spread(holdings.sizes)}",
-        f"classes per client: {_spread((label_counts > 0).sum(1))}",
-        f"EMD: {emd(label_counts):.3f} (0: all clients alike; 2: nothing in common)",
+        f"{len(counted):,} clients hold {counted.num_held:,} of {counted.num_examples:,} examples",
+        f"examples per client: {_spread(counted.sizes)}",
+        f"classes per client: {_spread((counted.by_class > 0).sum(1))}",
+        f"EMD: {emd(counted.by_class):.3f} (0: all clients alike; 2: nothing in common)",
     ]
 
 

@@ -2,4 +2,5 @@
 
 from fedlens.setup.assemble import Setup as Setup
 from fedlens.setup.assemble import build as build
+from fedlens.setup.assemble import federate as federate
 from fedlens.setup.assemble import partition as partition

@@ -172,10 +172,18 @@ def partition(
     experiment: Experiment, data: Path | None = None, watch: Counted | None = None
 ) -> tuple[Dataset, Examples, Holdings]:
     """The data set, what is trained on, and who holds what of it (in the first round)."""
+    dataset, federation = federate(experiment, data, watch)
+    return dataset, federation.examples, federation.everyone(0)
+
+
+def federate(
+    experiment: Experiment, data: Path | None = None, watch: Counted | None = None
+) -> tuple[Dataset, Federation]:
+    """The data set, and what is trained on as clients hold it."""
     dataset = load_dataset(experiment.dataset, data, watch)
     train, _ = with_validation(dataset, experiment)
     train, split = split_examples(experiment, train, dataset.num_classes)
-    return dataset, train, Federation(train, dataset.num_classes, split).everyone(0)
+    return dataset, Federation(train, dataset.num_classes, split)
 
 
 def _placed(
