@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,9 @@ import pytest
 
 from fedlens.locks import FolderLock
 from fedlens.report import report
+from fedlens.report.blocks import Curves, Line
 from fedlens.report.live import serving
+from fedlens.report.page import render_page
 from tests.report.browser import CHROMIUM, Page, browser
 from tests.report.run_folders import make_run
 
@@ -139,6 +142,45 @@ def test_a_box_shows_the_values_under_the_pointer_and_the_arrows(page: Page) -> 
     page.key("+")
     page.key("Escape")
     assert page.run(f"{FIRST}.querySelector('.reset').hidden")
+
+
+@pytest.mark.parametrize("width", [1200, 360])
+@pytest.mark.parametrize("log", [False, True])
+def test_large_numbers_beside_axes_are_whole_and_not_rounded(
+    tab: Page, tmp_path: Path, width: int, log: bool
+) -> None:
+    far = [1.0, 100_000.0, 1_000_000.0] if log else [0.0, 500_000.0, 1_000_000.0]
+    high = [10.0, 1_000_000.0, 2e9] if log else [1_010_000.0, 1_030_000.0, 1_210_000.0]
+    chart = Curves(
+        title="Accuracy",
+        caption="",
+        lines=[Line("a", far, high)],
+        x_label="images",
+        y_label="bytes",
+        log_x=log,
+        log_y=log,
+    )
+    tab.open(render_page("a", "", [chart], tmp_path).as_uri(), width=width)
+    found = tab.run(
+        f"JSON.stringify((() => {{ const svg = {FIRST}.querySelector('.plot > svg'); "
+        "const edge = svg.getBoundingClientRect(); "
+        "return [...svg.querySelectorAll('text:not(.label)')].map((text) => { "
+        "const box = text.getBoundingClientRect(); return [text.textContent, "
+        "text.getAttribute('text-anchor'), box.left - edge.left, edge.right - box.right]; }); })())"
+    )
+    texts = json.loads(found)
+    for label, _, left, right in texts:
+        assert left >= 0 and right >= 0, f"{label} is cut off"
+    along, beside = (
+        [label for label, anchor, *_ in texts if anchor == wanted] for wanted in ("middle", "end")
+    )
+    assert along[-1] == "1M"
+    assert ("100,000" if log else "500,000") in along
+    assert all(re.fullmatch(r"[0-9,.]+[MB]?", label) for label in along + beside)
+    if not log:  # steps of 50,000, of which two digits say nothing
+        assert beside == ["1M", "1.05M", "1.1M", "1.15M", "1.2M"]
+    else:
+        assert beside == ["100", "10,000", "1M", "100M"]
 
 
 def test_without_a_script_the_pictures_stay(tab: Page, address: str) -> None:

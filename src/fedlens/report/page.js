@@ -14,6 +14,7 @@
   const WIDTHS = { solid: 2.2, dashed: 1.4, dotted: 1.4 };
   const LEVEL = "2 3";
   const SIDE_BY_SIDE = 3; // names that fit into a line below a chart
+  const LETTER = 7.2; // pixels that a letter beside an axis takes at most, about
   const MOST_READ = 12; // values in the box at the pointer
   const states = new Map(); // by figure: what is hidden and where it is zoomed to
 
@@ -27,6 +28,17 @@
     const size = Math.abs(value);
     if (size && (size < 1e-3 || size >= 1e6)) return value.toExponential(1);
     return Number.isInteger(value) || size >= 1000 ? value.toFixed(0) : value.toFixed(3);
+  }
+
+  // A number beside an axis: with commas, or in millions where that is shorter. It is not rounded,
+  // since a label may not say another number than its place does.
+  function tickLabel(value) {
+    const number = Number(value.toPrecision(12));
+    const size = Math.abs(number);
+    const plain = size < 1000 ? String(number) : number.toLocaleString("en-US", { maximumFractionDigits: 8 });
+    const [unit, letter] = size < 1e9 ? [1e6, "M"] : [1e9, "B"];
+    const short = `${Number((number / unit).toPrecision(12))}${letter}`;
+    return size >= 1e6 && short.length < plain.length ? short : plain;
   }
 
   function linearTicks(low, high, count, whole) {
@@ -269,10 +281,18 @@
       const width = svg.clientWidth || 480;
       const height = Math.round(Math.min(Math.max(width * 0.55, 210), width > 640 ? 400 : 320));
       this.width = width;
-      const box = { left: data.percent ? 46 : 54, right: width - 12, top: 8, bottom: height - 40 };
-      this.box = box;
       const shown = data.lines.filter((line) => !this.state.hidden.has(line.name));
       const [left, right, low, high] = this.range(shown);
+      const yTicks = data.log_y ? logTicks(low, high) : linearTicks(low, high, 5, false);
+      const spread = yTicks.length > 1 ? yTicks[1] - yTicks[0] : 1;
+      const places = Math.max(0, Math.ceil(-Math.log10(spread * (data.percent ? 100 : 1)) - 1e-9));
+      const yLabels = yTicks.map((t) => {
+        if (data.percent) return `${(100 * t).toFixed(places)}%`;
+        return data.log_y || Math.abs(t) >= 1e4 ? tickLabel(t) : t.toFixed(places);
+      });
+      const widest = LETTER * Math.max(0, ...yLabels.map((label) => label.length));
+      const box = { left: Math.max(data.percent ? 46 : 54, widest + 8), right: width - 12, top: 8, bottom: height - 40 };
+      this.box = box;
       const x = (this.x = axis(left, right, box.left, box.right, data.log_x));
       const y = (this.y = axis(low, high, box.bottom, box.top, data.log_y));
       const parts = [];
@@ -280,23 +300,17 @@
       parts.push(
         `<defs><clipPath id="${id}"><rect x="${box.left - 5}" y="${box.top - 5}" width="${box.right - box.left + 10}" height="${box.bottom - box.top + 10}"/></clipPath></defs>`,
       );
-      const yTicks = data.log_y ? logTicks(low, high) : linearTicks(low, high, 5, false);
-      const spread = yTicks.length > 1 ? yTicks[1] - yTicks[0] : 1;
-      const places = Math.max(0, Math.ceil(-Math.log10(spread * (data.percent ? 100 : 1)) - 1e-9));
-      for (const t of yTicks) {
-        const label = data.percent
-          ? `${(100 * t).toFixed(places)}%`
-          : data.log_y || Math.abs(t) >= 1e5
-            ? String(Number(t.toPrecision(2)))
-            : t.toFixed(places);
+      yTicks.forEach((t, i) => {
         parts.push(
-          `<path class="grid" d="M${box.left},${y.at(t)}H${box.right}"/><text x="${box.left - 6}" y="${y.at(t) + 4}" text-anchor="end">${label}</text>`,
+          `<path class="grid" d="M${box.left},${y.at(t)}H${box.right}"/><text x="${box.left - 6}" y="${y.at(t) + 4}" text-anchor="end">${yLabels[i]}</text>`,
         );
-      }
+      });
       const many = Math.max(4, Math.floor((box.right - box.left) / 60));
       for (const t of data.log_x ? logTicks(left, right) : linearTicks(left, right, many, this.whole)) {
+        const label = tickLabel(t);
+        const middle = Math.min(x.at(t), width - (LETTER * label.length) / 2); // the last one is not cut off
         parts.push(
-          `<path class="tick" d="M${x.at(t)},${box.bottom}v4"/><text x="${x.at(t)}" y="${box.bottom + 17}" text-anchor="middle">${Number(t.toPrecision(8))}</text>`,
+          `<path class="tick" d="M${x.at(t)},${box.bottom}v4"/><text x="${middle}" y="${box.bottom + 17}" text-anchor="middle">${label}</text>`,
         );
       }
       parts.push(
@@ -395,8 +409,9 @@
         .filter(({ values }) => values.length)
         .sort((a, b) => (b.height ?? -Infinity) - (a.height ?? -Infinity)); // as the lines lie
       const left = read.length - MOST_READ;
+      const place = Number.isInteger(this.hover) ? this.hover : Number(this.hover.toPrecision(6));
       this.tip.innerHTML =
-        `<p class="at">${escaped(data.x_label)} ${Number(this.hover.toPrecision(6))}</p>` +
+        `<p class="at">${escaped(data.x_label)} ${tickLabel(place)}</p>` +
         read
           .slice(0, MOST_READ)
           .map(({ name, line, values }) => `<p>${this.swatch(line)}<span>${escaped(name)} <span class="value">${escaped(values.join(", "))}</span></span></p>`)
