@@ -1,12 +1,13 @@
 """What people see while something takes its time."""
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 import fedlens as fl
-from fedlens.runs import active, progress
+from fedlens.runs import active, progress, workload
 from fedlens.runs.watching import Watching
 from tests.sites import write_sites
 
@@ -264,6 +265,42 @@ def test_in_a_sweep_the_clients_of_a_round_are_those_of_a_point(monkeypatch):
     within: list[Any] = []
     fl.sweep({"a": experiment}, watch=Watching(lambda _: None, within.append))
     assert within and {record["point"] for record in within} == {"a"}
+
+
+def test_the_first_round_of_a_sweep_has_an_estimate_and_keeps_it_until_the_next(clock, capsys):
+    """Its point has rounds of 20 s, of which 30 are left, or what takes as long as these."""
+    with progress.rounds("a", 50) as watch:
+        for trained in (1, 2):
+            clock[0] += 10
+            told = {"trained": trained, "of": 2, "share": trained / 2, "rounds": 30.0, "point": "b"}
+            watch.within(told)
+        watch({"done": 1, "left": 40.0, "point": "b", "round": 1, "train_loss": 1.0})
+    assert capsys.readouterr().err.splitlines() == [
+        "a: round 1/50  b  clients trained 1/2  about 10 min left",
+        "a: round 1/50  b  clients trained 2/2  about 10 min left",
+        "a: round 1/50  b  train loss 1.000  about 10 min left",
+    ]
+
+
+def test_a_sweep_tells_how_many_rounds_as_long_as_this_one_are_left(monkeypatch):
+    monkeypatch.setattr(active, "TOLD_SECONDS", 0.0)
+    monkeypatch.setattr(
+        workload, "num_evaluations", lambda *_: 0
+    )  # what is trained on counts alone
+    short = fl.Experiment(
+        dataset="fashion-mnist-mini",
+        model="linear",
+        rounds=3,
+        engine="sequential",
+        clients=fl.Clients(count=4),
+        local=fl.LocalTraining(epochs=1),
+    )
+    long = replace(short, rounds=2, local=replace(short.local, epochs=5))
+    within: list[Any] = []
+    fl.sweep({"a": short, "b": long}, watch=Watching(lambda _: None, within.append))
+    left = {name: [r["rounds"] for r in within if r["point"] == name] for name in "ab"}
+    assert left["a"][0] == pytest.approx(3 + 5 * 2)
+    assert left["b"][0] == pytest.approx(2)
 
 
 def test_whoever_runs_an_experiment_is_told_of_images_that_are_decoded(tmp_path):

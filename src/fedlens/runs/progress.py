@@ -197,18 +197,24 @@ class _Remaining:
         is_told = "point" not in record and took >= PLAIN_SECONDS
         since, before = self.first or ((now - took, left + 1) if is_told else (now, left))
         self.first = self.first or (now, left)
-        if not before > left > 0:
+        if before > left > 0:
+            self.over = now + (now - since) / (before - left) * left
+        elif left <= 0:
             self.over = None
-            return ""
-        seconds = (now - since) / (before - left) * left
-        self.over = now + seconds
-        return _about(seconds)
+        return self._until_over(now)
 
     def within(self, record: Record) -> str:
-        """What of the last estimate is left; in a first round, by the images trained on so far."""
+        """What of the last estimate is left; in a first round, by the images trained on so far.
+
+        A sweep says how many `rounds` as long as that one are left: those of points differ.
+        """
         now = time.monotonic()
-        if self.first is None and record.get("share") and "point" not in record:
-            self.over = self.started + (now - self.started) / record["share"] * self.rounds
+        if self.first is None and record.get("share"):
+            rounds = record.get("rounds", self.rounds)
+            self.over = self.started + (now - self.started) / record["share"] * rounds
+        return self._until_over(now)
+
+    def _until_over(self, now: float) -> str:
         return _about(self.over - now) if self.over is not None and self.over > now else ""
 
 

@@ -164,8 +164,13 @@ class Sweep:
                 record = record | about
             watch(record)
 
+        def left_like(point: Point) -> float:
+            """How many rounds as long as this point's are left of all."""
+            work = sum(number * weights[name] for name, number in left.items())
+            return work / (weights[point.name] or 1.0)
+
         def within(point: Point, record: Record) -> None:
-            within_of(watch)(record | {"point": point.name})
+            within_of(watch)(record | {"point": point.name, "rounds": left_like(point)})
 
         def watch_of(point: Point) -> Watch | None:
             if watch is None:
