@@ -272,7 +272,7 @@ def _client_intervals(run: Run) -> Intervals | None:
             series.append(Marks(words, [x for x, _ in found], low, high))
     return Intervals(
         title="Who is left behind",
-        caption="Accuracy on examples of each client's own that nobody trained on, with its 95% "
+        caption="Accuracy on examples of each client's own, set apart from training, with its 95% "
         "interval (Wilson); the client with the lowest of the federated model first. Where "
         "intervals overlap widely, the models may be equally good.",
         rows=[names[k] for k in order],
