@@ -1,4 +1,4 @@
-"""FedADMM: an ADMM that does not fail where the report's LIADMM does."""
+"""FedADMM: an ADMM that, with plain logits, does not fail where the report's LIADMM does."""
 
 from __future__ import annotations
 

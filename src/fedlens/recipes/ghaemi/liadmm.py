@@ -22,6 +22,7 @@ from fedlens.recipes.recipe import Recipe, Results, Scale
 from fedlens.report.blocks import Block, Text
 
 LITERAL = "equations 4.4 to 4.6"
+TEN_EPOCHS = "ten epochs, "  # in all other readings, so that legends leave it out
 READINGS: dict[str, dict[str, Any]] = {
     LITERAL: {},
     "ten epochs, dual once": {"local": "training"},
@@ -85,10 +86,10 @@ def blocks(results: Results) -> list[Block]:
             rows,
             title="Test accuracy over the last quarter of the rounds, %",
             caption="The mean over the last quarter of the rounds (61 to 80 in the report); of "
-            "runs that diverged, when they did.",
+            "runs that diverged, when they did. Those without logits have the double softmax.",
             of="clients, reading",
         ),
-        *over_published(results, "LIADMM", cells[AS_PUBLISHED]),
+        *over_published(results, "LIADMM", cells[AS_PUBLISHED], "the report"),
         *(
             curves(
                 results,
@@ -112,8 +113,8 @@ def blocks(results: Results) -> list[Block]:
                 "The equations are not to blame: with all clients in every round they are "
                 "optimistic gradient descent, which is stable while gamma times the curvature is "
                 "below 2/3. `fedlens reproduce ghaemi/why-liadmm-fails` takes the possible causes "
-                "one by one, and `ghaemi/fedadmm` has a form that works. The report's plots call "
-                "LIADMM “FedADMM”.",
+                "one by one, and `ghaemi/fedadmm` has a form that works with plain "
+                "logits. The report's plots call LIADMM “FedADMM”.",
             ),
         ),
         double_softmax_note(),
@@ -121,6 +122,6 @@ def blocks(results: Results) -> list[Block]:
 
 
 def _readings(results: Results, split: Split, form: str) -> dict[str, str]:
-    """The cells of a split and a form that were run, with the names of their readings."""
-    cells = {f"{split}, {name}{NAMED[form]}": name for name in READINGS}
+    """The cells of a split and a form that were run, with the names of their lines."""
+    cells = {f"{split}, {name}{NAMED[form]}": name.removeprefix(TEN_EPOCHS) for name in READINGS}
     return {cell: name for cell, name in cells.items() if cell in results.runs}

@@ -73,12 +73,15 @@ def published(algorithm: str, split: Split) -> dict[str, list[float | None]]:
 
 
 def over_published(
-    results: Results, algorithm: str, cells: Mapping[Split, Mapping[str, str]]
+    results: Results,
+    algorithm: str,
+    cells: Mapping[Split, Mapping[str, str]],
+    theirs: str = AS_PUBLISHED,
 ) -> list[Block]:
     """Accuracy and loss over rounds, split by split, over the curves of the report.
 
-    `cells` are, by split, the cells to show with the names of their lines. A line called as
-    `AS_PUBLISHED` has the colour of the report's curve.
+    `cells` are, by split, the cells to show with the names of their lines. The report's curve is
+    called `theirs`, and has the colour of our line of that name, if there is one.
     """
     on_train = results.scale.name == "paper"
     measures = {"test_acc": "test_accuracy", "test_loss": "test_loss"}
@@ -86,8 +89,8 @@ def over_published(
         measures |= {"train_acc": "train_accuracy", "train_loss": "train_set_loss"}
     blocks: list[Block] = []
     for split, named in cells.items():
-        for theirs, ours in measures.items():
-            part, _, what = theirs.partition("_")
+        for measure, ours in measures.items():
+            part, _, what = measure.partition("_")
             what = "accuracy" if what == "acc" else "loss"
             chosen = dict(named)
             if what == "loss":  # losses of two kinds have no axis in common
@@ -101,7 +104,7 @@ def over_published(
                     caption=f"The {part} {what} of the server's model after each round. Broken: "
                     "the report's figure, digitised to within 0.005.",
                     published={
-                        AS_PUBLISHED: _as_far_as_ours(published(algorithm, split)[theirs], results)
+                        theirs: _as_far_as_ours(published(algorithm, split)[measure], results)
                     },
                     y_label=f"{part} {what}",
                 )

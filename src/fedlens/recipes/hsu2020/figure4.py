@@ -109,7 +109,7 @@ def blocks(results: Results) -> list[Block]:
             title="What the paper finds",
             paragraphs=(
                 "Accuracy near that of centralised training for alike clients, a substantial drop "
-                "between an EMD of 1.7 and 2.0, most of it recovered by FedAvgM, and diminishing "
+                "between an EMD of 1.7 and 2.0, which FedAvgM makes smaller, and diminishing "
                 "returns from more clients a round. The figure's points are not printed.",
                 "Which report goals K it has is not printed either: 5, 10, 20 and 40 of 100 "
                 "clients are ours, after Hsu et al. (2019).",
