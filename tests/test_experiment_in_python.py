@@ -112,6 +112,48 @@ def test_a_watch_that_cannot_be_called_is_refused_before_anything_is_run(name, f
         getattr(fl, name)(first, watch=3)
 
 
+def of_two(record, other):
+    raise AssertionError("never called")
+
+
+async def later(record):
+    raise AssertionError("never called")
+
+
+def some_at_a_time(record):
+    yield record
+
+
+@pytest.mark.parametrize(
+    ("watch", "said"),
+    [
+        (lambda: None, "a watch <lambda>: give a function of one record"),
+        (of_two, "a watch of_two: give a function of one record"),
+        (dict, "a watch dict: give a function of one record"),
+        (later, "a watch later: give a function of one record"),
+        (some_at_a_time, "a watch some_at_a_time: give a function of one record"),
+        (fl.tracking([], "x", {}), r"a watch that was not begun: use with \.\.\. as watch"),
+    ],
+)
+def test_a_watch_that_would_see_no_record_is_refused_before_anything_is_run(watch, said, tmp_path):
+    with pytest.raises(ValueError, match=f"^run is given {said}$"):
+        fl.run(fl.Experiment(**BASE), out=tmp_path / "run", watch=watch)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_watch_may_be_anything_that_takes_a_record():
+    seen: list[object] = []
+
+    class Counting:
+        def __call__(self, record, more=None):
+            seen.append(record)
+
+    described = fl.Experiment(**BASE | {"rounds": 1})
+    for watch in (seen.append, Counting(), print):
+        fl.run(described, watch=watch)
+    assert len(seen) == 2
+
+
 def test_numbers_may_be_numpys():
     given = fl.Experiment(**BASE | {"rounds": np.int64(2)}, local={"lr": np.float32(0.5)})
     assert (type(given.rounds), type(given.local.lr)) == (int, float)

@@ -141,6 +141,13 @@ def test_a_mistake_costs_no_earlier_run(fedlens):
     assert json.loads(Path("run/manifest.json").read_text())["seed"] == 5
 
 
+def test_the_run_that_is_there_is_replaced_where_no_folder_is_named(fedlens):
+    for words in ([], ["--seed", "5", "--overwrite"]):
+        assert fedlens("run", "a.toml", "-q", *words).status == 0
+    assert [path.name for path in Path("runs").iterdir()] == ["a"]
+    assert json.loads(Path("runs/a/manifest.json").read_text())["seed"] == 5
+
+
 def test_a_folder_that_is_no_run_is_never_overwritten(fedlens):
     Path("project").mkdir()
     Path("project/experiment.toml").write_text(EXPERIMENT)

@@ -237,13 +237,16 @@ def test_the_card_says_whether_test_images_are_copies_of_training_images(trained
         assert fedlens("export", run, "--out", "m.safetensors", "--overwrite").status == 0
         return (here / "m.safetensors.md").read_text()
 
-    assert " test images, which were not trained on." in card()
+    assert " test images. None of these files was trained on." in card()
     seen = [file for file in training_files(run) if "north" in file.parts]
     unseen = sorted({*(images / "west").rglob("*.jpg")} - {*training_files(run)})
     shutil.copy(seen[0], unseen[0])
     assert "set apart from the training images, but 1 of them is a copy of a training im" in card()
     shutil.copy(seen[1], unseen[1])
     assert "set apart from the training images, but 2 of them are copies of training i" in card()
+    for file in sorted({*images.rglob("*.jpg")} - {*training_files(run)}):
+        shutil.copy(seen[0], file)
+    assert "set apart from the training images, but all of them are copies of training" in card()
     images.rename(here / "moved")  # nobody can tell any more
     assert " test images, set apart from the training images. " in card()
 

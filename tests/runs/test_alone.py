@@ -216,6 +216,22 @@ def with_small_clients():
     return replace(described(local_only=True), dataset=named, clients=clients)
 
 
+def test_test_images_of_those_who_train_nothing_are_told_of(caplog):
+    made = toy()
+    train, test = (
+        replace(part, columns={"site": np.array([*["north"] * 4, *[other] * (len(part) - 4)])})
+        for part, other in ((made.train, "south"), (made.test, "west"))
+    )
+    sites = fl.Clients(partition=fl.Named("natural", {"column": "site"}))
+    of_sites = replace(made, train=train, test=test)
+    fl.run(replace(described(), dataset=of_sites, clients=sites))
+    count = len(test) - 4
+    assert (
+        f"{count} of {len(test)} test images belong to nobody who trains (site west): "
+        "they count in accuracy, and accuracies by client leave them out"
+    ) in caplog.messages
+
+
 def test_classes_that_are_trained_on_and_never_tested_are_named(caplog):
     made = toy()
     kept = (made.test.labels != 1).nonzero().flatten()

@@ -92,7 +92,8 @@ def _run(
     with one_value_each(overrides, f"fedlens sweep {argument(experiment)} --grid"):
         described = Experiment.read(experiment, overrides)
     name_cluster(ray_address, [described.engine])
-    folder = out or _free(Path("runs") / experiment.stem)
+    wanted = Path("runs") / experiment.stem
+    folder = out or (wanted if overwrite else _free(wanted))
     check_free(folder, overwrite, "choose another --out, or add --overwrite")
     with (
         _resume_hint(folder, replaced=identity(folder)),

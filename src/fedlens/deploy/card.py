@@ -129,9 +129,11 @@ def _tested(run: Run, part: str, count: int) -> str:
     """What the images are that it was tested on: copies of training images are no news to it."""
     copies = copies_in_test(run.folder, count) if part == "test" else None
     if copies == 0:
-        return f"On {count:,} test images, which were not trained on."
+        return f"On {count:,} test images. None of these files was trained on."
     but = ""
-    if copies == 1:
+    if copies == count:
+        but = ", but all of them are copies of training images"
+    elif copies == 1:
         but = ", but 1 of them is a copy of a training image"
     elif copies:
         but = f", but {copies:,} of them are copies of training images"

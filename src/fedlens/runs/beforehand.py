@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from fedlens.algorithm import same
+from fedlens.data.partitions import natural_column
 from fedlens.experiment import Experiment
 from fedlens.setup import Setup
 from fedlens.setup.algorithm import make_algorithm
@@ -22,7 +23,7 @@ MOST_NAMED = 5  # classes in one line
 
 def say_beforehand(setups: Iterable[Setup]) -> None:
     """What users should know before runs begin: a line each, of equal ones once."""
-    about = _untested, _untested_classes, _without_effect, _softmax_twice
+    about = _untested, _tested_alone, _untested_classes, _without_effect, _softmax_twice
     lines = [say(setup) for setup in setups for say in about]
     for line in dict.fromkeys(filter(None, lines)):
         logger.warning("%s", line)
@@ -42,6 +43,26 @@ def _untested(setup: Setup) -> str:
     return (
         f"{count:,} of {total:,} clients {have} no images of {them} to be tested on{why}: "
         f"accuracies by client leave {'it' if count == 1 else 'them'} out"
+    )
+
+
+def _tested_alone(setup: Setup) -> str:
+    """Of test images whose owners train nothing: they count in accuracy, and no client has them."""
+    if setup.client_tests is None or setup.client_tests.part != "test":
+        return ""
+    held, test = setup.client_tests.holdings, setup.dataset.test
+    count = len(test) - len(held.index)
+    if not count:
+        return ""
+    named = setup.experiment.clients.partition
+    column = natural_column(named.name, named.options)
+    assert column is not None, "else no test examples are the clients' own"
+    names = sorted({str(name) for name in test.columns[column]} - set(held.names or ()))
+    more = ", ..." if len(names) > MOST_NAMED else ""
+    which = ", ".join(names[:MOST_NAMED]) + more
+    return (
+        f"{count:,} of {len(test):,} test images belong to nobody who trains ({column} {which}): "
+        "they count in accuracy, and accuracies by client leave them out"
     )
 
 

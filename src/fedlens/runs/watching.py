@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ContextDecorator
 from dataclasses import dataclass
+from inspect import iscoroutinefunction, isgeneratorfunction, signature
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -25,11 +27,27 @@ class Watching:
 
 
 def expect_watch(given: Any, what: str) -> None:
-    """Refuse what cannot be called before anything is run."""
-    if given is not None and not callable(given):
-        raise ValueError(
-            f"{what} is given a watch of type {type(given).__name__}: give a function of one record"
-        )
+    """Refuse what cannot be called with a record before anything is run."""
+    if given is None:
+        return
+    if isinstance(given, ContextDecorator):  # it can be called, and would do nothing
+        raise ValueError(f"{what} is given a watch that was not begun: use with ... as watch")
+    if not callable(given) or not _takes_one(given):
+        name = getattr(given, "__name__", f"of type {type(given).__name__}")
+        raise ValueError(f"{what} is given a watch {name}: give a function of one record")
+
+
+def _takes_one(given: Callable[..., Any]) -> bool:
+    """Whether it does something when it is called with one record."""
+    if isinstance(given, type) or iscoroutinefunction(given) or isgeneratorfunction(given):
+        return False
+    try:
+        signature(given).bind({})
+    except TypeError:
+        return False
+    except ValueError:  # of a function that is not written in Python nobody knows
+        return True
+    return True
 
 
 def within_of(watch: Callable[..., None] | None) -> Callable[[Record], None]:

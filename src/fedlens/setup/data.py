@@ -115,6 +115,11 @@ def split_examples(
         _check_held(split.everyone, len(train), what)
     if clients.count not in (None, split.num_clients):
         raise OtherClients(what, split.num_clients)
+    if clients.holdout and not isinstance(split, Fixed):
+        raise ValueError(
+            f"clients.holdout is {clients.holdout}, but what a client of {what} would be tested "
+            "on, others may train on: leave clients.holdout out"
+        )
     return train, split
 
 
@@ -138,12 +143,7 @@ def _check_held(held: Holdings, num_examples: int, what: str) -> None:
 
 def hold_out(split: Split, experiment: Experiment) -> tuple[Split, Holdings]:
     """What clients train on, and the share of each client's examples on which it is tested."""
-    if not isinstance(split, Fixed):
-        raise ValueError(
-            f"clients.holdout is {experiment.clients.holdout}, but what a client of partition "
-            f"{experiment.clients.partition.name!r} would be tested on, others may train on: "
-            "leave clients.holdout out"
-        )
+    assert isinstance(split, Fixed), "see split_examples"
     train, tested = held_out(split.everyone, experiment, torch.arange(split.num_clients))
     return Fixed(train), tested
 
