@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from rich.cells import cell_len
 
 import fedlens as fl
 from fedlens.runs import active, progress, workload
@@ -182,31 +183,76 @@ def test_a_terminal_shows_the_clients_of_a_round_beside_the_last_one(clock, caps
         watch.within({"tested": 300, "of": 4000, "point": "b"})
     shown = capsys.readouterr().err
     assert "round 2/5" in shown
-    assert "train loss 1.000  test accuracy 50.0%  images tested 300/4,000" in shown
+    assert "test 50.0%  tested 300/4,000  loss 1.000" in shown
 
 
-def test_on_a_narrow_terminal_the_count_and_the_time_stay(clock, capsys, monkeypatch):
+@pytest.fixture
+def drawn(clock, capsys, monkeypatch):
+    """The last line of a bar on a terminal of some columns, told of records some seconds apart."""
+
+    def draw(width: int, name: str, *told: tuple[float, dict[str, Any]]) -> str:
+        on_terminal(monkeypatch)
+        monkeypatch.setenv("COLUMNS", str(width))
+        monkeypatch.setenv("NO_COLOR", "1")
+        with progress.rounds(name, 400) as watch:
+            for seconds, record in told:
+                clock[0] += seconds
+                (watch if "round" in record else watch.within)(record)
+        lines = re.split(r"[\r\n]|\x1b\[[0-9;?]*[A-Za-z]", capsys.readouterr().err)
+        # Behind a full line ^C is on the next one, where the bar would be drawn again.
+        assert max(map(cell_len, lines)) <= width - len("^C^C")
+        return [line for line in lines if line][-1]
+
+    return draw
+
+
+MEASURES = {"train_loss": 0.256, "test_accuracy": 0.85, "seconds": 60.0}
+ROUNDS = [(60.0, {"round": number, **MEASURES}) for number in (1, 2)]
+
+
+@pytest.mark.parametrize(
+    "name", ["a", "short-name", "a-name-of-25-letters-long", "名前が長い実行の名前"]
+)
+@pytest.mark.parametrize("width", [36, 38, 40, 50, 60, 80, 120])
+def test_on_a_narrow_terminal_the_count_and_the_time_left_stay_whole(drawn, width, name):
+    for told in (ROUNDS, [*ROUNDS, (0.0, {"trained": 44, "of": 50})]):
+        line = drawn(width, name, *told)
+        assert "round 2/400 " in line and "about 6.6 h left" in line
+
+
+def test_a_name_gives_way_to_measures_and_a_number_is_never_cut(drawn):
+    name = "a-name-of-25-letters-long"
+    lines = [drawn(width, name, *ROUNDS) for width in range(36, 130)]
+    for line in lines:
+        measures = line.partition("left")[2].split()
+        assert measures in ([], ["test", "85.0%"], ["test", "85.0%", "loss", "0.256"])
+        assert name not in line or len(measures) == 4, "it has what all else leaves"
+    assert lines[-1].startswith(name) and any(line.startswith("a-na… ") for line in lines)
+    assert any("…" not in line and "a-" not in line for line in lines)
+
+
+@pytest.mark.parametrize("width", [5, 10, 20])
+def test_a_bar_on_a_terminal_of_a_few_columns_is_no_wider(drawn, width):
+    drawn(width, "a-name", *ROUNDS)
+
+
+def test_on_80_columns_one_sees_the_accuracy_beside_the_count_and_both_times(drawn):
+    line = drawn(80, "a-16-letter-name", *ROUNDS)
+    assert re.search(
+        r"a-16-.* round 2/400 +\d:\d\d:\d\d about 6.6 h left +test 85.0%  loss 0.256$", line
+    )
+    in_a_round = drawn(80, "a-16-letter-name", *ROUNDS, (0.0, {"trained": 44, "of": 50}))
+    assert in_a_round.endswith("left  test 85.0%  trained 44/50")
+
+
+def test_a_bar_of_what_is_counted_keeps_its_count_and_its_time(clock, capsys, monkeypatch):
     on_terminal(monkeypatch)
-    monkeypatch.setenv("COLUMNS", "80")
-    with progress.rounds("a-run-with-a-name", 400) as watch:
-        for number in (1, 2):
-            clock[0] += 60
-            watch({"round": number, "train_loss": 1.0, "test_accuracy": 0.5, "seconds": 60.0})
-        watch.within({"trained": 44, "of": 50})
-    shown = capsys.readouterr().err
-    assert "round 2/400" in shown and "about 6.6 h left" in shown
-
-
-def test_ctrl_c_that_a_terminal_writes_behind_a_bar_fits_into_its_line(clock, capsys, monkeypatch):
-    """Else the bar would be drawn again on the next line, and stand there twice."""
-    on_terminal(monkeypatch)
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setenv("NO_COLOR", "1")
-    with progress.rounds("a-run-with-a-name", 400) as watch:
-        watch({"round": 1, "train_loss": 1.0, "test_accuracy": 0.5, "seconds": 60.0})
-    lines = re.split(r"[\r\n]|\x1b\[[0-9;?]*[A-Za-z]", capsys.readouterr().err)
-    widest = max(map(len, lines))
-    assert 70 < widest <= 80 - len("^C^C")
+    monkeypatch.setenv("COLUMNS", "40")
+    with progress.counted("a-set-with-a-long-name", progress.megabytes) as watch:
+        for seconds, done in ((1, 0), (3, 30_000_000)):
+            clock[0] += seconds
+            watch(done, 10**8, "fetching")
+    assert "30.0 of 100.0 MB about 7 s left" in capsys.readouterr().err
 
 
 def test_the_first_round_is_judged_by_its_images_once_workers_are_past_their_first_clients(

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from fedlens.data.places import Counted
 from fedlens.reading import printable
-from fedlens.runs.watching import Watch, Watching
+from fedlens.runs.watching import ASIDE, SHORT, WITHIN, Watch, Watching
 
 if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
     from rich.live import Live
     from rich.progress import Progress
 
@@ -23,15 +24,6 @@ PLAIN_SECONDS = 2.0  # between two lines where there is no terminal
 WITHIN_SECONDS = 10.0  # between two lines about one round there
 BAR_SECONDS = 0.5  # that something takes before it has a bar
 ECHO_COLUMNS = 4  # that a bar leaves free on the right: ^C twice
-WITHIN = {"trained": "clients trained", "tested": "images tested"}  # of a round
-ASIDE = {
-    "decoded": "reading images",
-    "planned": "counting what clients train on, client",
-    "twin": "training its centralised twin, pass",
-    "tuned": "fine-tuning each client's model, pass",
-    "alone": "training clients by themselves, pass",
-    "drawn": "resampling examples for intervals,",
-}
 
 
 @contextmanager
@@ -39,30 +31,37 @@ def rounds(title: str, total: int, done: int = 0) -> Iterator[Watching]:
     """A watch over a run: a bar on a terminal, else a line every few seconds; both on stderr."""
     title = printable(title)
     if _draws_bars():
-        counter = "round {task.completed}/{task.total}"
-        with _bar(title, total, done, counter, len(f"round {total}/{total}")) as advance:
-            evaluated, remaining, at, line = "", _Remaining(total, done), done, ""
+        with _bar(title) as advance:
+            remaining, at = _Remaining(total, done), done
+            evaluated: list[str] = []
+            trained: list[str] = []
+
+            def tell(over: float | None, *measures: str) -> None:
+                count = f"round {at}/{total}".ljust(len(f"round {total}/{total}"))
+                advance(at, total, count, over, *measures)
 
             def show_within(record: Record) -> None:
                 if is_aside(record):
                     show(record)
                     return
                 remaining.within(record)
-                told = record if not line else {k: v for k, v in record.items() if k != "point"}
-                advance(at, f"{line}  {_within(told)}".strip(), over=remaining.over)
+                so_far = _so_far(record, SHORT)
+                tell(remaining.over, *evaluated, so_far, *(trained or [_point(record)]))
 
             def show(record: Record) -> None:
-                nonlocal evaluated, at, line
+                nonlocal evaluated, at, trained
                 if is_aside(record):
                     is_before = any(key in record for key in ("decoded", "planned", "twin"))
-                    advance(done if is_before else total, _aside(record))
+                    at = done if is_before else total
+                    tell(None, _so_far(record, ASIDE), _loss(record))
                     remaining.start()
                     return
-                evaluated, at = _evaluated(record, evaluated), _at(record)
-                line = _trained(record) + evaluated
+                evaluated, at = _evaluated(record, evaluated, "{}"), _at(record)
+                trained = [_point(record), _loss(record)]
                 remaining.after(record)
-                advance(at, line, over=remaining.over)
+                tell(remaining.over, *evaluated, *trained)
 
+            tell(None)
             yield Watching(show, show_within)
     else:
         yield _lines(title, total, done)
@@ -159,18 +158,17 @@ class _Counted:
         now = time.monotonic()
         if doing != self.doing or self.first < 0:
             self.doing, self.first, self.since = doing, done, now
-        about = ""
+        over, count = None, self.written(done, total)
         if total is not None and self.first < done < total:
-            about = _about((now - self.since) / (done - self.first) * (total - done))
-        line = f"{doing}  " if doing else ""
-        line += f"{self.written(done, total)}{about}"
+            over = now + (now - self.since) / (done - self.first) * (total - done)
         if self.on_terminal:
             if self.advance is None and now - self.last_print >= BAR_SECONDS:
-                self.advance = self.stack.enter_context(_bar(self.title, None, 0, ""))
+                self.advance = self.stack.enter_context(_bar(self.title))
             if self.advance is not None:
-                self.advance(done, line, total)
+                self.advance(done, total, count, over, doing)
         elif now - self.last_print >= PLAIN_SECONDS or (self.has_said and done == total):
             self.last_print, self.has_said = now, True
+            line = _joined(doing, count, _until(over, now))
             print(f"{self.title}: {line}", file=sys.stderr, flush=True)
 
 
@@ -201,7 +199,7 @@ class _Remaining:
             self.over = now + (now - since) / (before - left) * left
         elif left <= 0:
             self.over = None
-        return self._until_over(now)
+        return _until(self.over, now)
 
     def within(self, record: Record) -> str:
         """What of the last estimate is left; in a first round, by the images trained on so far.
@@ -212,19 +210,17 @@ class _Remaining:
         if self.first is None and record.get("share"):
             rounds = record.get("rounds", self.rounds)
             self.over = self.started + (now - self.started) / record["share"] * rounds
-        return self._until_over(now)
-
-    def _until_over(self, now: float) -> str:
-        return _about(self.over - now) if self.over is not None and self.over > now else ""
+        return _until(self.over, now)
 
 
-def _about(seconds: float) -> str:
-    return f"  about {span(seconds)} left"
+def _until(over: float | None, now: float) -> str:
+    return f"about {span(over - now)} left" if over is not None and over > now else ""
 
 
 def _lines(title: str, total: int, done: int) -> Watching:
     last_print = aside_since = time.monotonic()
-    evaluated, remaining, at = "", _Remaining(total, done), done
+    remaining, at = _Remaining(total, done), done
+    evaluated: list[str] = []
 
     def show_within(record: Record) -> None:
         nonlocal last_print
@@ -234,8 +230,8 @@ def _lines(title: str, total: int, done: int) -> Watching:
         elif now - last_print >= WITHIN_SECONDS:
             last_print = now
             about = remaining.within(record)
-            line = f"{title}: round {at + 1}/{total}  {_within(record)}{about}"
-            print(line, file=sys.stderr, flush=True)
+            so_far = _joined(_point(record), _so_far(record, WITHIN), about)
+            print(f"{title}: round {at + 1}/{total}  {so_far}", file=sys.stderr, flush=True)
 
     def show(record: Record) -> None:
         nonlocal last_print, aside_since, evaluated, at
@@ -249,60 +245,84 @@ def _lines(title: str, total: int, done: int) -> Watching:
             if now - last_print >= PLAIN_SECONDS or is_end:
                 last_print = now
                 left = (now - aside_since) / max(number - 1, 1) * (of - number)
-                about = _about(left) if 1 < number < of else ""
-                print(f"{title}: {_aside(record)}{about}", file=sys.stderr, flush=True)
+                about = _until(now + left, now) if 1 < number < of else ""
+                line = _joined(_so_far(record, ASIDE), _loss(record, "train loss"), about)
+                print(f"{title}: {line}", file=sys.stderr, flush=True)
             remaining.start()
             return
-        evaluated, at, about = _evaluated(record, evaluated), _at(record), remaining.after(record)
+        evaluated, at = _evaluated(record, evaluated, "{} accuracy"), _at(record)
+        about = remaining.after(record)
         if now - last_print < PLAIN_SECONDS and at not in (done + 1, total):
             return
         last_print = now
-        line = f"{title}: round {at}/{total}  {_trained(record)}{evaluated}{about}"
-        print(line, file=sys.stderr, flush=True)
+        line = _joined(_point(record), _loss(record, "train loss"), *evaluated, about)
+        print(f"{title}: round {at}/{total}  {line}", file=sys.stderr, flush=True)
 
     return Watching(show, show_within)
 
 
 @contextmanager
-def _bar(
-    title: str, total: int | None, done: int, counter: str, counter_width: int = 0
-) -> Iterator[Any]:
-    """A bar. Where a terminal is narrow, measures give way: the count and the time stay."""
+def _bar(title: str) -> Iterator[Callable[..., None]]:
+    """A bar, in one line: where a terminal is narrow, what matters less gives way.
+
+    The name does first, since whoever looks knows what was started. All else is shown whole or not
+    at all: a number that is cut reads as another one.
+    """
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
-    from rich.table import Column
+    from rich.progress import BarColumn, Progress, ProgressColumn, TimeElapsedColumn
+    from rich.table import Table
     from rich.text import Text
 
-    class Left(ProgressColumn):
-        """Counts down by itself, also where nothing is told for minutes."""
-
-        def render(self, task: Any) -> Text:
-            left = (task.fields["over"] or 0.0) - time.monotonic()
-            return Text(_about(left).strip() if left > 0 else "")
-
-    class Measures(ProgressColumn):
-        def render(self, task: Any) -> Text:
-            return Text(task.fields["measures"], no_wrap=True, overflow="ellipsis")
-
     console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=max(4, min(40, (console.width - 70) // 2))),
-        TextColumn(counter, table_column=Column(no_wrap=True, min_width=counter_width)),
-        TimeElapsedColumn(table_column=Column(no_wrap=True, min_width=7)),
-        Left(table_column=Column(no_wrap=True, min_width=16 if counter_width else None)),
-        Measures(table_column=Column()),  # it may shrink, which others may not
-    )
-    progress = Progress(*columns, console=console)
-    task = progress.add_task(title, total=total, completed=done, measures="", over=None)
+    bar = BarColumn(bar_width=max(4, min(40, (console.width - 70) // 2)))
+    elapsed = TimeElapsedColumn()
+
+    class Line(ProgressColumn):
+        def render(self, task: Any) -> Table:
+            # What is left counts down by itself, also where nothing is told for minutes.
+            left = _until(task.fields["over"], time.monotonic())
+            by_weight: list[tuple[int, RenderableType]] = [  # most first, with places in the line
+                (2, Text(task.fields["count"])),
+                (4, Text(left)),
+                (3, elapsed.render(task)),
+                (1, bar.render(task)),
+                *((5, Text(f" {measure}")) for measure in task.fields["measures"] if measure),
+            ]
+            room, shown = _room(console), []
+            for place, part in by_weight:
+                width = console.measure(part).maximum
+                if 0 < width <= room:
+                    shown.append((place, part))
+                    room -= width + 1  # the space beside it
+            if room > 0:
+                name = Text(task.description)
+                name.truncate(room, overflow="ellipsis")
+                shown.append((0, name))
+            line = Table.grid(padding=(0, 1))
+            line.add_row(*(part for _, part in sorted(shown, key=lambda placed: placed[0])))
+            return line
+
+    progress = Progress(Line(), console=console)
+    task = progress.add_task(title, total=None, count="", measures=(), over=None)
 
     def advance(
-        completed: int, measures: str, of: int | None = total, over: float | None = None
+        completed: int, of: int | None, count: str, over: float | None, *measures: str
     ) -> None:
-        progress.update(task, completed=completed, measures=measures, total=of, over=over)
+        progress.update(
+            task, completed=completed, total=of, count=count, over=over, measures=measures
+        )
 
     with _live(progress):
         yield advance
+
+
+def _room(console: Console) -> int:
+    """The columns of a bar.
+
+    The ^C that a terminal writes behind a full line is on the next one, and the bar would be drawn
+    there again.
+    """
+    return max(1, console.width - ECHO_COLUMNS)
 
 
 def _live(progress: Progress, transient: bool = False) -> Live:
@@ -310,11 +330,8 @@ def _live(progress: Progress, transient: bool = False) -> Live:
     from rich.constrain import Constrain
     from rich.live import Live
 
-    # The ^C that a terminal writes behind a full line is on the next one, and the bar would be
-    # drawn there again.
     def narrower() -> Constrain:
-        width = max(1, progress.console.width - ECHO_COLUMNS)
-        return Constrain(progress.make_tasks_table(progress.tasks), width)
+        return Constrain(progress.make_tasks_table(progress.tasks), _room(progress.console))
 
     return Live(
         console=progress.console,
@@ -333,16 +350,13 @@ def _passes(record: Record) -> tuple[int, int]:
     return next(record[key] for key in (*ASIDE, *WITHIN) if key in record), record["of"]
 
 
-def _within(record: Record) -> str:
-    what = next(WITHIN[key] for key in WITHIN if key in record)
-    return f"{_point(record)}{what} {items(*_passes(record))}"
+def _so_far(record: Record, words: dict[str, str]) -> str:
+    what = next(words[key] for key in words if key in record)
+    return f"{what} {items(*_passes(record))}"
 
 
-def _aside(record: Record) -> str:
-    number, of = _passes(record)
-    what = next(ASIDE[key] for key in ASIDE if key in record)
-    loss = f"  {_trained(record)}" if "twin" in record else ""
-    return f"{what} {items(number, of)}{loss}"
+def _joined(*parts: str) -> str:
+    return "  ".join(part for part in parts if part)
 
 
 def _at(record: Record) -> int:
@@ -357,19 +371,19 @@ def _seconds(record: Record, otherwise: float) -> float:
 
 def _point(record: Record) -> str:
     """Of a sweep's, which one it is."""
-    return f"{printable(record['point'])}  " if "point" in record else ""
+    return printable(record["point"]) if "point" in record else ""
 
 
-def _trained(record: Record) -> str:
-    return f"{_point(record)}train loss {record['train_loss']:.3f}"
+def _loss(record: Record, called: str = "loss") -> str:
+    return f"{called} {record['train_loss']:.3f}" if "train_loss" in record else ""
 
 
-def _evaluated(record: Record, before: str) -> str:
+def _evaluated(record: Record, before: list[str], called: str) -> list[str]:
     """The last evaluation: this record's, else that of the run before."""
     parts = [part for part in ("test", "validation") if f"{part}_accuracy" in record]
     if not parts:
-        return "" if "point" in record else before
-    return "".join(f"  {part} accuracy {100 * record[f'{part}_accuracy']:.1f}%" for part in parts)
+        return [] if "point" in record else before
+    return [f"{called.format(part)} {100 * record[f'{part}_accuracy']:.1f}%" for part in parts]
 
 
 def span(seconds: float) -> str:

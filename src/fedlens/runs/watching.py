@@ -11,8 +11,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedlens.runs.summary import Record
 
+WITHIN = {"trained": "clients trained", "tested": "images tested"}  # of a round
+ASIDE = {  # of what is done besides rounds
+    "decoded": "reading images",
+    "planned": "counting what clients train on, client",
+    "twin": "training its centralised twin, pass",
+    "tuned": "fine-tuning each client's model, pass",
+    "alone": "training clients by themselves, pass",
+    "drawn": "resampling examples for intervals,",
+}
+SHORT = {"trained": "trained", "tested": "tested"}  # what a bar calls these, having less room
+
 Watch = Callable[["Record"], None]
-"""Is called with each record of a run, and with what is done besides (`progress.ASIDE`)."""
+"""Is called with each record of a run, and with what is done besides (`ASIDE`)."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +31,7 @@ class Watching:
     """A watch that is also told how far a round is. Whoever only wants records need not be."""
 
     watch: Callable[..., None]
-    within: Callable[[Record], None]  # called with a key of `progress.WITHIN`, and `of` how many
+    within: Callable[[Record], None]  # called with a key of `WITHIN`, and `of` how many
 
     def __call__(self, *told: Any) -> None:
         self.watch(*told)
