@@ -8,7 +8,7 @@ import pytest
 from rich.cells import cell_len
 
 import fedlens as fl
-from fedlens.runs import active, progress, workload
+from fedlens.runs import active, progress, watching, workload
 from fedlens.runs.watching import Watching
 from tests.sites import write_sites
 
@@ -243,6 +243,21 @@ def test_on_80_columns_one_sees_the_accuracy_beside_the_count_and_both_times(dra
     )
     in_a_round = drawn(80, "a-16-letter-name", *ROUNDS, (0.0, {"trained": 44, "of": 50}))
     assert in_a_round.endswith("left  test 85.0%  trained 44/50")
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_a_bar_tells_how_many_clients_of_a_twin_are_counted_and_how_long_that_takes(drawn, width):
+    """427,056 of a million in 30 s: the others take 40."""
+    told = [(seconds, {"planned": at, "of": 10**6}) for seconds, at in ((0.0, 0), (30.0, 427_056))]
+    line = drawn(width, "a-million-clients", *told)
+    assert re.search(r" twin: client 427,056/1,000,000 \d:\d\d:\d\d about 40 s left$", line)
+
+
+@pytest.mark.parametrize("key", sorted(watching.ASIDE))
+def test_on_80_columns_what_is_done_besides_rounds_has_its_count_and_its_time(drawn, key):
+    told = [(seconds, {key: at, "of": 9000}) for seconds, at in ((0.0, 1), (20.0, 1001))]
+    line = drawn(80, "a-run-with-a-name", *told)
+    assert " 1,001/9,000 " in line and "about 3 min left" in line
 
 
 def test_a_bar_of_what_is_counted_keeps_its_count_and_its_time(clock, capsys, monkeypatch):

@@ -345,6 +345,18 @@ def test_progress_says_how_many_clients_are_counted_and_a_watch_of_ones_own_is_n
     assert capsys.readouterr().err == "a: counting what clients train on, client 0/6\n"
 
 
+def test_clients_are_counted_from_none_in_what_is_left(monkeypatch, capsys):
+    """Two of six in 4 s: the other four take 8."""
+    now = [0.0]
+    monkeypatch.setattr("fedlens.runs.progress.time.monotonic", lambda: now[0])
+    with progress.rounds("a", 4) as watch:
+        watch.within({"planned": 0, "of": 6})
+        now[0] += 4
+        watch.within({"planned": 2, "of": 6})
+    told = "a: counting what clients train on, client 2/6  about 8 s left\n"
+    assert capsys.readouterr().err == told
+
+
 def test_a_report_shows_relative_accuracy_where_it_was_recorded(tmp_path):
     clients = fl.Clients(count=6, per_round=3, holdout=0.3)
     folders = [tmp_path / "with", tmp_path / "without"]

@@ -50,11 +50,10 @@ def rounds(title: str, total: int, done: int = 0) -> Iterator[Watching]:
 
             def show(record: Record) -> None:
                 nonlocal evaluated, at, trained
-                if is_aside(record):
+                if is_aside(record):  # no round is under way: its count stands in their place
                     is_before = any(key in record for key in ("decoded", "planned", "twin"))
-                    at = done if is_before else total
-                    tell(None, _so_far(record, ASIDE), _loss(record))
-                    remaining.start()
+                    over, count = remaining.aside(record), _so_far(record, SHORT)
+                    advance(done if is_before else total, total, count, over, _loss(record))
                     return
                 evaluated, at = _evaluated(record, evaluated, "{}"), _at(record)
                 trained = [_point(record), _loss(record)]
@@ -180,6 +179,7 @@ class _Remaining:
         self.first: tuple[float, float] | None = None  # when the first came, and what was left then
         self.over: float | None = None  # when all will be, by what was said last
         self.start()
+        self.aside_since = self.started, 1  # when what is done besides began, and with which pass
 
     def start(self) -> None:
         """The rounds begin now: their twin, say, is done."""
@@ -201,6 +201,15 @@ class _Remaining:
             self.over = None
         return _until(self.over, now)
 
+    def aside(self, record: Record) -> float | None:
+        """When what is done besides rounds, which only start after it, will be over."""
+        self.start()
+        now, (number, of) = self.started, _passes(record)
+        if number <= 1:
+            self.aside_since = now, number
+        since, first = self.aside_since
+        return now + (now - since) / (number - first) * (of - number) if 1 < number < of else None
+
     def within(self, record: Record) -> str:
         """What of the last estimate is left; in a first round, by the images trained on so far.
 
@@ -218,7 +227,7 @@ def _until(over: float | None, now: float) -> str:
 
 
 def _lines(title: str, total: int, done: int) -> Watching:
-    last_print = aside_since = time.monotonic()
+    last_print = time.monotonic()
     remaining, at = _Remaining(total, done), done
     evaluated: list[str] = []
 
@@ -234,21 +243,18 @@ def _lines(title: str, total: int, done: int) -> Watching:
             print(f"{title}: round {at + 1}/{total}  {so_far}", file=sys.stderr, flush=True)
 
     def show(record: Record) -> None:
-        nonlocal last_print, aside_since, evaluated, at
+        nonlocal last_print, evaluated, at
         now = time.monotonic()
         if is_aside(record):
             number, of = _passes(record)
-            aside_since = now if number <= 1 else aside_since
+            about = _until(remaining.aside(record), now)
             # Others are often over at once.
             is_long = any(key in record for key in ("twin", "tuned", "alone"))
             is_end = is_long and number in (1, of)
             if now - last_print >= PLAIN_SECONDS or is_end:
                 last_print = now
-                left = (now - aside_since) / max(number - 1, 1) * (of - number)
-                about = _until(now + left, now) if 1 < number < of else ""
                 line = _joined(_so_far(record, ASIDE), _loss(record, "train loss"), about)
                 print(f"{title}: {line}", file=sys.stderr, flush=True)
-            remaining.start()
             return
         evaluated, at = _evaluated(record, evaluated, "{} accuracy"), _at(record)
         about = remaining.after(record)

@@ -20,7 +20,16 @@ ASIDE = {  # of what is done besides rounds
     "alone": "training clients by themselves, pass",
     "drawn": "resampling examples for intervals,",
 }
-SHORT = {"trained": "trained", "tested": "tested"}  # what a bar calls these, having less room
+SHORT = {  # what a bar, which has less room than a line, calls all of these
+    "trained": "trained",
+    "tested": "tested",
+    "decoded": "reading images",
+    "planned": "twin: client",
+    "twin": "twin: pass",
+    "tuned": "fine-tuning: pass",
+    "alone": "alone: pass",
+    "drawn": "intervals:",
+}
 
 Watch = Callable[["Record"], None]
 """Is called with each record of a run, and with what is done besides (`ASIDE`)."""
