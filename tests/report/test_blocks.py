@@ -1,6 +1,7 @@
 import csv
 import io
 import itertools
+import json
 import math
 import re
 from typing import Any
@@ -186,7 +187,7 @@ def test_numbers_are_written_at_a_readable_length():
     told = [
         format_number(x) for x in (0.12345, 3.0, 1234567.0, 1e-5, 12345.6, None, math.inf, "word")
     ]
-    assert told == ["0.123", "3", "1.2e+06", "1.0e-05", "12,346", "–", "–", "word"]
+    assert told == ["0.123", "3", "1,234,567", "1.0e-05", "12,346", "–", "–", "word"]
     assert format_number(0.7151, percent=True) == "71.5%"
 
 
@@ -243,6 +244,15 @@ def test_long_lines_are_thinned_in_the_page_but_not_in_their_data(tmp_path):
     (xs,) = re.findall(r'"x":\[([\d,]+)\]', page)
     assert 1000 < len(xs.split(",")) <= 2001 and xs.endswith(",10000")
     assert (tmp_path / "figures" / "long.csv").read_text().count("\n") == 10_002
+
+
+def test_the_data_of_a_page_keep_the_digits_of_large_numbers_only(tmp_path):
+    large, small = [12345600.0, 12345650.0, 12345699.0], [0.123456789, 2.30258509, 123456.789]
+    curves = Curves(title="x", lines=[Line("a", [1, 2, 3], large), Line("b", [1, 2, 3], small)])
+    page = render_page("x", "", [curves], tmp_path).read_text("utf-8")
+    (chart,) = re.findall(r'(\{"title".*?)</script>', page)
+    told = [line["y"] for line in json.loads(chart)["lines"]]
+    assert told == [large, [0.123457, 2.30259, 123457.0]]
 
 
 def test_data_too_large_for_a_page_are_in_the_file_beside_it(tmp_path, monkeypatch):

@@ -183,6 +183,36 @@ def test_large_numbers_beside_axes_are_whole_and_not_rounded(
         assert beside == ["100", "10,000", "1M", "100M"]
 
 
+def test_the_box_at_the_pointer_has_all_digits_of_large_numbers(tab: Page, tmp_path: Path) -> None:
+    xs = [1_050_000.0, 2_000_000.0, 12_345_699.5]
+    ys = [1_050_000.0, 12_345_699.0, 98_765_432_101.0]
+    chart = Curves(title="Accuracy", caption="", lines=[Line("a", xs, ys)], x_label="images")
+    tab.open(render_page("a", "", [chart], tmp_path).as_uri())
+    tab.run(f"{FIRST}.querySelector('.plot > svg').focus()")
+    read = f"[...{FIRST}.querySelectorAll('.tip .at, .tip .value')].map((one) => one.textContent)"
+    told = []
+    for _ in xs:
+        tab.key("ArrowRight")
+        told.append(tab.run(read))
+    assert told == [
+        ["images 1,050,000", "1,050,000"],
+        ["images 2,000,000", "12,345,699"],
+        ["images 12,345,699.5", "98,765,432,101"],
+    ]
+
+
+def test_the_box_at_the_pointer_writes_other_numbers_as_ever(tab: Page, tmp_path: Path) -> None:
+    ys = [0.12345, 3.0, 1234.5, 0.00012, 2.5e13]
+    chart = Curves(title="Accuracy", caption="", lines=[Line("a", [1, 2, 3, 4, 5], ys)])
+    tab.open(render_page("a", "", [chart], tmp_path).as_uri())
+    tab.run(f"{FIRST}.querySelector('.plot > svg').focus()")
+    told = []
+    for _ in ys:
+        tab.key("ArrowRight")
+        told.append(tab.run(f"{FIRST}.querySelector('.tip .value').textContent"))
+    assert told == ["0.123", "3", "1235", "1.2e-4", "2.5e+13"]
+
+
 def test_without_a_script_the_pictures_stay(tab: Page, address: str) -> None:
     tab.call("Emulation.setScriptExecutionDisabled", value=True)
     try:

@@ -16,29 +16,40 @@
   const SIDE_BY_SIDE = 3; // names that fit into a line below a chart
   const LETTER = 7.2; // pixels that a letter beside an axis takes at most, about
   const MOST_READ = 12; // values in the box at the pointer
+  const HUGE = 1e12; // from here on numbers have an exponent
   const states = new Map(); // by figure: what is hidden and where it is zoomed to
 
   const escaped = (text) =>
     String(text).replace(/[&<>"]/g, (c) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" })[c]);
   const colour = (place) => `var(--run-${place % 9})`;
 
+  const grouped = (number) => number.toLocaleString("en-US", { maximumFractionDigits: 8 });
+
   function written(value, percent) {
     if (value === null || value === undefined || !Number.isFinite(value)) return "–";
     if (percent) return `${(100 * value).toFixed(1)}%`;
     const size = Math.abs(value);
-    if (size && (size < 1e-3 || size >= 1e6)) return value.toExponential(1);
+    if (size && (size < 1e-3 || size >= HUGE)) return value.toExponential(1);
+    if (size >= 1e4) return grouped(Math.round(value));
     return Number.isInteger(value) || size >= 1000 ? value.toFixed(0) : value.toFixed(3);
   }
 
-  // A number beside an axis: with commas, or in millions where that is shorter. It is not rounded,
-  // since a label may not say another number than its place does.
+  // Where on an axis something is: with commas, and with an exponent where it is very small or large.
+  function placed(number) {
+    const size = Math.abs(number);
+    if (size >= HUGE) return number.toExponential();
+    return size < 1000 ? String(number) : grouped(number);
+  }
+
+  // A number beside an axis: in millions where that is shorter. It is not rounded, since a label may
+  // not say another number than its place does. Figures have the same rule: format_tick.
   function tickLabel(value) {
     const number = Number(value.toPrecision(12));
     const size = Math.abs(number);
-    const plain = size < 1000 ? String(number) : number.toLocaleString("en-US", { maximumFractionDigits: 8 });
+    const plain = placed(number);
     const [unit, letter] = size < 1e9 ? [1e6, "M"] : [1e9, "B"];
     const short = `${Number((number / unit).toPrecision(12))}${letter}`;
-    return size >= 1e6 && short.length < plain.length ? short : plain;
+    return size >= 1e6 && size < HUGE && short.length < plain.length ? short : plain;
   }
 
   function linearTicks(low, high, count, whole) {
@@ -409,9 +420,9 @@
         .filter(({ values }) => values.length)
         .sort((a, b) => (b.height ?? -Infinity) - (a.height ?? -Infinity)); // as the lines lie
       const left = read.length - MOST_READ;
-      const place = Number.isInteger(this.hover) ? this.hover : Number(this.hover.toPrecision(6));
+      const place = Number.isInteger(this.hover) ? this.hover : Number(this.hover.toPrecision(Math.abs(this.hover) < 1e6 ? 6 : 12));
       this.tip.innerHTML =
-        `<p class="at">${escaped(data.x_label)} ${tickLabel(place)}</p>` +
+        `<p class="at">${escaped(data.x_label)} ${placed(place)}</p>` +
         read
           .slice(0, MOST_READ)
           .map(({ name, line, values }) => `<p>${this.swatch(line)}<span>${escaped(name)} <span class="value">${escaped(values.join(", "))}</span></span></p>`)

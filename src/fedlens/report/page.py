@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from fedlens.files import write_atomically
 from fedlens.report.artists import Artists, Drawing, save_all
 from fedlens.report.blocks import Block, Curves, Facts, Table, Text
-from fedlens.report.numbers import Cell, format_number
+from fedlens.report.numbers import LARGE, Cell, format_number
 from fedlens.report.pictures import FORMATS, is_drawn, places
 from fedlens.runs.records import is_number
 
@@ -289,7 +289,12 @@ def _chart(block: Curves) -> str:
 def _plain(values: Sequence[float | None] | None) -> list[float | None] | None:
     if values is None:
         return None
-    return [float(f"{y:.6g}") if is_number(y) else None for y in values]
+    return [_rounded(y) if is_number(y) else None for y in values]
+
+
+def _rounded(y: float) -> float:
+    # Of accuracies and losses more is not seen; of large numbers all that the page writes.
+    return float(f"{y:.{6 if abs(y) < LARGE else 12}g}")
 
 
 def _files_of(page: Path) -> set[str]:
