@@ -15,7 +15,7 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
-from fedlens.report.numbers import NONE, Cell, format_number
+from fedlens.report.numbers import LONG, NONE, Cell, format_label, format_number, format_place
 from fedlens.runs.records import is_number
 
 Values = Sequence[float | None]
@@ -130,8 +130,8 @@ class Curves(Block):
                 style = self.styles.get(line.style)
                 facts.append(
                     f"{line.name}{f', {style}' if style and len(self.styles) > 1 else ''}: "
-                    f"{format_number(y0, self.percent)} at {self.x_label} {x0:g}, "
-                    f"{format_number(y1, self.percent)} at {self.x_label} {x1:g}"
+                    f"{format_number(y0, self.percent)} at {self.x_label} {format_place(x0)}, "
+                    f"{format_number(y1, self.percent)} at {self.x_label} {format_place(x1)}"
                     f"{f', {line.note}' if line.note else ''}"
                 )
         facts += [f"{name}: {format_number(y, self.percent)}" for name, y in self.levels]
@@ -178,8 +178,12 @@ class Bars(Block):
         return f"Bar chart of {self.y_label or self.title}. {sentence(facts)}"
 
     def format(self, height: float | None) -> str:
-        """A height as it is written beside its bar."""
+        """A height in words."""
         return format_number(height, self.percent, self.digits)
+
+    def label(self, height: float) -> str:
+        """A height as it is written beside its bar."""
+        return format_label(height, self.percent, self.digits)
 
 
 @dataclass(frozen=True)
@@ -226,8 +230,8 @@ class Intervals(Block):
         return value if NONE in (low, high) else f"{value} ({low} to {high})"
 
     def _number(self, value: float | None) -> str:
-        if self.percent or not is_number(value):
-            return format_number(value, self.percent, self.digits)
+        if self.percent or not is_number(value) or abs(value) >= LONG:
+            return format_label(value, self.percent, self.digits)
         return f"{value:.{self.digits}f}".replace("-", "−")
 
 

@@ -9,7 +9,7 @@ from statistics import fmean
 from fedlens.names import OF_ROUND
 from fedlens.report.blocks import Block, Curves, Line, Style
 from fedlens.report.groups import MANY, Group, best_round, curve, off_if_many
-from fedlens.report.numbers import format_number
+from fedlens.report.numbers import format_number, format_place
 from fedlens.runs.measures import OF_MODEL
 from fedlens.runs.records import PART_NAMES, Run, is_number, number, recorded_as
 
@@ -95,7 +95,9 @@ def measure_blocks(groups: Sequence[Group]) -> Iterator[Block]:
 def _annotated(one: Group, metric: str, percent: bool) -> Line:
     """A group's curve with its best round, and how it ended if it did not finish."""
     line, best = curve(one, metric), best_round(one, metric)
-    words = [] if best is None else [f"best {format_number(best[1], percent)} (round {best[0]:g})"]
+    words = []
+    if best is not None:
+        words = [f"best {format_number(best[1], percent)} (round {format_place(best[0])})"]
     words += sorted({run.status for run in one.runs} - {"finished"})
     return Line(line.name, line.x, line.y, line.low, line.high, note=", ".join(words), ring=best)
 

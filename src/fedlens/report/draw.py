@@ -43,12 +43,16 @@ from fedlens.report.look import (
     LETTERS,
     LINE,
     MARKERS,
+    RIGHT,
     SOFT,
     TITLE,
     TOP,
+    WIDTH,
     any_script,
     colour_of,
     floats,
+    keep_inside,
+    large_ticks,
     legend,
     line_mark,
     name_ends,
@@ -61,7 +65,7 @@ from fedlens.report.look import (
     write,
 )
 from fedlens.report.mosaic import mosaic
-from fedlens.report.numbers import format_number
+from fedlens.report.numbers import format_label, format_number
 from fedlens.report.pictures import FEW, FORMATS, Drawn, places
 from fedlens.report.tables import columns_of
 from fedlens.report.tiles import tiles
@@ -135,7 +139,7 @@ def _curves(block: Curves) -> Figure:
         _line(axes, line, place[line.name], banded)
         ys = [y for y in line.y if is_number(y)]
         if ys and line.style == "solid":
-            ends.append((ys[-1], format_number(ys[-1], block.percent), colour_of(place[line.name])))
+            ends.append((ys[-1], format_label(ys[-1], block.percent), colour_of(place[line.name])))
     for _, height in block.levels:
         axes.add_line(_level()).set_data((0, 1), (height, height))
         axes.lines[-1].set_transform(axes.get_yaxis_transform())
@@ -143,6 +147,7 @@ def _curves(block: Curves) -> Figure:
     _scale(axes, block)
     if len(ends) <= FEW:
         name_ends(axes, ends)
+    keep_inside(axes)
     styles = {
         line.name: line.style for line in sorted(block.lines, key=lambda one: one.style == "solid")
     }
@@ -200,6 +205,9 @@ def _scale(axes: Axes, block: Curves) -> None:
         axes.yaxis.set_major_locator(LogLocator(numticks=6))
         axes.yaxis.set_minor_formatter(NullFormatter())
         axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+    large_ticks(axes.xaxis)
+    if not block.percent:
+        large_ticks(axes.yaxis)
 
 
 def _keep_to_shares(axes: Axes, block: Curves) -> None:
@@ -234,7 +242,10 @@ def _bars(block: Bars) -> Figure:
     axes.set_ylim(step * len(block.groups), -0.04)
     heights = [y for series in block.series for y in series.heights if is_number(y)]
     room = 1.45 if any(series.errors for series in block.series) else 1.0  # for "19.3% ± 10.0%"
-    ticks = MaxNLocator(6, steps=[1, 2, 5, 10]).tick_values(min(ends), max(ends) or 1)
+    large = not block.percent and large_ticks(axes.xaxis)
+    most = max(2, int((WIDTH - left - RIGHT) / room / 0.8)) if large else 6
+    steps = MaxNLocator(most, steps=[1, 2, 5, 10])
+    ticks = steps.tick_values(min(ends), max(ends) or 1)
     if block.percent and min(ends) == 0 and 0.4 < max(heights, default=0.0) <= 1:
         ticks = [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]  # so that the whole is seen, and a share of it
     axes.set_xticks(ticks)  # none stands where only words are: no accuracy is 120%
@@ -245,6 +256,7 @@ def _bars(block: Bars) -> Figure:
     axes.grid(False)
     if block.percent:
         axes.xaxis.set_major_formatter(FuncFormatter(percent_tick))
+    keep_inside(axes)
     if len(block.series) > 1:
         look: dict[str, Any] = {"marker": "s", "linestyle": "", "markersize": 7}
         marks = [
@@ -265,10 +277,10 @@ def _bar(
         return 0.0, 0.0
     look: dict[str, Any] = {"color": _face(series, colour), "edgecolor": colour, "linewidth": 1.2}
     axes.barh(at, height, height=tall, **look)
-    end, words = max(height, 0.0), block.format(height)
+    end, words = max(height, 0.0), block.label(height)
     if is_number(error):
         axes.errorbar(height, at, xerr=error, color=INK, linewidth=1.2, capsize=2.5)
-        end, words = max(height + error, 0.0), f"{words} ± {block.format(error)}"
+        end, words = max(height + error, 0.0), f"{words} ± {block.label(error)}"
     write(axes, end, at, words, right=5, weight="bold")
     return min(height - (error or 0.0), 0.0), end
 
@@ -296,6 +308,9 @@ def _strip(block: Strip) -> Figure:
     axes.set_xlabel(block.x_label)
     if block.percent:
         axes.xaxis.set_major_formatter(FuncFormatter(percent_tick))
+    else:
+        large_ticks(axes.xaxis)
+    keep_inside(axes)
     return figure
 
 

@@ -24,11 +24,13 @@ from fedlens.report.look import (
     WIDTH,
     Array,
     floats,
+    keep_inside,
+    large_ticks,
     shades,
     sheet,
     shortened,
 )
-from fedlens.report.numbers import format_number
+from fedlens.report.numbers import format_label
 from fedlens.report.tables import columns_of
 
 MOST_CELLS = 1000  # in a row of a heat map that can still be seen
@@ -73,7 +75,7 @@ def heat(block: Heat) -> Figure:
         for (i, j), value in np.ndenumerate(values):
             if math.isfinite(value):
                 share = f"{100 * value:.{block.digits}f}"
-                text = share if block.percent else format_number(float(value))
+                text = share if block.percent else format_label(float(value))
                 on = PAPER if depth[i, j] > 0.6 else INK
                 axes.text(j, i, text, ha="center", va="center", fontsize=6.5, color=on)
     for i, j in block.best:
@@ -105,7 +107,7 @@ def _ring(row: int, column: int) -> Any:
 def _colour_bar(figure: Figure, block: Heat, low: float, high: float) -> None:
     """The shades from least to most at the lower right, with what they stand for."""
     tall = figure.get_figheight()
-    least, most = (format_number(value, block.percent) for value in (low, high))
+    least, most = (format_label(value, block.percent) for value in (low, high))
     right, y = WIDTH - 0.16 - LETTERS * len(most) - 0.05, 0.14
     place = ((right - BAR) / WIDTH, (y - 0.05) / tall, BAR / WIDTH, 0.1 / tall)
     bar = figure.add_axes(place)
@@ -143,7 +145,7 @@ def contours(block: Contours) -> Figure:
         ends = {min(block.x): "left", max(block.x): "right"}
         halo = [withStroke(linewidth=2, foreground=PAPER)]  # they lie on any shade
         for x, y, value in zip(xs[measured], ys[measured], sound, strict=True):
-            words = format_number(float(value), block.percent)
+            words = format_label(float(value), block.percent)
             above = -7 if y == max(block.y) else 7  # a page cuts off what is over the axes
             axes.annotate(words, (x, y), (0, above), textcoords="offset points", va="center",
                           ha=ends.get(x, "center"), fontsize=7, color=INK, path_effects=halo,
@@ -152,7 +154,7 @@ def contours(block: Contours) -> Figure:
         x, y, best = block.best
         star: dict[str, Any] = {"color": COLOURS[1], "markeredgecolor": INK, "zorder": 4}
         axes.plot([x], [y], marker="*", markersize=13, clip_on=False, **star)
-        label = f"best {format_number(best, block.percent)}"
+        label = f"best {format_label(best, block.percent)}"
         figure.text(1 - 0.2 / WIDTH, 0.2 / figure.get_figheight(), label, ha="right",
                     fontsize=8.5, color=INK, va="center")  # fmt: skip
     axes.set_xlabel(block.x_label)
@@ -164,6 +166,9 @@ def contours(block: Contours) -> Figure:
         if logarithmic:
             axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
             axis.set_minor_formatter(NullFormatter())
+        if axis is axes.yaxis or not block.x_names:
+            large_ticks(axis)
+    keep_inside(axes)
     return figure
 
 

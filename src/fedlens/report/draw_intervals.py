@@ -18,6 +18,8 @@ from fedlens.report.look import (
     SOFT,
     WIDTH,
     colour_of,
+    keep_inside,
+    large_ticks,
     legend,
     percent_tick,
     sheet,
@@ -52,13 +54,15 @@ def intervals(block: Intervals) -> Figure:
     axes.set_yticks([])
     axes.spines["left"].set_visible(False)
     axes.margins(x=0.06)
-    axes.xaxis.set_major_locator(
-        MaxNLocator(max(2, int((WIDTH - right) / 0.6)), steps=[1, 2, 5, 10])
-    )
+    most = max(2, int((WIDTH - right) / 0.6))
+    axes.xaxis.set_major_locator(MaxNLocator(most, steps=[1, 2, 5, 10]))
     axes.set_xlabel(block.x_label)
     if block.percent:
         _within_bounds(axes, block)
         axes.xaxis.set_major_formatter(FuncFormatter(percent_tick))
+    else:
+        large_ticks(axes.xaxis, most=min(most, 4))
+    keep_inside(axes)
     if len(block.series) > 1:
         marks = [_dot(s) for s in range(len(block.series))]
         legend(figure, [one.name for one in block.series], marks)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedlens.report.blocks import Block, Sheet, Values, sentence
-from fedlens.report.numbers import Cell, format_number
+from fedlens.report.numbers import Cell, format_number, format_place
 from fedlens.runs.records import is_number
 
 
@@ -128,10 +128,10 @@ class Contours(Block):
         if self.best is None:
             return f"{what}, without a number."
         x, y, z = self.best
-        at = self.x_names[list(self.x).index(x)] if self.x_names else f"{x:g}"
+        at = self.x_names[list(self.x).index(x)] if self.x_names else format_place(x)
         return (
             f"{what}. The best is {format_number(z, self.percent)}, at {self.x_label} {at} and "
-            f"{self.y_label} {y:g}."
+            f"{self.y_label} {format_place(y)}."
         )
 
 

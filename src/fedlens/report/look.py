@@ -12,11 +12,15 @@ from typing import Any
 import numpy as np
 from matplotlib import style
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis, XAxis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.text import Annotation
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
+from fedlens.report.numbers import LONG, format_tick
 from fedlens.runs.records import is_number
 
 Array = np.ndarray[Any, Any]
@@ -153,6 +157,46 @@ def write(axes: Axes, x: float, y: float, text: str, right: float = 0, **look: A
 
 def percent_tick(value: float, _: Any) -> str:
     return f"{100 * value:.4g}%"
+
+
+def large_ticks(axis: Axis, most: int = 4) -> bool:
+    """Write numbers beside an axis as pages do if any is large, else leave them; whether one is.
+
+    matplotlib would write 1.05, and 1e6 at the end of the axis. Below a panel there are fewer of
+    them, `most` steps, so that they do not run into each other.
+    """
+    if max(map(abs, axis.get_view_interval())) < LONG:
+        return False
+    match axis.get_major_locator() if isinstance(axis, XAxis) else None:
+        case LogLocator() as ticks:
+            ticks.set_params(numticks=most + 2)
+        case MaxNLocator() as ticks:
+            ticks.set_params(nbins=most, steps=[1, 2, 5, 10])
+    axis.set_major_formatter(FuncFormatter(lambda value, _: format_tick(value)))
+    return True
+
+
+def keep_inside(axes: Axes) -> None:
+    """Make a panel narrower where numbers beside it would be cut off at the figure's edges."""
+    panel, edge, point = axes.get_window_extent(), axes.figure.bbox.width, axes.figure.dpi / 72
+    air, left, right = 3 * point, panel.x0, panel.x1
+    sides = [axis.get_tightbbox(for_layout_only=True) for axis in (axes.xaxis, axes.yaxis)]
+    for box in filter(None, sides):
+        if box.x0 < 0:
+            left = max(left, panel.x0 - box.x0 + air)
+        if box.x1 > edge:
+            right = min(right, panel.x1 - (box.x1 - edge) - air)
+    for text in axes.texts:
+        if isinstance(text, Annotation) and (before := text.xyann[0] * point) > 0:
+            # It begins at a share of the panel's width, and is as long in a narrower one.
+            box = text.get_window_extent()
+            share, length = (box.x0 - before - panel.x0) / panel.width, before + box.width
+            if share > 0 and left + share * (right - left) + length > edge + 0.5:
+                right = left + (edge - air - length - left) / share
+    right = max(right, left + panel.width / 4)  # whatever is beside it, something is seen
+    if (left, right) != (panel.x0, panel.x1):
+        place = axes.get_position()
+        axes.set_position((left / edge, place.y0, (right - left) / edge, place.height))
 
 
 def colour_of(i: int) -> str:
