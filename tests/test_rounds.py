@@ -1,22 +1,27 @@
 """A round costs what its cohort costs, however many clients there are; each draws by its keys."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any, cast
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedlens.algorithm import Algorithm, compose
 from fedlens.algorithms.admm import admm, fedadmm
 from fedlens.algorithms.fedavg import fedavg
+from fedlens.algorithms.fedavgm import fedavgm
 from fedlens.client import ClientProgram
 from fedlens.core import Local
-from fedlens.engines import Sequential
+from fedlens.engines import Sequential, Stacked
+from fedlens.engines.graphs import Captures
 from fedlens.federation import Federation, Holdings, Split
 from fedlens.network.network import Network
 from fedlens.pieces import Uniformly
 from fedlens.rounds import State, begin, run_round
 from fedlens.slots import Penalty
+from tests.counting import Operations
 from tests.federations import CPU, RAGGED, noisy_images, small_cnn
 from tests.papers_under_test import PLAIN
 
@@ -91,3 +96,33 @@ def test_clients_have_another_key_in_every_step_and_round_for_every_name():
     first, again = (drawing.drawn for drawing in noted)
     assert first == again and len(first) > 2 * 2 * 3
     assert len(set(first)) == len(first)
+
+
+class Still:
+    """A `graphs.Capture` that computes its function once, and nothing when it is replayed."""
+
+    def __init__(self, function: Callable[..., Any], inputs: Any, pool: Any) -> None:
+        self.result = function(*inputs)
+
+    def replay(self) -> None:
+        pass
+
+
+def num_operations(num_layers: int) -> int:
+    """Of a recorded round, what the host launches beside the clients' part."""
+    hidden = [layer for _ in range(num_layers) for layer in (nn.Linear(6, 6), nn.ReLU())]
+    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 6), *hidden, nn.Linear(6, 4))
+    images, network = noisy_images([8] * 4), Network(module, dtype=torch.float64)
+    program = ClientProgram(compose(PLAIN, fedavgm()), network.layout)
+    engine = Stacked(
+        network, images.examples, make_recorder=lambda: Captures(make=cast(Any, Still))
+    )
+    state = begin(network, program, images, CPU)
+    for _ in range(4):  # recorded in the third
+        with (seen := Operations()):
+            state, _ = run_round(program, images, engine, state, seed=0)
+    return seen.count
+
+
+def test_a_server_takes_as_many_kernels_for_many_tensors_as_for_few():
+    assert num_operations(num_layers=8) == num_operations(num_layers=1)

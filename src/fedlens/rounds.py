@@ -23,7 +23,7 @@ from fedlens.reporting.cohorts import Asked, BelowQuorum, Call, Reports, ask
 from fedlens.reporting.gathering import Gathering, gathering
 from fedlens.reporting.reports import Clock, Reporting
 from fedlens.traffic import num_bytes, sum_of_bytes
-from fedlens.trees import copy_tensors, moved, stack
+from fedlens.trees import copies, copy_tensors, moved, stack
 from fedlens.uploads import NORM, Uploads
 from fedlens.work import Part, Shared, Work, exact_model
 
@@ -179,8 +179,15 @@ def run_rounds(
     exacts = [exact]
     if len(experiments) > 1:
         exacts = [{n: t[g : g + 1] for n, t in exact.items()} for g in range(len(experiments))]
-    each = zip(experiments, reports, works, wholes, exacts, strict=True)
+    each = zip(experiments, reports, works, wholes, exacts, _size_shares(works, exact), strict=True)
     return [_move(*one) for one in each]
+
+
+def _size_shares(works: Sequence[Work], exact: Tree) -> tuple[Tensor, ...]:
+    """The `size_shares` of each experiment's cohort on the server's device, moved in one go."""
+    device = next(iter(exact.values())).device
+    shares: Tensor = moved(torch.cat([work.cohort.size_shares for work in works]), device)
+    return torch.split(shares, [*map(len, works)])
 
 
 def _gatherings(experiments: Sequence[RoundInput], elsewhere: Reporting | None) -> list[Gathering]:
@@ -280,9 +287,18 @@ def _rejected(experiment: RoundInput, uploads: Part) -> dict[int, str]:
 
 
 def _move(
-    experiment: RoundInput, reports: Reports, work: Work, uploads: Part, exact: Tree
+    experiment: RoundInput,
+    reports: Reports,
+    work: Work,
+    uploads: Part,
+    exact: Tree,
+    size_shares: Tensor,
 ) -> tuple[State, Outcome]:
-    """The server's half of an experiment's round; `exact` is its model [1, ...] in float64."""
+    """The server's half of an experiment's round; `exact` is its model [1, ...] in float64.
+
+    Few kernels: a GPU's queue holds about a thousand launches, and a host that finds it full waits
+    until the clients' round, which stands before them, is done.
+    """
     algorithm, state = experiment.program.algorithm, experiment.state
     cohort, device = work.cohort, next(iter(state.params.values())).device
     update = uploads.update
@@ -298,7 +314,7 @@ def _move(
     # Not in place: the update may lie where the next round's will, and a server may keep its grads.
     negative = torch._foreach_neg([update[name].unsqueeze(0) for name in state.params])
     grads = dict(zip(state.params, negative, strict=True))
-    memory = {name: tree_map(torch.clone, tree) for name, tree in state.server.items()}
+    memory = copies(state.server)
     start = {name: exact[name] for name in state.params}
     new, server = algorithm.advance.update(grads, memory, start, gathered)
     params = tree_map(torch.empty_like, state.params)
@@ -310,9 +326,10 @@ def _move(
         for name, b in state.buffers.items()
     }
     model = state.params | state.buffers
-    by_size = moved(cohort.size_shares, device)
     means = {
-        name: (t.double() * by_size).sum() for name, t in uploads.scalars.items() if name != NORM
+        name: (t.double() * size_shares).sum()
+        for name, t in uploads.scalars.items()
+        if name != NORM
     }
     means |= {name: t.double().mean() for name, t in uploads.channel_scalars.items()}
     for measure in algorithm.measures:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -57,7 +57,7 @@ class ActiveRun:
         self.records, self.watch, self.twin = records or [], watch, twin
         self.file, self.by_client = file, by_client
         self._whole = Whole(state, file.mark if file else None, best)
-        diverged = not math.isfinite(float(sum_of_model(state))) or _has_diverged(self.records)
+        diverged = not math.isfinite(float(sums_of_models([state]))) or _has_diverged(self.records)
         self.status = "diverged" if diverged else "running"
         self.reason = ""  # why it stopped, if it did
         self.closer: dict[str, Any] = {}  # what the summary also says of the final model
@@ -275,9 +275,18 @@ def _has_diverged(records: list[Record]) -> bool:
     return bool(records) and not is_number(records[-1]["train_loss"])
 
 
-def sum_of_model(state: State) -> torch.Tensor:  # []
-    """A number that is finite if all of the model is."""
-    model = [*state.params.values(), *state.buffers.values()]
-    # Of their sizes, since these are summed by one kernel, where sums of numbers take one each.
-    sums = torch._foreach_norm([t for t in model if t.is_floating_point()], 1)
-    return torch.stack(sums).double().sum()
+def sums_of_models(states: Sequence[State]) -> torch.Tensor:  # [G]
+    """For each of G states, whose models are built alike, a number: finite if all of its model is.
+
+    Of their sizes, since these are summed by few kernels, where sums of numbers take one each.
+    """
+    sums = torch._foreach_norm(
+        [
+            tensor
+            for state in states
+            for tensor in (*state.params.values(), *state.buffers.values())
+            if tensor.is_floating_point()
+        ],
+        1,
+    )
+    return torch.stack(sums).view(len(states), -1).double().sum(1)

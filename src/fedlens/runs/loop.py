@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from fedlens.engines import Engine
 from fedlens.reporting.cohorts import BelowQuorum
 from fedlens.rounds import RoundInput, begin, run_rounds
 from fedlens.run_files import RunFailed
-from fedlens.runs.active import ActiveRun, sum_of_model
+from fedlens.runs.active import ActiveRun, sums_of_models
 from fedlens.runs.evaluate import Evaluation
 from fedlens.runs.result import Result
 from fedlens.runs.settings import torch_settings
@@ -128,8 +127,9 @@ class StartedRound:
         numbers = []
         for run, (state, outcome) in zip(runs, self.results, strict=True):
             run.newest_state = state
-            numbers += [outcome.train_loss, *outcome.scalars.values(), sum_of_model(state)]
-        self.numbers = HostCopy(torch.stack([number.double() for number in numbers]))
+            numbers += [outcome.train_loss, *outcome.scalars.values()]
+        sums = sums_of_models([state for state, _ in self.results])
+        self.numbers = HostCopy((torch.stack([number.double() for number in numbers]), sums))
         self.evaluations = []
         for run, (state, _) in zip(runs, self.results, strict=True):
             evaluation = Evaluation(run.setup, engine, state, run.tell_tested)
@@ -139,11 +139,14 @@ class StartedRound:
 
     def finish(self) -> None:
         """Record it in the runs that have not ended since it started."""
-        numbers = iter(self.numbers.read().tolist())
+        measured, sums = self.numbers.read()
+        numbers = iter(measured.tolist())
         since = max(self.start_time, *(run.record_time for run in self.runs))
         seconds = time.perf_counter() - since
-        ended = zip(self.runs, self.results, self.evaluations, strict=True)
-        for run, (state, outcome), evaluation in ended:
+        ended = zip(
+            self.runs, self.results, self.evaluations, sums.isfinite().tolist(), strict=True
+        )
+        for run, (state, outcome), evaluation, is_finite in ended:
             record: Record = {
                 "round": state.round,
                 "train_loss": next(numbers),
@@ -161,6 +164,5 @@ class StartedRound:
                 **({"workers_lost": self.workers_lost} if self.workers_lost else {}),
                 "seconds": seconds / len(self.runs),
             }
-            is_finite = math.isfinite(next(numbers))
             if run.status == "running":
                 run.record_round(state, record, is_finite, evaluation)
