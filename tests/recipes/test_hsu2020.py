@@ -349,3 +349,20 @@ def test_what_stands_in_for_clients_and_network_is_said():
 def test_the_two_classes_furthest_apart_are_found():
     shares = torch.tensor([[0.5, 0.5, 0.0], [0.6, 0.2, 0.2], [0.0, 0.2, 0.8]])
     assert furthest_apart(shares) == (0, 2)
+
+
+def test_an_alpha_of_one_momentum_is_a_column_of_figure_8_and_no_grid(tmp_path):
+    wanted = ["cifar10, centralised", "*, α 100, *", "*, α 0, *, 1-β 0.1"]
+    done = reproduce("hsu2020/figure8", "smoke", tmp_path / "out", only=wanted)
+    where = "cifar10, K = 2, E = 1"
+    panel, grid = (block for block in done.blocks if isinstance(block, Contours))
+    assert (panel.title, grid.title) == (f"{where}: best over momenta", f"{where}, α = 100")
+    assert panel.caption.endswith("Not run with all 2 momenta: α 0 with 1.")
+    (table,) = (
+        b for b in done.blocks if isinstance(b, Table) and b.title.startswith(f"{where}: best")
+    )
+    assert list(table.header) == ["η_eff", "α = 100", "1 − β", "α = 0", "1 − β"]
+    for row, rate in zip(table.rows, ("0.01", "0.1"), strict=True):
+        found = done.results.final(f"cifar10, K 2, E 1, α 0, η_eff {rate}, 1-β 0.1")
+        assert found is not None
+        assert (row[0], row[3], row[4]) == (rate, f"{100 * found.mean:.2f}", "0.1")

@@ -90,38 +90,26 @@ def blocks(results: Results) -> list[Block]:
         for panel in panels(scale):
             grids = {a: _grid(results, dataset, panel, a) for a in _alphas(scale, dataset)}
             found = {a: grid for a, grid in grids.items() if any(map(any, grid))}
-            if not found:
-                continue
             where = f"{dataset}, K = {panel.goal}, E = {panel.epochs}"
-            if len(found) > 1:
-                shown.append(
-                    Contours(
-                        title=f"{where}: best over momenta",
-                        caption="As the paper draws it: at each α and effective learning rate the "
-                        "best relative accuracy over all momenta whose runs did not diverge. "
-                        "Clients are less alike to the right.",
-                        x=list(range(1, len(found) + 1)),
-                        y=rates(scale),
-                        z=[[_best(found[a][i]) for a in found] for i in range(len(rates(scale)))],
-                        x_names=[f"{a:g}" for a in found],
-                        x_label="α",
-                        y_label="η_eff",
-                        z_label="relative accuracy",
-                        log_y=True,
-                        percent=True,
-                    )
-                )
-            for alpha, grid in found.items():
-                cells = [
+            cells = {
+                alpha: [
                     [_name(dataset, panel, alpha, rate, left) for left in momenta(scale)]
                     for rate in rates(scale)
                 ]
+                for alpha in found
+            }
+            if len(found) > 1:
+                shown += _over_alphas(results, cells, found, where)
+            for alpha, grid in found.items():
+                if max(_num_run(results, cells[alpha])) == 1 < len(momenta(scale)):
+                    continue  # a line, and no plane: it stands among the other α
                 shown += [
                     Contours(
                         title=f"{where}, α = {alpha:g}",
                         caption="Relative accuracy over the grid of effective learning rate and "
                         "momentum, after the last round."
-                        f"{_star(results, cells)}{_left_out(results, dataset, panel, alpha)}",
+                        f"{_star(results, cells[alpha])}"
+                        f"{_left_out(results, dataset, panel, alpha)}",
                         x=momenta(scale),
                         y=rates(scale),
                         z=grid,
@@ -132,7 +120,9 @@ def blocks(results: Results) -> list[Block]:
                         log_y=True,
                         percent=True,
                     ),
-                    _table(results, cells, grid, title=f"{where}, α = {alpha:g}: accuracy, %"),
+                    _table(
+                        results, cells[alpha], grid, title=f"{where}, α = {alpha:g}: accuracy, %"
+                    ),
                 ]
     return [
         *shown,
@@ -164,7 +154,71 @@ def _grid(results: Results, dataset: str, panel: Panel, alpha: float) -> list[li
     return grid
 
 
-def _star(results: Results, cells: list[list[str]]) -> str:
+Cells = list[list[str]]
+"""The names of an α's cells, a row for each effective learning rate."""
+
+
+def _num_run(results: Results, cells: Cells) -> list[int]:
+    """At how many momenta each effective learning rate was run, also where it diverged."""
+    return [sum(bool(results.runs[cell]) for cell in row) for row in cells]
+
+
+def _over_alphas(
+    results: Results,
+    cells: dict[float, Cells],
+    grids: dict[float, list[list[float | None]]],
+    where: str,
+) -> list[Block]:
+    """A panel of the paper's figure, and the accuracies behind it."""
+    scale = results.scale
+    every, fewer = len(momenta(scale)), []
+    for alpha, names in cells.items():
+        least, most = min(run := _num_run(results, names)), max(run)
+        if least < every:
+            fewer.append(f"α {alpha:g} with {least}" + (f" to {most}" if most > least else ""))
+    tried = f" Not run with all {every} momenta: {', '.join(fewer)}." if fewer else ""
+    rows = []
+    for number, rate in enumerate(rates(scale)):
+        row = [f"{rate:.2g}"]
+        for alpha, grid in grids.items():
+            best = _best(grid[number])
+            place = None if best is None else grid[number].index(best)
+            row += (
+                [NONE, NONE]
+                if place is None
+                else [
+                    at_the_end(results, cells[alpha][number][place]),
+                    f"{momenta(scale)[place]:.2g}",
+                ]
+            )
+        rows.append(row)
+    return [
+        Contours(
+            title=f"{where}: best over momenta",
+            caption="As the paper draws it: at each α and effective learning rate the best "
+            "relative accuracy over all momenta whose runs did not diverge. Clients are less alike "
+            f"to the right.{tried}",
+            x=list(range(1, len(grids) + 1)),
+            y=rates(scale),
+            z=[[_best(grids[a][i]) for a in grids] for i in range(len(rates(scale)))],
+            x_names=[f"{a:g}" for a in grids],
+            x_label="α",
+            y_label="η_eff",
+            z_label="relative accuracy",
+            log_y=True,
+            percent=True,
+        ),
+        Table(
+            title=f"{where}: best accuracy over momenta, %",
+            caption="Test accuracy after the last round, and the 1 − β that it was reached with."
+            f"{tried}",
+            header=("η_eff", *(name for a in grids for name in (f"α = {a:g}", "1 − β"))),
+            rows=rows,
+        ),
+    ]
+
+
+def _star(results: Results, cells: Cells) -> str:
     """What the star of a grid of cells is, in sentences."""
     ends = {cell: end.mean for row in cells for cell in row if (end := lasting(results, cell))}
     swing = 100 * results.swing(max(ends, key=ends.__getitem__))
@@ -175,9 +229,7 @@ def _star(results: Results, cells: list[list[str]]) -> str:
     )
 
 
-def _table(
-    results: Results, cells: list[list[str]], grid: list[list[float | None]], *, title: str
-) -> Table:
+def _table(results: Results, cells: Cells, grid: list[list[float | None]], *, title: str) -> Table:
     """The accuracies behind a grid and, as the paper's figure has it, the best over momenta."""
     rows = []
     for rate, of_rate, relative in zip(rates(results.scale), cells, grid, strict=True):
