@@ -2,8 +2,8 @@
 
     python benchmarks/algorithms.py [--device cuda] [--precision bf16] [--only hsu-cnn ...]
 
-The workloads are those of `fedlens bench`. FedAvg and the algorithms run turn about in one process;
-printed is the median of the repeats, in milliseconds a round, and the ratio to FedAvg's.
+The workloads are those of `fedlens bench`. FedAvg and the algorithms take turns in one process. It
+prints the median of the repeats in milliseconds per round, and the ratio to FedAvg.
 """
 
 from __future__ import annotations

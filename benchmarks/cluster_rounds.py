@@ -1,13 +1,14 @@
-"""How long a round takes on a cluster: a model on paper, and a simulation that checks it.
+"""How long a round takes on a cluster: a formula, and a simulation that checks it.
 
     python benchmarks/cluster_rounds.py           # a table, from one node to a hundred
     python benchmarks/cluster_rounds.py measure [STEPS]   # on this machine: overhead, two workers
 
-Clients of hsu-cnn take so many steps, 1 if it is not said; the workload of `fedlens bench` has 8.
+Clients of hsu-cnn take STEPS steps, 1 by default; the workload of `fedlens bench` has 8.
 
-The simulation plays a round task by task: the model crosses the server's link once a node, tasks
-are handed out longest first to whoever is free, what comes back crosses the link one after another,
-and is added up one after another. The model on paper says the same in four terms.
+The simulation goes through a round task by task. The server's link carries the model once to each
+node. The server hands out tasks, the longest first, to the next free worker. Results cross the link
+one after another, and the server adds them up one after another. The formula (`on_paper`) estimates
+the same with four terms.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ from fedlens.engines.worker_engine import tasks_a_worker
 @dataclass(frozen=True)
 class Cluster:
     nodes: int
-    workers: int = 16  # a node
-    clients: int = 1_000  # of a round
-    seconds: float = 0.5  # that a client takes, on average
-    spread: float = 0.5  # of a client's seconds: a standard deviation, as a share of the average
+    workers: int = 16  # per node
+    clients: int = 1_000  # per round
+    seconds: float = 0.5  # of a client, on average
+    spread: float = 0.5  # standard deviation of a client's seconds, as a share of the average
     parameters: int = 1_756_426  # hsu-cnn
-    link: float = 1.25e9  # bytes a second, that the server sends or receives: 10 Gbit
-    add: float = 4e9  # bytes a second, that the server adds up
-    task: float = 0.001  # seconds of the server for a task: to write it, to hand it out
-    once: float = 0.010  # seconds a round besides
+    link: float = 1.25e9  # bytes per second that the server sends or receives: 10 Gbit
+    add: float = 4e9  # bytes per second that the server adds up
+    task: float = 0.001  # seconds of the server per task, to write it and hand it out
+    once: float = 0.010  # other seconds per round
 
     @property
     def down(self) -> float:  # parameters in float32
@@ -45,7 +46,7 @@ class Cluster:
 
     @property
     def tasks(self) -> int:
-        """As many as are aligned: a power of two of clients each."""
+        """The number of tasks of a round. Each has the same power of two of clients."""
         workers = self.nodes * self.workers
         wanted = tasks_a_worker(workers) * workers
         size = 1
@@ -55,10 +56,11 @@ class Cluster:
 
 
 def on_paper(cluster: Cluster) -> float:
-    """Seconds of a round.
+    """Seconds of a round, by formula.
 
-    To send the model to every node; then the longest of three that go on side by side: training,
-    the server's handing out, and what comes back over the link and is added up; and the last task.
+    The sum of the fixed time, the longest of three activities that overlap (sending the model and
+    training; handing out tasks; receiving and adding up results), the wait for the last task, and
+    receiving and adding up its result.
     """
     workers = min(cluster.nodes * cluster.workers, cluster.tasks)
     size = cluster.clients / cluster.tasks
@@ -72,7 +74,7 @@ def on_paper(cluster: Cluster) -> float:
 
 
 def simulated(cluster: Cluster, seed: int = 0) -> float:
-    """The same, played task by task."""
+    """Seconds of a round, simulated task by task."""
     rng = random.Random(seed)
     size = -(-cluster.clients // cluster.tasks)
     shape = 1 / cluster.spread**2
@@ -81,7 +83,7 @@ def simulated(cluster: Cluster, seed: int = 0) -> float:
         clients = range(first, min(first + size, cluster.clients))
         lasts.append(sum(rng.gammavariate(shape, cluster.seconds / shape) for _ in clients))
     lasts.sort(reverse=True)
-    # A node's workers can start when the model is there; it goes to one node after another.
+    # A node's workers start when the model has arrived; the nodes receive it one after another.
     free = [
         cluster.once + (node + 1) * cluster.down / cluster.link
         for node in range(cluster.nodes)
@@ -116,7 +118,7 @@ def table() -> None:
 
 
 def measure(steps: int = 1) -> None:
-    """On this machine: what a round costs besides its clients, and two workers beside one."""
+    """Measure the overhead of a round on this machine, with one worker and with two."""
     import os
 
     from fedlens.engines import Processes, Ray
@@ -145,7 +147,7 @@ def measure(steps: int = 1) -> None:
                 )
                 state = begin(setup.network, setup.program, setup.federation, setup.device)
                 took, waited, served = [], [], []
-                for _ in range(rounds + 2):  # the first two are to warm up
+                for _ in range(rounds + 2):  # the first two are a warm-up
                     busy, start = engine.busy_seconds, time.perf_counter()
                     cpu = time.process_time()
                     state, _ = run_round(setup.program, setup.federation, engine, state, 0)

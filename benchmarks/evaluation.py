@@ -2,10 +2,10 @@
 
     python benchmarks/evaluation.py [--only NAME ...] [--repeats 3] [--device auto] [--json]
 
-For each workload a round and an evaluation of the whole test set are timed in turns, on random
-images of the papers' sizes; the medians are printed, and the share of evaluation in a run that is
-evaluated every so many rounds. Without --only, the two that are quick on a CPU. The aim is less
-than 10 %; but a round of paper 3 on Fashion-MNIST trains on 2,500 images and is judged on 10,000.
+For each workload, rounds and evaluations of the whole test set are timed in turns, on random images
+of the papers' sizes. It prints the medians, and the share of evaluation in a run that is evaluated
+as often as in the paper. Without --only it measures the two that are quick on a CPU. The aim is
+less than 10 %; but a round of paper 3 on Fashion-MNIST trains on 2,500 images and evaluates 10,000.
 """
 
 from __future__ import annotations

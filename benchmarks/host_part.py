@@ -2,13 +2,14 @@
 
     python benchmarks/host_part.py [--rounds 500] [--repeats 9]
 
-A round of `stacked` is what the host does, and a recorded graph that it launches. Here that graph
-does nothing when it is replayed, and leaves what it gave when it was recorded: what is left is
-choosing clients, drawing plans, packing them, weighing, adding up, moving and, on the second line,
-recording the round in a run. The workload is pfl-cnn, 50 x 5 x 10, with few pixels and channels, so
-that the server's arithmetic, which a GPU would do, is next to nothing. What CUDA takes to launch
-kernels, and the graph, is not in it. CPU time of one thread, the median of the repeats, each of so
-many rounds.
+A round of engine `stacked` consists of the host's work and of a recorded graph that the host
+launches. Here the replay of that graph does nothing, and its outputs keep the values from the
+recording. What remains is the host's part: selecting clients, drawing and packing their batches,
+weights, sums, the server's step and, on the second line, writing the record of the round. The
+workload is pfl-cnn, 50 x 5 x 10, with few pixels and channels, so that the server's arithmetic,
+which a GPU would do, takes almost no time. The time that CUDA needs to launch kernels and the graph
+is not included. It prints the CPU time of one thread per round, as the median of `--repeats`
+measurements of `--rounds` rounds.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ from fedlens.sections import Evaluate
 from fedlens.setup import Setup, build
 
 WORK = replace(WORKLOADS["pfl-cnn"], shape=(3, 8, 8))
-WARM = 10  # rounds until all is recorded
+WARM = 10  # rounds after which every graph is recorded
 
 
 def narrow() -> nn.Module:
-    """The layers of pfl-cnn, the first linear one still of a size that `stacked` factors."""
+    """The layers of pfl-cnn, narrower; `stacked` still factors the first linear layer."""
     return nn.Sequential(
         nn.Conv2d(3, 4, 3),
         nn.ReLU(),
@@ -77,7 +78,7 @@ def setup_of(num_rounds: int) -> Setup:
 
 
 def of_rounds(count: int) -> float:
-    """CPU seconds of a round as `fedlens bench` measures it."""
+    """CPU seconds of a round, as `fedlens bench` measures it."""
     setup = setup_of(count)
     one_round = rounds(setup)
     for _ in range(WARM):
@@ -89,7 +90,7 @@ def of_rounds(count: int) -> float:
 
 
 def of_runs(count: int) -> float:
-    """CPU seconds of a round of a run, its record included, without its evaluation."""
+    """CPU seconds of a round in a run, with its record but without evaluation."""
     ends: list[float] = []
     train(setup_of(WARM + count), watch=lambda _: ends.append(time.process_time()))
     return (ends[-2] - ends[WARM - 1]) / (count - 1)

@@ -2,11 +2,11 @@
 
     python benchmarks/large_networks.py [--only resnet18 ...] [--what agree fused plain] [--top 15]
 
-For each network of `fedlens bench` that has normalisation, and for paper 1's, which has that of
-batches: how far logits and gradients of one step in bf16 lie from those in float32, with kernels
-and by PyTorch's operations alone (`agree`); milliseconds a round, and its kernels by time, with the
-kernels of normalisation and of depthwise convolutions (`fused`), and with PyTorch's operations in
-their place (`plain`).
+The networks are those of `fedlens bench` with normalisation layers, and that of paper 1, which has
+batch normalisation. `agree` prints how far logits and gradients of one step in bf16 are from those
+in float32, with our kernels and with PyTorch's operations alone. `fused` prints milliseconds per
+round and the kernels sorted by time, with our kernels for normalisation and depthwise convolutions;
+`plain` prints the same with PyTorch's operations instead of these kernels.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ NETWORKS = {name: WORKLOADS[name] for name in ("resnet18", "mobilenetv2")} | {
     "paper-1": Workload("resnet18", (3, 32, 32), 3, 20, 32)
 }
 WHAT = ["agree", "fused", "plain"]
-ROUNDS = 5  # that are timed together
+ROUNDS = 5  # timed together
 GPU = torch.device("cuda")
 
 
 @contextlib.contextmanager
 def plain(*, everything: bool = False) -> Iterator[None]:
-    """PyTorch's operations in the place of these kernels; or, of all of them."""
+    """Use PyTorch's operations instead of these kernels, or of all kernels (`everything`)."""
 
     def group_norm(*given: object) -> Tensor:
         *settings, epilogue = given
@@ -60,7 +60,7 @@ def plain(*, everything: bool = False) -> Iterator[None]:
 
 
 def one_step(work: Workload, compute: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Logits and all gradients of a step of `work`, on images of noise."""
+    """Logits and all gradients of one step of `work` on random images."""
     torch.manual_seed(0)
     module = MODELS[work.model](work.shape, 10, **work.options)
     network = Network(module, dtype=torch.float32, compute=compute)

@@ -2,10 +2,11 @@
 
     python benchmarks/long_runs.py [pfl | hsu] [--data DIR] [--rounds N] [--seeds 1]
 
-`pfl` is the benchmark of pfl-research: 1,000 clients of 50 images, 50 a round, one epoch of batches
-of 10 at lr 0.1, the plain mean, 1,500 rounds, an evaluation every 10. `hsu` is that of Hsu et al.:
-100 clients of 500 images, Dirichlet(1), 10 a round, one epoch of batches of 64, 10,000 rounds, an
-evaluation every 100. A short run of the same shape comes first, so that start-up is not counted.
+`pfl` is the benchmark of pfl-research: 1,000 clients of 50 images, 50 per round, one epoch of
+batches of 10 at lr 0.1, the unweighted mean, 1,500 rounds, an evaluation every 10. `hsu` is that of
+Hsu et al.: 100 clients of 500 images, Dirichlet(1), 10 per round, one epoch of batches of 64,
+10,000 rounds, an evaluation every 100. A short run with the same settings comes first, so that
+start-up is not counted.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where numbers come from: what every JSON file in results/ carries."""
+"""The origin of measured numbers, which every JSON file in results/ contains."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def origin() -> dict[str, str]:
-    """The revision of the code, with a + if files were changed since, and the command."""
+    """The git revision of the code, with a + if files have changed since, and the command."""
     asked = ["git", "-C", str(ROOT), "describe", "--always", "--dirty=+"]
     found = subprocess.run(asked, capture_output=True, text=True, check=False)
     script = Path(sys.argv[0]).resolve()

@@ -2,11 +2,11 @@
 
     python benchmarks/peers.py [--rounds 3] [--repeats 3] [--only pfl-cnn ...] [--cache DIR]
 
-Each peer is installed, by pip and by name, into an environment of its own under the cache folder
-(about 3 GB in all, once), and does the same rounds in the setting that is fastest for it on a CPU:
-the same model, images, clients, steps and batch sizes. Repeats are interleaved. Printed is the
-median second of all rounds but each process's first; the loss must have fallen, else the row says
-so. It wants a machine that does nothing else.
+pip installs each peer by name into its own environment under the cache folder (about 3 GB in all,
+once). Each runs the same rounds, in the setting that is fastest for it on a CPU: the same model,
+images, clients, steps and batch sizes. Repeats are interleaved. It prints the median seconds of all
+rounds except the first of each process; a row says so if the loss did not fall. Run it on an idle
+machine.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ TORCH = "torch==2.13.0"
 
 class Peer(NamedTuple):
     script: str
-    packages: tuple[str, ...] = ()  # none: this environment
-    processes: int = 1  # above 1, started by torchrun
-    threads: int | None = None  # None: as many as there are cores
+    packages: tuple[str, ...] = ()  # if empty, it runs in this environment
+    processes: int = 1  # more than 1 are started by torchrun
+    threads: int | None = None  # None: one per core
 
 
 PEERS = {
@@ -48,7 +48,7 @@ PEERS = {
 
 
 def environment(peer: Peer, cache: Path) -> Path:
-    """The peer's own Python, made at the first call."""
+    """The path of the peer's Python; its environment is made at the first call."""
     if not peer.packages:
         return Path(sys.executable)
     home = cache / peer.script.removeprefix("by_").removesuffix(".py")
@@ -63,7 +63,7 @@ def environment(peer: Peer, cache: Path) -> Path:
 
 
 def measure(peer: Peer, python: Path, workload: str, rounds: int) -> dict[str, Any]:
-    """One process, or one group of them: what it printed last."""
+    """Run one process, or one group of them, and return the last JSON line that it printed."""
     paths = os.pathsep.join([str(ROOT / "src"), str(HERE / "simulators")])
     settings = {"PYTHONPATH": paths, "RAY_DEDUP_LOGS": "0", "FLWR_TELEMETRY_ENABLED": "0"}
     if peer.threads:

@@ -2,11 +2,11 @@
 
     python benchmarks/precision.py [--data DIR] [--seeds 5] [--rounds 100] [--precisions fp32 bf16]
 
-Fashion-MNIST, mcmahan-cnn, 100 clients, 10 a round, one local epoch of batches of 32; iid, and with
-Dirichlet(1) clients. Printed are the mean and the standard deviation of the final test accuracy,
+Fashion-MNIST, mcmahan-cnn, 100 clients, 10 per round, one local epoch of batches of 32; iid, and
+with Dirichlet(1) clients. It prints the mean and the standard deviation of the final test accuracy,
 and the mean difference from the first precision over the seeds with its standard error. Each final
-model is also judged in every one of the precisions: what the same weights come to on the same
-images, and by how much that differs at the most.
+model is also evaluated in every precision: it prints the accuracies of the same weights on the same
+images, and their largest difference.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def experiment(partition: str, precision: Precision, seed: int, rounds: int) -> 
 
 
 def judged(described: fl.Experiment, model: Tree, data: Path | None) -> float:
-    """The accuracy of a model, in the precision of this experiment, on its engine."""
+    """The test accuracy of a model, in the precision and on the engine of this experiment."""
     setup = build(described, data)
     with torch_settings(setup.experiment, setup.device):
         state = begin(setup.network, setup.program, setup.federation, setup.device)

@@ -2,7 +2,7 @@
 
     python benchmarks/profile_rounds.py [--only pfl-cnn ...] [--precision bf16] [--top 25] [--order]
 
-With `--order` also those of one step, one after another: when each starts and how long it takes.
+With `--order` it also prints the kernels of one step in order, with their start and duration.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fedlens.runs.settings import torch_settings
 from fedlens.setup import build
 
 ROUNDS = 5
-LOSS = "_cross_entropy_kernel"  # there is one in every step
+LOSS = "_cross_entropy_kernel"  # every step has one
 
 
 def main() -> None:
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def one_step(profiler: Any) -> Iterator[str]:
-    """The kernels of a step in the middle, from one loss to the next."""
+    """The kernels of one step in the middle of the profile, from one loss to the next."""
     on_gpu = [event for event in profiler.events() if event.device_type.name == "CUDA"]
     events = sorted(on_gpu, key=lambda event: event.time_range.start)
     losses = [i for i, event in enumerate(events) if event.name == LOSS]

@@ -2,11 +2,12 @@
 
     python benchmarks/recording.py [--device cuda] [--steps 470 940 1880] [--rounds 6] [--json]
 
-Ten clients of simple-cnn take so many steps a round on batches of 32, in one experiment and in
-three that differ in their seed, side by side. Every round is timed by itself, from the first on. On
-a GPU the first rounds compile kernels, if Triton's cache does not have them, and record what the
-later ones replay: "beyond" is what all rounds took beyond as many of the fastest. Where only blocks
-of steps are recorded it is the same for any number of steps. A second call compiles nothing.
+Ten clients of simple-cnn take `--steps` steps per round on batches of 32, in one experiment and in
+three side by side that differ in their seed. Every round is timed separately, including the first.
+On a GPU the first rounds compile kernels that are not in Triton's cache, and record the graphs that
+later rounds replay. "beyond" is the time of all rounds minus that of as many fastest rounds. If
+only blocks of steps are recorded, it does not depend on the number of steps. A second call of this
+script compiles nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ SIDE_BY_SIDE = 3
 
 
 def setups_of(steps: int, count: int, device: str, precision: str) -> list[Setup]:
-    """Experiments that differ in their seed; epochs spare images."""
+    """Experiments that differ in their seed. Several epochs need fewer images per step."""
     work = Workload("simple-cnn", (3, 32, 32), CLIENTS, steps // EPOCHS, BATCH)
     one = experiment(work, "stacked", device, precision)
     one = replace(one, local=replace(one.local, epochs=EPOCHS))

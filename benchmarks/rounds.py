@@ -2,8 +2,8 @@
 
     python benchmarks/rounds.py [--device cuda] [--repeats 3] [--rounds 20] [--only pfl-cnn ...]
 
-The workloads are those of `fedlens bench`. Printed is the median of the repeats, in milliseconds a
-round, and the ratio to the loop's.
+The workloads are those of `fedlens bench`. It prints the median of the repeats in milliseconds per
+round, and how many times faster than the loop that is.
 """
 
 from __future__ import annotations

@@ -3,12 +3,12 @@
     python benchmarks/scaling.py [--clients 10 100 1000 10000] [--cohorts 10 100] [--repeats 3]
                                  [--splits fixed drawn fresh] [--algorithms fedavg scaffold]
 
-Rounds of lenet5, 50 images a client, ten clients a round unless said otherwise, engine
+Rounds of lenet5, 50 images per client, ten clients per round unless stated otherwise, engine
 `sequential` with one thread. All clients share one pool of images, so that only their number
-changes: what each holds is drawn once and listed (`fixed`), once and found by drawing it again
-whenever it is asked for (`drawn`), or in every round (`fresh`). Each line is measured in processes
-of its own, in turns: the median of the repeats, in CPU seconds, so that others on the machine
-disturb it little; the server's own part of it; the memory that the process had at most.
+changes. A client's images are drawn once and stored in a list (`fixed`), drawn once and redrawn
+from the seed at every access (`drawn`), or drawn anew in every round (`fresh`). Each line is
+measured in separate processes, in turns. It has the median of the repeats in CPU time, which other
+programs on the machine disturb little; the server's part of it; and the peak memory of the process.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ HELD = POOL.steps * POOL.batch
 
 
 class Case(NamedTuple):
-    """What a line is about."""
+    """The configuration of one line."""
 
     clients: int
     cohort: int
@@ -55,7 +55,7 @@ class Case(NamedTuple):
 
 @dataclass
 class Timed(Engine):
-    """Another engine, and the CPU seconds that its clients take."""
+    """Wraps an engine and measures the CPU seconds of its clients."""
 
     network: Network
     of: Engine
@@ -86,7 +86,7 @@ def federation(num_clients: int, split: str) -> Federation:
 
 
 def measure(case: Case, rounds: int) -> dict[str, float]:
-    """One configuration, in this process."""
+    """Measure one configuration in this process."""
     torch.set_num_threads(1)
     clients = federation(case.clients, case.split)
     network = Network(MODELS[POOL.model](POOL.shape, 10), (0.5,), (0.5,))
@@ -109,7 +109,7 @@ def measure(case: Case, rounds: int) -> dict[str, float]:
 
 
 def elsewhere(case: Case, rounds: int) -> dict[str, float]:
-    """The same in a process of its own."""
+    """Measure one configuration in a separate process."""
     words = ["--one", *map(str, case), "--rounds", str(rounds)]
     command = [sys.executable, __file__, *words]
     done = subprocess.run(command, check=True, capture_output=True, text=True)

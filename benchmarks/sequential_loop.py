@@ -2,8 +2,8 @@
 
     python benchmarks/sequential_loop.py [--repeats 3] [--json]
 
-Both do the same rounds of FedAvg on the same random images, in turns, in one process. The loop
-is what a researcher would write: one module, torch.optim.SGD, images normalised once and kept as
+Both run the same rounds of FedAvg on the same random images, in turns, in one process. The loop is
+what a researcher would write: one module, torch.optim.SGD, images normalised once and kept as
 floats. A ratio above 1 means that Fedlens is faster; the median of the repeats is printed.
 """
 
@@ -30,7 +30,7 @@ from fedlens.network.network import Network
 from fedlens.pieces import Epochs, Sgd, Uniformly
 from fedlens.rounds import begin, run_round
 
-# model, image shape, clients a round, steps, batch size
+# model: image shape, clients per round, steps, batch size
 WORKLOADS = {
     "pfl-cnn": ((3, 32, 32), 20, 5, 10),
     "hsu-cnn": ((3, 32, 32), 4, 8, 64),

@@ -2,9 +2,9 @@
 
     python benchmarks/sweep.py [--device cuda] [--precision tf32] [--points 42] [--at-once 64]
 
-Points differ in seed and learning rate. A round of all points, stacked as `fedlens sweep` stacks
-them, is timed beside a round of each by itself, turn about in one process; printed are the medians
-of the repeats in milliseconds for all points, and their ratio.
+Points differ in seed and learning rate. A round of points stacked as `fedlens sweep` stacks them
+and a round of a single point are timed in turns in one process. It prints the medians of the
+repeats, scaled to milliseconds for all points, and their ratio.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fedlens.runs.sweep import prepare
 
 
 def rounds(points: list[Point], at_once: int) -> Callable[[], None]:
-    """A function that runs a round of all these points together, one after another."""
+    """A function that runs the next round of all these points together, at each call."""
     setups = [point.setup for point in points]
     engine = Stacked(setups[0].network, setups[0].federation.examples, at_once=at_once)
     return rounds_together(setups, engine)

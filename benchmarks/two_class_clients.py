@@ -2,9 +2,9 @@
 
     python benchmarks/two_class_clients.py [--data DIR] [--seeds 3] [--rounds 80] [--only NAME ...]
 
-100 clients, 10 a round, 10 local epochs of batches of 128, mcmahan-cnn. Printed for every case is
-the mean and the standard deviation of test accuracy over the last quarter of the rounds (61 to 80),
-seed by seed. All cases run side by side, one process each; a GPU is advised.
+100 clients, 10 per round, 10 local epochs of batches of 128, mcmahan-cnn. For every case and seed
+it prints the mean and the standard deviation of test accuracy over the last quarter of the rounds
+(61 to 80). All run at the same time, one process for each case and seed; a GPU is advised.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ CASES: dict[str, dict[str, Any]] = {
         "algorithm": {"name": "liadmm", "local": "training", "dual": "step", "average": "sampled"},
     },
 }
-SEEDED = ("fedavg", "fedadmm")  # these get all seeds, the others one
+SEEDED = ("fedavg", "fedadmm")  # these run with all seeds, the others with one
 
 
 def run_case(name: str, seed: int, rounds: int, data: str | None) -> dict[str, Any]:

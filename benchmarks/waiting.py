@@ -2,10 +2,11 @@
 
     python benchmarks/waiting.py [--rounds 7] [--workers 2]
 
-Of the workers' time in a round, the share in which they train nobody: while the server chooses
-clients, adds up and moves, and while one trains the last client. The three common workloads, then
-clients of pfl-cnn that hold very different numbers of images (lognormal, from 1 to several
-hundred), and three equal ones, which two workers cannot share evenly. Medians over rounds.
+It prints the share of the workers' time in a round in which they train no client: while the server
+selects clients, adds up updates and takes its step, and while another worker trains the last
+client. It measures the three common workloads, three equal clients of pfl-cnn, which two workers
+cannot share evenly, and clients of pfl-cnn with very different numbers of images (lognormal, from 1
+to several hundred). Results are medians over rounds.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def equal(work: Workload) -> Setup:
 
 
 def ragged(num_clients: int, cohort: int) -> Setup:
-    """As many clients of all kinds of sizes, who draw on one pool of images."""
+    """A setup with clients of very different sizes, whose images come from one shared pool."""
     setup = equal(PFL)
     rng = np.random.default_rng(0)
     sizes = rng.lognormal(3.5, 1.2, num_clients).astype(int).clip(1, 1000)

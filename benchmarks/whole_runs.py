@@ -3,17 +3,19 @@
     python benchmarks/whole_runs.py [--device cpu] [--only quickstart mcmahan] [--rounds N]
                                     [--repeats 3] [--pfl PYTHON [--processes N]] [--out DIR]
 
-Every run is a process of its own, timed from outside, imports included: `fedlens run` to its page,
-a loop written by hand to its saved model, and the same by pfl if `--pfl` names a Python that has
-it: in two processes on a CPU and in five on a GPU, its fastest in peers.py, unless `--processes`
-says otherwise. All train FedAvg on the same images and clients, and evaluate after every round. A
-first start finds no compiled kernels and no fonts in its caches; a second has them. Where a Fedlens
-run's time goes is read from the records of further runs, and from when their files were written.
-These import torch before the command begins, to mark when that is done, so they take a little
-longer than the command: totals are those of the rows without parts. Medians over repeats, which are
-interleaved. CPU seconds are those of all cores and all processes: they say something also where
-others use the machine. What is measured is written after every repeat, so that a call that is cut
-short leaves what it had.
+Every run is a separate process, timed from outside, imports included: `fedlens run` until its page
+is written, a loop written by hand until its model is saved, and the same with pfl if `--pfl` names
+a Python that has it. pfl runs in two processes on a CPU and in five on a GPU, its fastest in
+peers.py, unless `--processes` sets another number. All train FedAvg on the same images and clients,
+and evaluate after every round. A first start finds no compiled kernels and no fonts in its caches;
+a second start finds both.
+
+The parts of a Fedlens run's time come from further runs: from their records, and from the times at
+which their files were written. These runs import torch before the command begins, to mark the end
+of the imports, so they take a little longer than the command: take totals from the rows without
+parts. Results are medians over repeats, which are interleaved. CPU seconds add up all cores and all
+processes, and are meaningful even if other programs use the machine. Results are written after
+every repeat, so an interrupted call keeps them.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ ROOT = HERE.parent
 
 @dataclass(frozen=True)
 class Whole:
-    """A run that a person might wait for."""
+    """The settings of a run that is short enough to wait for."""
 
     model: str
     dataset: str
@@ -67,12 +69,12 @@ NOTE = (
     "come before all else, so that they take a little longer."
 )
 PARTS = ("imports", "data and setup", "first round", "other rounds", "evaluation", "page", "rest")
-PR_SET_CHILD_SUBREAPER = 36  # of Linux: who becomes the parent of orphans
+PR_SET_CHILD_SUBREAPER = 36  # Linux: makes this process the parent of orphaned descendants
 CACHES = ("TRITON_CACHE_DIR", "CUDA_CACHE_PATH", "MPLCONFIGDIR")  # empty at a first start
 
 
 def settings(caches: Path | None = None) -> dict[str, str]:
-    """The environment of a process: our sources on its path, and its caches."""
+    """The environment of a process: our sources on its path, and its own caches."""
     paths = [str(ROOT / "src"), str(HERE / "simulators"), os.environ.get("PYTHONPATH", "")]
     own = {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
     if caches is not None:
@@ -81,12 +83,12 @@ def settings(caches: Path | None = None) -> dict[str, str]:
 
 
 def timed(command: list[str], environment: dict[str, str]) -> tuple[float, dict[str, float]]:
-    """When a process began, on the clock of files; seconds to its end, and of all its cores."""
+    """Run a process; return its start (as `time.time`), and its wall-clock and CPU seconds."""
     began, start, used = time.time(), time.perf_counter(), cpu_of_children()
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     seconds = {"total": time.perf_counter() - start}
     with contextlib.suppress(ChildProcessError):
-        while True:  # those that it left behind are this process's children now
+        while True:  # processes that it left running are children of this one now
             os.waitpid(-1, 0)
     seconds["cpu"] = cpu_of_children() - used
     if done.returncode:
@@ -95,7 +97,7 @@ def timed(command: list[str], environment: dict[str, str]) -> tuple[float, dict[
 
 
 def cpu_of_children() -> float:
-    """The CPU seconds of all processes that this one has waited for, and of theirs."""
+    """CPU seconds of all child processes that this one has waited for, and of their children."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
@@ -112,20 +114,20 @@ if device != "cpu":
 open(mark, "w").close()
 fedlens.__main__.command()
 """
-"""The command `fedlens`, whose imports and GPU are ready when it writes a file as a mark.
+"""The command `fedlens`; it writes the file `mark` once its imports are done and the GPU is ready.
 
-Its processes that draw start only then, where those of the command itself start before imports.
+It starts the processes that draw only after that; the real command starts them before its imports.
 """
 
 
 def by_fedlens(run: Whole, device: str, folder: Path, caches: Path) -> dict[str, float]:
-    """Seconds in all, of `fedlens run` to its page, as a shell starts it."""
+    """Total and CPU seconds of `fedlens run` until its page is written, as a shell starts it."""
     command = [sys.executable, "-m", "fedlens", *words(run, device, folder)]
     return timed(command, settings(caches))[1]
 
 
 def words(run: Whole, device: str, folder: Path) -> list[str]:
-    """What `fedlens` is asked: to run an experiment that is written here."""
+    """The arguments of `fedlens`, to run an experiment file that this function writes."""
     described = folder / "whole.toml"
     described.write_text(
         f'dataset = "{run.dataset}"\nmodel = "{run.model}"\nrounds = {run.rounds}\n'
@@ -137,7 +139,7 @@ def words(run: Whole, device: str, folder: Path) -> list[str]:
 
 
 def in_parts(run: Whole, device: str, folder: Path, caches: Path) -> dict[str, float]:
-    """Seconds in all and by part, of the command whose imports come first."""
+    """Total seconds and seconds of each part, of the command whose imports come first."""
     place, mark = folder / "run", folder / "imported"
     command = [sys.executable, "-c", COMMAND, device, str(mark), "fedlens"]
     began, whole = timed(command + words(run, device, folder), settings(caches))
@@ -159,15 +161,15 @@ def in_parts(run: Whole, device: str, folder: Path, caches: Path) -> dict[str, f
 
 
 class Other(NamedTuple):
-    """A script that trains and evaluates the same, and saves the model."""
+    """A script that trains and evaluates the same run, and saves the model."""
 
     script: str
     python: str = sys.executable
-    processes: int = 1  # above 1, started by torchrun
+    processes: int = 1  # more than 1 are started by torchrun
 
 
 def by_others(other: Other, run: Whole, device: str, caches: Path) -> dict[str, float]:
-    """Seconds in all."""
+    """Total and CPU seconds of the script."""
     command, own = [other.python], {"PFL_PYTORCH_DEVICE": device}
     if other.processes > 1:
         command += ["-m", "torch.distributed.run", "--standalone"]
@@ -186,7 +188,7 @@ def num_cores() -> int:
 def measure(
     name: str, run: Whole, device: str, repeats: int, others: dict[str, Other]
 ) -> Iterator[dict[str, list[dict[str, float]]]]:
-    """By who ran it and at which start: the seconds of each repeat so far, after every repeat."""
+    """Yield after every repeat the seconds of all repeats so far, by simulator and start."""
     found: dict[str, list[dict[str, float]]] = {}
     for repeat in range(repeats):
 
@@ -207,7 +209,7 @@ def measure(
 
 
 def about(device: str) -> dict[str, str]:
-    """The machine and its versions; a process of its own asks torch: ours must not use the GPU."""
+    """The machine and the versions; another process asks torch, so that this one uses no GPU."""
     asked = "import torch; print(torch.__version__)"
     asked += f"; print(torch.cuda.get_device_name({device!r}))" if device != "cpu" else ""
     told = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)

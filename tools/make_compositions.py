@@ -1,4 +1,4 @@
-"""Print docs/compositions.md: which algorithms compose with which, as `compose` has it.
+"""Print docs/compositions.md: which algorithms `fedlens.compose` accepts together.
 
 python tools/make_compositions.py > docs/compositions.md
 """

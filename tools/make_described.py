@@ -1,9 +1,9 @@
-"""Write what commands say without importing PyTorch, into src/fedlens.
+"""Write the JSON files in src/fedlens from which commands print help without importing PyTorch.
 
     python tools/make_described.py
 
-described.json: what each key of an experiment means, as the docs say it. named.json: what can be
-chosen by name, with its options. schema.json: the JSON Schema of experiment files.
+described.json: the meaning of each key of an experiment, from the docs. named.json: everything that
+can be chosen by name, with its options. schema.json: the JSON Schema of experiment files.
 """
 
 import json
@@ -17,11 +17,11 @@ LINK = re.compile(r"\[([^]]*)\]\(([^)]*)\)")
 
 
 SECTIONS = {"stop": "schedules.md", "faults": "faults.md", "reporting": "faults.md"}
-"""The tables of an experiment that have a table of keys on another page."""
+"""Sections of an experiment whose keys are listed on another page of the docs."""
 
 
 def described() -> dict[str, str]:
-    """By key: the last column of its row, links as the names of their pages."""
+    """The description of each key: the last column of its row, with links as page names."""
     found = {}
     for line in (DOCS / "experiments.md").read_text(encoding="utf-8").splitlines():
         if (row := re.fullmatch(r"\| `([a-z_.0-9]+)` \|[^|]*\|[^|]*\| (.*) \|", line)) is not None:
@@ -34,7 +34,7 @@ def described() -> dict[str, str]:
 
 
 def _section(name: str, text: str) -> dict[str, str]:
-    """The keys of a section: of the table whose first column is headed by its name."""
+    """The keys of a section, from the table whose first column is headed by its name."""
     lines = iter(text.splitlines())
     heading = next(line for line in lines if line.startswith(f"| {name} |"))
     last = heading.split("|")[-2].strip()
@@ -63,7 +63,7 @@ def as_text(content: Any) -> str:
 
 def main() -> None:
     (PACKAGE / "described.json").write_text(as_text(described()), encoding="utf-8")
-    from fedlens import schema  # which reads that file
+    from fedlens import schema  # it reads that file
 
     (PACKAGE / "named.json").write_text(as_text(schema.named()), encoding="utf-8")
     (PACKAGE / "schema.json").write_text(as_text(schema.schema()), encoding="utf-8")

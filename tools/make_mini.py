@@ -44,7 +44,7 @@ def arrays(dataset: Dataset) -> dict[str, np.ndarray]:
 
 
 def packed(content: dict[str, np.ndarray]) -> bytes:
-    """A .npz file whose bytes do not depend on when it is made."""
+    """A .npz file whose bytes do not depend on the time at which it is made."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
         for name, array in content.items():

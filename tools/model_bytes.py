@@ -1,9 +1,9 @@
-"""The bytes of the model that every algorithm ends with, on every engine of the CPU.
+"""Print a hash of the final model of every algorithm, on every CPU engine.
 
     PYTHONPATH=src python tools/model_bytes.py > after.txt    # and so in another checkout
 
-A refactoring shows that both files are the same. One line each: the first digits of the sha256 sum
-of `model.safetensors`, the engine, the algorithm.
+After a refactoring, the files of both checkouts must be equal. Each line has the first digits of
+the sha256 sum of `model.safetensors`, the engine and the algorithm.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "celiadmm": {"gamma": 0.1},
     "fedvc": {"size": 20},
 }
-PLAIN = {"scaffold", "liadmm", "celiadmm"}  # they take no momentum
+PLAIN = {"scaffold", "liadmm", "celiadmm"}  # these algorithms take no momentum
 COMBINED: dict[str, list[Any]] = {
     "fedvc + fedir + fedavgm": [{"name": "fedvc", "size": 20}, "fedir", "fedavgm"],
     "fedprox by size, uneven": [{"name": "fedprox", "sampling": "by-size", "uneven": 0.5}],

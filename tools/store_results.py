@@ -2,18 +2,18 @@
 
     python tools/store_results.py reproductions/ghaemi/fedavg-paper results/papers/ghaemi/fedavg
 
-Of every finished run: experiment.toml, manifest.json, summary.json, partition.json and
-evaluation.json if there are any, and the rounds packed. With
-`--revision` manifests get this one, where the runs were made from a copy without its history.
+Every finished run is stored as experiment.toml, manifest.json, summary.json, the rounds compressed,
+and partition.json and evaluation.json if they exist. `--revision` sets the revision in the
+manifests, for runs that were made from a copy without git history.
 `fedlens reproduce ITEM --scale paper --from results/papers/...` draws the page.
 
-Of an item that trains nothing the data behind its page are kept instead, as csv, with a manifest of
-its own: name the `--revision` and the `--command` that drew it.
+For an item that trains nothing, the data of its page are stored instead, as csv, with their own
+manifest: give the `--revision` and the `--command` that drew the page.
 
     python tools/store_results.py --back results/papers/fedns/table1 runs/fedns/table1-paper
 
-lays stored runs out again, so that `fedlens reproduce` runs only what is not among them. They have
-no models: what starts from one of them must be run again.
+restores stored runs as run folders, so that `fedlens reproduce` runs only the missing ones. They
+have no models: a run that starts from the model of one of them needs that one to be run again.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def store_drawn(source: Path, target: Path, revision: str, command: str) -> None:
-    """The data behind a page without runs, as csv, and where they come from."""
+    """Store the data of a page without runs as csv, with a manifest of their origin."""
     (target / "data").mkdir(parents=True, exist_ok=True)
     for file in sorted(source.glob("figures/*.csv")):
         shutil.copyfile(file, target / "data" / file.name)
@@ -71,7 +71,7 @@ def store(run: Path, target: Path, revision: str | None) -> bool:
     for name in ("experiment.toml", "summary.json", "evaluation.json"):
         if (run / name).exists():
             shutil.copyfile(run / name, place / name)
-    if (run / "partition.json").exists():  # in one line: it is a table of clients and labels
+    if (run / "partition.json").exists():  # written in one line: a table of clients and labels
         held = json.loads((run / "partition.json").read_text(encoding="utf-8"))
         (place / "partition.json").write_text(json.dumps(held) + "\n", encoding="utf-8")
     manifest = json.loads((run / "manifest.json").read_text(encoding="utf-8"))
@@ -84,7 +84,7 @@ def store(run: Path, target: Path, revision: str | None) -> bool:
 
 
 def lay_out(stored: Path, place: Path) -> bool:
-    """A stored run as a run folder; what is there already stays."""
+    """Restore a stored run as a run folder; return False if the folder already exists."""
     if place.exists():
         return False
     made = place.with_name(f".{place.name}.new")

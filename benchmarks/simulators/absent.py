@@ -1,6 +1,6 @@
-"""Stands in for what pfl imports for privacy accounting alone, on a machine that lacks it.
+"""Replaces packages that pfl imports only for privacy accounting, on a machine without them.
 
-python -c "import absent" is enough, before anything of pfl: nothing of it is called here.
+python -c "import absent" is enough, before any import of pfl: nothing of them is called here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Fedlens, with the engine that it chooses itself on this machine."""
+"""Fedlens, with the engine that `engine = "auto"` chooses on this machine."""
 
 from __future__ import annotations
 

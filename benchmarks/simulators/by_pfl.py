@@ -1,6 +1,6 @@
 """pfl-research's FederatedAveraging, in one process, or in several under torchrun.
 
-Images lie channels last, as in pfl's own benchmarks.
+Images are in channels-last order, as in pfl's own benchmarks.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def federated_averaging(
     module: Classifier,
     images: Tensor,  # [N, H, W, channels]
     labels: Tensor,  # [N]
-    parts: Sequence[slice | Tensor],  # what each client holds
+    parts: Sequence[slice | Tensor],  # the examples of each client
     *,
     sampling: str,
     rounds: int,
@@ -75,7 +75,7 @@ def federated_averaging(
     callback: TrainingProcessCallback,
     epochs: int = 1,
 ) -> None:
-    """Train the module by pfl: the server moves by the clients' plain mean."""
+    """Train the module with pfl; the server applies the unweighted mean of the clients' updates."""
 
     def dataset(client: int) -> Dataset:
         mine = parts[client]
@@ -96,7 +96,7 @@ def federated_averaging(
         ),
         model_eval_params=NNEvalHyperParams(local_batch_size=batch),
         callbacks=[callback],
-        send_metrics_to_platform=False,  # it prints them after every round
+        send_metrics_to_platform=False,  # else pfl prints them after every round
     )
 
 

@@ -3,11 +3,11 @@
     PYTHONPATH=src:benchmarks python benchmarks/simulators/pfl_long.py
         [--data DIR] [--rounds 1500] [--every 50] [--seed 0]
 
-In an environment that has pfl, in one process or in several under torchrun; the device is that of
-PFL_PYTORCH_DEVICE. Clients, first weights, images as the model sees them and the test set are
-Fedlens'. How clients are drawn (each by itself, so that one may come twice in a round), the order
-of their images (always the same), the dropout masks and the precision are pfl's. Seconds count
-from the first round on, evaluations included.
+Run it in an environment that has pfl, in one process or in several under torchrun. The device is
+PFL_PYTORCH_DEVICE. Clients, initial weights, normalised images and the test set are those of
+Fedlens. The sampling of clients (independent draws, so a client may occur twice in a round), the
+order of their images (always the same), the dropout masks and the precision are those of pfl.
+Seconds count from the first round, evaluations included.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ TESTED_AT_ONCE = 1000  # images
 
 
 class Judged(TrainingProcessCallback):
-    """Prints how good the server's model is, every so many rounds and after the last."""
+    """Prints the accuracy and loss of the server's model every `every` rounds and at the end."""
 
     def __init__(self, test: Dataset, rounds: int, every: int) -> None:
         self.test, self.rounds, self.every = test, rounds, every
@@ -91,8 +91,8 @@ def main() -> None:
     module.load_state_dict(setup.network.params)
 
     rank, processes = pytorch_ops.distributed.global_rank, pytorch_ops.distributed.world_size
-    np.random.seed(arguments.seed)  # all processes draw the same clients and train a part of them,
-    torch.manual_seed(arguments.seed * processes + rank)  # each with dropout masks of its own
+    np.random.seed(arguments.seed)  # all processes draw the same clients; each trains a part
+    torch.manual_seed(arguments.seed * processes + rank)  # processes differ in dropout masks
     if is_first_process():
         versions = {package: version(package) for package in ("torch", "pfl")}
         start = {"seed": arguments.seed, "processes": processes, "device": str(device)}

@@ -1,6 +1,6 @@
 """A whole run by pfl-research's FederatedAveraging, in one process, or in several under torchrun.
 
-The device is also that of PFL_PYTORCH_DEVICE: without it each process would want a GPU of its own.
+PFL_PYTORCH_DEVICE must name the device too: without it pfl wants a separate GPU for each process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from whole_work import asked, device, evaluate, images_and_labels, members, mode
 
 
 class Evaluated(TrainingProcessCallback):
-    """Each process evaluates on its share of the images, as pfl's own callback has it."""
+    """Each process evaluates its share of the images, as in pfl's own callback."""
 
     def __init__(self, images: Tensor, labels: Tensor) -> None:
         everyone = pytorch_ops.distributed
@@ -44,7 +44,7 @@ def is_first_process() -> bool:
 def main() -> None:
     images, labels, test_images, test_labels = images_and_labels()
     parts, module = members(len(labels)), model(images)
-    np.random.seed(0)  # all processes draw the same clients, and train a part of them
+    np.random.seed(0)  # all processes draw the same clients; each trains a part
     federated_averaging(
         Classifier(module),
         images.permute(0, 2, 3, 1).contiguous(),
@@ -60,7 +60,7 @@ def main() -> None:
     )
     if is_first_process():
         torch.save(module.state_dict(), asked.out)
-    if torch.distributed.is_initialized():  # else threads of its group may outlive a process
+    if torch.distributed.is_initialized():  # threads of the group must not outlive the process
         torch.distributed.barrier()
         torch.distributed.destroy_process_group()
 

@@ -1,6 +1,6 @@
-"""A whole run for others than Fedlens: its images as tensors, its clients, evaluation, the model.
+"""Images, clients, evaluation and model of a whole run, for simulators other than Fedlens.
 
-The one argument is JSON: what `whole_runs.Whole` has, a device, and where the model goes.
+The one argument is JSON: the fields of `whole_runs.Whole`, a device, and the path of the model.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ device = torch.device(asked.device)
 
 
 def images_and_labels() -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Of train and of test: images as floats [N, channels, H, W], labels [N]."""
+    """Training images as floats [N, channels, H, W] and labels [N], then those of the test set."""
     found = DATASETS[asked.dataset](Source())
     parts = []
     for part in (found.train, found.test):
@@ -31,7 +31,7 @@ def images_and_labels() -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def members(num_examples: int) -> list[Tensor]:
-    """The examples of each client: equal parts of a shuffled set."""
+    """The example indices of each client: equal parts of a shuffled set."""
     torch.manual_seed(0)
     return list(torch.randperm(num_examples, device=device).tensor_split(asked.clients))
 
@@ -43,7 +43,7 @@ def model(images: Tensor) -> nn.Module:
 
 @torch.no_grad()
 def evaluate(module: nn.Module, images: Tensor, labels: Tensor) -> tuple[float, float]:
-    """Mean loss, and accuracy."""
+    """Mean loss and accuracy."""
     module.eval()
     loss, right = torch.zeros((), device=device), torch.zeros((), device=device)
     for first in range(0, len(labels), 1000):

@@ -1,7 +1,7 @@
-"""What every simulator is given: the same model, the same images, the same clients.
+"""The model, images and clients that are the same for every simulator.
 
-It runs in the environments of the peers too, which have torch and numpy, and Fedlens' sources on
-their path for the models alone.
+It also runs in the environments of the peers, which have torch and numpy. They have Fedlens'
+sources on their path for the models and the workloads.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 @functools.cache
 def arguments() -> tuple[Workload, int]:
-    """The workload and the number of rounds that the command line asks for."""
+    """The workload and the number of rounds from the command line."""
     return WORKLOADS[sys.argv[1]], int(sys.argv[2])
 
 
@@ -52,7 +52,7 @@ def model(work: Workload) -> nn.Module:
 
 
 def train(module: nn.Module, images: Tensor, labels: Tensor, batch: int) -> None:
-    """One client's epoch as a researcher would write it."""
+    """Train one client for one epoch, as a researcher would write it."""
     module.train()
     optimiser = torch.optim.SGD(module.parameters(), lr=LR)
     for index in torch.split(torch.randperm(len(labels), device=labels.device), batch):
@@ -82,7 +82,7 @@ class Watch:
         self.start = time.perf_counter()
 
     def report(self, *packages: str, settings: str) -> None:
-        """Print what was measured, as the last line; the first round was a warm-up."""
+        """Print the measurements as the last line, without the first round, a warm-up."""
         versions = {package: version(package) for package in ("torch", *packages)}
         measured = {"seconds": self.seconds[1:], "losses": self.losses}
         print(json.dumps({**measured, "versions": versions, "settings": settings}), flush=True)

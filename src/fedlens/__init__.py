@@ -57,7 +57,7 @@ HOMES = {
     "sweep": "runs.sweep",
     "tracking": "runs.track",
 }
-"""What is imported when it is first used: `fedlens --help` needs no PyTorch."""
+"""The module of each public name, imported on first use: `fedlens --help` needs no PyTorch."""
 
 __all__ = [
     "Algorithm",

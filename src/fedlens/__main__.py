@@ -1,4 +1,4 @@
-"""The process of the command line: `fedlens`, and `python -m fedlens`."""
+"""The entry point of the command line: `fedlens`, and `python -m fedlens`."""
 
 import atexit
 import os
@@ -9,14 +9,14 @@ from fedlens.cli.stopping import stopped
 
 
 def command() -> None:
-    """Run a command to the end of its process.
+    """Run a command, then end the process.
 
-    When all is written, Python would take torch down object by object, and a GPU with it, which
-    takes longer than many a command: the process ends without that.
+    The normal exit of Python destroys the objects of torch one by one and shuts down the GPU, which
+    takes longer than many commands. So the process ends by `os._exit` once all output is written.
     """
     _open_closed_streams()
     try:
-        from fedlens.cli.main import main  # here: Ctrl-C may come while it is imported
+        from fedlens.cli.main import main  # in `try`: Ctrl-C may come during the import
 
         main()
     except KeyboardInterrupt:
@@ -25,16 +25,16 @@ def command() -> None:
         others = [
             t for t in threading.enumerate() if not t.daemon and t is not threading.main_thread()
         ]
-        if not isinstance(end.code, int) or others:  # which Python waits for
+        if not isinstance(end.code, int) or others:  # Python waits for such threads
             raise
         atexit._run_exitfuncs()
         os._exit(_flushed(end.code))
 
 
 def _open_closed_streams() -> None:
-    """Have all three standard streams.
+    """Open each closed standard stream (stdin, stdout, stderr) on /dev/null.
 
-    The number of one that is closed would be the next file's, to which a library might complain.
+    Otherwise the next file would get its descriptor, and a library could print into that file.
     """
     while (handle := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(handle, True)
@@ -44,7 +44,7 @@ def _open_closed_streams() -> None:
 
 
 def _flushed(status: int) -> int:
-    """The exit status of a process, whose last output may not be read by anybody."""
+    """Flush the output and return the exit status, not 0 if the output cannot be written."""
     try:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()

@@ -42,32 +42,32 @@ from fedlens.slots import (
 
 @dataclass(frozen=True)
 class Algorithm:
-    """FedAvg, unless a slot says otherwise. Slots stand in the order a round runs them."""
+    """An algorithm, by default FedAvg. Its slots are in the order in which a round runs them."""
 
-    select: Select = Uniformly(10)  # who takes part
-    draw: Draw = Epochs(1, batch_size=32)  # what each one sees
-    objective: Objective = field(default_factory=Objective)  # what it minimises
-    solve: Solve = field(default_factory=lambda: Sgd(0.1))  # how it minimises that
-    upload: Uploading = difference  # what it sends, what it keeps
-    channel: tuple[ChannelStep, ...] = ()  # what happens to it on the way
+    select: Select = Uniformly(10)  # which clients take part
+    draw: Draw = Epochs(1, batch_size=32)  # which examples each client sees
+    objective: Objective = field(default_factory=Objective)  # what each client minimises
+    solve: Solve = field(default_factory=lambda: Sgd(0.1))  # how each client minimises it
+    upload: Uploading = difference  # what each client sends, and what it keeps
+    channel: tuple[ChannelStep, ...] = ()  # what is done to uploads on the way
     weigh: Weigh = ByExamples()  # each upload's final share
     combine: Combine = WeightedSum()  # how uploads become one update
-    advance: Advance = field(default_factory=lambda: Sgd(1.0))  # how the server moves
+    advance: Advance = field(default_factory=lambda: Sgd(1.0))  # how the server updates its model
 
-    pace: Pace | None = None  # of asynchronous rounds; None: a round waits for its clients
-    tell: tuple[Tell, ...] = ()  # what the server tells besides the model
+    pace: Pace | None = None  # of asynchronous rounds; None: every round waits for its clients
+    tell: tuple[Tell, ...] = ()  # what the server sends besides the model
     reset: bool = True  # whether local momentum is reset in every round
     personal_norm: bool = False  # whether a client keeps its own normalisation layers
     measures: tuple[Callable[[Tree, Tree], dict[str, Tensor]], ...] = ()
-    """What the server measures of its own step, from the model before and after, for the record."""
-    discloses: frozenset[str] = frozenset()  # the facts that clients tell the server
+    """Functions of the model before and after the server's step; the record has their values."""
+    discloses: frozenset[str] = frozenset()  # the facts about their data that clients send
     memory: Mapping[str, Callable[[Tree, Memory], Tree]] = field(default_factory=dict)
-    """What clients remember, by name, with its value at a client never seen: a function of the
-    server's model and of what the server tells."""
+    """What clients remember between rounds, by name. The function returns the initial value, for a
+    client never selected, from the server's model and from what the server sends besides it."""
 
     @cached_property
     def local_step(self) -> LocalStep | None:
-        """What one local step does, penalties included, if that can be said so."""
+        """One local step with its penalties as a `LocalStep`; None if it has another form."""
         step, pulls = self.solve.step, [p.pull for p in self.objective.penalties]
         if step is None:
             return None
@@ -84,16 +84,16 @@ class Algorithm:
 
     @property
     def carries(self) -> frozenset[str]:
-        """The parts of a solver's memory that go on to the client's next round."""
+        """The parts of the solver's memory that a client keeps for its next round."""
         return frozenset() if self.reset else self.solve.carries
 
     @property
     def sums_parts(self) -> bool:
-        """Whether parts of a cohort may be combined by themselves, and added up."""
+        """Whether parts of a cohort may be combined separately and the results added."""
         return self.combine.linear and all(step.linear for step in self.channel)
 
     def check_kept(self, names: Iterable[str]) -> None:
-        """Refuse what `upload` would keep and nobody has a place for."""
+        """Refuse what `upload` keeps under a name that `memory` does not have."""
         for name in set(names) - self.memory.keys():
             raise ValueError(
                 f"{place_of(self.upload)} keeps {name!r}, which its algorithm does not name: "
@@ -109,14 +109,14 @@ PROTOCOLS: dict[str, type] = {
     "combine": Combine,
     "advance": Advance,
 }
-"""What the filling of a slot derives from."""
+"""The protocol that the filling of each slot derives from."""
 
 EXCLUSIVE = ("select", "draw", "solve", "upload", "weigh", "combine", "advance", "pace")
 
 
 @dataclass(frozen=True)
 class Amendment:
-    """A paper with its numbers: what it does to an algorithm."""
+    """A paper with its options set: a change to an algorithm."""
 
     name: str
     amend: Callable[[Algorithm], Algorithm]
@@ -137,7 +137,7 @@ def paper(function: Callable[..., Algorithm]) -> Callable[..., Amendment]:
 
 
 def is_paper(function: Callable[..., Any]) -> bool:
-    """Whether `paper` made it, or it takes no algorithm: then it may give an Amendment itself."""
+    """Whether `paper` made it, or it takes no algorithm and may return an Amendment itself."""
     first = next(iter(inspect.signature(function, eval_str=True).parameters.values()), None)
     return first is None or first.kind is first.KEYWORD_ONLY or first.default is not first.empty
 
@@ -191,7 +191,7 @@ def compose(base: Algorithm, *amendments: Amendment) -> Algorithm:
             f"{ignoring} has weights of its own, not those that {refilled['weigh']} sets: "
             "leave one out"
         )
-    # Shares may depend on how clients step, whoever says so.
+    # Shares may depend on the local step, which any of the papers may have changed.
     return replace(base, weigh=base.weigh.for_step(base.local_step))
 
 
@@ -243,7 +243,7 @@ def _numbers(kind: Any) -> set[str]:
     """The fields of a filling that may be a tensor [G]."""
     try:
         hints = get_type_hints(kind)
-    except NameError:  # a class of the user's own, whose names are known in a function alone
+    except NameError:  # a user's class with names that exist only inside a function
         return set()
     return {name for name, hint in hints.items() if hint == Number}
 
@@ -252,7 +252,10 @@ T = TypeVar("T")
 
 
 def side_by_side(fillings: Sequence[T], like: Tensor) -> T:
-    """G fillings that are `alike` as one: numbers that differ become tensors [G], as `like` is."""
+    """Merge G fillings that are `alike` into one: numbers that differ become tensors [G].
+
+    These have the dtype and the device of `like`.
+    """
     first: Any = fillings[0]
     if all(same(first, other) for other in fillings):
         return cast(T, first)
@@ -271,8 +274,8 @@ def side_by_side(fillings: Sequence[T], like: Tensor) -> T:
 def pick(filling: T, group: Tensor | None) -> T:
     """`filling` with the numbers of each row's own experiment: a tensor [G] becomes [C].
 
-    `group` [C] says which experiment of a sweep each row belongs to; None: there is only one. A
-    tensor that is no `Number`, such as weights of classes, is the same for all of them.
+    `group` [C] is the experiment of a sweep that each row belongs to; None: there is only one. A
+    tensor that is not a `Number`, such as class weights, is the same for all experiments.
     """
     if group is None:
         return filling
@@ -280,7 +283,7 @@ def pick(filling: T, group: Tensor | None) -> T:
 
 
 def _changed(filling: T, change: Callable[[Number], Number]) -> T:
-    """`filling` with a change made to each of its numbers, in the order of `numbers_of`."""
+    """`filling` with `change` applied to each of its numbers, in the order of `numbers_of`."""
     if isinstance(filling, tuple):
         return cast(T, tuple(_changed(part, change) for part in filling))
     if not is_dataclass(filling) or isinstance(filling, type):
@@ -293,9 +296,9 @@ def _changed(filling: T, change: Callable[[Number], Number]) -> T:
 
 
 def numbers_of(fillings: Sequence[Any]) -> list[list[float]]:  # P of G
-    """The numbers of G fillings that are `alike`, those that do anything, in a fixed order.
+    """The numbers of G fillings that are `alike`, in a fixed order, except those that are all 0.0.
 
-    A number that is 0.0 in all of them switches its term off: it is no input but structure.
+    A number that is 0.0 in all of them switches its term off: it is structure, not an input.
     """
     first: Any = fillings[0]
     found: list[list[float]] = []
@@ -315,15 +318,18 @@ def numbers_of(fillings: Sequence[Any]) -> list[list[float]]:  # P of G
 
 
 def with_numbers(filling: T, numbers: Iterator[Number]) -> T:
-    """`filling` with these in the place of its numbers, in the order of `numbers_of`.
+    """`filling` with its numbers replaced by these, in the order of `numbers_of`.
 
-    A number of a sweep is a tensor [G] in it already, if it differs between the experiments.
+    In a sweep, a number that differs between experiments is already a tensor [G] in `filling`.
     """
     return _changed(filling, lambda number: next(numbers) if is_on(number) else number)
 
 
 def check_pull(base: Algorithm, pull: Number, what: str) -> None:
-    """SGD on (pull / 2) ||w||^2 alone diverges from lr * pull = 2 (1 + momentum) on."""
+    """Refuse a pull with which SGD diverges.
+
+    On (pull / 2) ||w||^2 alone it diverges from lr * pull = 2 (1 + momentum) on.
+    """
     step = base.local_step
     numbers = (pull,) if step is None else (pull, step.lr, step.momentum, step.pull)
     if step is None or any(isinstance(number, Tensor) for number in numbers):
@@ -336,21 +342,21 @@ def check_pull(base: Algorithm, pull: Number, what: str) -> None:
 
 
 def at_least(number: Number, low: float, what: str) -> None:
-    """Refuse a number, or one of a sweep's, below `low`."""
+    """Refuse a number, or any of a sweep's numbers, that is below `low` or not finite."""
     values = torch.as_tensor(number)
     if not bool(((values >= low) & values.isfinite()).all()):
         raise ValueError(f"{what} is {number}: choose a number of {low:g} or more")
 
 
 def below_one(number: Number, what: str) -> None:
-    """Refuse a share of the past to be kept that is not in [0, 1)."""
+    """Refuse a factor, such as a momentum, that is not in [0, 1)."""
     values = torch.as_tensor(number)
     if not bool(((values >= 0) & (values < 1)).all()):
         raise ValueError(f"{what} is {number}: choose a number from 0 to below 1")
 
 
 def up_to_one(number: Number, what: str) -> None:
-    """Refuse a share of the past to be kept that is not in [0, 1]."""
+    """Refuse a factor, such as a decay rate, that is not in [0, 1]."""
     values = torch.as_tensor(number)
     if not bool(((values >= 0) & (values <= 1)).all()):
         raise ValueError(f"{what} is {number}: choose a number from 0 to 1")

@@ -1,4 +1,4 @@
-"""A dict by client that is a value: changing a few entries gives another, and copies little."""
+"""An immutable dict keyed by client: a change returns a new dict and copies only a small part."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Branch = dict[int, Leaf[V]]
 
 
 class ByClient(Mapping[int, V], Generic[V]):
-    """What some clients have each, in leaves that two such dicts share where they are alike."""
+    """A value for each of some clients, in leaves that two such dicts share if they are equal."""
 
     def __init__(self, entries: Mapping[int, V] | None = None) -> None:
         self._branches: dict[int, Branch[V]] = {}
@@ -24,11 +24,11 @@ class ByClient(Mapping[int, V], Generic[V]):
             self._branches, self._count = changed._branches, changed._count
 
     def changed(self, entries: Mapping[int, V]) -> ByClient[V]:
-        """With these entries put in: the time of as many leaves, however many clients there are."""
+        """A new dict with these entries set: the cost grows with them, hardly with all clients."""
         made: ByClient[V] = ByClient()
         made._branches, made._count = dict(self._branches), self._count
-        own_branches: dict[int, Branch[V]] = {}  # those that no other dict has, and
-        own_leaves: dict[int, Leaf[V]] = {}  # so may be written to
+        own_branches: dict[int, Branch[V]] = {}  # copied for `made`, so that they
+        own_leaves: dict[int, Leaf[V]] = {}  # may be written to
         for client, value in entries.items():
             far, near = client >> 2 * BITS, client >> BITS
             if far not in own_branches:

@@ -1,8 +1,8 @@
-"""What clients do in a round: the only place local training is written.
+"""What clients do in a round. Local training is implemented only here.
 
-Straight-line tensor code over C clients side by side; C is 1 where an engine trains one after
-another. No branch on a tensor's value, no `.item()`: how many steps each client takes, and how
-many examples each batch holds, is known from the plan.
+This is straight-line tensor code over C clients side by side; C is 1 if an engine trains clients
+one after another. It has no branch on a tensor's value and no `.item()`: the plan gives the number
+of steps of each client and the number of examples in each batch.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ from fedlens.work import ClientInputs, Part, Shared, Span, Spans
 
 AUGMENT, CHANNEL = keys.purpose("augment"), keys.purpose("channel")
 
-_A_NUMBER = torch.tensor(1.0)  # for any in `ClientProgram._structure`, where no other is a tensor
+_A_NUMBER = torch.tensor(1.0)  # stands for every nonzero number in `ClientProgram._structure`
 
 
 @dataclass(frozen=True)
 class ClientProgram:
-    """Local training, upload and, where `combine` is linear or all are here, what it makes of them.
+    """Local training, uploads and, if `combine` is linear or all clients are here, combination.
 
-    Of a sweep, `algorithm` has numbers [G], and `each` has the algorithms one by one.
+    In a sweep, `algorithm` has numbers [G], and `each` lists the algorithms of the experiments.
     """
 
     algorithm: Algorithm
@@ -64,14 +64,14 @@ class ClientProgram:
     each: tuple[Algorithm, ...] = ()
     form: WeightForm | None = None
     guarded: bool = False  # whether the norm of all that a client sends is measured
-    apart: bool = False  # whether uploads stay as they are: who else reports is not known yet
+    apart: bool = False  # whether uploads stay uncombined: which others report is not known yet
 
     @classmethod
     def joint(cls, programs: Sequence[ClientProgram], like: Tensor) -> ClientProgram:
-        """One program for the clients of several experiments, that differ in numbers alone.
+        """One program for the clients of several experiments that differ only in numbers.
 
-        Only what clients compute step by step is done side by side; each has its own algorithm
-        for the rest. `like` has the dtype and the device of the parameters.
+        Only the local steps are computed side by side; for the rest each experiment uses its own
+        algorithm. `like` has the dtype and the device of the parameters.
         """
         first, each = programs[0], tuple(program.algorithm for program in programs)
         if len(each) == 1:
@@ -85,7 +85,7 @@ class ClientProgram:
 
     @property
     def algorithms(self) -> tuple[Algorithm, ...]:
-        """Those of each experiment."""
+        """The algorithm of each experiment."""
         return self.each or (self.algorithm,)
 
     @cached_property
@@ -94,11 +94,11 @@ class ClientProgram:
         return numbers_of([(one.objective, one.solve) for one in self.algorithms])
 
     def differs_in_numbers_alone(self, other: ClientProgram) -> bool:
-        """Whether `numbers` are all in which what clients do differs, and what is combined."""
+        """Whether the clients' part of both programs differs in nothing but `numbers`."""
         return same(self._structure, other._structure)
 
     def with_numbers(self, numbers: Sequence[float]) -> ClientProgram:
-        """With the `numbers` of a program from which it differs in these alone."""
+        """This program with the `numbers` of another one that differs only in these."""
         rules = self.algorithm.objective, self.algorithm.solve
         objective, solve = with_numbers(rules, iter(numbers))
         return replace(self, algorithm=replace(self.algorithm, objective=objective, solve=solve))
@@ -122,9 +122,9 @@ class ClientProgram:
         inputs: ClientInputs,
         take_steps: TakeSteps | None = None,
     ) -> list[Part]:
-        """All steps of all clients, and what they send: a part for each experiment.
+        """Run all steps of all clients, and return what they send: a part for each experiment.
 
-        `take_steps` is an engine's own way to take them, which leaves clients where they were.
+        `take_steps` is an engine's own implementation, which keeps clients' tensors in place.
         """
         some_of = rows_of if take_steps is None else views_of
         take_steps = take_steps or partial(self.take_steps, model, examples)
@@ -151,7 +151,7 @@ class ClientProgram:
         shared: Shared,
         inputs: ClientInputs,
     ) -> tuple[Local, Tensor]:
-        """Where clients are after their steps, and their mean loss [C]."""
+        """The clients after their steps, and their mean loss [C]."""
         local = self._start(shared, inputs)
         algorithm = self.algorithm_of(local)
         if algorithm.local_step is not None and algorithm.local_step.contracts:
@@ -190,7 +190,7 @@ class ClientProgram:
 
         whole = concatenated([local, *reversed(finished)]) if finished else local
         params = {name: p.detach() for name, p in whole.params.items()}
-        # Not in place: a recorder may own it.
+        # Not in place: a recorder may own `whole`.
         whole = replace(whole, params=params, step=None, count=None, loss=None, drift={})
         total = counts.new_zeros(len(index), dtype=dtype)
         if losses:
@@ -198,7 +198,7 @@ class ClientProgram:
         return whole, total / counts.sum(1).clamp(min=1)
 
     def algorithm_of(self, local: Local) -> Algorithm:
-        """The algorithm with the numbers of these clients: of each its experiment's own."""
+        """The algorithm with, for each of these clients, the numbers of its experiment."""
         if not local.numbers:
             return pick(self.algorithm, local.group if self.each else None)
         rules = self.algorithm.objective, self.algorithm.solve
@@ -208,7 +208,7 @@ class ClientProgram:
     def take_steps(
         self, model: Model, examples: Examples, algorithm: Algorithm, local: Local, now: StepInput
     ) -> tuple[Local, Tensor]:
-        """One step after another, all of as many clients and examples; the losses are [C, S]."""
+        """Take S steps with equal numbers of clients and examples; the losses are [C, S]."""
         losses = []
         prepare = model.normalise if self.augment is None else None
         for one, images in each_step(examples, now, prepare):
@@ -219,7 +219,7 @@ class ClientProgram:
     def _take_step(
         self, model: Model, images: Tensor, algorithm: Algorithm, local: Local, now: StepInput
     ) -> tuple[Local, Tensor]:
-        """One step of every client; the loss is [C]."""
+        """Take one step of every client; the loss is [C]."""
         batch, mixture = as_batch(images, now, self.augment)
         for p in local.params.values():
             p.requires_grad_()
@@ -231,7 +231,7 @@ class ClientProgram:
         )
         objective, step = algorithm.objective, algorithm.local_step
         contracts = step is not None and step.contracts and not step.is_plain
-        if contracts:  # the step itself does what penalties do
+        if contracts:  # `local_step_` applies the penalties
             objective = replace(objective, penalties=())
         if mixture is not None:
             logits, batch = mixture.two_labels(logits, batch)
@@ -242,7 +242,7 @@ class ClientProgram:
             one_for_all(loss, now.ones),
             list(local.params.values()),
             allow_unused=True,
-            # Layers that have taken their step have no gradients left to give.
+            # Layers that take their step in the backward pass return no gradients.
             materialize_grads=not model.takes_steps,
         )
         grads = {name: g for name, g in zip(local.params, found, strict=True) if g is not None}
@@ -260,7 +260,7 @@ class ClientProgram:
         return local, plain_loss
 
     def _start(self, shared: Shared, inputs: ClientInputs) -> Local:
-        """Where local training starts: the server's model, and what the client remembers."""
+        """The clients before their first step: the server's model, and what each remembers."""
         clients, memory = len(inputs.keys), stack(inputs.memory)
         anchor, told, group = shared.params, shared.told, inputs.group
         if group is None:
@@ -301,7 +301,7 @@ class ClientProgram:
         group = local.group
         if group is None:
             return [self._upload(0, replace(local, exact=exact))]
-        alike = self.form is not None and self.form.sums_uploads  # what they send is small
+        alike = self.form is not None and self.form.sums_uploads  # uploads are small then
         if alike or not self.each:  # or groups are versions of one experiment's model
             own = {name: t[group] for name, t in exact.items()}
             whole = self._upload(0, replace(local, exact=own))
@@ -368,7 +368,7 @@ class ClientProgram:
             sent = algorithm.combine(sent, shares, cohort, self.layout)
         counters = {name: t.amax(0) for name, t in model.items() if not t.is_floating_point()}
         sums = {n: {k: t.sum(0) for k, t in tree.items()} for n, tree in upload.extra.items()}
-        # All clients' lies alike, in the same order: a recorder knows tensors by their positions.
+        # The same layout and order for all clients: a recorder identifies tensors by position.
         kept = unstack(map_tensors(in_order(keep), Tensor.contiguous), len(loss))
         return Part(
             update=sent,
@@ -383,7 +383,7 @@ class ClientProgram:
         )
 
     def memory(self, params: Tree, buffers: Tree, told: Memory) -> Memory:
-        """What a client never seen remembers, for everything that clients remember."""
+        """The initial memory of a client that was never selected."""
         algorithm = self.algorithm
         memory = {name: first(params, told) for name, first in algorithm.memory.items()}
         if not algorithm.reset:

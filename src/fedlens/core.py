@@ -1,4 +1,4 @@
-"""The nouns, in the order a round meets them.
+"""The data types of a round, in the order in which a round uses them.
 
 Shapes are written as trailing comments: C the cohort (or the part of it that one program
 trains together), T steps, B batch, L labels.
@@ -40,7 +40,7 @@ class Plan:
 
     @cached_property
     def cuts(self) -> Cuts:
-        """They hold for clients sorted by their steps, as `ClientInputs` has them."""
+        """Valid for clients sorted by their number of steps, as in `ClientInputs`."""
         counts = self.counts.numpy()
         training, widths = (counts > 0).sum(0), counts.max(0, initial=0)
         num_steps = int((training > 0).sum())
@@ -48,7 +48,7 @@ class Plan:
 
 
 class Cohort(NamedTuple):
-    """What the server knows of the clients that take part in a round: of those that report."""
+    """What the server knows about the clients of a round that report."""
 
     clients: Tensor  # [C] int64
     sizes: Tensor  # [C] examples held
@@ -56,19 +56,19 @@ class Cohort(NamedTuple):
     size_shares: Tensor  # [C] n_k / n over the cohort
     label_shares: Tensor | None  # [C, L] n_k^c / n^c over the cohort, if the algorithm discloses it
     num_clients: int  # in the whole federation
-    num_examples: int  # held by all those that `weigh.over` names
-    staleness: Tensor | None = None  # [C] server steps since each got its model, if not all got it
+    num_examples: int  # held by all clients that `weigh.over` names
+    staleness: Tensor | None = None  # [C] server steps since each got its model, if asynchronous
 
 
 class Facts(NamedTuple):
-    """What a client knows of its own data. Facts are made at the client and stay there."""
+    """What a client knows about its own data. Facts are computed at the client and stay there."""
 
     size: Tensor  # [C]
     label_counts: Tensor  # [C, L]
 
 
 class Batch(NamedTuple):
-    """One step's examples of each client."""
+    """The examples of one step, for each client."""
 
     images: Tensor  # [C, B, channels, H, W]
     labels: Tensor  # [C, B]
@@ -78,17 +78,17 @@ class Batch(NamedTuple):
 class LayerFactors(NamedTuple):
     """What C clients have in place of the weights of a linear layer (see engines/factored.py)."""
 
-    inputs: Tensor  # [C, T * B, features] of the steps so far; zeros where none was taken yet
-    grads: Tensor  # [C, T * B, out] of the loss by the layer's outputs
+    inputs: Tensor  # [C, T * B, features] of the steps so far; zeros for later steps
+    grads: Tensor  # [C, T * B, out] of the loss with respect to the layer's outputs
     drift: Tensor | None  # [C, out, features]
 
 
 class StepNumbers(NamedTuple):
-    """What a local step does to factors."""
+    """The numbers by which a local step changes factors."""
 
     lr: Tensor  # [C]
     log_decay: Tensor  # [C] log2 of LocalStep.decay
-    drift_times: Tensor | None  # [C, T + 1] how often a drift is in the weights, by steps taken
+    drift_times: Tensor | None  # [C, T + 1] how often a drift is in the weights, after t steps
 
 
 class FactoredWeights(NamedTuple):
@@ -99,7 +99,7 @@ class FactoredWeights(NamedTuple):
     numbers: StepNumbers  # in the dtype that sums are made in
 
 
-OWN = keys.purpose("own")  # of an algorithm: no name that it gives is taken
+OWN = keys.purpose("own")  # keeps the names that algorithms choose apart from those of Fedlens
 
 Memory = dict[str, Tree]
 """What is remembered from one round, or one step, to the next, by name."""
@@ -112,33 +112,33 @@ class Local:
     params: Tree  # [C, ...] the model being trained
     buffers: Tree  # [C, ...]
     anchor: Tree  # [1, ...] the server's parameters, where this round started; [C, ...] in a sweep
-    exact: Tree  # [1, ...] the same and the float buffers in float64, when it is time to upload
-    told: Memory  # [1, ...] what the server tells besides the model; [C, ...] in a sweep
+    exact: Tree  # [1, ...] anchor and float buffers in float64; set for the upload
+    told: Memory  # [1, ...] what the server sends besides the model; [C, ...] in a sweep
     facts: Facts
-    memory: Memory  # [C, ...] what the client kept from its last round; it is only read
+    memory: Memory  # [C, ...] what the client kept from its last round; read-only
     solver: Memory  # [C, ...] what `solve` remembers between steps
     steps: Tensor  # [C] how many steps it takes
     group: Tensor | None = None  # [C] which experiment of a sweep it belongs to
-    step: Tensor | None = None  # [] the step it is at, counted from 0
+    step: Tensor | None = None  # [] the current step, counted from 0
     count: Tensor | None = None  # [C] examples in this step's batch
     loss: Tensor | None = None  # [C] their mean loss, without penalties
     drift: Tree = field(default_factory=dict)  # [C, ...] see LocalStep
     numbers: tuple[Tensor, ...] = ()  # [] or [C] each: the numbers of `objective` and `solve`
-    lr: Number | None = None  # of its steps, if it has one, when it is time to upload
+    lr: Number | None = None  # of its steps, if they have one; set for the upload
     factored: FactoredWeights | None = None  # of the layers whose weights are not in `params`
     client_keys: Tensor | None = None  # [C] of this round
 
     def key(self, name: str) -> Tensor:  # [C]
-        """What a client draws by in this step, or in `upload` in this round, for what is so named.
+        """The random key of each client for draws called `name`, in this step or in `upload`.
 
-        All engines draw the same by it: see `fedlens.keys`.
+        It is the same for all engines: see `fedlens.keys`.
         """
         assert self.client_keys is not None
         key = keys.fold(self.client_keys, OWN, keys.purpose(name))
         return key if self.step is None else keys.fold(key, self.step)
 
     def ends(self, passes: int) -> Tensor:
-        """[C] Whether this step ends one of the equal passes that a client's steps fall into."""
+        """[C] Whether this step ends one of the `passes` equal parts of a client's steps."""
         assert self.step is not None
         return (self.step + 1) % (self.steps // passes).clamp(min=1) == 0
 
@@ -149,22 +149,22 @@ class Upload:
 
     update: Tree  # [C, ...] parameters and float buffers, local minus server, float64
     keep: Memory = field(default_factory=dict)  # [C, ...] remembered until its next round
-    extra: Memory = field(default_factory=dict)  # [C, ...] sent with it: the server gets the sums
+    extra: Memory = field(default_factory=dict)  # [C, ...] also sent: the server gets the sums
     scalars: Mapping[str, Tensor] = field(default_factory=dict)  # [C] each, for the record
     tracks: tuple[str, ...] = ()
-    """The parts of `keep` that say what the server has of this client, so that they must follow
-    what is really sent, should a channel change it."""
+    """The parts of `keep` that mirror what the server has of this client: a change that a channel
+    makes to the update is made to them, too."""
 
 
 class Gathered(NamedTuple):
-    """What the server has besides the update, once all uploads are in."""
+    """What the server has besides the update, once all uploads have arrived."""
 
     cohort: Cohort
     extra: Memory  # summed over the cohort
 
 
 def is_on(number: Number) -> bool:
-    """Whether a number does anything: 0.0 switches its term off."""
+    """Whether a number has an effect: 0.0 switches its term off."""
     return isinstance(number, Tensor) or number != 0
 
 
@@ -184,7 +184,7 @@ def zeros_like(params: Tree) -> Tree:
 
 
 def zeros_at_first(params: Tree, told: Memory) -> Tree:
-    """What a client never seen remembers, where that is nothing."""
+    """The initial memory of a client that was never selected: zeros."""
     return zeros_like(params)
 
 

@@ -1,6 +1,6 @@
 """What keys, names and options mean, and the schema of experiments, without PyTorch.
 
-tools/make_described.py makes the files: of the docs, and of types and functions, to import which
+tools/make_described.py writes the files, from the docs and from types and functions whose import
 takes seconds.
 """
 
@@ -15,7 +15,7 @@ KEYS, NAMES, SCHEMA = "described.json", "named.json", "schema.json"
 
 
 class Option(TypedDict):
-    """An option of what is chosen by name, in words."""
+    """An option of something that is chosen by name, in words."""
 
     about: str
     type: str
@@ -23,7 +23,7 @@ class Option(TypedDict):
 
 
 class Choice(TypedDict):
-    """What can be chosen by name: what it is, in a line, and its options."""
+    """Something that can be chosen by name: a description of one line, and its options."""
 
     about: str
     options: dict[str, Option]
@@ -38,7 +38,7 @@ def descriptions() -> dict[str, str]:
 
 @cache
 def choices() -> dict[str, dict[str, Choice]]:
-    """By kind, as `names.KINDS` has them, and by name."""
+    """All that can be chosen by name, by kind (the keys of `names.KINDS`) and name."""
     found: dict[str, dict[str, Choice]] = json.loads(_text(NAMES))
     return found
 
@@ -51,7 +51,7 @@ def schema() -> dict[str, Any]:
 
 
 def schema_text() -> str:
-    """The schema as editors are given it."""
+    """The JSON Schema as text, as editors read it."""
     return _text(SCHEMA)
 
 

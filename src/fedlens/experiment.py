@@ -38,7 +38,7 @@ from fedlens.options import (
     required,
     resolve,
 )
-from fedlens.options import Named as Named  # as others import it from here
+from fedlens.options import Named as Named  # other modules import it from here
 from fedlens.reading import expanded
 from fedlens.reporting.reports import Faults, Reporting
 from fedlens.run_files import own_code
@@ -52,7 +52,7 @@ from fedlens.sections import Server as Server
 from fedlens.sections import Stop as Stop
 from fedlens.tables import apply_override, read_tables, to_toml
 
-NUM_CLIENTS = 10  # where nobody says how many
+NUM_CLIENTS = 10  # the default
 
 Precision = Literal["auto", "fp32", "tf32", "bf16", "fp64"]
 
@@ -71,25 +71,25 @@ class Experiment:
     engine: EngineName = "auto"
     device: str = "auto"
     precision: Precision = "auto"
-    deterministic: bool = False  # the same bytes from a GPU, at some cost in speed
+    deterministic: bool = False  # a GPU gives the same bytes again, at some cost in speed
     loss: Given[Name, Named] = default(Named("cross_entropy"))
-    normalise: Literal["dataset", "imagenet", "none"] = "dataset"  # by whose mean and deviation
+    normalise: Literal["dataset", "imagenet", "none"] = "dataset"  # whose mean and deviation
     augment: OrTable[Augment] = default(Augment())
     outputs: int | None = None  # of the model's head; without it, the number of classes
-    norm: Literal["shared", "local", "group", "frozen"] = "shared"  # what becomes of BatchNorm
-    weights: str | None = None  # the file, or address of one, that the model starts from
+    norm: Literal["shared", "local", "group", "frozen"] = "shared"  # how BatchNorm is treated
+    weights: str | None = None  # the path or address of the initial weights
     weights_sha256: str | None = None
-    train_last: int | None = None  # this many, the last; without it, all
+    train_last: int | None = None  # train only this many last layers; without it, all
     clients: OrTable[Clients] = default(Clients())
     local: OrTable[LocalTraining] = default(LocalTraining())
     server: OrTable[Server] = default(Server())
     evaluate: OrTable[Evaluate] = default(Evaluate())
-    stop: Given[Stop | Table | None, Stop | None] = default(None)  # before the last round
+    stop: Given[Stop | Table | None, Stop | None] = default(None)  # early stopping
     algorithm: Given[Name | Sequence[Name], tuple[Named, ...]] = default(())
-    faults: Given[Faults | Table | None, Faults | None] = default(None)  # what clients do wrong
+    faults: Given[Faults | Table | None, Faults | None] = default(None)  # simulated client faults
     reporting: Given[Reporting | Table | None, Reporting | None] = default(
         None
-    )  # who is waited for
+    )  # which clients a round waits for
 
     def __post_init__(self) -> None:
         if self.algorithm in ((), []):
@@ -177,12 +177,12 @@ class Experiment:
         return {key: value for key, value in given.items() if isinstance(value, Named)}
 
     def scheduled(self, round: int) -> dict[str, float]:
-        """What these are in a round, counted from 0."""
+        """The values of `schedules` in a round, counted from 0."""
         return {key: value_at(one, round, self.rounds) for key, one in self.schedules.items()}
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> Experiment:
-        """From plain tables, as a file holds them."""
+        """Make an experiment from plain tables, as a file contains them."""
         known = {f.name: f for f in fields(cls)}
         refuse_unknown(content, known, "", _KEYS_OF_SECTIONS)
         needed = [n for n, f in known.items() if f.default is MISSING and n not in content]
@@ -197,11 +197,11 @@ class Experiment:
 
     @classmethod
     def read(cls, path: str | Path, overrides: Sequence[str] = ()) -> Experiment:
-        """From a TOML or JSON file; `overrides` are `key=value`, with dots in the key.
+        """Read a TOML or JSON file; `overrides` are `key=value`, with dots in the key.
 
-        Paths in the file are relative to it, and those of overrides to the working folder.
-        Functions of the user's own are looked for beside the file, too, and those of a run's own
-        file where the run found them.
+        Paths in the file are relative to the file, and paths in overrides to the working folder.
+        The user's own functions are also looked for beside the file and, if it is the file of a
+        run, where that run found them.
         """
         path = Path(path)
         content = read_tables(path)
@@ -213,7 +213,7 @@ class Experiment:
             return cls.of(content)
 
     def plain(self) -> dict[str, Any]:
-        """As plain tables, every default filled in."""
+        """The experiment as plain tables, with every default filled in."""
         tables: dict[str, Any] = as_plain(self)
         return tables
 
@@ -222,7 +222,7 @@ class Experiment:
 
 
 def _refuse_path(name: str) -> None:
-    """Say how images of one's own are named, where a path is in the place of a data set's name."""
+    """Refuse a path in place of a data set's name, and say how to name one's own images."""
     is_path = "/" in name or name.endswith((".csv", ".npz")) or Path(name).is_dir()
     if is_path and name not in DATASETS and ":" not in name:
         kind = {".csv": "csv", ".npz": "npz"}.get(Path(name).suffix, "folder")
@@ -233,7 +233,7 @@ def _refuse_path(name: str) -> None:
 
 
 def _filled_algorithm(named: Named) -> Named:
-    """Its options as given and checked, else by default; a number may be a schedule."""
+    """The algorithm with every option checked or set to its default; numbers may be schedules."""
     function = find(ALGORITHMS, named.name, "algorithm")
     may_change = [
         key
@@ -251,7 +251,7 @@ def _filled_algorithm(named: Named) -> Named:
 
 
 def _anchor_all(content: dict[str, Any], folder: Path) -> None:
-    """Make all paths of an experiment absolute; those that are so already stay."""
+    """Make all paths of an experiment absolute; absolute paths stay as they are."""
     clients = content.get("clients")
     _anchor(content.get("dataset"), folder)
     for name in ("partition", "devices"):
@@ -262,7 +262,7 @@ def _anchor_all(content: dict[str, Any], folder: Path) -> None:
 
 
 def _anchor(table: Any, folder: Path) -> None:
-    """Make the path of a table, and of the partition that it is `of`, relative to nothing."""
+    """Make the path of a table absolute, and also that of the partition in its key `of`."""
     if isinstance(table, dict):
         if isinstance(table.get("path"), str):
             table["path"] = str((folder / expanded(table["path"])).resolve())
@@ -280,7 +280,7 @@ _KEYS_OF_SECTIONS = [f"{name}.{f.name}" for name, kind in _SECTIONS.items() for 
 
 
 def as_plain(value: Any) -> Any:
-    """A value of an experiment as plain tables hold it."""
+    """A value of an experiment in the form that plain tables contain."""
     if value is None or isinstance(value, (str, int, float)):  # most of them
         return value
     if isinstance(value, Named):
@@ -305,7 +305,7 @@ def as_plain(value: Any) -> Any:
 
 
 def expect_experiment(given: Any, what: str) -> None:
-    """Refuse what is no experiment, such as the path of its file."""
+    """Refuse anything but an Experiment, such as the path of its file."""
     if not isinstance(given, Experiment):
         raise ValueError(
             f"{what} is given {type(given).__name__}: give an Experiment, as Experiment.read(path) "

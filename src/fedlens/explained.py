@@ -1,4 +1,4 @@
-"""A key of experiments, a section, a name or an option in words. It needs no PyTorch."""
+"""Explains a key of experiments, a section, a name or an option, without PyTorch."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from fedlens.described import Choice, choices, descriptions, schema
 from fedlens.names import CHOSEN_BY_NAME, KINDS, SCHEDULES
 from fedlens.options import did_you_mean
 
-MOST_NAMED = 3  # in a line that asks what was meant
+MOST_NAMED = 3  # suggestions in an error message
 
 
 def explain(key: str) -> list[str]:
-    """Lines about a key: what it means, what it may be, its default; or about a whole section.
+    """Lines about a key (its meaning, its values, its default) or about a whole section.
 
-    Also about a name, as algorithm.fedprox, and about an option of it, as algorithm.fedprox.mu. An
-    option may be asked for without a name: all that have it are told.
+    `key` may also be a name, as algorithm.fedprox, or an option of it, as algorithm.fedprox.mu. For
+    an option without a name, as algorithm.mu, there are lines about all names that have it.
     """
     known = _keys(schema(), "")
     inside = [name for name in known if name.startswith(f"{key}.")]
@@ -53,7 +53,7 @@ def called(name: str, choice: Choice) -> str:
 
 
 def _keys(section: dict[str, Any], prefix: str) -> dict[str, str | None]:
-    """Every key with its default, None if it must be given; those of a section in its place."""
+    """Every key, those of sections with dots, and its default, or None if it must be given."""
     found: dict[str, str | None] = {}
     for name, one in section["properties"].items():
         key = f"{prefix}{name}"
@@ -73,7 +73,7 @@ def _choices(place: str) -> dict[str, Choice]:
 
 
 def _chosen(key: str) -> list[str] | None:
-    """Lines about a name or an option; None: it is neither."""
+    """Lines about a name or an option; None if `key` is not below a key that takes names."""
     place = next((place for place in CHOSEN_BY_NAME if key.startswith(f"{place}.")), None)
     if place is None:
         return None
@@ -99,7 +99,7 @@ def _chosen(key: str) -> list[str] | None:
 
 
 def _of_a_library(place: str, name: str) -> Choice | None:
-    """What another package has under a name, as timm:resnet18: it must be imported for that."""
+    """The description of a name of another package, as timm:resnet18, which is imported for it."""
     if name not in CHOSEN_BY_NAME[place]:
         return None
     from fedlens.schema import choice
@@ -118,21 +118,21 @@ def _said_of(key: str, text: str) -> str:
 
 
 def _places_of(option: str) -> list[str]:
-    """The keys by which this option is known, but those of schedules, which are of many numbers."""
+    """The full keys of this option, except options of schedules, which many keys take."""
     places = [place for place, table in CHOSEN_BY_NAME.items() if table is not SCHEDULES]
     keys = [f"{place}.{one}" for place in places for one in _options(place)]
     return [key for key in keys if key.endswith(f".{option}")]
 
 
 def _options(place: str) -> Iterator[str]:
-    """Of all that can be chosen for a key, each behind its name."""
+    """The options of all choices for a key, as `name.option`."""
     for name, choice in _choices(place).items():
         yield from (f"{name}.{option}" for option in choice["options"])
 
 
 def _near(key: str, place: str) -> str:
-    """What may have been meant by a key below `place`: the nearest, or all names there are."""
-    begin = f"{place}."  # is right, and would make all keys look near
+    """A hint for an unknown key below `place`: the nearest known keys, or else all names."""
+    begin = f"{place}."  # known to be right; compared too, it would make all keys look near
     names, options = _choices(place), list(_options(place))
     known = dict.fromkeys([*names, *options, *(one.rpartition(".")[2] for one in options)])
     near = get_close_matches(key.removeprefix(begin), known, n=MOST_NAMED, cutoff=0.7)

@@ -1,4 +1,4 @@
-"""Images and labels, and who holds which of them.
+"""Images and labels, and which client holds which of them.
 
 Shapes are written as trailing comments: K clients, C the cohort, L labels, N examples, n examples
 held.
@@ -20,22 +20,22 @@ from torch import Tensor
 from fedlens.reading import demand_text
 from fedlens.trees import bytes_of
 
-MOST_DESCRIBED = 10_000  # clients of whom a run says one by one what they hold
-AT_ONCE = 1024  # clients who are asked together, where all are
+MOST_DESCRIBED = 10_000  # clients whose holdings a run lists one by one
+AT_ONCE = 1024  # clients whose holdings are read together, if those of all are needed
 
 
 @dataclass(frozen=True)
 class Examples:
-    """Images and their labels, and whatever else is known of each (its client, its place).
+    """Images and their labels, and columns with other facts about each (its client, its place).
 
-    Parts of a set share its images: `rows` then says which of them are theirs. Whoever looks at
-    images asks for them by `read`.
+    Parts of a set share its images: `rows` then lists the positions of their own. Images are read
+    by `read`.
     """
 
     images: Tensor  # [N, channels, H, W] uint8, or floats that are used as they are
     labels: Tensor  # [N] int64
     columns: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict)  # [N] each
-    rows: Tensor | None = None  # [N] positions in `images`; without it, each at its own
+    rows: Tensor | None = None  # [N] positions in `images`; None: 0 to N - 1
 
     def __post_init__(self) -> None:
         for what, given in (("images", self.images), ("labels", self.labels)):
@@ -65,11 +65,11 @@ class Examples:
         return len(self.labels)
 
     def read(self, which: Tensor | slice) -> Tensor:
-        """The images of some examples: a copy, unless it is a slice of a whole set."""
+        """The images of some examples: a copy, except for a slice of a set without `rows`."""
         return self.images[which if self.rows is None else self.rows[which]]
 
     def contents(self) -> Iterator[bytes | memoryview]:
-        """Every pixel and every label, piece by piece, after what they are: for a fingerprint."""
+        """The bytes of all images and labels in chunks, after shape and dtype: for a digest."""
         shape = tuple(self.images.shape[1:])
         yield repr((len(self), shape, self.images.dtype)).encode()
         for start in range(0, len(self), DIGESTED):
@@ -78,24 +78,24 @@ class Examples:
                 yield bytes_of(tensor)
 
     def take(self, index: Tensor) -> Examples:
-        """Some of the examples, which share the images of all."""
+        """Some of the examples; they share the images of the whole set."""
         columns = {name: column[index.numpy()] for name, column in self.columns.items()}
         rows = index if self.rows is None else self.rows[index]
         return Examples(self.images, self.labels[index], columns, rows)
 
     def to(self, device: torch.device, images: Tensor | None = None) -> Examples:
-        """The same on a device, where the images may be already."""
+        """The same examples on a device; `images` are given if they are there already."""
         rows = None if self.rows is None else self.rows.to(device)
         images = self.images.to(device) if images is None else images
         return Examples(images, self.labels.to(device), self.columns, rows)
 
 
 NAME = "name them, in the order of their labels"
-DIGESTED = 1024  # examples at once: more would copy a mapped set into memory
+DIGESTED = 1024  # examples per chunk: larger ones would copy a memory-mapped set into memory
 
 
 class LeftOut(NamedTuple):
-    """A file that a data set was made without."""
+    """A file that was left out of a data set."""
 
     file: str
     why: str
@@ -103,7 +103,7 @@ class LeftOut(NamedTuple):
 
 @dataclass(frozen=True)
 class Dataset:
-    """Examples to train on and to test on, and what a label means."""
+    """Training examples, test examples, and the names of the classes."""
 
     name: str
     train: Examples
@@ -112,8 +112,8 @@ class Dataset:
     mean: tuple[float, ...] | None = None  # per channel, of images scaled to [0, 1]
     std: tuple[float, ...] | None = None
     left_out: tuple[LeftOut, ...] = ()  # files that could not be decoded
-    is_mapped: bool = False  # its images are a file that may be larger than memory
-    validation: Examples | None = None  # of its own; else a share of train is set apart
+    is_mapped: bool = False  # its images are a memory-mapped file, maybe larger than memory
+    validation: Examples | None = None  # its own; None: a share of train is set apart
 
     def __post_init__(self) -> None:
         if isinstance(self.classes, str) or not isinstance(self.classes, Sequence):
@@ -157,7 +157,7 @@ class Dataset:
 
     @property
     def parts(self) -> list[Examples]:
-        """Train, test and, where it has its own, validation."""
+        """Train, test and, if the data set has its own, validation."""
         own = [] if self.validation is None else [self.validation]
         return [self.train, self.test, *own]
 
@@ -167,7 +167,7 @@ class Dataset:
 
     @cached_property
     def digest(self) -> str:
-        """A fingerprint of what is in it: of every pixel and every label."""
+        """A fingerprint of the whole content: classes, mean, deviation, every pixel and label."""
         found = hashlib.sha256(repr((self.classes, self.mean, self.std)).encode())
         for part in self.parts:
             for piece in part.contents():
@@ -189,7 +189,7 @@ class Dataset:
 
 
 def _are_numbers(given: Any, above: float) -> bool:
-    """Whether it is a list of finite numbers, as images are normalised with."""
+    """Whether `given` is a list of finite numbers greater than `above`."""
     try:
         return all(math.isfinite(one) and one > above for one in given)
     except TypeError:
@@ -198,15 +198,15 @@ def _are_numbers(given: Any, above: float) -> bool:
 
 @dataclass(frozen=True)
 class Holdings:
-    """Who holds which examples: an index, one client's part after another's."""
+    """Which client holds which examples: one index, with the parts of the clients in order."""
 
     index: Tensor  # [n] int64, positions in Examples
     offsets: Tensor  # [K + 1] int64: client k holds index[offsets[k] : offsets[k + 1]]
-    names: tuple[str, ...] | None = None  # K: the writer, the user, the cell, where there is one
+    names: tuple[str, ...] | None = None  # K: the writer, the user, the cell, if known
 
     @classmethod
     def of(cls, members: Sequence[Tensor]) -> Holdings:
-        """The holdings of clients whose examples are listed one by one."""
+        """The holdings of clients, from the examples of each."""
         sizes = torch.tensor([len(m) for m in members], dtype=torch.int64)
         index = torch.cat(list(members)) if members else torch.empty(0, dtype=torch.int64)
         return cls(index.to(torch.int64), offsets_of(sizes))
@@ -227,7 +227,7 @@ class Holdings:
         return self.index[int(self.offsets[client]) : int(self.offsets[client + 1])]
 
     def take(self, clients: Tensor) -> Holdings:
-        """What these clients hold, in this order; a client may stand in it twice."""
+        """What these clients hold, in this order; a client may be listed twice."""
         wanted, starts = clients.numpy(), self.offsets.numpy()
         sizes = starts[wanted + 1] - starts[wanted]
         offsets = np.zeros(len(wanted) + 1, np.int64)
@@ -240,7 +240,7 @@ class Holdings:
 
     @classmethod
     def joined(cls, some: Sequence[Holdings]) -> Holdings:
-        """The holdings of some clients after those of others, without their names."""
+        """Several holdings as one, the clients of one after those of another, without names."""
         sizes = torch.cat([one.sizes for one in some])
         return cls(torch.cat([one.index for one in some]), offsets_of(sizes))
 
@@ -259,7 +259,7 @@ class Holdings:
 
 
 def offsets_of(sizes: Tensor) -> Tensor:  # [K + 1]
-    """Where the part of each client starts, and the last one ends."""
+    """Where the part of each client starts, and where the last one ends."""
     return torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
 
 
@@ -285,7 +285,7 @@ class Lasting(Split):
 
 @dataclass(frozen=True)
 class Fixed(Lasting):
-    """Who holds what, listed."""
+    """A split that lists the holdings of all clients."""
 
     everyone: Holdings
 
@@ -302,7 +302,7 @@ class Fixed(Lasting):
 
 @dataclass(frozen=True)
 class Shortened(Split):
-    """A split of which every client holds the first few examples; those of odd number may fewer."""
+    """The first `most` examples of each client of `whole`, `most_of_odd` of odd-numbered ones."""
 
     whole: Split
     most: int
@@ -324,7 +324,7 @@ class Shortened(Split):
 
 @dataclass(frozen=True)
 class Federation:
-    """Examples and who holds them: an index over one tensor, never a copy."""
+    """Examples and which client holds which: an index over one tensor, never a copy."""
 
     examples: Examples
     num_classes: int
@@ -341,20 +341,20 @@ class Federation:
         return self._sizes if isinstance(self.split, Lasting) else self.split.sizes(round)
 
     def offsets(self, round: int) -> Tensor:  # [K + 1]
-        """How many examples are held by all clients before each, and by all, in this round."""
+        """How many examples the clients before each client hold in this round, and the total."""
         lasts = isinstance(self.split, Lasting)
         return self._offsets if lasts else offsets_of(self.split.sizes(round))
 
     def num_examples(self, round: int) -> int:
-        """How many examples all clients hold in this round; one that two hold counts twice."""
+        """How many examples clients hold in this round; one that two clients hold counts twice."""
         if isinstance(self.split, Fixed):
             return len(self.split.everyone.index)
         return int(self.sizes(round).sum())
 
     def described(self) -> Holdings:
-        """What clients hold, as far as a run describes it: all of it, if that is listed.
+        """The holdings that a run describes: those of all clients if the split is listed.
 
-        If it is drawn, what the first MOST_DESCRIBED clients hold in the first round.
+        If it is drawn, those of the first MOST_DESCRIBED clients in the first round.
         """
         if isinstance(self.split, Fixed):
             return self.split.everyone
@@ -367,7 +367,7 @@ class Federation:
         return self.split.holdings(round, torch.arange(self.num_clients))
 
     def parts(self, round: int) -> Iterator[Holdings]:
-        """The same, some clients at a time, unless it is listed."""
+        """The same in parts of AT_ONCE clients; a listed split is one part."""
         if isinstance(self.split, Fixed):
             yield self.split.everyone
             return
@@ -375,7 +375,7 @@ class Federation:
             yield self.split.holdings(round, some)
 
     def shortened(self, most: int, most_of_odd: int | None = None) -> Federation:
-        """The same clients with their first few examples, to try or to time something."""
+        """The same clients with only their first few examples, for trials and timings."""
         split: Split = Shortened(self.split, most, most if most_of_odd is None else most_of_odd)
         if isinstance(self.split, Fixed):
             split = Fixed(split.holdings(0, torch.arange(self.num_clients)))
@@ -385,7 +385,7 @@ class Federation:
         return holdings.label_counts(self.labels, self.num_classes)
 
     @cached_property
-    def _sizes(self) -> Tensor:  # [K] of a split that lasts: whoever asks does so in every round
+    def _sizes(self) -> Tensor:  # [K] of a split that lasts: read in every round, so cached
         return self.split.sizes(0)
 
     @cached_property
@@ -395,5 +395,5 @@ class Federation:
 
     @cached_property
     def labels(self) -> Tensor:
-        """The labels where plans are drawn: on the host."""
+        """The labels on the host, where plans are drawn."""
         return self.examples.labels.cpu()

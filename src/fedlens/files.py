@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Atomic writes: a file exists completely or not at all."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from typing import BinaryIO
 
 from fedlens.locks import try_lock
 
-PART = ".part"  # how the name of a file ends that is still being written
+PART = ".part"  # the suffix of a file that is still being written
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write `content` beside `path` and move it there once it is on the disk."""
+    """Write `content` to a file beside `path`, which replaces `path` once it is on the disk."""
     with replacing(path) as file:
         file.write(content)
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file beside `path` that takes its place once it is written and on the disk.
+    """Open a file beside `path` that replaces `path` once it is written and on the disk.
 
-    Should that fail, it goes. What a killed process left of an earlier try goes, too.
+    If that fails, it is removed. Files that killed processes left behind are removed, too.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_leftovers(path.parent, glob.escape(path.name))
@@ -43,7 +43,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def remove_leftovers(folder: Path, name: str = "*") -> None:
-    """Remove what killed processes left of files that they were writing: others lock theirs."""
+    """Remove unfinished files of killed processes; a live process holds a lock on its file."""
     for part in folder.glob(f".{name}.*{PART}"):
         with suppress(OSError):
             handle = os.open(part, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -59,5 +59,5 @@ def _new_part(path: Path) -> tuple[int, Path]:
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=PART, dir=path.parent)
         if try_lock(handle) is not False and os.fstat(handle).st_nlink:
             return handle, Path(name)
-        os.close(handle)  # before it was locked, somebody took it for a leftover
+        os.close(handle)  # another process removed it as a leftover before it was locked
         Path(name).unlink(missing_ok=True)

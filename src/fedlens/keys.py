@@ -1,10 +1,10 @@
 """Randomness by hashing: a key is 64 random bits, and folding words into it makes new keys.
 
-What is drawn depends on what it is drawn for (the seed, the round, the purpose, the client, a
-counter) and never on what was drawn before, so it is the same for every engine, device, chunk
-and order of work. Keys are int64 tensors; their arithmetic wraps around, and is elementwise, so
-that all of it also runs under `torch.func.vmap`. Rounds are planned with arrays of NumPy in the
-place of tensors: of a few numbers its operations take a fraction of the time.
+A draw depends on what it is for (the seed, the round, the purpose, the client, a counter) and
+never on earlier draws, so it is the same for every engine, device, chunk and order of work. Keys
+are int64 tensors; their arithmetic wraps around and is elementwise, so it also runs under
+`torch.func.vmap`. Rounds are planned with NumPy arrays instead of tensors: on a few numbers the
+operations of NumPy take a fraction of the time.
 
 A thousand draws from one key: `uniform(fold(key, torch.arange(1000)))`. Use a key for one thing
 only: fold a `purpose` into it for each use.
@@ -40,7 +40,7 @@ def purpose(name: str) -> int:
 
 
 def root(seed: int, *words: int) -> Tensor:  # [] int64
-    """The key that all others of a run are folded from, with these words folded in at once."""
+    """The key that all others of a run are folded from, with these words folded in."""
     key = _mixed(seed ^ GOLDEN)
     for word in words:
         key = _mixed(key + word * GOLDEN)
@@ -80,7 +80,7 @@ def below(key: Keys, bound: int) -> Keys:
 
 
 def shuffle_segments(offsets: Array, keys: Array) -> Array:
-    """A permutation of 0..n-1 that shuffles each segment by itself.
+    """A permutation of 0..n-1 that shuffles each segment separately.
 
     Segment k is offsets[k]..offsets[k + 1] - 1. Its order depends on keys[k] and on its length,
     never on its neighbours.
@@ -90,15 +90,15 @@ def shuffle_segments(offsets: Array, keys: Array) -> Array:
         np.repeat(of_segment, sizes) for of_segment in (np.arange(len(sizes)), offsets[:-1], keys)
     )
     position = np.arange(len(owner)) - start
-    # One sort of whole numbers: the segment in the highest bits, a draw, the place in the lowest.
-    # The draw has 32 bits whatever the neighbours are, unless they are too many for that.
+    # One sort of integers: the segment in the highest bits, a draw, the position in the lowest.
+    # The draw has 32 bits whatever the other segments are, unless too few bits are left for it.
     low = max(int(sizes.max()) - 1, 1).bit_length() if len(sizes) else 1
     high = max(len(sizes) - 1, 1).bit_length()
     drawn = fold(own, position)
     width = min(32, 63 - low - high)
-    draw = _shift(drawn ^ LOWEST, 64 - width)  # in the order of int64
+    draw = _shift(drawn ^ LOWEST, 64 - width)  # keeps the order of int64
     packed = (owner << (width + low)) | (draw << low) | position
-    # Segments of one length are sorted each by itself, which is much faster.
+    # Segments of equal length are sorted separately, as rows, which is much faster.
     alike = len(sizes) and (sizes == sizes[0]).all()
     packed.reshape(len(sizes) if alike else 1, -1).sort()
     places: Array = (packed & ((1 << low) - 1)) + start
@@ -106,14 +106,14 @@ def shuffle_segments(offsets: Array, keys: Array) -> Array:
 
 
 def _shift(z: Keys, count: int) -> Keys:
-    """A logical shift to the right: that of int64 copies the sign."""
+    """A logical shift to the right: the shift of int64 copies the sign bit."""
     shifted = z >> count
     shifted &= (1 << (64 - count)) - 1
     return shifted
 
 
 def _mixed(z: int) -> int:
-    """`_mix` of the lowest 64 bits of one number, in 0..2^64 - 1: much faster than of a tensor."""
+    """`_mix` of the lowest 64 bits of one int, in 0..2^64 - 1: much faster than on a tensor."""
     z %= 2**64
     z = (z ^ z >> 30) * FIRST % 2**64
     z = (z ^ z >> 27) * SECOND % 2**64
@@ -121,9 +121,9 @@ def _mixed(z: int) -> int:
 
 
 def _mix(z: Keys) -> Keys:
-    """splitmix64's finaliser, in place: one to one, and every bit reaches every bit."""
+    """splitmix64's finaliser, in place: one to one, and each input bit affects each output bit."""
     if not isinstance(z, Tensor):
-        bits = z.view(np.uint64)  # of which a shift to the right is one operation
+        bits = z.view(np.uint64)  # unsigned: a logical shift is one operation
         bits ^= bits >> 30
         bits *= FIRST
         bits ^= bits >> 27

@@ -1,7 +1,7 @@
 """One writer at a time: a folder is locked while a process writes into it.
 
-The lock is the system's own, on a small file in the folder. It ends with the process that holds
-it, however that ends, so a killed process keeps nobody out. What is in the file is for people.
+The lock is an `flock` of the operating system on a small file in the folder. It ends with the
+process that holds it, even if that is killed. Error messages quote what the file says about it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from pathlib import Path
 
 LOCK = ".lock"
 BUSY = (errno.EWOULDBLOCK, errno.EACCES)
-TRIES, PAUSE = 4, 0.05  # a look at a lock holds it for a moment: another try, seconds later
+TRIES, PAUSE = 4, 0.05  # `is_locked` holds a lock for a moment: try again after PAUSE seconds
 
 
 class FolderLock:
-    """A folder that this process alone writes into, until it lets go of it."""
+    """The lock of a folder: only this process writes into it, until `release`."""
 
     def __init__(self, folder: Path) -> None:
-        """Take it, or raise a ValueError that says who has it."""
+        """Take the lock, or raise a ValueError that names the process that has it."""
         self.folder = folder
         self._handle = _taken(folder)
         about = {
@@ -37,16 +37,17 @@ class FolderLock:
         try:
             os.ftruncate(self._handle, 0)
             os.pwrite(self._handle, json.dumps(about).encode(), 0)
-        except OSError:  # a full disk: it is locked all the same
+        except OSError:  # a full disk: the folder is locked all the same
             pass
         _HELD.append(self)
 
     def release(self) -> None:
-        """Let go of it; a second time, or in a child of the process that took it, nothing."""
+        """Release the lock; does nothing if it is released already, or in a child process."""
         if self not in _HELD:
             return
         _HELD.remove(self)
-        if _is_at(self._handle, self.folder / LOCK):  # else the folder has moved: it is another's
+        # If the folder was moved, the file at this path is the lock of another folder.
+        if _is_at(self._handle, self.folder / LOCK):
             (self.folder / LOCK).unlink(missing_ok=True)
         os.close(self._handle)
 
@@ -59,9 +60,9 @@ class FolderLock:
 
 @contextmanager
 def one_writer(*folders: Path) -> Iterator[None]:
-    """Lock folders for a while, which are made if need be.
+    """Lock folders during a `with` block; missing folders are created.
 
-    They are taken in one order, whatever theirs: of two who want the same, one gets them all.
+    They are locked in sorted order: of two processes that want the same folders, one gets all.
     """
     with ExitStack() as taken:
         for folder in sorted(folders, key=lambda one: one.resolve()):
@@ -77,9 +78,9 @@ def one_writer(*folders: Path) -> Iterator[None]:
 
 
 def remove_dead_lock(folder: Path) -> None:
-    """Remove what is left of a lock whose process was killed; others keep theirs."""
+    """Remove the lock file of a killed process; the lock of a live process stays."""
     if (folder / LOCK).exists():
-        with suppress(ValueError):  # somebody writes there
+        with suppress(ValueError):  # a live process has it
             FolderLock(folder).release()
 
 
@@ -87,7 +88,7 @@ _HELD: list[FolderLock] = []
 
 
 def _leave_to_parent() -> None:
-    """A worker has what was open when it was forked, and would keep a lock that it outlives."""
+    """Close inherited locks in a forked worker: it would hold them after its parent has ended."""
     while _HELD:
         os.close(_HELD.pop()._handle)
 
@@ -108,7 +109,7 @@ def is_locked(folder: Path) -> bool:
 
 
 def try_lock(handle: int, shared: bool = False) -> bool | None:
-    """Lock a file unless another has it locked; None where the file system has no locks."""
+    """Lock a file; False if another process has locked it, None if the file system has no locks."""
     try:
         fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except OSError as error:
@@ -137,7 +138,7 @@ def _taken(folder: Path) -> int:
             continue
         if _is_at(handle, folder / LOCK):
             return handle
-        os.close(handle)  # whoever had it has just let go, and removed it: once more
+        os.close(handle)  # the process that had it has just removed it: try again
 
 
 def _is_at(handle: int, path: Path) -> bool:

@@ -6,14 +6,14 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-GROUPS = (  # of processes, whose memory a container or a scheduler limits
+GROUPS = (  # the files of cgroups, by which containers and schedulers limit memory
     ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
     ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
 )
 
 
 def demand(what: str, parts: Mapping[str, int], remedy: str) -> None:
-    """Refuse what needs more than is free. `parts` are the bytes of each part of it."""
+    """Raise a ValueError if `parts`, in bytes, need more memory together than is free."""
     needed, free = sum(parts.values()), available()
     if needed <= free:
         return
@@ -25,7 +25,7 @@ def demand(what: str, parts: Mapping[str, int], remedy: str) -> None:
 
 
 def available() -> int:
-    """The bytes that this process can still have, by all limits that are known here."""
+    """The bytes that this process can still allocate, by all limits that can be read."""
     limits = [_physical()]
     for most, used in GROUPS:
         limit, now = _number(Path(most)), _number(Path(used))
@@ -36,7 +36,7 @@ def available() -> int:
 
 
 def in_words(size: int) -> str:
-    """A number of bytes as people say it."""
+    """A number of bytes as text with a unit."""
     for unit, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB")):
         if size >= unit:
             scaled = size / unit
@@ -45,11 +45,11 @@ def in_words(size: int) -> str:
 
 
 UNKNOWN = 1 << 62
-"""Stands for a limit that there is not, or that cannot be asked for."""
+"""Stands for a limit that does not exist or cannot be read."""
 
 
 def _physical() -> int:
-    """What the machine can give without swapping."""
+    """The bytes that the machine can provide without swapping."""
     try:
         with Path("/proc/meminfo").open(encoding="ascii") as file:
             found = dict(line.split(":", 1) for line in file)

@@ -1,6 +1,6 @@
-"""What can be chosen by name, and in which module its function stands, imported when asked for.
+"""What can be chosen by name, and the module of each function, which is imported on first use.
 
-So names can be read and listed without PyTorch. A function has the name, with _ for -.
+So names can be read and listed without PyTorch. The function has the same name, with _ for -.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ METRICS = ByName(
         "ece": "chosen_metrics",
     },
 )
-"""What is measured where it is asked for."""
+"""Metrics that are measured only if `evaluate.metrics` names them."""
 
 DEVICES = ByName(
     "fedlens.reporting", {"alike": "devices", "synthetic": "devices", "trace": "devices"}
@@ -120,7 +120,7 @@ PLAIN_PARTITIONS = ByName(
         "drawn": "by_draw",
     },
 )
-"""Those that only say who holds what."""
+"""Partitions that only assign examples to clients, and change no example."""
 
 PARTITIONS = ByName(
     "fedlens.data.partitions",
@@ -242,7 +242,7 @@ CHOSEN_BY_NAME: dict[str, ByName] = {
     "server.lr": SCHEDULES,
     "evaluate.metrics": METRICS,
 }
-"""The keys of an experiment whose values are names, and which; of a number, schedules."""
+"""The keys of an experiment that take names, and these names; keys of numbers take schedules."""
 
 REPORTED = "reported"
 OUTCOMES = (
@@ -250,18 +250,18 @@ OUTCOMES = (
     *("absent", "dropped", "nan", "infinite", "huge", "malformed"),  # `reports.Faults`
     *("raised", "refused", "stale", "foreign"),  # of sites: see docs/fleet.md
 )
-"""What may become of a client that is asked. `surplus`: enough others were faster."""
+"""The possible outcomes for a client that is asked to train. `surplus`: enough were faster."""
 
 OF_ROUND = (
     *("round", "seconds", "evaluation_seconds", "train_loss", "examples"),
     *("batches", "batches_total", "clients", "bytes_up", "bytes_down"),
     *("lr", "clock", "failed", "attempts", "staleness", "workers_lost"),
 )
-"""What a record holds besides measures of the model and of the algorithm, and besides numbers by
-their keys (`server.lr`), which have a dot."""
+"""The fields of a record besides measures of the model and of the algorithm, and besides scheduled
+numbers, whose names are their keys, with a dot (`server.lr`)."""
 
 OF_EVALUATION = ("test_", "validation_", "train_", "client_accuracy_", "relative_accuracy")
-"""How measures of the model begin."""
+"""How the names of the model's measures begin."""
 
 
 def refuse_taken(scalars: Iterable[str]) -> None:

@@ -1,8 +1,8 @@
 """Options by name: one check for experiment files, command lines and Python.
 
-Whatever a user can name (an algorithm, a partition, a model, a data set) is a function. Its
-positional parameters are what Fedlens hands it; its keyword-only parameters, with their types
-and defaults, are the options an experiment file may set. Nothing else describes them.
+Everything that a user can name (an algorithm, a partition, a model, a data set) is a function.
+Fedlens passes its positional parameters; its keyword-only parameters, with their types and
+defaults, are the options that an experiment file may set. They are declared nowhere else.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, Union
 from fedlens.own_code import place_of_error, why_not_imported
 from fedlens.reading import shortened
 
-LARGEST = 1e38  # of the numbers that float32 holds
+LARGEST = 1e38  # about the largest number of float32
 
 G = TypeVar("G")
 V = TypeVar("V")
@@ -55,7 +55,7 @@ class Given(Generic[G, V]):
     """The type of a dataclass field that is given as a G and read as a V.
 
     To type checkers it is a descriptor: the constructor takes a G, and reading the field gives a V.
-    When a program runs it is an annotation and nothing else, by which `check` makes the V.
+    At run time it is only an annotation, from which `check` knows how to make the V.
     """
 
     if TYPE_CHECKING:
@@ -72,16 +72,16 @@ def default(value: object) -> Any:
 def required() -> Any:
     """A `Given` field without a default.
 
-    Type checkers look at the descriptor only of fields that have one, so they are not told.
+    Type checkers use the descriptor only of fields with a default: `Any` hides that there is none.
     """
     return field()
 
 
 class ByName(Mapping[str, Callable[..., Any]]):
-    """Functions by name, from the modules of a package, each imported when it is asked for.
+    """Functions by name, from the modules of a package; a module is imported on first access.
 
-    A function has the name that it is chosen by, with _ for -. `libraries` are packages of others
-    whose things are chosen as "library:name"; the function of that name is asked for one.
+    A function is called as the name it is chosen by, with _ for -. `libraries` are other packages,
+    whose contents are chosen as "library:name": the function called `library` returns `name`.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class ByName(Mapping[str, Callable[..., Any]]):
 
 
 def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """' did you mean X?' or, if none is as near as `cutoff`, the whole choice: ends a message."""
+    """The end of a message: 'did you mean X?' or, if none is as near as `cutoff`, all choices."""
     known = sorted(known)
     near = difflib.get_close_matches(word, known, n=1, cutoff=cutoff)
     if near:
@@ -125,7 +125,7 @@ def find(table: Mapping[str, Callable[..., Any]], name: str, kind: str) -> Calla
     """The function called `name`: from the table, or by import path ("package.module:function")."""
     if name in table:
         return table[name]
-    if name.startswith("<"):  # stands in a run's folder for what has no name
+    if name.startswith("<"):  # written in a run folder for an object without a name
         raise ValueError(f"{kind} {name} was given from Python: use fl.resume(RUN, experiment=)")
     module, colon, attribute = name.partition(":")
     if not colon:
@@ -141,7 +141,7 @@ def find(table: Mapping[str, Callable[..., Any]], name: str, kind: str) -> Calla
 
 @contextmanager
 def importable(*folders: Path) -> Iterator[None]:
-    """Let functions be named that stand in files of these folders; installed packages go first."""
+    """Make the modules in these folders importable; installed packages take precedence."""
     before = list(sys.path)
     sys.path += [str(folder.resolve()) for folder in folders]
     try:
@@ -203,7 +203,7 @@ def call(function: Callable[..., Any], *handed: Any, options: Mapping[str, Any])
 
 
 def check(value: Any, kind: Any, where: str) -> Any:
-    """`value` as a `kind`, or a ValueError that says what was expected."""
+    """Return `value` as a `kind`, or raise a ValueError that says what was expected."""
     return _checker(kind)(value, kind, where)
 
 
@@ -219,7 +219,7 @@ def refuse_unknown(
     prefix: str,
     elsewhere: Iterable[str] = (),
 ) -> None:
-    """Refuse keys that are not known; `elsewhere` are those of other sections, with dots."""
+    """Refuse unknown keys; `elsewhere` are the keys of other sections, with dots, for a hint."""
     for key in content:
         if key not in known:
             places = [place for place in elsewhere if place.rpartition(".")[2] == key]
@@ -244,7 +244,7 @@ def _union(value: Any, kind: Any, where: str) -> Any:
         return None
     if Named in choices and float in choices:  # a number, or a schedule
         return Named.of(value, where) if _is_table(value) else check(value, float, where)
-    if Named in choices:  # the others cannot be written down
+    if Named in choices:  # the other types cannot be written in a file
         others = tuple(choice for choice in choices if choice not in (Named, type(None)))
         if others and not isinstance(value, (str, Mapping, Named, *others)):
             ways = f"a name, a table with a name, or a {others[0].__name__}"
@@ -281,8 +281,8 @@ def _sequence(value: Any, kind: Any, where: str) -> Any:
 
 
 def _number(value: Any, kind: Any, where: str) -> Any:
-    """A whole number is a number, too; a truth value is neither."""
-    is_one = isinstance(value, Real) and not isinstance(value, bool)  # numpy's, too
+    """A float. An int is accepted, too; a bool is not."""
+    is_one = isinstance(value, Real) and not isinstance(value, bool)  # also of NumPy
     given = value if is_one else _instance(value, kind, where)
     if LARGEST < abs(given) < float("inf"):
         raise ValueError(f"{where} is {_in_short(given)}: models compute with up to {LARGEST:.0e}")
@@ -298,7 +298,7 @@ def _whole(value: Any, kind: Any, where: str) -> Any:
 
 
 def _in_short(number: float) -> str:
-    """A number that may be too long to write, or for a float."""
+    """A number as text; if it is very long, only its number of digits."""
     digits = math.log10(abs(number)) if number else 0.0
     return repr(number) if digits < 25 else f"a number of {digits + 1:.0f} digits"
 
@@ -313,7 +313,7 @@ def _instance(value: Any, kind: Any, where: str) -> Any:
 
 @cache
 def types_of(kind: type) -> dict[str, Any]:
-    """The types of a dataclass's fields, read once: that takes longer than to check values."""
+    """The types of a dataclass's fields, cached: to read them takes longer than to check values."""
     return typing.get_type_hints(kind)
 
 
@@ -336,7 +336,7 @@ def _named(value: Any, kind: Any, where: str) -> Named:
 def _given(value: Any, kind: Any, where: str) -> Any:
     _, settled = typing.get_args(kind)
     if typing.get_origin(settled) is tuple and isinstance(value, (str, Mapping, Named)):
-        value = (value,)  # one stands for a list of one
+        value = (value,)  # a single value stands for a list of one
     return check(value, settled, where)
 
 
@@ -353,7 +353,7 @@ KINDS: dict[Any, Callable[[Any, Any, str], Any]] = {
     Named: _named,
     Given: _given,
 }
-"""How a value is checked, by the form of the type that it should have."""
+"""The function that checks a value, by the form of the expected type."""
 
 
 def _unexpected(value: Any, kind: Any, where: str) -> ValueError:
@@ -363,17 +363,17 @@ def _unexpected(value: Any, kind: Any, where: str) -> ValueError:
 
 
 def _shown(value: Any) -> str:
-    """A value in a line: arrays have many."""
+    """A value on one line, although the text of an array has several."""
     return shortened(" ".join(repr(value).split()), 100)
 
 
 def in_words(kind: Any) -> str:
-    """A type as somebody calls it who writes an experiment file."""
+    """A type in words, for people who write experiment files."""
     words = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
     words |= {dict: "a table", list: "a list", tuple: "a list"}
     inner = typing.get_args(kind)
     if typing.get_origin(kind) in (Union, types.UnionType):
-        # Nobody writes a tensor, or nothing, into a file; a whole number is a number.
+        # A file cannot contain a tensor or None; a whole number is a number.
         written = [
             choice
             for choice in inner
@@ -390,7 +390,7 @@ def in_words(kind: Any) -> str:
 
 
 def expect(made: Any, kind: type[T], what: str) -> T:
-    """What a function made, which may be one of the user's own, if it is what it should be."""
+    """Return what a function, maybe the user's own, made; refuse it if it is not a `kind`."""
     if not isinstance(made, kind):
         raise ValueError(f"{what} gave {type(made).__name__}: it must return {kind.__name__}")
     return made

@@ -1,4 +1,4 @@
-"""Code of the user's own that does not do what it should: where it stands, in one line."""
+"""Errors in the user's own code: where they are, in one line."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ LIBRARIES = tuple(
 
 
 def mistake_of(error: BaseException) -> str:
-    """The line about an error that is the user's to fix, or "" if it is not.
+    """One line about an error that the user has to fix, or "" for any other error.
 
-    That is a ValueError, as everywhere, and whatever was raised in a file of the user's own.
+    The user has to fix a ValueError, as everywhere, and any error raised in the user's own files.
     """
     if isinstance(error, ValueError):
         return str(error)
@@ -28,10 +28,10 @@ def mistake_of(error: BaseException) -> str:
 
 
 def place_of_error(error: BaseException) -> str:
-    """Where in the user's own code it was raised, and what it is; "" if it was not there."""
+    """Where in the user's own code an error was raised, and the error; "" if elsewhere."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         file = Path(frame.filename)
-        # That of a worker may have been sent to it, and not be there as a file.
+        # A worker may have been sent the code, and not have the file.
         is_python = file.is_file() or (file.is_absolute() and file.suffix == ".py")
         if not is_python or _is_library(file):
             continue
@@ -44,31 +44,31 @@ def place_of_error(error: BaseException) -> str:
 
 
 def why_not_imported(error: BaseException) -> str:
-    """Why a module was not imported, in brackets, and what to do: fix it, or name one that is."""
+    """Why a module was not imported, in brackets, and what to do: fix it, or name another."""
     where = place_of_error(error)
     why = where or next(iter(str(error).splitlines()), type(error).__name__)
-    if where or isinstance(error, SyntaxError):  # that names its place itself
+    if where or isinstance(error, SyntaxError):  # a SyntaxError names its place itself
         return f"({why}): fix it there"
     return f"({why}): write module:function, with the module beside the experiment or on PYTHONPATH"
 
 
 def place_of(thing: Any) -> str:
-    """Where a function, or the class of an object, stands, as `name (own.py, line 9)`."""
+    """Where a function, or the class of an object, is defined, as `name (own.py, line 9)`."""
     written = inspect.unwrap(thing) if inspect.isroutine(thing) else type(thing)
     try:
         file, line = inspect.getsourcefile(written), inspect.getsourcelines(written)[1]
-    except (OSError, TypeError):  # it was typed in
+    except (OSError, TypeError):  # it was typed into an interpreter
         return str(written.__name__)
     return f"{written.__name__} ({Path(file or '?').name}, line {line})"
 
 
 def is_own(file: Path) -> bool:
-    """Whether the user wrote it: it is there, and belongs neither to us nor to a library."""
+    """Whether the user wrote a file: it exists, and is neither of Fedlens nor of a library."""
     return file.is_file() and not _is_library(file) and not _is_in(file, (OURS,))
 
 
 def _is_library(file: Path) -> bool:
-    # An environment may take those of the system, too.
+    # A virtual environment may also use the packages of the system.
     return _is_in(file, LIBRARIES) or not {"site-packages", "dist-packages"}.isdisjoint(file.parts)
 
 

@@ -1,4 +1,4 @@
-"""What another process of this machine is doing: whether it lives, whether it was stopped."""
+"""The state of another process on this machine: whether it is alive, whether it is stopped."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from pathlib import Path
 
 
 def is_alive(pid: int) -> bool:
-    """Whether there is such a process, whosever it is.
+    """Whether the process exists, whichever user it belongs to.
 
-    A zombie, which has ended and was not waited for by its parent yet, is dead.
+    A zombie, which has ended but was not yet waited for by its parent, counts as dead.
     """
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
-        pass  # it is another user's
+        pass  # it belongs to another user
     return _letter(pid) != "Z"
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether it stands still until it is told to go on, as after Ctrl-Z."""
+    """Whether the process is stopped until it gets SIGCONT, as after Ctrl-Z."""
     return _letter(pid) == "T"
 
 
 def _letter(pid: int) -> str:
-    """Its state as Linux writes it; nothing where that cannot be read."""
+    """The state letter of a process in Linux's /proc; "" if it cannot be read."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return ""
-    return stat.rpartition(")")[2].split()[0]  # its name, before that, may hold anything
+    return stat.rpartition(")")[2].split()[0]  # the name before ")" may contain anything

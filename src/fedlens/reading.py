@@ -1,4 +1,4 @@
-"""Files that others made: whatever a reader raises becomes one line with the file and a remedy."""
+"""Files from outside: any error while reading becomes one line with the file and a remedy."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from typing import Any
 
 from fedlens import memory
 
-LONGEST = 300  # characters of a reason: it may quote what the file holds
+LONGEST = 300  # characters of a reason: it may quote the content of the file
 
-MOST_UNPACKED = 1032  # times its own size: deflate, of gzip and zip, cannot do more
+MOST_UNPACKED = 1032  # times the packed size: deflate, used by gzip and zip, cannot do more
 MOST_COLUMNS = 1_000  # of a csv file
-UNPACKED_SHARE = 20  # of the free memory: text takes many times its size once it is read
+UNPACKED_SHARE = 20  # at most 1 / 20 of the free memory: parsed text takes many times its size
 
 Place = str | os.PathLike[str]
 
 
 class BadFile(ValueError):
-    """A file that is not what it should be: which one, why, and what to do about it."""
+    """A file that cannot be read: which one, why, and what to do about it."""
 
     def __init__(self, file: Place, why: str, remedy: str = "take another copy") -> None:
         self.file, self.why = Path(file), why
@@ -36,7 +36,7 @@ class BadFile(ValueError):
 
 @contextmanager
 def reading(file: Place, remedy: str = "take another copy") -> Iterator[None]:
-    """Raise a BadFile for whatever the body raises, unless that names the file already."""
+    """Turn any error in the `with` block into a BadFile, unless it already names the file."""
     if _never_ends(Path(file)):
         raise BadFile(file, "it is a device or a pipe", remedy)
     try:
@@ -48,7 +48,7 @@ def reading(file: Place, remedy: str = "take another copy") -> Iterator[None]:
 
 
 def _never_ends(path: Path) -> bool:
-    """Whether to read it may take for ever; what is not there is for the reader to say."""
+    """Whether reading may never end: a device, a pipe. A missing file is left to the reader."""
     try:
         mode = path.stat().st_mode
     except (OSError, ValueError):
@@ -57,7 +57,7 @@ def _never_ends(path: Path) -> bool:
 
 
 def is_file(path: Path) -> bool:
-    """Whether there is a file of that name; no name is too long to ask."""
+    """Whether the file exists; False also for a name that is too long."""
     try:
         return path.is_file()
     except OSError:
@@ -65,7 +65,7 @@ def is_file(path: Path) -> bool:
 
 
 def unpacked(file: Path) -> bytes:
-    """The content of a file, gunzipped if its name says so, and no more of it than can be used."""
+    """The content of a file, gunzipped if it ends in .gz; refuses more than fits into memory."""
     if file.suffix != ".gz":
         return file.read_bytes()
     most = memory.available() // UNPACKED_SHARE
@@ -91,7 +91,7 @@ def csv_lines(file: Path, remedy: str, strict: bool = False) -> list[tuple[int, 
 
 
 def reason(error: BaseException) -> str:
-    """Why it failed, in a few words without a line break."""
+    """The cause of an error, in a few words without a line break."""
     if isinstance(error, MemoryError):
         return "it asks for more memory than there is"
     if isinstance(error, RecursionError):
@@ -106,22 +106,22 @@ def reason(error: BaseException) -> str:
 
 
 def shortened(text: str, longest: int = LONGEST) -> str:
-    """The beginning of a text that is too long for a line."""
+    """The text, cut after `longest` characters."""
     return text if len(text) <= longest else f"{text[: longest - 4]} ..."
 
 
 def printable(text: str) -> str:
-    """A text without the control characters by which it could write anywhere on a terminal."""
+    """A text with escaped control characters, which could write anywhere on a terminal."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def argument(path: Place) -> str:
-    """A path as a word of a command that may be copied into a shell."""
+    """A path, quoted for a command that may be copied into a shell."""
     return shlex.quote(printable(os.fspath(path)))
 
 
 def demand_text(texts: str | Sequence[str], where: str) -> None:
-    """Refuse text that no file can hold: halves of characters, as names of other encodings have."""
+    """Refuse text that is not UTF-8: lone surrogates, as in file names of other encodings."""
     for text in [texts] if isinstance(texts, str) else texts:
         try:
             text.encode()
@@ -135,7 +135,7 @@ Fields = Mapping[str, type | tuple[type, ...]]
 
 
 def demand_fields(content: Any, fields: Fields, file: Place, remedy: str) -> dict[str, Any]:
-    """`content` if it is a table that has all of these fields, each of its type."""
+    """Return `content`; raise a BadFile unless it is a table with these fields and types."""
     if not isinstance(content, dict):
         raise BadFile(file, f"it holds {_called(content)}, not a table", remedy)
     for name, kind in fields.items():
@@ -155,7 +155,7 @@ def _called(value: Any) -> str:
 
 
 def expanded(path: Place) -> Path:
-    """The path, with ~ for somebody's home."""
+    """The path with a leading ~ or ~user expanded to the home folder."""
     try:
         return Path(path).expanduser()
     except RuntimeError as error:

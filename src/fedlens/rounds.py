@@ -1,4 +1,4 @@
-"""What a round is, top to bottom; and all that a run remembers between two of them."""
+"""One round from start to end, and all that a run remembers between rounds."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ from fedlens.trees import copies, copy_tensors, moved, stack
 from fedlens.uploads import NORM, Uploads
 from fedlens.work import Part, Shared, Work, exact_model
 
-_PARTS = ("params", "buffers", "told")  # of what clients are sent
+_PARTS = ("params", "buffers", "told")  # the parts of what clients are sent
 
 
 @dataclass(frozen=True)
 class ClientMemory:
-    """What clients remember, by client. One that was never seen costs nothing."""
+    """What clients remember between rounds. A client that was never selected takes no memory."""
 
     rows: Mapping[int, Memory] = field(default_factory=ByClient)
-    num_examples: int = 0  # held by these clients together, each when it was first seen
+    num_examples: int = 0  # held by these clients together, each when it first took part
 
     def __post_init__(self) -> None:
         if not isinstance(self.rows, ByClient):  # from a checkpoint
             object.__setattr__(self, "rows", ByClient(self.rows))
 
     def take(self, clients: Tensor, first: Callable[[], Memory]) -> list[Memory]:
-        """The memory of each of these; `first` gives that of a client never seen."""
+        """The memory of each of these clients; `first` returns that of a client never selected."""
         if not self.rows:
             return [first()] * len(clients)
         listed = clients.tolist()
@@ -57,7 +57,7 @@ class ClientMemory:
         return ClientMemory(rows, self.num_examples_with(clients, sizes))
 
     def num_examples_with(self, clients: Tensor, sizes: Tensor) -> int:
-        """How many examples are held by the clients seen so far and by these."""
+        """How many examples are held by the clients that took part so far and by these."""
         seen = dict(zip(clients.tolist(), sizes.tolist(), strict=True))
         new: int = sum(size for client, size in seen.items() if client not in self.rows)
         return self.num_examples + new
@@ -71,12 +71,12 @@ class State:
     params: Tree
     buffers: Tree
     server: Memory  # [1, ...] what `advance` remembers
-    told: Memory  # what the server tells besides the model
+    told: Memory  # what the server sends besides the model
     clients: ClientMemory
     time: float = 0.0  # of the virtual clock, if there is one
-    flights: Tree = field(default_factory=dict)  # [M] each: clients that train, see `cohorts`
+    flights: Tree = field(default_factory=dict)  # [M] each: clients still training, see `cohorts`
     versions: Mapping[int, Any] = field(default_factory=dict)
-    """The models that these started from, by round, with all that clients are sent."""
+    """What these clients were sent when they started, the model included, by round."""
 
 
 class Outcome(NamedTuple):
@@ -85,11 +85,11 @@ class Outcome(NamedTuple):
     train_loss: Tensor  # of local training, the mean over examples
     batches: int  # of the client that took the most
     examples: int  # processed by all clients together
-    clients: Sequence[int]  # who took part; one that was drawn twice stands here twice
+    clients: Sequence[int]  # that took part; a client that was drawn twice is listed twice
     bytes_up: int
     bytes_down: int
     scalars: Mapping[str, Tensor]  # what the algorithm measured
-    reports: Reports  # of whom, and what became of others that were asked
+    reports: Reports  # which clients reported, and why others that were asked did not
 
 
 def begin(
@@ -106,7 +106,7 @@ def begin(
 
 @dataclass(frozen=True)
 class RoundInput:
-    """An experiment's part in a round: where it stands, and who and what it is run with."""
+    """What one experiment needs for a round: its program, federation, state, seed and clock."""
 
     program: ClientProgram
     federation: Federation
@@ -136,7 +136,7 @@ def run_round(
     seed: int,
     clock: Clock | None = None,
 ) -> tuple[State, Outcome]:
-    """One round. The state that comes in stays as it was."""
+    """Run one round. `state` is not modified."""
     (after,) = run_rounds(program, engine, [RoundInput(program, federation, state, seed, clock)])
     return after
 
@@ -147,12 +147,12 @@ def run_rounds(
     experiments: Sequence[RoundInput],
     tell: Callable[[int, Work], None] = lambda *_: None,
 ) -> list[tuple[State, Outcome]]:
-    """A round of each of G experiments, whose clients the engine trains as one cohort.
+    """Run a round of each of G experiments; the engine trains their clients as one cohort.
 
-    `program` is their programs as one, see `ClientProgram.joint`. `tell` is called with how many
-    clients have sent something, and with the work of all, as they do. A client whose update cannot
-    be taken is found when all have trained: then they train again without it, which gives the
-    others' updates once more, and the shares that are right without it.
+    `program` is their programs as one, see `ClientProgram.joint`. `tell` is called whenever uploads
+    arrive, with the number of clients so far and with the work of all. Invalid updates are found
+    when all clients have trained: then these train again without the clients that sent them, which
+    gives the same updates of the others, and the shares that are right without those clients.
     """
     gathered = _gatherings(experiments, engine.reporting)
     reports = [_named(g, one.reports) for g, one in enumerate(gathered)]
@@ -169,7 +169,7 @@ def run_rounds(
                 tell(done, work)
             wholes = [one.whole() for one in uploads]
             rejected = [_rejected(*each) for each in zip(experiments, wholes, strict=True)]
-        except Unreported as error:  # of an experiment that is alone
+        except Unreported as error:  # raised only if there is one experiment
             rejected = [dict(error.rows)]
         if not any(rejected):
             break
@@ -184,14 +184,14 @@ def run_rounds(
 
 
 def _size_shares(works: Sequence[Work], exact: Tree) -> tuple[Tensor, ...]:
-    """The `size_shares` of each experiment's cohort on the server's device, moved in one go."""
+    """The `size_shares` of each experiment's cohort on the server's device, in one transfer."""
     device = next(iter(exact.values())).device
     shares: Tensor = moved(torch.cat([work.cohort.size_shares for work in works]), device)
     return torch.split(shares, [*map(len, works)])
 
 
 def _gatherings(experiments: Sequence[RoundInput], elsewhere: Reporting | None) -> list[Gathering]:
-    """How the reports of each experiment's round come together."""
+    """For each experiment, the object that gathers the reports of its round."""
     calls = [one.call(elsewhere) for one in experiments]
     if any(call.algorithm.pace is not None for call in calls):
         return [gathering(call, None) for call in calls]
@@ -203,7 +203,7 @@ T = TypeVar("T")
 
 
 def _named(number: int, function: Callable[[], T]) -> T:
-    """What a function gives; if too few clients report, that says of which experiment."""
+    """Call `function`; if too few clients report, put the experiment's number into the error."""
     try:
         return function()
     except BelowQuorum as error:
@@ -212,7 +212,7 @@ def _named(number: int, function: Callable[[], T]) -> T:
 
 
 def _models(experiment: RoundInput, reports: Reports) -> dict[int, Memory]:
-    """The models that those who report started from, by the round they are of, oldest first."""
+    """The models that the reporting clients started from, by their round, oldest first."""
     state = experiment.state
     known = {**state.versions, state.round: _model(state)}
     return {number: known[number] for number in sorted({f.version for f in reports.landed})} or {
@@ -227,7 +227,7 @@ def _model(state: State) -> dict[str, Any]:
 def _shared(
     experiments: Sequence[RoundInput], models: Sequence[Mapping[int, Memory]]
 ) -> tuple[Shared, Tree]:
-    """What clients are sent, and the models [G, ...] in float64 that servers move."""
+    """What clients are sent, and the models [G, ...] in float64 that servers update."""
     sent = [model for versions in models for model in versions.values()]
     params, buffers, told = (stack([one[part] for one in sent]) for part in _PARTS)
     exact = exact_model(params | buffers)
@@ -243,7 +243,7 @@ def _shared(
 
 
 def _work(experiment: RoundInput, reports: Reports, models: Mapping[int, Memory]) -> Work:
-    """What each client that reports has to do, and its share: given who reports, nobody else."""
+    """The work and the share of each client that reports; other clients play no role."""
     algorithm, federation = experiment.program.algorithm, experiment.federation
     state = experiment.state
     clients, client_keys, holdings, plan = reports.reported
@@ -278,7 +278,7 @@ def _first(experiment: RoundInput, model: Mapping[str, Any]) -> Memory:
 
 
 def _rejected(experiment: RoundInput, uploads: Part) -> dict[int, str]:
-    """The rows of what was sent that cannot be taken, each with the reason."""
+    """The rows of uploads that are rejected, each with the reason."""
     if experiment.clock is None or NORM not in uploads.scalars:
         return {}
     reporting = experiment.clock.reporting
@@ -296,14 +296,14 @@ def _move(
 ) -> tuple[State, Outcome]:
     """The server's half of an experiment's round; `exact` is its model [1, ...] in float64.
 
-    Few kernels: a GPU's queue holds about a thousand launches, and a host that finds it full waits
-    until the clients' round, which stands before them, is done.
+    It launches few kernels: a GPU's queue holds about a thousand launches, and if it is full, the
+    host waits for the clients' kernels, which were queued before.
     """
     algorithm, state = experiment.program.algorithm, experiment.state
     cohort, device = work.cohort, next(iter(state.params.values())).device
     update = uploads.update
     if not uploads.combined:
-        # Moved in one go: each single copy of its own would wait for all that is under way.
+        # Moved without waiting: a plain copy of each would wait for the work queued on the GPU.
         shares, there = moved((work.shares, cohort), device)
         update = algorithm.combine(update, shares, there, experiment.program.layout)
     for number, step in reversed(list(enumerate(algorithm.channel))):
@@ -311,7 +311,7 @@ def _move(
         update = step.decode(update, key, cohort)
     gathered = Gathered(cohort, uploads.extra)
 
-    # Not in place: the update may lie where the next round's will, and a server may keep its grads.
+    # Not in place: the next round may overwrite the update, and a server may keep its grads.
     negative = torch._foreach_neg([update[name].unsqueeze(0) for name in state.params])
     grads = dict(zip(state.params, negative, strict=True))
     memory = copies(state.server)

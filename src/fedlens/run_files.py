@@ -1,7 +1,7 @@
-"""The files of a run folder: what each is called, and how it is read.
+"""The files of a run folder: their names, and how to read them.
 
-Runs write them (`runs/folder.py`); whoever goes on with a run or reports on it reads them here.
-Nothing in this module needs torch.
+Runs write them (`runs/folder.py`); resumed runs and reports read them through this module, which
+does not need torch.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ PARTITION = "partition.json"
 ROUNDS = "rounds.jsonl"  # one record a line
 SUMMARY = "summary.json"
 EVALUATION = "evaluation.json"  # of the final model, in detail
-CLIENTS = "clients.json"  # what clients come to by themselves, if that was asked
+CLIENTS = "clients.json"  # accuracies with `local_only` or `fine_tune`, by client
 MODEL = "model.safetensors"
 BEST = "best.safetensors"  # the model that was best on validation, if it is kept
 CHECKPOINT = "checkpoint"  # a folder with the newest states, each as two files
 
-OF_PAGES = ("figures", "comparison", "report.html")  # what pages about runs leave beside them
+OF_PAGES = ("figures", "comparison", "report.html")  # what reports write beside runs
 
-LINES_AT_ONCE = 10_000  # of the records, parsed together
+LINES_AT_ONCE = 10_000  # of records, parsed together
 RERUN = "run the experiment again"
 OVER = ("finished", "diverged", "invalid", "stopped")
 """The statuses of runs that have nothing left to do."""
 
-LARGEST_LOSS = 1e12  # of a model that may pass for trained
+LARGEST_LOSS = 1e12  # a run whose last loss is larger is invalid
 UNSOUND = f"no finite number below {LARGEST_LOSS:.0e}"  # the last loss of an invalid run
 
 
 class RunFailed(RuntimeError):
-    """A run that has written its folder cannot go on."""
+    """A run that has already written its folder cannot continue."""
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a run wrote this folder: these two files are there from its start."""
+    """Whether a run wrote this folder: these two files exist from the start of a run."""
     return all((folder / name).is_file() for name in (EXPERIMENT, MANIFEST))
 
 
@@ -55,9 +55,9 @@ Folders = str | Path | Iterable[str | Path]
 
 
 def runs_in(paths: Folders) -> list[Path]:
-    """The run folders that are named, or are in a folder that is named: a sweep's, say.
+    """The run folders among `paths`, and those inside other folders of `paths`, such as a sweep.
 
-    What pages leave beside runs is passed over, so that `sweep/*` names the runs of a sweep.
+    What reports write beside runs is left out, so that `sweep/*` names the runs of a sweep.
     """
     found: list[Path] = []
     for path in map(Path, [paths] if isinstance(paths, str | Path) else paths):
@@ -68,7 +68,7 @@ def runs_in(paths: Folders) -> list[Path]:
 
 
 def passed_over(paths: Iterable[Path]) -> list[Path]:
-    """The sweeps that stand beside runs in a folder that is named: `runs_in` takes its runs."""
+    """The sweeps beside runs in a folder of `paths`: `runs_in` takes only the runs there."""
     named = list(paths)
     return [
         inner
@@ -80,7 +80,7 @@ def passed_over(paths: Iterable[Path]) -> list[Path]:
 
 
 def _inside(folder: Path) -> list[str]:
-    """The run folders in a folder; what a killed process left begins with a dot."""
+    """The names of the run folders in a folder, without leftovers of killed processes (`.*`)."""
     names = (one.parent.name for one in folder.glob(f"*/{EXPERIMENT}"))
     return sorted(name for name in names if not name.startswith("."))
 
@@ -113,7 +113,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def own_code(folder: Path) -> list[Path]:
-    """Where a run found functions of the user's own; nowhere, if the folder is not a run's."""
+    """The folders where a run found the user's own functions; none if `folder` is not a run."""
     with suppress(ValueError):
         found = read_manifest(folder).get("code")
         places = found if isinstance(found, list) else []
@@ -122,16 +122,16 @@ def own_code(folder: Path) -> list[Path]:
 
 
 def read_records(folder: Path) -> list[dict[str, Any]]:
-    """What was recorded, by round: of a round that was run again, its last record.
+    """The records in the order of rounds; for a round that was run again, its last record.
 
-    A last line that a killed run left torn is passed over.
+    A last line that is incomplete because the run was killed is left out.
     """
     path = folder / ROUNDS
     return parse_records(path, path.read_bytes() if path.is_file() else b"")
 
 
 def parse_records(path: Path, content: bytes) -> list[dict[str, Any]]:
-    """The records that `content` holds, which is of this file."""
+    """The records in `content`, the bytes of the file `path`."""
     lines = content.split(b"\n")
     written = [(place, line) for place, line in enumerate(lines, 1) if line.strip()]
     records: dict[int, dict[str, Any]] = {}
@@ -146,7 +146,7 @@ def parse_records(path: Path, content: bytes) -> list[dict[str, Any]]:
 
 
 def _parsed_together(lines: Sequence[bytes]) -> list[dict[str, Any]] | None:
-    """The records of many lines, or None if one is no record: fast, and they share their keys."""
+    """The records of many lines at once, which share their keys; None if a line is no record."""
     try:
         found = _json(b"[" + b",".join(lines) + b"]")
     except (ValueError, RecursionError):
@@ -177,38 +177,38 @@ def _is_record(value: Any) -> bool:
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
-    """What the run came to, or how it stood when it started; empty if it was killed before that."""
+    """The results of a run, or its state when it started; empty if it was killed before that."""
     return read_json(folder / SUMMARY) or {}
 
 
 def read_status(folder: Path) -> str | None:
-    """How a run stands, or None if there is none."""
+    """The status of a run, or None if there is no run."""
     if not (folder / MANIFEST).is_file():
         return None
     return status_of(folder, read_summary(folder))
 
 
 def status_of(folder: Path, summary: Mapping[str, Any]) -> str:
-    """How a run stands: one that says it is running, but is not, could not say `interrupted`."""
+    """The status of a run; a `running` one without a lock was killed, and so is `interrupted`."""
     status = str(summary.get("status") or "interrupted")
     return "interrupted" if status == "running" and not is_locked(folder) else status
 
 
 def state_files(folder: Path, round: int) -> tuple[Path, Path]:
-    """The two files of the checkpoint of a round: the tensors, and what makes them count."""
+    """The two files of a round's checkpoint: the tensors, and the index that validates them."""
     name = folder / CHECKPOINT / f"state-{round:06d}"
     return name.with_suffix(".safetensors"), name.with_suffix(".json")
 
 
 def saved_rounds(folder: Path) -> list[int]:
-    """The rounds of which there is a checkpoint or a part of one, the newest first."""
+    """The rounds with a checkpoint or a part of one, the newest first."""
     names = (path.name for path in (folder / CHECKPOINT).glob("state-*"))
     found = (re.fullmatch(r"state-(\d{6,})\.(safetensors|json)", name) for name in names)
     return sorted({int(name[1]) for name in found if name}, reverse=True)
 
 
 def last_saved(folder: Path) -> int | None:
-    """The round of the newest checkpoint that counts, or None if there is none."""
+    """The round of the newest checkpoint with a valid index, or None if there is none."""
     for round in saved_rounds(folder):
         with suppress(ValueError, OSError):
             read_state_index(folder, round)
@@ -217,7 +217,7 @@ def last_saved(folder: Path) -> int | None:
 
 
 def identity(folder: Path) -> tuple[int, int] | None:
-    """What tells a folder from another that is put in its place; None if there is none."""
+    """Device and inode of a folder: another one in its place has others. None if it is missing."""
     with suppress(FileNotFoundError):
         about = folder.stat()
         return about.st_dev, about.st_ino
@@ -225,7 +225,7 @@ def identity(folder: Path) -> tuple[int, int] | None:
 
 
 def can_go_on(folder: Path, replaced: tuple[int, int] | None = None) -> bool:
-    """Whether there is a run with a checkpoint, other than the one that was to be replaced."""
+    """Whether the folder has a checkpoint, and is not the one that was to be replaced."""
     return (folder / CHECKPOINT).exists() and identity(folder) != replaced
 
 
@@ -237,7 +237,7 @@ def unfinished(folder: Path) -> str:
 
 
 def read_state_index(folder: Path, round: int) -> dict[str, Any]:
-    """What makes the checkpoint of a round count. Raises FileNotFoundError."""
+    """The index of the checkpoint of a round, verified. Raises FileNotFoundError."""
     _, path = state_files(folder, round)
     signed = _parsed(path)
     signed = demand_fields(signed, {"index": dict, "sha256": str}, path, RERUN)
@@ -248,12 +248,12 @@ def read_state_index(folder: Path, round: int) -> dict[str, Any]:
 
 
 def checksum(content: Any) -> str:
-    """Of plain values, as JSON has them."""
+    """The SHA-256 of plain values, written as JSON."""
     return hashlib.sha256(json.dumps(content, allow_nan=False).encode()).hexdigest()
 
 
 def to_json(content: Any, indent: int | None = None) -> str:
-    """JSON, in which a number that is not finite is null."""
+    """The content as JSON; numbers that are not finite become null."""
 
     def clean(value: Any) -> Any:
         if isinstance(value, float) and not math.isfinite(value):
@@ -275,7 +275,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def damaged(path: Path, why: object) -> BadFile:
-    """A file of a run is not as the run wrote it."""
+    """The error for a file that is not as the run wrote it."""
     return BadFile(path, str(why), RERUN)
 
 
@@ -283,8 +283,8 @@ LONG_NUMBER = re.compile(rb"[0-9]{19}")  # it may not fit in 64 bits
 
 
 def _json(content: bytes) -> Any:
-    """What a JSON file holds, if every whole number in it fits in 64 bits, as those of runs do."""
-    # To look at each number takes long, so that is done only where one is long.
+    """The content of a JSON file; refuses integers beyond 64 bits, which no run writes."""
+    # Checking each number is slow, so it is done only if one of them is long.
     return json.loads(content, parse_int=_whole if LONG_NUMBER.search(content) else None)
 
 
@@ -308,7 +308,7 @@ def _remedy(folder: Path, missing: Sequence[str]) -> str:
         what = "it is a file" if folder.is_file() else "there is no such folder"
         return f"{what}; name one that `fedlens run` wrote"
     inside = _inside(folder)
-    if inside:  # where one run is needed
+    if inside:  # it is a folder of runs, and one run is needed
         more = ", ..." if len(inside) > 3 else ""
         return f"the runs are inside it; name them one by one ({', '.join(inside[:3])}{more})"
     return f"it has no {' and no '.join(missing)}; name one that `fedlens run` wrote"

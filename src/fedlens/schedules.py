@@ -1,7 +1,7 @@
 """Schedules: numbers of an experiment that change from round to round.
 
-A schedule is a function of the round, counted from 0, and of how many rounds there are; its options
-are those that an experiment file gives it. Those that PyTorch has, too, agree with PyTorch's.
+A schedule is a function of the round, counted from 0, and of the number of rounds; an experiment
+file sets its options. Schedules that PyTorch also has agree with those of PyTorch.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from fedlens.names import SCHEDULES
 from fedlens.options import Named, call, find, resolve
 
-MOST = 10_000  # rounds, about, in which a schedule is looked at
+MOST = 10_000  # rounds, approximately, for which a schedule is checked
 
 
 def constant(round: int, of: int, *, start: float) -> float:
@@ -73,15 +73,15 @@ def warm_up(round: int, of: int, *, rounds: int, then: float | dict[str, Any]) -
 
 
 class Unfit(ValueError):
-    """Options of a schedule that do not go together."""
+    """Invalid options of a schedule."""
 
 
 def value_at(schedule: Named, round: int, rounds: int) -> float:
-    """The number of a round, counted from 0, of `rounds`."""
+    """The value of a schedule in a round, counted from 0, of `rounds`."""
     what = f"schedule {schedule.name!r}"
     try:
         value = call(_function(schedule), round, rounds, options=schedule.options)
-    except ArithmeticError:  # it is beyond all floats
+    except ArithmeticError:  # beyond the range of floats
         value = math.inf
     except Unfit as error:
         raise Unfit(f"{what}: {error}") from error
@@ -91,12 +91,12 @@ def value_at(schedule: Named, round: int, rounds: int) -> float:
 
 
 def looked_at(rounds: int) -> list[int]:
-    """The rounds in which a schedule is looked at before it is used: all, if they are not many."""
+    """The rounds for which a schedule is checked before it is used: all, if there are not many."""
     return [*range(0, rounds, max(rounds // MOST, 1)), rounds - 1]
 
 
 def resolved(schedule: Named, where: str) -> Named:
-    """With every option checked, and those that are not given as they are by default."""
+    """The schedule with every option checked or set to its default."""
     options = resolve(_function(schedule), schedule.options, f"{where}: {schedule.name}")
     for key, value in options.items():
         if isinstance(value, dict):  # a schedule in a schedule
@@ -106,7 +106,7 @@ def resolved(schedule: Named, where: str) -> Named:
 
 
 def names_in(schedule: Named) -> list[str]:
-    """Its name, and those of the schedules in it."""
+    """The name of a schedule, and the names of the schedules in it."""
     inner = [Named.of(value, "") for value in schedule.options.values() if isinstance(value, dict)]
     return [schedule.name, *(name for one in inner for name in names_in(one))]
 
@@ -122,7 +122,7 @@ def _value(given: float | dict[str, Any], round: int, rounds: int) -> float:
 
 
 def _share(round: int, of: int, rounds: int | None) -> float:
-    """How much is over of `rounds`, else of all there are."""
+    """The share of `rounds` that is over, or of all rounds if that is None."""
     whole = of if rounds is None else rounds
     _demand(whole >= 1, f"rounds is {whole}: choose 1 or more")
     return min(round / whole, 1.0)

@@ -1,8 +1,8 @@
 """Experiment files described for programs and for people: a JSON Schema, and options in words.
 
-Nothing is described twice: types and defaults are those of `Experiment`, options are those of the
-functions that are named, and what a key means is what docs/experiments.md says of it. Commands
-read what is made here from files (`described.py`).
+Nothing is described twice: types and defaults come from `Experiment`, options from the functions
+that are named, and the meaning of a key from docs/experiments.md. Commands read the results from
+files (`described.py`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Table = Mapping[str, Callable[..., Any]]
 
 OF_YOUR_OWN = {"type": "string", "pattern": r"^[\w.]+:[\w.]+$"}  # module:function, or timm:name
 LEAST = {"dataset": "fashion-mnist-mini", "model": "linear", "rounds": 1}
-STEPS: dict[Any, float] = {"integer": 1, "number": 1e-9}  # to the next number that is tried
+STEPS: dict[Any, float] = {"integer": 1, "number": 1e-9}  # from a bound to the number that is tried
 PLAIN: dict[Any, Schema] = {
     bool: {"type": "boolean"},
     int: {"type": "integer"},
@@ -63,8 +63,8 @@ def named() -> dict[str, dict[str, Choice]]:
 
 
 def choice(function: Callable[..., Any], scheduled: bool) -> Choice:
-    """What a function is, and its options; numbers of those that are `scheduled` may change."""
-    # An item of a paper is told at the head of its file.
+    """The description of a function and its options; if `scheduled`, numbers may be schedules."""
+    # A recipe is described by the docstring of its module.
     text = inspect.getdoc(function) or inspect.getdoc(sys.modules[function.__module__]) or ""
     options: dict[str, Option] = {}
     for name, parameter in options_of(function).items():
@@ -79,7 +79,7 @@ def choice(function: Callable[..., Any], scheduled: bool) -> Choice:
 
 
 def about(function: Callable[..., Any], option: str) -> str:
-    """What a docstring says of an option: below Args, or in the sentences that name it."""
+    """What a docstring says about an option: below Args, or in the sentences that name it."""
     text = inspect.getdoc(function) or ""
     listed = re.search(rf"^    {option}_?: (.*(?:\n {{8}}.*)*)", text, re.MULTILINE)
     if listed is not None:
@@ -114,7 +114,7 @@ def _record(kind: Any, prefix: str) -> Schema:
 
 
 def _bounded(made: Schema, takes: Callable[[float], bool]) -> Schema:
-    """With the bounds of its numbers, where these are 0 or 1: whoever checks them is asked."""
+    """The schema with those bounds of its numbers that are 0 or 1, found by trying `takes`."""
     for one in made.get("anyOf", [made]):
         step = STEPS.get(one.get("type"))
         if step is None:
@@ -142,16 +142,16 @@ def _takes(kind: Any, name: str, value: float) -> bool:
 
 
 def _of(kind: Any, key: str) -> Schema:
-    """What may stand in a file where a value of this type is wanted."""
+    """The schema of what a file may contain for a value of this type."""
     if kind in PLAIN:
         return dict(PLAIN[kind])
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
-    if origin is Given:  # how it is read says more than how it may be given
+    if origin is Given:  # the type it is read as is the more precise one
         return _of(inner[-1], key)
     if origin is Literal:
         return {"enum": list(inner)}
     if origin in (Union, types.UnionType):
-        # Nobody writes tensors, modules or nothing into a file.
+        # A file cannot contain tensors, modules, data sets or None.
         written = [one for one in inner if one not in (type(None), Tensor, nn.Module, Dataset)]
         return _any_of([_of(one, key) for one in written])
     if origin in (tuple, list, Sequence):
@@ -201,7 +201,7 @@ def _with_options(name: str, function: Callable[..., Any]) -> Schema:
 
 
 def _option(kind: Any) -> Schema:
-    """A number of an algorithm may also be a schedule, and a partition may be of another."""
+    """The schema of an option: a number may also be a table with a name, a schedule."""
     made = _of(kind, "")
     numbers = made.get("type") in ("number", "integer")
     chosen = numbers or any(one.get("type") == "number" for one in made.get("anyOf", []))

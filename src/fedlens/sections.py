@@ -1,4 +1,4 @@
-"""The sections of an experiment: its tables, each checked by itself."""
+"""The sections of an experiment: its tables, each checked separately."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ OrTable = Given[R | Table, R]
 
 Part = Literal["test", "validation", "train"]
 
-MOST_PASSES = 10_000  # of each client, over its own examples, once a run is over
-MOST_RESAMPLED = 100_000  # times: what is measured each time is kept to the end
+MOST_PASSES = 10_000  # of each client over its own examples, after a run
+MOST_RESAMPLED = 100_000  # times: the measures of all samples are kept to the end
 
 ALWAYS_MEASURED = "loss", "accuracy", "top5", "precision", "recall", "f1", "classes_predicted"
 """What every evaluation measures; metrics of `evaluate.metrics` are added."""
 
 
 def settle(self: Any, prefix: str) -> None:
-    """Check every field of a description against its type, taking tables for records."""
+    """Check every field of a dataclass against its type; tables become records."""
     hints = types_of(self.__class__)
     for f in fields(self):
         value = check(getattr(self, f.name), hints[f.name], prefix + f.name)
@@ -58,7 +58,7 @@ class Clients:
     )  # the data set's own clients if it has any, else iid
     seed: int | None = None  # of the split alone; without it, the experiment's
     holdout: float = 0.0  # the share of its examples on which a client is tested, not trained
-    devices: Given[Name | None, Named | None] = default(None)  # how fast they are, and when there
+    devices: Given[Name | None, Named | None] = default(None)  # how fast, and when available
 
     def __post_init__(self) -> None:
         settle(self, "clients.")
@@ -79,7 +79,7 @@ class Clients:
 
     @property
     def cohort(self) -> int:
-        """How many clients take part in a round, once it is known how many there are."""
+        """How many clients take part in a round; `count` must be known."""
         if isinstance(self.per_round, int):
             return self.per_round
         assert self.count is not None
@@ -89,7 +89,7 @@ class Clients:
 
 @dataclass(frozen=True)
 class Between:
-    """A number that is drawn for each client and round: a whole one, if both of these are."""
+    """A number that is drawn for each client and round: a whole one if both bounds are."""
 
     low: int | float
     high: int | float
@@ -97,7 +97,7 @@ class Between:
 
 @dataclass(frozen=True)
 class LocalTraining:
-    epochs: OrTable[int | float | Between] = default(1)  # a part of one is a number of batches
+    epochs: OrTable[int | float | Between] = default(1)  # a fraction is rounded up to batches
     batch_size: int = 32
     lr: Scheduled = default(0.1)
     momentum: Scheduled = default(0.0)
@@ -105,12 +105,12 @@ class LocalTraining:
     weight_decay_on: DecayOn = "all"  # parameters, or only weights: no biases, no normalisation
     optimizer: Given[Name, Named] = default(Named("sgd"))
     clip: ScheduledOrNone = default(None)  # the norm to which a longer gradient is scaled down
-    clip_value: ScheduledOrNone = default(None)  # beyond which no number of a gradient goes
+    clip_value: ScheduledOrNone = default(None)  # to which entries of a gradient are clamped
     class_balance: float = 0.0  # how much more examples of rare classes count
-    reset: bool = True  # what the optimiser remembers is reset in every round
-    steps: OrTable[int | Between | None] = default(None)  # batches, in the place of epochs
-    max_steps: int | None = None  # that anybody takes in a round
-    anneal: Given[Name | None, Named | None] = default(None)  # lr, from step to step of a round
+    reset: bool = True  # the state of the optimiser is reset in every round
+    steps: OrTable[int | Between | None] = default(None)  # batches, in place of epochs
+    max_steps: int | None = None  # that any client takes in a round
+    anneal: Given[Name | None, Named | None] = default(None)  # of lr within a round
 
     def __post_init__(self) -> None:
         settle(self, "local.")
@@ -135,7 +135,7 @@ class LocalTraining:
 
 
 def _demand_amount(key: str, given: float | Between, whole: bool = False) -> None:
-    """Refuse what is not at least one step, or a part of an epoch."""
+    """Refuse an amount that is below one step, or not above 0 epochs."""
     both = (given.low, given.high) if isinstance(given, Between) else (given, given)
     (low, high), shown = both, vars(given) if isinstance(given, Between) else given
     demand(low <= high, key, shown, "let low be no more than high")
@@ -155,7 +155,7 @@ class Server:
 
 
 def _is_step(value: float | Named) -> bool:
-    """What a schedule gives is looked at when it is known for how many rounds."""
+    """Whether a number is finite and not negative; schedules are checked once rounds are known."""
     return isinstance(value, Named) or 0 <= value < float("inf")
 
 
@@ -165,12 +165,12 @@ class Evaluate:
     at: tuple[int, ...] = ()  # more rounds
     on: Given[Part | Sequence[Part], tuple[Part, ...]] = default(("test",))
     validation: float = 0.1  # the share of train set apart for validation, if data have none
-    twin: bool = False  # also train a centralised twin, and say how near to it the run came
-    local_only: bool = False  # also train each client by itself, and say who gains by federating
+    twin: bool = False  # also train a centralised twin, and compare the run with it
+    local_only: bool = False  # also train each client alone, and say which gain by federating
     fine_tune: int = 0  # passes of each client over its own examples, from the final model
     bootstrap: int = 0  # how often examples and clients are resampled, for intervals at the end
-    metrics: Given[Name | Sequence[Name], tuple[Named, ...]] = default(())  # added to the usual
-    best: bool = False  # keep the model that is best on validation beside the last
+    metrics: Given[Name | Sequence[Name], tuple[Named, ...]] = default(())  # besides the usual
+    best: bool = False  # also keep the model that is best on validation
 
     def __post_init__(self) -> None:
         settle(self, "evaluate.")
@@ -200,13 +200,13 @@ class Evaluate:
 
 @dataclass(frozen=True)
 class Stop:
-    """When a run is over before its last round: as soon as one of these holds."""
+    """Early stopping: a run ends as soon as one of these conditions holds."""
 
     accuracy: float | None = None  # reached, on validation if there is one, else on test
-    patience: int | None = None  # evaluations on validation of which none was the best so far
+    patience: int | None = None  # evaluations on validation in a row without a new best
     batches: int | None = None  # of the client that takes the most in each round, added up
     bytes: int | None = None  # up and down, of all clients
-    seconds: float | None = None  # by the clock on the wall
+    seconds: float | None = None  # of wall-clock time
 
     def __post_init__(self) -> None:
         settle(self, "stop.")

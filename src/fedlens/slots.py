@@ -1,7 +1,7 @@
 """What fills the slots of an algorithm: a protocol for each kind, with all that it may declare.
 
 A filling is a frozen dataclass that derives from its protocol. What it does not declare has the
-default that stands here. Shapes are those of `core.py`.
+default given here. Shapes are those of `core.py`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Select(Protocol):
         ...
 
     def of_size(self, count: int) -> Select:
-        """The same for `count` clients, of which the first are those it chooses if it has fewer."""
+        """The same for `count` clients; a larger cohort starts with that of a smaller `count`."""
         raise ValueError(
             f"{type(self).__name__} always chooses {self.cohort_size} clients: leave "
             "reporting.over_select and asynchronous algorithms out, or give it `of_size`"
@@ -43,12 +43,12 @@ class Select(Protocol):
 class Draw(Protocol):
     """Which of its examples each client sees in a round, step by step."""
 
-    by_client: ClassVar[bool] = False  # whether what one sees does not depend on the others
+    by_client: ClassVar[bool] = False  # whether the draw of a client is independent of the others
 
     def __call__(self, holdings: Holdings, client_keys: Tensor) -> Plan: ...
 
     def plan_size(self, held: int) -> int:
-        """The places for examples in the plan of a client that holds this many: T * B."""
+        """T * B of the plan of a client that holds this many examples."""
         return held
 
 
@@ -56,7 +56,7 @@ class Draw(Protocol):
 class ExampleWeight(Protocol):
     """How much each example counts in the loss of its client."""
 
-    reads_model: ClassVar[bool] = True  # if not, an engine need not keep all of it
+    reads_model: ClassVar[bool] = True  # if False, an engine need not keep the whole model
 
     def __call__(self, batch: Batch, local: Local) -> Tensor: ...  # [C, B]
 
@@ -67,7 +67,7 @@ class Penalty(Protocol):
 
     @property
     def pull(self) -> Number | None:
-        """mu, if it is (mu / 2) ||w - server||^2 and nothing else."""
+        """mu, if the penalty is (mu / 2) ||w - server||^2 and nothing else; otherwise None."""
         return None
 
     def __call__(self, local: Local) -> Tensor: ...  # [C]
@@ -89,21 +89,24 @@ class LocalStep:
     momentum: Number = 0.0
     weight_decay: Number = 0.0
     pull: Number = 0.0
-    drift: Callable[[Local, str], Tensor] | None = None  # of the parameter so named, [C, ...]
+    drift: Callable[[Local, str], Tensor] | None = None  # of the parameter of this name, [C, ...]
 
     @property
     def is_plain(self) -> bool:
-        """w = w - lr * grad, and nothing else."""
+        """Whether a step is w = w - lr * grad, and nothing else."""
         return self.contracts and not is_on(self.pull) and self.drift is None
 
     @property
     def contracts(self) -> bool:
-        """w = server + decay * (w - server) - lr * (grad + drift): no momentum, no weight decay."""
+        """Whether a step is w = server + decay * (w - server) - lr * (grad + drift).
+
+        That is so without momentum and weight decay.
+        """
         return not (is_on(self.momentum) or is_on(self.weight_decay))
 
     @cached_property
     def decay(self) -> Number:
-        """What a step leaves of the distance to the server's model, if it `contracts`."""
+        """The factor by which a step scales w - server, if it `contracts`."""
         return 1.0 - self.lr * self.pull
 
 
@@ -112,12 +115,12 @@ class Solve(Protocol):
     """How a client moves along a gradient.
 
     Every tree has a leading axis of clients. `update` may write in place, and returns the
-    parameters and the memory to go on with.
+    parameters and the memory for the next step.
     """
 
     @property
     def step(self) -> LocalStep | None:
-        """What a step does, if that can be said so."""
+        """A step as a `LocalStep`; None if it has another form."""
         return None
 
     @property
@@ -127,7 +130,7 @@ class Solve(Protocol):
 
     @property
     def carries(self) -> frozenset[str]:
-        """The parts of its memory that, with local.reset = false, go on to the next round."""
+        """The parts of its memory that are kept for the next round if local.reset = false."""
         return frozenset()
 
     def init(self, params: Tree) -> Memory: ...
@@ -138,7 +141,7 @@ class Solve(Protocol):
 
 
 class Wraps(Solve, Protocol):
-    """A solver around another one: what it does not say itself is as the inner one has it."""
+    """A solver around another one, by default with the learning rate and memory of that one."""
 
     inner: Solve
 
@@ -155,7 +158,7 @@ class Wraps(Solve, Protocol):
 
 
 class Encoded(NamedTuple):
-    """What a channel step makes of the updates of C clients."""
+    """The updates of C clients after a channel step."""
 
     update: Tree  # [C, ...] as the server will read it; new tensors
     scalars: Mapping[str, Tensor] = {}  # [C] each: its mean over the clients goes into the record
@@ -163,7 +166,7 @@ class Encoded(NamedTuple):
 
 @runtime_checkable
 class ChannelStep(Protocol):
-    """A step on the way from clients to server, in two halves.
+    """A processing step between clients and server, in two halves.
 
     `encode` is the client's half, on what it uploads; `decode` the server's, on what was combined.
     The client halves of a channel run in order, the server halves in reverse.
@@ -182,7 +185,7 @@ class ChannelStep(Protocol):
 
 
 Over = Literal["cohort", "seen", "population"]
-"""The clients of a round; those that have taken part so far, these included; all there are."""
+"""The clients of the round; all that have taken part so far, with these; all clients."""
 
 
 @runtime_checkable
@@ -194,7 +197,7 @@ class Weigh(Protocol):
     def __call__(self, cohort: Cohort) -> Tensor: ...  # [C] float64
 
     def for_step(self, step: LocalStep | None) -> Weigh:
-        """The same for clients that step so; None: nobody can say how."""
+        """The same for clients with this local step; None: their step has another form."""
         return self
 
 
@@ -202,9 +205,9 @@ class Weigh(Protocol):
 class Combine(Protocol):
     """How uploads become one update.
 
-    A `linear` one may be given the cohort part by part: the sums of the parts add up. Any other
-    needs all uploads at once. `uses_shares`: nothing in it is weighed in another way. All of them
-    are straight tensor code: a GPU may record them, and a cohort's counts are tensors then.
+    If `linear`, it may be called on parts of the cohort, whose results are added. Otherwise it
+    needs all uploads at once. `uses_shares`: it weighs uploads by their shares alone. It must be
+    straight-line tensor code: a GPU may record it, and a cohort's counts are then tensors.
     """
 
     linear: ClassVar[bool] = False
@@ -216,7 +219,7 @@ class Combine(Protocol):
         return 1
 
     def check(self, layout: Layout) -> None:
-        """Refuse a model that lacks what is needed, by a ValueError."""
+        """Raise a ValueError for a model that lacks what this needs."""
         return
 
     def __call__(self, updates: Tree, shares: Tensor, cohort: Cohort, layout: Layout) -> Tree: ...
@@ -224,7 +227,7 @@ class Combine(Protocol):
 
 @runtime_checkable
 class Advance(Protocol):
-    """How the server moves: a pair as `Solve`, with a leading axis of experiments."""
+    """How the server updates its model: as `Solve`, with a leading axis of experiments."""
 
     def init(self, params: Tree) -> Memory: ...
 
@@ -235,21 +238,21 @@ class Advance(Protocol):
 
 @runtime_checkable
 class Tell(Protocol):
-    """Something that the server tells its clients besides the model, by name."""
+    """Something that the server sends its clients besides the model, by name."""
 
     def init(self, params: Tree, federation: Federation) -> Memory: ...
 
     def update(self, told: Memory, gathered: Gathered) -> Memory:
-        """What it tells from now on, of what it told so far; it makes new tensors."""
+        """What the server sends from now on, given what it sent so far; returns new tensors."""
         ...
 
 
 @dataclass(frozen=True)
 class Pace:
-    """Rounds that wait for nobody: the server takes `buffer` updates as they arrive, and moves.
+    """Asynchronous rounds: the server moves as soon as `buffer` updates have arrived.
 
-    As many clients train at any time as `select` chooses. An update is taken from the model that
-    the client `started` from, or from the one that the server has `now`.
+    At any time, as many clients train as `select` chooses. An update is the difference from the
+    model that the client `started` from, or from the one that the server has `now`.
     """
 
     buffer: int

@@ -1,4 +1,4 @@
-"""Local training step by step: what a step is given, and clients between their steps."""
+"""Local training step by step: the inputs of a step, and functions on clients between steps."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from fedlens.slots import LocalStep
 from fedlens.trees import join, map_tensors
 from fedlens.work import ClientInputs
 
-READ_AHEAD = 2**25  # numbers of images that a GPU reads at once; a CPU reads those of one step
+READ_AHEAD = 2**25  # pixel values that a GPU reads at once; a CPU reads one step at a time
 
 
 class StepInput(NamedTuple):
-    """What S steps of C clients take from their plan, or one step does, without the S."""
+    """The inputs of S steps of C clients, from their plan; for a single step, without the S."""
 
     chosen: Tensor  # [C, S, B] positions in Examples
     labels: Tensor  # [C, S, B]
@@ -31,14 +31,14 @@ class StepInput(NamedTuple):
     counts: Tensor  # [C, S]
     dropout_keys: Tensor  # [C, S]
     augment_keys: Tensor  # [C, S]
-    ones: Tensor  # [C, S] the gradient of the sum of all clients' losses by each
+    ones: Tensor  # [C, S] the gradient of the sum of all clients' losses with respect to each
     step: Tensor  # [S]
 
     def at(self, which: slice) -> StepInput:
         return StepInput._make([*(t[:, which] for t in self[:-1]), self.step[which]])
 
     def by_step(self) -> StepInput:
-        """The same, [S, C, ...]. All steps at once: a kernel for each costs more."""
+        """The same as [S, C, ...], for all steps at once: a kernel for each step costs more."""
         ordered = (t.transpose(0, 1).contiguous() for t in self[:-1])
         return StepInput._make([*ordered, self.step])
 
@@ -49,7 +49,7 @@ def each_step(
     prepare: Callable[[Tensor], Tensor] | None = None,
     at_once: int | None = None,
 ) -> Iterator[tuple[StepInput, Tensor]]:
-    """One step after another, and its images [C, B, ...], read and prepared some steps at once."""
+    """Yield each step and its images [C, B, ...], read and prepared for several steps at once."""
     ordered = now.by_step()
     steps = map(StepInput._make, zip(*(t.unbind() for t in ordered), strict=True))
     at_once = at_once or _steps_at_once(examples, ordered.chosen[0].numel())
@@ -71,7 +71,7 @@ def _steps_at_once(examples: Examples, num_images: int) -> int:
 def as_batch(
     images: Tensor, now: StepInput, augment: Augment | None
 ) -> tuple[Batch, Mixture | None]:
-    """The examples of one step as the model is shown them, and how they are mixed, if they are."""
+    """The examples of one step as the model sees them, and how they are mixed, if they are."""
     mixture = None
     if augment is not None:
         images = augment(images, now.augment_keys)
@@ -82,23 +82,23 @@ def as_batch(
 
 
 TakeSteps = Callable[[Algorithm, Local, StepInput], tuple[Local, Tensor]]
-"""S steps of every client, by an algorithm with their own numbers; the losses are [C, S]."""
+"""Takes S steps of every client, by an algorithm with their own numbers; the losses are [C, S]."""
 
 
 class WeightForm(Protocol):
-    """Some weights of clients in another form than a tensor each: see engines/factored.py."""
+    """Another form than tensors for some weights of clients: see engines/factored.py."""
 
     @property
     def sums_uploads(self) -> bool:
-        """Whether no client's own update of these weights is made, but only their sum."""
+        """Whether only the sum of the clients' updates of these weights is computed."""
         ...
 
     def start(self, local: Local, inputs: ClientInputs, step: LocalStep) -> FactoredWeights:
-        """What clients have in place of these weights when they start."""
+        """What clients have in place of these weights before their first step."""
         ...
 
     def weights(self, local: Local, step: Tensor) -> dict[str, Any]:
-        """What the model takes in their place in this step, which is given by its number []."""
+        """What the model uses in place of these weights in this step, counted from 0, []."""
         ...
 
     def multiplied_out(self, local: Local, step: LocalStep) -> Local:
@@ -107,7 +107,7 @@ class WeightForm(Protocol):
 
 
 def alike(cuts: Cuts) -> Iterator[tuple[slice, int, int]]:
-    """Steps in a row that have as many clients and examples as each other, with these numbers."""
+    """Runs of steps with equal numbers of clients and examples, and these two numbers."""
     first = 0
     for (training, width), some in groupby(zip(*cuts, strict=True)):
         steps = slice(first, first + len(list(some)))
@@ -127,10 +127,10 @@ class _OneForAll(torch.autograd.Function):
 
 
 def one_for_all(losses: Tensor, ones: Tensor) -> Tensor:  # [C] each
-    """A number whose gradients are those of the sum of all losses, which nobody needs.
+    """A scalar whose gradients are those of the sum of all losses; its value is not used.
 
-    `torch.autograd.grad` takes such a number as it is; to look at gradients that it is given, as
-    `ones` for `losses`, it imports SymPy, which takes longer than many a run.
+    `torch.autograd.grad` accepts a scalar as it is. To check gradients that it is given, such as
+    `ones` for `losses`, it imports SymPy, which takes longer than many runs.
     """
     if len(losses) == 1:
         return losses
@@ -145,12 +145,12 @@ def drift_of(algorithm: Algorithm, local: Local) -> Tree:
     drift = algorithm.local_step.drift
     if drift is None:
         return {}
-    # As parameters lie in memory, which they may do in an engine's own way.
+    # In the memory layout of the parameters, which an engine may choose.
     return {name: torch.empty_like(p).copy_(drift(local, name)) for name, p in local.params.items()}
 
 
 def numbers_of_clients(inputs: ClientInputs, params: Tree) -> tuple[Tensor, ...]:
-    """The numbers of the local steps where they are an input: [], or for each client, [C]."""
+    """The numbers of the local steps, if they are an input: each [] or, by client, [C]."""
     if inputs.numbers is None:
         return ()
     numbers = inputs.numbers.to(next(iter(params.values())).dtype)
@@ -160,12 +160,12 @@ def numbers_of_clients(inputs: ClientInputs, params: Tree) -> tuple[Tensor, ...]
 
 
 def rows_of(local: Local, which: slice) -> Local:
-    """Some clients of `local`; what all share, with a leading axis of 1, stays as it is."""
+    """Copies of some clients of `local`; shared tensors, with a leading axis of 1, stay."""
     return _of_clients(local, lambda t: t[which].clone())
 
 
 def views_of(local: Local, which: slice) -> Local:
-    """The same, in the memory where they are."""
+    """The same as views."""
     return _of_clients(local, lambda t: t.detach()[which])
 
 

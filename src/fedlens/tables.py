@@ -27,7 +27,7 @@ def read_text(path: Path) -> str:
     try:
         with path.open("rb") as file:
             content = file.read(LONGEST + 1)
-        text = content.decode("utf-8-sig")  # editors on Windows put a mark in front
+        text = content.decode("utf-8-sig")  # editors on Windows write a byte order mark
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "it is not text"
         raise ValueError(f"cannot read the experiment {path}: {why}: {_instead(path)}") from error
@@ -37,7 +37,7 @@ def read_text(path: Path) -> str:
 
 
 def _instead(path: Path) -> str:
-    """What to name in place of a file that cannot be read."""
+    """A hint what to name instead of a file that cannot be read."""
     if (path / "manifest.json").is_file():
         return f"it is a run: `fedlens resume {argument(path)}` goes on with it"
     if path.is_dir():
@@ -75,21 +75,21 @@ def parse_tables(text: str, path: Path) -> dict[str, Any]:
 
 
 def _parsed_toml(text: str) -> dict[str, Any]:
-    # Python's reader takes a time that grows with the square of a key's parts.
+    # The time of Python's parser grows with the square of the number of a key's parts.
     if DEEP_KEY.search(text):
         raise ValueError(f"a key has more than {DEEPEST} parts")
     return tomllib.loads(text)
 
 
 def _quotes(text: str, error: Exception) -> str:
-    """A remedy for text without quotes, which people write who know YAML."""
+    """A hint if a text value lacks its quotes, as YAML allows."""
     found = re.match(r"Invalid value \(at line (\d+),", str(error))
     word = BARE_WORD.fullmatch(text.splitlines()[int(found[1]) - 1]) if found else None
     return f': write {word[1]} = "{word[2]}", text has quotes' if word else ""
 
 
 def _demand_shallow(value: Any) -> None:
-    """Refuse tables within tables that nobody writes, for whoever walks over them."""
+    """Refuse tables that are nested too deeply for recursive functions."""
     level, depth = [value], 0
     while level:
         if depth > DEEPEST:
@@ -100,7 +100,7 @@ def _demand_shallow(value: Any) -> None:
 
 
 def apply_override(content: dict[str, Any], override: str) -> None:
-    """Set one key of `content`, as `clients.per_round=0.1` or `algorithm.fedprox.mu=0.01` say."""
+    """Set one key of `content`, such as `clients.per_round=0.1` or `algorithm.fedprox.mu=0.01`."""
     key, equals, text = override.partition("=")
     if not equals or not key.strip():
         raise ValueError(f"{override!r} is not an override: write key=value")
@@ -112,7 +112,7 @@ def apply_override(content: dict[str, Any], override: str) -> None:
         table, tables = _algorithm_called(tables[1:], content)
     for name in tables:
         inner = table.setdefault(name, {})
-        if isinstance(inner, str):  # a name by itself; an option makes it a table
+        if isinstance(inner, str):  # a name without options becomes a table
             inner = table[name] = {"name": inner}
         if not isinstance(inner, dict):
             raise ValueError(f"{key} cannot be set: {name} is {inner!r}, not a table")
@@ -133,7 +133,7 @@ def parse_axis(axis: str) -> tuple[str, list[Any]]:
 
 
 def _between_commas(text: str) -> list[str]:
-    """The parts of a text at its commas, but for those within brackets and quotes."""
+    """The parts of a text between its commas, except commas within brackets and quotes."""
     parts, depth = [""], 0
     for piece in re.findall(r"\"[^\"]*\"|'[^']*'|.", text, re.DOTALL):
         depth += (piece in "[{") - (piece in "]}")
@@ -145,7 +145,7 @@ def _between_commas(text: str) -> list[str]:
 
 
 def _parsed(text: str) -> Any:
-    """What TOML makes of it; anything else is text, which needs no quotes on a command line."""
+    """The TOML value of a text; otherwise the text, which needs no quotes on a command line."""
     try:
         return _value(text)
     except tomllib.TOMLDecodeError:
@@ -166,9 +166,10 @@ def _value(text: str) -> Any:
 def _algorithm_called(
     parts: list[str], content: dict[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
-    """The table of one of the experiment's algorithms, which are made a list of tables.
+    """The table of one of the experiment's algorithms, and the rest of a dotted key.
 
-    Its name is as much of a dotted key as is a name; the rest of the key is given back.
+    The algorithms of `content` become a list of tables. The name is the longest beginning of the
+    key that is the name of one of them.
     """
     given = content.get("algorithm", [])
     listed = given if isinstance(given, list) else [given]

@@ -1,4 +1,4 @@
-"""How many bytes clients send and are sent."""
+"""How many bytes clients send and receive."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedlens.trees import map_tensors
 
 
 def num_bytes(tree: Tree, channel: Sequence[ChannelStep] = ()) -> int:
-    """The bytes of a tree on its way; only the server uses float64, clients send float32."""
+    """The bytes of a tree as it is sent; only the server uses float64, clients send float32."""
     total = 0
     for tensor in tree.values():
         if not tensor.is_floating_point():
@@ -33,7 +33,7 @@ def sum_of_bytes(memory: Memory) -> int:
 
 
 def traffic(program: ClientProgram, params: Tree, buffers: Tree, told: Memory) -> tuple[int, int]:
-    """The bytes that a client sends in a round, and those that it is sent."""
+    """The bytes that a client sends in a round, and those that it receives."""
     model = params | buffers
     extra = _sent_besides(program, params, buffers, told)
     up = num_bytes(model, program.algorithm.channel) + sum_of_bytes(extra)
@@ -41,7 +41,7 @@ def traffic(program: ClientProgram, params: Tree, buffers: Tree, told: Memory) -
 
 
 def _sent_besides(program: ClientProgram, params: Tree, buffers: Tree, told: Memory) -> Memory:
-    """What a client sends besides its update, by the shapes of one that has not trained."""
+    """What a client sends besides its update, computed for a client that has not trained."""
     algorithm, memory = program.algorithm, program.memory(params, buffers, told)
     one: Any = map_tensors((params, buffers, told, memory), lambda t: t[None].clone())
     params, buffers, told, memory = one

@@ -1,4 +1,4 @@
-"""Tensors wherever they stand: in dicts, in records, in records of dicts."""
+"""Functions on all tensors in nested dicts, tuples, lists and dataclasses."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def map_tensors(value: Any, fn: Callable[[Tensor], Tensor]) -> Any:
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    """The tensors that `map_tensors` comes by, in its order."""
+    """The tensors that `map_tensors` visits, in its order."""
     found: list[Tensor] = []
     _find(value, found)
     return found
@@ -47,17 +47,17 @@ def _find(value: Any, found: list[Tensor]) -> None:
 
 
 def copy_tensors(source: Any, target: Any) -> None:
-    """The tensors of `source` into those of `target`, which is built alike."""
+    """Copy the tensors of `source` into those of `target`, which has the same structure."""
     copy_all(zip(tensors_in(source), tensors_in(target), strict=True))
 
 
 LARGE = 2**17
-"""Elements of a tensor that is copied by itself: a kernel of many tensors has one program for every
-65,536 elements, and those of a large tensor would be too few to keep a GPU busy."""
+"""Elements from which on a tensor is copied separately: a kernel for many tensors has one block for
+every 65,536 elements, and a large tensor would have too few blocks to keep a GPU busy."""
 
 
 def copy_all(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
-    """The first of each pair into the second; on a GPU one kernel for the small of a dtype."""
+    """Copy the first of each pair into the second; on a GPU, one kernel per dtype for the small."""
     by_dtype: dict[torch.dtype, list[tuple[Tensor, Tensor]]] = {}
     for a, b in pairs:
         if a is b:
@@ -71,14 +71,14 @@ def copy_all(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
 
 
 def converted(tree: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """Copies in another dtype; on a GPU one kernel for the small."""
+    """Copies in another dtype; on a GPU, one kernel for all small tensors of a dtype."""
     made = {name: torch.empty_like(t, dtype=dtype) for name, t in tree.items()}
     copy_tensors(tree, made)
     return made
 
 
 def copies(value: Any) -> Any:
-    """`value` with tensors of its own; on a GPU one kernel for the small of a dtype."""
+    """`value` with copies of its tensors; on a GPU, one kernel for all small ones of a dtype."""
     found = tensors_in(value)
     by_dtype: dict[torch.dtype, list[int]] = {}
     for place, tensor in enumerate(found):
@@ -87,7 +87,7 @@ def copies(value: Any) -> Any:
         else:
             by_dtype.setdefault(tensor.dtype, []).append(place)
     for places in by_dtype.values():
-        # Times 1 is a copy, and torch makes no other of many tensors at once.
+        # Multiplication by 1 makes the copies: torch has no other way for many tensors at once.
         made = torch._foreach_mul([found[place] for place in places], 1)
         for place, copy in zip(places, made, strict=True):
             found[place] = copy
@@ -96,10 +96,10 @@ def copies(value: Any) -> Any:
 
 
 def stack(values: Sequence[Any]) -> Any:
-    """Dicts that are built alike as one, whose tensors have a row of each.
+    """Values of the same structure as one, whose tensors have a row for each value.
 
-    That is no copy if there is one alone, or if they are the rows of what was unstacked. Of none
-    there is nothing.
+    Nothing is copied if there is only one, or if they are all rows that `unstack` made. Without
+    values the result is empty.
     """
     if not values:
         return {}
@@ -125,19 +125,19 @@ def _are_rows(values: Sequence[Tensor], whole: Tensor | None) -> bool:
 
 
 def in_order(value: Any) -> Any:
-    """The same with the names of its dicts in alphabetical order, one within another."""
+    """The same with the keys of all nested dicts in alphabetical order."""
     if not isinstance(value, dict):
         return value
     return {name: in_order(value[name]) for name in sorted(value)}
 
 
 def unstack(value: Any, count: int) -> list[Any]:
-    """The `count` rows of tensors, each as `value` is built: views."""
+    """The `count` rows of `value`, each with its structure; the tensors are views."""
     return [map_tensors(value, itemgetter(row)) for row in range(count)]
 
 
 def join(values: Sequence[Any]) -> Any:
-    """Rows of tensors one after another, down through dicts and tuples with names."""
+    """Concatenate the rows of tensors, down through dicts and tuples."""
     first = values[0]
     if isinstance(first, Tensor):
         return torch.cat(list(values))
@@ -150,7 +150,7 @@ def join(values: Sequence[Any]) -> Any:
 
 
 class HostCopy:
-    """A value whose tensors are on their way from a GPU, so that reading waits for nothing else."""
+    """An asynchronous copy of tensors from a GPU to the host; `read` waits for this copy alone."""
 
     def __init__(self, value: Any) -> None:
         self.value, self.event = value, None
@@ -175,7 +175,7 @@ def _on_its_way(tensor: Tensor) -> Tensor:
 
 
 def moved(value: Any, device: torch.device) -> Any:
-    """`value` with its tensors on the device, without waiting for what is under way there."""
+    """`value` with its tensors on the device, without waiting for the work queued there."""
     if device.type == "cpu":
         return value
     return map_tensors(
@@ -184,5 +184,5 @@ def moved(value: Any, device: torch.device) -> Any:
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
-    """Its numbers as bytes, in the order of its axes, without a copy where they lie so on a CPU."""
+    """The bytes of a tensor in row-major order; no copy if it is contiguous on the CPU."""
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data

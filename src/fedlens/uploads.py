@@ -1,4 +1,4 @@
-"""What clients send, added up as it arrives."""
+"""The uploads of clients, added up as they arrive."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from fedlens.core import Memory, Tree
 from fedlens.trees import copies
 from fedlens.work import Part
 
-NORM = "update_norm"  # the scalar by which the server tells sound updates from others
+NORM = "update_norm"  # the scalar by which the server finds invalid updates
 
 
 class Sum(NamedTuple):
-    """What some clients in a row send, added up."""
+    """The sum of the uploads of consecutive clients."""
 
     num_clients: int
     update: Tree
     extra: Memory
 
     def plus(self, other: Sum) -> Sum:
-        """Both, in the place of this one."""
+        """The sum of both, written into the tensors of this one."""
         extra = {name: _added(tree, other.extra[name]) for name, tree in self.extra.items()}
         num_clients = self.num_clients + other.num_clients
         return Sum(num_clients, _added(self.update, other.update), extra)
 
 
 class Uploads:
-    """What the clients of one experiment send, added up as it arrives, in cohort order.
+    """The uploads of the clients of one experiment, added up as they arrive, in cohort order.
 
-    They are added two by two, as a tournament pairs them: the first two, the next two, then these
-    four, and so on. Rounding depends on what is added to what, and so whoever trains the
-    clients of a pair, of two pairs, ... may add them up where they are: the sum of all is the same
-    to the last bit. There are at most log2 of the cohort's size sums at a time.
+    They are added in pairs, as in a tournament: the first two, the next two, then these four, and
+    so on. Rounding depends on the order of additions, and this order is fixed. So a worker process
+    that trains the clients of a pair, of two pairs, ... may add them up itself: the total is the
+    same to the last bit. There are at most log2 of the cohort's size sums at a time.
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class Uploads:
     def add(self, part: Part) -> None:
         sent = Sum(len(part.scalars["loss"]), part.update if part.combined else {}, part.extra)
         if not self.sums or self.sums[-1].num_clients > sent.num_clients:
-            # Servers keep `extra`, wherever it lies.
+            # Always copied: a server may keep `extra`.
             update: Tree = copies(sent.update) if part.borrowed else sent.update
             sent = Sum(sent.num_clients, update, copies(sent.extra))
         while self.sums and self.sums[-1].num_clients <= sent.num_clients:
@@ -57,7 +57,7 @@ class Uploads:
         self.parts.append(part._replace(extra={}, update={} if part.combined else part.update))
 
     def whole(self) -> Part:
-        """All parts as one."""
+        """All parts as one part."""
         combined, total = self.parts[0].combined, self.sums[-1]
         for left in reversed(self.sums[:-1]):
             total = left.plus(total)
@@ -79,7 +79,7 @@ class Uploads:
 
 
 def _added(total: Tree, part: Tree) -> Tree:
-    """`total` plus `part`, in the place of `total`."""
+    """Add `part` to `total` in place."""
     for name, tensor in total.items():
         tensor += part[name]
     return total
@@ -92,7 +92,7 @@ def _join(trees: list[Tree]) -> Tree:
 
 
 def norm_of(trees: Sequence[Tree], loss: Tensor) -> Tensor:  # [C] float64
-    """The norm of all that each client sends; not finite if any of it, or its loss, is not."""
+    """The norm of all that each client sends; not finite if a number of it, or its loss, is not."""
     squares = [
         t.double().reshape(len(t), -1).square().sum(1)
         for tree in trees

@@ -1,3 +1,3 @@
-"""The version of Fedlens, which a run writes down."""
+"""The version of Fedlens, which every run records."""
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""What a round sends to clients, and what comes back: the messages between a server and them."""
+"""What a round sends to clients, and what comes back: the messages of server and clients."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ DROPOUT = keys.purpose("dropout")
 
 
 class Shared(NamedTuple):
-    """What clients of a cohort are sent alike: with a leading axis of experiments, or of versions
-    of one experiment's model, where clients started from several."""
+    """What all clients of a cohort are sent, with a leading axis of experiments or, if clients of
+    one experiment started from several versions of its model, of these versions."""
 
     params: Tree  # [G, ...]
     buffers: Tree  # [G, ...]
-    exact: Tree  # [G, ...] models in float64, floats only: what updates are taken from
+    exact: Tree  # [G, ...] models in float64, floats only: updates are differences from them
     told: Memory  # [G, ...]
 
 
 def exact_model(model: Tree) -> Tree:
-    """What updates are taken from: the floats of a model, in float64."""
+    """The floats of a model in float64: updates are differences from them."""
     floats = {name: t for name, t in model.items() if t.is_floating_point()}
-    return converted(floats, torch.float64)  # also if it is that: the server moves it in place
+    return converted(floats, torch.float64)  # always a copy: the server updates it in place
 
 
 @dataclass(frozen=True)
 class Work:
-    """What each of C clients has for itself: its plan, its key, its facts, its memory."""
+    """What belongs to each of C clients alone: its plan, its key, its facts, its memory."""
 
     plan: Plan
     keys: Tensor  # [C]
@@ -48,11 +48,11 @@ class Work:
     memory: Sequence[Memory]  # of each client
     shares: Tensor  # [C] float64
     cohort: Cohort  # these C clients, as the server sees them
-    cohort_sizes: tuple[int, ...]  # how many clients each experiment has, in other blocks too
+    cohort_sizes: tuple[int, ...]  # clients of each experiment, also those in other blocks
     rounds: tuple[int, ...]  # the round of each experiment, counted from 0
     group: Tensor | None = None
-    """[C] Which row of `Shared` each gets: that of its experiment in a sweep or, of one experiment
-    alone, that of the version of the model that it started from."""
+    """[C] The row of `Shared` that each client gets: in a sweep that of its experiment, otherwise
+    that of the version of the model that it started from."""
 
     def __len__(self) -> int:
         return self.keys.shape[0]  # a tensor's own len() takes four times as long
@@ -64,7 +64,7 @@ class Work:
 
     @classmethod
     def joint(cls, works: Sequence[Work]) -> Work:
-        """The work of several experiments, the clients of one after those of another."""
+        """The work of several experiments, with the clients of one after those of another."""
         if len(works) == 1:
             return works[0]
         return cls(
@@ -81,7 +81,7 @@ class Work:
 
     @property
     def spans(self) -> Spans:
-        """Each experiment, with the first of its rows and the one after the last."""
+        """Each experiment with its first row and the row after its last."""
         if self.group is None or len(self.cohort_sizes) == 1:
             return ((0, 0, len(self)),)
         found, start = [], 0
@@ -98,22 +98,23 @@ Spans = tuple[Span, ...]
 class Part(NamedTuple):
     """What comes back from some clients of a cohort, in the order they were given."""
 
-    update: Tree  # what `combine` makes of them, if it is linear or they are all; else [C, ...]
-    counters: Tree  # integer buffers: the greatest of theirs
+    update: Tree  # the result of `combine` if `combined`, otherwise [C, ...]
+    counters: Tree  # integer buffers: the maximum over the clients
     extra: Memory  # summed over them
     keep: Sequence[Memory]  # of each client
     scalars: Mapping[str, Tensor]  # [C] each; `loss` is the mean training loss
     combined: bool
-    borrowed: bool  # whether `update` lies in memory that other parts are written to
+    borrowed: bool  # whether other parts will overwrite the memory of `update`
     group: int = 0  # which experiment of a sweep they belong to
     channel_scalars: Mapping[str, Tensor] = {}  # [C] each, of which plain means are recorded
 
 
 class ClientInputs(NamedTuple):
-    """`Work` as clients train on it, where the model is: those with more steps come first.
+    """`Work` in the form for training, on the model's device: clients with more steps come first.
 
-    So those that are done are cut off the end. `shares` and `cohort` are for when all are done, in
-    the order of the cohort; `to_cohort` brings the others to it (None: they are in it already).
+    So clients that have finished are cut off at the end. `shares` and `cohort` are used after
+    training, in the order of the cohort; `to_cohort` is the permutation that brings the other
+    fields into that order (None: they are in it already).
     """
 
     plan: Plan
@@ -161,7 +162,7 @@ class ClientInputs(NamedTuple):
 
 
 def _of_steps(client_keys: Tensor, num_steps: int) -> Tensor:  # [C, T]
-    """A key for each step of each client: by NumPy, since on a GPU that is thirty small kernels."""
+    """A key for each step of each client, by NumPy: on a GPU it would take thirty small kernels."""
     by_client = client_keys.numpy()[:, None]
     return torch.from_numpy(keys.fold(by_client, DROPOUT, np.arange(num_steps)))
 
@@ -170,7 +171,7 @@ Shapes = tuple[torch.Size, ...]
 
 
 class PackedInputs(NamedTuple):
-    """`ClientInputs` on their way to a device: all numbers in one tensor, which is one copy."""
+    """`ClientInputs` packed for the transfer to a device: all numbers in one tensor, one copy."""
 
     numbers: Tensor  # int64
     memory: Sequence[Memory]
@@ -179,16 +180,16 @@ class PackedInputs(NamedTuple):
     def of(
         cls, inputs: ClientInputs, device: torch.device
     ) -> tuple[PackedInputs, Callable[[PackedInputs], ClientInputs], Shapes]:
-        """They, and how to unpack them there: the same for all of these shapes."""
+        """The packed inputs, a function that unpacks them there, and the shapes it is valid for."""
         cohort = inputs.cohort
-        if len(inputs.cohort_sizes) == 1:  # what is recorded reads tensors alone
+        if len(inputs.cohort_sizes) == 1:  # a recorded round reads only tensors
             counts: Any = {
                 name: torch.from_numpy(np.array(getattr(cohort, name), np.int64)) for name in COUNTS
             }
             cohort = cohort._replace(**counts)
         like = inputs._replace(memory=(), cohort=cohort)
         tensors = tensors_in(like)
-        flat = [t.numpy().ravel().view(np.int64) for t in tensors]  # or float64, bit by bit
+        flat = [t.numpy().ravel().view(np.int64) for t in tensors]  # float64 keeps its bits
         packed = cls(moved(torch.from_numpy(np.concatenate(flat)), device), inputs.memory)
         return packed, partial(_unpacked, like), tuple(t.shape for t in tensors)
 
@@ -207,7 +208,7 @@ def _unpacked(like: ClientInputs, packed: PackedInputs) -> ClientInputs:
 
 
 def _joint_cohort(cohorts: Sequence[Cohort]) -> Cohort:
-    """With a row for each client in place of counts: rows of several experiments can be joined.
+    """Cohorts as one, with a row for each client in place of counts.
 
     Label shares that an experiment does not disclose are NaN.
     """
@@ -224,7 +225,7 @@ def _joint_cohort(cohorts: Sequence[Cohort]) -> Cohort:
 
 
 def _joint_plan(plans: Sequence[Plan]) -> Plan:
-    """Plans one after another, padded to the longest and the widest."""
+    """Plans as one, one after another, padded to the longest and the widest."""
     steps, size = (max(plan.index.shape[axis] for plan in plans) for axis in (1, 2))
     index, counts = [], []
     for plan in plans:

@@ -1,4 +1,4 @@
-"""One paper a file, both its halves in it."""
+"""One paper per file, with both its halves: what clients do, and what the server does."""
 
 from collections.abc import Callable, Mapping
 

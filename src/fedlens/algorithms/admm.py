@@ -4,7 +4,7 @@ Clients of weight w_i = n_i / n agree on one model x: each minimises f_i(v) + (r
 u_i||^2 by local.epochs of SGD from x, moves its dual by v - x, and sends the change of v + u_i
 (`pieces/consensus.py`). `admm` does that once a round, `ceadmm` k0 times.
 
-`fedadmm` averages over the clients seen so far, so that those not yet seen do not hold x at its
+`fedadmm` averages over the clients seen so far, so that those not yet seen do not keep x near its
 start. It works with few clients a round and many local steps, where the linearised forms of
 `liadmm` fail. With equal w_i it is what Gong et al. (ICDE 2022, arXiv:2204.03529) describe for
 eta = |S| / m. At a fixed point all clients agree, and their gradients sum to zero.
@@ -31,7 +31,7 @@ from fedlens.slots import Solve
 def consensus(
     base: Algorithm, solve: Solve, rho: Number, start: Literal["warm", "cold"] = "cold"
 ) -> Algorithm:
-    """`base` with `solve`, and all else that ADMM needs around it."""
+    """`base` with `solve` and everything else that ADMM needs."""
     if isinstance(base.advance, Sgd) and base.advance.lr != 1.0:
         raise ValueError("ADMM's server always takes the whole mean: leave server.lr out")
     warm = start == "warm"

@@ -1,13 +1,13 @@
 """FedAsync (Xie, Koyejo and Gupta, 2019, arXiv:1903.03934), algorithm 1: one update at a time.
 
-`clients.per_round` clients train at any time. When one ends, with a model w_k that it trained from
+`clients.per_round` clients train at any time. When a client finishes, with a model w_k trained from
 the server's model of tau steps ago, the server moves to (1 - alpha_t) w + alpha_t w_k, where
-alpha_t = alpha s(tau), and the client's place is taken by another. s is
+alpha_t = alpha s(tau), and another client starts. s is
   constant    1
   polynomial  (1 + tau)^-a
   hinge       1 if tau <= b, else 1 / (a (tau - b) + 1)
-A round is one such step. The paper's local penalty is `fedprox`'s. With one client at a time and
-alpha = 1 it is training passed on from client to client.
+A round is one such step. The paper's local penalty is that of `fedprox`. With one client at a time
+and alpha = 1, clients train one model in turn.
 """
 
 from dataclasses import dataclass, replace

@@ -1,7 +1,7 @@
 """FedAvg (McMahan et al., AISTATS 2017, arXiv:1602.05629), algorithm 1.
 
 The server's model becomes the mean of the clients' models, each weighted by its examples:
-w = sum_k (n_k / n) w_k. Every slot's default is FedAvg; this file only offers its one choice.
+w = sum_k (n_k / n) w_k. Every slot's default is FedAvg; this file only adds its one option.
 """
 
 from dataclasses import replace

@@ -1,10 +1,10 @@
 """FedBuff (Nguyen et al., AISTATS 2022, arXiv:2106.06639), algorithm 1: buffered asynchrony.
 
 `clients.per_round` clients train at any time, each from the model that was newest when it started;
-when one ends, another starts. The server collects K updates and then moves by their sum, each
+when one finishes, another starts. The server collects K updates and then moves by their sum, each
 times s(tau) / K, where tau counts the server's steps since the client got its model and s(tau) =
-(1 + tau)^-a. A round is one such step. Clients that are equally fast and K = clients.per_round: it
-is FedAvg, of equal weights or of the clients' sizes, to the last bit.
+(1 + tau)^-a. A round is one such step. With equally fast clients and K = clients.per_round it is
+FedAvg, weighted equally or by the clients' sizes, to the last bit.
 """
 
 from dataclasses import dataclass, replace

@@ -1,8 +1,9 @@
 """FedIR (Hsu, Qi and Brown, ECCV 2020, arXiv:2003.08082), equations 3 and 4: importance weights.
 
-An example of label y at client k counts w = p(y) / q_k(y), and a batch's loss is the mean weighted
-by w. So each client minimises, in expectation, the loss on everybody's distribution of labels.
-p goes down to the clients; q_k never goes up. With q_k = p it is FedAvg.
+An example of label y at client k has the weight w = p(y) / q_k(y), and a batch's loss is the mean
+weighted by w. So each client minimises, in expectation, the loss on the label distribution p of the
+population. The server sends p to the clients. If p is given, clients never disclose q_k; without
+it, they disclose their label counts, from which p is computed. With q_k = p it is FedAvg.
 """
 
 from dataclasses import dataclass, replace
@@ -33,7 +34,7 @@ class LabelWeight(ExampleWeight):
 
 @dataclass(frozen=True)
 class TellLabels(Tell):
-    """p: as given, else the share of each label in all that clients hold at the start."""
+    """p as given, else the share of each label in all examples held at the start."""
 
     p: tuple[float, ...] | None
 

@@ -1,7 +1,7 @@
 """FedNova (Wang et al., NeurIPS 2020, arXiv:2007.07481), equations 8 and 9: normalised steps.
 
 A client that takes more steps moves further, and plain averaging then minimises another objective
-than was asked for. Each update is divided by |a_k|, how far its steps lead under a constant
+than the given one. Each update is divided by |a_k|, how far its steps lead under a constant
 gradient, in learning rates; and the mean is scaled back by sum_k p_k |a_k|. For SGD |a_k| is the
 number of steps tau, with momentum rho it is (tau - rho (1 - rho^tau) / (1 - rho)) / (1 - rho), and
 with FedProx's mu it is (1 - (1 - lr mu)^tau) / (lr mu). With equal steps it is FedAvg.
@@ -20,7 +20,7 @@ from fedlens.slots import LocalStep, Weigh
 @dataclass(frozen=True)
 class BySteps(Weigh):
     momentum: Number = 0.0
-    pull: Number = 0.0  # lr mu: how much of its way back to the server's model a step goes
+    pull: Number = 0.0  # lr mu: the share of w - server that a step takes back
 
     def for_step(self, step: LocalStep | None) -> "BySteps":
         if step is None or step.drift is not None:
@@ -35,11 +35,11 @@ class BySteps(Weigh):
 
     def __call__(self, cohort: Cohort) -> Tensor:  # [C] float64
         weight, share = self.reach(cohort.steps), cohort.size_shares
-        moves = torch.where(cohort.steps > 0, weight, 1)  # one without examples does not
+        moves = torch.where(cohort.steps > 0, weight, 1)  # no 0 / 0 for clients without examples
         return (share * weight).sum() * share / moves
 
     def reach(self, steps: Tensor) -> Tensor:  # [C] float64
-        """|a|: where steps without momentum at first lead, along a gradient of -1, with lr = 1."""
+        """|a|: how far steps from zero momentum lead under a gradient of -1, with lr = 1."""
         moved = velocity = torch.zeros(len(steps), dtype=torch.float64)
         for step in range(int(steps.max())):
             velocity = self.momentum * velocity + 1 - self.pull * moved

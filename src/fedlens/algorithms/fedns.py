@@ -2,13 +2,13 @@
 
 For a node of a hidden layer, v_k is the variance, over the node's fan-in, of client k's update.
 Clients whose v_k lies more than two standard deviations from the clients' mean are left out, and
-the others count v_k / sum v. The last layer goes by class counts (`lastfc`). n_k plays no role in
-hidden layers. With one client a round it is FedAvg.
+the others have the weight v_k / sum v. The last layer is weighted by class counts (`lastfc`). n_k
+plays no role in hidden layers. With one client a round it is FedAvg.
 
 What the paper leaves open: sigma is the population's; a node without variance (frozen, or with a
-fan-in of one) goes by n_k / n; a bias goes with its node, and so does a normalisation layer with
-the layer before it. It is no defence: two equal outliers among ten clients lie at exactly 2 sigma,
-stay, and dominate.
+fan-in of one) is weighted by n_k / n; a bias has the weights of its node, and a normalisation layer
+those of the layer before it. It is no defence against hostile clients: two equal outliers among ten
+clients lie at exactly 2 sigma, stay, and dominate.
 """
 
 from dataclasses import dataclass, replace

@@ -1,9 +1,9 @@
 """FedVC (Hsu, Qi and Brown, ECCV 2020, arXiv:2003.08082), algorithm 1: virtual clients.
 
 Clients are drawn in proportion to what they hold, and each trains on N_VC examples of its own, for
-N_VC / B steps: without replacement where it has that many, with replacement where it has not. So
-every virtual client is worth the same. With n_k = N_VC for all and one epoch, `without`
-replacement in the choice of clients, it is FedAvg.
+N_VC / B steps: without replacement if it has that many, otherwise with replacement. So every
+virtual client counts the same. With n_k = N_VC for all clients, one epoch, and clients chosen
+without replacement, it is FedAvg.
 """
 
 from dataclasses import replace

@@ -2,11 +2,12 @@
 
 A client's score is the sum of squared distances to the C - f - 2 updates nearest to its own; the
 update is that of the client with the least score or, for Multi-Krum, the mean of the `keep` best.
-It needs C > 2 f + 2. It ignores how much clients hold.
+It needs C > 2 f + 2. It ignores how many examples clients hold.
 
 The paper's vectors are gradients. So distances are those of parameters: BatchNorm's statistics,
-which are of the images and often far larger, do not say whom to trust. But then a hostile client
-near the others could send any: they are the coordinate-wise median of all clients'.
+which depend on the images and are often far larger, do not show which clients are hostile. But then
+a hostile client with parameters near the others' could send any statistics. So these are the
+coordinate-wise median over all clients.
 """
 
 from dataclasses import dataclass, replace
@@ -36,7 +37,7 @@ class Krum(Combine):
     def __call__(self, updates: Tree, shares: Tensor, cohort: Cohort, layout: Layout) -> Tree:
         params = {n: u for n, u in updates.items() if layout.entries[n].role != "buffer"}
         flat = torch.cat([u.flatten(1) for u in params.values()], 1)
-        # Distances of differences, not by |a|^2 + |b|^2 - 2ab, which cancels for near updates.
+        # From differences, not by |a|^2 + |b|^2 - 2ab, which cancels for similar updates.
         squared = torch.stack([(flat - one).square().sum(1) for one in flat])  # [C, C]
         squared.fill_diagonal_(torch.inf)
         nearest = squared.sort(1).values[:, : len(flat) - self.byzantine - 2]

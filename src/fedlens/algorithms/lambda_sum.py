@@ -1,7 +1,7 @@
 """The λ rule of "Practicing Federated Learning" (chapter 3) and the CIFAR-10 report built on it.
 
-w = w + λ sum_k (w_k - w): unweighted, whatever clients hold, buffers included. With λ = 1 / |S|
-and clients of equal size it is FedAvg.
+w = w + λ sum_k (w_k - w): unweighted, however many examples clients hold, and including buffers.
+With λ = 1 / |S| and clients of equal size it is FedAvg.
 """
 
 from dataclasses import replace

@@ -1,9 +1,10 @@
 """FedAvg+lastFC (Zhuo and Li, "FedNS", 2021, arXiv:2101.07995): the last layer by class counts.
 
 Node c of the last layer decides class c, so its weights and bias are averaged by n_k^c / n^c, the
-clients' examples of that class; a class that nobody holds in a round goes by n_k / n. All other
-layers are FedAvg's. With equal shares of classes at all clients it is FedAvg. It goes with no other
-weighting of clients: the last layer would not follow it, and would move by a step of its own.
+clients' examples of that class; a class that no client of a round holds is averaged by n_k / n. All
+other layers are averaged as in FedAvg. With equal shares of classes at all clients it is FedAvg. It
+cannot be combined with another weighting of clients: the last layer would not follow that, and
+would move by a step of its own.
 """
 
 from dataclasses import dataclass, replace
@@ -45,7 +46,7 @@ def by_class(update: Tensor, cohort: Cohort) -> Tensor:
 class LastLayerByClass(Combine):
     layer: str | None = None
     linear: ClassVar[bool] = True
-    uses_shares: ClassVar[bool] = False  # the last layer does not
+    uses_shares: ClassVar[bool] = False  # not in the last layer
 
     def check(self, layout: Layout) -> None:
         last_layer(layout, self.layer)

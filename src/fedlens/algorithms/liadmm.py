@@ -6,8 +6,8 @@ clients in every round x follows optimistic gradient descent, x+ = x - 2 gamma g
 g(x_before), which is stable below gamma L = 2/3. `celiadmm` makes k0 such steps, each followed by
 the dual's, between two communications; with k0 = 1 it is `liadmm`.
 
-Paper 4 trains nets with it and fails on non-iid data. Its public notebook we could not obtain: the
-options of `liadmm` besides gamma, each off by default, are the readings that could explain it.
+Paper 4 trains nets with it and fails on non-iid data. We could not obtain its public notebook: the
+options of `liadmm` besides gamma, each off by default, are the readings that could explain this.
 """
 
 from dataclasses import dataclass, replace
@@ -27,7 +27,7 @@ from fedlens.slots import Solve, Wraps
 class DualApplied(Wraps):
     """`inner`, with u subtracted from the parameters after every pass, or every step.
 
-    Where a pass ends follows from what the client holds: it may stop after some of its passes.
+    The end of a pass follows from the client's size: it may stop after some of its passes.
     """
 
     inner: Solve
@@ -66,7 +66,7 @@ class SendReading:
 
 
 def _gamma(base: Algorithm, gamma: Number | None, name: str) -> Number:
-    """As given; else the local learning rate, as paper 4 has it."""
+    """gamma as given, else the local learning rate, as in paper 4."""
     if gamma is None:
         if not isinstance(base.solve, Sgd):
             raise ValueError(f"{name} needs gamma: set it in its table")
@@ -76,7 +76,7 @@ def _gamma(base: Algorithm, gamma: Number | None, name: str) -> Number:
 
 
 def _refuse_ignored(base: Algorithm, name: str) -> None:
-    """Its one step is along the whole gradient: what else an optimiser would do is not done."""
+    """Refuse settings that its steps along the full gradient would ignore, such as momentum."""
     if not isinstance(base.solve, Sgd):
         raise ValueError(
             f'{name} takes plain gradient steps: set local.optimizer = "sgd", and leave local.clip '

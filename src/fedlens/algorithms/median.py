@@ -1,6 +1,7 @@
 """Coordinate-wise median (Yin et al., ICML 2018, arXiv:1803.01498), option I.
 
-Every coordinate of the update is the median of the clients'. It ignores how much clients hold.
+Every coordinate of the update is the median of the clients' values. It ignores how many examples
+clients hold.
 """
 
 from dataclasses import dataclass, replace
@@ -24,8 +25,8 @@ class Median(Combine):
 
 
 def middle(update: Tensor) -> Tensor:  # [C, ...]
-    """The median of each coordinate; of an even number, the mean of the two in the middle."""
-    low, high = (len(update) - 1) // 2, len(update) // 2  # one and the same if odd
+    """The median of each coordinate; of an even number of values, the mean of the middle two."""
+    low, high = (len(update) - 1) // 2, len(update) // 2  # equal if the number is odd
     ordered = update.sort(0).values
     return (ordered[low] + ordered[high]) / 2
 

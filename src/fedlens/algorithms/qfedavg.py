@@ -2,8 +2,8 @@
 
 With F_k the client's loss at the server's model, d_k = (x - w_k) / lr, the server moves by
   - sum_k F_k^q d_k / sum_k h_k,  h_k = q F_k^(q-1) ||d_k||^2 + F_k^q / lr,
-so clients that do badly count more. With q = 0 it is FedAvg with equal weights. F_k is measured on
-a pass of its own over the client's examples, before the model moves.
+so clients with a large loss count more. With q = 0 it is FedAvg with equal weights. F_k is measured
+in a separate pass over the client's examples, before the model moves.
 """
 
 from dataclasses import dataclass, replace
@@ -27,13 +27,13 @@ from fedlens.slots import Advance
 
 @dataclass(frozen=True)
 class SendFair:
-    """F^q d_k (as an update, downwards), and h_k."""
+    """-F_k^q d_k as the update, and h_k."""
 
     q: Number
 
     def __call__(self, local: Local) -> Upload:
         assert local.lr is not None
-        loss = local.solver["probed"]["loss"].double().clamp(min=1e-10)  # 0 has no power q - 1
+        loss = local.solver["probed"]["loss"].double().clamp(min=1e-10)  # 0 has no negative power
         plain = difference(local)
         weight = loss**self.q
         squares = [plain.update[name].flatten(1).square().sum(1) for name in local.params]

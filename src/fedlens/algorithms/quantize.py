@@ -1,9 +1,9 @@
 """Stochastic rounding to b bits, as in QSGD (Alistarh et al., NeurIPS 2017, arXiv:1610.02132).
 
-Of each tensor u of an update a client sends its largest magnitude s and, for every entry, a whole
-number q in -L..L, where L = 2^(b-1) - 1: the two neighbours of L u / s, the nearer the likelier, so
-that s q / L is u in expectation. The error of an entry is below s / L. A tensor takes b bits an
-entry, and 32 for s.
+For each tensor u of an update a client sends its largest magnitude s and, for every entry, an
+integer q in -L..L, where L = 2^(b-1) - 1. q is one of the two neighbours of L u / s, the nearer one
+with the higher probability, so that s q / L is u in expectation. The error of an entry is below
+s / L. A tensor takes b bits per entry, and 32 bits for s.
 """
 
 from dataclasses import dataclass, replace
@@ -30,7 +30,7 @@ class Quantize(ChannelStep):
         sent = {}
         for number, (name, u) in enumerate(sorted(update.items())):
             flat = u.flatten(1)  # [C, n]
-            # As it is sent, in float32, and no smaller than any entry.
+            # The scale as it is sent: in float32, and not below the magnitude of any entry.
             largest = flat.abs().amax(1, keepdim=True)
             scale = (largest * (1 + 2**-23)).float().double().clamp(min=1e-300)  # [C, 1]
             entry = torch.arange(flat.shape[1], device=u.device)

@@ -5,10 +5,10 @@ them zero at the start. After K steps it sets c_k+ = c_k - c + (x - y) / (K lr),
 c_k+ - c_k, and c moves by the sum of the latter over the number of ALL clients. With the controls
 held at zero it is FedAvg with equal weights.
 
-The paper has plain SGD, and its theory no other. With local momentum this is what public benchmarks
-run (NIID-Bench, Flower): y = y - lr v - lr (c - c_k), where v is the momentum of the gradients
-alone. So c_k+ is the mean of v, in place of that of g. Were the correction part of v, c_k - c would
-be multiplied by up to 1 - 1 / (1 - momentum) in every round, and diverge from a momentum of 0.5 on.
+The paper and its theory use plain SGD. With local momentum this is what public benchmarks run
+(NIID-Bench, Flower): y = y - lr v - lr (c - c_k), where v is the momentum of the gradients alone.
+So c_k+ is the mean of v instead of g. If the correction were part of v, c_k - c would be multiplied
+by up to 1 - 1 / (1 - momentum) in every round, and diverge from a momentum of 0.5 on.
 """
 
 from dataclasses import dataclass, replace
@@ -36,7 +36,7 @@ class SendControl:
         change = {}
         for name, y in local.params.items():
             step = per_row(local.steps.clamp(min=1).to(y) * local.lr, y)
-            # One without examples takes no step, and has no gradient to tell of.
+            # A client without examples takes no step, and does not change its control.
             stepped = per_row((local.steps > 0).to(y), y)
             change[name] = ((local.anchor[name] - y) / step - local.told["control"][name]) * stepped
         own = {name: local.memory["control"][name] + d for name, d in change.items()}

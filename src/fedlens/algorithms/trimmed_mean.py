@@ -1,7 +1,7 @@
 """Coordinate-wise trimmed mean (Yin et al., ICML 2018, arXiv:1803.01498), option II.
 
-Of each coordinate the largest and the smallest values are left out, a share `beta` of the clients
-at each end, and the rest averaged plainly. With beta = 0 it is the plain mean.
+For each coordinate the largest and the smallest values are left out, a share `beta` of the clients
+at each end, and the rest is averaged without weights. With beta = 0 it is the plain mean.
 """
 
 from dataclasses import dataclass, replace

@@ -1,3 +1,3 @@
-"""What happens to a whole batch of images between the data set and the model."""
+"""Augmentation of whole batches of images, between the data set and the model."""
 
 from fedlens.augment.augment import Augment as Augment

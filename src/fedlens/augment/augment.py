@@ -65,7 +65,7 @@ class Augment:
         _demand(0 <= self.mixup < float("inf"), "mixup", self.mixup, alpha)
 
     def check(self, images: Tensor) -> None:
-        """Refuse images that these changes are not for."""
+        """Raise an error for images that these changes do not support."""
         if self.rand_augment and images.is_floating_point():
             raise ValueError(
                 "augment.rand_augment works on the bytes of images, and these are floats: leave it "
@@ -76,7 +76,7 @@ class Augment:
         """`images` [C, B, channels, H, W] augmented, by one key [C] for each client and step."""
 
         def rows(word: str) -> Tensor:  # [C, B]
-            """A key for each image; one for each thing that is done to it."""
+            """A key for each image, for the change called `word`."""
             row = torch.arange(images.shape[1], device=images.device)
             return keys.fold(key[:, None], keys.purpose(word), row)
 
@@ -96,7 +96,7 @@ class Augment:
         return images
 
     def mixture(self, key: Tensor, counts: Tensor, size: int) -> Mixture | None:
-        """How batches of `size` are mixed, if they are: `counts` [C] of each are examples."""
+        """How batches of `size` are mixed, or None; `counts` [C] of each batch are examples."""
         if not self.mixup:
             return None
         row = torch.arange(size, device=key.device)

@@ -12,15 +12,15 @@ from torch import Tensor
 
 from fedlens import keys
 
-RED, GREEN, BLUE = 0.299, 0.587, 0.114  # as bright as they look: ITU-R BT.601
+RED, GREEN, BLUE = 0.299, 0.587, 0.114  # luma coefficients of ITU-R BT.601
 
 
 def jitter(
     images: Tensor, row_key: Tensor, brightness: float, contrast: float, saturation: float
 ) -> Tensor:
-    """Each times a random factor between 1 - x and 1 + x, in this order: torchvision's ColorJitter.
+    """Scale each by a random factor between 1 - x and 1 + x, as torchvision's ColorJitter does.
 
-    Without its hue, and in a fixed order.
+    The order is fixed as above, and there is no change of hue.
     """
     x, is_bytes = as_floats(images), not images.is_floating_point()
     changes: list[tuple[float, Callable[[Tensor], Tensor]]] = [
@@ -43,7 +43,7 @@ def blend(one: Tensor, other: Tensor, share: Tensor, is_bytes: bool) -> Tensor:
 
 
 def gray(x: Tensor) -> Tensor:  # [C, B, 1, H, W]
-    """How bright each pixel is."""
+    """The brightness of each pixel."""
     if x.shape[2] != 3:
         return x.mean(2, keepdim=True)
     red, green, blue = x.unbind(2)
@@ -59,5 +59,5 @@ def as_floats(images: Tensor) -> Tensor:
 
 
 def as_they_were(x: Tensor, images: Tensor) -> Tensor:
-    """In the dtype of `images`: bytes are rounded."""
+    """`x` in the dtype of `images`, rounded for bytes."""
     return (x if images.is_floating_point() else x.round()).to(images.dtype)

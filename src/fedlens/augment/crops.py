@@ -30,17 +30,17 @@ def crop_and_flip(images: Tensor, row_key: Tensor, crop: int, flip: bool) -> Ten
 def resize_parts(images: Tensor, row_key: Tensor, least: float, aspect: float) -> Tensor:
     """A random part of each image, stretched to the whole by bilinear interpolation.
 
-    It has between the share `least` of its area and all of it, each share as likely, and is between
-    `aspect` and 1 / `aspect` in shape, as far as that fits.
+    The part has a uniformly random share of the area, from `least` to 1, and an aspect ratio
+    between `aspect` and 1 / `aspect`, as far as that fits.
     """
     height, width = images.shape[-2:]
-    # In float64: roots and powers round in another way where more images stand side by side.
+    # In float64: how roots and powers are rounded depends on the number of images side by side.
     area, shape, x, y = (keys.uniform(keys.fold(row_key, i)).flatten() for i in range(4))
     side = (least + (1 - least) * area).sqrt()
-    # A part that is longer than the image would be cut off there, and smaller than was drawn.
+    # A part that is longer than the image would be cut off, and be smaller than drawn.
     longest = (1 / side).clamp(max=aspect**0.5)
     stretch = longest ** (2 * shape - 1)  # the root of the ratio of the sides
-    wide, tall = ((side * s).clamp(max=1) for s in (stretch, 1 / stretch))  # else off by rounding
+    wide, tall = ((side * s).clamp(max=1) for s in (stretch, 1 / stretch))  # against rounding
     left, top = x * (1 - wide), y * (1 - tall)  # as shares of the sides, like `wide` and `tall`
     across = (torch.arange(width, device=images.device) + 0.5) / width
     down = (torch.arange(height, device=images.device) + 0.5) / height
@@ -58,8 +58,8 @@ def resize_parts(images: Tensor, row_key: Tensor, least: float, aspect: float) -
 
 
 def cut_out(images: Tensor, row_key: Tensor, side: int) -> Tensor:
-    """Zeros in a square of this many pixels around a random one (DeVries and Taylor, 2017,
-    arXiv:1708.04552); what of it lies beyond the border is not seen."""
+    """Set a square of this side around a random pixel to zero (DeVries and Taylor, 2017,
+    arXiv:1708.04552); its part beyond the border is cut off."""
     inside = []
     for axis, size in enumerate(images.shape[-2:]):
         first = keys.below(keys.fold(row_key, axis), size) - side // 2  # [C, B]
@@ -70,11 +70,11 @@ def cut_out(images: Tensor, row_key: Tensor, side: int) -> Tensor:
 
 
 def _gather(images: Tensor, pad: int, pixel: Tensor) -> Tensor:
-    """The pixels [C, B, H, W] of padded images, given by their place in the padded image."""
+    """The pixels of padded images at `pixel` [C, B, H, W], positions in the padded image."""
     num_clients, size, channels, height, width = images.shape
     flat = images.flatten(0, 1)  # [N, channels, H, W]
     index = pixel.view(len(flat), -1)  # [N, H * W]
-    if flat.stride(1) == 1:  # channels last: stay so
+    if flat.stride(1) == 1:  # keep channels last
         padded = F.pad(flat.movedim(1, -1), (0, 0, pad, pad, pad, pad)).flatten(1, 2)
         out = padded.gather(1, index[:, :, None].expand(-1, -1, channels))
         return out.view(num_clients, size, height, width, channels).movedim(-1, 2)

@@ -19,7 +19,7 @@ from fedlens.core import Batch
 
 
 class Mixture(NamedTuple):
-    """Which image of its batch each is mixed with, and how much is left of its own."""
+    """Which image of its batch each image is mixed with, and the share of the image itself."""
 
     partner: Tensor  # [C, B] rows of the batch
     share: Tensor  # [C, B] float64
@@ -30,9 +30,9 @@ class Mixture(NamedTuple):
         return as_they_were(share * x + (1 - share) * self._partners(x), images)
 
     def two_labels(self, logits: Tensor, batch: Batch) -> tuple[Tensor, Batch]:
-        """A mixed image as two examples that weigh `share` and 1 - `share`: [C, 2 B].
+        """Each mixed image as two examples with weights `share` and 1 - `share`: [C, 2 B].
 
-        So whatever weighs examples by their labels weighs both.
+        So a weighting of examples by their labels applies to both labels.
         """
         share = self.share.to(batch.mask)
         return torch.cat([logits, logits], 1), Batch(
@@ -47,10 +47,10 @@ class Mixture(NamedTuple):
 
 
 def mixture(row_key: Tensor, counts: Tensor, alpha: float) -> Mixture:
-    """By a key for each image [C, B], where the first `counts` [C] of each batch are examples."""
+    """Draw it by a key for each image [C, B]; the first `counts` [C] of a batch are examples."""
     drawn = keys.uniform(keys.fold(row_key, 0)) * counts[:, None]
     # Beta(a, a) in closed form, from Student's t (Bailey, 1994; Devroye, 1996). 1 - u is above 0.
     root = (1 - keys.uniform(keys.fold(row_key, 1))) ** (-1 / alpha) - 1
     cos = (2 * math.pi * keys.uniform(keys.fold(row_key, 2))).cos()
-    squared = root * cos.square()  # which may be infinite, where alpha is small
+    squared = root * cos.square()  # it may be infinite if alpha is small
     return Mixture(drawn.long(), (1 + cos.sign() / (1 + 1 / squared).sqrt()) / 2)

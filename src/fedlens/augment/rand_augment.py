@@ -1,8 +1,8 @@
 """RandAugment (Cubuk et al., NeurIPS 2020, arXiv:1909.13719): operations drawn from fourteen.
 
-All images go through all operations, and each keeps the one it has drawn: clients train side by
-side, and nothing may depend on what was drawn but the numbers. Strengths are torchvision's; images
-are interpolated bilinearly.
+All operations are applied to all images, and each image keeps the result of the one it has drawn:
+clients train side by side, so only values may depend on the draws, not the sequence of operations.
+Strengths are torchvision's; images are interpolated bilinearly.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def rand_augment(images: Tensor, row_key: Tensor, count: int, magnitude: float) 
 
 
 def apply(x: Tensor, drawn: Tensor, sign: Tensor, strength: float) -> Tensor:
-    """The operation that each image of floats in 0..255 has drawn; `drawn` and `sign` are [C, B].
+    """Apply to each image, floats in 0..255, its drawn operation; `drawn` and `sign` are [C, B].
 
-    `strength` is a share of the greatest. Operations that go both ways have the sign.
+    `strength` is a share of the maximum. Operations with two directions use the sign.
     """
     chosen = {name: drawn == number for number, name in enumerate(OPERATIONS)}
     factor = 1 + 0.9 * strength * sign
@@ -62,13 +62,13 @@ def apply(x: Tensor, drawn: Tensor, sign: Tensor, strength: float) -> Tensor:
 
 
 def _movement(chosen: dict[str, Tensor], strength: Tensor, height: int, width: int) -> Affine:
-    """How images move that have drawn to; the others do not."""
+    """The movement of images that have drawn a geometric operation; others do not move."""
 
     def of(name: str, most: float) -> Tensor:
         return torch.where(chosen[name], most * strength, 0.0)
 
     turned = Affine.rotation(of("rotate", math.radians(30)))
-    across, down = of("shear x", 0.3), of("shear y", 0.3)  # from the first row and column on
+    across, down = of("shear x", 0.3), of("shear y", 0.3)  # relative to the first row and column
     return turned._replace(
         xy=turned.xy + across,
         x0=across * (height - 1) / 2 + of("translate x", 150 / 331 * width),
@@ -78,7 +78,7 @@ def _movement(chosen: dict[str, Tensor], strength: Tensor, height: int, width: i
 
 
 def _smooth(x: Tensor) -> Tensor:
-    """Each pixel five times and its neighbours once; those of the border as they are."""
+    """Average a pixel with weight 5 and its neighbours with weight 1; the border is unchanged."""
     if min(x.shape[-2:]) < 3:
         return x
     flat = x.flatten(0, 2)
@@ -89,16 +89,16 @@ def _smooth(x: Tensor) -> Tensor:
 
 
 def _autocontrast(x: Tensor) -> Tensor:
-    """Each channel stretched to 0..255; one of a single value stays."""
+    """Stretch each channel to 0..255; a channel with a single value is unchanged."""
     low, high = x.amin((-2, -1), keepdim=True), x.amax((-2, -1), keepdim=True)
     stretched = (x - low) * (255 / (high - low).clamp(min=1))
     return torch.where(high > low, stretched.floor(), x)
 
 
 def _equalize(x: Tensor) -> Tensor:
-    """Each channel so that its values are spread evenly over 0..255, as Pillow does."""
+    """Spread the values of each channel evenly over 0..255, as Pillow does."""
     rows = x.flatten(-2).contiguous()  # [C, B, channels, H * W]
-    darker = torch.searchsorted(rows.sort(-1).values, rows)  # how many are, for each pixel
+    darker = torch.searchsorted(rows.sort(-1).values, rows)  # number of darker pixels
     brightest = (rows == rows.amax(-1, keepdim=True)).sum(-1, keepdim=True)
     step = (rows.shape[-1] - brightest) // 255
     spread = (darker + step // 2) // step.clamp(min=1)

@@ -1,4 +1,4 @@
-"""Images turned, sheared and shifted.
+"""Rotates, shears and shifts images.
 
 Images are [C, B, channels, H, W], with a key for each of them [C, B].
 """
@@ -17,7 +17,7 @@ from fedlens.augment.colors import as_floats, as_they_were
 
 
 class Affine(NamedTuple):
-    """Where a pixel comes from, both places counted in pixels from the centre: [C, B] each.
+    """Maps a pixel to its source; both positions are in pixels from the centre: [C, B] each.
 
     x_from = xx x + xy y + x0, and y_from = yx x + yy y + y0.
     """
@@ -31,20 +31,20 @@ class Affine(NamedTuple):
 
     @classmethod
     def rotation(cls, angle: Tensor) -> Affine:
-        """Counterclockwise, by an angle in radians."""
+        """A counterclockwise rotation by an angle in radians."""
         cos, sin = angle.cos(), angle.sin()
         zero = torch.zeros_like(angle)
         return cls(cos, -sin, zero, sin, cos, zero)
 
 
 def rotate(images: Tensor, row_key: Tensor, degrees: float) -> Tensor:
-    """Each image turned about its centre by up to this many degrees, either way."""
+    """Rotate each image about its centre by a random angle of up to `degrees` either way."""
     angle = (2 * keys.uniform(row_key) - 1) * math.radians(degrees)
     return as_they_were(warp(as_floats(images), Affine.rotation(angle)), images)
 
 
 def warp(images: Tensor, how: Affine) -> Tensor:
-    """Floats, interpolated bilinearly; zeros where there is nothing."""
+    """Transform float images with bilinear interpolation; zeros outside of an image."""
     height, width = images.shape[-2:]
     x = torch.arange(width, device=images.device) - (width - 1) / 2
     y = torch.arange(height, device=images.device)[:, None] - (height - 1) / 2

@@ -1,1 +1,1 @@
-"""The command line: a file a verb."""
+"""The command line, roughly one file per command."""

@@ -1,4 +1,4 @@
-"""What several commands have in common: arguments, options, and `--quiet`."""
+"""Arguments, options and helpers that several commands share."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else
 
 
 def name_cluster(address: str | None, engines: Iterable[str]) -> None:
-    """Say which cluster it is where Ray itself looks for that; it is a mistake if no run does."""
+    """Set RAY_ADDRESS, which Ray reads, to the given address; raise if no engine is ray."""
     if address is None:
         return
     if "ray" not in engines:
@@ -55,12 +55,12 @@ def name_cluster(address: str | None, engines: Iterable[str]) -> None:
     os.environ["RAY_ADDRESS"] = address
 
 
-FULL = (errno.ENOSPC, errno.EDQUOT)  # how a disk says that it is
+FULL = (errno.ENOSPC, errno.EDQUOT)  # error numbers of a full disk or an exceeded quota
 
 
 @contextmanager
 def watching(quiet: bool, kind: Any, *about: Any) -> Iterator[Any]:
-    """`kind` of progress, or none of it."""
+    """The progress display `kind(*about)`, or None if `quiet`."""
     if quiet:
         yield None
     else:
@@ -70,7 +70,7 @@ def watching(quiet: bool, kind: Any, *about: Any) -> Iterator[Any]:
 
 @contextmanager
 def once_written() -> Iterator[None]:
-    """What goes wrong from here on is not a mistake in the command, since files were written."""
+    """Turn a ValueError into an OSError: once files are written, it is no wrong command."""
     try:
         yield
     except ValueError as error:
@@ -79,7 +79,7 @@ def once_written() -> Iterator[None]:
 
 @contextmanager
 def one_value_each(overrides: Iterable[str], grid: str) -> Iterator[None]:
-    """Within it, of an override with several values it is said that `grid` goes through them."""
+    """Add to a ValueError that `grid` runs several values, if an override has several."""
     try:
         yield
     except ValueError as error:
@@ -92,10 +92,10 @@ def one_value_each(overrides: Iterable[str], grid: str) -> Iterator[None]:
 
 
 def print_json(content: Any) -> None:
-    """Print JSON, in ASCII, for every terminal; a number that is not finite is null."""
+    """Print JSON in ASCII, which every terminal shows; numbers that are not finite are null."""
     print(json.dumps(json.loads(to_json(content))), flush=True)
 
 
 def terminal_columns() -> int | None:
-    """How wide a table may be: as the terminal is; in a file or a pipe, as it likes."""
+    """The width of the terminal in characters; None (no limit) for a file or a pipe."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None

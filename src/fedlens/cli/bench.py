@@ -28,7 +28,7 @@ def bench_command(
 
     names = workloads or COMMON
     for name in names:
-        named(name)  # a wrong one is found before any is measured
+        named(name)  # raises on a wrong name before any measurement
 
     def say(stage: str) -> None:
         if not quiet:

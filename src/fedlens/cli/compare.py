@@ -26,7 +26,7 @@ from fedlens.cli.report import say_passed_over
 from fedlens.cli.stopping import Stopped
 from fedlens.reading import printable
 
-SEEDS = 5  # of each experiment, where nobody says how many
+SEEDS = 5  # of each experiment, by default
 
 
 def compare_command(
@@ -105,13 +105,13 @@ def compare_command(
 
 
 def _named(what: list[str]) -> dict[str, list[Path]]:
-    """Run folders or files by the names they are given, as `NAME=PATH`; "" if they have none."""
+    """Run folders or files by name, from words `NAME=PATH`; the name is "" for a plain path."""
     from fedlens.run_files import runs_in
 
     found: dict[str, list[Path]] = {}
     for word in what:
         name, equals, path = word.partition("=")
-        if not equals or "/" in name or Path(word).exists():  # a sweep's folders have = in them
+        if not equals or "/" in name or Path(word).exists():  # names of sweep folders contain =
             name, path = "", word
         elif not (name and path):
             raise ValueError(f"{word!r} lacks a name or a folder: write NAME=FOLDER")
@@ -137,7 +137,7 @@ def _run(
     ray_address: str | None,
     quiet: bool,
 ) -> dict[str, list[Path]]:
-    """Run each experiment with the same seeds, or what is left of that; run folders by name."""
+    """Run each experiment with the same seeds, or resume; return the run folders by name."""
     from fedlens.experiment import Experiment
     from fedlens.runs import progress
     from fedlens.runs.sweep import prepare

@@ -1,4 +1,4 @@
-"""What a shell completes: names, and keys of experiments. It imports no PyTorch."""
+"""Shell completion of names and of experiment keys, without importing PyTorch."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import click
 from fedlens.described import descriptions
 from fedlens.names import CHOSEN_BY_NAME, DATASETS, RECIPES, SCHEDULES
 
-NOT_TO_GET = ("fashion-mnist-mini", "folder", "csv", "npz", "hugging-face")  # here, or one's own
+NOT_TO_GET = ("fashion-mnist-mini", "folder", "csv", "npz", "hugging-face")  # built in or user data
 
 
 def overrides(ctx: click.Context, incomplete: str) -> list[str]:
-    """Keys of an experiment and, behind a key, what can be chosen for it by name.
+    """Keys of an experiment and, after a key, the names that can be chosen for it.
 
-    Bash cuts words at "=" and replaces what is behind it alone; other shells hand over the whole.
+    Bash splits words at "=" and replaces only the part after it; other shells pass the whole word.
     """
     cut = _cut_off(ctx.params.get("overrides") or [], ctx.params.get("axes") or [])
     return _values("", cut, incomplete) if cut else _keys(incomplete)
 
 
 def items(ctx: click.Context, incomplete: str) -> list[str]:
-    """Tables and figures that are not named yet and, behind the first, keys as `overrides` has."""
+    """Tables and figures that are not named yet; after the first, also keys as in `overrides`."""
     words: list[str] = ctx.params.get("words") or []
     cut = _cut_off(words, [])
     if cut:
@@ -37,15 +37,15 @@ def _keys(incomplete: str) -> list[str]:
         return _values(f"{key}=", key, value)
     fitting = _names(descriptions(), key)
     found = [f"{name}=" for name in fitting]
-    if len(found) == 1:  # with its values shells see that the word goes on, and add no space
+    if len(found) == 1:  # with the values added, shells see that the word goes on: no space
         found += _values(found[0], fitting[0], "") or [f"{found[0]}..."]
     return found
 
 
 def _cut_off(arguments: list[str], axes: list[str]) -> str:
-    """The key that bash has cut off what is typed now, if it has.
+    """The key before the "=" of the word being typed, if bash has split it off; else empty.
 
-    Of `--grid key=value` the option has the key, and the rest has come among the arguments.
+    For `--grid key=value`, the option's value is the key, and the rest is among the arguments.
     """
     known = descriptions()
     last = arguments[-1] if arguments else ""
@@ -61,25 +61,25 @@ def _cut_off(arguments: list[str], axes: list[str]) -> str:
 
 
 def keys(incomplete: str) -> list[str]:
-    """Keys of an experiment, and its sections."""
+    """Keys and sections of an experiment."""
     sections = [key.partition(".")[0] for key in descriptions()]
     return _names(dict.fromkeys([*sections, *descriptions()]), incomplete)
 
 
 def data_sets(incomplete: str) -> list[str]:
-    """Those that can be got and checked."""
+    """The data sets that can be downloaded and checked."""
     return _names([name for name in DATASETS if name not in NOT_TO_GET], incomplete)
 
 
 def large_data_sets(incomplete: str) -> list[str]:
-    """Those that are prepared once."""
+    """The data sets that `fedlens data prepare` decodes once."""
     prepared = [name for name, module in DATASETS.modules.items() if module == "prepared"]
     return _names(prepared, incomplete)
 
 
 def _values(prefix: str, key: str, incomplete: str) -> list[str]:
     table = CHOSEN_BY_NAME.get(key, ())
-    # A schedule stands in a table, with its options: its name alone is nothing for a number.
+    # A schedule is written as a table with options: its name alone is no valid value.
     return [] if table is SCHEDULES else [f"{prefix}{one}" for one in _names(table, incomplete)]
 
 

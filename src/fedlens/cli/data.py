@@ -1,4 +1,4 @@
-"""`fedlens data`: what is here, fetching it, preparing it, verifying it."""
+"""`fedlens data`: list, download, prepare and verify data sets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`fedlens doctor`: what this machine has, and what is missing."""
+"""`fedlens doctor`: what is installed and available on this machine, and what is missing."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ OPTIONAL = {
     "hugging-face": ("datasets",),
     "timm": ("timm",),
 }
-"""The extras of pyproject.toml that are for users, and what each brings."""
-WITH_TORCH = ("triton",)  # torch brings it where it was made for GPUs of NVIDIA's
+"""The extras of pyproject.toml for users, and the packages that each installs."""
+WITH_TORCH = ("triton",)  # installed with builds of PyTorch for NVIDIA GPUs
 
 
 def doctor_command(data: DataFolder = None, as_json: Json = False) -> None:
@@ -42,7 +42,7 @@ def doctor_command(data: DataFolder = None, as_json: Json = False) -> None:
 
 
 def findings(data: Path | None = None) -> dict[str, Any]:
-    """By name; None stands for something that is missing."""
+    """The findings by name; None means missing."""
     import torch
 
     from fedlens.data import Source
@@ -78,7 +78,7 @@ def _version(name: str) -> str | None:
 
 
 def _remedy(name: str) -> str:
-    """What installs a package that is not needed."""
+    """The command that installs an optional package."""
     extra = next((extra for extra, brought in OPTIONAL.items() if name in brought), None)
     return f"pip install {name}" if extra is None else f"pip install 'fedlens[{extra}]'"
 

@@ -1,4 +1,4 @@
-"""`fedlens fleet`: a real federation, by Flower."""
+"""`fedlens fleet`: a real federation over Flower."""
 
 from __future__ import annotations
 

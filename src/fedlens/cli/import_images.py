@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 PARTS: tuple[Part, ...] = ("train", "validation", "test")
 ROUNDS = 30
-NUM_CLIENTS = 10  # where there are no sites
-MOST_TOLD = 20  # lines of one kind: of many sites, most lack some class
+NUM_CLIENTS = 10  # if there are no sites
+MOST_TOLD = 20  # lines of one kind at most: with many sites, most of them lack some class
 
 
 def import_command(
@@ -60,7 +60,7 @@ def import_command(
 
 
 def _rows(found: Survey, base: Path) -> str:
-    """The csv file: what cannot be decoded is not in it."""
+    """The content of the csv file, without images that cannot be decoded."""
     has_split = any(one.split for one in found.seen)
     header = [
         "path",
@@ -95,7 +95,7 @@ def _experiment(found: Survey, listed: Path) -> dict[str, Any]:
 
 
 def _told(found: Survey) -> list[str]:
-    """What was found, and what was assumed."""
+    """Lines on what was found and what was assumed."""
     from fedlens.data.class_names import one_class_twice
 
     classes = ", ".join(f"{name} {count:,}" for name, count in sorted(found.classes.items()))
@@ -148,7 +148,7 @@ def _told(found: Survey) -> list[str]:
 
 
 def _skipped(found: Survey) -> list[str]:
-    """One line, of what is not in the csv file and need not be a mistake."""
+    """A line on files and folders that were skipped, which need not be a mistake; else none."""
     said, folders = [], found.passed.folders
     if count := found.passed.suffixes.total():
         what = "1 file that is no image" if count == 1 else f"{count:,} files that are no images"
@@ -161,7 +161,7 @@ def _skipped(found: Survey) -> list[str]:
 
 
 def _first(lines: list[str]) -> list[str]:
-    """As many lines as can be read, and how many more there are."""
+    """At most `MOST_TOLD` of the lines, and how many more there are."""
     more = len(lines) - MOST_TOLD
     kind = lines[0].partition(":")[0] if lines else ""
     return [*lines[:MOST_TOLD], f"{kind}: and {more:,} more"] if more > 0 else lines

@@ -48,9 +48,10 @@ def list_command(
 
 
 def _measured(recipe: str, whole: bool = False) -> str:
-    """Where the checkout has records of a recipe, if it has, and of which part of it.
+    """The folder with stored results of a recipe, if there is one, and how much it covers.
 
-    With `whole` how much is said of all, and which records there are with other settings.
+    With `whole`, complete results also have their counts, and results with other settings are
+    listed.
     """
     from fedlens.recipes import measured, part, with_other_settings
 

@@ -1,4 +1,4 @@
-"""The `fedlens` command: its verbs, and one clear line for whatever goes wrong."""
+"""The `fedlens` command: its subcommands, and one clear line for every error."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from fedlens.reading import printable, reason, shortened
 from fedlens.run_files import RunFailed
 from fedlens.version import __version__
 
-LONGEST_LINE = 20_000  # characters: it may name many files
+LONGEST_LINE = 20_000  # characters of an error message, which may name many files
 
 VERBS: dict[str, Callable[..., None]] = {
     "run": run_command,
@@ -66,7 +66,7 @@ VERBS: dict[str, Callable[..., None]] = {
 
 GROUPS = {"data": data_app, "fleet": fleet_app}
 
-typer.core.HAS_RICH = False  # its boxes around help take longer to import than all the rest
+typer.core.HAS_RICH = False  # importing rich for the help texts takes longer than all the rest
 
 
 def _version(wanted: bool) -> None:
@@ -84,7 +84,7 @@ def fedlens_command(
 
 
 def app_of(*words: str) -> typer.Typer:
-    """The command line as far as these verbs and groups go."""
+    """The command line with these commands and groups alone."""
     app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
     app.callback()(fedlens_command)
     for word in words:
@@ -99,20 +99,20 @@ app = app_of(*VERBS, *GROUPS)
 
 
 def main() -> None:
-    """One clear line for a mistake, never a traceback (--debug shows it)."""
+    """Run the command line; print one clear line for an error, and a traceback with --debug."""
     debug = "--debug" in sys.argv
     arguments = [word for word in sys.argv[1:] if word != "--debug"]
     heed_signals()
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a dash that it cannot encode ends no command
+        if isinstance(stream, io.TextIOWrapper):  # a character it cannot encode must not raise
             stream.reconfigure(errors="backslashreplace")
     _say_what_is_logged()
     try:
         with importable(Path.cwd()):
-            # To work out the options of every verb takes Typer longer than many a command.
+            # Typer takes longer to set up the options of all commands than many commands take.
             asked = [word for word in arguments[:1] if word in VERBS or word in GROUPS]
             called = app_of(*asked) if asked else app
-            # Typer gives back the status of an exit, and 130 after Ctrl-C.
+            # Typer returns the exit status, and 130 after Ctrl-C.
             status = called(arguments, standalone_mode=False, prog_name="fedlens") or 0
         if status == INTERRUPTED:
             stopped()
@@ -140,7 +140,7 @@ def main() -> None:
 
 
 def _misused(error: click.UsageError) -> str:
-    """The line for words that a command does not take: the nearest ones, or where to read on."""
+    """The error line for wrong arguments: with the nearest valid one, or a pointer to --help."""
     where = f"see {error.ctx.command_path if error.ctx else 'fedlens'} --help"
     if isinstance(error, click.NoSuchOption):
         told = _as_a_key(error) or _of_a_sweep(error)
@@ -148,17 +148,20 @@ def _misused(error: click.UsageError) -> str:
     if isinstance(error, click.BadParameter) and error.param is not None:
         kind, option = error.param.type, error.param.opts[0]
         if isinstance(kind, click.Choice):
-            given = error.message.partition(" is not ")[0]  # in quotes
+            given = error.message.partition(" is not ")[0]  # includes its quotes
             called = option if option.startswith("-") else option.upper()
             return f"{called} is {given}: {did_you_mean(given[1:-1], kind.choices)}"
     line = error.format_message().rstrip(".")
-    if line.endswith("?"):  # click has a suggestion
+    if line.endswith("?"):  # click already suggests something
         return line
     return f"{line}: {where}"
 
 
 def _of_a_sweep(error: click.NoSuchOption) -> str:
-    """That several seeds, or values, are a sweep's: `--seed` is near, but not what was meant."""
+    """A hint to `fedlens sweep` for its options `--seeds` and `--grid`; else empty.
+
+    Without it the suggestion would be `--seed`, which is not what was meant.
+    """
     is_run = error.ctx is not None and error.ctx.info_name == "run"
     if not is_run or error.option_name not in ("--seeds", "--grid"):
         return ""
@@ -166,7 +169,7 @@ def _of_a_sweep(error: click.NoSuchOption) -> str:
 
 
 def _near(error: click.NoSuchOption) -> str:
-    """The option that was meant. Click's own guess counts the dashes as letters that are right."""
+    """A suggestion of the nearest option. Click's own counts the dashes as matching letters."""
     taken = error.ctx.command.params if error.ctx else ()
     words = [name[2:] for one in taken for name in one.opts if name.startswith("--")]
     near = get_close_matches(error.option_name.lstrip("-"), [*words, "help"], n=1)
@@ -174,7 +177,7 @@ def _near(error: click.NoSuchOption) -> str:
 
 
 def _as_a_key(error: click.NoSuchOption) -> str:
-    """Where an option is a key of experiments, and the command takes these, how that is written."""
+    """How to write an option that is a key of experiments, if the command takes keys."""
     taken = error.ctx.command.params if error.ctx else ()
     if not any(parameter.name in ("overrides", "words") for parameter in taken):
         return ""
@@ -187,9 +190,9 @@ def _as_a_key(error: click.NoSuchOption) -> str:
 
 
 def _say_what_is_logged() -> None:
-    """Print what the package logs, such as a damaged checkpoint, as lines on stderr.
+    """Print the package's log messages, such as a damaged checkpoint, as lines on stderr.
 
-    What is marked as `once` is not said again of every run of a command.
+    A message marked as `once` is not repeated for every run of a command.
     """
     said = set[str]()
 
@@ -208,7 +211,7 @@ MISNAMED = (errno.ENAMETOOLONG, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno
 
 
 def _machine_or_name(error: OSError) -> tuple[str, int]:
-    """The line and status for a file that was named wrongly, or for a full disk or the like."""
+    """The error line and exit status for a wrong file name, a full disk or another OSError."""
     if error.errno in MISNAMED and error.filename is not None:
         name = shortened(str(error.filename), 80)
         return f"{name}: {reason(error).lower()}: choose another file or folder", 2
@@ -226,8 +229,8 @@ def _complain(message: str, status: int, debug: bool) -> int:
 
 
 def _machine_error(error: Exception) -> str:
-    """The line for memory that ran out."""
-    torch = sys.modules.get("torch")  # not imported: it raised nothing
+    """The error line for exhausted memory; empty for other errors."""
+    torch = sys.modules.get("torch")  # if PyTorch is not imported, it raised nothing
     if isinstance(error, MemoryError) or (
         torch is not None and isinstance(error, torch.OutOfMemoryError)
     ):
@@ -236,7 +239,7 @@ def _machine_error(error: Exception) -> str:
 
 
 def _internal_error(error: Exception) -> str:
-    """The line for an unexpected error; its traceback goes to a file, to be reported."""
+    """The error line for an unexpected error; its traceback is written to a file to report."""
     what = f"internal error, {type(error).__name__}: {_first_line(error)}".rstrip(": ")
     whose = "this is a mistake in Fedlens; please report it with"
     try:

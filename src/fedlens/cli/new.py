@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-ENDING = ".txt"  # of the files of a project as they lie in the package: nothing imports them there
+ENDING = ".txt"  # suffix of the template files in the package, so that nothing imports them
 
 
 def new_command(

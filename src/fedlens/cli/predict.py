@@ -1,4 +1,4 @@
-"""`fedlens predict`, `fedlens evaluate` and `fedlens export`: a trained model, used."""
+"""`fedlens predict`, `fedlens evaluate` and `fedlens export`: use a trained model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Best = Annotated[bool, typer.Option("--best", help="The model that was best on validation.")]
-SEEN = ("trained_on", "new")  # images that the run trained on, and those that it did not
+SEEN = ("trained_on", "new")  # images that the run trained on, and other images
 TrainedRun = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")]
 
 
@@ -155,7 +155,7 @@ def export_command(
         raise ValueError(
             f"--out {out}: there is no folder {out.parent}: make it, or choose another"
         )
-    beside = out.with_name(f"{out.name}.md")  # model.onnx and model.pt have a card each
+    beside = out.with_name(f"{out.name}.md")  # so model.onnx and model.pt have separate cards
     for path in (out, beside):
         if path.exists() and not overwrite:
             raise ValueError(f"{path} exists: choose another --out, or add --overwrite")

@@ -1,4 +1,4 @@
-"""The verbs of the command line that show what runs came to."""
+"""`fedlens report` and `fedlens watch`: show the results of runs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def report_command(
 
 
 def say_passed_over(named: Iterable[Path]) -> None:
-    """Name the sweeps that stand beside runs, and are not among those that are shown."""
+    """Print the sweep folders that lie next to runs and are not shown."""
     from fedlens.run_files import passed_over
 
     if found := passed_over(named):

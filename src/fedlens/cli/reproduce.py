@@ -94,7 +94,7 @@ def reproduce_command(
         return
     from fedlens.recipes.reproduce import plan_all, together
 
-    changed = [text.partition("=") for text in overrides]  # no recipe has engine ray itself
+    changed = [text.partition("=") for text in overrides]  # recipes do not set engine ray
     name_cluster(ray_address, [value.strip("\"'") for key, _, value in changed if key == "engine"])
     planned = plan_all(
         names,
@@ -139,7 +139,10 @@ def reproduce_command(
 def _pages(
     planned: Sequence[Reproduction], quiet: bool
 ) -> tuple[dict[str, Reproduced], list[Exception]]:
-    """The pages of items, by name, and why others of several could not be drawn."""
+    """Draw the pages of items: those by name, and the errors of pages that failed.
+
+    With a single item, its error is raised.
+    """
     from fedlens.recipes.reproduce import show
     from fedlens.report.artists import artists
     from fedlens.runs import progress
@@ -162,7 +165,7 @@ def _pages(
 def _print(
     done: Mapping[str, Reproduced], scale: ScaleName, as_json: bool, as_list: bool = False
 ) -> None:
-    """Ours beside theirs, and where the page is, item by item."""
+    """Print for each item our numbers beside the published ones, and the path of the page."""
     if as_json:
         told = [_summary(name, scale, one) for name, one in done.items()]
         print_json(told if as_list else told[0])
@@ -186,9 +189,9 @@ def _print_one(done: Reproduced) -> None:
         print(f"{shown.title}\n")
         rows = [[format_number(cell) for cell in row] for row in shown.rows]
         print(table(shown.header, rows) + "\n")
-        if shown.caption:  # which says what was left out
+        if shown.caption:  # it says what was left out
             print(textwrap.fill(shown.caption, 80) + "\n")
-    for block in done.blocks:  # below the numbers, so that nobody takes them for more than they are
+    for block in done.blocks:  # the remarks below the numbers say what these are worth
         if isinstance(block, Text) and block.title == OPENING:
             print("\n".join(textwrap.fill(words, 80) for words in block.paragraphs) + "\n")
     for runs in itertools.islice(done.results.runs.values(), 1):
@@ -197,9 +200,9 @@ def _print_one(done: Reproduced) -> None:
 
 
 def _say_how_long(title: str, runs: Together, quiet: bool) -> dict[str, float]:
-    """The time that the runs still to be made will take here, stack by stack.
+    """Print the estimated time of the remaining runs, for each stack of runs.
 
-    What a round of each is expected to take is given back.
+    Return the estimated seconds per round of each run, by name.
     """
     from fedlens.data.places import cache
     from fedlens.recipes.estimate import Timing

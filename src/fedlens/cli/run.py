@@ -58,7 +58,7 @@ def run_command(
         given.append(f"seed={seed}")
     if device is not None:
         given.append(f"device={json.dumps(device)}")
-    # Before PyTorch is imported: that takes longest, and a short run is over soon.
+    # Started before PyTorch is imported, so that matplotlib is imported at the same time.
     with artists() as drawing:
         folder, status = _run(
             experiment, given, out, overwrite, data, ray_address, track or (), quiet
@@ -76,7 +76,7 @@ def _run(
     track: Sequence[str],
     quiet: bool,
 ) -> tuple[Path, str]:
-    """The folder of the run, and how it ended."""
+    """Run the experiment; return the run folder and the status."""
     from fedlens.data import statistics
     from fedlens.experiment import Experiment
     from fedlens.run_files import identity
@@ -169,7 +169,7 @@ def resume_command(
 def finish_run(
     folder: Path, status: str, as_json: bool, quiet: bool, artists: Artists | None = None
 ) -> None:
-    """The page of a run that is over, what it came to, and the exit status."""
+    """Print the results of a run that is over, write its page, and exit with its status."""
     from fedlens.report import read_all, report, rows, table
     from fedlens.report.tables import client_header, client_rows, worth
     from fedlens.run_files import (
@@ -196,7 +196,7 @@ def finish_run(
                 print(textwrap.fill(line, 80))
             if status == "finished" and run.summary.get("reason"):
                 print(f"ended:  {printable(str(run.summary['reason']))}")
-            # At once: the page takes longer than some runs.
+            # Flushed at once, since the page takes longer than some runs.
             print(f"run:    {printable(str(folder))}", flush=True)
         with watching(quiet, progress.counted, "figures") as watch:
             page = report([folder], None, watch, artists)
@@ -236,7 +236,7 @@ def finish_run(
 
 
 def _step_size(folder: Path) -> str:
-    """The key of the number that says how long the local steps of a run are."""
+    """The key of the setting that determines the size of a run's local steps."""
     from fedlens.run_files import read_experiment
     from fedlens.runs.records import settings
 
@@ -259,9 +259,9 @@ def _free(wanted: Path) -> Path:
 
 @contextmanager
 def _resume_hint(folder: Path, replaced: tuple[int, int] | None = None) -> Iterator[None]:
-    """Say how to resume the run, should it be interrupted or the disk be full.
+    """Add how to resume the run to the error if it is interrupted or the disk is full.
 
-    `replaced` is the identity of what was in the run's place before it.
+    `replaced` is the identity of the earlier run folder that this run replaces.
     """
     from fedlens.run_files import can_go_on
 

@@ -1,4 +1,4 @@
-"""Ctrl-C: one line about it, and the status of a command that was interrupted."""
+"""Ctrl-C and SIGTERM: the message and the exit status of an interrupted command."""
 
 import os
 import signal
@@ -9,27 +9,27 @@ INTERRUPTED = 130
 
 
 class Stopped(Exception):
-    """Ctrl-C in a command that can go on; the message says how."""
+    """An interrupted command that can be continued; the message says how."""
 
 
 def stopped(how_to_go_on: str = "") -> int:
-    """Say it; the status to end with."""
-    above = "\n" if sys.stderr.isatty() else ""  # where the terminal has written ^C
+    """Print that the command was stopped; return the exit status."""
+    above = "\n" if sys.stderr.isatty() else ""  # the terminal has printed ^C in this line
     rest = f"; {how_to_go_on}" if how_to_go_on else ""
     print(f"{above}fedlens: stopped{rest}", file=sys.stderr, flush=True)
     return INTERRUPTED
 
 
 def heed_signals() -> None:
-    """Let SIGTERM do what Ctrl-C does."""
+    """Handle SIGTERM as Ctrl-C is handled."""
     signal.signal(signal.SIGTERM, _interrupt)
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else a shell ignores it
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else a shell disabled it
         signal.signal(signal.SIGINT, _interrupt)
 
 
 def _interrupt(*_: Any) -> None:
-    # In C++ that is half imported an exception is lost, or ends the process with another message.
-    # And before PyTorch is there, no command has begun anything.
+    # While PyTorch is being imported, its C++ code loses an exception or ends the process with
+    # another message. Exiting at once is safe: no command has begun its work at that time.
     about = getattr(sys.modules.get("torch"), "__spec__", None)
     if getattr(about, "_initializing", False):
         os._exit(stopped())

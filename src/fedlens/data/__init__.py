@@ -1,4 +1,4 @@
-"""Data sets by name. Each is a function of a `Source` and of its options."""
+"""Data sets by name. Each is a function that takes a `Source` and its own options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From arrays of pixels to examples."""
+"""Make examples from arrays of pixels."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Pixels = NDArray[np.uint8]
 Column = np.ndarray[Any, Any]
 
 MOST_CLASSES = 1 << 20
-CHUNK = 1024  # images counted at a time, so that memory stays small
+CHUNK = 1024  # images counted at a time, to limit memory use
 
 
 def examples(
@@ -33,7 +33,7 @@ def examples(
 
 
 def demand_labels(labels: Column, where: str) -> None:
-    """Refuse labels so large that they cannot number classes from 0."""
+    """Raise ValueError for labels that are too large to be class numbers from 0."""
     if len(labels) and int(labels.max()) >= MOST_CLASSES:
         raise ValueError(
             f"{where} has the label {labels.max()}: number classes from 0, up to {MOST_CLASSES:,}"
@@ -41,7 +41,7 @@ def demand_labels(labels: Column, where: str) -> None:
 
 
 def mean_and_std(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Of each channel of uint8 images scaled to [0, 1]; a channel of one value has std 1."""
+    """Mean and std per channel of uint8 images scaled to [0, 1]; a constant channel has std 1."""
     num_channels = images.shape[1]
     counts = torch.zeros(num_channels, 256, dtype=torch.float64)
     for start in range(0, len(images), CHUNK):
@@ -63,9 +63,9 @@ def held_out(
 ) -> list[bool]:
     """Which examples become test: a fixed `share` of each class, at least one and never all.
 
-    A name's hash decides, so that the choice is the same on every machine, and one image that is
-    listed twice falls on one side. Of a class, each of the `sites` gives about the same share, but
-    the last image that it would train on only where nobody else has one to give.
+    The hash of the name decides, so that the choice is the same on every machine, and an image that
+    is listed twice is on one side only. Each of the `sites` gives about the same share of a class.
+    A site gives its last training image only if no other site has an image of the class to spare.
     """
     if not 0 < share < 1:
         raise ValueError(f"test_share is {share}: choose a share between 0 and 1")
@@ -75,12 +75,12 @@ def held_out(
     for i, (name, label) in enumerate(zip(names, labels, strict=True)):
         classes.setdefault(label, {}).setdefault(name, []).append(i)
         places.setdefault((label, site_of[name]), set()).add(name)
-    # How far down its site's images of the class each stands: sites are then cut alike.
+    # The relative rank of each image among its site's images of the class: all sites are cut alike.
     depth: dict[tuple[int, str], float] = {}
     for (label, _), members in places.items():
         for rank, name in enumerate(sorted(members, key=_hash)):
             depth[label, name] = (rank + 0.5) / len(members)
-    left = Counter(site_of.values())  # images that each site still trains on
+    left = Counter(site_of.values())  # training images that each site still has
     chosen = [False] * len(names)
     for label, found in classes.items():
         ranked = sorted(found, key=lambda name: (depth[label, name], _hash(name)))

@@ -1,4 +1,4 @@
-"""The published data sets: their files, where these are had, and what the labels mean."""
+"""The published data sets: their files, download addresses, and class names."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from fedlens.federation import Examples
 
 @dataclass(frozen=True)
 class Form:
-    """One way in which the files of a set lie in a folder."""
+    """One form in which the files of a set are stored in a folder."""
 
-    folders: tuple[str, ...]  # where they lie under a root; the first is where they are put
-    files: Mapping[str, str | None]  # the md5 sum of each, where one is published
+    folders: tuple[str, ...]  # under a root; downloads go into the first
+    files: Mapping[str, str | None]  # the md5 sum of each, if it is published
     read: Callable[[Path], tuple[Examples, Examples]]  # train and test
 
 
 class Download(NamedTuple):
-    """A file to fetch: one of the set's own, or an archive of them."""
+    """A file to download: a file of the set, or an archive."""
 
     name: str
     size: int
@@ -31,7 +31,7 @@ class Download(NamedTuple):
 
 @dataclass(frozen=True)
 class Published:
-    """A data set that others publish."""
+    """A published data set."""
 
     name: str
     num_train: int
@@ -40,14 +40,14 @@ class Published:
     classes: tuple[str, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    forms: tuple[Form, ...]  # the first is the one that is fetched
-    addresses: tuple[str, ...]  # each holds all downloads
+    forms: tuple[Form, ...]  # the first is the form that is downloaded
+    addresses: tuple[str, ...]  # each has all downloads
     downloads: tuple[Download, ...]
-    first_test_labels: tuple[int, ...] = ()  # tell it from a set whose files are named alike
+    first_test_labels: tuple[int, ...] = ()  # to distinguish sets with the same file names
 
     @property
     def contents(self) -> str:
-        """What is in it, in words."""
+        """The contents of the set, in words."""
         return (
             f"{self.num_train:,} + {self.num_test:,} images, {self.side}×{self.side}, "
             f"{len(self.classes)} classes"

@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100, as published for Python (pickles) and as published in binary."""
+"""CIFAR-10 and CIFAR-100, from the published Python files (pickles) or binary files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PIXELS = 3 * 32 * 32
 
 
 class _Array:
-    """Stands in for a NumPy array in a pickle: it takes bytes and a shape, and runs nothing."""
+    """Replaces a NumPy array in a pickle: it takes bytes and a shape, and executes no code."""
 
     def __init__(self, *_: object) -> None:
         self.content: NDArray[np.uint8] = np.empty((0, PIXELS), np.uint8)
@@ -32,7 +32,7 @@ class _Array:
 
 
 class _Dtype:
-    """Stands in for a NumPy dtype in a pickle, which must be that of bytes."""
+    """Replaces a NumPy dtype in a pickle, which must be uint8."""
 
     def __init__(self, code: object, *_: object) -> None:
         if code not in (b"u1", "u1"):
@@ -43,9 +43,10 @@ class _Dtype:
 
 
 class _Unpickler(pickle._Unpickler):
-    """Reads dicts, lists, numbers, text and arrays of bytes, and refuses whatever else.
+    """Reads dicts, lists, numbers, text and arrays of bytes, and refuses everything else.
 
-    It is Python's own in Python: the one in C allocates what a file says that it will need.
+    It extends the unpickler written in Python: the one in C allocates as much memory as a file
+    claims to need.
     """
 
     allowed: Mapping[tuple[str, str], type] = {
@@ -78,7 +79,7 @@ def _numbers(given: object, name: str) -> Column:
 
 
 def read_binary(path: Path, num_labels: int) -> tuple[Pixels, list[Column]]:
-    """The same of one binary batch: records of `num_labels` label bytes and the pixels."""
+    """The pixels and labels of one binary batch: records of `num_labels` label bytes and pixels."""
     with reading(path):
         content = np.frombuffer(path.read_bytes(), np.uint8)
     record = num_labels + PIXELS
@@ -102,10 +103,10 @@ def _checked(path: Path, num_images: int, labels: list[Column]) -> list[Column]:
 def read_folder(
     folder: Path, *, train: Sequence[str], test: Sequence[str], labels: Sequence[str], binary: bool
 ) -> tuple[Examples, Examples]:
-    """Both parts, each of one file or more.
+    """The training and test examples, each read from one or more files.
 
-    The last list of labels is what an image is classified by. Where there are two, "coarse_labels"
-    and "fine_labels", they are kept as the columns "coarse" and "fine".
+    The last list of labels gives the classes. If there are two, "coarse_labels" and "fine_labels",
+    both are kept, as the columns "coarse" and "fine".
     """
 
     def part(files: Sequence[str]) -> Examples:

@@ -1,4 +1,4 @@
-"""What classes are called, where several people wrote it."""
+"""Class names, made comparable where different people wrote them."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Iterable
 
 
 def called(name: str) -> str:
-    """What a folder or a label calls its class or site.
+    """The name of a class or site, normalised, from the name of a folder or a label.
 
-    Spaces at the ends are mistakes, and macOS encodes an ä in another way than others do.
+    Spaces at the ends are mistakes, and macOS encodes an ä differently from other systems.
     """
     return unicodedata.normalize("NFC", name).strip()
 
 
 def one_class_twice(classes: Iterable[str]) -> list[str]:
-    """A line for each two names that differ in capitals alone.
+    """A warning for each pair of names that differ only in upper and lower case.
 
-    Those of one letter may well be meant, as A and a are in handwriting.
+    Names of one letter are skipped: A and a may be different classes, as in handwriting.
     """
     first: dict[str, str] = {}
     pairs = [(first.setdefault(name.casefold(), name), name) for name in sorted(set(classes))]

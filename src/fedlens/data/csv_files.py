@@ -1,4 +1,4 @@
-"""Image files listed in a csv file, with their labels and what else is known of them."""
+"""Image files listed in a csv file, with their labels and other columns."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from fedlens.reading import csv_lines, is_file, printable, shortened
 NEEDED = ("path", "label")
 KNOWN = (*NEEDED, "client", "lat", "lon", "split")
 LONGEST_HEADER = 1_000_000  # characters
-SLIP = 0.8  # how alike `clinet` and `client` are, at the least; `clinic` and `site` are columns
+SLIP = 0.8  # least similarity of a misspelling: `clinet` is one, `clinic` and `site` are not
 RANGES = {"lat": 90.0, "lon": 180.0}
 
 
 class Row(NamedTuple):
-    where: str  # "file:line", to begin a message with
+    where: str  # "file:line", the beginning of an error message
     cells: Mapping[str, str]
 
 
@@ -56,7 +56,7 @@ def csv(
 
 
 def names_clients(file: Path) -> bool:
-    """Whether a csv file has a column `client`; of a file that cannot be read, it is not known."""
+    """Whether a csv file has a column `client`; False if the file cannot be read."""
     try:
         with file.open(encoding="utf-8-sig", newline="") as opened:
             header = opened.readline(LONGEST_HEADER)
@@ -66,7 +66,7 @@ def names_clients(file: Path) -> bool:
 
 
 def listed_in(file: Path, client: str | None = None) -> Found:
-    """The images that a csv file lists; `client`, or the column of that name, says whose."""
+    """The images that a csv file lists. The column `client`, or "client", names the clients."""
     rows = _rows(file)
     _refuse_twins(rows)
     for row in rows:
@@ -181,7 +181,7 @@ def _columns(rows: Sequence[Row]) -> dict[str, Column]:
 
 
 def _degrees(row: Row, name: str) -> float:
-    """Degrees, or not a number where the place is not known."""
+    """The cell in degrees, or NaN if the location is unknown."""
     limit, text = RANGES[name], row.cells[name]
     if text.lower() in ("", "nan"):
         return np.nan
@@ -198,7 +198,7 @@ def _degrees(row: Row, name: str) -> float:
 
 
 def _part(row: Row) -> Part:
-    """What a row is marked as, in any of the usual spellings."""
+    """The part that a row's `split` names, in any of the usual spellings."""
     split = row.cells["split"]
     part = part_named(split)
     if part is None:

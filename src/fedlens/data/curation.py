@@ -1,8 +1,8 @@
-"""iNaturalist and Landmarks as Hsu et al. (2020) made data sets of them.
+"""The iNaturalist and Landmarks data sets of Hsu et al. (2020).
 
-Either from the split files that they published, or from the metadata of iNaturalist 2017 and of
-the Google Landmarks Dataset v2 by the rules of their paper. Where a rule draws images at random,
-hashes of their ids decide, so that the outcome is the same everywhere.
+They are made from the split files that the authors published, or, by the rules of their paper, from
+the metadata of iNaturalist 2017 and of the Google Landmarks Dataset v2. Where a rule draws images
+at random, hashes of their ids decide, so that the result is the same on every machine.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LANDMARKS = ("train_clean.csv", "train_attribution.csv")
 
 @dataclass(frozen=True)
 class Listing:
-    """The images of a set, before they are decoded: first those to train on, then the test's."""
+    """The images of a set, before decoding: first the training images, then the test images."""
 
     ids: Sequence[str]
     labels: Column  # [N]
@@ -38,7 +38,7 @@ class Listing:
 
 
 def listing(name: str, place: Path) -> Listing:
-    """The images of a set by name, from the split files in a folder or else from metadata."""
+    """The images of the set called `name`, from split files in a folder or else from metadata."""
     if name not in SETS:
         raise ValueError(f"{name!r} is not prepared: choose {', '.join(SETS)}")
     column, (needed, curate) = OWN_CLIENTS[name], SETS[name]
@@ -56,7 +56,7 @@ def listing(name: str, place: Path) -> Listing:
 
 
 def published(train: Path, test: Path, column: str) -> Listing:
-    """From the published files: user_id, image_id, class for train; image_id, class for test."""
+    """Read the published files: user_id, image_id, class for train; image_id, class for test."""
     rows = [row for row in _table(train, "user_id", "image_id", "class") if row["user_id"] != "NA"]
     tests = _table(test, "image_id", "class")
     ids = [row["image_id"] for row in (*rows, *tests)]
@@ -69,10 +69,10 @@ def published(train: Path, test: Path, column: str) -> Listing:
 
 
 def inaturalist(place: Path, n_max: int | None = None, per_class: int = 100) -> Listing:
-    """iNaturalist 2017 balanced: classes with 100 training images, and 100 drawn of each.
+    """iNaturalist 2017 balanced: of each class with 100 training images or more, 100 are drawn.
 
-    The test images are those of val2017 in these classes. With `n_max` only images are kept whose
-    S2 cell becomes a client, and the column `cell` names it.
+    The test images are those of val2017 in these classes. With `n_max`, only images whose S2 cell
+    becomes a client are kept, and the column `cell` names the cell.
     """
     train = _inaturalist_part(place / "train2017.json")
     val = _inaturalist_part(place / "val2017.json")
@@ -112,11 +112,11 @@ def inaturalist(place: Path, n_max: int | None = None, per_class: int = 100) -> 
 
 
 def landmarks(place: Path) -> Listing:
-    """The Google Landmarks Dataset v2, clean, among authors and landmarks that have enough.
+    """The cleaned Google Landmarks Dataset v2, with authors and landmarks that have enough images.
 
     Every landmark has at least 30 images by at least 10 authors, every author at least 30 images
     of at least 5 landmarks: the rules depend on each other, and are applied until nothing changes.
-    Test are at most 10 images a landmark by other authors.
+    The test images are at most 10 per landmark, by other authors.
     """
     author = {
         row["id"]: row["author"] for row in _table(place / "train_attribution.csv", "id", "author")
@@ -163,7 +163,7 @@ def frequent(
     authors: int = 10,
     landmarks: int = 5,
 ) -> Column:  # [N] bool
-    """Which images stay when all rules on landmarks and authors hold together."""
+    """Which images remain when all rules on landmarks and authors hold at the same time."""
     keep = np.ones(len(landmark), dtype=bool)
     while True:
         pairs = np.unique(np.stack([landmark[keep], author[keep]]), axis=1)
@@ -178,7 +178,7 @@ def frequent(
 
 
 def drawn(names: Sequence[str], count: int) -> list[str]:
-    """At most `count` of the names, as their hashes decide."""
+    """At most `count` of the names, chosen by their hashes."""
     return sorted(names, key=lambda name: hashlib.sha256(name.encode()).digest())[:count]
 
 
@@ -195,7 +195,7 @@ def _cells(lat: Column, lon: Column, n_max: int) -> Column:  # [N] tokens, empty
 
 
 def _inaturalist_part(file: Path) -> dict[str, tuple[str, str]]:
-    """Each image with its file and its category."""
+    """The file name and the category of each image, by image id."""
     content = _json(file)
     try:
         files = {str(row["id"]): str(row["file_name"]) for row in content["images"]}
@@ -247,7 +247,7 @@ def _number(text: str, file: Path) -> int:
 
 
 def _degrees(row: Mapping[str, Any], key: str, file: Path) -> float:
-    """Degrees, or not a number where the place is not known."""
+    """The value in degrees, or NaN if the location is unknown."""
     value, limit = row.get(key), 90 if key == "lat" else 180
     if value is None:
         return np.nan
@@ -272,4 +272,4 @@ SETS: dict[str, tuple[tuple[str, ...], Callable[[Path], Listing]]] = {
     **{f"inaturalist-geo-{k}": (INATURALIST, _geo(n)) for k, n in GEO.items()},
     "landmarks-user-160k": (LANDMARKS, landmarks),
 }
-"""Each set: the metadata it can be made from, and how."""
+"""For each set: the metadata files it can be made from, and the function that does so."""

@@ -1,4 +1,4 @@
-"""Downloading one file: resumed after a cut connection, and checked."""
+"""Download one file: resume it after a lost connection, and verify it."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from fedlens.data.catalogue import Download
 from fedlens.locks import try_lock
 
 CHUNK = 1 << 16
-ATTEMPTS = 4  # in a row without getting further
-TIMEOUT = 30.0  # seconds of silence
+ATTEMPTS = 4  # consecutive attempts without progress
+TIMEOUT = 30.0  # seconds without data
 
 
 class Unreachable(ConnectionError):
-    """An address does not give the file, and why."""
+    """An address does not provide the file; the message says why."""
 
 
 class Cut(Exception):
-    """A connection ended too early, and why: another may go on."""
+    """A connection ended too early; the message says why. A new connection may resume."""
 
 
 def download(
     file: Download, bases: Sequence[str], place: Path, report: Callable[[int], None], wait: float
 ) -> None:
-    """Put a file into its place, from the first of the addresses that gives it.
+    """Download a file to `place`, from the first of the addresses that provides it.
 
-    `report` is told the bytes had so far. Raises Unreachable.
+    `report` is called with the bytes received so far. Raises Unreachable.
     """
     place.parent.mkdir(parents=True, exist_ok=True)
     part = place.with_name(place.name + ".part")
@@ -55,7 +55,7 @@ def download(
 
 @contextmanager
 def _to_oneself(part: Path) -> Iterator[None]:
-    """Have a file that is being fetched locked meanwhile: two at once would spoil it."""
+    """Lock a file while it is downloaded: two processes at once would corrupt it."""
     with part.open("ab") as file:
         if try_lock(file.fileno()) is False:
             raise ValueError(f"{part} is being fetched by another process: wait until it is there")
@@ -68,7 +68,7 @@ def _to_oneself(part: Path) -> Iterator[None]:
 
 
 def md5_of(path: Path) -> str | None:
-    """The md5 sum of a file, or None where there is none."""
+    """The md5 sum of a file, or None if there is no file."""
     if not path.is_file():
         return None
     with path.open("rb") as file:
@@ -76,7 +76,7 @@ def md5_of(path: Path) -> str | None:
 
 
 def _fill(part: Path, url: str, size: int, report: Callable[[int], None], wait: float) -> None:
-    """Receive until `part` has `size` bytes, or all that the server has."""
+    """Receive until `part` has `size` bytes, or until the server has no more."""
     best, failures = _size(part), 0
     while _size(part) < size:
         try:
@@ -92,7 +92,7 @@ def _fill(part: Path, url: str, size: int, report: Callable[[int], None], wait: 
 
 
 def _receive(part: Path, url: str, size: int, report: Callable[[int], None]) -> None:
-    """Over one connection, what `part` lacks; all of it if the server ignores ranges."""
+    """Receive the rest of `part` over one connection; all of it if the server ignores ranges."""
     done = _size(part)
     request = urllib.request.Request(url, headers={"User-Agent": "fedlens"})
     if done:
@@ -103,7 +103,7 @@ def _receive(part: Path, url: str, size: int, report: Callable[[int], None]) -> 
         length = response.headers.get("Content-Length", "")
         end = done + int(length) if length.isdecimal() else size
         with part.open("ab" if resumed else "wb") as file:
-            # One byte more than it should have is enough to tell that it is the wrong file.
+            # One byte more than expected is enough to detect a wrong file.
             while done <= size and (chunk := _chunk(response, min(CHUNK, size + 1 - done))):
                 file.write(chunk)
                 done += len(chunk)

@@ -1,4 +1,4 @@
-"""The earth mover's distance between the classes of clients and those of all (without PyTorch)."""
+"""Earth mover's distance between class shares of one client and of all (without PyTorch)."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 Array = np.ndarray[Any, Any]
-BLOCK = 65_536  # clients who are looked at together: of millions, all together take much longer
+BLOCK = 65_536  # clients per block: millions in a single block take much longer
 
 
 def emd_per_client(label_counts: ArrayLike, everyone: ArrayLike | None = None) -> Array:
-    """How far each client's class shares are from everyone's: the L1 distance, from 0 up to 2.
+    """The L1 distance, from 0 to 2, of each client's class shares from those of all clients.
 
-    From [K, L] to [K] float64. `everyone` [L] are the counts of all clients, if these are some. A
-    client without examples has no shares, and counts as 0.
+    From [K, L] to [K] float64. `everyone` [L] has the counts of all clients, and is needed if
+    `label_counts` has only some of them. A client without examples has distance 0.
     """
     counts = np.asarray(label_counts, np.float64)
     sizes = counts.sum(1, keepdims=True)  # [K, 1]
@@ -25,7 +25,7 @@ def emd_per_client(label_counts: ArrayLike, everyone: ArrayLike | None = None) -
 
 
 def emd(label_counts: ArrayLike) -> float:  # [K, L]
-    """The clients' earth mover's distances, each weighted by its examples (Hsu et al. 2020).
+    """The mean of the clients' distances, weighted by their examples (Hsu et al. 2020).
 
     0 if all clients have the same class shares, 2 (1 - 1/L) if each has one of L equal classes.
     """

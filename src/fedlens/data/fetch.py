@@ -1,4 +1,4 @@
-"""Fetching published data sets, and checking those that are here."""
+"""Fetch published data sets, and check those on this machine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fedlens.options import did_you_mean
 from fedlens.reading import BadFile, reading
 
 Progress = Callable[[int, int | None], None]
-"""Is told the bytes had so far, and of how many."""
+"""A progress callback, called with the bytes received so far and the total."""
 
 
 PUT_IN_PLACE: dict[str, Callable[[Source], Dataset]] = {
@@ -35,7 +35,7 @@ PUT_IN_PLACE: dict[str, Callable[[Source], Dataset]] = {
 
 
 class Row(NamedTuple):
-    """A named set, for a list of what is here."""
+    """A row of the list of named sets: its name, its folder if it is here, its contents."""
 
     name: str
     where: str | None
@@ -50,11 +50,12 @@ def get(
     progress: Progress | None = None,
     wait: float = 1.0,
 ) -> Path:
-    """Download a set into `dest`, and return the folder where its files lie.
+    """Download a set into `dest`, and return the folder of its files.
 
-    Files that are there and right are kept, a broken download is resumed. `base_url` (or the
-    variable FEDLENS_MIRROR) replaces the official addresses: the files lie there, or there in a
-    folder called as the set. After a cut connection it waits `wait` seconds, then twice as long.
+    Files that are present and correct are kept, and an incomplete download is resumed. `base_url`
+    (or the variable FEDLENS_MIRROR) replaces the official addresses: the files are there, or there
+    in a folder named like the set. After a lost connection it waits `wait` seconds, then twice as
+    long.
     """
     entry = published(name)
     form = entry.forms[0]
@@ -89,7 +90,7 @@ def get(
 
 
 def get_from(name: str, path: Path, dest: Path) -> Path:
-    """Copy a set one has, in a folder or as the published archive, into `dest`; verified."""
+    """Copy a set from a folder or from the published archive into `dest`, and verify it."""
     entry = published(name)
     with _writing(dest):
         dest.mkdir(parents=True, exist_ok=True)
@@ -144,7 +145,7 @@ def check(name: str, source: Source) -> list[tuple[str, str]]:
 
 
 def listing(source: Source) -> list[Row]:
-    """The named sets, where each is found, and what is in it."""
+    """The named sets, the folder of each, and what is in it."""
     rows = [Row(mini.NAME, "inside the package", mini.CONTENTS)]
     for name, entry in PUBLISHED.items():
         found = find(entry, roots(source))
@@ -154,7 +155,7 @@ def listing(source: Source) -> list[Row]:
         place, contents = None, placed.contents
         with suppress(ValueError):
             place = put_in_place(name, source)[0]
-        if name == "tiny-imagenet" and place is not None:  # a few of its classes will do
+        if name == "tiny-imagenet" and place is not None:  # it may have only some of its classes
             with suppress(OSError):
                 contents = tiny_imagenet_contents(place)
         rows.append(Row(name, None if place is None else str(place), contents))
@@ -165,17 +166,17 @@ def listing(source: Source) -> list[Row]:
 
 
 def here(source: Source) -> list[str]:
-    """The named sets that are here, be it in part, in a folder of their own."""
+    """The named sets on this machine; a partial set counts if it has its own folder."""
     partly = set()
     for name, entry in PUBLISHED.items():
         found = find(entry, roots(source))
-        if found and found.folder not in roots(source):  # else it may be another's
+        if found and found.folder not in roots(source):  # files in a root may belong to another set
             partly.add(name)
     return [row.name for row in listing(source) if row.where or row.name in partly]
 
 
 def remedy_for(name: str) -> str:
-    """What to do about a set whose files are damaged or missing."""
+    """Instructions for a set whose files are damaged or missing."""
     if name == mini.NAME:
         return "install Fedlens again"
     if name in PLACED:
@@ -190,12 +191,12 @@ def _to_be_prepared(name: str) -> str:
 
 
 def _prepared(name: str, source: Source) -> list[Path]:
-    """Where a set was prepared, in one or more sizes."""
+    """The folders where a set was prepared, in one or more sizes."""
     return [place for root in roots(source) for place in sorted(root.glob(f"{name}-*"))]
 
 
 def published(name: str) -> Published:
-    """The catalogue's entry of that name."""
+    """The entry called `name` in the catalogue; a ValueError if it cannot be fetched."""
     if name == mini.NAME:
         raise ValueError(f"{name} is inside the package: there is nothing to fetch")
     if name in PLACED:
@@ -218,7 +219,7 @@ def _bases(entry: Published, base_url: str | None) -> tuple[str, ...]:
 
 
 def _damaged(form: Form, folder: Path) -> set[Path]:
-    """The files that are there but not as they should be."""
+    """The files that exist but are damaged."""
     damaged = set()
     for file, md5 in form.files.items():
         if md5 is not None and md5_of(folder / file) not in (md5, None):
@@ -232,7 +233,7 @@ def _damaged(form: Form, folder: Path) -> set[Path]:
 
 
 def _copy(entry: Published, path: Path, dest: Path, said: Path) -> Path:
-    """Copy the files found in `path`, which people call `said`."""
+    """Copy the files found in `path`, which error messages call `said`."""
     found = find(entry, [path])
     if found is None:
         files = ", ".join(entry.forms[0].files)
@@ -255,9 +256,9 @@ def _copy(entry: Published, path: Path, dest: Path, said: Path) -> Path:
 
 
 def _extract(entry: Published, archive: Path, dest: Path) -> None:
-    """Unpack the files of the set, and no others."""
+    """Unpack only the files of the set."""
     wanted = {file for form in entry.forms for file in form.files}
-    left = 8 * (entry.num_train + entry.num_test) * entry.side**2  # bytes, of all that it may hold
+    left = 8 * (entry.num_train + entry.num_test) * entry.side**2  # bytes left to unpack, at most
     with (
         reading(archive, f"name the folder or the .tar.gz archive that holds {entry.name}"),
         tarfile.open(archive) as tar,

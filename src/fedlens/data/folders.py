@@ -1,4 +1,4 @@
-"""Folders of image files, one folder a class."""
+"""Folders of image files, with one folder for each class."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from fedlens.federation import Dataset
 from fedlens.reading import demand_text, reading
 
 Layout = Literal["class", "site/class"]
-"""What the folders stand for: the outermost first."""
+"""What the folder levels mean, the outermost first."""
 
 
 def folder(
@@ -54,7 +54,7 @@ def folder(
 
 
 def laid_out(place: Path, layout: Layout | None) -> Found:
-    """The images below a folder. Which layout two levels of folders have, somebody must say."""
+    """The images below a folder. With two levels of folders, `layout` must be given."""
     if not place.is_dir():
         raise ValueError(f"{place} is not a folder: set path to the folder of the class folders")
     files = [file.relative_to(place) for file in images(place)]
@@ -70,7 +70,7 @@ def laid_out(place: Path, layout: Layout | None) -> Found:
     classes = sorted({one.label for one in laid.placed if one.part in ("train", None)})
     for entry in without_images(place, files, laid.num_levels):
         beside = laid.part_level == 0 and len(entry.parts) == 1 and not part_named(entry.name)
-        # That one site has none of a class which others have is usual among sites.
+        # A site often has no images of a class that other sites have: this is not an error.
         is_of_site = laid.layout == "site/class" and len(entry.parts) == laid.num_levels
         elsewhere = is_of_site and called(entry.name) in classes
         if not beside and not elsewhere and entry.name not in listed_apart:
@@ -87,11 +87,11 @@ def laid_out(place: Path, layout: Layout | None) -> Found:
 
 
 def _of_part(place: Path, laid: Laid, classes: Sequence[str], part: Part) -> Listed | None:
-    """The images of a part, sorted by class and name; those of no part are to train on."""
+    """The images of a part, sorted by class and name; images without a part are training images."""
     some = [one for one in laid.placed if (one.part or "train") == part]
     if not some:
         return None
-    # A part that is outermost is where its names begin: by them images are divided.
+    # Names are relative to an outermost part: `held_out` divides images by a hash of the name.
     base = place / some[0].file.parts[0] if laid.part_level == 0 else place
     number = {name: i for i, name in enumerate(classes)}
     rows = sorted(
@@ -104,7 +104,7 @@ def _of_part(place: Path, laid: Laid, classes: Sequence[str], part: Part) -> Lis
 
 
 def class_layout(place: Path, classes: Sequence[str]) -> Layout | None:
-    """The layout in which the folders have the names of these classes, if there is one."""
+    """The layout in which the class folders have the names of these classes, or None."""
     _, levels = levels_of(place, [file.relative_to(place) for file in images(place)])
     if levels and all(names and called(names[0]) in classes for names in levels):
         return "class"
@@ -113,7 +113,7 @@ def class_layout(place: Path, classes: Sequence[str]) -> Layout | None:
 
 
 def listed_by_class(place: Path) -> tuple[Listed, list[str]]:
-    """All images of a folder with a folder for each class, and the classes that have any."""
+    """All images of a folder that has a folder for each class, and the classes with images."""
     found = [(file, entry.name) for entry in folders_of(place) for file in images(entry)]
     if not found:
         raise ValueError(
@@ -144,7 +144,7 @@ def tiny_imagenet(
 
 
 def tiny_imagenet_contents(place: Path) -> str:
-    """What is in a folder of Tiny ImageNet, which may be a part of it; no image is opened."""
+    """A line about a folder of Tiny ImageNet, perhaps a part of the set; no image is opened."""
     num_classes, num_train = len(folders_of(place / "train")), len(images(place / "train"))
     lines = (place / "val" / ANNOTATIONS).read_bytes().splitlines()
     num_test = sum(1 for line in lines if line.strip())
@@ -167,7 +167,7 @@ def _listed(place: Path, classes: Sequence[str]) -> Listed:
 
 
 def _annotated(place: Path, classes: Sequence[str]) -> Listed:
-    """The images that a file lists with their classes."""
+    """The images that the file ANNOTATIONS lists with their classes."""
     with reading(place / ANNOTATIONS, "unpack the archive again"):
         lines = (place / ANNOTATIONS).read_text(encoding="utf-8").splitlines()
     rows = [line.split("\t") for line in lines if line.strip()]

@@ -1,4 +1,4 @@
-"""Handwriting, with the people who wrote it as clients: FEMNIST and Omniglot."""
+"""Handwriting, where each client is a writer: FEMNIST and Omniglot."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ def omniglot(source: Source, *, test_share: float = 0.2) -> Dataset:
 
 
 Drawings = tuple[Column, Column, Column, Column]
-"""Pixels, labels, alphabets and drawers from 0, [N] each."""
+"""Pixels, labels, alphabets and drawers (numbered from 0), N of each."""
 
 
 def _drawn(place: Path, watch: Counted | None) -> Drawings:
-    """Omniglot as published: a folder a character in a folder an alphabet; 0709_01.png is by 01."""
+    """Omniglot as published: files ALPHABET/CHARACTER/0709_01.png, where 01 is the drawer."""
     files = [file for name in DRAWINGS for file in sorted((place / name).glob("*/*/*.png"))]
     if not files:
         raise ValueError(f"{place} has no ALPHABET/CHARACTER/*.png: unpack its archives there")
@@ -73,7 +73,7 @@ def _drawn(place: Path, watch: Counted | None) -> Drawings:
     pixels, broken = decode(files, (SIDE, SIDE), 1, SIDE, counting_from(watch, 0, len(files)))
     refuse(broken)
     return (
-        255 - pixels[..., 0],  # published as ink on white
+        255 - pixels[..., 0],  # inverted: published as ink on white
         np.array([characters[file.parent] for file in files]),
         np.array([file.parent.parent.name for file in files]),
         np.array(drawers),
@@ -81,7 +81,7 @@ def _drawn(place: Path, watch: Counted | None) -> Drawings:
 
 
 def _packed(file: Path) -> Drawings:
-    """Omniglot in an npz file."""
+    """Omniglot from an npz file."""
     needed = ("x_bits", "y", "alphabet", "drawer", "alphabet_names")
     bits, labels, alphabet, drawer, names = _needed(_read(file), needed, file)
     if names.ndim != 1:
@@ -99,7 +99,7 @@ def _packed(file: Path) -> Drawings:
 
 
 def _characters(labels: Column, alphabets: Column) -> tuple[str, ...]:
-    """Each class by its alphabet, and its place among the characters of that."""
+    """Class names: the alphabet, and the number of the character within it."""
     alphabet_of = dict(zip(labels.tolist(), alphabets.tolist(), strict=True))
     seen: dict[str, int] = {}
     classes = []
@@ -135,7 +135,7 @@ def _needed(arrays: dict[str, Column], names: Sequence[str], file: Path) -> list
 
 
 def _whole_numbers(column: Column, length: int, where: str, bound: int | None) -> Column:
-    """The column, unless it is not `length` whole numbers from 0 to below `bound`."""
+    """Return the column; a ValueError unless it has `length` integers from 0 to below `bound`."""
     fits = column.dtype.kind in "iu" and column.shape == (length,) and column.min(initial=0) >= 0
     if not fits or (bound is not None and column.max(initial=0) >= bound):
         top = "" if bound is None else f" to {bound - 1}"
@@ -144,7 +144,7 @@ def _whole_numbers(column: Column, length: int, where: str, bound: int | None) -
 
 
 def _arrays(file: Path) -> tuple[Examples, Examples]:
-    """FEMNIST in an npz file: writers by number, and their names."""
+    """FEMNIST from an npz file, which has the numbers of the writers and their names."""
     arrays = _read(file)
     writers, *_ = _needed(arrays, ("writers", "writer_train", "writer_test"), file)
     parts = []
@@ -159,7 +159,7 @@ def _arrays(file: Path) -> tuple[Examples, Examples]:
 
 
 def _leaf(place: Path) -> tuple[Examples, Examples]:
-    """FEMNIST as LEAF writes it: JSON files of users, each with its images x and labels y."""
+    """FEMNIST from the JSON files that LEAF writes: for each user, images x and labels y."""
     train, test = (_leaf_part(sorted((place / name).glob("*.json"))) for name in ("train", "test"))
     return train, test
 

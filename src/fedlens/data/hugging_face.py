@@ -1,4 +1,4 @@
-"""Data sets of Hugging Face's `datasets`, as `save_to_disk` leaves them."""
+"""Data sets of Hugging Face's `datasets`, in the folders that `save_to_disk` writes."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def hugging_face(
 
 
 def names_clients(folder: Path) -> bool:
-    """Whether a saved data set has a column `client`; if it cannot be read, it is not known."""
+    """Whether a saved data set has a column `client`; False if it cannot be read."""
     for place in (*(folder / name for name in SPELLINGS["train"]), folder):
         try:
             content = json.loads((place / "dataset_info.json").read_text(encoding="utf-8"))
@@ -97,10 +97,10 @@ def names_clients(folder: Path) -> bool:
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of a split as pairs.
+    """The rows of a split as pairs of an image and a label.
 
-    An image is decoded here, from the bytes that are in the data set: `datasets` itself would
-    follow a path or an address that stands there in their place.
+    Images are decoded here, from the bytes in the data set: `datasets` itself would open a path or
+    URL that is stored instead of the bytes.
     """
 
     split: Any  # a `datasets.Dataset` of one column, not decoded
@@ -130,7 +130,7 @@ def _datasets() -> Any:
 
 
 def _parts(splits: Mapping[str, Any], place: Path) -> tuple[dict[str, Any], str | None]:
-    """What each split is for, and what there is to say of it; others are left where they are."""
+    """The splits by part, and a remark for the user or None; splits of other names are ignored."""
     named: dict[Part, str] = {}
     for name in splits:
         part = part_named(name)
@@ -156,7 +156,7 @@ def _column(
     kinds: tuple[type, ...],
     place: Path,
 ) -> str:
-    """The column that is given; or the only one of the first kind there is; or the usual one."""
+    """The given column, else the only column of the first kind, else the one called `usual`."""
     fitting = [name for name, feature in features.items() if isinstance(feature, kinds)]
     if not fitting:
         kind = kinds[0].__name__
@@ -184,7 +184,7 @@ def _column(
 def _numbered(
     texts: Mapping[str, Sequence[Any]], names: Sequence[str] | None, place: Path, label: str
 ) -> tuple[Sequence[str] | None, dict[str, Sequence[int]]]:
-    """The classes, and labels as their numbers: as they are, if they are whole numbers."""
+    """The class names and the labels as class numbers; whole numbers are kept as they are."""
     every = {value for part in texts.values() for value in part}
     if not every & {None, -1} and all(isinstance(value, int) for value in every):
         return names, dict(texts)
@@ -199,7 +199,7 @@ def _numbered(
 
 
 def _values(values: Sequence[Any]) -> Column:
-    """A column of numbers, or of texts: those that are missing are empty."""
+    """A column of numbers or texts. Missing values are NaN, or the empty text."""
     found = np.array([np.nan if value is None else value for value in values])
     if found.dtype.kind in "biuf":
         return found

@@ -41,7 +41,7 @@ def read(path: Path, ndim: int) -> NDArray[np.uint8]:
 
 
 def read_part(folder: Path, part: str, ending: str) -> Examples:
-    """The examples of one part: "train" or "t10k"."""
+    """The examples of one part, which is "train" or "t10k"."""
     images = folder / f"{part}-images-idx3-ubyte{ending}"
     labels = folder / f"{part}-labels-idx1-ubyte{ending}"
     pixels, numbers = read(images, 3), read(labels, 1)
@@ -55,5 +55,5 @@ def read_folder(folder: Path, *, ending: str) -> tuple[Examples, Examples]:
 
 
 def first_labels(path: Path, count: int) -> tuple[int, ...]:
-    """The first labels of a label file, by which one set is told from another."""
+    """The first labels of a label file, which distinguish one data set from another."""
     return tuple(int(label) for label in read(path, 1)[:count])

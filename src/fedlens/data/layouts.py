@@ -1,4 +1,4 @@
-"""What the folders above image files stand for: sites, classes, parts such as train and test."""
+"""What the folders above image files mean: sites, classes, parts such as train and test."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedlens.reading import demand_text
 
 Part = Literal["train", "validation", "test"]
 Reading = Literal["class", "site/class", "class/site"]
-"""What folders stand for, the outermost first; those of parts are not counted."""
+"""What the folder levels mean, the outermost first; folders of parts are not counted."""
 
 SPELLINGS: Mapping[Part, Sequence[str]] = {
     "train": ("train", "training"),
@@ -27,38 +27,38 @@ ANNOTATIONS = "val_annotations.txt"  # Tiny ImageNet lists the classes of its te
 
 
 class Placed(NamedTuple):
-    """An image file, and what its folders say of it."""
+    """An image file, and the class, site and part that its folders give it."""
 
     file: Path  # relative to the folder that was read
     label: str
     site: str | None
-    part: Part | None  # None: nobody said which images are for tests
+    part: Part | None  # None: the folders do not mark test images
 
 
 @dataclass(frozen=True)
 class Laid:
-    """The image files below a folder, as they are laid out there."""
+    """The image files below a folder, and the layout of the folders."""
 
     layout: Reading
     placed: Sequence[Placed]
-    part_level: int | None  # 0: train and test are outermost; 1: they are in each site
-    remark: str | None  # what was made of the images for validation
+    part_level: int | None  # 0: train and test are the outermost folders; 1: inside each site
+    remark: str | None  # for the user: how validation images are used
 
     @property
     def num_levels(self) -> int:
-        """Of folders that say something."""
+        """The number of folder levels that mean a site, a class or a part."""
         return len(self.layout.split("/")) + (self.part_level is not None)
 
 
 def part_named(name: str) -> Part | None:
-    """Which part is called so, if one is; in any case."""
+    """The part that has this name, ignoring case, or None."""
     return PARTS.get(name.strip().lower())
 
 
 def with_tests(parts: Sequence[Part], where: Path) -> tuple[Sequence[Part], str | None]:
-    """The parts that images are for in the end, and what there is to say of it.
+    """The final part of each image, and a remark for the user if there are validation images.
 
-    Validation images are never tested on beside test images; without any they take their place.
+    If there are test images, validation images stay apart; if not, they become the test images.
     """
     count = parts.count("validation")
     if not count:
@@ -74,7 +74,7 @@ def with_tests(parts: Sequence[Part], where: Path) -> tuple[Sequence[Part], str 
 
 
 def refuse_strangers(labelled: Iterable[tuple[object, str, Part | None]]) -> None:
-    """Refuse a class that train does not have. Images are given as a name, a class and a part."""
+    """Raise ValueError for a class that train does not have. Images are (name, class, part)."""
     rows = list(labelled)
     known = {label for _, label, part in rows if part in ("train", None)}
     for name, label, part in rows:
@@ -91,11 +91,11 @@ def stranger(name: object, label: str, known: Iterable[str], part: Part) -> Valu
 def files_below(place: Path, _above: frozenset[Path] = frozenset()) -> Iterator[Path]:
     """The files below a folder at any depth, without hidden ones; links are followed.
 
-    One that leads nowhere is a file that cannot be read: its images are not here, as on a disk that
-    is not mounted.
+    A broken link is listed as a file, which cannot be read: its target may be on a disk that is not
+    mounted.
     """
     here = place.resolve()
-    if here in _above:  # a link to where we came from
+    if here in _above:  # a link back to a parent folder
         return
     for entry in sorted(os.scandir(place), key=lambda entry: entry.name):
         if entry.name.startswith("."):
@@ -107,7 +107,7 @@ def files_below(place: Path, _above: frozenset[Path] = frozenset()) -> Iterator[
 
 
 def is_image(file: Path) -> bool:
-    """Whether it is called as images are that can be read."""
+    """Whether the file name has the ending of an image format that can be read."""
     return file.suffix.lower() in ENDINGS
 
 
@@ -123,7 +123,7 @@ def folders_of(place: Path) -> list[Path]:
 
 
 def without_images(place: Path, files: Sequence[Path], num_levels: int) -> list[Path]:
-    """Folders of sites, classes and parts below which there is no image: the outermost of them."""
+    """The outermost folders of sites, classes and parts that have no image below them."""
     used = {parent for file in files for parent in file.parents}
     found, level = [], folders_of(place)
     for _ in range(num_levels):
@@ -140,10 +140,11 @@ def read_layout(
     option: Callable[[str], str],
     guess: bool,
 ) -> Laid:
-    """What the folders above these images stand for; `files` are relative to `place`.
+    """Find what the folders above these images mean; `files` are relative to `place`.
 
-    `option` says how a layout is asked for. Where none is, and there are two levels of folders, the
-    outer are taken for sites if we may `guess`.
+    `option` gives the words for error messages that tell the user how to set a layout. If `layout`
+    is None and there are two levels of folders, the outer ones are sites if `guess` is true; else
+    this raises ValueError.
     """
     demand_text([str(file) for file in files], f"{place}: the file name")
     at, levels = levels_of(place, files)
@@ -184,9 +185,9 @@ def read_layout(
 
 
 def levels_of(place: Path, files: Sequence[Path]) -> tuple[int | None, list[tuple[str, ...]]]:
-    """At which level of folders train and test are, if at any; and the other folders of each file.
+    """The folder level of train and test, or None, and the other folders above each file.
 
-    0 is the outermost; 1 is in each of these. What cannot be told is refused.
+    Level 0 is the outermost; level 1 is inside each of these. Ambiguous names raise ValueError.
     """
     folders = [file.parts[:-1] for file in files]
     inside: dict[str, set[tuple[str, ...]]] = {}
@@ -221,16 +222,16 @@ def levels_of(place: Path, files: Sequence[Path]) -> tuple[int | None, list[tupl
 
 
 def _are_parts(place: Path, folders: Set[tuple[str, ...]]) -> bool:
-    """Whether the outermost of these folders, all in `place`, are parts: all of them, or none."""
+    """Whether the outermost of these folders, all in `place`, are parts; a mix is an error."""
     bare = {names[0]: False for names in folders if names}
-    bare |= {names[0]: True for names in folders if len(names) == 1}  # has images itself
+    bare |= {names[0]: True for names in folders if len(names) == 1}  # has images directly in it
     called = {name: part for name in sorted(bare) if (part := part_named(name))}
     others = sorted(bare.keys() - called.keys())
     if not called:
         return False
     if () in folders or others:
         if () not in folders and all(bare[n] and called[n] == "train" for n in called):
-            return False  # trains, among cars
+            return False  # a class of trains, beside classes such as cars
         beside = _some(others) if others else "images"
         raise ValueError(
             f"{place} has {_some(called)} beside {beside}, and nobody can tell whether that is a "

@@ -1,4 +1,4 @@
-"""Map-style data sets, as PyTorch calls them and torchvision has them: their items are pairs."""
+"""Map-style data sets, as in PyTorch and torchvision: each item is an image and its label."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GRAY = ("1", "L", "LA")  # the modes of Pillow images without colour
 
 @runtime_checkable
 class MapStyle(Protocol):
-    """A data set with a length, whose items are an image and its label.
+    """A data set with a length, whose items are pairs of an image and its label.
 
     An image is a Pillow image, or a tensor [channels, H, W] of bytes or floats.
     """
@@ -41,12 +41,12 @@ def map_style(
     test_share: float = 0.2,
     watch: Counted | None = None,
 ) -> Dataset:
-    """A data set of torchvision's kind, read once: a later change of it does nothing.
+    """Make a data set from one of torchvision's kind, read once: later changes have no effect.
 
-    Pillow images and tensors of bytes are resized to `size` × `size`, and are gray or in colour as
-    the first is, unless `channels` says which; floats are used as they are. Without `test`, a fixed
+    Pillow images and tensors of bytes are resized to `size` × `size`, and are gray or in colour
+    like the first, unless `channels` is given; floats are used as they are. Without `test`, a fixed
     share of each class of `train`, `test_share`, becomes test. `train.classes` names the labels.
-    `watch` is told how many items are read, of how many.
+    `watch` is called with the number of items read and the total.
     """
     called = name or type(train).__name__
     parts = {"train": train} if test is None else {"train": train, "test": test}
@@ -66,9 +66,10 @@ def of_examples(
     test_share: float,
     client: str | None = None,
 ) -> Dataset:
-    """The data set of `parts`, train, test and validation; without test, of a share of each class.
+    """The data set of `parts`: train, test, validation. Without test, train gives a share of it.
 
-    The column `client` says whose each is, or else that of this name.
+    This share is taken of each class, evenly over the clients in the column that `client` names
+    ("client" if it is None), if there is such a column.
     """
     num_classes = 1 + max(int(part.labels.max()) for part in parts.values())
     names = tuple(map(str, range(num_classes) if classes is None else classes))
@@ -96,9 +97,9 @@ def examples_of(
     columns: Mapping[str, Column] | None = None,
     tell: Callable[[int], None] | None = None,
 ) -> Examples:
-    """All items of a data set, which is called `what` where one of them is wrong.
+    """Read all items of a data set, which error messages call `what`.
 
-    `tell` is called with how many are read.
+    `tell` is called with the number of items read.
     """
     if size is not None and size < 1:
         raise ValueError(f"size is {size}: choose a number of pixels, such as 32")
@@ -112,7 +113,7 @@ def examples_of(
         try:
             image, label = items[i]
             one, labels[i] = _tensor(image, channels, size), operator.index(label)
-        except Exception as error:  # whatever the data set, or a decoder, raises
+        except Exception as error:  # a data set or a decoder may raise anything
             raise ValueError(
                 f"{where} cannot be read ({reason(error)}): let it be a pair, a Pillow image or a "
                 "tensor [channels, height, width], and a whole number"
@@ -138,7 +139,7 @@ def examples_of(
 
 
 def _tensor(image: Any, channels: int | None, size: int | None) -> Tensor:
-    """One image [channels, H, W]."""
+    """One image as a tensor [channels, H, W]."""
     from PIL import Image
 
     if isinstance(image, Tensor):

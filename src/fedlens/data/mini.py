@@ -1,6 +1,6 @@
 """The data set inside the package: a balanced tenth of Fashion-MNIST, so that runs need no files.
 
-Made by tools/make_mini.py. Fashion-MNIST is under the MIT licence, which lies beside it.
+Made by tools/make_mini.py. Fashion-MNIST has the MIT licence, which is in the same folder.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def fashion_mnist_mini(_source: Source) -> Dataset:
 
 @functools.cache
 def _unpacked() -> Dataset:
-    """Kept for the next run of the process: to unpack it takes as long as a small run."""
+    """The data set, cached in the process: unpacking it takes as long as a small run."""
     arrays = numpy_files.read(io.BytesIO(content()), NAME)
     train, test = (numpy_files.part(arrays, part, NAME) for part in ("train", "test"))
     entry = FASHION_MNIST
@@ -35,7 +35,7 @@ def _unpacked() -> Dataset:
 
 
 def content() -> bytes:
-    """The file, checked."""
+    """The bytes of the file, after a check of their hash."""
     file = importlib.resources.files("fedlens.data") / "files" / f"{NAME}.npz"
     content = file.read_bytes()
     if hashlib.sha256(content).hexdigest() != SHA256:

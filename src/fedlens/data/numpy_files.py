@@ -15,7 +15,7 @@ from fedlens.federation import Dataset, Examples
 from fedlens.options import did_you_mean
 from fedlens.reading import reading
 
-ARRAY, ARCHIVE = b"\x93NUMPY", b"PK"  # how files of one array and of several begin
+ARRAY, ARCHIVE = b"\x93NUMPY", b"PK"  # first bytes of a .npy file and of a .npz file
 HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
@@ -47,7 +47,7 @@ def npz(source: Source, *, path: str) -> Dataset:
 
 
 def read(file: IO[bytes], name: str) -> dict[str, Column]:
-    """All arrays of a NumPy file, which is called `name` if it cannot be read."""
+    """All arrays of a NumPy file, which error messages call `name`."""
     with reading(name, "write it with numpy.savez"):
         if file.read(len(ARRAY)) == ARRAY:
             raise ValueError("it holds one array without a name")
@@ -59,7 +59,7 @@ def read(file: IO[bytes], name: str) -> dict[str, Column]:
 
 
 def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Column:
-    """One array of a NumPy file, if its header says just what is there."""
+    """One array of a NumPy file; a ValueError if its header does not match its size."""
     name = member.filename[:-4]
     with archive.open(member) as file:
         version = np.lib.format.read_magic(file)
@@ -77,7 +77,7 @@ def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Column:
 
 
 def part(arrays: dict[str, Column], part: str, name: str) -> Examples:
-    """The examples of "train" or "test"."""
+    """The examples of a part, "train" or "test"; error messages call the file `name`."""
     for needed in (f"x_{part}", f"y_{part}"):
         if needed not in arrays:
             hint = did_you_mean(needed, set(arrays) - set(NEEDED))

@@ -1,4 +1,4 @@
-"""Which data sets come with clients of their own."""
+"""Data sets that define their own clients."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def own_clients(dataset: Named) -> str | None:
 
 
 def with_clients(dataset: Named, column: str | None) -> Named:
-    """The same, whose clients are named by the column, unless it says which does that.
+    """The data set with `column` as its option `client`, if it has that option and it is not set.
 
-    So each of these clients gives its share to the test, and keeps examples to train on.
+    The test split then takes a share from each of these clients, and leaves each some to train on.
     """
     says = dataset.name not in NAMES_ITS_CLIENTS or dataset.options["client"] is not None
     if column is None or says:

@@ -1,4 +1,4 @@
-"""Image files, decoded side by side into one array."""
+"""Image files, decoded in parallel into one array."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fedlens.reading import reason
 if TYPE_CHECKING:
     from PIL import Image
 
-ENDINGS = frozenset(  # what Pillow reads everywhere
+ENDINGS = frozenset(  # what Pillow reads on every platform
     (".bmp", ".gif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 )
 
@@ -32,10 +32,10 @@ ENDINGS = frozenset(  # what Pillow reads everywhere
 logger = logging.getLogger(__name__)
 
 OnError = Literal["stop", "skip"]
-"""What becomes of image files that cannot be decoded: all are named, or they are left out."""
+"""How to treat image files that cannot be decoded: an error names all, or they are left out."""
 
-TEST_SHARE = 0.2  # of each class, where nobody says which images are for tests
-MOST_NAMED = 100  # broken files in one message
+TEST_SHARE = 0.2  # of each class, if the data do not mark test images
+MOST_NAMED = 100  # broken files named in one message
 REMEDY = "repair or take them out"
 
 
@@ -49,9 +49,9 @@ class Undecodable(ValueError):
 
 @dataclass(frozen=True)
 class Listed:
-    """Image files of one part with their labels, in order."""
+    """The image files of one part with their labels, in order."""
 
-    names: Sequence[str]  # as people wrote them, relative to `base`
+    names: Sequence[str]  # as the user wrote them, relative to `base`
     labels: Sequence[int]
     base: Path
     columns: Mapping[str, Column] = field(default_factory=dict)
@@ -76,15 +76,15 @@ class Listed:
 
 @dataclass(frozen=True)
 class Found:
-    """Image files as somebody laid them out or listed them."""
+    """The image files of a data set, found in folders or listed in a file."""
 
     name: str
     classes: Sequence[str]
     train: Listed
-    test: Listed | None = None  # None: nobody said which
-    clients: str | None = None  # the column that names whose each image is
+    test: Listed | None = None  # None: test images are not marked
+    clients: str | None = None  # the column that names the client of each image
     validation: Listed | None = None
-    remark: str | None = None  # what whoever reads them should be told
+    remark: str | None = None  # a message for the user
 
 
 def dataset(
@@ -97,7 +97,7 @@ def dataset(
 ) -> Dataset:
     """The data set of these files. Without a `size`, all must be as large as the first.
 
-    `watch` is told how many are decoded, of how many.
+    `watch` is called with the number of decoded images and the total.
     """
     if size is not None and size < 1:
         raise ValueError(f"size is {size}: choose a number of pixels, such as 32")
@@ -141,11 +141,11 @@ def dataset(
 
 
 def _first_shape(paths: Sequence[Path], channels: int) -> tuple[int, ...]:
-    """Of the first image that can be decoded."""
+    """The height and width of the first image that can be decoded."""
     for path in paths:
         with suppress(Undecodable):
             return read(path, channels).shape[:2]
-    return (1, 1)  # of none: whoever decodes them says so
+    return (1, 1)  # no image can be decoded, which the caller reports
 
 
 def _without(part: Listed, pixels: Pixels, broken: Sequence[Undecodable]) -> Examples:
@@ -157,8 +157,8 @@ def _without(part: Listed, pixels: Pixels, broken: Sequence[Undecodable]) -> Exa
 
 
 def refuse(broken: Sequence[Undecodable], remedy: str = REMEDY) -> None:
-    """Name all files that cannot be decoded, if there are any."""
-    if len(broken) == 1 and remedy.startswith(REMEDY):  # which it says itself
+    """Raise an error that names all files that cannot be decoded, if there are any."""
+    if len(broken) == 1 and remedy.startswith(REMEDY):  # the error states this remedy itself
         raise broken[0]
     if broken:
         named = ", ".join(f"{one.path} ({one.why})" for one in broken[:MOST_NAMED])
@@ -175,8 +175,8 @@ def decode(
 ) -> tuple[Pixels, list[Undecodable]]:
     """The pixels [N, H, W, channels] of image files, each resized to `size` if that is given.
 
-    And the files that cannot be decoded, whose pixels mean nothing. `tell` is called with how many
-    are done.
+    Also returns the files that cannot be decoded, whose pixels are undefined. `tell` is called with
+    the number of files done.
     """
     needed = len(paths) * math.prod(shape) * channels
     what = f"a set of {len(paths):,} images"
@@ -214,37 +214,38 @@ def read(path: Path, channels: int, size: int | tuple[int, int] | None = None) -
 
 
 def glance(path: Path) -> tuple[tuple[int, int], Pixels]:
-    """The width and height of an image file, and some colours [h, w, 3] of all parts of it.
+    """The width and height of an image file, and its pixels [h, w, 3], perhaps at a smaller size.
 
-    A JPEG is decoded an eighth as large; all of the file is read for it, so that a cut is found.
+    A JPEG is decoded at an eighth of its size; the whole file is still read, so that a truncated
+    file is found.
     """
     from PIL.ExifTags import Base
 
     with _opened(path) as file:
         width, height = file.size
-        file.draft(None, (1, 1))  # of other formats it does nothing
+        file.draft(None, (1, 1))  # no effect on formats other than JPEG
         on_its_side = file.getexif().get(Base.Orientation, 1) in (5, 6, 7, 8)
         return (height, width) if on_its_side else (width, height), pixels_of(file, 3)
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Image.Image]:
-    """An image file. Whatever goes wrong while it is open is its own fault."""
+    """Open an image file; every exception while it is open becomes an Undecodable."""
     from PIL import Image, UnidentifiedImageError
 
     try:
         with Image.open(path) as file:
             yield file
-    except UnidentifiedImageError as error:  # whose own words are the path again
+    except UnidentifiedImageError as error:  # its message only repeats the path
         raise Undecodable(path, "it is cut short, or no image") from error
-    except Exception as error:  # broken files make decoders raise anything
+    except Exception as error:  # decoders raise any exception on broken files
         raise Undecodable(path, reason(error)) from error
 
 
 def pixels_of(
     given: Image.Image, channels: int, size: int | tuple[int, int] | None = None
 ) -> Pixels:
-    """The pixels [H, W, channels] of a Pillow image, as `read` gives those of a file."""
+    """The pixels [H, W, channels] of a Pillow image; `read` does the same for a file."""
     from PIL import Image, ImageOps
 
     upright = ImageOps.exif_transpose(given)

@@ -1,4 +1,4 @@
-"""Where data sets are looked for."""
+"""The folders that are searched for data sets."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import NamedTuple
 from fedlens.reading import expanded
 
 Counted = Callable[[int, int], None]
-"""Is told how many are done, of how many."""
+"""A progress callback, called with the number of items done and the total."""
 
 
 def counting_from(watch: Counted | None, before: int, total: int) -> Callable[[int], None]:
-    """What tells `watch` how far one part of a whole is, of which others came before."""
+    """A progress callback for one part, which calls `watch` with `before` items added."""
 
     def tell(done: int) -> None:
         if watch is not None:
@@ -26,19 +26,19 @@ def counting_from(watch: Counted | None, before: int, total: int) -> Callable[[i
 
 @dataclass(frozen=True)
 class Source:
-    """Where a run looks for its data: every data set is handed one."""
+    """Where a run looks for its data. Every function that loads a data set takes one."""
 
     data: Path | None = None  # the folder named by --data
     base: Path = field(default_factory=Path.cwd)  # what an option `path` is relative to
-    watch: Counted | None = None  # is told how many images are decoded
+    watch: Counted | None = None  # called with how many images are decoded, of how many
 
     def resolve(self, path: str) -> Path:
-        """The file or folder that an option `path` means."""
+        """The file or folder that an option `path` refers to."""
         return self.base / expanded(path)
 
 
 def existing(data: Path | None) -> Path | None:
-    """The folder that data are looked for in first, if there is one of that name."""
+    """Return the folder given by the user; raise ValueError if it is not a folder."""
     if data is not None and not data.is_dir():
         raise ValueError(f"{data} is not a folder of data sets: name one, or leave it out")
     return data
@@ -58,16 +58,16 @@ def roots(source: Source) -> list[Path]:
 
 
 Files = tuple[str, ...]
-"""Patterns of files that lie in one folder."""
+"""Patterns of file names, all in one folder."""
 
 
 class Placed(NamedTuple):
-    """A set that people put into its place themselves."""
+    """A data set whose files the user must put into a folder, as Fedlens cannot fetch them."""
 
     folders: tuple[str, ...]
     forms: tuple[Files, ...]
     contents: str
-    origin: str  # where its files are had
+    origin: str  # how to get its files
 
 
 LEAF = ("train/*.json", "test/*.json")
@@ -98,7 +98,7 @@ PLACED = {
 def put_in_place(name: str, source: Source) -> tuple[Path, Files]:
     """The first folder that holds all files of one of the forms of a set, and that form.
 
-    A folder is looked for by its names under each root, then as the root.
+    Under each root, the set's folder names are tried first, then the root itself.
     """
     folders, forms, _, _ = PLACED[name]
     for root in roots(source):
@@ -114,7 +114,7 @@ def put_in_place(name: str, source: Source) -> tuple[Path, Files]:
 
 
 def to_be_placed(name: str) -> str:
-    """What a person does to have a set that cannot be fetched."""
+    """Instructions for getting a set that Fedlens cannot fetch."""
     placed = PLACED[name]
     return (
         f"{placed.origin}, and put {_files(name)} into a folder {placed.folders[0]} in {cache()} "

@@ -1,4 +1,4 @@
-"""The data sets that are too large to be decoded again for every run."""
+"""The data sets that are too large to decode again for every run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Published data sets: found on this machine, and loaded."""
+"""Find published data sets on this machine, and load them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fedlens.reading import BadFile, reading
 
 
 class Found(NamedTuple):
-    """A folder that holds files of a set, perhaps not all."""
+    """A folder that holds all or some of the files of a set."""
 
     folder: Path
     form: Form
@@ -34,7 +34,7 @@ class Found(NamedTuple):
 
 
 def find(entry: Published, places: Sequence[Path]) -> Found | None:
-    """The first folder that holds a whole set, else the first that holds some of it."""
+    """The first folder that holds a whole set, else the first that holds some of its files."""
     partly = None
     for root in places:
         for form in entry.forms:
@@ -50,17 +50,17 @@ def find(entry: Published, places: Sequence[Path]) -> Found | None:
 
 
 def _is_another(entry: Published, form: Form, folder: Path) -> bool:
-    """Whether files named alike are those of another set: MNIST's and Fashion-MNIST's are."""
+    """Whether the files are another set's: MNIST and Fashion-MNIST use the same file names."""
     others = {e.first_test_labels for e in PUBLISHED.values() if e.name != entry.name} - {()}
     names = [name for name in form.files if name.startswith("t10k-labels")]
     try:
         return any(idx.first_labels(folder / name, 10) in others for name in names)
     except ValueError:
-        return False  # whoever reads it says so
+        return False  # an unreadable file is reported when it is loaded
 
 
 def located(entry: Published, source: Source) -> Found:
-    """Where a whole set is, or a ValueError that says where it was looked for."""
+    """The folder of a whole set; raises a ValueError that lists the searched folders."""
     found = find(entry, roots(source))
     if found is None:
         raise not_found(entry, source)
@@ -83,7 +83,7 @@ def _remedy(name: str) -> str:
 
 
 def load(entry: Published, source: Source) -> Dataset:
-    """A published set from its files on this machine."""
+    """Load a published set from its files on this machine."""
     folder, form, _ = located(entry, source)
     try:
         train, test = form.read(folder)

@@ -1,8 +1,8 @@
-"""The cells of S2: six faces of a cube around the globe, each cut in four again and again.
+"""The cells of S2: six faces of a cube around the globe, each divided in four repeatedly.
 
 A cell is the 64-bit number that the S2 library gives it: three bits for the face, two for each
-cut along a Hilbert curve, then a one and zeros. Its token is that number in hexadecimal without
-the zeros at its end. All is computed for many points together.
+division along a Hilbert curve, then a one and zeros. Its token is that number in hexadecimal
+without the zeros at its end. All functions are vectorised over points.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import numpy as np
 
 Array = np.ndarray[Any, Any]
 
-LEVELS = 30  # how often a face is cut before a cell, a centimetre wide, is not cut any more
+LEVELS = 30  # divisions of a face down to the smallest cells, a centimetre wide
 SIDE = 1 << LEVELS
 
 _SWAP, _INVERT = 1, 2
-# Along the curve in each of its four directions: which quarter (2 i + j) comes when, and what
-# direction the curve takes in it.
+# For each of the four directions of the curve: the order of the quarters (2 i + j) along it. _TURNS
+# has the change of direction inside each quarter.
 _QUARTERS = np.array([[0, 1, 3, 2], [0, 2, 3, 1], [3, 2, 0, 1], [3, 1, 0, 2]])
 _PLACES = np.argsort(_QUARTERS, axis=1)
 _TURNS = np.array([_SWAP, 0, 0, _INVERT | _SWAP])
@@ -29,8 +29,8 @@ _TURNS = np.array([_SWAP, 0, 0, _INVERT | _SWAP])
 def cells(lat: Array, lon: Array) -> Array:  # [N] degrees -> [N] uint64
     """The smallest cell around each point."""
     phi, theta = np.radians(lat), np.radians(lon)
-    # With Python's own functions, as NumPy's differ in the last bit: a point on the border of two
-    # cells would fall into another one than S2 says.
+    # Python's math functions: NumPy's differ in the last bit, which would put a point on the border
+    # of two cells into another cell than the S2 library does.
     cos_phi = _each(math.cos, phi)
     x, y = _each(math.cos, theta) * cos_phi, _each(math.sin, theta) * cos_phi
     face, u, v = _on_cube(x, y, _each(math.sin, phi))
@@ -38,7 +38,7 @@ def cells(lat: Array, lon: Array) -> Array:  # [N] degrees -> [N] uint64
 
 
 def parents(cell: Array, level: int) -> Array:  # uint64 -> uint64
-    """The cell after `level` cuts that holds each cell."""
+    """The cell at `level` that contains each cell."""
     last = np.uint64(1 << (2 * (LEVELS - level)))
     return cell & ~(last - np.uint64(1)) | last
 
@@ -50,7 +50,7 @@ def tokens(cell: Array) -> list[str]:
 def quadtree(cell: Array, n_max: int) -> Array:  # [N] uint64 -> [N] uint64
     """The largest cell around each point, from the faces down, that holds at most `n_max` points.
 
-    A smallest cell may hold more, since it cannot be cut.
+    A cell of the smallest size may hold more, since it cannot be divided.
     """
     found = np.empty_like(cell)
     left = np.arange(len(cell))
@@ -66,7 +66,7 @@ def quadtree(cell: Array, n_max: int) -> Array:  # [N] uint64 -> [N] uint64
 
 
 def outline(token: str, num_points: int = 64) -> tuple[Array, Array]:
-    """The border of a cell as latitudes and longitudes, `num_points` a side, closed."""
+    """The border of a cell as a closed line of latitudes and longitudes, `num_points` per side."""
     face, low, high = _square(int(token.ljust(16, "0"), 16))
     along = np.linspace(0, 1, num_points, endpoint=False)
     ones = np.ones(num_points)
@@ -81,7 +81,7 @@ def _each(function: Callable[[float], float], values: Array) -> Array:
 
 
 def _on_cube(x: Array, y: Array, z: Array) -> tuple[Array, Array, Array]:
-    """The face of the cube before each point, and where on it, u and v in -1..1."""
+    """The face of the cube that each point projects to, and its coordinates u and v in -1..1."""
     ax, ay, az = np.abs(x), np.abs(y), np.abs(z)
     axis = np.where(ax > ay, np.where(ax > az, 0, 2), np.where(ay > az, 1, 2))
     ahead = np.choose(axis, [x, y, z])
@@ -92,14 +92,14 @@ def _on_cube(x: Array, y: Array, z: Array) -> tuple[Array, Array, Array]:
 
 
 def _off_cube(face: int, u: Array, v: Array) -> tuple[Array, Array, Array]:
-    """The point at u, v on a face."""
+    """The coordinates x, y, z of the points u, v on a face of the cube."""
     one = np.ones_like(u)
     points = [(one, u, v), (-u, one, v), (-u, -v, one), (-one, -v, -u), (v, -one, -u), (v, u, -one)]
     return points[face]
 
 
 def _leaf(u: Array) -> Array:
-    """Which of the 2^30 columns u falls into; the quadratic projection evens out their areas."""
+    """The column, of 2^30, that contains u; the quadratic projection makes cell areas similar."""
     s = np.where(
         u >= 0, 0.5 * np.sqrt(1 + 3 * np.maximum(u, 0)), 1 - 0.5 * np.sqrt(1 - 3 * np.minimum(u, 0))
     )
@@ -113,7 +113,7 @@ def _to_uv(s: Array) -> Array:
 
 
 def _along_curve(face: Array, i: Array, j: Array) -> Array:
-    """The numbers of the smallest cells in these columns and rows of their faces."""
+    """The numbers of the smallest cells at these columns and rows of their faces."""
     number = face.astype(np.uint64)
     direction = face & _SWAP
     for bit in reversed(range(LEVELS)):
@@ -125,7 +125,7 @@ def _along_curve(face: Array, i: Array, j: Array) -> Array:
 
 
 def _square(cell: int) -> tuple[int, Sequence[float], Sequence[float]]:
-    """The face of a cell, and the corners of its square on it, in 0..1."""
+    """The face of a cell, and two opposite corners of its square on the face, in 0..1."""
     level = LEVELS - ((cell & -cell).bit_length() - 1) // 2
     face, direction = cell >> 61, (cell >> 61) & _SWAP
     i = j = 0

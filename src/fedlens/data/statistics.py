@@ -13,29 +13,29 @@ from fedlens.data.emd import BLOCK, emd, emd_per_client
 from fedlens.data.places import Counted
 from fedlens.federation import MOST_DESCRIBED, Dataset, Federation, Holdings
 
-FEW = 12  # classes or clients that are named in a line
-MOST_ROWS = 40  # clients in a table
-WIDTH = 80  # columns of a terminal
+FEW = 12  # classes or clients named in one line, at most
+MOST_ROWS = 40  # clients in a table, at most
+WIDTH = 80  # characters in a line of a terminal
 
 
 @dataclass(frozen=True)
 class Counts:
-    """What the clients of a federation hold in the first round, counted."""
+    """Counts of the examples that the clients of a federation hold in the first round."""
 
-    by_class: Tensor  # [K, L] examples
-    num_held: int  # examples that somebody holds
-    num_examples: int  # that there are
-    names: Sequence[str] | None  # of the clients, where they have any
+    by_class: Tensor  # [K, L] numbers of examples
+    num_held: int  # examples that at least one client holds
+    num_examples: int  # all examples
+    names: Sequence[str] | None  # of the clients, if they have names
 
     @classmethod
     def of(cls, federation: Federation, watch: Counted | None = None) -> Counts:
-        """Count some clients at a time, since they may be millions; `watch` is told how many."""
+        """Count in chunks, as there may be millions of clients; `watch` is called with progress."""
         by_class = torch.empty(federation.num_clients, federation.num_classes, dtype=torch.int64)
         is_held, names, done = torch.zeros(len(federation.examples), dtype=torch.bool), None, 0
         for some in federation.parts(0):
             by_class[done : done + len(some)] = federation.label_counts(some)
             is_held[some.index] = True
-            names, done = some.names, done + len(some)  # those with names are all in one part
+            names, done = some.names, done + len(some)  # clients with names all come in one part
             if watch is not None:
                 watch(done, federation.num_clients)
         return cls(by_class, int(is_held.sum()), len(is_held), names)
@@ -49,9 +49,9 @@ class Counts:
 
 
 def summary(counted: Counts) -> dict[str, Any]:
-    """What there is to know of a partition, ready for JSON.
+    """The statistics of a partition, ready for JSON.
 
-    Of more clients than MOST_DESCRIBED none is listed.
+    Single clients are not listed if there are more than MOST_DESCRIBED.
     """
     about: dict[str, Any] = {"num_clients": len(counted)}
     if len(counted) <= MOST_DESCRIBED:
@@ -63,10 +63,10 @@ def summary(counted: Counts) -> dict[str, Any]:
 def counts(
     holdings: Holdings, labels: Tensor, num_classes: int, num_clients: int | None = None
 ) -> dict[str, Any]:
-    """What there is to know of a partition without the EMD, which has to look at every client.
+    """The statistics of a partition without the EMD, which needs the counts of every client.
 
-    `num_clients` is that of the federation, should these be the holdings of some. Of more clients
-    than MOST_DESCRIBED none is listed.
+    `num_clients` is that of the federation, if `holdings` has only some of its clients. Single
+    clients are not listed if there are more than MOST_DESCRIBED.
     """
     about = sizes(holdings, num_clients)
     if about["num_clients"] <= MOST_DESCRIBED:
@@ -75,7 +75,7 @@ def counts(
 
 
 def sizes(holdings: Holdings, num_clients: int | None = None) -> dict[str, Any]:
-    """What there is to know without labels."""
+    """The statistics of a partition that need no labels."""
     count = num_clients or len(holdings)
     about: dict[str, Any] = {"num_clients": count}
     if count <= MOST_DESCRIBED:
@@ -85,7 +85,7 @@ def sizes(holdings: Holdings, num_clients: int | None = None) -> dict[str, Any]:
 
 
 def emd_of(holdings: Holdings, labels: Tensor, num_classes: int) -> float:
-    """`emd` of what clients hold, a block at a time, so that memory does not grow with them."""
+    """The `emd` of holdings, computed in blocks so that memory does not grow with the clients."""
     everyone = torch.bincount(labels[holdings.index], minlength=num_classes)
     total = 0.0
     for first in range(0, len(holdings), BLOCK):
@@ -96,7 +96,7 @@ def emd_of(holdings: Holdings, labels: Tensor, num_classes: int) -> float:
 
 
 def found(dataset: Dataset, num_clients: int, names: Sequence[str] | None) -> str:
-    """What a data set turned out to hold, in a line: its classes, its images, its clients."""
+    """A line about what a data set holds: its classes, its images, its clients."""
     shape = "×".join(map(str, dataset.shape))
     clients = f"{num_clients:,} clients{_some(names or ())}"
     return (
@@ -107,16 +107,16 @@ def found(dataset: Dataset, num_clients: int, names: Sequence[str] | None) -> st
 
 
 def _some(names: Sequence[str]) -> str:
-    """The names, in brackets, if there are few."""
+    """The names in brackets if there are at most FEW, else an empty text."""
     return f" ({', '.join(names)})" if 0 < len(names) <= FEW else ""
 
 
 def cross_table(
     counted: Counts, classes: Sequence[str]
 ) -> tuple[list[str], list[list[str]]] | None:
-    """How many examples of each class each client holds: a header, and a row a client.
+    """A table of how many examples of each class each client holds: a header, and client rows.
 
-    None if there are too many of them to be read, or if clients have no names.
+    None if there are too many clients or classes to read, or if clients have no names.
     """
     if counted.names is None or len(counted) > MOST_ROWS or len(classes) > FEW:
         return None
@@ -130,7 +130,7 @@ def cross_table(
 
 
 def describe(counted: Counts) -> list[str]:
-    """The summary in a few lines for a person to read."""
+    """The statistics in a few lines of text."""
     return [
         f"{len(counted):,} clients hold {counted.num_held:,} of {counted.num_examples:,} examples",
         f"examples per client: {_spread(counted.sizes)}",

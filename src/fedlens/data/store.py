@@ -1,9 +1,9 @@
-"""Large sets, decoded and resized once into one file of pixels that is mapped into memory.
+"""Large sets, decoded and resized once into one file of pixels that is memory-mapped.
 
-A store is a folder: `listing.npz` says what is in it, `images.u8` holds the pixels, and
-`manifest.json`, written last, what came of it. While it is made, `images.part` holds the pixels
-and `done.part` what became of each image, with a checksum of its pixels: work that was stopped
-goes on where it was, and what has been lost or changed since is done again.
+A store is a folder: `listing.npz` lists the images, `images.u8` holds the pixels, and
+`manifest.json`, written last, describes the result. While the store is made, `images.part` holds
+the pixels and `done.part` the state of each image, with a checksum of its pixels: interrupted work
+resumes where it stopped, and pixels that were lost or changed since then are decoded again.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from fedlens.files import remove_leftovers, replacing, write_atomically
 from fedlens.locks import one_writer
 from fedlens.reading import Fields, demand_fields, reading
 
-CHUNK = 256  # images between two marks of what is done
+CHUNK = 256  # images after which progress is saved
 BLOCK = 2**24  # bytes
-DONE, MISSING, BROKEN = 1, 2, 3  # what became of an image; 0 is nothing yet
+DONE, MISSING, BROKEN = 1, 2, 3  # states of an image; 0: not processed yet
 FIELDS: Fields = {
     **{"name": str, "size": int, "num_train": int, "num_test": int, "num_left_out": int},
     **{"left_out": list, "sha256": str, "mean": list, "std": list},
-}  # of the manifest
+}  # the fields of the manifest, with their types
 WHY = {MISSING: "missing", BROKEN: "cannot be decoded"}
-MARK = np.dtype([("state", "u1"), ("checksum", "<u4")])  # of an image
+MARK = np.dtype([("state", "u1"), ("checksum", "<u4")])  # the entry of an image in `done.part`
 
 Progress = Callable[[int, int, str], None]
-"""Is told how many images are done, of how many, and what is done to them."""
+"""A progress callback: the number of images done, the total, and the current step."""
 
 
 def prepare(
@@ -54,8 +54,8 @@ def prepare(
 ) -> dict[str, Any]:
     """Decode the images of a set into a store, and return its manifest.
 
-    Images lie anywhere below `images` as ID.jpg or the like. Those that are missing or cannot be
-    decoded are left out, and the manifest says which. A store that is whole is kept.
+    Images are anywhere below `images`, named ID.jpg or similar. Images that are missing or cannot
+    be decoded are left out, and the manifest lists them. A complete store is kept.
     """
     if size < 1:
         raise ValueError(f"size is {size}: choose a number of pixels, such as 96")
@@ -74,7 +74,7 @@ def prepare(
 
 
 def manifest(store: Path) -> dict[str, Any] | None:
-    """What came of a store, if it is whole."""
+    """The manifest of a store, or None if the store is not complete."""
     file = store / "manifest.json"
     if not file.is_file():
         return None
@@ -91,7 +91,7 @@ def manifest(store: Path) -> dict[str, Any] | None:
 
 
 def state(store: Path) -> str:
-    """Whether the images are those that were prepared: "ok", "damaged" or "missing"."""
+    """The state of a store's images: "ok", "damaged" or "missing"."""
     try:
         about = manifest(store)
     except ValueError:
@@ -102,7 +102,7 @@ def state(store: Path) -> str:
 
 
 def dataset(store: Path) -> Dataset:
-    """The data set of a store: its pixels stay on the disk until they are looked at."""
+    """The data set of a store; its pixels stay on disk until they are read."""
     about = manifest(store)
     if about is None:
         raise ValueError(f"{store} is incomplete: go on with `fedlens data prepare`")
@@ -117,7 +117,7 @@ def _mapped_dataset(store: Path, about: Mapping[str, Any]) -> Dataset:
     shape = (len(kept), about["size"], about["size"], 3)
     if (store / "images.u8").stat().st_size != np.prod(shape):
         raise ValueError(f"{store / 'images.u8'} is cut short: remove {store} and prepare again")
-    # Writable, as torch asks, but what is written would never reach the file.
+    # Copy-on-write: torch requires writable memory, and writes must not reach the file.
     pixels = np.memmap(store / "images.u8", np.uint8, "c", shape=shape)
     columns = {k.removeprefix("column_"): c for k, c in arrays.items() if k.startswith("column_")}
     columns["image_id"] = arrays["ids"]
@@ -137,7 +137,7 @@ def _mapped_dataset(store: Path, about: Mapping[str, Any]) -> Dataset:
 
 
 def _keep_listing(store: Path, listed: Listing, size: int) -> None:
-    """Write down what the store is of, unless it says so already."""
+    """Write the listing of the store; if there is one already, it must be the same."""
     arrays: dict[str, Column] = {
         **{"ids": np.array(listed.ids), "labels": listed.labels},
         **{"num_train": np.array(listed.num_train), "classes": np.array(listed.classes)},
@@ -164,7 +164,7 @@ def _equal(a: Mapping[str, Column], b: Mapping[str, Column]) -> bool:
 
 
 def _found(images: Path, ids: Any) -> dict[str, Path]:
-    """Where the image of each id lies, for those that are there."""
+    """The path of the image of each id, for the images that exist."""
     wanted = set(ids)
     found: dict[str, Path] = {}
     for folder, _, files in os.walk(images):
@@ -178,7 +178,7 @@ def _found(images: Path, ids: Any) -> dict[str, Path]:
 def _decode_all(
     listed: Listing, found: Mapping[str, Path], store: Path, size: int, progress: Progress | None
 ) -> Column:
-    """Fill `images.part`, and return what became of each image."""
+    """Fill `images.part`, and return the state of each image."""
     num = len(listed.ids)
     pixels = _mapped(store / "images.part", np.dtype(np.uint8), (num, size, size, 3))
     marks = _mapped(store / "done.part", MARK, (num,))
@@ -205,7 +205,7 @@ def _decode_all(
         for start in range(0, len(todo), CHUNK):
             part = todo[start : start + CHUNK]
             filled = list(pool.map(fill, part.tolist()))
-            pixels.flush()  # before the marks, or a mark could outlive its pixels
+            pixels.flush()  # before the marks: after a crash, no mark may exist without its pixels
             marks[part] = np.array(filled, MARK)
             marks.flush()
             if progress:
@@ -214,7 +214,7 @@ def _decode_all(
 
 
 def _mapped(file: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
-    """A file in memory: as it is, or new and full of zeros."""
+    """Memory-map a file; a file that is missing or of another size is replaced by zeros."""
     size = int(np.prod(shape)) * dtype.itemsize
     if not file.is_file() or file.stat().st_size != size:
         with file.open("wb") as new:
@@ -223,7 +223,7 @@ def _mapped(file: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
 
 
 def _allocate(file: BinaryIO, size: int) -> None:
-    """Have room on the disk for all of a file now: who finds none in a map is killed."""
+    """Reserve disk space for a whole file: a memory map on a full disk kills the process."""
     try:
         _fill(file, size)
     except OSError as error:
@@ -251,7 +251,7 @@ def _fill(file: BinaryIO, size: int) -> None:
 def _finish(
     name: str, listed: Listing, store: Path, size: int, done: Column, progress: Progress | None
 ) -> dict[str, Any]:
-    """Move the decoded pixels together, train before test, and write the manifest."""
+    """Write the decoded pixels without gaps, train before test, then the manifest."""
     kept = np.flatnonzero(done == DONE)
     num_train = int((kept < listed.num_train).sum())
     if not num_train or num_train == len(kept):

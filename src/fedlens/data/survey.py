@@ -1,4 +1,4 @@
-"""A look at a folder of images: its sites, classes and sizes, and what is broken."""
+"""A survey of a folder of images: its sites, classes and sizes, and its broken files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from fedlens.data.layouts import (
 from fedlens.data.pictures import glance
 from fedlens.data.places import Counted
 
-SIDES = (28, 32, 64, 96, 128, 224)  # that images of several sizes are resized to
+SIDES = (28, 32, 64, 96, 128, 224)  # sizes that images are resized to, in pixels
 
 
 class Seen(NamedTuple):
@@ -43,21 +43,21 @@ class Seen(NamedTuple):
 
 
 class Passed(NamedTuple):
-    """What was passed over."""
+    """Files and folders that the survey ignores."""
 
-    suffixes: Counter[str]  # of files that are not called as images are
+    suffixes: Counter[str]  # of files without the ending of an image
     folders: Sequence[Path]  # of sites, classes and parts that have no images
 
     @property
     def kinds(self) -> str:
-        """Files by their endings, those of which there are most."""
+        """The most frequent file endings, with their counts."""
         said = [f"{suffix or 'without ending'} {n:,}" for suffix, n in self.suffixes.most_common(5)]
         return ", ".join([*said, *["..."] * (len(self.suffixes) > len(said))])
 
 
 @dataclass(frozen=True)
 class Survey:
-    """What there is in a folder."""
+    """What a folder holds."""
 
     folder: Path
     laid: Laid
@@ -79,12 +79,12 @@ class Survey:
 
     @property
     def parts(self) -> Counter[Part]:
-        """How many images are for what; those of which nobody said it are to train on."""
+        """The number of images of each part; images without a part are training images."""
         return Counter(one.split or "train" for one in self.seen)
 
     @property
     def missing(self) -> list[tuple[str, str]]:
-        """The classes that a site does not have."""
+        """Pairs of a site and a class that it has no image of."""
         there = {(one.site, one.label) for one in self.seen}
         return [
             (s, c) for s in sorted(self.sites) for c in sorted(self.classes) if (s, c) not in there
@@ -92,21 +92,21 @@ class Survey:
 
     @property
     def twins(self) -> list[tuple[Seen, Seen]]:
-        """Files with the same content: one may be trained on, and the other tested."""
+        """Pairs of files with the same content: one may be in train and the other in test."""
         first: dict[str, Seen] = {}
         pairs = [(first.setdefault(one.content, one), one) for one in self.seen]
         return [(a, b) for a, b in pairs if a is not b]
 
     @property
     def deeper(self) -> Path | None:
-        """A folder below those that are sites and classes, if there is one."""
+        """A folder below the levels of sites, classes and parts, or None."""
         levels = self.laid.num_levels
         folders = (one.path.parent for one in self.seen)
         return next((place for place in folders if len(place.parts) > levels), None)
 
     @property
     def side(self) -> int | None:
-        """What images are to be resized to, unless all are of one square size."""
+        """The side to resize images to, or None if all have the same square size."""
         sizes = {one.size for one in self.seen}
         ((width, height), *others) = sizes
         if not others and width == height and width <= SIDES[-1]:
@@ -120,9 +120,9 @@ class Survey:
 
 
 def survey(folder: Path, layout: Reading | None = None, watch: Counted | None = None) -> Survey:
-    """Look at every image below a folder. Of two levels of folders, the outer are sites.
+    """Examine every image below a folder. With two levels of folders, the outer ones are sites.
 
-    `watch` is told how many were looked at, of how many.
+    `watch` is called with the number of images examined and the total.
     """
     if not folder.is_dir():
         listed = f', or set dataset = {{ name = "csv", path = "{folder}" }} in an experiment'

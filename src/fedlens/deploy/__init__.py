@@ -1,1 +1,1 @@
-"""A trained model in use: it classifies images, is tested on other data, and is exported."""
+"""Uses of a trained model: to classify images, to test it on other data, and to export it."""

@@ -14,7 +14,7 @@ from fedlens.runs.measures import measure_name
 from fedlens.runs.records import PART_NAMES, Run, read, settings
 from fedlens.runs.stopping import CHOSEN_BY
 
-FEW = 100  # test images of which an accuracy is told with a warning
+FEW = 100  # test images; with fewer, the card has a warning
 
 CALLS = {
     "onnx": "It takes `images`, bytes [N, {channels}, height, width] of any size, {colour}, and "
@@ -126,7 +126,7 @@ def _quality(run: Run, classes: Sequence[str]) -> list[str]:
 
 
 def _tested(run: Run, part: str, count: int) -> str:
-    """What the images are that it was tested on: copies of training images are no news to it."""
+    """A sentence on the images it was tested on, with the number of copies of training images."""
     copies = copies_in_test(run.folder, count) if part == "test" else None
     if copies == 0:
         return f"On {count:,} test images. None of these files was trained on."
@@ -141,7 +141,7 @@ def _tested(run: Run, part: str, count: int) -> str:
 
 
 def _quality_of_best(run: Run) -> list[str]:
-    """Of the round whose model it is there are accuracies alone."""
+    """The accuracies in the round of the best model: nothing else is recorded for it."""
     found = run.best(CHOSEN_BY)
     assert found is not None, "it was chosen by this"
     record = next(row for row in run.rounds if row["round"] == found[1])

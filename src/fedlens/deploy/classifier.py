@@ -1,4 +1,4 @@
-"""A trained model with all that it needs to be asked: its preprocessing and its classes."""
+"""A trained model with all that predictions need: its preprocessing and its classes."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from fedlens.run_files import (
 from fedlens.setup.network import untrained
 from fedlens.tables import read_tables
 
-BATCH = 64  # images asked about at a time
+BATCH = 64  # images that are classified at a time
 
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """What becomes of an image before the model sees it: what it was in training."""
+    """How an image is prepared for the model, as in training."""
 
     shape: tuple[int, int, int]  # channels, height, width
     mean: tuple[float, ...]  # per channel, of images scaled to [0, 1]
@@ -48,9 +48,9 @@ class Preprocessing:
         return torch.from_numpy(np.array(pixels)).permute(2, 0, 1)
 
     def __call__(self, images: Tensor) -> Tensor:  # [N, channels, any H, any W] -> floats
-        """Images of bytes, 0 to 255, as the model takes them.
+        """Prepare images of bytes, 0 to 255, for the model.
 
-        Those of another size are resized as Pillow does it, to the rounding of a byte.
+        Images of another size are resized as in Pillow, up to the rounding of a byte.
         """
         if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != self.shape[0]:
             given = f"{str(images.dtype).removeprefix('torch.')} {list(images.shape)}"
@@ -67,7 +67,7 @@ class Preprocessing:
 
 
 class Answer(NamedTuple):
-    """What the model takes an image for: the likeliest classes first."""
+    """The prediction for an image: the most likely classes first."""
 
     path: str
     classes: list[tuple[str, float]]  # with their probabilities
@@ -87,7 +87,7 @@ class Classifier(nn.Module):
         self.module, self.preprocessing, self.classes = module, preprocessing, tuple(classes)
 
     def forward(self, images: Tensor) -> Tensor:  # [N, channels, H, W] uint8 -> [N, L]
-        """A model may have more outputs than there are classes: those are left out."""
+        """The logits of the classes; a model may have more outputs, which are left out."""
         logits: Tensor = self.module(self.preprocessing(images))
         return logits[:, : len(self.classes)]
 
@@ -99,7 +99,7 @@ class Classifier(nn.Module):
     def answers(
         self, images: Iterable[tuple[str | Path, Tensor]], top: int = 1
     ) -> Iterator[Answer]:
-        """The same for images that `preprocessing.read` has read, each with its path."""
+        """The same as `predict` for images that `preprocessing.read` has read, with their paths."""
         if top < 1:
             raise ValueError(f"top is {top}: choose 1 or more")
         device = next(self.module.parameters()).device
@@ -118,8 +118,8 @@ class Classifier(nn.Module):
 def load(run: str | Path, module: nn.Module | None = None, *, best: bool = False) -> Classifier:
     """The model of a run, in eval mode, with its preprocessing and its classes.
 
-    It is the last or, with `best`, the one that was best on validation (evaluate.best). `module` is
-    needed only if the run's model was given from Python: one with the same layers.
+    It is the last or, with `best`, the model that was best on validation (evaluate.best). `module`
+    is needed only if the run's model was given from Python: one with the same layers.
     """
     from safetensors.torch import load_file
 
@@ -164,7 +164,7 @@ def load(run: str | Path, module: nn.Module | None = None, *, best: bool = False
 
 
 def _preprocessing(about: Mapping[str, Any]) -> Preprocessing:
-    """As a manifest has it."""
+    """Read the preprocessing from a manifest."""
     channels, height, width = map(int, about["shape"])
     mean, std = (tuple(map(float, about[name])) for name in ("mean", "std"))
     if min(channels, height, width) < 1 or not len(mean) == len(std) == channels:

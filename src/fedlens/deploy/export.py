@@ -30,7 +30,7 @@ ENDINGS: dict[str, Format] = {
     ".safetensors": "safetensors",
 }
 NEEDED = ("onnx", "onnxscript", "onnxruntime")
-CLOSE = 1e-3  # between two probabilities of a class
+CLOSE = 1e-3  # the largest difference between two probabilities of a class
 CHECKED = 16  # images
 
 
@@ -47,11 +47,11 @@ class Probabilities(nn.Module):
 
 
 def export(classifier: Classifier, out: Path, kind: Format) -> float | None:
-    """Write the model; how far its probabilities were from PyTorch's, on real images.
+    """Write the model; return how far its probabilities were from PyTorch's, on real images.
 
-    ONNX and TorchScript take bytes of any size and give probabilities: to resize, to normalise and
-    the softmax are in the graph. A safetensors file has the tensors alone, and says in its
-    metadata how images are prepared; there is nothing to run.
+    ONNX and TorchScript files take bytes of any size and return probabilities: the graph resizes,
+    normalises and applies the softmax. A safetensors file has the tensors alone, and metadata that
+    say how images are prepared. It cannot be run, so None is returned.
     """
     model = Probabilities(classifier).eval()
     if kind == "safetensors":
@@ -71,12 +71,12 @@ def export(classifier: Classifier, out: Path, kind: Format) -> float | None:
 
 
 def _check_one_way(classifier: Classifier) -> None:
-    """Refuse a model that branches on what it is given: a file would hold one of its ways."""
+    """Raise an error if a model branches on its input: a file would contain one branch only."""
     images = torch.zeros(2, 1, *classifier.preprocessing.shape)
     try:
         with torch.no_grad(), _quietly():
             torch.func.vmap(classifier.module, randomness="same")(images)
-    except Exception as error:  # it may refuse anything else, which is no harm here
+    except Exception as error:  # other errors of vmap do no harm here
         if "control flow" in str(error) or ".item()" in str(error):
             where = place_of_error(error).partition(": ")[0] or "in its forward pass"
             raise ValueError(
@@ -86,7 +86,7 @@ def _check_one_way(classifier: Classifier) -> None:
 
 
 def real_images(channels: int) -> Iterator[Tensor]:  # [N, channels, H, W] uint8
-    """Some clothes, as they are and larger."""
+    """Some images of Fashion-MNIST, in their own size and larger."""
     images = fashion_mnist_mini(Source()).test.images[:CHECKED].expand(-1, channels, -1, -1)
     yield images.contiguous()
     larger = F.interpolate(images.float(), (75, 61), mode="bilinear").round()
@@ -150,7 +150,7 @@ def _onnx(model: Probabilities) -> Made:
                 verbose=False,
             )
     except torch.onnx.OnnxExporterError as error:
-        why = reason(error.__cause__ or error).partition(". ")[0]  # of its stack trace, after that
+        why = reason(error.__cause__ or error).partition(". ")[0]  # without its stack trace
         raise ValueError(
             f"torch cannot write this model as ONNX ({why}): let --out end in .pt"
         ) from error
@@ -170,7 +170,7 @@ def _onnx(model: Probabilities) -> Made:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Without what exporters say of themselves: what they write is checked."""
+    """Suppress logs and warnings of exporters: the files that they write are checked."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

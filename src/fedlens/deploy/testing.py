@@ -1,4 +1,4 @@
-"""How good a model is on other data: a folder or a csv file of images with their classes."""
+"""Tests a model on other data: a folder or a csv file of images with their classes."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def tested_on(
     trained_on: Sequence[Path] = (),
     watch: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
-    """What `place` says of the model, ready for JSON.
+    """The measures of the model on the data at `place`, ready for JSON.
 
-    Where the data say which images are for tests, it is these; else all of them. If any has the
-    content of a file in `trained_on`, these are also counted apart. `watch` is told how many images
-    are done, of how many.
+    If the data say which images are for tests, only these are used; else all of them. Images with
+    the content of a file in `trained_on` are also counted separately. `watch` is a callback with
+    the number of images that are done, and their total.
     """
     found = _found(place, classifier.classes)
     listed = found.train if found.test is None else found.test
@@ -65,9 +65,9 @@ def tested_on(
 
 
 def copies_in_test(run: Path, num_tested: int) -> int | None:
-    """How many of a run's test images are copies of training images, as where sites share files.
+    """How many of a run's test images are copies of training images, if sites share files, say.
 
-    None if nobody can tell: it had no image files, or they are not those `num_tested` any more.
+    None if that is unknown: the run had no image files, or there are not `num_tested` any more.
     """
     try:
         train, test = map(_paths, _train_and_test(run))
@@ -77,7 +77,7 @@ def copies_in_test(run: Path, num_tested: int) -> int | None:
 
 
 def training_files(run: Path) -> list[Path]:
-    """The image files that a run trained on. If they cannot be told, a ValueError says why."""
+    """The image files that a run trained on. If they are unknown, a ValueError says why."""
     train, _ = _train_and_test(run)
     return _paths(train)
 
@@ -138,7 +138,7 @@ def _logits(
         for path in some:
             try:
                 images.append(classifier.preprocessing.read(path))
-            except Undecodable as error:  # all of them are named at the end
+            except Undecodable as error:  # `refuse` names all of them
                 broken.append(error)
         if not broken:
             answers.append(classifier(torch.stack(images)))

@@ -1,4 +1,4 @@
-"""An engine maps the client program over a cohort. It knows nothing of any algorithm."""
+"""Engines run the client program for every client of a cohort. They depend on no algorithm."""
 
 from collections.abc import Callable, Sequence
 from typing import Literal
@@ -17,8 +17,9 @@ from fedlens.network.network import Network
 Build = Callable[
     [Network, Examples, Sequence[torch.device], Sequence[Examples], OnDisk | None], Engine
 ]
-"""(network, examples, devices of workers, other examples that are evaluated, how a worker on
-another machine opens images that are not sent, or None) -> an engine."""
+"""Makes an engine from: the network, the training examples, the devices of the workers, other
+example sets to evaluate, and how workers on other machines open images from disk (None: images are
+sent)."""
 
 ENGINES: dict[str, Build] = {
     "sequential": lambda network, examples, *_: Sequential(network, examples),
@@ -32,7 +33,7 @@ ENGINES: dict[str, Build] = {
 }
 
 EngineName = Literal["auto", "sequential", "stacked", "processes", "ray"]
-"""What an experiment can choose: one of ENGINES, or that the machine decides."""
+"""The values of `engine` in an experiment: a key of ENGINES, or auto: the machine decides."""
 
 __all__ = [
     "ENGINES",

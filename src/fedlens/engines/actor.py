@@ -1,4 +1,4 @@
-"""An actor of a Ray cluster: what it has from the start, and how it is asked."""
+"""An actor of a Ray cluster: its initial data, and its methods."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from fedlens.work import exact_model
 class OnDisk(NamedTuple):
     """Images that are not sent: a worker opens them itself, in the data folder of its machine."""
 
-    images: Sequence[Tensor]  # as they are here
-    open: Callable[[], Sequence[Tensor]]  # the same, there
+    images: Sequence[Tensor]  # in this process
+    open: Callable[[], Sequence[Tensor]]  # opens the same images in a worker
 
 
 class TorchSettings(NamedTuple):
-    """What this process asks of torch as a whole, for another to do the same."""
+    """The global torch settings of this process, to apply them in another one."""
 
     matmul: str
     tf32: bool
@@ -56,14 +56,14 @@ class TorchSettings(NamedTuple):
 
 
 class SentExamples(NamedTuple):
-    """Examples on their way: with images, with those of an earlier set, or with those on disk."""
+    """Examples as they are sent: with images, or with those of an earlier set or on disk."""
 
     images: Tensor | None
     labels: Tensor
     rows: Tensor | None
     shape: torch.Size
-    like: int | None  # the number of the set
-    on_disk: int | None  # their number there
+    like: int | None  # the number of the earlier set with these images
+    on_disk: int | None  # their number in `OnDisk.images`
 
 
 class ActorInit(NamedTuple):
@@ -78,7 +78,7 @@ class ActorInit(NamedTuple):
     def of(
         cls, network: Network, examples: Sequence[Examples], on_disk: OnDisk | None
     ) -> ActorInit:
-        """With images once, however many sets share them."""
+        """Pack the example sets; images that several sets share are packed once."""
         places = {id(images): n for n, images in enumerate(on_disk.images if on_disk else ())}
         first: dict[int, int] = {}
         messages = []
@@ -98,7 +98,7 @@ class ActorInit(NamedTuple):
         return cls(network, messages, on_disk.open if on_disk else None, TorchSettings.here())
 
     def open_examples(self) -> list[Examples]:
-        """The examples; those that share images there share them here."""
+        """The example sets; sets that share images in the driver share them here, too."""
         on_disk = list(self.open_images()) if self.open_images is not None else []
         found: list[Examples] = []
         for message in self.examples:
@@ -119,7 +119,7 @@ class ActorInit(NamedTuple):
 
 
 class Actor:
-    """A `Trainer` that Ray reaches."""
+    """A `Trainer` that is called through Ray."""
 
     def __init__(self, device: torch.device, stacks: bool) -> None:
         self.device, self.stacks = device, stacks
@@ -128,7 +128,7 @@ class Actor:
         return driver.set_up_worker()
 
     def load(self, init: ActorInit) -> str:
-        """Make ready to train; in one line what went wrong, if anything did."""
+        """Prepare to train; return one line that says what went wrong, or ""."""
         try:
             init.settings.apply()
             examples = init.open_examples()
@@ -142,7 +142,7 @@ class Actor:
         self.trainer.program = program
 
     def begin(self, trees: Message) -> None:
-        """What the tasks that follow have in common."""
+        """Set what the following tasks have in common."""
         found: Memory = unpack(trees)
         if "params" in found and "exact" not in found:
             found["exact"] = exact_model(found["params"] | found["buffers"])

@@ -1,4 +1,4 @@
-"""Actors of a Ray cluster: one a core, or one a GPU, of every node that lives."""
+"""Actors of a Ray cluster: one per core, or one per GPU, of every live node."""
 
 from __future__ import annotations
 
@@ -11,33 +11,32 @@ from typing import Any
 from fedlens.engines.cluster import HeadLost, alive_nodes, check_head, first_line
 from fedlens.engines.driver import Driver
 
-FIRST_SECONDS = 300.0  # until the first is there
-OTHERS_SECONDS = 10.0  # after it, that are waited for others; those that are later join later
-SILENT_SECONDS = 10.0  # of waiting for the first, before a line says so
-LOOK_SECONDS = 1.0  # between two looks for nodes, while there are none
-STARTS = 3  # of workers, if all of them are lost
+FIRST_SECONDS = 300.0  # timeout for the first worker
+OTHERS_SECONDS = 10.0  # to wait for others after the first; slower ones join later
+SILENT_SECONDS = 10.0  # of waiting for the first worker before a warning
+LOOK_SECONDS = 1.0  # between two checks for nodes, while there are none
+STARTS = 3  # attempts to start workers, if all of them are lost
 
 logger = logging.getLogger(__name__)
 
 
 class RemoteWorker:
-    """An actor, and the tasks that it was given and has not answered."""
+    """An actor and its unanswered tasks."""
 
     def __init__(self, handle: Any, node: str, set_up: Any, loaded: Any) -> None:
         self.handle, self.node = handle, node
-        self.set_up, self.loaded = set_up, loaded  # what its `set_up` and its `load` will return
-        self.given: deque[tuple[int, Any]] = deque()  # the number of a task, and what comes of it
-        self.program: Any = None  # that it was sent
-        self.trees: Any = None  # that it was sent, which its tasks have in common
+        self.set_up, self.loaded = set_up, loaded  # references of the results of both calls
+        self.given: deque[tuple[int, Any]] = deque()  # the number of a task, and a reference
+        self.program: Any = None  # the last one that it was sent
+        self.trees: Any = None  # the last common trees that it was sent
         self.most_bytes = 0  # see `Done.most_bytes`
 
 
 class ActorGroup:
-    """Actors of one class, which `set_up` and `load` make ready: both return what went wrong, if
-    anything.
+    """Actors of one class. `set_up` and `load` prepare an actor; both return an error line, or "".
 
-    They are made with `arguments`; `data`, a reference, is what `load` is given. There are
-    `most_workers` of them at the most.
+    Actors are created with `arguments`; `load` gets `data`, which is a reference. There are at most
+    `most_workers` actors.
     """
 
     def __init__(
@@ -54,17 +53,17 @@ class ActorGroup:
         self._actor, self._arguments, self._data = ray.remote(actor), arguments, data
         self._driver = ray.put(Driver.here())
         self._starting: list[RemoteWorker] = []
-        self._unusable: set[str] = set()  # nodes where no more are started
+        self._unusable: set[str] = set()  # nodes where no more workers are started
 
     def start(self, most: int) -> None:
-        """Start workers where nodes have room, up to so many in all, and use those that are ready.
+        """Start workers where nodes have room, at most `most` in all, and use those that are ready.
 
-        If none is, wait for the first.
+        If none is ready, wait for the first.
         """
         try:
             check_head(self.ray)
         except HeadLost:
-            self.ray.shutdown()  # else it would end this process, a notebook's kernel, say
+            self.ray.shutdown()  # else Ray would end this process, which may be a notebook
             raise
         self._start_more(most)
         mistakes, lost = self._wait_for_started(0.0)
@@ -80,7 +79,7 @@ class ActorGroup:
                 if mistakes or (lost and starts == STARTS):
                     why = (mistakes + lost)[0]
                     raise ValueError(f"no worker could be started on the Ray cluster: {why}")
-                starts += bool(lost)  # with their nodes, perhaps: others may be there
+                starts += bool(lost)  # perhaps their nodes were lost, and there are others
                 self._start_more(most)
             found = self._wait_for_started(left if has_said else min(left, SILENT_SECONDS))
             mistakes, lost = mistakes + found[0], lost + found[1]
@@ -91,7 +90,7 @@ class ActorGroup:
                     "waiting for the Ray cluster: its %s are at work, or slow to start", kind
                 )
         for mistake in dict.fromkeys(mistakes):
-            told = {"once": True}  # every point of a sweep starts its own
+            told = {"once": True}  # every point of a sweep starts workers of its own
             logger.warning("a node of the Ray cluster is not used: %s", mistake, extra=told)
 
     def _start_more(self, most: int) -> None:
@@ -101,7 +100,7 @@ class ActorGroup:
             for node, n in resources_by_node(self.ray, self.on_gpus).items()
             if node not in self._unusable
         }
-        # One of each node, then another of each: few workers are spread over many nodes.
+        # Nodes take turns, so that few workers are spread over many nodes.
         turns = zip_longest(*([node] * number for node, number in room.items()))
         spread = [node for turn in turns for node in turn if node is not None]
         most = min(most, self.most_workers or most)
@@ -117,21 +116,21 @@ class ActorGroup:
             max_restarts=0,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
         ).remote(*self._arguments)
-        # What `load` is given may need code that `set_up` brings: they run one after the other.
+        # The data of `load` may need code that `set_up` provides; an actor runs its calls in order.
         return RemoteWorker(
             handle, node, handle.set_up.remote(self._driver), handle.load.remote(self._data)
         )
 
     def _wait_for_started(self, seconds: float) -> tuple[list[str], list[str]]:
-        """Use those that are ready within so many seconds, and soon after the first of them.
+        """Use the workers that are ready within `seconds`, or soon after the first of them.
 
-        What went wrong with others: by a mistake, which they told, or since they were lost.
+        Return what went wrong with others: the errors that they returned, and how they were lost.
         """
         mistakes: list[str] = []
         lost: list[str] = []
         starting = {one.loaded: one for one in self._starting}
         if not starting:
-            time.sleep(min(seconds, LOOK_SECONDS))  # for a node that joins
+            time.sleep(min(seconds, LOOK_SECONDS))  # until a node may join
             return mistakes, lost
         ready, _ = self.ray.wait(list(starting), timeout=seconds)
         if ready:
@@ -153,9 +152,9 @@ class ActorGroup:
         return mistakes, lost
 
     def remove(self, worker: RemoteWorker) -> None:
-        """Go on without one that is lost."""
+        """Continue without a lost worker."""
         self.workers.remove(worker)
-        self.ray.kill(worker.handle)  # only out of reach, it would come back and keep its core
+        self.ray.kill(worker.handle)  # if only unreachable, it would come back and keep its core
 
     def stop(self) -> None:
         if not self.ray.is_initialized():
@@ -165,12 +164,12 @@ class ActorGroup:
 
 
 def resources_by_node(ray: Any, on_gpus: bool) -> dict[str, int]:
-    """How many cores, or GPUs, each node that lives has."""
+    """The number of cores, or of GPUs, of each live node."""
     kind = "GPU" if on_gpus else "CPU"
     return {node: int(has.get(kind, 0)) for node, has in alive_nodes(ray).items()}
 
 
 def lost_errors(ray: Any) -> tuple[type[Exception], ...]:
-    """What `ray.get` raises for an answer that will never come, though the cluster lives."""
+    """The exceptions of `ray.get` for a result that is lost while the cluster still works."""
     found = ray.exceptions
     return found.RayActorError, found.ObjectLostError, found.NodeDiedError, found.OutOfMemoryError

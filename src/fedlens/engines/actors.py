@@ -1,4 +1,4 @@
-"""Workers of the engine `ray`: actors, wherever in the cluster they are, and the way to them."""
+"""Workers of the engine `ray`: actors anywhere in the cluster, and how to reach them."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ logger = logging.getLogger(__name__)
 
 
 Ask = Callable[[Any], Any]
-"""Gives a task to an actor, and returns the reference of what will come of it."""
+"""Sends a task to an actor, and returns the reference of its result."""
 
 
 class Actors:
-    """`Workers` that are actors: one a core, or one a GPU, of every node that lives.
+    """`Workers` that are actors: one per core, or one per GPU, of every live node.
 
-    It is also the `Transport` of their tasks.
+    This class is also the `Transport` of their tasks.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Actors:
         ray: Any,
         init: ActorInit,
         on_gpus: bool,
-        device: torch.device,  # of each: where it trains, among what it sees
+        device: torch.device,  # of each actor, among those that it sees
         stacks: bool,
         most_workers: int | None,
     ) -> None:
@@ -56,7 +56,7 @@ class Actors:
         self.num_lost = 0
         self.num_waiting = self.clients_a_task = 1
         self._program: ClientProgram | None = None
-        self._trees: Any = None  # that tasks have in common, or their reference
+        self._trees: Any = None  # what tasks have in common, or its reference
 
     @property
     def num_workers(self) -> int:
@@ -79,7 +79,7 @@ class Actors:
     ) -> Iterator[Done]:
         trees, exact = trees_of(shared), exact_model(shared.params | shared.buffers)
         if all(torch.equal(exact[name], t) for name, t in shared.exact.items()):
-            del trees["exact"]  # two thirds of what would be sent: actors make it themselves
+            del trees["exact"]  # two thirds of the bytes to send: actors compute it themselves
         self._begin(trees)
 
         def ask(rows: slice, actor: Any) -> Any:
@@ -100,13 +100,12 @@ class Actors:
             yield done.result.clone()
 
     def _begin(self, trees: Memory) -> None:
-        """Put what tasks have in common where every node finds it: if it is large, it goes there
-        once."""
+        """Prepare what tasks have in common. If it is large, each node receives it only once."""
         message = pack(_contiguous(trees))
         self._trees = self.ray.put(message) if arrays_of(message) else message
 
     def _send_common(self, worker: RemoteWorker) -> None:
-        """Send a worker what its tasks have in common, unless it has it."""
+        """Send a worker what its tasks have in common, unless it already has it."""
         if worker.program is not self._program_there:
             worker.handle.set_program.remote(self._program_there)
             worker.program = self._program_there
@@ -150,7 +149,7 @@ class Actors:
         return answers, list(gone.values())
 
     def replace(self, worker: RemoteWorker, times: int) -> None:
-        """Go on without one that is lost, unless others would go the same way."""
+        """Continue without a lost worker; raise an error if its task was lost TRIES times."""
         self.num_lost += 1
         self.group.remove(worker)
         if times == TRIES:

@@ -1,6 +1,6 @@
-"""The Ray cluster that this process uses: one that runs somewhere, or its own on this machine.
+"""The Ray cluster that this process uses: an existing one, or its own on this machine.
 
-Ray is imported here and in `actor_group.py`, when it is asked for, and nowhere else.
+Ray is imported only here and in `actor_group.py`, when it is needed.
 """
 
 from __future__ import annotations
@@ -26,33 +26,33 @@ from fedlens.engines.gpus import all_have_bf16, gpu_names, has_bf16
 from fedlens.process_state import is_alive
 
 NEEDED = 'engine "ray" needs Ray: pip install "fedlens[ray]", or choose engine = "processes"'
-ADDRESS = "RAY_ADDRESS"  # the variable that names a cluster
-HOME = Path("/tmp")  # the path of a socket may have 107 bytes: a longer place would not do
-PREFIX = "fedlens-ray-"  # of the folders of processes: a cluster of one's own, or an actor's files
-STORE = 2**30  # bytes for models and uploads, besides the examples; what is not used takes no room
-GPU_SECONDS = 300.0  # until a GPU of each node has said what it is
-ANSWER = 10.0  # seconds for which a cluster may be silent
-HEAD_SECONDS = 20.0  # for which a head may be gone: some are started again
+ADDRESS = "RAY_ADDRESS"  # environment variable with the address of a cluster
+HOME = Path("/tmp")  # short: the path of a Unix socket has at most 107 bytes
+PREFIX = "fedlens-ray-"  # of the folder of a process: for its own cluster, or the files of an actor
+STORE = 2**30  # bytes for models and uploads, besides the examples; unused memory takes no room
+GPU_SECONDS = 300.0  # timeout for queries to one GPU of each node
+ANSWER = 10.0  # timeout in seconds for a connection to the cluster
+HEAD_SECONDS = 20.0  # that a head node may be unreachable: some are restarted
 HEAD_LOOK_SECONDS = 1.0
-STARTS = 3  # of Ray on this machine: where all cores are busy, it gives up after 30 s
+STARTS = 3  # attempts to start Ray here: where all cores are busy, it gives up after 30 s
 
 logger = logging.getLogger(__name__)
 
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # else what raylets say of lost workers goes to stdout
+    "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # else raylets report lost workers on stdout
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else a warning about GPUs
 }
 
 
 def connect(num_bytes: int = 0) -> Any:
-    """Ray, connected; the first call decides to which cluster.
+    """Connect to a Ray cluster and return the module `ray`; the first call chooses the cluster.
 
-    That is the cluster that RAY_ADDRESS names, or else one of this process's own, which ends with
-    it, on all cores and GPUs of this machine. `num_bytes` is what the examples take.
+    It is the cluster at RAY_ADDRESS, or else one that this process starts on all cores and GPUs of
+    this machine, and that ends with it. `num_bytes` is the size of the examples.
     """
     address = os.environ.get(ADDRESS, "")
-    if not address:  # all on 127.0.0.1, not on an address that others can reach
+    if not address:  # use 127.0.0.1, which other machines cannot reach
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     ray = _ray()
     if ray.is_initialized():
@@ -84,7 +84,7 @@ def connect(num_bytes: int = 0) -> Any:
         try:
             own()
             break
-        except Exception as error:  # Ray has no class of its own for this
+        except Exception as error:  # Ray has no exception class for this
             ray.shutdown()
             if attempt == STARTS:
                 why = f"Ray did not start on this machine: {first_line(error)}"
@@ -93,7 +93,7 @@ def connect(num_bytes: int = 0) -> Any:
 
 
 def check() -> None:
-    """Refuse at once, before files are written, what Ray cannot do or would try for long."""
+    """Raise an error early, before files are written, if Ray would fail or retry for long."""
     address = os.environ.get(ADDRESS, "")
     host, _, port = address.rpartition(":")
     if address not in ("", "auto", "local") and ("://" in host or not host or not port.isdecimal()):
@@ -117,18 +117,18 @@ def _no_cluster(address: str, reason: str) -> ValueError:
 
 
 def disconnect() -> None:
-    """End a cluster of one's own, or leave another."""
+    """Shut down this process's own cluster, or disconnect from another one."""
     _ray().shutdown()
     shutil.rmtree(own_folder(), ignore_errors=True)
 
 
 def alive_nodes(ray: Any) -> dict[str, dict[str, float]]:
-    """What each node that lives has in all (CPU, GPU, ...), by its id."""
+    """The total resources (CPU, GPU, ...) of each live node, by its id."""
     return {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
 
 
 def check_head(ray: Any) -> None:
-    """Raise while somebody can be told: Ray ends this process a minute after its head is gone."""
+    """Raise an error if the head node is lost: a minute later Ray would end this process."""
     address = ray.get_runtime_context().gcs_address
     until, has_said = time.monotonic() + HEAD_SECONDS, False
     while True:
@@ -148,18 +148,18 @@ def check_head(ray: Any) -> None:
 
 
 def _reach(address: str) -> None:
-    """Raise an OSError if nobody listens at HOST:PORT."""
+    """Raise an OSError if no server listens at HOST:PORT."""
     host, _, port = address.rpartition(":")
     socket.create_connection((host.strip("[]"), int(port)), ANSWER).close()
 
 
 def first_line(error: Exception) -> str:
-    """What an error says first, or its class if it says nothing."""
+    """The first line of an error's message, or its class if the message is empty."""
     return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 class HeadLost(ChildProcessError):
-    """Nothing more can be asked of the cluster."""
+    """The head node is lost, so that the cluster cannot be used any more."""
 
 
 class Gpu(NamedTuple):
@@ -170,7 +170,7 @@ class Gpu(NamedTuple):
 @functools.cache
 def gpus() -> tuple[Gpu, ...]:
     """The GPUs of the cluster, as it is now."""
-    if not os.environ.get(ADDRESS):  # that of this machine, which is not started for this
+    if not os.environ.get(ADDRESS):  # this machine's GPUs: no cluster is started for this
         return tuple(Gpu(name, all_have_bf16()) for name in gpu_names())
     ray = connect()
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -179,7 +179,7 @@ def gpus() -> tuple[Gpu, ...]:
     asked = [
         ray.remote(_gpu_here)
         .options(
-            num_gpus=1,  # those of a node are alike, and others may be at work
+            num_gpus=1,  # the GPUs of a node are alike, and others may be busy
             scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
         )
         .remote()
@@ -202,7 +202,7 @@ def _gpu_here() -> Gpu:
 
 
 def _init(ray: Any, **options: Any) -> None:
-    """`ray.init`, which would take SIGTERM for itself and print where it came."""
+    """Call `ray.init` and restore the handler of SIGTERM: Ray's own prints where it arrived."""
     main = threading.current_thread() is threading.main_thread()
     handler = signal.getsignal(signal.SIGTERM)
     ray.init(**options)
@@ -211,7 +211,7 @@ def _init(ray: Any, **options: Any) -> None:
 
 
 def _ray() -> Any:
-    """Ray, which reads its settings as it is imported: so nothing may import it before this."""
+    """Import Ray. It reads its settings at import, so it must not be imported before this."""
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     try:
@@ -222,7 +222,7 @@ def _ray() -> Any:
 
 
 def own_folder() -> Path:
-    """Where this process may keep files while it lives."""
+    """The folder for files of this process while it runs."""
     return HOME / f"{PREFIX}{os.getpid()}"
 
 

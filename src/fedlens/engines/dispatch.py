@@ -1,4 +1,4 @@
-"""Tasks handed out to workers, wherever they are, and their answers in order."""
+"""Sends tasks to workers, local or remote, and yields their answers in order."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
-TRIES = 3  # of a task whose worker is gone
+TRIES = 3  # attempts at a task whose worker is lost
 
 
 class HasTasks(Protocol):
-    given: deque[tuple[int, Any]]  # the numbers of tasks that it has not answered, oldest first
+    given: deque[tuple[int, Any]]  # unanswered tasks, each with its number, oldest first
 
 
 W = TypeVar("W", bound=HasTasks)  # a worker
@@ -21,40 +21,40 @@ A = TypeVar("A")
 
 
 class Transport(Protocol[W, T_contra, A_co]):
-    """The workers, and the way to them: what differs between processes and actors."""
+    """The workers and how to reach them: what differs between processes and actors."""
 
     @property
     def workers(self) -> Sequence[W]: ...
 
     @property
     def num_waiting(self) -> int:
-        """How many tasks may be in work or have an answer that waits for its turn."""
+        """How many tasks may be in progress or have an answer that waits for its turn."""
         ...
 
     def send(self, worker: W, number: int, task: T_contra) -> None:
-        """Give a task to a worker, and note that it has it."""
+        """Send a task to a worker, and append it to the worker's `given`."""
         ...
 
     def receive(self, waits: bool) -> tuple[Mapping[int, A_co], Sequence[W]]:
-        """Answers that have come, by the numbers of their tasks, and workers that are gone.
+        """The answers that have arrived, by task number, and the workers that are lost.
 
-        If there are none it waits, for a while at least, or not at all.
+        If there are none and `waits` is true, it blocks, at least for a while.
         """
         ...
 
     def replace(self, worker: W, times: int) -> None:
-        """Go on without a worker that is gone, unless it is the last of so many TRIES."""
+        """Continue without a lost worker; raise an error if its task was lost TRIES times."""
         ...
 
 
 def answers_in_order(
     transport: Transport[W, T, A], tasks: Sequence[T], order: list[int]
 ) -> Iterator[A]:
-    """The answers to tasks, in their order; they are handed out in another one.
+    """Yield the answers in the order of `tasks`, which are sent to workers in another `order`.
 
-    A worker has its next task before it is done with one, so that it need not wait for this
-    process; but the last tasks are for those that are done first. The tasks of a worker that is
-    gone are given to others: they are the same, and so is what comes of them.
+    A worker gets its next task before it finishes one, so that it does not wait for this process;
+    but the last tasks go to the workers that finish first. The tasks of a lost worker are sent to
+    others, with the same results.
     """
     done: dict[int, A] = {}
     lost: Counter[int] = Counter()  # how often a task was lost with its worker
@@ -70,7 +70,7 @@ def answers_in_order(
             in_work += 1
         has_come = turn in done
         if has_come:
-            # One at a time: while it is added up, a worker may have become idle.
+            # One at a time: a worker may become idle while the caller adds the answer up.
             yield done.pop(turn)
             turn += 1
         answers, gone = transport.receive(waits=not has_come)
@@ -78,5 +78,5 @@ def answers_in_order(
         for worker in gone:
             numbers = [number for number, _ in worker.given]
             order[:0] = numbers
-            lost.update(numbers[:1])  # the one it was at work on
+            lost.update(numbers[:1])  # the task it was working on
             transport.replace(worker, lost[numbers[0]])

@@ -1,7 +1,7 @@
-"""What a worker of a cluster must have of the process that asks it: its versions, and its code.
+"""What a worker of a cluster needs from its driver process: the same versions, and user code.
 
-Modules of the user's own stand beside an experiment, where other machines need not have them. So
-they are sent as text, and a worker imports what its driver imported, wherever it is.
+The user's own modules lie beside an experiment, and other machines may not have them. So they are
+sent as source text, and a worker imports the same modules as its driver.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from fedlens.version import __version__
 
 
 class Source(NamedTuple):
-    """A module as it is sent."""
+    """The source of a module, as it is sent."""
 
     text: str
-    file: str  # where it is at the driver
+    file: str  # its path on the driver's machine
     is_package: bool
 
 
 class Driver(NamedTuple):
     versions: dict[str, str]
-    modules: dict[str, Source]  # of the user's own, by name
+    modules: dict[str, Source]  # the user's own modules, by name
 
     @classmethod
     def here(cls) -> Driver:
         return cls(_versions(), _own_modules())
 
     def set_up_worker(self) -> str:
-        """Make a worker like its driver; in one line why it cannot be, if it cannot."""
+        """Make a worker like its driver; return one line that says why it fails, or ""."""
         mine = _versions()
         for name, version in self.versions.items():
             if mine.get(name) != version:
@@ -53,7 +53,7 @@ class Driver(NamedTuple):
 
 
 def _versions() -> dict[str, str]:
-    """What results depend on; builds of one version for other devices may differ."""
+    """The versions that results depend on; builds of one version for other devices are equal."""
     found = {"fedlens": __version__, "torch": torch.__version__, "numpy": np.__version__}
     return {name: str(version).partition("+")[0] for name, version in found.items()}
 
@@ -72,7 +72,7 @@ def _own_modules() -> dict[str, Source]:
 
 
 class _SentCode(MetaPathFinder, InspectLoader):
-    """Finds modules among those that were sent; they go before what the machine has itself."""
+    """Imports modules from the source that was sent, before the files of this machine."""
 
     def __init__(self, modules: dict[str, Source]) -> None:
         self.modules = modules
@@ -85,7 +85,7 @@ class _SentCode(MetaPathFinder, InspectLoader):
         sent = self.modules[fullname]
         spec = ModuleSpec(fullname, self, origin=sent.file, is_package=sent.is_package)
         spec.has_location = True  # tracebacks and `__file__` name the driver's file
-        if sent.is_package:  # what the driver had not imported may be there
+        if sent.is_package:  # for submodules that the driver had not imported
             spec.submodule_search_locations = [str(Path(sent.file).parent)]
         return spec
 

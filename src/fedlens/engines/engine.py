@@ -1,4 +1,4 @@
-"""What an engine is."""
+"""The interface of all engines."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from fedlens.reporting.reports import Reporting
 from fedlens.work import Part, Shared, Work
 
 Which = slice | Tensor
-"""Some of the examples, by their positions."""
+"""The positions of some examples."""
 
 
 class Unreported(Exception):
-    """Some clients of a cohort did not answer, or with what cannot be taken: rows, with why."""
+    """Some clients of a cohort sent nothing, or nothing valid. `rows` has a reason for each."""
 
     def __init__(self, rows: Mapping[int, str]) -> None:
         super().__init__(", ".join(f"{row}: {why}" for row, why in rows.items()))
@@ -31,12 +31,12 @@ class Unreported(Exception):
 class Engine(Protocol):
     """How to run the client program over a cohort.
 
-    An engine has the model and the examples from the start, on its own device. `map` gives the
-    parts of the cohort back in cohort order, as they are done, so memory follows the part. What an
-    engine does not say of itself has the default that stands here.
+    An engine holds the model and the examples from the start, on its own device. `map` yields the
+    parts of the cohort in cohort order, as they finish, so memory use depends on the size of a
+    part. Members that an engine does not define have the defaults below.
     """
 
-    name: ClassVar[str]  # as an experiment chooses it
+    name: ClassVar[str]  # the value of `engine` in an experiment
     network: Network
 
     def map(self, program: ClientProgram, shared: Shared, work: Work) -> Iterator[Part]: ...
@@ -44,50 +44,50 @@ class Engine(Protocol):
     def predict(
         self, model: Tree, examples: Examples, batches: Sequence[Which]
     ) -> Iterator[Tensor]:
-        """The logits [B, L] of one batch of examples after another."""
+        """Yield the logits [B, L] of each batch of examples."""
         for which in batches:
             images = examples.read(which)
             yield self.network.predict(model, {}, images, fast=self.predicts_fast)
 
     @property
     def predicts_fast(self) -> bool:
-        """Whether logits may be rounded differently, as those of `Network.fast` are."""
+        """Whether `predict` uses the layers of `Network.fast`, whose logits round differently."""
         return False
 
     @property
     def evaluation_recorder(self) -> Recorder | None:
-        """What makes whole evaluations fast that come again and again, if anything does."""
+        """The recorder that speeds up repeated evaluations, if the engine has one."""
         return None
 
     @property
     def reporting(self) -> Reporting | None:
-        """The rules by which it waits for clients that are elsewhere, if they are.
+        """The rules for waiting for remote clients; None if the engine simulates its clients.
 
-        Such clients keep what they remember themselves, and `map` may raise `Unreported`. It is
-        called again without the rows that this names, or with others in their place.
+        Remote clients store their own memory, and `map` may raise `Unreported`. The caller then
+        calls `map` again without the rows of that exception, or with others in their place.
         """
         return None
 
     def client_accuracy(self, model: Tree, memory: Mapping[int, Memory]) -> Tensor | None:  # [K]
-        """What clients that are elsewhere say of a model, on what each holds out."""
+        """The accuracies that remote clients report for a model, each on its held-out examples."""
         return None
 
     def close(self) -> None:
-        """Give back what the engine holds. It can be used again afterwards."""
+        """Release the resources of the engine. It can be used again afterwards."""
         return
 
     @property
     def worker_devices(self) -> tuple[torch.device, ...]:
-        """Where workers train, if that is not where the server is."""
+        """The devices of the workers, if they differ from the device of the server."""
         return ()
 
     def device_name(self, device: torch.device) -> str:
-        """What a GPU that clients train on is called."""
+        """The name of a GPU that clients train on."""
         return torch.cuda.get_device_name(device)
 
     @property
     def num_lost(self) -> int:
-        """How many workers were lost since the first round; others did what they had to do."""
+        """How many workers were lost since the first round. Others took over their tasks."""
         return 0
 
     @property
@@ -102,15 +102,15 @@ class Engine(Protocol):
 
     @property
     def busy_seconds(self) -> float:
-        """What workers, all together, have been at work since they were started."""
+        """The seconds that all workers together have computed since they were started."""
         return 0.0
 
     @property
     def worker_bytes(self) -> int:
-        """The most memory that all workers together have had, besides this process's."""
+        """The sum of the peak memory of all workers, in bytes; this process is not counted."""
         return 0
 
     @property
     def padding_share(self) -> float | None:
-        """How much of what was computed was padding; None: it has computed nothing, or none."""
+        """The share of computed examples that was padding; None: nothing computed or no padding."""
         return None

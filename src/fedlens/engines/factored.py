@@ -1,4 +1,4 @@
-"""Linear layers whose clients never get weights of their own.
+"""Linear layers in factored form: no client has a weight matrix of its own.
 
 With gradient descent from a common start w0, a client's weights after t steps are
 
@@ -9,12 +9,12 @@ So with the rows of X and D being these examples, and F the diagonal of the deca
 
     w_t x = w0 x - lr * D' F (X x),
 
-and the round's whole update is the one product -lr * D' F X over all clients, each weighed by its
-share. That is exact. It holds for every `LocalStep` that contracts: plain descent (decay = 1),
-FedProx's pull (decay = 1 - lr * mu), and a drift that is the same in every step (ADMM's dual),
-which each client then has a matrix of. An upload that is more than the difference gets weights that
-are multiplied out at the end. It pays where a client sees few examples and the matrix is large. Of
-a sweep, each experiment has its own start and its own numbers.
+and the update of the whole round is a single product -lr * D' F X over all clients, each weighted
+by its share. This is exact. It holds for every `LocalStep` that contracts: plain descent
+(decay = 1), FedProx's pull (decay = 1 - lr * mu), and a drift that is the same in every step
+(ADMM's dual), for which each client has a matrix. If an upload needs more than the difference, the
+weights are multiplied out at the end. Factors are cheaper where a client sees few examples and the
+matrix is large. In a sweep, each experiment has its own w0 and its own numbers.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ from fedlens.slots import Combine, LocalStep
 from fedlens.trees import map_tensors
 from fedlens.work import ClientInputs, Shared, Work
 
-WORTH_IT = 2  # how many times smaller the matrix may be than the factors: its copies cost more
-LARGE = 10**8  # weights of an experiment's clients whose step keeps a GPU as busy as its launch
+WORTH_IT = 2  # how many times larger than the matrix factors may be: copies of it cost more
+LARGE = 10**8  # weights of an experiment's clients with which a step takes as long as its launch
 
-INPUTS, GRADS = ".inputs", ".grads"  # names of factors in an upload: the weight's, and one of these
+INPUTS, GRADS = ".inputs", ".grads"  # suffixes to a weight's name: its factors in an upload
 
 
 def factorable(network: Network, program: ClientProgram, work: Work) -> tuple[str, ...]:
-    """The weights that are better not given to clients, by name; none if that does not hold."""
+    """The names of the weights to keep factored; none if the algorithm or work rules that out."""
     if not all(map(_holds, program.algorithms)) or not _is_regular(work):
         return ()
     _, steps, batch = work.plan.index.shape
@@ -68,10 +68,10 @@ def factorable(network: Network, program: ClientProgram, work: Work) -> tuple[st
 
 
 def faster_one_by_one(network: Network, program: ClientProgram, work: Work) -> bool:
-    """Whether experiments with large matrices should not train side by side.
+    """Whether experiments should train one by one because their matrices are large.
 
-    Side by side, clients that take more steps than others could not be factored: those that are
-    left are of several experiments, in any order.
+    Side by side, clients with different numbers of steps could not be factored: those that still
+    train would belong to several experiments, in any order.
     """
     if len(work.spans) == 1 or _is_regular(work):
         return False
@@ -89,17 +89,17 @@ def _holds(algorithm: Algorithm) -> bool:
     if step is None or not step.contracts or not algorithm.reset:
         return False
     if algorithm.pace is not None and algorithm.pace.since == "now":
-        return False  # factors tell how far a client is from the model that it started from
+        return False  # factors give the distance from the model that a client started from
     decay = step.decay
     assert not isinstance(decay, Tensor), "each algorithm of a sweep has its own numbers"
-    # A weight of examples that looks at the model must find all of it.
+    # An example weight that reads the model needs all of its parameters.
     return 0 < decay <= 1 and not any(weight.reads_model for weight in weights)
 
 
 def _is_regular(work: Work) -> bool:
-    """Whether each experiment has as many clients, and all of them stay in its place."""
+    """Whether, in every step, clients form blocks of one size, one block for each experiment."""
     if len(work.cohort_sizes) == 1:
-        return work.group is None  # else versions of the model, of which some clients started
+        return work.group is None  # else groups are versions of the model that clients started from
     if len(work.spans) == 1:
         return True
     counts, steps = {end - first for _, first, end in work.spans}, work.plan.steps
@@ -107,18 +107,18 @@ def _is_regular(work: Work) -> bool:
 
 
 class FactoredForm:
-    """How clients hold the weights of some linear layers: as factors (`client.WeightForm`)."""
+    """Stores the clients' weights of some linear layers as factors (a `steps.WeightForm`)."""
 
     def __init__(self, network: Network, program: ClientProgram, names: tuple[str, ...]) -> None:
         self.network, self.names = network, names
-        # Where only the sum of the differences is asked for, no client's own is ever made.
+        # If only the sum of the differences is needed, no client's own difference is computed.
         self.sums_uploads = not program.guarded and all(
             isinstance(one.combine, WeightedSum) and one.upload is difference and not one.channel
             for one in program.algorithms
         )
         self.channels = {n: network.flattened_channels(n.removesuffix(".weight")) for n in names}
         self.batch = 0
-        self.server: Tree = {}  # [G, ...] w0, in the same memory: a recorded step reads it there
+        self.server: Tree = {}  # [G, ...] w0, always in the same memory: recorded steps read it
 
     def program(self, program: ClientProgram) -> ClientProgram:
         """The same program for clients whose weights are in this form."""
@@ -133,7 +133,7 @@ class FactoredForm:
         return replace(algorithm, upload=SendFactors(self), combine=MultiplyFactors(combine, self))
 
     def send(self, shared: Shared, work: Work) -> Shared:
-        """What clients get instead of the whole model: all but these weights."""
+        """What clients are sent: the model without these weights, which `self.server` holds."""
         self.batch = work.plan.index.shape[2]
         groups = [group for group, _, _ in work.spans]
         params, exact = dict(shared.params), dict(shared.exact)
@@ -150,7 +150,7 @@ class FactoredForm:
 
     def start(self, local: Local, inputs: ClientInputs, step: LocalStep) -> FactoredWeights:
         clients, (_, steps, batch) = len(local.steps), inputs.plan.index.shape
-        if steps > LONG:  # few shapes, each of which comes again and can be recorded
+        if steps > LONG:  # few distinct shapes, which recur and can be recorded
             steps = -(-steps // BLOCK) * BLOCK
         lr, decay = (_by_client(number, local) for number in (step.lr, step.decay))  # [C] float64
         layers = {}
@@ -193,7 +193,7 @@ class FactoredForm:
         }
 
     def multiplied_out(self, local: Local, step: LocalStep) -> Local:
-        """Clients with the weights that their factors come to."""
+        """The clients with full weight matrices, computed from their factors."""
         assert local.factored is not None
         params, anchor = dict(local.params), dict(local.anchor)
         exact = local.factored.exact
@@ -209,21 +209,21 @@ class FactoredForm:
         return replace(local, params=params, anchor=anchor, factored=None)
 
     def factors(self, local: Local, name: str, numbers: StepNumbers) -> tuple[Tensor, Tensor]:
-        """X, and D with each row times what its step did to the weights in the end."""
+        """X, and D with each row times -lr and the decays of all later steps."""
         assert local.factored is not None
         inputs, grads, _ = local.factored.layers[name]
         left = faded(grads, self.batch, local.steps, numbers.log_decay)
         return inputs, _times(grads, -numbers.lr[:, None] * left)
 
     def by_pixel(self, name: str, matrices: Tensor) -> Tensor:
-        """Matrices [..., out, features], or [..., out, pixels, channels] of flattened images."""
+        """Matrices [..., out, features]; of flattened images as [..., out, pixels, channels]."""
         channels = self.channels[name]
         if channels is None:
             return matrices
         return matrices.reshape(*matrices.shape[:-1], channels, -1).transpose(-1, -2)
 
     def in_order(self, name: str, product: Tensor) -> Tensor:
-        """A product of factors [..., out, features] with the features as the layer has them."""
+        """A product of factors [..., out, features], with the features in the layer's order."""
         channels = self.channels[name]
         if channels is None:
             return product
@@ -237,7 +237,7 @@ def _by_client(number: Number, local: Local) -> Tensor:  # [C] float64
 
 @dataclass(frozen=True)
 class SendFactors:
-    """upload: the difference of what a client has, and the factors of what it has not."""
+    """upload: differences of the weights that a client has, and factors of the others."""
 
     form: FactoredForm
 
@@ -252,14 +252,14 @@ class SendFactors:
 
 
 def _times(grads: Tensor, weights: Tensor) -> Tensor:
-    """Gradients [C, n, out] times weights [C, n], which are not rounded to their dtype before."""
+    """Gradients [C, n, out] times weights [C, n], multiplied in float32 or wider, then rounded."""
     wide = torch.promote_types(grads.dtype, torch.float32)
     return (grads * weights.to(wide)[:, :, None]).to(grads.dtype)
 
 
 @dataclass(frozen=True)
 class MultiplyFactors(Combine):
-    """combine: the weighted sum, and the product of the factors, which is one."""
+    """combine: the weighted sum; of factored weights, it is the product of the factors."""
 
     inner: WeightedSum
     form: FactoredForm

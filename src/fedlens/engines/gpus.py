@@ -1,7 +1,8 @@
-"""What can only be asked in a process of its own.
+"""Queries about GPUs in a child process, and how to fork safely.
 
-Once a process has used a GPU, or only asked for one, workers forked from it cannot; nor can they
-train once it has trained itself, if there is a GPU. So whoever forks workers asks a child.
+Once a process has used a GPU, or only queried one, workers forked from it cannot use GPUs; nor can
+they train once it has trained itself, if there is a GPU. So a process that forks workers lets a
+child process make the queries.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ USED = (
 
 
 def in_a_child(function: Callable[[], T]) -> T:
-    """What a function gives in a process forked for it alone. This process is left as it was."""
+    """Run a function in a forked child process; return its result. This process is unchanged."""
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
     child = context.Process(target=_answer, args=(function, theirs), daemon=True)
@@ -52,17 +53,17 @@ def in_a_child(function: Callable[[], T]) -> T:
 
 
 def fork(process: multiprocessing.process.BaseProcess) -> None:
-    """Start a child, which calls `forked` first.
+    """Start a child process, which must call `forked` first.
 
-    Ctrl-C waits meanwhile: raised in the middle of a fork, Python would print it and go on. So does
-    the collection of garbage: what this process has left over is not the child's to take down.
+    Ctrl-C is blocked meanwhile: raised in the middle of a fork, Python would print it and go on.
+    Garbage collection is disabled, too: the child must not free the garbage of this process.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, INTERRUPTS)
     collects = gc.isenabled()
     gc.disable()
     try:
         with warnings.catch_warnings():
-            # Python warns of forking beside threads; a child starts none and takes no lock.
+            # Python warns about forks with threads; the child starts none and takes no lock.
             warnings.simplefilter("ignore", DeprecationWarning)
             process.start()
     finally:
@@ -72,23 +73,23 @@ def fork(process: multiprocessing.process.BaseProcess) -> None:
 
 
 def forked() -> None:
-    """In a child: leave Ctrl-C to the parent, and end when it says so.
+    """Set up a forked child process: ignore Ctrl-C, and end on SIGTERM.
 
-    Whatever the parent had stays as it is: an object that waits for its threads when it is freed,
-    as a session of onnxruntime does, would wait for ever, since threads are not forked.
+    Objects of the parent are never freed: one that waits for its threads when it is freed, such as
+    a session of onnxruntime, would wait forever, since threads are not forked.
     """
     gc.freeze()
     gc.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, INTERRUPTS)
-    torch.set_num_threads(1)  # those of the parent are not there any more
+    torch.set_num_threads(1)  # the threads of the parent do not exist here
 
 
 @functools.cache
 def gpu_names() -> tuple[str, ...]:
-    """What the GPUs of this machine are called, as far as torch sees them."""
-    if sys.platform != "linux":  # elsewhere workers use no GPU, and a fork is not safe
+    """The names of the GPUs of this machine that torch sees."""
+    if sys.platform != "linux":  # on other systems workers use no GPU, and forks are unsafe
         return ()
     names = in_a_child(_names)
     if not names and torch.cuda.device_count():
@@ -98,12 +99,12 @@ def gpu_names() -> tuple[str, ...]:
 
 @functools.cache
 def all_have_bf16() -> bool:
-    """Whether every GPU of this machine multiplies in bfloat16 itself."""
+    """Whether every GPU of this machine has hardware for bfloat16."""
     return in_a_child(_have_bf16)
 
 
 def check_unused() -> None:
-    """See that workers forked from here could use GPUs, as far as that shows."""
+    """Raise an error if workers forked from this process cannot use GPUs, as far as is known."""
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         raise ValueError(USED)
 
@@ -119,7 +120,7 @@ def _have_bf16() -> bool:
 
 
 def has_bf16(device: torch.device) -> bool:
-    """Whether a GPU, which this process may use, multiplies in bfloat16 itself."""
+    """Whether a GPU has hardware for bfloat16. This process must be allowed to use the GPU."""
     return torch.cuda.get_device_capability(device) >= (8, 0)
 
 

@@ -1,7 +1,7 @@
-"""Recorders: what comes often in one shape is captured once, then replayed.
+"""Recorders: a call that often recurs with one shape is captured once, then replayed.
 
-A capture is a CUDA graph, which one launch replays. Some run beside others, on a stream of their
-own (`aside`): a round goes on where there is room beside the evaluation of the one before.
+A capture is a CUDA graph, which a single launch replays. Evaluations run on a side stream
+(`aside`), so a round can run on the GPU beside the evaluation of the round before.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from fedlens.trees import copy_all, map_tensors, stack, tensors_in, unstack
 
 T = TypeVar("T")
 
-WORTH_IT = 3  # how often a shape must come before it is captured
-URGENT, NOT_URGENT = -1, 0  # priorities of streams, as CUDA counts them
+WORTH_IT = 3  # a shape is captured at this many calls
+URGENT, NOT_URGENT = -1, 0  # CUDA stream priorities: lower goes first
 
 
 class Capture(Protocol):
-    """A function that was captured on tensors of its own."""
+    """A captured function call with input tensors of its own."""
 
-    result: Any  # where every replay leaves what the function gives
+    result: Any  # every replay writes the function's result here
 
     def replay(self) -> None: ...
 
 
 class CudaGraph:
-    """A CUDA graph of `function(*inputs)`; those of one `pool` share their working memory.
+    """A CUDA graph of `function(*inputs)`; graphs of one `pool` share their working memory.
 
-    The GPU takes up `urgent` ones first. They may be replayed beside those that are not, since
-    libraries have working memory for each stream that is captured: these are captured on another.
+    The GPU schedules `urgent` graphs first. They may run at the same time as other graphs: they are
+    captured on another stream, and libraries have a workspace for each captured stream.
     """
 
     def __init__(
         self, function: Callable[..., Any], inputs: Any, pool: Any, urgent: bool = False
     ) -> None:
-        self.function = function  # what it reads must stay where it is
+        self.function = function  # keeps the tensors that the graph reads
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):  # what a library sets up at its first call is not captured
+        with torch.cuda.stream(side):  # warm-up: what libraries set up at first is not captured
             function(*map_tensors(inputs, torch.clone))
         torch.cuda.current_stream().wait_stream(side)
         self.graph = torch.cuda.CUDAGraph()
@@ -65,10 +65,10 @@ def _stream(device: int, priority: int) -> torch.cuda.Stream:
 
 @contextmanager
 def aside(device: torch.device) -> Iterator[None]:
-    """Launch on another stream, behind all that was launched so far.
+    """Launch on a side stream, after all work that was launched so far.
 
-    What is launched after this does not wait for it. So whoever reads what comes of it waits, and
-    until then keeps the tensors that it is given.
+    Later launches on the main stream do not wait for it. The caller must wait before it reads the
+    results, and must keep the input tensors until then.
     """
     if device.type != "cuda":
         yield
@@ -80,7 +80,7 @@ def aside(device: torch.device) -> Iterator[None]:
 
 
 def wait_for_aside(device: torch.device) -> None:
-    """Have what is launched from now on wait for all that was launched aside."""
+    """Make all later launches wait for the work on the side stream."""
     if device.type == "cuda":
         side = _stream(torch.cuda.current_device(), NOT_URGENT)
         torch.cuda.current_stream().wait_stream(side)
@@ -88,7 +88,7 @@ def wait_for_aside(device: torch.device) -> None:
 
 @contextmanager
 def no_garbage_collected() -> Iterator[None]:
-    """Another graph, of whoever else uses the GPU, must not be freed while one is captured."""
+    """Disable garbage collection: no other CUDA graph must be freed during a capture."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -104,11 +104,11 @@ class Captured:
 
     capture: Capture
     inputs: list[Tensor]
-    copied: list[tuple[Tensor, int]]  # what was copied to the inputs last, with its version
-    in_place: bool  # whether some of them lie in the recorder's place
+    copied: list[tuple[Tensor, int]]  # the tensors last copied to the inputs, with versions
+    in_place: bool  # whether some inputs lie in the memory of `place`
 
     def copy(self, given: list[Tensor]) -> None:
-        """Copy what is not there yet."""
+        """Copy the tensors that changed since the last copy."""
         there = zip(given, self.inputs, self.copied, strict=True)
         with torch.no_grad():
             copy_all(
@@ -153,10 +153,10 @@ class Captures:
             name = number, tensor.dtype
             if name not in self._place or len(self._place[name]) < tensor.numel():
                 self._place[name] = tensor.new_empty(tensor.numel())
-                # They are about memory that is no longer the place.
+                # These captures read the old memory, which is no longer used.
                 kept = {s: one for s, one in self._captured.items() if not one.in_place}
                 self._captured = kept
-                if not kept:  # the working memory goes with the last graph that has it
+                if not kept:  # the pool is freed with the last graph that uses it
                     self._pool = None
             strides = torch.empty_like(tensor, device="meta").stride()
             places.append(self._place[name].as_strided(tensor.shape, strides))
@@ -179,9 +179,9 @@ class Captures:
 
 
 def _own(value: Any, places: set[int]) -> Any:
-    """Copies of its tensors, but of those in `places`, which stay where they are.
+    """`value` with copies of its tensors, except those that lie in `places`.
 
-    Those of a list are rows of one tensor each, which they stack to.
+    The items of a list become rows of stacked tensors.
     """
 
     def copied(tensor: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
-"""Values on their way to another machine: small ones as bytes, large tensors as arrays beside them.
+"""Messages to other machines: small values as bytes, large tensors as separate arrays.
 
-Whoever gets a message finds its tensors where the arrays lie, without a copy: they are read only.
+Unpacked tensors share the memory of these arrays, without a copy, so they are read-only.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-SMALL = 2**16  # bytes of a tensor that goes with the rest
+SMALL = 2**16  # most bytes of a tensor that is pickled with the rest
 
 Bytes = NDArray[np.uint8]
 Message = bytes | tuple[bytes, list[Bytes]]
-"""Nothing but plain values and arrays: to take apart records costs Ray more than to send them."""
+"""Only plain values and arrays: Ray takes longer to serialise records than to send them."""
 
 
 def pack(value: Any) -> Message:
@@ -28,7 +28,7 @@ def pack(value: Any) -> Message:
     def reduced(tensor: Tensor) -> tuple[Any, ...]:
         dense, axes = tensor.detach(), None
         if not dense.is_contiguous():
-            # As it lies in memory, if nothing lies between its numbers: rounding may depend on it.
+            # Keep the memory layout if it is dense: rounding may depend on it.
             strides = tensor.stride()
             axes = sorted(range(tensor.ndim), key=lambda axis: -strides[axis])
             dense = dense.permute(axes)
@@ -65,7 +65,7 @@ def _tensor(
         dense = torch.from_numpy(flat).view(dtype).view(shape)
     else:
         with warnings.catch_warnings():
-            # torch warns of arrays that are read only; nobody writes to what was sent.
+            # torch warns about read-only arrays; received tensors are never written to.
             warnings.simplefilter("ignore", UserWarning)
             dense = torch.from_numpy(flat).view(dtype).view(shape)
     if axes is None:

@@ -23,20 +23,20 @@ from fedlens.engines.worker import Answer, Begin, Predicting, Training, Worker
 from fedlens.process_state import is_stopped
 from fedlens.work import Shared, Work
 
-BUFFERED = 2**15  # bytes that can be sent to one that reads nothing
-LOOK_SECONDS = 1.0  # between two looks at workers that say nothing
+BUFFERED = 2**15  # bytes that a pipe buffers if the worker reads nothing
+LOOK_SECONDS = 1.0  # between two checks of workers that do not answer
 UPLOADS = 512 * 2**20  # bytes of uploads that may wait to be added up
 
-VERSIONS = 16  # of the model, that memory is set apart for; what does not fit crosses pipes
+VERSIONS = 16  # of the model that shared memory is reserved for; what does not fit uses pipes
 
 logger = logging.getLogger(__name__)
 
 Task = Callable[[int, SharedBuffer], Training | Predicting]
-"""What a worker is to do, once it is known which slot it has."""
+"""Makes the message for a task from the number and the memory of its slot."""
 
 
 class Sizes(NamedTuple):
-    """How much memory is shared: bytes of the model, and slots for what clients get and send."""
+    """The sizes of shared memory: for the model, and for slots with what clients get and send."""
 
     model_bytes: int
     slot_bytes: int
@@ -52,16 +52,16 @@ class Sizes(NamedTuple):
         num_workers: int,
         num_devices: int,
     ) -> Sizes:
-        """A first guess by what is known before anyone has sent anything.
+        """A first estimate, before any client has sent anything.
 
-        What an algorithm sends besides is taken to be as much as it tells or as clients remember.
-        Should an answer not fit, it crosses the pipe, and the next pool has larger slots.
+        Uploads besides the model are assumed to be as large as `told` and the clients' memory.
+        An answer that does not fit is sent through the pipe, and the next pool has larger slots.
         """
         remembered = sum(map(num_bytes, leaves(work.memory[0])))
         integers = [b for b in shared.buffers.values() if not b.is_floating_point()]
         sent = sum(map(num_bytes, (*shared.exact.values(), *integers)))
         once = 2 * (remembered + sum(map(num_bytes, leaves(shared.told)))) + 4096
-        each = 2 * remembered + 64  # what goes in stays there until what comes out is written
+        each = 2 * remembered + 64  # the input stays until the output is written
         if program.algorithm.sums_parts:
             once += sent
         else:
@@ -71,27 +71,27 @@ class Sizes(NamedTuple):
         num_slots = max(2 * num_workers, min(len(work), UPLOADS // slot_bytes))
         model_bytes = sum(map(num_bytes, leaves(trees_of(shared))))
         pace = program.algorithm.pace
-        if pace is not None:  # clients start from several versions; unused memory takes no room
+        if pace is not None:  # clients start from several versions; untouched memory takes no RAM
             model_bytes *= min(pace.buffer, VERSIONS)
         return cls(model_bytes, slot_bytes, num_slots, clients)
 
     def grown(self, needed: int) -> Sizes:
-        """With slots that hold what did not fit, and a little more."""
+        """The sizes with slots for `needed` bytes, and a little more."""
         slot_bytes = max(self.slot_bytes, needed + needed // 8)
         fewer = max(self.num_slots * self.slot_bytes // slot_bytes, 2)
         return self._replace(slot_bytes=slot_bytes, num_slots=max(fewer, self.num_slots // 4))
 
 
 class WorkerProcess:
-    """A worker process, and the tasks that it was given and has not answered."""
+    """A worker process and its unanswered tasks."""
 
     def __init__(self, worker: Worker, others: Sequence[WorkerProcess]) -> None:
         context = multiprocessing.get_context("fork")
         self.pipe, theirs = context.Pipe()
         self.given: deque[tuple[int, int]] = deque()  # the number of a task, and its slot
         self.most_bytes = 0  # see `Done.most_bytes`
-        self.was_stopped = False  # when it was last looked at
-        self.missed = False  # something that it was sent
+        self.was_stopped = False  # at the last check
+        self.missed = False  # whether it missed a message
         ours = [self.pipe, *(other.pipe for other in others)]
         self.process = context.Process(target=_serve, args=(worker, theirs, ours), daemon=True)
         fork(self.process)
@@ -99,9 +99,9 @@ class WorkerProcess:
 
     def send(self, message: bytes) -> None:
         if len(message) > BUFFERED and self._stands_still():
-            self.missed = True  # to write more than it has room for would wait for it
+            self.missed = True  # writing more than the pipe buffers would block
             return
-        with contextlib.suppress(OSError):  # it is dead: whoever waits for its answer will see
+        with contextlib.suppress(OSError):  # it is dead, which `receive` will notice
             self.pipe.send_bytes(message)
 
     def receive(self) -> Answer | None:
@@ -113,9 +113,9 @@ class WorkerProcess:
         return answer
 
     def is_stopped(self) -> bool:
-        """Whether somebody stopped it, and it stood still at the last look, too.
+        """Whether it is stopped now and was at the last check, or has missed a message.
 
-        After Ctrl-Z and `fg` it is this process that may be the first to go on.
+        One check is not enough: after Ctrl-Z and `fg`, this process may resume before the worker.
         """
         stopped, self.was_stopped = self.was_stopped, self._stands_still()
         return self.missed or (stopped and self.was_stopped)
@@ -125,13 +125,13 @@ class WorkerProcess:
         return is_stopped(self.process.pid)
 
     def kill(self) -> None:
-        self.process.kill()  # one that was stopped would not end by anything less
+        self.process.kill()  # SIGTERM would not end a stopped process
         self.process.join()
         self.pipe.close()
 
 
 class Pool:
-    """Workers of one program; a `Transport` for their tasks, each of which has a slot."""
+    """The workers of one program, and the `Transport` for their tasks. Each task has a slot."""
 
     def __init__(
         self,
@@ -146,9 +146,9 @@ class Pool:
         self.model = SharedBuffer(sizes.model_bytes)
         self.slots = [SharedBuffer(sizes.slot_bytes) for _ in range(sizes.num_slots)]
         self.busy_seconds = 0.0
-        self.most_answered = 0  # bytes that an answer took, or would have
+        self.most_answered = 0  # bytes of the largest answer, even if it did not fit
         self._make = make_workers
-        self._begun = b""  # what the workers were told last
+        self._begun = b""  # the last `Begin` that workers were sent, pickled
         self._free: list[int] = []  # slots
         self.workers: list[WorkerProcess] = []
         try:
@@ -160,7 +160,7 @@ class Pool:
 
     @property
     def most_bytes(self) -> int:
-        """What all workers together have had: see `Done.most_bytes`."""
+        """The sum of the peak memory of all workers: see `Done.most_bytes`."""
         return sum(worker.most_bytes for worker in self.workers)
 
     @property
@@ -168,7 +168,7 @@ class Pool:
         return self.most_answered > self.sizes.slot_bytes
 
     def begin_training(self, program: ClientProgram, shared: Shared, work: Work) -> None:
-        """`program` differs from the pool's in numbers alone."""
+        """Send the inputs of a round; `program` differs from the pool's in numbers alone."""
         numbers = [number for (number,) in program.numbers]  # of the one experiment
         self._begin(trees_of(shared), replace(work, memory=[{}] * len(work)), numbers)
 
@@ -186,7 +186,7 @@ class Pool:
     def answers(
         self, tasks: Sequence[Task], order: list[int]
     ) -> Iterator[tuple[Answer, SharedBuffer]]:
-        """See `answers_in_order`. A slot is used again as soon as the next answer is asked for."""
+        """See `answers_in_order`. A slot is reused as soon as the next answer is requested."""
         self._free = list(range(len(self.slots)))
         for answer, slot in answers_in_order(self, tasks, order):
             yield answer, self.slots[slot]
@@ -224,7 +224,7 @@ class Pool:
         return answer
 
     def replace(self, worker: WorkerProcess, times: int) -> None:
-        """Fork another in the place of one that is gone, unless it would go the same way."""
+        """Fork a new worker in place of a lost one; raise an error after TRIES losses of a task."""
         place = self.workers.index(worker)
         worker.kill()
         self._free += [slot for _, slot in worker.given]
@@ -245,5 +245,5 @@ class Pool:
 
 def _serve(worker: Worker, pipe: Connection, others: Sequence[Connection]) -> None:
     for other in others:
-        other.close()  # else no worker would notice that this process is gone
+        other.close()  # else no worker would notice that the parent has ended
     worker.serve(pipe)

@@ -1,10 +1,10 @@
-"""The cohort dealt out to local processes: one a core (the default on a CPU), or one a GPU.
+"""Distributes the cohort to local processes: one per core (the default on a CPU), or per GPU.
 
 Workers are forked once, so they have the model, the program and the examples without a copy.
-From then on only small messages cross the pipes: models and uploads lie in shared memory.
+From then on only small messages go through pipes: models and uploads are in shared memory.
 
-With `devices` each worker has the examples there, and the server works on the CPU. Such a worker
-can only be forked by a process that has not used a GPU itself.
+With `devices` each worker has the examples on its device, and the server works on the CPU. Only a
+process that has not used a GPU itself can fork such a worker.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def num_cores() -> int:
 
 
 class Processes(WorkerEngine):
-    """`workers` processes of one thread, or one for each of the `devices`.
+    """Trains in `workers` processes of one thread, or in one process for each of the `devices`.
 
-    `others` are examples that no client trains on: workers predict these, too.
+    `others` are example sets that no client trains on, but that workers predict.
     """
 
     name: ClassVar[str] = "processes"
@@ -63,7 +63,7 @@ class Processes(WorkerEngine):
         self._num_workers = len(devices) or workers or num_cores()
 
     def with_examples(self, others: Sequence[Examples]) -> Processes:
-        """The same, whose workers predict these examples, too."""
+        """The same engine, whose workers also predict these examples."""
         examples, *before = self.example_sets
         workers = None if self.devices else self.num_workers
         return Processes(self.network, examples, workers, self.devices, [*before, *others])
@@ -74,18 +74,18 @@ class Processes(WorkerEngine):
 
     @property
     def workers_predict(self) -> bool:
-        # On a CPU each is one thread, which waits for no other, as those of one operation do.
+        # On a CPU each worker has one thread. The threads of one operation wait for each other.
         return bool(self.devices) or self.num_workers > 1
 
     def device_name(self, device: torch.device) -> str:
-        return gpu_names()[device.index]  # this process asks it nothing
+        return gpu_names()[device.index]  # this process must not query the GPU
 
     def _workers_for(self, program: ClientProgram, shared: Shared, work: Work) -> ForkedWorkers:
         workers = self._workers
         assert workers is None or isinstance(workers, ForkedWorkers)
         fits = workers is not None and program.differs_in_numbers_alone(workers.pool.program)
         if workers is not None and fits and not workers.pool.slot_is_too_small:
-            workers.program = program  # its numbers travel with the work
+            workers.program = program  # its numbers are sent with the work
             return workers
         sizes = Sizes.of(program, shared, work, self.num_workers, len(self.devices))
         if workers is not None and fits:
@@ -102,7 +102,7 @@ class Processes(WorkerEngine):
 
 
 class ForkedWorkers:
-    """The processes of a pool, as the engine asks them."""
+    """The processes of a pool as `Workers` of the engine."""
 
     def __init__(self, pool: Pool, num_workers: int, program: ClientProgram) -> None:
         self.pool, self.num_workers, self.program = pool, num_workers, program

@@ -1,7 +1,7 @@
-"""The cohort dealt out over a Ray cluster: an actor a core, or one a GPU, of every node.
+"""Distributes the cohort over a Ray cluster: one actor per core, or per GPU, of every node.
 
-Examples lie in each node's object store once, however many actors it has; so does the model of
-a round. What clients send comes back added up where `combine` is linear. An actor does what
+The object store of each node holds the examples once for all of its actors, and also the model of
+a round. Where `combine` is linear, actors return sums of what clients send. An actor does what
 a worker of `processes` does (`trainer.py`), and the result is the same to the last bit.
 """
 
@@ -24,9 +24,9 @@ from fedlens.work import Shared, Work
 
 
 class Ray(WorkerEngine):
-    """With `devices`, an actor a GPU; else one a core, `workers` of them at the most.
+    """One actor per GPU if `devices` are GPUs, else one per core; at most `workers` actors.
 
-    Images that are `on_disk` are opened by each actor on its machine, and not sent.
+    Images that are `on_disk` are not sent: each actor opens them on its own machine.
     """
 
     name: ClassVar[str] = "ray"
@@ -42,11 +42,11 @@ class Ray(WorkerEngine):
     ) -> None:
         super().__init__(network, examples, devices, others)
         self.on_gpus = any(device.type == "cuda" for device in devices)
-        # Ray shows each actor the GPU that is its own, and no other.
+        # Ray shows each actor only its own GPU.
         self._device = torch.device("cuda", 0) if self.on_gpus else torch.device("cpu")
         self._most_workers = workers if self.on_gpus else len(devices) or workers
         self._on_disk = on_disk
-        self._num_lost = 0  # by earlier workers
+        self._num_lost = 0  # of earlier `Actors`
 
     def of_one_worker(self) -> Ray:
         """An engine for the same clients that has one worker."""

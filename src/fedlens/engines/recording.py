@@ -1,9 +1,9 @@
-"""How an engine runs the client program: plainly, or recorded and replayed.
+"""How an engine runs the client program: directly, or recorded and replayed.
 
-Small clients are many small kernels on a GPU, and without recording the time goes into launching
-them. What comes in one shape again and again is recorded: a whole round once its shape has come
-often enough, and before that a step, whose shape comes sooner. To record takes as long as to run
-once without: a round of more than LONG steps is recorded in blocks of BLOCK steps instead.
+Small clients launch many small kernels on a GPU, and without recording most time goes into the
+launches. Calls that recur with one shape are recorded: a whole round once its shape has occurred
+often enough, and before that single steps, whose shapes recur sooner. Recording takes as long as
+one run without it, so a round of more than LONG steps is recorded in blocks of BLOCK steps instead.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ from fedlens.work import ClientInputs, PackedInputs, Part, Shared, Work
 
 T = TypeVar("T")
 
-LONG = 128  # steps of a round that is recorded as a whole, at the most
-BLOCK = 32  # steps recorded together of one that is longer
+LONG = 128  # the most steps of a round that is recorded as a whole
+BLOCK = 32  # steps that are recorded together in a longer round
 
 
 class Recorder(Protocol):
-    """How an engine makes fast what comes again and again in the same shape.
+    """Speeds up calls that recur with the same shapes.
 
-    It gives what `function` gives for these tensors, or None if it was not seen often enough. The
-    result may be overwritten by the next call with the same key; `function` reads no tensor that
-    is not given to it, but those that stay in their place for as long as the key is used.
+    Returns the result of `function(*inputs)`, or None if this shape did not occur often enough. The
+    next call with the same key may overwrite the result. `function` may read only its inputs, and
+    tensors that stay at the same address for as long as the key is used.
     """
 
     def __call__(self, key: object, function: Callable[..., T], *inputs: Any) -> T | None: ...
 
     def place(self, value: T) -> T:
-        """`value` in memory that stays, always the same: it is over when this is called again.
+        """Copy `value` to memory that is always the same; the next call of `place` overwrites it.
 
-        What is recorded of tensors there is not copied before it is replayed, nor what it gives.
+        Recordings read and write tensors there in place, without copies before or after a replay.
         """
         ...
 
@@ -58,7 +58,7 @@ def run_program(
     work: Work,
     recorder: Recorder | None = None,
 ) -> list[Part]:
-    """What some clients send: a part for each experiment that there are clients of."""
+    """Train some clients; return what they send, one part for each experiment among them."""
     device, spans = examples.labels.device, work.spans
     if recorder is None and device.type == "cpu":
         inputs = ClientInputs.of(work)
@@ -88,7 +88,7 @@ def run_program(
 def warm_up(
     program: ClientProgram, model: Model, examples: Examples, shared: Shared, work: Work
 ) -> None:
-    """Have the kernels of a first round compiled, which would wait for each other in it."""
+    """Compile the kernels of a first round together; in the round they would compile one by one."""
     packed, unpack, _ = PackedInputs.of(
         ClientInputs.of(work, program.numbers), examples.labels.device
     )
@@ -100,16 +100,17 @@ def warm_up(
 
 
 def _widest(work: Work) -> Cuts:
-    """The cuts of its plan with the widest batch at every step, so that all have one shape."""
+    """The cuts of the plan with the widest batch in every step: all steps have one shape."""
     training, _ = work.plan.cuts
     return training, (work.plan.index.shape[2],) * len(training)
 
 
 @dataclass(frozen=True)
 class StepsInPlace:
-    """Steps that leave their result where they found what they started from; gives their losses.
+    """Take steps in place: overwrite the state of the clients, and return the losses.
 
-    What is recorded keeps this, so it knows no recorder: each would keep the other in memory.
+    A recording refers to this object, so it must not refer to the recorder: each would keep the
+    other in memory.
     """
 
     program: ClientProgram
@@ -129,10 +130,10 @@ class StepsInPlace:
 
 @dataclass
 class RecordedSteps:
-    """`ClientProgram.take_steps` for one round, recorded: BLOCK by BLOCK, what is left one by one.
+    """`ClientProgram.take_steps` for one round, recorded: in long rounds BLOCK steps at a time.
 
-    All steps leave clients where they found them, in the recorder's place, also when some are done
-    and the others go on: to copy them all each time would take longer than the steps.
+    All steps update the clients in place, in the memory of `Recorder.place`, also after some
+    clients are done: copying all of them each time would take longer than the steps.
     """
 
     recorder: Recorder
@@ -147,24 +148,24 @@ class RecordedSteps:
         in_blocks = total // BLOCK * BLOCK if total > LONG else 0
         firsts = [*range(0, in_blocks, BLOCK), *range(in_blocks, total)]
         losses = []
-        key = "steps", tuple(t.stride() for t in tensors_in(local))  # it reads them where they lie
+        key = "steps", tuple(t.stride() for t in tensors_in(local))  # they are read in place
         for first, end in pairwise([*firsts, total]):
             some = now.at(slice(first, end))
             loss = self.recorder(key, self.in_place, local, some)
-            # The next steps write over what was recorded.
+            # The next replay overwrites the recorded losses.
             losses.append(self.in_place(local, some) if loss is None else loss.clone())
         return local, torch.cat(losses, 1)
 
 
 def _own_memory(parts: list[Part], recorded: bool) -> list[Part]:
-    """Parts that outlive the tensors they were made in: a recorder's, or those of all clients."""
+    """The parts, with copies of what must outlive a recorder's memory, or all clients' tensors."""
     own: list[dict[str, Any]] = []
     for part in parts:
         own.append({"keep": part.keep} if any(part.keep) else {})
         if recorded:
             own[-1]["scalars"] = dict(part.scalars)
             own[-1]["channel_scalars"] = dict(part.channel_scalars)
-        if recorded and not part.combined:  # else it is added up at once
+        if recorded and not part.combined:  # a combined update is added up at once
             own[-1]["update"] = part.update
     return [
         part._replace(**made, borrowed=recorded)

@@ -21,7 +21,7 @@ from fedlens.work import Part, Shared, Work
 class Sequential(Engine):
     network: Network
     examples: Examples
-    fast: bool = False  # layers save work, and round differently
+    fast: bool = False  # use layers that do less work and round differently
     name: ClassVar[str] = "sequential"
 
     def map(self, program: ClientProgram, shared: Shared, work: Work) -> Iterator[Part]:
@@ -38,7 +38,7 @@ class Sequential(Engine):
         return self.fast
 
     def _fast_model(self, program: ClientProgram) -> Model:
-        """Under plain gradient descent, layers take their steps themselves."""
+        """The fast model. With plain SGD its layers apply their steps in the backward pass."""
         step = program.algorithm.local_step
         if step is None or not step.is_plain or isinstance(step.lr, Tensor):
             return self.network.fast(None)

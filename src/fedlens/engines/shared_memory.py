@@ -1,4 +1,4 @@
-"""Memory that a process and the workers forked from it share: tensors cross without pickling."""
+"""Memory shared by a process and its forked workers: tensors are passed without pickling."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ Positions = list[tuple[str, str, torch.dtype, tuple[int, ...], int]]
 
 
 class Written(NamedTuple):
-    """Trees that were written to a buffer, and those that there was no room for."""
+    """Where trees were written in a buffer, and the tensors that did not fit."""
 
     positions: Positions
     rest: Memory
-    num_bytes: int  # that all of them take, and what lies before them
+    num_bytes: int  # of all trees, and of what is before them
 
 
 class SharedBuffer:
-    """A piece of such memory. What is never written takes no room."""
+    """A block of shared memory. Pages that are never written take no RAM."""
 
     def __init__(self, size: int) -> None:
         self.memory = torch.frombuffer(mmap.mmap(-1, max(size, 4096)), dtype=torch.uint8)
 
     def write(self, trees: Memory, after: Positions | None = None) -> Written:
-        """Put trees into it, behind those that `after` tells of, as far as there is room."""
+        """Write trees behind those at the positions `after`, as far as there is room."""
         positions: Positions = []
         rest: Memory = {}
         first = sum(map(num_bytes, leaves(self.read(after or []))))

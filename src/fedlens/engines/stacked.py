@@ -21,47 +21,47 @@ from fedlens.network.network import Network
 from fedlens.network.ops import compile_ahead
 from fedlens.work import Part, Shared, Work
 
-AT_ONCE = 64  # clients side by side, until it is known how much memory one takes
-SHARE = 0.5  # of a GPU's memory that blocks are made for
+AT_ONCE = 64  # clients side by side, until the memory of one client is measured
+SHARE = 0.5  # of a GPU's memory that a block of clients may use
 T = TypeVar("T")
 
 
 @dataclass
 class Prepared:
-    """What is made for one program: its recorder, and the forms that its weights take."""
+    """What is kept for one program: its recorder, and the factored forms of its weights."""
 
     program: ClientProgram
     recorder: Recorder | None
     forms: dict[object, FactoredForm] = field(default_factory=dict)
-    formed: dict[object, ClientProgram] = field(default_factory=dict)  # `program` in each of them
+    formed: dict[object, ClientProgram] = field(default_factory=dict)  # `program` for each form
 
     def use(self, program: ClientProgram) -> None:
-        """Run it from now on: its numbers are an input of what is recorded."""
+        """Run `program` from now on. Recordings remain valid: its numbers are inputs of them."""
         if program is not self.program:
             self.program, self.formed = program, {}
 
 
 @dataclass
 class Stacked(Engine):
-    """`at_once` clients together; memory follows that number, not the cohort.
+    """Trains `at_once` clients together; memory use depends on that number, not on the cohort.
 
-    On a GPU local training is recorded as CUDA graphs: small clients are many small kernels, and
-    without that the time goes into launching them. There the first block shows how much memory a
-    client takes, and later blocks are as large as half the GPU holds; if that is too much after
-    all, they are halved. Linear layers are factored where that pays.
+    On a GPU local training is recorded as CUDA graphs: small clients launch many small kernels, and
+    without recording most time goes into the launches. The first block on a GPU measures the memory
+    of a client, and later blocks fill half of the GPU's memory; if that is still too much, they are
+    halved. Linear layers are factored where that is cheaper.
     """
 
     network: Network
     examples: Examples
     at_once: int = AT_ONCE
-    make_recorder: Callable[[], Recorder] | None = None  # None: of CUDA graphs, on a GPU
+    make_recorder: Callable[[], Recorder] | None = None  # None: CUDA graphs on a GPU, else none
     name: ClassVar[str] = "stacked"
     _prepared: Prepared | None = field(default=None, repr=False)
     _evaluations: Recorder | None = field(default=None, repr=False)
     _has_probed: bool = field(default=False, repr=False)
     _num_real: int = field(default=0, repr=False)
     _num_computed: int = field(default=0, repr=False)
-    _predicted: set[object] = field(default_factory=set, repr=False)  # shapes of batches
+    _predicted: set[object] = field(default_factory=set, repr=False)  # shapes of known batches
 
     @property
     def clients_at_once(self) -> int:
@@ -69,10 +69,10 @@ class Stacked(Engine):
 
     @property
     def padding_share(self) -> float | None:
-        """How much of what was computed so far were no examples, but filled up shorter batches.
+        """The share of the examples computed so far that was padding of shorter batches.
 
-        Clients with fewer steps are cut off when they are done, and cost nothing more. None: it has
-        computed nothing.
+        Clients with fewer steps are removed when they are done, and need no padding. None: nothing
+        was computed.
         """
         return 1 - self._num_real / self._num_computed if self._num_computed else None
 
@@ -85,7 +85,7 @@ class Stacked(Engine):
         start, each = 0, _clients_of_each(work)
         one_by_one = faster_one_by_one(self.network, program, work)
         while start < len(work):
-            # Blocks of about the same size have the same shapes; experiments stay whole.
+            # Blocks of one size have the same shapes; experiments that fit in a block stay whole.
             left, most = len(work) - start, self.at_once
             most = min(each, most) if one_by_one else most
             size = -(-left // -(-left // most))
@@ -100,7 +100,7 @@ class Stacked(Engine):
                 self._prepared = prepared = Prepared(program, self._recorder(urgent=True))
                 torch.cuda.empty_cache()
                 continue
-            # If they are all, the next round is the first to write there.
+            # If the block is the whole cohort, nothing overwrites its memory before the next round.
             yield from parts if size < len(work) else (p._replace(borrowed=False) for p in parts)
             start += size
         self._num_real += int(work.plan.counts.sum())
@@ -113,7 +113,7 @@ class Stacked(Engine):
         program, recorder = prepared.program, prepared.recorder
         names = factorable(self.network, program, work)
         if names:
-            key = names, len(work.spans)  # whose turn it is does not matter
+            key = names, len(work.spans)  # which experiments these are does not matter
             if key not in prepared.forms:
                 prepared.forms[key] = FactoredForm(self.network, program, names)
             form = prepared.forms[key]
@@ -136,7 +136,7 @@ class Stacked(Engine):
     def predict(
         self, model: Tree, examples: Examples, batches: Sequence[Which]
     ) -> Iterator[Tensor]:
-        if not examples.labels.is_cuda:  # where the plain module is the faster one
+        if not examples.labels.is_cuda:  # on a CPU the plain module is faster
             yield from super().predict(model, examples, batches)
             return
         sizes = {(examples.images.shape[1:], _size(examples, which)): which for which in batches}
@@ -165,13 +165,13 @@ class Stacked(Engine):
         return Captures(partial(CudaGraph, urgent=urgent))
 
     def close(self) -> None:
-        wait_for_aside(self.examples.labels.device)  # what is given back is used there
+        wait_for_aside(self.examples.labels.device)  # that stream still uses what is released
         self._prepared = self._evaluations = None
 
 
 @dataclass(frozen=True)
 class OfForm:
-    """A recorder for one factored form: what is recorded reads where that starts from."""
+    """A recorder for one factored form: its recordings read the start weights of that form."""
 
     form: object
     recorder: Recorder

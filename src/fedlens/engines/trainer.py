@@ -1,4 +1,4 @@
-"""What a worker does, in whatever process it is: let clients train, predict."""
+"""The tasks of a worker, in any kind of process: train clients, and predict."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from fedlens.trees import copies, moved, stack, unstack
 from fedlens.uploads import Uploads
 from fedlens.work import Part, Work
 
-HEAP = 2**28  # bytes of memory that are asked for in large pages
+HEAP = 2**28  # bytes of heap that are requested in large pages
 
 
 class Sent(NamedTuple):
-    """A `Part` on its way between processes: tensors in trees, and what is small."""
+    """A `Part` as it is sent between processes: tensors as trees, and scalars as lists."""
 
     trees: Memory
     scalars: dict[str, list[float]]
@@ -42,13 +42,13 @@ class Sent(NamedTuple):
 
 
 class Done(NamedTuple):
-    """What came of a task, and what it took."""
+    """The result of a task, and its cost."""
 
-    result: Any  # of training `Sent`, of predicting logits
+    result: Any  # `Sent` after training, logits after predicting
     busy: float = 0.0  # seconds
-    most_bytes: int = 0  # that the worker has had: of its GPU, else besides what it began with
-    error: str = ""  # in one line, and after it with its traceback
-    is_mistake: bool = False  # the user's
+    most_bytes: int = 0  # peak memory of the worker: on its GPU, else RAM beyond its initial RAM
+    error: str = ""  # a line that describes it, then its traceback
+    is_mistake: bool = False  # whether the user made the error
 
     def check(self) -> None:
         """Raise the error, if there is one, as it would be raised without workers."""
@@ -61,30 +61,30 @@ class Done(NamedTuple):
 
 @dataclass
 class Trainer:
-    """It has the model, the examples and a program; `begin` gives it what a round starts from."""
+    """Trains clients and predicts, in a worker. `begin` sets what the tasks of a round share."""
 
     network: Network
-    example_sets: Sequence[Examples]  # the first are those that clients train on
+    example_sets: Sequence[Examples]  # clients train on the first set
     device: torch.device
     stacks: bool  # whether clients train side by side
-    program: ClientProgram | None = None  # until it is given
+    program: ClientProgram | None = None  # until it is set
     _images: dict[int, Tensor] = field(default_factory=dict)
     _given: Memory = field(default_factory=dict)
     _moved: Memory | None = None
     _bytes_before: int = 0
 
     def configure_process(self) -> None:
-        """Make this process a worker's: one thread, and memory that it keeps."""
+        """Configure this process as a worker: one thread, and an allocator that keeps memory."""
         torch.set_num_threads(1)
         self._bytes_before = largest_yet()
         keep_memory()
 
     def begin(self, trees: Memory) -> None:
-        """What the tasks that follow have in common: what clients are sent, or a `model`."""
+        """Set what the next tasks share: what all clients get, or a `model` to predict with."""
         self._given, self._moved = trees, None
 
     def do(self, task: Callable[[], Any]) -> Done:
-        """The result of a task of this trainer, or its error."""
+        """Run a task of this trainer; return its result, or its error."""
         begun, on_gpu = time.perf_counter(), self.device.type == "cuda"
         try:
             if on_gpu:
@@ -100,7 +100,7 @@ class Trainer:
             return Done(None, error=told, is_mistake=bool(mistake))
 
     def train(self, work: Work) -> Sent:
-        """Let clients train; `work` is theirs alone."""
+        """Train clients; `work` contains these clients only."""
         memory = moved(stack(work.memory), self.device)
         work = replace(work, memory=unstack(memory, len(work)))
         assert self.program is not None
@@ -112,7 +112,7 @@ class Trainer:
         return Sent(trees, _lists(part.scalars), _lists(part.channel_scalars), part.combined)
 
     def predict(self, number: int, which: Which) -> Tensor:
-        """The logits of some examples, of the set with this number."""
+        """The logits of some examples of the set with this number."""
         examples, model = self._here(self.example_sets[number]), self._trees["model"]
         which, recorder = moved(which, self.device), self._engine.evaluation_recorder
         logits: Tensor | None = None
@@ -132,7 +132,7 @@ class Trainer:
 
     @property
     def _trees(self) -> Memory:
-        """What was given to begin with, where this worker trains."""
+        """What `begin` set, on the device of this worker."""
         if self._moved is None:
             self._moved = moved(self._given, self.device)
         return self._moved
@@ -142,7 +142,7 @@ class Trainer:
         return largest_yet() - self._bytes_before
 
     def _here(self, examples: Examples) -> Examples:
-        """The same where this worker trains; sets that share images there share them here."""
+        """The examples on this worker's device; sets that share images share them there, too."""
         name = id(examples.images)
         there = examples.to(self.device, self._images.get(name))
         self._images[name] = there.images
@@ -150,11 +150,11 @@ class Trainer:
 
 
 def received(sent: Sent) -> Part:
-    """The part that a worker sent, whose trees lie where the next one's may be written."""
+    """Make a part of what a worker sent. The next answer may overwrite the memory of its trees."""
     trees = dict(sent.trees)
     update, counters = trees.pop("update"), trees.pop("counters", {})
     if not sent.combined:
-        update = tree_map(torch.clone, update)  # it outlives its turn; what is added up does not
+        update = tree_map(torch.clone, update)  # it is kept; a combined update is added up at once
     scalars, channel = (
         {n: torch.tensor(v, dtype=torch.float64) for n, v in kind.items()}
         for kind in (sent.scalars, sent.channel_scalars)
@@ -189,20 +189,20 @@ def largest_yet() -> int:
 
 
 def keep_memory() -> None:
-    """Have this process keep the memory that it frees, and ask for it in large pages.
+    """Make this process keep the memory that it frees, and use large pages.
 
-    Else every step asks the system for its larger tensors anew, page by page: an eighth of the
-    time of a step on images of 16 MB. And with small pages the processor looks up addresses
-    all the time.
+    Otherwise every step requests its larger tensors from the system again, page by page: an eighth
+    of the time of a step on images of 16 MB. With small pages the processor also spends much time
+    on address translation.
     """
     library = ctypes.CDLL(None)
-    if not hasattr(library, "mallopt"):  # another C library than GNU's
+    if not hasattr(library, "mallopt"):  # not the GNU C library
         return
     trim_threshold, mmap_max = -1, -4  # the numbers of these settings in malloc.h
     library.mallopt(mmap_max, 0)
     library.mallopt(trim_threshold, 2**31 - 1)
-    library.malloc.restype, large_pages = ctypes.c_void_p, 14  # its number in mman.h
-    first = library.malloc(ctypes.c_size_t(HEAP))  # none of it is used yet, so it takes no room
+    library.malloc.restype, large_pages = ctypes.c_void_p, 14  # MADV_HUGEPAGE in mman.h
+    first = library.malloc(ctypes.c_size_t(HEAP))  # no page is touched yet, so it takes no RAM
     if first:
         page = -(-first // mmap.PAGESIZE) * mmap.PAGESIZE
         size = (first + HEAP - page) // mmap.PAGESIZE * mmap.PAGESIZE

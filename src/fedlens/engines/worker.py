@@ -1,4 +1,4 @@
-"""A worker process of the engine `processes`: it answers until it is killed."""
+"""A worker process of the engine `processes`: it answers tasks until it is killed."""
 
 from __future__ import annotations
 
@@ -23,43 +23,43 @@ NOTHING: Memory = {}
 
 
 class Begin(NamedTuple):
-    """What the tasks that follow have in common. It is not answered."""
+    """What the following tasks have in common. The worker sends no answer to it."""
 
     model: Positions
-    rest: Memory  # of the model, what its memory had no room for
+    rest: Memory  # trees of the model that did not fit in shared memory
     work: Work | None = None  # of the whole cohort, without memory
-    numbers: Sequence[float] | None = None  # of the program, in this round; None: as they were
+    numbers: Sequence[float] | None = None  # of the program in this round; None: unchanged
 
 
 class Training(NamedTuple):
-    """A task: let some clients of the cohort train."""
+    """A task: train some clients of the cohort."""
 
     rows: slice
-    slot: int  # where what clients remember is, and what they send goes
+    slot: int  # holds the memory of clients, and what they send
     memory: Positions
-    rest: Memory  # what they remember that did not fit
+    rest: Memory  # memory of clients that did not fit
 
 
 class Predicting(NamedTuple):
     """A task: the logits of some examples."""
 
-    examples: int  # their number among those that the worker has
+    examples: int  # the number of the worker's example set
     which: Which
 
 
 class Answer(NamedTuple):
-    """What comes back from a task."""
+    """The answer to a task."""
 
-    result: Any  # of `Training`: `Sent` without its trees
-    trees: Positions = NOWHERE  # where, in the slot, trees lie
-    rest: Memory = NOTHING  # those that it had no room for
-    num_bytes: int = 0  # that all trees take
-    done: Done = Done(None)  # what it took, or its error
+    result: Any  # `Sent` without its trees, or logits
+    trees: Positions = NOWHERE  # where the trees are in the slot
+    rest: Memory = NOTHING  # trees that did not fit
+    num_bytes: int = 0  # of the slot's input and all trees
+    done: Done = Done(None)  # its cost, or its error
 
 
 @dataclass
 class Worker:
-    """It is made before the fork, so that the worker has all of this without a copy."""
+    """Created before the fork, so that the worker process has all of this without a copy."""
 
     trainer: Trainer
     model: SharedBuffer
@@ -82,7 +82,7 @@ class Worker:
                 continue
             try:
                 pipe.send_bytes(pickle.dumps(self._answer(task)))
-            except ConnectionError:  # the other end was killed: there is nobody to tell
+            except ConnectionError:  # the parent was killed, and reads nothing more
                 os._exit(0)
 
     def _answer(self, task: Training | Predicting) -> Answer:
@@ -107,6 +107,6 @@ def merged(one: Memory, other: Memory) -> Memory:
 
 
 def sent_by(answer: Answer, slot: SharedBuffer) -> Sent:
-    """What a worker sent; what there was room for still lies in its slot."""
+    """What a worker sent. Trees that fitted in the slot are views of its memory."""
     sent: Sent = answer.result
     return sent._replace(trees=merged(slot.read(answer.trees), answer.rest))

@@ -1,9 +1,9 @@
-"""A cohort dealt out to workers that have the program: what is the same wherever they are.
+"""Distributes a cohort to workers: the common part for local and remote workers.
 
-Uploads are added up in cohort order, two by two (see `uploads.py`), so on CPUs, where each client
-is trained by one thread, the result is the same to the last bit for any number of workers and
-however clients were dealt to them. What clients cost is learnt as they train, and those that take
-longest are handed out first. On GPUs each worker stacks a block of clients.
+Uploads are added up in cohort order, two by two (see `uploads.py`). So on CPUs, where one thread
+trains each client, the result is the same to the last bit for any number of workers and any
+assignment of clients to them. The costs of clients are measured as they train, and the longest
+tasks are sent first. On GPUs each worker stacks a block of clients.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from fedlens.work import Part, Shared, Work
 
 T = TypeVar("T")
 
-TASKS = 8  # for each worker in a round, if there are enough clients: no long wait at its end
-ALL_TASKS = 512  # in a round: many workers have fewer each, since results cross one link
+TASKS = 8  # per worker and round, if there are enough clients: no long wait at the end
+ALL_TASKS = 512  # the most in a round, also of many workers, since all results use one link
 
 
 class Workers(Protocol):
-    """Workers that have one program, and the way to them."""
+    """The workers of one program, and how to reach them."""
 
     costs: Costs
 
     @property
     def busy_seconds(self) -> float:
-        """Of all of them together."""
+        """The computing time of all workers together."""
         ...
 
     @property
@@ -52,37 +52,37 @@ class Workers(Protocol):
 
     @property
     def clients_a_task(self) -> int:
-        """At the most."""
+        """The most clients in one task."""
         ...
 
     @property
     def short_seconds(self) -> float:
-        """Training that is no task of its own, since to hand one out costs a tenth of that."""
+        """Shorter work is merged into one task, since sending a task costs a tenth of this."""
         ...
 
     @property
     def most_bytes(self) -> int:
-        """What all workers together have had: see `Done.most_bytes`."""
+        """The sum of the peak memory of all workers: see `Done.most_bytes`."""
         ...
 
     def train(
         self, shared: Shared, work: Work, blocks: Sequence[slice], order: list[int]
     ) -> Iterator[Done]:
-        """What blocks of clients sent, block by block; they are handed out in another order.
+        """Yield the results of `blocks` in their order; tasks are sent in another `order`.
 
-        The trees of one may be written over when the next is asked for.
+        The trees of one result may be overwritten when the next is requested.
         """
         ...
 
     def predict(self, model: Tree, number: int, batches: Sequence[Which]) -> Iterator[Tensor]:
-        """The logits of batches of the set of examples with this number."""
+        """Yield the logits of each batch of the example set with this number."""
         ...
 
     def stop(self) -> None: ...
 
 
 class WorkerEngine(Engine):
-    """An engine whose clients train in workers: `_workers_for` says which, and where they are."""
+    """An engine whose clients train in workers, which `_workers_for` provides."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class WorkerEngine(Engine):
 
     @abstractmethod
     def _workers_for(self, program: ClientProgram, shared: Shared, work: Work) -> Workers:
-        """Workers for a round: those of the last, or others."""
+        """The workers for a round: those of the last round, or new ones."""
 
     @property
     def worker_devices(self) -> tuple[torch.device, ...]:
@@ -106,12 +106,12 @@ class WorkerEngine(Engine):
 
     @property
     def workers_predict(self) -> bool:
-        """Whether workers predict, once they are there: they do if this process has no devices."""
+        """Whether workers predict, once they are started: by default if they have devices."""
         return bool(self.devices)
 
     @property
     def predicts_fast(self) -> bool:
-        return True  # as its workers do: whether there are any changes nothing
+        return True  # as workers do, so that starting them changes nothing
 
     @property
     def busy_seconds(self) -> float:
@@ -142,7 +142,7 @@ class WorkerEngine(Engine):
             self._workers = None
 
     def _trained(self, workers: Workers, shared: Shared, work: Work) -> Iterator[Part]:
-        """What clients send, block by block in cohort order."""
+        """Yield what clients send, block by block in cohort order."""
         steps, examples = work.plan.steps, work.plan.counts.sum(1)
         costs = workers.costs.of(steps, examples)
         if self.devices:
@@ -159,13 +159,13 @@ class WorkerEngine(Engine):
             yield received(done.result)
 
     def _closed_on_error(self, results: Iterator[T]) -> Iterator[T]:
-        """What workers give, while this process has one thread; after an error they are gone."""
+        """Yield results of workers, with one thread in this process; stop workers on an error."""
         threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # the cores are the workers': more threads here wait for theirs
+        torch.set_num_threads(1)  # workers use all cores: more threads here would wait for them
         try:
             yield from results
         except BaseException:
-            # Workers may be in the middle of something: the next map starts with new ones.
+            # Workers may be in the middle of a task: the next `map` starts new ones.
             self.close()
             raise
         finally:
@@ -177,10 +177,10 @@ def tasks_a_worker(num_workers: int) -> int:
 
 
 def paired_blocks(costs: Sequence[float], most_cost: float, most_clients: int) -> list[slice]:
-    """Clients in a row as blocks whose sums stand in the tree of `Uploads`, as large as allowed.
+    """The largest allowed blocks of consecutive clients that are subtrees of the sum in `Uploads`.
 
-    A block is halved, where a tournament of the whole cohort has its halves, until it costs no
-    more than `most_cost` and has no more than `most_clients`.
+    A block is halved, where the tournament of the whole cohort is, until it costs no more than
+    `most_cost` and has no more than `most_clients`, or is a single client.
     """
     reached = list(accumulate(costs, initial=0.0))
 
@@ -200,11 +200,11 @@ def paired_blocks(costs: Sequence[float], most_cost: float, most_clients: int) -
 
 
 def even_blocks(steps: Sequence[int], number: int, most: int) -> list[slice]:
-    """Clients in a row as `number` blocks that take about as long, of `most` clients at the most.
+    """`number` blocks of consecutive clients of about equal duration, cut to `most` clients each.
 
-    They depend on nothing but the plan, so that a run can be repeated to the last bit.
+    They depend only on the plan, so that a run can be repeated to the last bit.
     """
-    reached = list(accumulate((s + 1 for s in steps), initial=0))  # one more: to send costs, too
+    reached = list(accumulate((s + 1 for s in steps), initial=0))  # + 1: sending costs, too
     marks = [reached[-1] * part / number for part in range(1, number)]
     cuts = {0, len(steps)}
     for mark in marks:
@@ -218,10 +218,10 @@ def even_blocks(steps: Sequence[int], number: int, most: int) -> list[slice]:
 
 
 def longest_first(sizes: Sequence[float], num_slots: int) -> list[int]:
-    """The order in which tasks are handed out: no worker is left with a long one at the end.
+    """The order in which tasks are sent: longest first, so that no long one is left at the end.
 
-    If there are more of them than slots, that holds for some after others: a result keeps its slot
-    until those before it, in the order of the tasks, have come.
+    If there are more tasks than slots, they are sorted within groups of half as many as slots: a
+    result keeps its slot until the results of all tasks before it have arrived.
     """
     some = len(sizes) if len(sizes) <= num_slots else num_slots // 2
     order: list[int] = []

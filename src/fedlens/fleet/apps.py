@@ -1,4 +1,4 @@
-"""Fedlens as a Flower app: the two halves, and the messages between them."""
+"""Fedlens as a Flower app: its ClientApp, its ServerApp, and the messages between them."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from fedlens.fleet.site import Site
 from fedlens.fleet.wire import from_wire, to_wire
 
 TYPES = {"sizes": "query.sizes", "train": "train.train", "test": "evaluate.test"}
-FAILED = {  # by Flower's code of an error; others raised
+FAILED = {  # by Flower's error code; any other code means `raised`
     3: ("late", "it did not answer in time"),
     5: ("dropped", "it is not there any more"),
     8: ("dropped", "its process ended before it had answered"),
 }
-FILE = "safetensors"  # of a message: all its tensors
-LOOK = 1.0  # seconds between two looks at who is online
+FILE = "safetensors"  # the array of a message that holds all its tensors
+LOOK = 1.0  # seconds between two checks of which sites are online
 
 
 def packed(
@@ -46,7 +46,7 @@ def packed(
 
 
 def as_record(tensors: Tree) -> ArrayRecord | None:
-    """All tensors as one array: each array costs Flower several calls, from process to process."""
+    """All tensors as one array: Flower needs several calls between processes for each array."""
     if not tensors:
         return None
     content = to_wire(tensors)
@@ -54,7 +54,7 @@ def as_record(tensors: Tree) -> ArrayRecord | None:
 
 
 def unpacked(content: RecordDict) -> tuple[dict[str, Any], Tree]:
-    """What was packed; a ValueError if it is not what anybody packed so."""
+    """The facts and tensors that `packed` put together; a ValueError for any other content."""
     try:
         told = json.loads(str(content["facts"]["json"]))
         found = from_wire(content["tensors"][FILE].data) if "tensors" in content else {}
@@ -70,14 +70,14 @@ def unpacked(content: RecordDict) -> tuple[dict[str, Any], Tree]:
 
 @dataclass
 class FlowerSites:
-    """Sites that Flower's grid reaches; `nodes` are their numbers there, by client."""
+    """Sites that are reached over Flower's grid; `nodes` has their node ids, by client number."""
 
     grid: Grid
     nodes: Sequence[int]
     waiting: dict[str, tuple[int, str | None]] = field(default_factory=dict)
-    """By message: the client, and when its node had been started."""
+    """By message id: the client, and the start time of its node when the message was sent."""
     looked: float = float("-inf")
-    started: dict[int, str] = field(default_factory=dict)  # when, by client: those that are there
+    started: dict[int, str] = field(default_factory=dict)  # start times of online nodes, by client
 
     def online(self) -> set[int]:
         now = time.monotonic()
@@ -111,7 +111,7 @@ class FlowerSites:
             asked = self.waiting.pop(reply.metadata.reply_to_message_id, None)
             if asked is not None:
                 found.append((asked[0], _arrived(reply)))
-        # Flower says so of a message whose node was away, but not if that was too short to be seen.
+        # Flower reports a message whose node went offline, unless the node restarted too quickly.
         there = self.online()
         for one, (client, started) in list(self.waiting.items()):
             if client in there and self.started[client] != started:
@@ -135,7 +135,7 @@ def _arrived(reply: Message) -> Arrived:
 
 
 def client_app(experiment: Path | None = None) -> ClientApp:
-    """A site's half. In Flower's simulation a site holds a part of the experiment's own data."""
+    """The ClientApp of a site, which in Flower's simulation holds part of the experiment's data."""
     app = ClientApp()
 
     def answer(what: str, message: Message, context: Context) -> Message:
@@ -168,12 +168,12 @@ def _site(config: Mapping[str, Any], order: Mapping[str, Any], experiment: Path 
     from fedlens.fleet.trial import part_of
 
     place = Path(tempfile.gettempdir()) / f"fedlens-simulated-{os.getuid()}"
-    # Not its partition-id: which node has which is chance, and parts are those of clients.
+    # Not by partition-id: its order among the nodes is random, and parts belong to clients.
     return part_of(experiment, place, int(order["client"]), int(config["num-partitions"]))
 
 
 def server_app(experiment: Path | None = None) -> ServerApp:
-    """The server's half: `job` in the run's configuration names the file of what is to do."""
+    """The ServerApp. `job` in the run's configuration is the path of the `Job` file, or empty."""
     app = ServerApp()
 
     @app.main()
@@ -197,9 +197,9 @@ def server_app(experiment: Path | None = None) -> ServerApp:
 
 
 def _run(grid: Grid, job: Job, path: Path) -> None:
-    """Do a job, and leave beside its file what was said meanwhile and what came of it."""
+    """Run a job, and write its messages and its outcome to files next to the job file."""
     if job.served_by is not None:
-        end_with(job.served_by)  # else it waits for sites, with the run folder locked
+        end_with(job.served_by)  # otherwise it keeps waiting for sites and locks the run folder
     events, result = path.with_suffix(".events"), path.with_suffix(".result")
 
     def notify(line: str) -> None:

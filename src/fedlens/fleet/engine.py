@@ -1,7 +1,7 @@
-"""Clients at sites: the engine of a fleet.
+"""The engine of a fleet, whose clients are sites.
 
-Orders go out, replies come back as they come, and what arrives is checked before it counts. Sites
-send updates as they are, and shares are put on here, once it is known who answered.
+It sends orders, receives replies in any order, and checks each reply before it counts. Sites send
+unweighted updates; they are weighted here, once it is known which sites have answered.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from fedlens.network.network import Network
 from fedlens.reporting.reports import Reporting
 from fedlens.work import Part, Shared, Work
 
-DEADLINE = 3600.0  # seconds, where the experiment has none
-AWAY = 90.0  # seconds for which a site is waited for that is not there: Flower refuses it for 60
-PAUSE = 0.25  # seconds between two looks for replies
+DEADLINE = 3600.0  # seconds, if the experiment sets none
+AWAY = 90.0  # seconds to wait for an offline site: Flower refuses a site for 60 after it died
+PAUSE = 0.25  # seconds between two polls for replies
 
 
 class Arrived(NamedTuple):
-    """What came back from a site: a reply, or what became of it otherwise."""
+    """What came back from a site: a reply, or how it failed."""
 
     facts: Mapping[str, Any]
     tensors: Tree
@@ -39,28 +39,28 @@ class Arrived(NamedTuple):
 
 
 class Sites(Protocol):
-    """How sites are reached; each is known by its client number."""
+    """The connection to the sites; each site is identified by its client number."""
 
     def online(self) -> set[int]: ...
 
     def send(
         self, what: str, orders: Mapping[int, Mapping[str, Any]], tensors: Tree, seconds: float
     ) -> None:
-        """Ask sites, each with an order of its own and all with the same tensors."""
+        """Send each site its own order, and all of them the same tensors."""
         ...
 
     def arrived(self) -> list[tuple[int, Arrived]]:
-        """What has come since the last look."""
+        """The replies since the last call."""
         ...
 
     def forget(self) -> None:
-        """Wait no more for what has not come."""
+        """Stop waiting for replies that have not arrived."""
         ...
 
 
 @dataclass
 class Fleet(Engine):
-    """`names` and `sizes` are by client number."""
+    """The engine of a fleet. `names` and `sizes` are indexed by client number."""
 
     network: Network
     sites: Sites
@@ -68,10 +68,10 @@ class Fleet(Engine):
     names: Sequence[str]
     sizes: Sequence[int]
     rules: Reporting
-    notify: Notify  # of sites that failed
+    notify: Notify  # called with a line about each site that failed
     name: ClassVar[str] = "fleet"
-    _answers: dict[int, Part] = field(default_factory=dict)  # of this round, by key
-    _away: set[int] = field(default_factory=set)  # sites that were waited for and did not come
+    _answers: dict[int, Part] = field(default_factory=dict)  # of this round, by order key
+    _away: set[int] = field(default_factory=set)  # sites that were offline for the whole wait
     _declared: Tree | None = None
 
     @property
@@ -90,7 +90,7 @@ class Fleet(Engine):
             raise Unreported(failed)
         algorithm = program.algorithm
         for row, key in enumerate(own_keys):
-            part = self._answers.pop(key)  # `combine` may write in the place of what it is given
+            part = self._answers.pop(key)  # `combine` may modify its input in place
             if algorithm.sums_parts:
                 mine = work.rows(slice(row, row + 1))
                 update = algorithm.combine(part.update, mine.shares, mine.cohort, program.layout)
@@ -100,7 +100,7 @@ class Fleet(Engine):
     def _gather(
         self, program: ClientProgram, shared: Shared, work: Work, rows: Mapping[int, list[int]]
     ) -> dict[int, str]:
-        """Ask sites, and take what is sound; the rows for which there is nothing, with why."""
+        """Send orders and keep valid answers; return the rows without one, with the reason."""
         own_keys = work.keys.tolist()
         model = payload.flat(
             {"params": shared.params, "buffers": shared.buffers, "told": shared.told}
@@ -109,7 +109,7 @@ class Fleet(Engine):
             client: {
                 "experiment": self.experiment,
                 "client": client,
-                "round": work.rounds[0],  # a site knows its numbers from the terms
+                "round": work.rounds[0],  # a site takes this round's values from the terms
                 "size": self.sizes[client],
                 "keys": [own_keys[row] for row in some],
                 "counted": counted(work.memory[some[0]]),
@@ -148,9 +148,9 @@ class Fleet(Engine):
         goal: int,
         needed: int,
     ) -> Iterator[tuple[int, Arrived]]:
-        """Replies as they come, until all are there, or enough of them, or time is over.
+        """Yield replies as they arrive, until all or enough have arrived or the time is over.
 
-        Who is not there is sent its order when it comes back, if that is soon.
+        An offline site gets its order when it comes back, if it comes back soon.
         """
         begun, last = time.monotonic(), self.rules.deadline or DEADLINE
         unsent, waiting = set(orders), set[int]()
@@ -168,7 +168,8 @@ class Fleet(Engine):
                 waiting.discard(client)
                 yield client, arrived
             if unsent and not waiting:
-                # Nobody else is waited for. Those who were away before are not, if need not be.
+                # Only offline sites are left. If enough others answered, do not wait again for
+                # sites that were offline before.
                 known = unsent <= self._away and len(self._answers) >= needed
                 if passed > AWAY or known:
                     break
@@ -178,7 +179,7 @@ class Fleet(Engine):
         self.sites.forget()
 
     def _checked(self, arrived: Arrived, own_keys: list[int]) -> dict[int, Part] | Arrived:
-        """The parts that a site sent, by key; or what is wrong with them."""
+        """The parts that a site sent, by order key, or an `Arrived` that says what is wrong."""
         facts, declared = arrived.facts, self._declared
         assert declared is not None
         if arrived.failed is not None:
@@ -231,7 +232,7 @@ class Fleet(Engine):
 
 
 def counted(memory: Memory) -> int | None:
-    """The key of the last order of a client that counted, if its memory is at its site."""
+    """The key of a client's last order that counted, or None if its site keeps no memory."""
     return int(memory["counted"]["key"]) if "counted" in memory else None
 
 

@@ -24,7 +24,7 @@ from fedlens.files import write_atomically
 from fedlens.fleet.keys import CA, NODE_KEY, SERVER, SERVER_KEY
 from fedlens.process_state import is_alive
 
-END_SECONDS = 8.0  # that a process has to end by itself, before it is killed
+END_SECONDS = 8.0  # time for a process to end after SIGTERM, before SIGKILL
 REMEDY = "install it with: pip install 'fedlens[fleet]'"
 APP = """\
 [build-system]
@@ -77,7 +77,7 @@ def free_port() -> int:
 
 
 def environment(home: Path, first: Path | None = None) -> dict[str, str]:
-    """Of every process of Flower's: its own folder, no telemetry, no calls to anybody."""
+    """The environment of Flower's processes: their own folder, no telemetry, no calls elsewhere."""
     places = [*([str(first)] if first else []), str(Path(sys.executable).parent)]
     return {
         **os.environ,
@@ -92,7 +92,7 @@ def environment(home: Path, first: Path | None = None) -> dict[str, str]:
 
 
 def start(command: Sequence[object], log: Path, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """A process that ends when this one does, however that ends."""
+    """Start a process. On Linux it ends when this process ends, however that ends."""
     words = [str(word) for word in command]
     words[0] = str(Path(sys.executable).parent / words[0])
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -113,7 +113,7 @@ def _end_with_parent() -> None:
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """End a process that was started here, with those of its session."""
+    """End a process that was started here, and the processes of its session."""
     for how in (signal.SIGTERM, signal.SIGKILL):
         if process.poll() is None:
             with suppress(ProcessLookupError):
@@ -126,9 +126,9 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def end_with(process: int) -> None:
-    """End this process at once when another has ended, also if that was killed.
+    """End this process as soon as another process has ended, even if that one was killed.
 
-    Flower's processes look after each other as well, but try for minutes to reach the dead first.
+    Flower's processes watch each other too, but first try for minutes to reach a dead process.
     """
 
     def watch() -> None:
@@ -140,7 +140,7 @@ def end_with(process: int) -> None:
 
 
 def write_app(folder: Path, experiment: str, sites: int = 2, out: str = "runs/fleet") -> None:
-    """A Flower app that does an experiment: a few lines that call the installed Fedlens."""
+    """Write a Flower app that runs an experiment: a few lines that call the installed Fedlens."""
     package = folder / "fedlens_fleet"
     files = {
         folder / "pyproject.toml": APP.format(sites=sites, out=out),
@@ -153,7 +153,7 @@ def write_app(folder: Path, experiment: str, sites: int = 2, out: str = "runs/fl
 
 
 class SuperLink:
-    """A SuperLink on this machine alone. What it knows outlives it, in `folder`."""
+    """A SuperLink that only this machine can reach. Its state is kept in `folder`."""
 
     def __init__(self, folder: Path, keys: Path) -> None:
         self.folder, self.keys, self.port = folder, keys, free_port()
@@ -212,7 +212,7 @@ class SuperLink:
         )
 
     def register(self, public: Mapping[str, bytes]) -> dict[str, int]:
-        """Let in sites that have these keys, and no others; the numbers that Flower gives them."""
+        """Register the sites with these keys, remove all others, and return node ids by name."""
         from flwr.proto.control_pb2 import (
             ListNodesRequest,
             RegisterNodeRequest,
@@ -237,7 +237,7 @@ class SuperLink:
         return {name: int(number) for name, number in found.items()}
 
     def run(self, app: Path, config: Mapping[str, str]) -> int:
-        """Start a run of an app; its number."""
+        """Start a run of an app, and return the run id."""
         from flwr.cli.build import build_fab_from_disk
         from flwr.common.serde import fab_to_proto, user_config_to_proto
         from flwr.proto.control_pb2 import StartRunRequest
@@ -245,7 +245,7 @@ class SuperLink:
         from flwr.supercore.fab import Fab
 
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Flower calls what others are about to give up
+            warnings.simplefilter("ignore")  # Flower calls deprecated functions of other libraries
             content = build_fab_from_disk(app)
         fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
         request = StartRunRequest(
@@ -259,7 +259,7 @@ class SuperLink:
 def start_supernode(
     home: Path, name: str, data: Path, server: str, device: str, log: Path
 ) -> subprocess.Popen[bytes]:
-    """The SuperNode of a site, which runs no code but what is installed here."""
+    """Start the SuperNode of a site, which runs only code that is installed here."""
     commands = home / "bin"
     python, output = shlex.quote(sys.executable), shlex.quote(str(home.resolve() / "superexec.log"))
     superexec = f'#!/bin/sh\nexec {python} -m fedlens.fleet.superexec "$@" >>{output} 2>&1\n'

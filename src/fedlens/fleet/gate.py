@@ -1,8 +1,8 @@
-"""The only port that sites can reach: Flower's Fleet API, and none of its others.
+"""The only port that sites can reach. It forwards Flower's Fleet API and none of its other APIs.
 
-A SuperLink has one port for sites, for those who start runs, and for its own apps, without accounts
-for any of them. So it listens on this machine alone, and this passes on what sites need: twelve
-paths, each request read whole and written again.
+A SuperLink has one port for sites, for users who start runs, and for its own apps, without accounts
+for any of them. So it listens on this machine alone, and the gate forwards what sites need: twelve
+paths, each request read completely and written anew.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CALLS = (
     *("push-object", "pull-object", "confirm-message-received"),
 )
 PATHS = frozenset(f"/v1/fleet/{call}".encode() for call in CALLS)
-HOP = frozenset(  # headers of one connection, or that are made again
+HOP = frozenset(  # headers of a single connection, or that the gate writes anew
     name.encode()
     for name in (
         *("host", "connection", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade"),
@@ -36,14 +36,14 @@ HOP = frozenset(  # headers of one connection, or that are made again
 )
 MOST_BYTES = 64 * 2**20  # of a request: Flower sends arrays in pieces of 5 MB
 SILENCE = 120.0  # seconds after which a connection without a request is closed
-HANDSHAKE = 20.0  # seconds for that of TLS
+HANDSHAKE = 20.0  # seconds for a TLS handshake
 MOST_CONNECTIONS = 1000
 
 
 class Gate:
     """Listens on host:port, with the server's certificate; `inner` is the SuperLink's address.
 
-    `names` are those of the sites, by their public keys.
+    `names` has the names of the sites, by public key.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Gate:
                 await asyncio.gather(accepting, *self._open, return_exceptions=True)
                 for transport in list(self._transports):
                     transport.abort()
-                await asyncio.sleep(0.1)  # in which they are closed
+                await asyncio.sleep(0.1)  # gives the transports time to close
 
     async def _accept(self, listener: socket.socket, context: ssl.SSLContext, client: Any) -> None:
         while True:
@@ -131,7 +131,7 @@ class Gate:
     async def _connection(
         self, connection: socket.socket, peer: str, context: ssl.SSLContext, client: Any
     ) -> None:
-        """One connection: requests, one after another."""
+        """Handle the requests of one connection, one after another."""
         import h11
 
         reader = asyncio.StreamReader(loop=self._loop)
@@ -197,7 +197,7 @@ class Gate:
         await _respond(http, writer, reply.status_code, back, reply.content)
 
     def _why(self, headers: Any) -> str:
-        """Why the SuperLink does not take a site that shows this key."""
+        """Why the SuperLink refuses a site with the public key in these headers."""
         key = _key_of(headers)
         if key in self.names:
             return f"{self.names[key]} counts as connected already, for a minute after it stopped"
@@ -205,14 +205,14 @@ class Gate:
         return f"key {short} is not registered"
 
     def _say(self, line: str) -> None:
-        """Tell it, once."""
+        """Pass a line to `notify`, once."""
         if line not in self._told and len(self._told) < 1000:
             self._told.add(line)
             self.notify(line)
 
 
 async def _request(http: Any, reader: asyncio.StreamReader, h11: Any) -> tuple[Any, bytes | None]:
-    """The next request and its body, which is None if it is too large; (None, None) at the end."""
+    """The next request and its body (None if it is too large); (None, None) at the end."""
     request, parts, size = None, [], 0
     while True:
         event = http.next_event()
@@ -252,7 +252,7 @@ def _family(host: str) -> socket.AddressFamily:
 
 
 def _key_of(headers: Any) -> bytes:
-    """The public key that a site shows; empty if it shows none."""
+    """The public key in the headers of a site's request; empty if there is none."""
     shown = [value for name, value in headers if b"public-key" in name.lower()]
     try:
         return base64.b64decode(shown[0]) if shown else b""

@@ -1,4 +1,4 @@
-"""`fedlens fleet join`: the SuperNode of a site, started again when it must be."""
+"""`fedlens fleet join`: run the SuperNode of a site, and restart it when it ends."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from fedlens.fleet.site_data import check_data
 from fedlens.locks import one_writer
 from fedlens.reading import argument
 
-PATIENCE = 100.0  # seconds at the least: a node that died is refused for 60, as if it were there
+PATIENCE = 100.0  # seconds, at least: Flower refuses a node for 60 after it died, as if connected
 PAUSE = 5.0
-LOOK = 0.5  # seconds between two looks at what was logged
-ANSWER = 10.0  # seconds for which a server may be silent
-REMEDIES = {  # by OpenSSL's number of what is wrong with a certificate
+LOOK = 0.5  # seconds between two reads of the logs
+ANSWER = 10.0  # seconds to wait for a server to answer
+REMEDIES = {  # by OpenSSL's error code for a certificate
     10: "it has expired, so make new keys for the server, and get its ca.pem",
     **dict.fromkeys((62, 64), "check that the server's keys were made with this --host"),
 }
@@ -36,10 +36,10 @@ REFUSED = "[code: 2004]"  # in Flower's log: the key is not registered, or in us
 def join(
     home: Path, name: str, data: Path, server: str, device: str, wait: float, notify: Notify
 ) -> None:
-    """Take part until interrupted; a ValueError if the server does not come, or does not let it in.
+    """Take part until interrupted; a ValueError if the server never answers or refuses the site.
 
-    It must come within `wait` seconds, and let the site in within as many. Once it was there, it
-    may go and come back.
+    The server must answer within `wait` seconds, and accept the site within `wait` seconds or
+    PATIENCE, whichever is longer. After the first answer it may go offline and come back.
     """
     check_name(name)
     for needed, remedy in (
@@ -53,14 +53,14 @@ def join(
     if not (home / FILE).is_file():
         write_atomically(home / FILE, DEFAULT.encode())
     Policy.read(home)
-    with one_writer(home):  # else two processes would take turns to be refused
+    with one_writer(home):  # otherwise two processes would be refused in turn
         _stay(home, name, data, server, device, wait, Changes(notify))
 
 
 def _stay(
     home: Path, name: str, data: Path, server: str, device: str, wait: float, say: Changes
 ) -> None:
-    """Look for the server, and be there for it, again and again."""
+    """Find the server and run a SuperNode for it, in an endless loop."""
     answers = Tail(home / LOG)
     refused_since: float | None = None
     patience = max(wait, PATIENCE)
@@ -77,7 +77,7 @@ def _stay(
         now = time.monotonic()
         if REFUSED not in said:
             refused_since = None
-        elif refused_since is None or now - begun > PATIENCE:  # it was let in, for a while
+        elif refused_since is None or now - begun > PATIENCE:  # it was accepted for a while
             refused_since = now
         elif now - refused_since > patience:
             raise ValueError(
@@ -90,9 +90,9 @@ def _stay(
 
 
 def find_server(server: str, ca: Path, wait: float, say: Changes) -> None:
-    """Return once a server answers that the CA has signed; a ValueError if that cannot be.
+    """Return once a server with a certificate of this CA answers; a ValueError if none can.
 
-    Flower would look for it as well, but less and less often, and does not say what is wrong.
+    Flower retries as well, but less and less often, and does not report what is wrong.
     """
     host, _, port = server.rpartition(":")
     host, last = host.strip("[]"), time.monotonic() + wait
@@ -112,7 +112,7 @@ def find_server(server: str, ca: Path, wait: float, say: Changes) -> None:
                 f"the certificate of {server} is not valid by {ca} ({error.verify_message}): "
                 + REMEDIES.get(error.verify_code, "get the server's ca.pem")
             ) from error
-        except (ssl.SSLEOFError, ssl.SSLZeroReturnError) as error:  # it is just stopping, or full
+        except (ssl.SSLEOFError, ssl.SSLZeroReturnError) as error:  # it is stopping, or full
             why = str(error.strerror)
         except ssl.SSLError as error:
             raise ValueError(f"{server} is not the server of a fleet: set --server") from error
@@ -128,7 +128,7 @@ def find_server(server: str, ca: Path, wait: float, say: Changes) -> None:
 
 
 def check_device(name: str) -> None:
-    """Refuse a device on which this site could not train once it is asked to."""
+    """Raise ValueError for a device on which this site cannot train."""
     kind, _, number = name.partition(":")
     if kind not in ("cpu", "cuda") or (number and not number.isdecimal()):
         raise ValueError(f"--device is {name!r}: choose cpu or cuda")
@@ -139,7 +139,7 @@ def check_device(name: str) -> None:
 def _follow(
     process: subprocess.Popen[bytes], log: Tail, answers: Tail, server: str, say: Changes
 ) -> str:
-    """Tell how it stands and what is answered, until the process ends; all that it logged."""
+    """Report the state and the answers until the process ends; return all that it logged."""
     said, ended = "", False
     while not ended:
         ended = process.poll() is not None
@@ -154,7 +154,7 @@ def _follow(
 
 
 def state_by(said: str, server: str) -> str | None:
-    """How a SuperNode stands, by the last word of its log about that."""
+    """The state of a SuperNode, from the last message about it in its log, or None."""
     signs = {
         "SuperNode ID": "connected",
         "Connection successful": "connected",
@@ -165,7 +165,7 @@ def state_by(said: str, server: str) -> str | None:
 
 
 def answer_by(line: str) -> str:
-    """A line of the site's own log, in words."""
+    """A sentence for the user about a line of the site's own log."""
     answer = json.loads(line)
     said = answer["said"]
     if "raised" in said:
@@ -180,7 +180,7 @@ def answer_by(line: str) -> str:
 
 @dataclass
 class Tail:
-    """What is added to a file from now on, line by line."""
+    """Reads the complete lines that are added to a file after this object is made."""
 
     path: Path
     place: int = field(init=False)
@@ -200,7 +200,7 @@ class Tail:
 
 @dataclass
 class Changes:
-    """Tells how a site stands when that changes; and what it answers, a refusal once."""
+    """Reports a site's state when it changes, and its answers; a repeated refusal only once."""
 
     notify: Notify
     last_state: str = ""

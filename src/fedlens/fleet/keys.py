@@ -1,4 +1,4 @@
-"""Certificates and keys of a fleet: a CA, a server signed by it, a key for each site."""
+"""Certificates and keys of a fleet: a CA, a server certificate, a key for each site."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ YEARS = 5
 
 
 def make_server_keys(folder: Path, hosts: Sequence[str]) -> None:
-    """ca.pem for everybody; server.pem and server.key for a server that has these addresses."""
+    """Make ca.pem for all machines, and server.pem and server.key for a server at `hosts`."""
     from cryptography.hazmat.primitives.asymmetric import ec
 
     _refuse_existing([folder / name for name in (CA, CA_KEY, SERVER, SERVER_KEY)])
@@ -27,7 +27,7 @@ def make_server_keys(folder: Path, hosts: Sequence[str]) -> None:
 
 
 def make_site_key(folder: Path, name: str) -> None:
-    """node.key, which never leaves the site, and NAME.pub, which the server needs."""
+    """Make node.key, which never leaves the site, and NAME.pub, which the server needs."""
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
@@ -45,7 +45,7 @@ def check_name(name: str) -> None:
 
 
 def public_keys(folder: Path) -> dict[str, bytes]:
-    """The keys of the sites that a server knows, by name, as Flower takes them."""
+    """The public keys of a server's sites, by name, in the form that Flower takes."""
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
     from cryptography.hazmat.primitives.serialization import (
@@ -58,7 +58,7 @@ def public_keys(folder: Path) -> dict[str, bytes]:
     for path in sorted(folder.glob("*.pub")):
         try:
             key = load_ssh_public_key(path.read_bytes())
-            if not isinstance(key, EllipticCurvePublicKey):  # Flower takes no others
+            if not isinstance(key, EllipticCurvePublicKey):  # Flower accepts no other kind
                 raise ValueError("`fedlens fleet keys --site` makes others")
         except (ValueError, UnsupportedAlgorithm) as error:
             raise ValueError(
@@ -66,7 +66,7 @@ def public_keys(folder: Path) -> dict[str, bytes]:
             ) from error
         content = key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
         owner = owners.setdefault(content, path.stem)
-        if owner != path.stem:  # one of them would never come
+        if owner != path.stem:  # only one of them could ever connect
             raise ValueError(f"{path} has the same key as {owner}.pub: remove one of them")
         found[path.stem] = content
     if not found:
@@ -75,7 +75,7 @@ def public_keys(folder: Path) -> dict[str, bytes]:
 
 
 def check_server_keys(folder: Path) -> None:
-    """Refuse keys of a server that are not there, or that no site would take any more."""
+    """Raise ValueError if a server's keys are missing, or its certificates invalid or expired."""
     from cryptography import x509
 
     for name in (CA, SERVER, SERVER_KEY):
@@ -134,7 +134,7 @@ def _signed(name: str, key: Any, ca: Any, hosts: Sequence[str]) -> bytes:
 
 
 def _usage(signs: bool) -> Any:
-    """What a key may be used for, without which Python 3.13 takes no CA."""
+    """The permitted uses of a key; Python 3.13 accepts no CA without them."""
     from cryptography import x509
 
     return x509.KeyUsage(

@@ -1,9 +1,8 @@
-"""What a site remembers of an experiment, in its own folder, in two steps.
+"""A site's memory of an experiment, in its own folder, written in two steps.
 
-What a client keeps of an order is written before its update leaves, under the order's key. It
-counts from when the server says that the update did: the next order names the key of the last one
-that counted. So a client whose update came too late, or was not taken, goes on from what it
-remembered before.
+The memory after an order is written before the update is sent, under the order's key. It becomes
+valid when the server has used the update: the next order names the key of the last order that
+counted. So a client whose update was late or rejected continues from its memory before that order.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class SiteMemory:
     folder: Path
 
     def read(self, counted: int | None) -> Memory | None:
-        """What it remembers of the order that counted last; None: none has counted."""
+        """The memory after the last order that counted, or None if none has counted."""
         if counted is None:
             return None
         path = self._path(counted)
@@ -36,7 +35,7 @@ class SiteMemory:
         return memory
 
     def settle(self, counted: int | None) -> None:
-        """Drop what is of other orders than the one that counted last."""
+        """Delete the memory of all orders except the last that counted."""
         kept = None if counted is None else self._path(counted)
         for path in self.folder.glob("*.safetensors"):
             if path != kept:

@@ -1,4 +1,4 @@
-"""What travels: tensors by flat names, bit by bit, and the declared form that they must have."""
+"""The tensors in messages: their flat names, and the shapes and dtypes that they must have."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from fedlens.uploads import norm_of
 from fedlens.work import Part, Shared, Work, exact_model
 
 PARTS = ("update", "counters", "extra", "scalars", "channel_scalars")
-"""Of a client's `Part`, what it sends."""
+"""The fields of a client's `Part` that it sends."""
 
 
 def flat(value: Any, path: str = "") -> Tree:
-    """Tensors in dicts, one within another, by their paths."""
+    """The tensors of nested dicts, by their paths."""
     if isinstance(value, Mapping):
         found: Tree = {}
         for name, part in value.items():
@@ -31,7 +31,7 @@ def flat(value: Any, path: str = "") -> Tree:
 
 
 def nested(tree: Tree) -> dict[str, Any]:
-    """The dicts that were flat."""
+    """The nested dicts of flat paths: the inverse of `flat`."""
     found: dict[str, Any] = {}
     for path, tensor in tree.items():
         *parents, name = path.split("/")
@@ -43,12 +43,12 @@ def nested(tree: Tree) -> dict[str, Any]:
 
 
 def sent(part: Part) -> Tree:
-    """What a client sends of its part."""
+    """The tensors of its part that a client sends."""
     return flat({name: getattr(part, name) for name in PARTS})
 
 
 def received(tree: Tree, keep: Memory) -> Part:
-    """The part of one client that sent this, and keeps what it keeps."""
+    """The part of one client, from the tensors that it sent and the memory that it keeps."""
     parts = nested(tree)
     return Part(
         update=parts["update"],
@@ -63,7 +63,7 @@ def received(tree: Tree, keep: Memory) -> Part:
 
 
 def declared(program: ClientProgram, engine: Sequential, shared: Shared) -> Tree:
-    """What a client sends, by one that takes no step: names, shapes and dtypes."""
+    """The names, shapes and dtypes that a client sends, found by running one without steps."""
     none = torch.zeros((1, 0), dtype=torch.int64)
     zero = torch.zeros(1, dtype=torch.int64)
     facts = Facts(zero, none)
@@ -75,7 +75,7 @@ def declared(program: ClientProgram, engine: Sequential, shared: Shared) -> Tree
 
 
 def work_alone(plan: Plan, keys: torch.Tensor, facts: Facts, memory: Memory) -> Work:
-    """The work of clients of which each one knows itself alone."""
+    """The work of clients that know nothing about the rest of the cohort."""
     count = len(keys)
     ones = torch.ones(count, dtype=torch.float64)
     cohort = Cohort(
@@ -93,14 +93,14 @@ def work_alone(plan: Plan, keys: torch.Tensor, facts: Facts, memory: Memory) -> 
 
 
 def shared_of(model: Tree) -> Shared:
-    """What the server sent, as clients take it."""
+    """The server's tensors in the form that the client program takes."""
     parts = nested(model)
     params, buffers, told = (parts.get(name, {}) for name in ("params", "buffers", "told"))
     return Shared(params, buffers, exact_model(params | buffers), told)
 
 
 def mismatch(given: Tree, expected: Tree) -> str | None:
-    """How some tensors differ in form from those that were declared."""
+    """How tensors differ in name, shape or dtype from the expected ones, or None."""
     for what, names in (("lacks", expected.keys() - given), ("has", given.keys() - expected)):
         if names:
             return f"it {what} {min(names)}"
@@ -112,7 +112,7 @@ def mismatch(given: Tree, expected: Tree) -> str | None:
 
 
 def digest(tree: Tree) -> str:
-    """What tells one model from another."""
+    """A hash of all tensors, which identifies a model."""
     found = hashlib.sha256()
     for name, tensor in sorted(tree.items()):
         found.update(name.encode())
@@ -121,7 +121,7 @@ def digest(tree: Tree) -> str:
 
 
 def norm(tree: Tree) -> float:
-    """The norm of all that a client sends; not finite if any number of it is not."""
+    """The norm of a client's update and `extra`; not finite if any number that it sends is not."""
     parts = nested(tree)
     trees = [parts.get("update", {})]
     trees += [{n: t[None] for n, t in one.items()} for one in parts.get("extra", {}).values()]

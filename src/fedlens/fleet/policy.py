@@ -1,4 +1,4 @@
-"""What a site allows, whoever asks."""
+"""What a site allows, whichever server asks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ own_code = []                           # import paths of code besides Fedlens' 
 
 
 class Refused(Exception):
-    """The site will not, and says why."""
+    """The site refuses an order; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Policy:
         return policy
 
     def check(self, terms: Terms) -> None:
-        """Refuse an experiment that this site does not allow."""
+        """Raise Refused if this site does not allow the experiment."""
         if terms.version != __version__:
             raise Refused(
                 f"it is for Fedlens {terms.version}, and this is {__version__}: install the same"

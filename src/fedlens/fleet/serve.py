@@ -1,4 +1,4 @@
-"""`fedlens fleet serve`: a SuperLink behind its gate, and the server's half of a run on it."""
+"""`fedlens fleet serve`: a SuperLink behind its gate, and the ServerApp of a run on it."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from fedlens.process_state import is_alive
 from fedlens.run_files import ROUNDS, can_go_on, identity, read_records
 from fedlens.runs.watching import Watch
 
-LOOK = 0.2  # seconds between two looks at how a run stands
+LOOK = 0.2  # seconds between two checks of a run's progress
 
 
 @contextmanager
 def open_fleet(
     keys: Path, home: Path, host: str, port: int, notify: Notify
 ) -> Iterator[tuple[SuperLink, dict[str, int]]]:
-    """A SuperLink that sites with known keys can reach at host:port; and their numbers there."""
+    """Start a SuperLink that sites with known keys reach at host:port; with their node ids."""
     check_server_keys(keys)
     public = public_keys(keys)
     with one_writer(home), SuperLink(home, keys) as link:
@@ -52,9 +52,9 @@ def serve(
     notify: Notify,
     watch: Watch | None = None,
 ) -> str:
-    """Run an experiment on the sites that come; how it ended, as the status of a run.
+    """Run an experiment on the sites that connect, and return the status of the run.
 
-    It is written where the job reads it once no other server uses this place.
+    The job's experiment file is written only when `home` is locked: no other server uses it then.
     """
     home = home.resolve()
     check_server_keys(keys)
@@ -64,7 +64,7 @@ def serve(
         "--at-least": job.at_least,
         "clients.per_round": asked if isinstance(asked, int) else 0,
     }
-    for name, number in needed.items():  # before hours are spent waiting for them
+    for name, number in needed.items():  # checked first, before waiting hours for sites
         if (number or 0) > num_sites:
             raise ValueError(
                 f"{name} is {number}, but {keys} has the keys of {num_sites}: choose fewer, or add "
@@ -78,7 +78,7 @@ def serve(
 def run_on(
     link: SuperLink, job: Job, home: Path, notify: Notify, watch: Watch | None = None
 ) -> str:
-    """Do a job on a SuperLink that is there."""
+    """Run a job on a SuperLink that is running, and return the status of the run."""
     path, app = home / "job.json", home / "app"
     for ending in (".events", ".result", ".pid"):
         path.with_suffix(ending).unlink(missing_ok=True)
@@ -103,7 +103,7 @@ def run_on(
 
 
 class Follow:
-    """What the ServerApp's process writes, told here as it comes."""
+    """Reads what the ServerApp's process writes, and reports it as it arrives."""
 
     def __init__(
         self, job: Path, out: Path, notify: Notify, watch: Watch | None, resumes: bool
@@ -111,12 +111,12 @@ class Follow:
         self.job, self.out, self.notify, self.watch = job, out, notify, watch
         self.replaced = None if resumes else identity(out)
         self.num_events = 0
-        self.seen: tuple[int, int] | None = None  # of the records: when they were written, how long
+        self.seen: tuple[int, int] | None = None  # modification time and size of the records' file
         before = [record["round"] for record in self._new_records()]
         self.last_round = max(before, default=0) if resumes else 0
 
     def _new_records(self) -> list[dict[str, Any]]:
-        """All records, if there are others than at the last look."""
+        """All records if their file has changed since the last call, else none."""
         path = self.out / ROUNDS
         if not path.is_file():
             return []
@@ -167,5 +167,5 @@ def _end_app(job: Path) -> None:
     """End the ServerApp's process, which Flower started."""
     pid = _pid(job)
     if pid is not None and is_alive(pid):
-        with suppress(ProcessLookupError, PermissionError):  # its number may be another user's now
+        with suppress(ProcessLookupError, PermissionError):  # the pid may be another user's now
             os.kill(pid, signal.SIGTERM)

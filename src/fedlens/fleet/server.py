@@ -1,4 +1,4 @@
-"""What the server of a fleet does: it hears what sites hold, and runs the experiment on them."""
+"""The server of a fleet: it asks sites how much they hold, and runs the experiment on them."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from fedlens.setup.algorithm import check_schedules, make_algorithm
 from fedlens.setup.data import ClientTests, load_dataset
 from fedlens.setup.network import make_network
 
-SITES = "sites.json"  # in the run folder: what sites said that they hold
-ASK_AGAIN = 5.0  # seconds until a site that refused is asked again: it may approve meanwhile
+SITES = "sites.json"  # in the run folder: what the sites hold, as they reported it
+ASK_AGAIN = 5.0  # seconds until a site that refused is asked again: it may have approved by then
 
 
 @dataclass(frozen=True)
 class Held:
-    """What a site says that it holds."""
+    """What a site holds, as it reported it."""
 
     name: str
     size: int
@@ -52,7 +52,7 @@ def hear(
     wait: float,
     at_least: int | None = None,
 ) -> list[Held | None]:
-    """What each site holds: of all of them or, after `wait` seconds, of at least `at_least`."""
+    """Ask each site what it holds; after `wait` seconds, at least `at_least` sites are enough."""
     begun = time.monotonic()
     found: list[Held | None] = [None] * len(names)
     asked, last_word = dict[int, float](), dict[int, str]()
@@ -95,7 +95,7 @@ def hear(
 
 
 def _held(name: str, facts: Any, terms: Terms) -> Held | None:
-    """What a site said, if it makes sense."""
+    """What a site reported, or None if that is not valid."""
     size, apart, counts = (facts.get(key) for key in ("size", "held_out", "label_counts"))
     if not all(type(number) is int and number >= 0 for number in (size, apart)) or not size:
         return None
@@ -149,9 +149,9 @@ def make_setup(
 
 
 def _federation(dataset: Dataset, held: Sequence[Held]) -> Federation:
-    """Who holds how many examples; of the examples themselves there is nothing here.
+    """How many examples each site holds; the server does not have the examples themselves.
 
-    Labels are as many of each class as sites told, if they did.
+    The labels match the sites' label counts if they reported them, and are zeros otherwise.
     """
     labels = [
         torch.zeros(one.size, dtype=torch.int64)
@@ -175,17 +175,17 @@ def _holdings(sizes: Sequence[int], held: Sequence[Held]) -> Holdings:
 
 @dataclass(frozen=True)
 class Job:
-    """What a server is started for."""
+    """What the ServerApp has to run, and with which sites."""
 
     experiment: str  # a TOML file
     out: str
-    sites: dict[str, int]  # by name: the number by which Flower knows each
+    sites: dict[str, int]  # Flower's node id of each, by name
     data: str | None = None
     overwrite: bool = False
     resume: bool = False
     wait: float = 600.0
     at_least: int | None = None
-    served_by: int | None = None  # the process without which it is to end
+    served_by: int | None = None  # the process id with whose end the job ends
 
     @classmethod
     def read(cls, path: Path) -> Job:
@@ -196,7 +196,7 @@ class Job:
 
 
 def check_unchanged(begun: Experiment, wanted: Experiment, out: Path) -> None:
-    """Refuse to go on with a run as if it had been begun with another experiment."""
+    """Raise ValueError if a run to resume was started with another experiment."""
     before, after = settings(begun.plain()), settings(wanted.plain())
     changed = sorted(key for key in before | after if before.get(key) != after.get(key))
     if changed:
@@ -207,7 +207,7 @@ def check_unchanged(begun: Experiment, wanted: Experiment, out: Path) -> None:
 
 
 def run_job(job: Job, connect: Callable[[Sequence[str]], Sites], notify: Notify) -> Result:
-    """Run, or go on with, an experiment on sites; `connect` reaches those of some names."""
+    """Run or resume an experiment on sites; `connect` connects to the sites of given names."""
     out = Path(job.out)
     resumes = job.resume and (out / SITES).is_file()
     place = out / EXPERIMENT if resumes else Path(job.experiment)
@@ -232,7 +232,7 @@ def run_job(job: Job, connect: Callable[[Sequence[str]], Sites], notify: Notify)
     terms, names = Terms.of(experiment, dataset), sorted(job.sites)
     notify(f"experiment {terms.hash}")
     heard = hear(connect(names), names, terms, notify, job.wait, job.at_least)
-    if None in heard:  # what clients hold out depends on their numbers
+    if None in heard:  # client numbers change, and what a client holds out depends on them
         names = [one.name for one in heard if one is not None]
         heard = hear(connect(names), names, terms, notify, job.wait)
     known = [one for one in heard if one is not None]

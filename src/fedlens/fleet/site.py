@@ -1,7 +1,7 @@
-"""What a site does when it is asked: it says what it holds, trains, or tests a model.
+"""How a site answers the server's orders: it reports its sizes, trains, or tests a model.
 
-It runs the Fedlens that is installed here, on an experiment that was approved here. All it takes
-from the server are numbers: the terms of an experiment, a model, the key of an order.
+It runs the Fedlens that is installed here, on an experiment that was approved here. It takes only
+data from the server: the terms of an experiment, a model, the key of an order.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from fedlens.setup.network import make_network
 from fedlens.trees import map_tensors, moved
 
 OFFERED, APPROVED = "offered", "approved"
-HELD = "held"  # by experiment: which examples it had when the run began
+HELD = "held"  # by experiment: the identity of its examples when the run began
 OWN_MISTAKE = "something is wrong with its own files: its log says what"
-LOG = "log.jsonl"  # in its folder: what was asked, and what was sent
+LOG = "log.jsonl"  # in its folder: each order, and what was sent
 
 
 class Reply(NamedTuple):
@@ -51,17 +51,17 @@ class Reply(NamedTuple):
 
 @dataclass(frozen=True)
 class Site:
-    """A site's own folder, the data that it holds, and where it trains."""
+    """A site: its own folder, its data, and the device it trains on."""
 
     home: Path
     data: Path
     device: torch.device = torch.device("cpu")
 
     def answer(self, what: str, order: Mapping[str, Any], tensors: Tree) -> Reply:
-        """The reply to an order; one that is refused says so, and why."""
+        """The reply to an order; the reply to a refused order says why."""
         begun = time.monotonic()
         asked = {"sizes": self._sizes, "train": self._train, "test": self._test}
-        because = ""  # for people here: names of files and classes are not the server's business
+        because = ""  # for the log here: file and class names stay private
         try:
             reply = asked[what](order, tensors)
         except Refused as refusal:
@@ -81,7 +81,7 @@ class Site:
 
     @property
     def offers(self) -> list[Terms]:
-        """What was offered and is not approved yet, the newest first."""
+        """The terms that were offered and are not approved yet, the newest first."""
         found = sorted(
             (self.home / OFFERED).glob("*.json"),
             key=lambda path: path.stat().st_mtime,
@@ -94,7 +94,7 @@ class Site:
         write_atomically(self.home / where / f"{terms.hash}.json", terms.text.encode())
 
     def _sizes(self, order: Mapping[str, Any], tensors: Tree) -> Reply:
-        """How much it holds, and nothing else unless the algorithm says that it is told."""
+        """The number of its examples; also its label counts if the algorithm discloses them."""
         terms = Terms(str(order["terms"]))
         if terms.hash != order.get("experiment"):
             raise Refused("the terms are not those of the hash")
@@ -142,13 +142,13 @@ class Site:
         return Reply({"keys": own_keys, "kept": kept}, sent)
 
     def _test(self, order: Mapping[str, Any], tensors: Tree) -> Reply:
-        """How many of the examples that it holds out a model classifies correctly."""
+        """The number of its held-out examples that a model classifies correctly."""
         task = self._task(order)
         if task.tested is None:
             raise Refused("it has no held-out examples")
         model = {name.removeprefix("model/"): t for name, t in tensors.items()}
         task.check_model(model, task.network.params | task.network.buffers)
-        # What a model gets right tells of the examples: not as often as a server might like.
+        # Accuracies reveal something about the examples, so the number of tested models is limited.
         self._count(task.terms, "models", payload.digest(model), task.terms.rounds + 1)
         own = self._memory(task.terms).read(order.get("counted")) or {}
         model |= own.get("norm", {})
@@ -159,7 +159,7 @@ class Site:
         return Reply({"correct": correct, "held_out": len(index)}, {})
 
     def _task(self, order: Mapping[str, Any]) -> Task:
-        """What was approved here, and is within the site's policy."""
+        """The experiment of an order, if it is approved here and the site's policy allows it."""
         wanted = str(order.get("experiment"))
         path = self.home / APPROVED / f"{wanted}.json"
         if not wanted.isalnum() or not path.is_file():
@@ -173,7 +173,7 @@ class Site:
         known, held = order.get("size"), self.home / HELD / wanted
         if known is not None and (
             known != int(task.holdings.sizes.sum())
-            # As many may be others, and what was held out for tests would be trained on.
+            # The same number may be other examples, and held-out ones would become training ones.
             or (held.is_file() and held.read_text() != identity(self.data))
         ):
             raise Refused(
@@ -186,7 +186,7 @@ class Site:
         return SiteMemory(self.home / "memory" / terms.hash)
 
     def _count(self, terms: Terms, kind: str, one: int | str, most: int) -> None:
-        """Refuse more of a kind than go with the terms' rounds: the same one may come again."""
+        """Refuse more than `most` different orders or models; a repeated one counts once."""
         path = self.home / kind / f"{terms.hash}.json"
         known = set(json.loads(path.read_text())) if path.is_file() else set()
         known.add(one)
@@ -203,7 +203,7 @@ class Site:
         tensors: Tree,
         seconds: float,
     ) -> None:
-        """What was asked, and what was sent."""
+        """Append to the log a line about an order and what was sent."""
         line = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "asked": what,
@@ -225,7 +225,7 @@ class Task:
 
     terms: Terms
     examples: Examples
-    client: int  # its number in the federation
+    client: int  # its client number in the federation
     device: torch.device
 
     @cached_property
@@ -258,7 +258,7 @@ class Task:
         return make_network(self.experiment, dataset)[0]  # type: ignore[arg-type]
 
     def program_of(self, round: Any) -> ClientProgram:
-        """The program with the numbers that a round has by the terms."""
+        """The client program with the values that the terms' schedules have in a round."""
         if type(round) is not int or not 0 <= round < self.terms.rounds:
             raise Refused(f"it was asked for round {round!r} of {self.terms.rounds}")
         algorithm = make_algorithm(self.experiment, round)
@@ -271,11 +271,11 @@ class Task:
             return Stacked(self.network, examples)
         fast = self.experiment.engine == "processes"
         if fast:
-            torch.set_num_threads(1)  # as a worker has: the result is the same to the last bit
+            torch.set_num_threads(1)  # like a worker process, for bit-identical results
         return Sequential(self.network, examples, fast)
 
     def as_ordered(self, tensors: Tree) -> Tree:
-        """What the server sent, if it is a model of this experiment."""
+        """Return the server's tensors; raise Refused if the model is not of this experiment."""
         like = {
             f"{kind}/{name}": t[None]
             for kind, tree in (("params", self.network.params), ("buffers", self.network.buffers))

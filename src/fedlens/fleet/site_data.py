@@ -1,4 +1,4 @@
-"""The examples that a site has: read once as they are, then mapped from a file."""
+"""The examples of a site: read once, then memory-mapped from a cache file."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ IMAGES, LABELS = "images.npy", "labels.npy"
 
 
 def check_data(data: Path) -> None:
-    """Refuse what can hold no examples, before a server asks for them; no image is opened."""
+    """Raise ValueError if `data` cannot hold examples. No image is opened."""
     if not data.exists():
         raise ValueError(f"{data} does not exist: set --data to the site's examples")
     if data.is_dir():
@@ -37,10 +37,10 @@ def check_data(data: Path) -> None:
 
 
 def site_examples(data: Path, terms: Terms, cache: Path) -> Examples:
-    """The examples in `data`, labelled as the terms have it.
+    """The examples in `data`, with the class numbers of the terms.
 
-    `data` is a .npz file with x_train and y_train (and classes, if its labels are others), or a
-    folder with a folder of images for each class. What was read is kept in `cache`.
+    `data` is a .npz file with x_train and y_train (and classes, if its labels are numbered
+    differently), or a folder with a folder of images for each class. `cache` keeps what was read.
     """
     place = cache / _fingerprint(data, terms)
     if not (place / LABELS).is_file():
@@ -51,9 +51,9 @@ def site_examples(data: Path, terms: Terms, cache: Path) -> Examples:
         np.save(made / LABELS, labels)
         try:
             made.replace(place)
-        except OSError:  # another message's process was faster
+        except OSError:  # the process of another message was faster
             shutil.rmtree(made)
-    # Copied on write, since torch knows no memory that it may only read.
+    # Mapped copy-on-write, since torch has no read-only tensors.
     mapped = np.load(place / IMAGES, mmap_mode="c", allow_pickle=False)
     labels = np.load(place / LABELS, allow_pickle=False)
     images = torch.from_numpy(mapped).permute(0, 3, 1, 2)
@@ -61,7 +61,10 @@ def site_examples(data: Path, terms: Terms, cache: Path) -> Examples:
 
 
 def identity(data: Path) -> str:
-    """Another one if there are other examples; the same for a copy of all. No image is opened."""
+    """A hash of names and sizes (a folder) or checksums (.npz), the same for a copy of the data.
+
+    No image is opened.
+    """
     if data.is_dir():
         listed, _ = listed_by_class(data)
         content = [[name, (listed.base / name).stat().st_size] for name in listed.names]
@@ -72,7 +75,7 @@ def identity(data: Path) -> str:
 
 
 def write_site(path: Path, held: Examples, classes: Sequence[str]) -> None:
-    """A site's file, of examples in the order in which a client holds them."""
+    """Write a site's .npz file, with the examples in the order in which a client holds them."""
     images = held.read(slice(None)).permute(0, 2, 3, 1)
     if images.dtype is not torch.uint8:
         raise ValueError("a site's file holds images of uint8: give the data set as pixels")
@@ -114,7 +117,7 @@ def _read(data: Path, terms: Terms) -> tuple[Pixels, Column]:
 
 
 def _fingerprint(data: Path, terms: Terms) -> str:
-    """Another one if the files or what is made of them are others."""
+    """A hash of the files' names, sizes and times, and of the terms' classes and image shape."""
     if not data.exists():
         raise ValueError(f"{data} does not exist: set --data to the site's examples")
     files = images(data) if data.is_dir() else [data]

@@ -1,8 +1,8 @@
-"""What the SuperNode of a site starts in the place of Flower's `flower-superexec`.
+"""The program that the SuperNode of a site starts instead of Flower's `flower-superexec`.
 
 Flower would start a new process for each message, which installs the app that the server sent and
-runs it. Here each message is answered by a fork of this process, whose app is the one of the
-Fedlens that is installed: no code that was sent is run, and Flower and torch are imported once.
+runs it. Here a fork of this process answers each message with the app of the installed Fedlens: no
+code from the server is run, and Flower and torch are imported once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fedlens.fleet.flower import end_with
 
 
 class Forks:
-    """An executor, in Flower's words: it answers messages, and takes no other kind of task."""
+    """An executor, in Flower's terms: it answers messages and accepts no other kind of task."""
 
     def get_eligible_capacity(
         self, supported_task_types: set[TaskType], **_: Any
@@ -38,19 +38,19 @@ class Forks:
     def launch(self, spec: ExecutionSpec) -> LaunchResult:
         if spec.task_type != TaskType.CLIENT_APP:
             return LaunchResult.failed("this site runs no app of its server")
-        # Before the fork, so that it is done once; and not before there is a message, since a
-        # SuperNode that is refused comes here as well.
+        # Imported before the fork, so that it is done once; and only when there is a message, since
+        # a SuperNode that is refused starts this program as well.
         importlib.import_module("fedlens.fleet.apps")
         if os.fork() == 0:
             _answer(spec)
         return LaunchResult.accepted()
 
     def reconcile(self) -> None:
-        """Forget the forks that have ended."""
+        """Reap the forks that have ended."""
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
-        except ChildProcessError:  # there is none
+        except ChildProcessError:  # there are no children
             return
 
     def close(self) -> None:
@@ -58,7 +58,7 @@ class Forks:
 
 
 def _answer(spec: ExecutionSpec) -> NoReturn:
-    """Answer one message, in the fork: it must not go on with what its parent was doing."""
+    """Answer one message in the fork, then exit: the fork must not continue its parent's work."""
     status = 1
     try:
         runtime.run_clientapp(
@@ -110,7 +110,7 @@ REPLACED = (
     (runtime, "get_project_dir", _no_folder),
     (runtime, "get_load_client_app_fn", _load_ours),
 )
-"""By what Flower starts apps, ends them, installs them, and loads what was sent."""
+"""Flower's functions that start, end, install and load apps, and their replacements."""
 
 
 def main() -> None:

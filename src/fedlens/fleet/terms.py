@@ -1,5 +1,4 @@
-"""What sites are asked to take part in, as text with a hash: what a site approves, and nothing else
-is run there."""
+"""The terms of an experiment, as text with a hash. A site approves them, and runs nothing else."""
 
 from __future__ import annotations
 
@@ -35,12 +34,12 @@ NOT_TOLD = (
     "weights",
     "weights_sha256",
 )
-"""What of an experiment concerns the server alone."""
+"""The keys of an experiment that only the server uses, and that sites do not receive."""
 
 
 @dataclass(frozen=True)
 class Terms:
-    """An experiment as a site sees it; two that differ in anything have different hashes."""
+    """An experiment as a site sees it. Terms that differ in anything have different hashes."""
 
     text: str  # JSON: fedlens, experiment, data
 
@@ -97,7 +96,7 @@ class Terms:
 
     @property
     def own_code(self) -> list[str]:
-        """The import paths that it names: code that is neither Fedlens' nor in the terms."""
+        """The import paths in the terms: code that is neither in Fedlens nor in the terms."""
         tables = self.content["experiment"]
         local = tables["local"]
         chosen = [tables["model"], tables["loss"], local["optimizer"], local.get("anneal", "")]
@@ -106,7 +105,7 @@ class Terms:
         return [name for name in dict.fromkeys(names) if ":" in name]
 
     def experiment(self, examples: Examples) -> Experiment:
-        """The experiment on a site's own examples."""
+        """The experiment, with the site's own examples as its data set."""
         data = self.content["data"]
         mean, std = (None if data[key] is None else tuple(data[key]) for key in ("mean", "std"))
         none = Examples(examples.images[:0], examples.labels[:0])
@@ -119,7 +118,7 @@ class Terms:
         return Experiment(dataset=dataset, clients=clients, **tables)
 
     def describe(self) -> list[str]:
-        """What it asks of a site, in plain words."""
+        """What the experiment needs from a site, in plain words, line by line."""
         tables, shape = self.content["experiment"], "×".join(map(str, self.shape))
         algorithm = self.algorithm
         leaves = ["how many examples it holds", "its updates of the model, and its training loss"]
@@ -159,7 +158,7 @@ def _name_of(chosen: str | dict[str, Any]) -> str:
 
 
 def _work_of(local: dict[str, Any]) -> str:
-    """How much a site trains in a round."""
+    """How much a site trains in a round, in words."""
     key = "steps" if "steps" in local else "epochs"
     amount = local[key]
     if isinstance(amount, dict):
@@ -169,7 +168,7 @@ def _work_of(local: dict[str, Any]) -> str:
 
 
 def _names_in(value: Any) -> Iterator[str]:
-    """The names of all that is chosen somewhere in plain tables, as a schedule is."""
+    """All values of the key `name` in nested tables, such as the names of schedules."""
     if isinstance(value, dict):
         if isinstance(value.get("name"), str):
             yield value["name"]
@@ -180,9 +179,9 @@ def _names_in(value: Any) -> Iterator[str]:
 
 
 def for_fleet(experiment: Experiment) -> Experiment:
-    """With what `auto` means in a fleet: a site has one client, that one core trains.
+    """The experiment with `auto` resolved for a fleet: a site has one client, trained by one core.
 
-    An actor of Ray would come to the same bytes, so that is what `ray` means, too.
+    The engine `ray` becomes `processes` too: a Ray actor computes the same bytes.
     """
     engine = "processes" if experiment.engine in ("auto", "ray") else experiment.engine
     precision = "fp32" if experiment.precision == "auto" else experiment.precision
@@ -190,7 +189,7 @@ def for_fleet(experiment: Experiment) -> Experiment:
 
 
 def check_possible(experiment: Experiment) -> None:
-    """Refuse what a fleet cannot do."""
+    """Raise ValueError for an experiment that a fleet cannot run."""
     if not isinstance(experiment.model, Named):
         raise ValueError("model was given from Python: in a fleet it needs a name")
     for what, given in (
@@ -229,7 +228,7 @@ def check_possible(experiment: Experiment) -> None:
 
 
 def say_without_effect(experiment: Experiment, num_sites: int) -> None:
-    """A line for each key that a simulation uses, and a server with `num_sites` does not."""
+    """Log a warning for each key that only a simulation uses; the server has `num_sites` sites."""
     clients, partition = experiment.clients, experiment.clients.partition
     found: dict[str, tuple[Any, str]] = {}
     if experiment.engine == "ray":
@@ -237,10 +236,10 @@ def say_without_effect(experiment: Experiment, num_sites: int) -> None:
     if experiment.device not in ("auto", "cpu"):
         where = "the server computes on the CPU, and a site where its own --device says"
         found["device"] = experiment.device, where
-    if clients.count not in (None, NUM_CLIENTS, num_sites):  # the second may be nobody's choice
+    if clients.count not in (None, NUM_CLIENTS, num_sites):  # NUM_CLIENTS is the default
         have = "1 site has its key" if num_sites == 1 else f"{num_sites} sites have their keys"
         found["clients.count"] = clients.count, f"{have} here"
-    # A column that names clients also says which images are for tests.
+    # A column that names clients has an effect: it decides which images become test images.
     if partition.name != "iid" and natural_column(partition.name, partition.options) is None:
         found["clients.partition"] = partition.name, "sites hold the images that they have"
     if clients.seed is not None and not clients.holdout:
@@ -252,14 +251,14 @@ def say_without_effect(experiment: Experiment, num_sites: int) -> None:
 
 
 def _of_some(experiment: Experiment) -> Experiment:
-    """With a number of clients, where it has none yet: enough for its rounds."""
+    """The experiment with a number of clients: if it has none, enough for its rounds."""
     share = experiment.clients.per_round
     some = experiment.clients.count or (share if isinstance(share, int) else 1)
     return replace(experiment, clients=replace(experiment.clients, count=some))
 
 
 def read_terms(text: str, wanted: str) -> Terms:
-    """Terms that were kept, if they are those of this hash."""
+    """Stored terms; a ValueError if their hash is not `wanted`."""
     terms = Terms(text)
     if terms.hash != wanted:
         raise ValueError(f"the terms kept as {wanted[:12]} are others: approve them again")

@@ -1,4 +1,4 @@
-"""`fedlens fleet try`: a whole federation on this machine, compared with its simulation."""
+"""`fedlens fleet try`: run a whole fleet on this machine, and compare it with its simulation."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from fedlens.trees import bytes_of
 
 
 def of_sites(experiment: Experiment, sites: int | None) -> Experiment:
-    """The experiment with as many clients as there are sites."""
+    """The experiment for a fleet, with `sites` clients if that is given."""
     experiment = for_fleet(experiment)
     if sites is None:
         return experiment
@@ -47,7 +47,7 @@ def of_sites(experiment: Experiment, sites: int | None) -> Experiment:
 def make_homes(
     experiment: Experiment, folder: Path, data: Path | None = None, watch: Watch | None = None
 ) -> list[Site]:
-    """A home for each client of an experiment, with what it holds; it has approved it."""
+    """Make a home folder for each client, with its data and its approval of the experiment."""
     whole = replace(experiment, clients=replace(experiment.clients, holdout=0.0))
     dataset, train, holdings = partition(whole, data, decoding(watch))
     terms = Terms.of(experiment, dataset)
@@ -64,7 +64,7 @@ def make_homes(
 
 
 def part_of(path: Path, folder: Path, client: int, count: int) -> Site:
-    """The site that a simulated node is: it holds a part of the experiment's own data."""
+    """The site of a simulated node, which holds a part of the experiment's own data."""
     experiment = of_sites(Experiment.read(path), count)
     terms = Terms.of(experiment, load_dataset(experiment.dataset, None))
     place = folder / f"{terms.hash[:16]}-{count}"
@@ -86,7 +86,7 @@ def _made(folder: Path) -> Path:
 
 @contextmanager
 def joined(sites: list[Site], server: str) -> Iterator[dict[str, Any]]:
-    """The processes of sites that take part, by name."""
+    """Start the processes of these sites, by name, and end them afterwards."""
     processes = {}
     try:
         for site in sites:
@@ -105,7 +105,7 @@ def start_site(site: Site, server: str) -> Any:
 
 
 def make_keys(sites: list[Site], keys: Path) -> None:
-    """Keys of a server here, and of sites that it knows."""
+    """Make keys for a server on this machine and for the sites, and exchange them."""
     make_server_keys(keys, ["127.0.0.1"])
     for site in sites:
         make_site_key(site.home, site.home.name)
@@ -121,7 +121,7 @@ def try_fleet(
     data: Path | None = None,
     watch: Watch | None = None,
 ) -> dict[str, Any]:
-    """Run it on sites with processes and sockets of their own, and here; how the two compare."""
+    """Run an experiment on sites, with processes and sockets, and simulated; compare the two."""
     sites = make_homes(experiment, folder / "sites", data, watch)
     whom = "a site and its server" if len(sites) == 1 else f"{len(sites)} sites and their server"
     notify(f"starting {whom}, which takes a while")
@@ -146,7 +146,7 @@ def try_fleet(
 
 
 def compared(one: Path, other: Path) -> dict[str, Any]:
-    """Whether two runs ended with the same bytes, and how far apart their numbers are."""
+    """Whether the models of two runs have the same bytes, and their largest difference."""
     a, b = (RunFolder(path).load_model() for path in (one, other))
     same = a.keys() == b.keys() and all(bytes_of(a[name]) == bytes_of(b[name]) for name in a)
     apart = max((float((a[name].double() - b[name].double()).abs().max()) for name in a), default=0)

@@ -1,4 +1,4 @@
-"""Tensors on their way: one file of bytes, of which no bit is lost."""
+"""Lossless encoding of tensors for messages, as the bytes of one file."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ WHOLE, SHORT, AT, LONG = "whole", "short", "at", "long"
 def to_wire(tensors: Tree) -> bytes:
     """The bytes of a safetensors file.
 
-    An update is the difference of float32 numbers, in float64, since some of these differences need
-    that. The others, nearly all, travel in float32, and those that do need it are listed apart.
+    An update is the difference of float32 numbers, in float64, which some differences need. Nearly
+    all differences fit into float32 and are sent so; those that do not fit are listed separately.
     """
     parts = {name: _short(t.detach().cpu()) for name, t in tensors.items()}
     return to_bytes(
@@ -25,7 +25,7 @@ def to_wire(tensors: Tree) -> bytes:
 
 
 def from_wire(content: bytes) -> Tree:
-    """What was written so, in any order; a ValueError if nobody would write such bytes."""
+    """The tensors that `to_wire` encoded, in any order; a ValueError for any other bytes."""
     try:
         found = from_bytes(content, torch.device("cpu"))
     except SafetensorError as error:
@@ -38,12 +38,12 @@ def from_wire(content: bytes) -> Tree:
 
 
 def _short(tensor: Tensor) -> Tree:
-    """In float32 where that is shorter, with the places and values of what it cannot hold."""
+    """The tensor in float32 if that is shorter, with the positions and values that do not fit."""
     if tensor.dtype == torch.float64:
         short, numbers = tensor.float(), tensor.flatten()
         at = (short.double().flatten().view(torch.int64) != numbers.view(torch.int64)).nonzero()
         at = at.flatten()
-        if 3 * len(at) < len(numbers):  # each is 4 bytes for its place and 8 for its value
+        if 3 * len(at) < len(numbers):  # each takes 4 bytes for its position and 8 for its value
             return {SHORT: short, AT: at.int(), LONG: numbers[at]}
     return {WHOLE: tensor}
 

@@ -1,4 +1,4 @@
-"""AlexNet (Krizhevsky, "One weird trick", 2014, arXiv 1404.5997), as torchvision has it.
+"""AlexNet (Krizhevsky, "One weird trick", 2014, arXiv 1404.5997), as in torchvision.
 
 Five convolutions and layers of 4096 and 4096, for 224x224; with torchvision's names, so that its
 published files load. It needs 63x63 at least: `alexnet-32` is made for smaller images. At 10
@@ -32,7 +32,7 @@ def alexnet(shape: tuple[int, int, int], num_classes: int) -> nn.Module:
         nn.ReLU(),
         nn.MaxPool2d(3, 2),
     )
-    num_features("alexnet", features, shape)  # refuses images that are too small
+    num_features("alexnet", features, shape)  # raises an error if images are too small
     layers: dict[str, nn.Module] = {
         "features": features,
         "avgpool": AdaptivePool(6),

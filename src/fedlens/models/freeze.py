@@ -1,7 +1,7 @@
 """Which layers of a model are trained.
 
 A parameter that does not require a gradient is frozen: it belongs to the model, but it is neither
-trained nor sent. A layer all of whose parameters are frozen keeps its buffers, too.
+trained nor sent. If all parameters of a layer are frozen, its buffers do not change either.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from fedlens.network.layout import Layout
 def train_last(module: nn.Module, count: int) -> None:
     """Freeze all but the last `count` layers that have weights, in the order they are declared.
 
-    A normalisation layer goes with the layer before it, and does not count.
+    A normalisation layer belongs to the layer before it, and is not counted.
     """
     entries = Layout.of(module).entries.values()
     weighted = list(dict.fromkeys(e.layer for e in entries if e.role == "weight"))

@@ -1,4 +1,4 @@
-"""How far convolutions and pools shrink an image."""
+"""The size of an image after convolutions and pools."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import nn
 
 
 def num_features(model: str, layers: Iterable[nn.Module], shape: tuple[int, int, int]) -> int:
-    """How many numbers come out of these layers for an image of [channels, height, width]."""
+    """The number of outputs of these layers for an image of [channels, height, width]."""
     layers = list(layers)
     channels, height, width = shape
     if min(_after(layers, height), _after(layers, width)) < 1:

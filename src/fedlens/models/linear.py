@@ -1,7 +1,7 @@
 """Softmax regression: one linear layer on the pixels.
 
-A convex problem, so what an algorithm converges to is known. With 10 classes: 7,850 parameters on
-1x28x28, 30,730 on 3x32x32.
+The problem is convex, so the limit that an algorithm should reach is known. With 10 classes: 7,850
+parameters on 1x28x28, 30,730 on 3x32x32.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""MobileNetV2 (Sandler et al., CVPR 2018, arXiv 1801.04381), as torchvision has it.
+"""MobileNetV2 (Sandler et al., CVPR 2018, arXiv 1801.04381), as in torchvision.
 
-With torchvision's names and initialisation. With three channels and 10 classes: 2,236,682
+It has torchvision's names and initialisation. With three channels and 10 classes: 2,236,682
 parameters. Hsu, Qi and Brown (2020, arXiv 2003.08082) train it with GroupNorm, `norm = "group"`:
-the number of groups is the largest divisor of the channels that is at most 32 and leaves four
-channels a group, else 1. For Landmarks they put a layer of 64 before the classifier, which keeps
-a head of many classes small, `bottleneck = 64`: linear, since the paper names no activation.
+the number of groups is the largest divisor of the channels that is at most 32 and leaves at least
+four channels a group, else 1. For Landmarks they put a layer of 64 before the classifier, which
+keeps a head of many classes small (`bottleneck = 64`). It is linear here, since the paper names no
+activation.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ STAGES = (
     (6, 160, 3, 2),
     (6, 320, 1, 1),
 )  # expansion, channels, blocks, stride of the first block
-WIDTH = 1280  # of what the classifier sees
+WIDTH = 1280  # features that the classifier gets
 
 
 def mobilenetv2(

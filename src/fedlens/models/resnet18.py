@@ -1,10 +1,10 @@
-"""ResNet-18 (He et al., CVPR 2016, arXiv 1512.03385), as torchvision has it.
+"""ResNet-18 (He et al., CVPR 2016, arXiv 1512.03385), as in torchvision.
 
-With torchvision's names and initialisation. The stem is what comes before the first block:
+It has torchvision's names and initialisation. The stem is the layers before the first block:
 `imagenet` is a 7x7 convolution of stride 2 and a 3x3 max-pool of stride 2, for 224x224; `cifar` a
 3x3 convolution alone, for 32x32; `tiny` a 3x3 convolution and the max-pool, for 64x64. So the
 last map is 7x7, 4x4 and 4x4. With three channels and 10 classes: 11,181,642 parameters, with the
-smaller stems 11,173,962. `norm = "group"` has GroupNorm in the place of BatchNorm.
+smaller stems 11,173,962. `norm = "group"` uses GroupNorm instead of BatchNorm.
 """
 
 from __future__ import annotations

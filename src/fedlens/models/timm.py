@@ -1,6 +1,6 @@
-"""Models of timm (PyTorch Image Models), chosen as timm:NAME and untrained.
+"""Untrained models of timm (PyTorch Image Models), chosen as timm:NAME.
 
-Published weights are read from a file by `weights`, as those of other models are.
+As with other models, `weights` reads published weights from a file.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fedlens.options import did_you_mean
 from fedlens.reading import reason
 
 
-@cache  # options are read off a function once
+@cache  # one function for each name: its options are read once
 def timm(architecture: str) -> Callable[..., nn.Module]:
     """The function that makes a model of this name."""
 
@@ -28,13 +28,13 @@ def timm(architecture: str) -> Callable[..., nn.Module]:
             raise ValueError(f"timm has no model {architecture!r}: {hint}")
         channels, height, width = shape
         options: dict[str, Any] = {"in_chans": channels, "num_classes": num_classes}
-        # Transformers are made for one size of images; others take any, and no such option.
+        # Transformers have a fixed image size; other models take any size, and no such option.
         published = library.get_pretrained_cfg(architecture)
         if published is not None and published.fixed_input_size:
             options["img_size"] = (height, width)
         try:
             module: nn.Module = library.create_model(architecture, drop_rate=drop_rate, **options)
-        except Exception as error:  # an architecture may refuse any of these
+        except Exception as error:  # an architecture may reject any of these
             raise ValueError(
                 f"model 'timm:{architecture}' cannot be made for images {shape} "
                 f"({reason(error)}): choose another size of images, or another model"
@@ -47,7 +47,7 @@ def timm(architecture: str) -> Callable[..., nn.Module]:
 def _timm(architecture: str) -> Any:
     try:
         import timm
-    except Exception as error:  # it imports torchvision, which fails beside another torch
+    except Exception as error:  # it imports torchvision, which fails with another torch
         why, remedy = "", 'pip install "fedlens[timm]"'
         if not isinstance(error, ModuleNotFoundError):
             why = f" ({reason(error)})"

@@ -1,4 +1,4 @@
-"""What five published nets have in common: two convolutions with pools, and linear layers."""
+"""The common structure of five published nets: two convolutions with pools, and linear layers."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def two_convolutions(
 ) -> nn.Sequential:
     """5x5 convolutions of these channels, each with a 2x2 max-pool, and layers of these widths.
 
-    A ReLU stands after each of them but the last. The model is called `name` where it cannot take
-    images of this shape.
+    A ReLU follows each of them except the last. `name` is the model's name in the error for images
+    that are too small.
     """
     features: dict[str, nn.Module] = {
         "conv1": nn.Conv2d(shape[0], channels[0], 5, padding=padding[0]),

@@ -1,4 +1,4 @@
-"""VGG-11 (Simonyan and Zisserman, ICLR 2015, arXiv 1409.1556), as torchvision has it.
+"""VGG-11 (Simonyan and Zisserman, ICLR 2015, arXiv 1409.1556), as in torchvision.
 
 Eight 3x3 convolutions without batch normalisation and layers of 4096 and 4096, for 224x224; with
 torchvision's names and initialisation. It needs 32x32 at least. At 10 classes, three channels:
@@ -33,7 +33,7 @@ def vgg11(shape: tuple[int, int, int], num_classes: int, *, pool: Literal[7, 1] 
             features += [nn.Conv2d(channels, wider, 3, padding=1), nn.ReLU()]
             channels = wider
         features.append(nn.MaxPool2d(2))
-    num_features("vgg11", features, shape)  # refuses images that are too small
+    num_features("vgg11", features, shape)  # raises an error if images are too small
     classifier = nn.Sequential(
         nn.Linear(channels * pool * pool, 4096),
         nn.ReLU(),

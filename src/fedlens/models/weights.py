@@ -1,6 +1,6 @@
-"""Published weights: a file, or an address it is fetched from once, read into a model.
+"""Reads published weights into a model, from a file or from an address (downloaded once).
 
-Only tensors are ever read: safetensors, or PyTorch's files through its safe loader.
+Only tensors are read: safetensors, or PyTorch's files through its safe loader.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from fedlens.files import replacing
 from fedlens.reading import expanded, is_file, reading
 from fedlens.run_files import MANIFEST, MODEL, unfinished
 
-TIMEOUT = 30.0  # seconds of silence
-SLOWEST = 1000  # bytes a second, over as long: less is no download
-ROOM, TIMES_MODEL = 2**28, 8  # bytes that a download may have beyond the model's
+TIMEOUT = 30.0  # seconds without data
+SLOWEST = 1000  # bytes a second over this time, else the download is stopped
+ROOM, TIMES_MODEL = 2**28, 8  # a download may have ROOM + TIMES_MODEL * model bytes
 CHUNK = 2**16
-WRAPPERS = ("state_dict", "model_state_dict", "model")  # where checkpoints have the weights
+WRAPPERS = ("state_dict", "model_state_dict", "model")  # keys of the weights in checkpoints
 PREFIXES = ("_orig_mod.", "module.")  # of torch.compile, and of (Distributed)DataParallel
-COUNTER = "num_batches_tracked"  # files of old versions of PyTorch do not have it
+COUNTER = "num_batches_tracked"  # missing in files of old versions of PyTorch
 
 
 class Loaded(NamedTuple):
-    """What became of a file of weights."""
+    """The result of loading a file of weights."""
 
     source: str
     sha256: str
@@ -51,8 +51,8 @@ def is_address(source: str) -> bool:
 def load_weights(module: nn.Module, source: str, sha256: str | None = None) -> Loaded:
     """Read a file's tensors into `module`, by name.
 
-    The head, which is the last linear layers back to the first that fits, may differ: it stays as
-    it is. Anything else that is missing, left over or of another shape is refused.
+    The head, which is the last linear layers back to the first that fits, may differ: it keeps its
+    initial weights. Any other tensor that is missing, extra or of another shape is an error.
     """
     own = module.state_dict()
     path = expanded(source)
@@ -75,7 +75,7 @@ def load_weights(module: nn.Module, source: str, sha256: str | None = None) -> L
         found = _tensors(path, source if is_address(source) else str(path))
         _refuse_not_finite(found, source)
     except ValueError:
-        if is_address(source):  # what was wrong once is not kept for the next time
+        if is_address(source):  # a wrong file is not kept in the cache
             path.unlink(missing_ok=True)
         raise
     head = _head(module, own, found)
@@ -151,7 +151,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _tensors(path: Path, called: str) -> Tree:
-    """What a file holds, by name; it is called as people know it, not by its place in the cache."""
+    """The tensors of a file, by name. Errors name the file `called`, not its path in the cache."""
     if path.suffix not in (".safetensors", ".pt", ".pth"):
         raise ValueError(f"{called} is of no known kind: give .safetensors, .pt or .pth")
     memory.demand(called, {"weights": path.stat().st_size}, "take a machine with more")
@@ -159,7 +159,7 @@ def _tensors(path: Path, called: str) -> Tree:
         reading(called, "save model.state_dict() alone, best as .safetensors"),
         warnings.catch_warnings(),
     ):
-        warnings.simplefilter("ignore")  # PyTorch's, of kinds of tensors that are refused below
+        warnings.simplefilter("ignore")  # of PyTorch, for kinds of tensors that are refused below
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
 
@@ -167,7 +167,7 @@ def _tensors(path: Path, called: str) -> Tree:
         else:
             try:
                 content = torch.load(path, map_location="cpu", weights_only=True)
-            except UnpicklingError as error:  # which tells people how to run what the file says
+            except UnpicklingError as error:  # its message suggests running code of the file
                 raise ValueError("it is damaged, or holds more than tensors by name") from error
         content = _unwrapped(content)
         if not isinstance(content, Mapping):
@@ -189,7 +189,7 @@ def _unwrapped(content: Any) -> Any:
 
 
 def _unprefixed(tensors: Tree) -> Tree:
-    """The names without what wrappers of a module put before all of them."""
+    """The tensors by name, without the prefixes that wrappers of a module add to all names."""
     for prefix in PREFIXES:
         if tensors and all(name.startswith(prefix) for name in tensors):
             tensors = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
@@ -197,7 +197,7 @@ def _unprefixed(tensors: Tree) -> Tree:
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Whether all its numbers are there: it is not sparse, quantised, or one number seen often."""
+    """Whether all its numbers are stored: it is not sparse, quantised, or expanded from fewer."""
     is_dense = tensor.layout is torch.strided and tensor.device.type == "cpu"
     if not is_dense or tensor.is_quantized or tensor.is_complex() or tensor.is_nested:
         return False
@@ -205,7 +205,7 @@ def _is_plain(tensor: Tensor) -> bool:
 
 
 def _fetched(address: str, most: int) -> Path:
-    """The file at an address, of `most` bytes, downloaded unless it is in the cache."""
+    """The file at an address, of at most `most` bytes, downloaded unless it is in the cache."""
     try:
         name = Path(urlsplit(address).path).name
     except ValueError as error:
@@ -252,7 +252,7 @@ def _download(address: str, file: BinaryIO, most: int) -> None:
 
 
 def _received(response: HTTPResponse, most: int) -> Iterator[bytes]:
-    """What comes over a connection, which is given up if it is too much or too slow."""
+    """Yield the data of a response; raise an error if it is too large or too slow."""
     total, since, came = 0, time.monotonic(), 0
     while chunk := response.read1(CHUNK):
         total, came = total + len(chunk), came + len(chunk)

@@ -1,1 +1,1 @@
-"""A module as a function of parameters, buffers, images and keys, and what makes it fast."""
+"""Models as functions of parameters, buffers, images and keys, with fast implementations."""

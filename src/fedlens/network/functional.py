@@ -1,4 +1,4 @@
-"""A module as a function of its tensors, of images, and of the side inputs of its layers."""
+"""A module as a function of its tensors, images, and the keys and masks of its layers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedlens.network.model import Constants, Numerics
 
 
 class FunctionalModule:
-    """What `torch.func.functional_call` does, with the slots of tensors looked up once.
+    """`torch.func.functional_call` of one module, with the place of each tensor looked up once.
 
     It also works under `torch.func.vmap`.
     """
@@ -42,7 +42,7 @@ class FunctionalModule:
 
 
 class TrainingMode:
-    """Switches a module between training and evaluation; its frozen layers always evaluate."""
+    """Switches a module between training and evaluation; frozen layers stay in evaluation."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
@@ -65,7 +65,7 @@ Slots = dict[str, list[tuple[dict[str, Any], str]]]
 
 
 def _slots(module: nn.Module) -> Slots:
-    """The dicts of layers that hold each parameter and buffer; a shared one is in several."""
+    """The layers' dicts that hold each parameter and buffer; a shared tensor is in several."""
     names = {id(t): name for name, t in (*module.named_parameters(), *module.named_buffers())}
     slots: Slots = {name: [] for name in names.values()}
     for part in module.modules():

@@ -1,4 +1,4 @@
-"""The forward pass of a module, read symbolically: its layers, and who reads whose result."""
+"""The forward pass of a module, traced symbolically as a graph of layers."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ class _Tracer(fx.Tracer):
 
 
 def trace(module: nn.Module) -> fx.Graph | None:
-    """The forward pass as a graph of layers, or None if it cannot be read."""
+    """The forward pass as a graph of layers, or None if it cannot be traced."""
     try:
         return _Tracer().trace(module)
-    except Exception:  # whatever a user's forward pass does when it is read symbolically
+    except Exception:  # a user's forward pass may raise anything when it is traced
         return None
 
 
 def only_readers(node: fx.Node) -> Iterator[fx.Node]:
-    """The node that alone reads this one's result, the one that alone reads that, and so on."""
+    """The chain of nodes behind this one, as long as each result has exactly one reader."""
     while len(node.users) == 1:
         (node,) = node.users
         yield node

@@ -1,10 +1,9 @@
 """Dropout by key, attention with it, and batch normalisation by mask, in place of PyTorch's own.
 
-PyTorch's dropout takes whatever random numbers come next, and its batch normalisation counts
-padding as examples. The layers here do neither. What they need besides their input, a key
-for the step and a mask of the batch, they hold as buffers that are no part of the state dict:
-a caller substitutes them through `torch.func.functional_call`, under `vmap` with one for each
-client.
+PyTorch's dropout takes the next numbers of a random generator, and its batch normalisation counts
+padding as examples. The layers here do neither. Besides their input they need a key for the step
+or a mask of the batch. They hold these as buffers outside the state dict: a caller substitutes
+them through `torch.func.functional_call`, under `vmap` with one for each client.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ from fedlens import keys
 
 DROPOUT = keys.purpose("dropout")
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
-WHOLE = 2**16  # what a share is counted in
-LANES = 4  # a hash of 64 bits decides for four positions, with 16 bits each
+WHOLE = 2**16  # a dropout probability is a multiple of 1 / WHOLE
+LANES = 4  # one 64-bit hash decides for four positions, with 16 bits each
 
 
 def keyed_dropout(
@@ -35,16 +34,16 @@ def keyed_dropout(
 ) -> Tensor:
     """`x` [B, ...] with a share `p` of its positions, or of its channels, set to 0.
 
-    The mask is a hash of the key, the layer, the row and the position in it, in whole numbers:
-    the same for every dtype and device. Positions of images are counted pixel by pixel, as they
-    lie in memory where they are trained on. `p` is rounded to a multiple of 2^-16, and what is kept
-    is scaled to match. `call` tells apart the calls of one layer. C clients are [C, B, ...] under
-    keys [C].
+    The mask is an integer hash of the key, the layer, the row and the position in the row: the
+    same for every dtype and device. Positions of images are counted pixel by pixel (channels last),
+    the memory layout in training. `p` is rounded to a multiple of 2^-16, and the kept positions are
+    scaled to match. `call` distinguishes the calls of one layer. The input of C clients is
+    [C, B, ...], with keys [C].
     """
     num_dropped = round(p * WHOLE)
     if num_dropped in (0, WHOLE):
         return x if num_dropped == 0 else x * 0.0
-    at = key.ndim  # where the rows are
+    at = key.ndim  # the axis of the rows
     if x.ndim > at + 2 and not channels:
         pixels = x.movedim(at + 1, -1)
         dropped = keyed_dropout(pixels.flatten(at + 1), key, p, layer, call=call)
@@ -56,27 +55,27 @@ def keyed_dropout(
     lanes = _lanes(hashes)[..., :width]
     scale = WHOLE / (WHOLE - num_dropped)
     least = num_dropped - 2**15
-    # In place, which vmap cannot, the answers have 16 bits: a CPU is slow with those of bool.
+    # The in-place form, which vmap lacks, gives int16 and not bool, which a CPU converts slowly.
     kept = lanes >= least if is_batchedtensor(lanes) else lanes.ge_(least)
     keep = kept.to(x.dtype).mul_(scale)
     return x * keep.view(*keep.shape, *[1] * (x.ndim - keep.ndim))
 
 
 def dropout_word(layer: int, call: int) -> int:
-    """What is folded into a client's key for one use of a layer."""
+    """The word that is folded into a client's key for one call of a layer."""
     return DROPOUT + (layer << 16) + call
 
 
 def _lanes(hashes: Tensor) -> Tensor:
-    """Each hash as four numbers in -2^15..2^15 - 1, its lowest bits first."""
+    """Each hash as four numbers in -2^15..2^15 - 1, the lowest bits first."""
     if not is_batchedtensor(hashes):
         return hashes.view(torch.int16)
-    # vmap knows no such view.
+    # vmap does not support a view with another dtype.
     return torch.stack([(hashes << (48 - 16 * i)) >> 48 for i in range(LANES)], -1).flatten(-2)
 
 
 class KeyedDropout(nn.Module):
-    """Dropout by key. A layer that a model calls several times draws again each time."""
+    """Dropout by key. Each call within a forward pass draws another mask."""
 
     key: Tensor  # [] int64
 
@@ -85,7 +84,7 @@ class KeyedDropout(nn.Module):
         if not 0 <= p <= 1:
             raise ValueError(f"dropout of {p}: choose a probability in 0..1")
         self.p, self.layer, self.channels = p, layer, channels
-        self.calls = 0  # in this forward pass of a model; `prepare` has it reset
+        self.calls = 0  # in this forward pass; a hook of `prepare` resets it
         self.register_buffer("key", torch.zeros((), dtype=torch.int64), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -99,16 +98,16 @@ class KeyedDropout(nn.Module):
 
 
 class KeyedAttention(nn.MultiheadAttention):
-    """Attention of several heads whose own dropout, that of its weights, is by key.
+    """Multi-head attention whose dropout of the attention weights is by key.
 
-    In evaluation it is PyTorch's, to which dropout makes no difference.
+    In evaluation, where dropout does nothing, PyTorch's implementation runs.
     """
 
     def __init__(self, like: nn.MultiheadAttention, layer: int) -> None:
         """A layer that takes over the parameters and settings of `like`."""
         settings = (like.embed_dim, like.num_heads, 0.0, like.in_proj_bias is not None)
         sizes = {"kdim": like.kdim, "vdim": like.vdim, "batch_first": like.batch_first}
-        super().__init__(*settings, **sizes, device="meta")  # which draws no initial weights
+        super().__init__(*settings, **sizes, device="meta")  # draws no initial weights
         for name in like._parameters:
             setattr(self, name, getattr(like, name))
         self.out_proj = like.out_proj
@@ -153,7 +152,7 @@ class KeyedAttention(nn.MultiheadAttention):
         return out, weights.mean(1) if average_attn_weights else weights
 
     def _projections(self) -> tuple[Sequence[Tensor], Sequence[Tensor | None]]:
-        """The weights and the biases that make queries, keys and values."""
+        """The weights and the biases of the projections to queries, keys and values."""
         bias = self.in_proj_bias
         biases = (None, None, None) if bias is None else bias.chunk(3)
         if self.in_proj_weight is not None:
@@ -162,7 +161,7 @@ class KeyedAttention(nn.MultiheadAttention):
 
 
 def _as_bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """What is added to scores: minus infinity where a mask of bool says not to look."""
+    """A mask as a bias of the scores: minus infinity where a boolean mask is True."""
     if mask.dtype is not torch.bool:
         return mask.to(dtype)
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(mask, -math.inf)
@@ -173,19 +172,19 @@ class Running(NamedTuple):
 
     mean: Tensor  # [C, channels]
     var: Tensor  # [C, channels]
-    batches: Tensor  # [C] how many were seen
+    batches: Tensor  # [C] number of batches seen
     momentum: float
 
 
 class MaskedBatchNorm(_BatchNorm):
-    """Batch normalisation, 1d or 2d, to whose statistics padding does not belong.
+    """Batch normalisation, 1d or 2d, that excludes padding from its statistics.
 
-    On the examples of a padded batch, and in its running statistics, it is what PyTorch's is on
-    these examples alone; padding comes out as the bias. A batch of nothing but padding leaves the
-    statistics as they are. They are updated in place.
+    Its results for the examples of a padded batch, and its running statistics, equal those of
+    PyTorch's layer on these examples alone. For padding the result is the bias. A batch of padding
+    alone leaves the running statistics unchanged. They are updated in place.
     """
 
-    mask: Tensor  # [B] not 0 for an example; [0] where there is no padding
+    mask: Tensor  # [B] nonzero for an example, 0 for padding; [0] if there is no padding
 
     def __init__(self, like: _BatchNorm) -> None:
         """A layer that takes over the parameters, buffers and settings of `like`."""
@@ -217,7 +216,7 @@ class MaskedBatchNorm(_BatchNorm):
         real = (mask != 0).view(-1, *[1] * (x.ndim - 1))
         channel = (1, -1, *[1] * (x.ndim - 2))
         axes = [0, *range(2, x.ndim)]
-        # Padding is emptied, not multiplied by 0: what overflowed there would stay.
+        # Padding is replaced by 0, not multiplied by 0: an overflow (inf, NaN) would remain.
         wide = torch.where(real, x.to(torch.promote_types(x.dtype, torch.float32)), 0)
         count = real.sum() * x.shape[2:].numel()
         share = 1 / count.clamp(min=1).to(wide.dtype)
@@ -249,7 +248,7 @@ class MaskedBatchNorm(_BatchNorm):
 
 
 class MaskedBatchNormAct(MaskedBatchNorm):
-    """The same with what timm's `BatchNormAct2d` does behind it, tensors named as there."""
+    """`MaskedBatchNorm`, then the dropout and activation of timm's `BatchNormAct2d`; same names."""
 
     def __init__(self, like: _BatchNorm) -> None:
         super().__init__(like)
@@ -263,10 +262,10 @@ class MaskedBatchNormAct(MaskedBatchNorm):
 def prepare(module: nn.Module) -> nn.Module:
     """A copy of `module` with keyed dropout and masked batch normalisation, names unchanged.
 
-    Replaced are `nn.Dropout`, `Dropout1d`, `Dropout2d`, `Dropout3d`, `BatchNorm1d`, `BatchNorm2d`,
+    It replaces `nn.Dropout`, `Dropout1d`, `Dropout2d`, `Dropout3d`, `BatchNorm1d`, `BatchNorm2d`,
     timm's `BatchNormAct2d`, and `nn.MultiheadAttention` that has dropout (unless with `add_bias_kv`
-    or `add_zero_attn`), at any depth. Anything else is left alone: other subclasses of these, alpha
-    dropout, and dropout that a model calls as a function, which no key reaches.
+    or `add_zero_attn`), at any depth. Everything else stays: other subclasses of these, alpha
+    dropout, and dropout that a model calls as a function, which cannot get a key.
     """
     layer = 0
 
@@ -293,12 +292,12 @@ def prepare(module: nn.Module) -> nn.Module:
 
 
 def _adds_a_key(attention: nn.MultiheadAttention) -> bool:
-    """Whether it looks at something besides its input, which few models do."""
+    """Whether it attends to keys besides those of its input, which few models do."""
     return attention.bias_k is not None or attention.add_zero_attn
 
 
 def side_inputs(module: nn.Module) -> tuple[list[str], list[str]]:
-    """The names of the buffers to substitute: of dropout keys, and of batch masks."""
+    """The names of the buffers to substitute: dropout keys, and batch masks."""
     named = {f"{name}." if name else "": m for name, m in module.named_modules()}
     return (
         [f"{prefix}key" for prefix, m in named.items() if isinstance(m, KeyedDropout)],
@@ -310,7 +309,7 @@ def group_norm(module: nn.Module) -> nn.Module:
     """A copy of `module` with group normalisation instead of every batch normalisation.
 
     The number of groups is the largest divisor of the channels that is at most 32 and leaves
-    four channels a group, else 1. Weights and biases are taken over; running statistics go.
+    at least four channels a group, else 1. Weights and biases are kept, running statistics are not.
     """
 
     def replace(m: nn.Module) -> nn.Module:
@@ -335,7 +334,7 @@ def num_groups(channels: int) -> int:
 
 
 def _replace(module: nn.Module, replacement: Callable[[nn.Module], nn.Module]) -> nn.Module:
-    """A deep copy with each submodule replaced; one that is used twice stays shared."""
+    """A deep copy with each submodule replaced; a submodule used twice stays shared."""
     module = copy.deepcopy(module)
     new = {m: replacement(m) for m in module.modules()}
     for parent in list(new):

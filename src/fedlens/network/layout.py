@@ -1,4 +1,4 @@
-"""What each tensor of a model is: its layer, its role, the axis that counts its nodes."""
+"""The layer, the role, and the axis of nodes (output units) of each tensor of a model."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ Role = Literal["weight", "bias", "norm", "buffer"]
 class Entry(NamedTuple):
     layer: str
     role: Role
-    node_axis: int | None  # None where the tensor has no nodes (a counter)
+    node_axis: int | None  # None for a tensor without nodes (a counter)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A model's tensors by name, read off the module once."""
+    """A model's tensors by name, read from the module once."""
 
     entries: Mapping[str, Entry]
-    norm_layers: Mapping[str, str | None]  # each with the layer whose nodes it normalises
+    norm_layers: Mapping[str, str | None]  # to the layer whose nodes each one normalises
     last: str | None  # the layer whose nodes are the classes
 
     @classmethod

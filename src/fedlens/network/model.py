@@ -1,4 +1,4 @@
-"""What a model is to those who train it, and the numbers that all forms of a model compute in."""
+"""The interface of a model in training, and the dtypes that all forms of a model compute in."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Model(Protocol):
 
     @property
     def takes_steps(self) -> bool:
-        """Whether its layers take their own step in the backward pass and give no gradients."""
+        """Whether layers update their weights in the backward pass and return no gradients."""
         ...
 
     def __call__(
@@ -28,28 +28,28 @@ class Model(Protocol):
         ...
 
     def normalise(self, images: Tensor) -> Tensor:
-        """Images [..., channels, H, W] as its first layer takes them.
+        """Images [..., channels, H, W] as the first layer expects them.
 
-        It does so itself with those that are not; whoever shows it many may do it with all at once.
+        The model normalises images of bytes itself; a caller may do it earlier, for many at once.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Numerics:
-    """How images are normalised, and in which dtypes tensors are kept and multiplied."""
+    """How images are normalised, and in which dtypes tensors are stored and multiplied."""
 
     mean: Sequence[float] | None
     std: Sequence[float] | None
-    dtype: torch.dtype  # what parameters are kept in
-    compute: torch.dtype  # what they are multiplied in
+    dtype: torch.dtype  # of the stored parameters
+    compute: torch.dtype  # of the multiplications
     uncast: frozenset[str]  # tensors of layers with running statistics: they stay in `dtype`
 
     def normalise(self, images: Tensor) -> Tensor:
         return normalise(images, self.mean, self.std, self.compute)
 
     def cast(self, tensors: Tree) -> Tree:
-        """The tensors in the dtype to multiply in."""
+        """The tensors in the dtype of the multiplications."""
         if self.compute is self.dtype:
             return tensors
         return {n: t if n in self.uncast else t.to(self.compute) for n, t in tensors.items()}

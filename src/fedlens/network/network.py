@@ -1,4 +1,4 @@
-"""A model to be trained: its tensors, and the forms in which engines run it."""
+"""A model to train: its tensors, and the forms in which engines run it."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from fedlens.network.stacked.reader import read_module
 
 
 class Network:
-    """Fedlens' view of a model: the module holds the code, never the weights of a run.
+    """A model in Fedlens: the module provides the code, and never holds the weights of a run.
 
-    `dtype` is what parameters are kept in; `compute`, if given, what they are multiplied in.
-    A parameter that does not require a gradient is frozen, and so are the buffers of a layer all
-    of whose parameters are: they are constants of the module, neither trained nor sent.
+    `dtype` is the dtype of stored parameters; `compute`, if given, that of multiplications.
+    A parameter that does not require a gradient is frozen. If all parameters of a layer are frozen,
+    so are its buffers. Frozen tensors are constants: they are neither trained nor communicated.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Network:
         constants = Constants(self._frozen, numerics)
 
         mode = TrainingMode(self.module)
-        self._stacked = read_module(self.module.train())  # it is read as it is trained
+        self._stacked = read_module(self.module.train())  # traced in training mode
         fused = fuse(self.module, self._stacked.nodes) if self._stacked else self.module
         self._fast_layers = fast_layers(fused)
         self._winograd = {
@@ -74,17 +74,17 @@ class Network:
         self._functional.mode.set(training=False)
 
         self.single: Model = SingleModel(self._functional)
-        """One client (C = 1), whose batch holds no padding: the plain module."""
+        """One client (C = 1) whose batch has no padding: the plain module."""
         self.stacked: Model = (
             LayeredModel(self._stacked, mode, numerics, constants)
             if self._stacked
             else MappedModel(self._functional)
         )
-        """C clients at once: layer by layer if the module can be read so, else by vmap."""
+        """C clients at once: layer by layer if the module can be traced, else by vmap."""
 
     @property
     def params(self) -> Tree:
-        """The initial parameters, as the module was made."""
+        """A copy of the initial parameters of the module."""
         return tree_map(torch.clone, self._params)
 
     @property
@@ -93,12 +93,12 @@ class Network:
 
     @property
     def frozen(self) -> Tree:
-        """The rest of the model: what never changes."""
+        """A copy of the frozen tensors, which never change."""
         return tree_map(torch.clone, self._frozen)
 
     @property
     def num_parameters(self) -> int:
-        """How many are trained."""
+        """The number of trained parameters."""
         return sum(p.numel() for p in self._params.values())
 
     def named_modules(self) -> Iterator[tuple[str, nn.Module]]:
@@ -106,18 +106,18 @@ class Network:
         yield from self._functional.module.named_modules()
 
     def fast(self, lr: float | None) -> Model:
-        """`single` with layers that save work and round differently.
+        """`single` with faster layers, whose results are rounded differently.
 
-        With an `lr` they take the step w -= lr * grad themselves. Layers whose weights are cast
-        before they are multiplied have no fast path.
+        With an `lr`, layers apply the step w -= lr * grad in the backward pass. If weights are cast
+        to another dtype for multiplication, there is no fast path.
         """
         path = FastPath(lr) if self.compute is self.dtype else None
         return SingleModel(self._functional, self._fast_layers, path)
 
     def predict(self, params: Tree, buffers: Tree, images: Tensor, *, fast: bool = False) -> Tensor:
-        """The logits [B, L] of a model that is not being trained; if `fast`, rounded differently.
+        """The logits [B, L] in evaluation; if `fast`, rounded differently.
 
-        Of whole batches at once only kernels of five rows gain by having fewer products.
+        On whole batches, fewer multiplications are faster only for convolutions of five rows.
         """
         no_key = torch.zeros((), dtype=torch.int64, device=images.device)
         path = FastPath() if fast and self.compute is self.dtype else None
@@ -127,7 +127,7 @@ class Network:
             return self._functional(params | buffers, inputs, no_key, no_mask, training=False)
 
     def predict_stacked(self, model: Tree, images: Tensor) -> Tensor:
-        """The same [B, L] by the layers of `stacked`, which are the faster ones on a GPU."""
+        """The logits [B, L] by the layers of `stacked`, which are faster on a GPU."""
         if not isinstance(self.stacked, LayeredModel):
             return self.predict(model, {}, images)
         with torch.no_grad():
@@ -136,7 +136,7 @@ class Network:
 
     @cached_property
     def row_layers(self) -> dict[str, nn.Linear]:
-        """The linear layers that `stacked` calls once, with rows [C, B, n], and trains; by name."""
+        """The trained linear layers that `stacked` calls once, with rows [C, B, n], by name."""
         if self._stacked is None:
             return {}
         return {
@@ -148,11 +148,11 @@ class Network:
         }
 
     def flattened_channels(self, layer: str) -> int | None:
-        """How many channels the images have that `stacked` flattens for this layer alone."""
+        """The channels of the images that `stacked` flattens for this layer alone, or None."""
         return self._stacked.flattened_channels(layer) if self._stacked else None
 
     def lay_out_stacked(self, params: Tree) -> Tree:
-        """The same parameters [G, ...], kernels in memory as [G, h, w, channels, out]."""
+        """The same parameters [G, ...], with kernels stored as [G, h, w, channels, out]."""
         if self._stacked is None:
             return params
         return {
@@ -161,14 +161,14 @@ class Network:
         }
 
     def lay_out_single(self, params: Tree) -> Tree:
-        """The same parameters [G, ...], kernels in memory as `fast` reads them."""
+        """The same parameters [G, ...], with kernels in the memory layout that `fast` reads."""
         return {
             name: winograd.lay_out(p) if name in self._winograd else p for name, p in params.items()
         }
 
 
 def _tensors(module: nn.Module) -> tuple[Tree, Tree, Tree]:
-    """Copies of a module's parameters and buffers that are trained, and of its frozen tensors."""
+    """Copies of a module's trained parameters, its buffers that change, and its frozen tensors."""
     params: Tree = {}
     buffers: Tree = {}
     frozen: Tree = {}

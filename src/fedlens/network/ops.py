@@ -1,21 +1,23 @@
-"""Operations of training that have a plain form and a Triton form: which one runs is decided here.
+"""Training operations with a plain form and a Triton form; this module chooses which one runs.
 
-A Triton form needs a GPU, an installed Triton, and any dtype but float64 (`_takes_triton`). Beyond
-that the rule is, operation by operation:
+A Triton form needs a GPU, an installed Triton, and any dtype but float64 (`_takes_triton`). In
+addition each operation requires:
 
-    normalise                                of bytes
-    dropout                                  of images or rows
-    mean_cross_entropy                       always
-    group_norm, batch_norm                   always, but for what is added in another shape or dtype
-    convolve_channels                        always
+    normalise                                bytes
+    dropout                                  images or rows, and a share other than 0 and 1
+    mean_cross_entropy                       nothing more
+    group_norm, batch_norm                   a skip connection, if any, of the same shape and dtype
+    batch_norm                               contiguous running statistics, if any
+    convolve_channels                        nothing more
     convolve, linear, factored_linear        bfloat16
     linear                                   at most LINEAR_ROWS rows and LINEAR_WEIGHTS weights,
-                                             which lie out by out
+                                             with the features contiguous in memory
     factored_linear                          at most FACTORED_ROWS rows
-    sgd_, local_step_                        float32, laid out alike; STEP_TENSORS tensors at a time
+    sgd_, local_step_                        float32 tensors with the same strides; one kernel
+                                             launch updates STEP_TENSORS of them
 
 Everything else runs the plain form: PyTorch's own operations, on any device. Both forms compute the
-same up to rounding. Triton is imported by `network/kernels` alone, and that only where it runs.
+same up to rounding. Only `network/kernels` imports Triton, and it is imported only when it runs.
 """
 
 from __future__ import annotations
@@ -37,10 +39,10 @@ from fedlens.network.stacked import products
 from fedlens.network.stacked.epilogue import Epilogue, KeyedMask
 from fedlens.network.stacked.products import Padding
 
-LINEAR_ROWS = 64  # of a client's batch, and
-LINEAR_WEIGHTS = 2**18  # of a client's matrix, beyond which cuBLAS is faster
-FACTORED_ROWS = 128  # of a client's batch that one program can hold
-STEP_TENSORS = 16  # that one kernel steps
+LINEAR_ROWS = 64  # of a client's batch: above this, or
+LINEAR_WEIGHTS = 2**18  # of a client's matrix, cuBLAS is faster
+FACTORED_ROWS = 128  # of a client's batch: the most that one program can hold
+STEP_TENSORS = 16  # that one kernel launch updates
 
 
 @cache
@@ -58,7 +60,7 @@ def _multiplies_in_triton(x: Tensor) -> bool:
 
 @cache
 def loading_triton() -> Thread:
-    """A thread, the same at each call, in which Triton is loaded: data can be read meanwhile."""
+    """The thread that loads Triton, started once, while the main thread can read data."""
     thread = Thread(target=_load_triton, name="load-triton", daemon=True)
     thread.start()
     return thread
@@ -71,7 +73,7 @@ def _load_triton() -> None:
 
 
 def compile_ahead(run: Callable[[], object]) -> None:
-    """Compile the kernels that `run` would launch, all at once: it runs without them."""
+    """Call `run` with kernel launches disabled, then compile its kernels in parallel."""
     if has_triton():
         loading_triton().join()
         from fedlens.network.kernels import launch
@@ -88,7 +90,7 @@ def normalise(
 ) -> Tensor:
     """Bytes as (x / 255 - mean) / std, channel by channel, in `dtype`; floats as they are.
 
-    `images` is [..., channels, H, W]. Without a mean it is 0, without a std it is 1.
+    `images` is [..., channels, H, W]. The default mean is 0, the default std is 1.
     """
     if images.is_floating_point():
         return images.to(dtype)
@@ -115,13 +117,13 @@ def normalise(
 def _scale_and_shift(
     mean: tuple[float, ...], std: tuple[float, ...], device: torch.device, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """[channels, 1, 1] each: kept, since making them waits for the device."""
+    """[channels, 1, 1] each; cached, because their copy to the device waits for its queued work."""
     m, s = (torch.tensor(v, dtype=torch.float64).view(-1, 1, 1) for v in (mean, std))
     return (1 / (255 * s)).to(device, dtype), (-m / s).to(device, dtype)
 
 
 def dropout(x: Tensor, mask: KeyedMask, *, channels: bool = False) -> Tensor:
-    """`layers.keyed_dropout` of C clients: [C, B, channels, H, W] or [C, B, n]."""
+    """`layers.keyed_dropout` for C clients: x is [C, B, channels, H, W] or [C, B, n]."""
     if _takes_triton(x) and x.ndim in (3, 5) and 0 < mask.num_dropped < WHOLE:
         from fedlens.network.kernels import functions
 
@@ -141,15 +143,15 @@ def convolve(
     pool: Windows | None = None,
     mask: KeyedMask | None = None,
 ) -> Tensor:
-    """Images [C * B, channels, H, W] under each client's kernels [C, out, channels, h, w].
+    """Convolve images [C * B, channels, H, W] with each client's kernels [C, out, channels, h, w].
 
-    ReLU, the maximum of windows and, behind that, dropout follow if asked for. Weights may be kept
-    in a wider dtype than the images; their gradients come in their own.
+    Optionally ReLU, max-pooling and then dropout follow. Weights may have a wider dtype than the
+    images; their gradients have the dtype of the weights.
     """
     if _multiplies_in_triton(x):
         from fedlens.network.kernels import functions
 
-        # The kernel drops some of every four outs; else dropout has a kernel of its own.
+        # The kernel hashes four output channels together; otherwise dropout is a separate kernel.
         with_it = mask if mask is None or _drops_by_fours(mask, weight.shape[1]) else None
         operands = x, weight, bias, padding, stride
         y = functions.convolve(*operands, relu=relu, pool=pool, mask=with_it)
@@ -166,16 +168,16 @@ def _drops_by_fours(mask: KeyedMask, outs: int) -> bool:
 
 
 def dropped_images(x: Tensor, mask: KeyedMask) -> Tensor:
-    """Images [C * B, channels, H, W] behind dropout."""
+    """Dropout of images [C * B, channels, H, W]."""
     return dropout(x.view(len(mask.keys), -1, *x.shape[1:]), mask).flatten(0, 1)
 
 
 def convolve_channels(
     x: Tensor, weight: Tensor, bias: Tensor | None, padding: Padding, stride: tuple[int, int]
 ) -> Tensor:
-    """Images [C * B, channels, H, W], each channel under its own of kernels [C, channels, 1, h, w].
+    """Depthwise convolution of images [C * B, channels, H, W].
 
-    This is a depthwise convolution.
+    Each channel has its own one of the kernels [C, channels, 1, h, w].
     """
     if _takes_triton(x):
         from fedlens.network.kernels import functions
@@ -193,7 +195,7 @@ def group_norm(
     eps: float,
     epilogue: Epilogue,
 ) -> Tensor:
-    """Images [C * B, channels, H, W] with weights and biases [C, channels], and what follows."""
+    """Group norm of images [C * B, channels, H, W], weight and bias [C, channels], and epilogue."""
     if _takes_triton(x) and _fits(epilogue, x):
         from fedlens.network.kernels import norms
 
@@ -210,10 +212,10 @@ def batch_norm(
     running: Running | None,
     epilogue: Epilogue,
 ) -> Tensor | None:
-    """What a `MaskedBatchNorm` in training gives for images [C * B, channels, H, W], and follows.
+    """A `MaskedBatchNorm` in training, for images [C * B, channels, H, W], and the epilogue.
 
-    Weights and biases are [C, channels], `mask` [C, B]; `running` is written over. None where the
-    plain form is to run: the layer itself, client by client.
+    Weights and biases are [C, channels], `mask` is [C, B]; `running` is updated in place. None if
+    the Triton form cannot run: the caller then runs the layer itself, client by client.
     """
     lies_plainly = running is None or all(t.is_contiguous() for t in running[:3])
     if not (_takes_triton(x) and _fits(epilogue, x) and lies_plainly):
@@ -224,13 +226,13 @@ def batch_norm(
 
 
 def _fits(epilogue: Epilogue, x: Tensor) -> bool:
-    """Whether what is added has the shape of what it is added to."""
+    """Whether the skip connection, if any, has the shape and dtype of x."""
     around = epilogue.around
     return around is None or (around.shape == x.shape and around.dtype is x.dtype)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, relu: bool = False) -> Tensor:
-    """Rows [C, B, n] under each client's matrix [C, out, n], and ReLU if asked for."""
+    """Multiply rows [C, B, n] by each client's matrix [C, out, n]; ReLU is optional."""
     is_small = x.shape[1] <= LINEAR_ROWS and weight.shape[1:].numel() <= LINEAR_WEIGHTS
     if _multiplies_in_triton(x) and is_small and weight.stride(2) == 1:
         from fedlens.network.kernels import functions
@@ -240,7 +242,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, relu: bool = False
 
 
 def factored_linear(x: Tensor, factors: Factors, bias: Tensor | None, *, relu: bool) -> Tensor:
-    """As `linear` does; the step's inputs and, in the backward pass, grads go into `factors`."""
+    """`linear` by factors; it stores the step's inputs and, in the backward pass, grads in them."""
     if _multiplies_in_triton(x) and x.shape[1] <= FACTORED_ROWS:
         from fedlens.network.kernels import functions
 
@@ -260,7 +262,7 @@ def mean_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor) -> Tenso
 
 
 def weighted_mean(losses: Tensor, weights: Tensor) -> Tensor:  # [C, B], [C, B] -> [C]
-    # A batch may weigh nothing (all its labels unknown to p): then it has no loss, not NaN.
+    # All weights of a batch may be 0 (p(label) is 0 for all of it): the loss is then 0, not NaN.
     total = weights.sum(1).clamp(min=1e-12)
     return (weights * losses).sum(1) / total
 
@@ -278,8 +280,9 @@ def sgd_(
 ) -> None:
     """d = grad + decay * w;  v = momentum * v + d;  w = w - lr * v, in place, for tensors [C, ...].
 
-    With `nesterov` it is w - lr * (d + momentum * v). A `velocity` of [] is no momentum; `decaying`
-    says which of the params decay. Each number may be a tensor [C]. Grads may be written over.
+    With `nesterov` the last is w - lr * (d + momentum * v). An empty `velocity` means no momentum.
+    `decaying` marks the params that decay. Each number may be a tensor [C]. Grads may be
+    overwritten.
     """
     numbers = lr, momentum, decay
     if _step_as_they_lie(params, (grads, velocity) if velocity else (grads,), numbers):
@@ -325,7 +328,7 @@ def local_step_(
     """w = server + decay * (w - server) - lr * (grad + drift), in place, for each w of `params`.
 
     Params, grads and drift are [C, ...], the server's tensors [1, ...] or [C, ...]. The other trees
-    may have more names than `params`; a `drift` of {} is 0. `lr` and `decay` may be tensors [C].
+    may have more names than `params`; an empty `drift` is 0. `lr` and `decay` may be tensors [C].
     """
     w, g, s = ([tree[name] for name in params] for tree in (params, grads, server))
     d = [drift[name] for name in params] if drift else []
@@ -347,7 +350,7 @@ def local_step_(
 
 
 def _batches(count: int) -> Iterator[slice]:
-    """`count` tensors, in parts that one kernel steps."""
+    """Slices of `count` tensors, one slice for each kernel launch."""
     for first in range(0, count, STEP_TENSORS):
         yield slice(first, first + STEP_TENSORS)
 
@@ -358,12 +361,12 @@ def _step_as_they_lie(
     numbers: Iterable[Number],
     server: Sequence[Tensor] = (),
 ) -> bool:
-    """Whether kernels can step these tensors: the rule of `sgd_` and `local_step_`."""
+    """Whether the kernels of `sgd_` and `local_step_` can update these tensors."""
     if not to or not _takes_triton(to[0]):
         return False
     tensors = [number for number in numbers if isinstance(number, Tensor)]
     for a, *rest in zip(to, *others, strict=True):
-        # Alike from end to end of the memory: then an element has one offset in all of them.
+        # Same strides and dense memory: then an element has the same offset in all of them.
         if not all(t.dtype is torch.float32 and _lies_as(a, t) for t in (a, *rest)):
             return False
         if not _is_dense(a):
@@ -377,12 +380,12 @@ def _step_as_they_lie(
 
 
 def _lies_as(a: Tensor, b: Tensor) -> bool:
-    """Whether elements have the same offsets in both; along an axis of one there is only one."""
+    """Whether both have the same strides; the stride of an axis of size 1 does not matter."""
     there = zip(a.shape, a.stride(), b.stride(), strict=True)
     return all(step == other for size, step, other in there if size > 1)
 
 
 def _is_dense(a: Tensor) -> bool:
-    """Whether a tensor fills its memory from end to end, in any order of its axes."""
+    """Whether a tensor fills its memory without gaps, in any order of its axes."""
     order = sorted(range(a.ndim), key=a.stride, reverse=True)
     return a.is_contiguous() or a.permute(order).is_contiguous()

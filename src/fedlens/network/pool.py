@@ -1,4 +1,4 @@
-"""Pooling: to a fixed size, with a gradient that is the same every time; settings of PyTorch's."""
+"""Average pooling to a fixed size with a deterministic gradient; settings of max-pooling."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 class AdaptivePool(nn.Module):
-    """What `nn.AdaptiveAvgPool2d` gives, as two products: on a GPU its own gradient may vary."""
+    """`nn.AdaptiveAvgPool2d` as two matrix products: its own gradient may vary on a GPU."""
 
     def __init__(self, side: int) -> None:
         super().__init__()
@@ -27,25 +27,25 @@ class AdaptivePool(nn.Module):
 
 
 class Windows(NamedTuple):
-    """Windows of 2 x 2 that do not overlap, for the maximum of each. Padding never is the maximum.
+    """Windows of 2 x 2 that do not overlap, for max-pooling. Padding is never the maximum.
 
     Window (i, j) begins at position (2 * i - top, 2 * j - left).
     """
 
-    top: int = 0  # rows of padding on either side, 0 or 1
-    left: int = 0  # columns
+    top: int = 0  # rows of padding above and below, 0 or 1
+    left: int = 0  # columns of padding on the left and right, 0 or 1
 
     def maxima(self, x: Tensor) -> Tensor:
-        """Of images [N, channels, H, W], by PyTorch alone."""
+        """The maximum of each window of images [N, channels, H, W], by PyTorch."""
         return F.max_pool2d(x, 2, padding=self)
 
     def number(self, rows: int, columns: int) -> tuple[int, int]:
-        """How many there are of a result with this many rows and columns: down and across."""
+        """The number of windows, down and across, over this many rows and columns."""
         return (rows + 2 * self.top) // 2, (columns + 2 * self.left) // 2
 
 
 def _means(size: int, bins: int, like: Tensor) -> Tensor:  # [bins, size]
-    """Rows that average: bin i of `bins` reaches from i / bins to (i + 1) / bins of `size`."""
+    """A matrix that averages: bin i of `bins` covers i / bins to (i + 1) / bins of `size`."""
     first = torch.arange(bins, device=like.device)[:, None] * size
     pixel = torch.arange(size, device=like.device)
     inside = (pixel >= first // bins) & (pixel < (first + size + bins - 1) // bins)
@@ -54,7 +54,7 @@ def _means(size: int, bins: int, like: Tensor) -> Tensor:  # [bins, size]
 
 
 def windows_of(pool: nn.MaxPool2d) -> Windows | None:
-    """Its windows, if it is the maximum of 2 x 2 that do not overlap, and nothing else."""
+    """The windows of a max-pooling layer if they are 2 x 2 and do not overlap, else None."""
     plain = not (pool.ceil_mode or pool.return_indices)
     settings = (pool.kernel_size, pool.stride, pool.dilation)
     if plain and [pair(s) for s in settings] == [(2, 2), (2, 2), (1, 1)]:
@@ -63,5 +63,5 @@ def windows_of(pool: nn.MaxPool2d) -> Windows | None:
 
 
 def pair(setting: int | tuple[int, ...]) -> tuple[int, ...]:
-    """A setting of rows and of columns, where one number stands for both."""
+    """A setting as (rows, columns); a single number applies to both."""
     return (setting, setting) if isinstance(setting, int) else tuple(setting)

@@ -11,7 +11,7 @@ from fedlens.core import Local, Memory, Number, Tree
 from fedlens.slots import Solve, Wraps
 
 Share = Callable[[Tensor], Tensor]
-"""What is left of the learning rate [C], by how much of a client's steps is over, 0 to 1 [C]."""
+"""The factor of the learning rate [C] as a function of the share of steps taken, 0 to 1 [C]."""
 
 
 class Stepping(Solve, Protocol):
@@ -22,14 +22,14 @@ class Stepping(Solve, Protocol):
 
 @dataclass(frozen=True)
 class Annealed(Wraps):
-    """`inner`, whose lr is multiplied in every step with what is left of it."""
+    """`inner`, whose lr is multiplied by `share` in every step."""
 
     inner: Stepping
     share: Share
 
     @property
     def learning_rate(self) -> Number | None:
-        return None  # it is another one in every step
+        return None  # it changes in every step
 
     def update(
         self, grads: Tree, memory: Memory, params: Tree, local: Local
@@ -75,7 +75,7 @@ def _checked(end: Number) -> Number:
 
 
 def annealed(solve: Solve, share: Share) -> Annealed:
-    """`solve` with its learning rate annealed, if it has one for all to see."""
+    """`solve` with its learning rate annealed; it must have a field `lr`."""
     if not hasattr(solve, "lr"):
         raise ValueError(
             f"local.anneal: {type(solve).__name__} has no field `lr`: choose sgd, adam or adamw"

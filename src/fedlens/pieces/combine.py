@@ -13,9 +13,9 @@ from fedlens.slots import Combine
 
 @dataclass(frozen=True)
 class WeightedSum(Combine):
-    """The sum of share times update. It may write over the updates.
+    """The sum of share times update. It may overwrite the updates.
 
-    Where shares are not those of a mean, buffers can go by n_k / n all the same.
+    If shares are not those of a mean, `buffers` can still be averaged by n_k / n ("examples").
     """
 
     buffers: Literal["shares", "examples"] = "shares"

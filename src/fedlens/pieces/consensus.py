@@ -29,7 +29,10 @@ from fedlens.slots import Advance, LocalStep, Solve, Tell, Wraps
 
 @dataclass(frozen=True)
 class Consensus(Wraps):
-    """`inner`, on f(v) + (rho / 2) ||v - x + u||^2; u moves by v - x after each k0-th of steps."""
+    """`inner`, on f(v) + (rho / 2) ||v - x + u||^2.
+
+    u moves by v - x k0 times in a round, each time after the same number of steps.
+    """
 
     inner: Solve
     rho: Number
@@ -57,7 +60,7 @@ class Consensus(Wraps):
             grads[name].add_(pull * per_row(self.rho, v))
         own = {name: tree for name, tree in memory.items() if name != "moved"}
         params, own = self.inner.update(grads, own, params, local)
-        if moved is None:  # once, when all steps are taken: `send_change` does it
+        if moved is None:  # k0 = 1: `send_change` moves the dual, after all steps
             return params, own
         ends = local.ends(self.k0)
         for name, v in params.items():
@@ -77,7 +80,7 @@ class TimesDual:
 
 
 def send_change(local: Local) -> Upload:
-    """z_new - z_old, with the dual moved by v - x, if `Consensus` has not done so step by step."""
+    """z_new - z_old, with the dual moved by v - x, unless `Consensus` has moved it already."""
     apart = {name: v - local.anchor[name] for name, v in local.params.items()}
     moved = local.solver.get("moved", apart)
     dual = {name: u + moved[name] for name, u in local.memory["dual"].items()}
@@ -87,7 +90,7 @@ def send_change(local: Local) -> Upload:
 def change(
     local: Local, primal: Tree, apart: Tree, dual: Tree, z_old: Tree, dual_weight: float = 1.0
 ) -> Upload:
-    """z_new - z_old; and for the record ||v - x||^2, whose weighted mean is the primal residual.
+    """z_new - z_old and, for the record, ||v - x||^2, whose weighted mean is the primal residual.
 
     `apart` is v - x.
     """
@@ -110,10 +113,10 @@ def _minus(z: Tensor, z_old: Tensor) -> Tensor:  # float64
 
 @dataclass(frozen=True)
 class KeepMean(Advance):
-    """The server's model moves by just the change of the mean of all z_i, and so stays that mean.
+    """The server's model moves by exactly the change of the mean of all z_i, and so stays the mean.
 
-    A server that moves more or less (by a learning rate, by momentum) ends where the duals do not
-    sum to zero, which is not the optimum.
+    A server that moves more or less (by a learning rate, by momentum) converges to a point where
+    the duals do not sum to zero, which is not the optimum.
     """
 
     def init(self, params: Tree) -> Memory:
@@ -140,7 +143,7 @@ class DualResidual:
 
 @dataclass(frozen=True)
 class TellStart(Tell):
-    """Where the server's model started, which is the z_i of clients never seen."""
+    """The initial model of the server, which is the z_i of clients never selected."""
 
     def init(self, params: Tree, federation: Federation) -> Memory:
         return {"start": params}

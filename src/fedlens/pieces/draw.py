@@ -16,7 +16,7 @@ from fedlens.slots import Draw
 WHOLE_EPOCHS = (
     "leave fedvc and uneven work out, and give whole local.epochs without local.steps or max_steps"
 )
-"""What to do where an algorithm needs `Epochs`, all of them."""
+"""The remedy in errors of algorithms that need `Epochs`, all of them."""
 
 
 @dataclass(frozen=True)
@@ -24,15 +24,15 @@ class Epochs(Draw):
     """Every example `count` times, reshuffled each time; the last batch may be a short one.
 
     A share `uneven` of the clients has less time: each of these stops after a random number of
-    its passes, at least one and fewer than all. `whole` says that this may not be: a solver counts
-    on all passes, so that whoever comes later and changes them is refused.
+    its passes, at least one and fewer than all. `whole` marks that a solver relies on all passes:
+    the slot then counts as refilled, and `compose` refuses a later paper that changes the passes.
     """
 
     count: int
     batch_size: int
     uneven: float = 0.0
     whole: bool = False
-    by_client: ClassVar[bool] = True  # what one sees does not depend on the others
+    by_client: ClassVar[bool] = True  # the draw of a client is independent of the others
 
     def __call__(self, holdings: Holdings, client_keys: Tensor) -> Plan:
         return _in_passes(holdings, client_keys, self.batch_size, self._steps)
@@ -42,7 +42,7 @@ class Epochs(Draw):
         return self.count * -(-held // size) * size
 
     def _steps(self, per_pass: keys.Array, client_keys: keys.Array) -> keys.Array:  # [C]
-        """As many passes as each client has time for."""
+        """The steps of as many passes as each client has time for."""
         if not self.uneven:
             return self.count * per_pass
         slow_key, count_key = (
@@ -55,10 +55,10 @@ class Epochs(Draw):
 
 @dataclass(frozen=True)
 class Steps(Draw):
-    """A number of steps of each client, or of passes over its examples, of which the last is cut.
+    """A number of steps of each client, or of passes over its examples; the last pass may be cut.
 
-    The number lies between `low` and `high`, which may be the same: it is drawn for each client
-    and round, a whole one if both are. Nobody takes more than `most` steps.
+    The number lies between `low` and `high`, which may be equal. It is drawn for each client and
+    round, a whole one if both are. No client takes more than `most` steps.
     """
 
     batch_size: int
@@ -85,7 +85,7 @@ class Steps(Draw):
         return self._cut(per_pass, drawn)
 
     def _cut(self, per_pass: keys.Array, amount: keys.Array) -> keys.Array:  # [C]
-        if self.of == "epochs":  # 0.1 of 30 batches must not be rounded to 4
+        if self.of == "epochs":  # 0.07 * 100 = 7.000000000000001 must count as 7
             amount = np.ceil(amount * per_pass - 1e-9)
         steps = np.minimum(amount, np.inf if self.most is None else self.most)
         return np.where(per_pass > 0, steps.clip(min=1), 0).astype(np.int64)
@@ -99,24 +99,24 @@ def _in_passes(
 ) -> Plan:
     """One pass after another over what each client holds, reshuffled each time.
 
-    `steps` says how many batches each sees, given how many a pass has, and its key.
+    `steps` returns how many batches each client sees, given the batches of a pass and its key.
     """
     clients = len(holdings)
     sizes, own = holdings.sizes.numpy(), client_keys.numpy()
     most = int(sizes.max(initial=0))
-    size = max(min(batch_size, most), 1)  # nobody's batch is larger than all it holds
+    size = max(min(batch_size, most), 1)  # no batch is larger than what the largest client holds
     per_pass = (sizes + size - 1) // size  # [C] batches
     done = steps(per_pass, own)  # [C]
     num_steps = int(done.max()) if clients else 0
     num_passes = -(-done // np.maximum(per_pass, 1))
-    # Of all passes, one after another: whose each is, and which of this client's own.
+    # For all passes, one after another: the client, and which of its passes this is.
     whose = np.repeat(np.arange(clients), num_passes)
     turn = np.arange(len(whose)) - np.repeat(num_passes.cumsum() - num_passes, num_passes)
     passes = holdings if (num_passes == 1).all() else holdings.take(torch.from_numpy(whose))
     offsets = passes.offsets.numpy()
     shuffled = passes.index.numpy()[keys.shuffle_segments(offsets, keys.fold(own[whose], turn))]
 
-    # A pass fills the batches from its first one on, in a row.
+    # A pass fills consecutive batches, from its first one on.
     first = whose * num_steps + turn * per_pass[whose]
     lengths = passes.sizes.numpy()
     place = np.arange(len(shuffled)) + np.repeat(first * size - offsets[:-1], lengths)
@@ -127,7 +127,7 @@ def _in_passes(
     index[place] = shuffled
 
     step, each = np.arange(num_steps), np.maximum(per_pass, 1)[:, None]
-    taken = step % each * size  # [C, T] examples of the same pass before
+    taken = step % each * size  # [C, T] earlier examples of the same pass
     counts = np.minimum(np.maximum(sizes[:, None] - taken, 0), size)
     return Plan(
         torch.from_numpy(index).view(clients, num_steps, size),
@@ -137,7 +137,7 @@ def _in_passes(
 
 @dataclass(frozen=True)
 class Virtual(Draw):
-    """`size` examples of each client, in full batches: with repeats only if it has fewer."""
+    """`size` examples of each client, in full batches, with repeats only if it holds fewer."""
 
     size: int
     batch_size: int
@@ -153,7 +153,7 @@ class Virtual(Draw):
         repeats = keys.uniform(keys.fold(client_keys[:, None], 1, place))
         repeated = (repeats * sizes[:, None]).long()
         chosen = torch.where(sizes[:, None] >= self.size, place, repeated)
-        holds = sizes > 0  # one without examples has none to repeat, and takes no step
+        holds = sizes > 0  # a client without examples takes no step
         index = torch.zeros(clients, self.size, dtype=torch.int64)
         index[holds] = holdings.index[order[(holdings.offsets[:-1, None] + chosen)[holds]]]
         steps = self.size // self.batch_size

@@ -1,4 +1,4 @@
-"""The losses that `loss` may name: what a model is told to make small, example by example.
+"""The loss functions that `loss` may name, computed example by example.
 
 Options of type `Number` may differ between experiments that train side by side.
 """
@@ -43,7 +43,7 @@ def focal(logits: Tensor, labels: Tensor, *, gamma: Number = 2.0) -> Tensor:
     """
     _check("focal: gamma", gamma, float("inf"))
     losses = cross_entropy(logits, labels)
-    # Above 0: a power below 1 has no finite slope there.
+    # Above 0, where a power below 1 has no finite gradient.
     wrong = (-(-losses).expm1()).clamp(min=1e-12)
     return wrong ** per_row(gamma, losses) * losses
 
@@ -71,7 +71,7 @@ class NumberOption:
 
 @dataclass(frozen=True)
 class LossWith:
-    """A loss with options: a value, whose numbers may differ between experiments."""
+    """A loss with its options; the numbers may differ between experiments."""
 
     function: Callable[..., Tensor]
     numbers: tuple[NumberOption, ...] = ()
@@ -83,7 +83,7 @@ class LossWith:
 
 
 def with_options(function: Callable[..., Tensor], options: Mapping[str, Any]) -> Loss:
-    """A loss with these options, named as in an experiment; as it is, if all are its defaults."""
+    """A loss with these options, named as in an experiment; `function` if all are its defaults."""
     known = options_of(function)
     if all(value == known[name].default for name, value in options.items()):
         return function
@@ -98,7 +98,7 @@ def with_options(function: Callable[..., Tensor], options: Mapping[str, Any]) ->
 
 
 def _check(what: str, number: Number, most: float) -> None:
-    """Refuse what a user may have written; of a sweep or a recorded round, it was looked at."""
+    """Refuse a number out of range; tensors, of sweeps and recorded rounds, were checked before."""
     if not isinstance(number, Tensor) and not 0 <= number <= min(most, 1e38):
         remedy = "choose 0 or more" if most > 1 else "choose 0 to 1"
         raise ValueError(f"{what} is {number}: {remedy}")

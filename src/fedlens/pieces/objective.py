@@ -15,7 +15,7 @@ from fedlens.slots import ExampleWeight, Penalty
 
 @dataclass(frozen=True)
 class PenaltyBy(Penalty):
-    """A plain function as a penalty, of which nothing more is known."""
+    """A penalty that is a plain function, so that nothing more is known about it."""
 
     function: Callable[[Local], Tensor]
 
@@ -25,7 +25,7 @@ class PenaltyBy(Penalty):
 
 @dataclass(frozen=True)
 class WeightBy(ExampleWeight):
-    """A plain function as a weight of examples, of which nothing more is known."""
+    """A weight of examples that is a plain function: nothing more is known about it."""
 
     function: Callable[[Batch, Local], Tensor]
 
@@ -38,9 +38,9 @@ class ByEffectiveNumber(ExampleWeight):
     """(1 - beta) / (1 - beta^n), where the client holds n examples of the label.
 
     That is one over the effective number of the class-balanced loss (Cui et al., CVPR 2019,
-    arXiv:1901.05555, equation 2). Their n counts what is trained on: here, what the client holds.
-    They scale weights to a mean of 1 over classes; here a batch is divided by the sum of its own.
-    With beta = 0 all examples count alike, and as beta nears 1 all classes do.
+    arXiv:1901.05555, equation 2). Their n counts all training examples; here, those of the client.
+    They scale weights to a mean of 1 over classes; here the loss of a batch is divided by the sum
+    of its weights. With beta = 0 all examples count the same, and as beta nears 1 all classes do.
     """
 
     beta: Number
@@ -70,14 +70,14 @@ class Objective:
         return replace(self, penalties=(*self.penalties, own))
 
     def __call__(self, logits: Tensor, batch: Batch, local: Local) -> tuple[Tensor, Tensor]:
-        """What is differentiated, and the loss alone without penalties; both [C]."""
+        """The objective, which is differentiated, and the loss without penalties; both [C]."""
         weight = batch.mask
         for factor in self.weights:
             weight = weight * factor(batch, local)
         loss = whole = _mean(self.loss, logits, batch.labels, weight)
         for penalty in self.penalties:
             term = penalty(local)
-            if term.shape != loss.shape:  # it would be added to every client's
+            if term.shape != loss.shape:  # it would be broadcast to all clients
                 found = f"gave a tensor {list(term.shape)}, and not {list(loss.shape)}"
                 raise ValueError(f"{_place(penalty)} {found}: return a number for each client")
             whole = whole + term

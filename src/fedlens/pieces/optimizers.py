@@ -14,7 +14,7 @@ from fedlens.slots import Solve
 
 
 class LocalSettings(Protocol):
-    """What an optimiser is handed: the settings of `local` in an experiment."""
+    """What an optimiser is called with: the settings of `local` in an experiment."""
 
     @property
     def lr(self) -> float: ...
@@ -62,7 +62,7 @@ class Adam(Solve):
         self, grads: Tree, memory: Memory, params: Tree, local: object = None
     ) -> tuple[Tree, Memory]:
         steps = memory["taken"]["steps"].add_(1)
-        # In float64: 1 - beta2^t is a difference of numbers that are nearly alike.
+        # In float64: 1 - beta2^t is a difference of nearly equal numbers.
         rate = self.lr / (1 - self.beta1**steps)  # [C]
         spread = (1 - self.beta2**steps).sqrt()  # [C]
         for name, w in params.items():

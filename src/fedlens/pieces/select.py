@@ -10,15 +10,16 @@ from fedlens import keys
 from fedlens.federation import Federation
 from fedlens.slots import Select
 
-LARGE = 100_000  # clients: of more, a few are drawn without a look at each
+LARGE = 100_000  # clients: from more, a small cohort is chosen without a draw for each client
 
 
 @dataclass(frozen=True)
 class Uniformly(Select):
     """`count` clients, uniformly, without replacement.
 
-    Each client draws a number, and the smallest are taken. Of more than LARGE clients a few are
-    drawn one after another instead, those left out that were drawn before, which is as fair.
+    A number is drawn for each client, and the clients with the smallest are taken. From more than
+    LARGE clients a small cohort is drawn client by client, and repeated draws are left out, which
+    has the same distribution.
     """
 
     count: int
@@ -43,8 +44,8 @@ class BySize(Select):
     """`count` clients, each drawn with a probability proportional to the examples it holds.
 
     With replacement a client may be drawn twice in a round. Without, the clients with the
-    smallest Exp(1) / n_k are taken, so that clients of equal size give just the choice that
-    `Uniformly` makes; selection is then no longer quite proportional.
+    smallest Exp(1) / n_k are taken, so that clients of equal size give exactly the choice that
+    `Uniformly` makes; selection is then no longer exactly proportional.
     """
 
     count: int
@@ -68,7 +69,7 @@ class BySize(Select):
 
 
 def _different(key: Tensor, clients: int, count: int) -> Tensor:
-    """The first clients that differ among draws from all of them, in the order of the draws."""
+    """The first `count` distinct clients among draws from all of them, in the order of draws."""
     found: dict[int, None] = {}
     first = 0
     while len(found) < count:
@@ -79,5 +80,5 @@ def _different(key: Tensor, clients: int, count: int) -> Tensor:
 
 
 def _smallest(numbers: Tensor, count: int) -> Tensor:
-    """The places of the smallest numbers, in rising order: without sorting those of all clients."""
+    """The indices of the smallest numbers, in rising order, without sorting all of them."""
     return numbers.topk(min(count, len(numbers)), largest=False).indices

@@ -22,7 +22,7 @@ def decays(on: DecayOn, param: Tensor) -> bool:  # [C, ...]
 
 @dataclass(frozen=True)
 class Sgd(Solve):
-    """Gradient descent with heavy-ball momentum and L2 weight decay, as torch.optim.SGD's.
+    """Gradient descent with heavy-ball momentum and L2 weight decay, as in torch.optim.SGD.
 
     d = g + weight_decay * w;  v = momentum * v + d;  w = w - lr * v
     (with `nesterov`, w = w - lr * (d + momentum * v)).
@@ -90,7 +90,7 @@ class ClippedByNorm(Wraps):
 
 @dataclass(frozen=True)
 class ClippedByValue(Wraps):
-    """`inner`, on gradients of which no number is beyond +-value: as clip_grad_value_ does."""
+    """`inner`, on gradients whose entries are clamped to +-value, as clip_grad_value_ does."""
 
     inner: Solve
     value: Number
@@ -115,7 +115,7 @@ def is_sgd(solve: Solve) -> bool:
 class GradientDescent(Solve):
     """One step along the whole gradient at the end of each pass over a client's examples.
 
-    The batches of a pass are added up, so that a client need not fit into memory at once.
+    The gradients of its batches are added up, so a client need not fit into memory at once.
     """
 
     lr: Number
@@ -143,7 +143,7 @@ class GradientDescent(Solve):
 
 @dataclass(frozen=True)
 class Corrected(Wraps):
-    """`inner`, each of whose steps goes lr times a correction further: it leaves momentum alone."""
+    """`inner`, with lr times a correction subtracted after each step, and not part of momentum."""
 
     inner: Solve
     correction: Callable[[Local], Tree]
@@ -161,10 +161,10 @@ class Corrected(Wraps):
 
 @dataclass(frozen=True)
 class Probed(Wraps):
-    """`inner`, between passes on which the model stands still and is measured.
+    """`inner`, with passes before and after it in which the model is only measured, not changed.
 
-    Of the `passes` a client makes over its examples, `inner` moves on all but the first (whose
-    whole loss and gradient are remembered) and, if `after`, the last (whose gradient is).
+    Of the `passes` of a client over its examples, `inner` updates the model in all but the first
+    (whose full loss and gradient are stored) and, if `after`, the last (whose gradient is stored).
     """
 
     inner: Solve
@@ -193,7 +193,7 @@ class Probed(Wraps):
         own = {name: tree for name, tree in memory.items() if name not in OF_PROBES}
         stays = is_first | is_last if self.after else is_first
         old = _copies(own), tree_map(torch.clone, params)
-        # What `inner` knows of are the steps in which it moves.
+        # `inner` counts only the steps in which it updates the model.
         moving = replace(
             local, step=local.step - each, steps=each * (self.passes - 1 - int(self.after))
         )
@@ -214,7 +214,7 @@ def _where(rows: Tensor, one: Tree, other: Tree) -> Tree:
 
 
 def _share(local: Local) -> Tensor:  # [C] float64
-    """How much of a client's examples this step's batch is."""
+    """The share of a client's examples that is in the batch of this step."""
     assert local.count is not None
     return local.count.double() / local.facts.size.clamp(min=1)
 

@@ -8,11 +8,11 @@ from fedlens.core import Local, Upload
 def difference(local: Local) -> Upload:
     """Local minus server, for parameters and float buffers.
 
-    Taken in float64, as is all that the server does with it: then server + (local - server) is
-    local to the last bit, and a sum does not depend on the order of the clients.
+    Computed in float64, like all that the server does with it: then server + (local - server) is
+    local to the last bit, and a sum hardly depends on the order of the clients.
     """
     model = local.params | local.buffers
-    plain = torch.contiguous_format  # an engine may lay parameters out in its own way
+    plain = torch.contiguous_format  # an engine may choose another layout for parameters
     update = {
         name: model[name].to(torch.float64, copy=True, memory_format=plain).sub_(server)
         for name, server in local.exact.items()

@@ -1,6 +1,6 @@
-"""The papers' tables and figures: one folder a paper, one file an item.
+"""The papers' tables and figures: one folder per paper, one file per item.
 
-A recipe is a function of the scale that gives the experiments, the published numbers and how to
+A recipe is a function of the scale that returns the experiments, the published numbers and how to
 show both (`recipe.py`); `reproduce.py` runs it.
 """
 
@@ -17,7 +17,7 @@ CHECKOUT = Path(__file__).resolve().parents[3]
 
 
 def check_known(name: str) -> None:
-    """See that there is such a recipe; of a paper's name alone, say which it has."""
+    """Raise if there is no such recipe; for the name of a paper, list its recipes."""
     if name not in RECIPES:
         items = [known for known in RECIPES if known.startswith(f"{name.rstrip('/')}/")]
         hint = f"choose from {', '.join(items)}" if items else did_you_mean(name, RECIPES)
@@ -25,24 +25,24 @@ def check_known(name: str) -> None:
 
 
 def measured(name: str) -> Path | None:
-    """The records of a recipe in the checkout that Fedlens is run from, if they are there."""
+    """The stored records of a recipe, if Fedlens runs from a checkout that has them."""
     place = CHECKOUT / "results" / "papers" / name
     return place if (CHECKOUT / ".git").exists() and place.is_dir() else None
 
 
 class Part(NamedTuple):
-    """How much of a recipe there are records of."""
+    """How much of a recipe has stored records."""
 
-    found: int  # of its experiments
+    found: int  # experiments with records
     every: int
-    seeds: str = ""  # "1 of 3", where they are fewer than its own
-    shorter: str = ""  # how many experiments end before their rounds, in a word, where some do
+    seeds: str = ""  # "1 of 3", if there are fewer than the recipe has
+    shorter: str = ""  # how many experiments end before their rounds, as a word, if any
 
 
 def part(name: str) -> Part | None:
-    """How much of a recipe the checkout has records of, where that is said.
+    """How much of a recipe the checkout has records of, if results/README.md lists it.
 
-    By results/README.md, which tests compare with the records: to count them takes torch.
+    That file is read because counting records needs torch; tests compare it with the records.
     """
     said = CHECKOUT / "results" / "README.md"
     rows = said.read_text(encoding="utf-8") if said.is_file() else ""
@@ -62,7 +62,7 @@ def part(name: str) -> Part | None:
 
 
 def with_other_settings(name: str) -> list[Path]:
-    """The records of a recipe's experiments that were run with settings of their own."""
+    """The stored records of a recipe that were run with other settings, one folder each."""
     place = CHECKOUT / "results" / "papers" / name
     others = sorted(place.parent.glob(f"{place.name}-*"))
     return [other for other in others if f"{other.parent.name}/{other.name}" not in RECIPES]

@@ -1,9 +1,9 @@
-"""How long experiments will take here: a few warm rounds of them, timed, and the rest counted.
+"""Estimates of how long experiments take here: a few warm rounds are timed and extrapolated.
 
-Points that a sweep stacks are timed as a stack, since they train together. Of those that it spreads
-over a Ray cluster, each is timed on one worker there. The first rounds record and compile, and are
-not counted as a round's time. On a CPU all of that takes about half a minute, and is mostly right
-to within a factor of two.
+Points that a sweep stacks are timed as a stack, since they train together. Points that it spreads
+over a Ray cluster are each timed on one worker there. The first rounds capture graphs and compile,
+so they do not count as typical rounds. On a CPU the timing takes about half a minute, and is mostly
+right to within a factor of two.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from fedlens.runs.sweep import prepare
 from fedlens.runs.workload import num_evaluations
 from fedlens.setup import Setup
 
-WHOLE_SECONDS = 10.0  # if these are enough, rounds of a kind are timed as they are, not shortened
-CPU_SECONDS = 30.0  # for all kinds together, about; further ones are taken for as fast as others
+WHOLE_SECONDS = 10.0  # if this is enough, rounds of a kind are timed in full, not shortened
+CPU_SECONDS = 30.0  # for all kinds together, about; then kinds of one family share a cost
 
 
 class Estimate(NamedTuple):
-    """What some of the experiments, which train together, will take."""
+    """The expected time of experiments that train together."""
 
     names: list[str]
     seconds: float
@@ -42,17 +42,17 @@ class Estimate(NamedTuple):
 
 @dataclass(frozen=True)
 class Stack:
-    """Points that train together, and what of them their time depends on."""
+    """Points that train together, and what their time depends on."""
 
     points: Sequence[Point]
     setups: Sequence[Setup]
     work: Work
-    kind: str  # those of one kind are as fast
-    family: str  # those of one family about so, where clients train one after another
+    kind: str  # stacks of one kind have the same speed
+    family: str  # about the same, if clients train one after another
 
 
 class Timing:
-    """Estimates of several sweeps; stacks whose rounds cost the same are timed once."""
+    """Estimates for several sweeps; stacks with equal cost per round are timed once."""
 
     def __init__(
         self,
@@ -60,12 +60,12 @@ class Timing:
         data: Path | None = None,
         remembered: Remembered | None = None,
     ) -> None:
-        """`experiments` are all that there are in these sweeps.
+        """`experiments` are all experiments of these sweeps.
 
-        What is `remembered` of an earlier timing is not timed again.
+        Costs `remembered` from an earlier timing are not timed again.
         """
         found = {_kind(one): one for one in experiments}
-        # A file of weights may be another run's, yet to come; the time does not depend on it.
+        # A weights file may be the result of a later run; the time does not depend on it.
         kinds = {k: replace(one, weights=None, weights_sha256=None) for k, one in found.items()}
         stacks = prepare(kinds, data=data).stacks
         self.points = {point.name: point for stack in stacks for point in stack}  # by kind
@@ -78,9 +78,9 @@ class Timing:
     def sweeps(
         self, stages: Iterable[Mapping[str, Experiment]], watch: Counted | None = None
     ) -> list[Estimate]:
-        """What the stacks of sweeps, one sweep after another, will take; then what is spread.
+        """Estimates for the stacks of sweeps, in order, then for points spread over a cluster.
 
-        Evaluations are included. `watch` is told how far the timing is.
+        Evaluations are included. `watch` receives the progress of the timing.
         """
         here: list[Stack] = []
         apart: list[tuple[SpreadPoints, dict[str, Stack]]] = []
@@ -98,7 +98,7 @@ class Timing:
         return [*map(self._estimate, here), *starmap(self._spread, apart)]
 
     def _setup(self, experiment: Experiment) -> Setup:
-        """That of its kind, with its seed and its rounds; there may be thousands that share it."""
+        """The setup of its kind with its seed and rounds, cached: thousands may share one."""
         kind, seed, rounds = _kind(experiment), experiment.seed, experiment.rounds
         if (kind, seed, rounds) not in self._setups:
             setup = self.points[kind].setup
@@ -107,11 +107,11 @@ class Timing:
         return self._setups[kind, seed, rounds]
 
     def _stack(self, points: Sequence[Point], on_one: bool = False) -> Stack:
-        """Points that train together; `on_one`: on one worker of a cluster."""
+        """A stack of points; with `on_one`, on one worker of a cluster."""
         setups = [_on_one_worker(point.setup) if on_one else point.setup for point in points]
         work = self._work(points, setups)
-        # Who holds what matters by how much work it makes, to within a tenth; and not at all where
-        # clients train one after another, for what they hold is what they take longer for.
+        # The partition matters only through the amount of work, to within a tenth; and not at all
+        # if clients train one after another, since time is then proportional to their examples.
         tenths = [round(math.log(part + 1) / math.log(1.1)) for part in work]
         kinds = sorted(_kind(point.experiment, by_client=False) for point in points)
         kind = json.dumps([tenths if side_by_side(setups) else [], on_one, *kinds])
@@ -124,7 +124,7 @@ class Timing:
         return self._works[key]
 
     def _time(self, stacks: Iterable[Stack], watch: Counted | None) -> None:
-        """Time each kind of stack; once that has taken long, one of each family alone."""
+        """Time each kind of stack; after `CPU_SECONDS`, only one kind of each family."""
         new = {stack.kind: stack for stack in stacks if stack.kind not in self.costs}
         if self._remembered is not None:
             for kind, stack in list(new.items()):
@@ -156,9 +156,9 @@ class Timing:
             tell()
 
     def _spread(self, spread: SpreadPoints, alone: Mapping[str, Stack]) -> Estimate:
-        """What the last worker of a cluster takes, if each share goes to who is free first.
+        """When the last worker of a cluster is done, if each share goes to the first free worker.
 
-        GPUs stack the points of a share, which takes less: these are timed one by one.
+        GPUs stack the points of a share, which is faster than this sum of single points.
         """
         free_at = [0.0] * spread.num_workers
         for share in spread.shares:
@@ -185,16 +185,16 @@ class Timing:
 
 
 def _family(point: Point) -> str:
-    """What the time of an example depends on most."""
+    """The settings that the time per example depends on most."""
     plain = point.experiment.plain()
     keys = ("dataset", "model", "norm", "engine", "device", "precision", "augment", "train_last")
     return json.dumps([*(plain.get(key) for key in keys), plain["local"]["batch_size"]])
 
 
 def _kind(experiment: Experiment, by_client: bool = True) -> str:
-    """What the time of a round, and whether points can be stacked, depends on: no mere number.
+    """The settings that the time of a round and stacking depend on, without mere numbers.
 
-    With `by_client`, also on who holds what.
+    With `by_client`, these include the clients and their partition.
     """
     plain = experiment.plain()
     numbers = ("seed", "rounds", "weights", "weights_sha256", "server", "algorithm")
@@ -208,7 +208,7 @@ def _kind(experiment: Experiment, by_client: bool = True) -> str:
     if not by_client:
         described["clients"] = experiment.clients.per_round
     elif "validation" in experiment.evaluate.on and experiment.clients.seed is None:
-        described["seed"] = experiment.seed  # which says what is set apart
+        described["seed"] = experiment.seed  # it determines the validation examples
     return json.dumps(described, sort_keys=True)
 
 

@@ -1,4 +1,4 @@
-"""The experiments of a recipe in a table: what sets each apart, as it was run."""
+"""A table of a recipe's experiments, with the settings in which they differ."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _HEADER = (
 
 
 def experiments(results: Results) -> Table:
-    """Every cell in a line: what sets it apart, as it was run; what all share is said once."""
+    """One row per cell with the settings that differ, as run; shared settings are listed once."""
     rows = [_described(name, runs) for name, runs in results.runs.items()]
     columns = list(zip(*rows, strict=True))
     apart = [i for i, cells in enumerate(columns) if i == 0 or len(set(cells)) > 1]
@@ -42,7 +42,7 @@ def experiments(results: Results) -> Table:
 
 
 NO_DECAY = "no weight decay"
-ENDS = {"start": "from", "end": "to"}  # of a schedule
+ENDS = {"start": "from", "end": "to"}  # values of a schedule
 NORMALISED = {
     "dataset": "images normalised by the data set",
     "imagenet": "images normalised as ImageNet's",
@@ -74,7 +74,7 @@ def _described(name: str, runs: Sequence[Run]) -> list[str]:
 
 
 def _augmentation(cell: Experiment) -> str:
-    """What is done to training images, in the order in which it happens."""
+    """The augmentations of training images, in the order of their application."""
     augment = cell.augment
     shape = f", shape up to {augment.aspect:.3g}" if augment.aspect != Augment.aspect else ""
     done = {
@@ -93,9 +93,9 @@ def _augmentation(cell: Experiment) -> str:
 
 
 def _normalisation(cell: Experiment) -> str:
-    """What becomes of normalisation layers, if the model has any.
+    """The treatment of normalisation layers, if the model has any.
 
-    Of our models those do that have an option for their kind. Models of others may.
+    Our models have them if they have an option `norm`. Models of users may have them.
     """
     model = cell.model
     if not isinstance(model, Named) or model.name not in list(MODELS):
@@ -104,13 +104,13 @@ def _normalisation(cell: Experiment) -> str:
 
 
 def _start(run: Run) -> str:
-    """Where the model began."""
+    """The initial weights of the model."""
     weights = run.manifest.get("weights")
     return f"weights of {Path(weights['source']).name}" if weights else "from scratch"
 
 
 def _local(cell: Experiment) -> str:
-    """What a client does in a round, as its algorithm has it."""
+    """The local training of a client in a round, according to its algorithm."""
     local = cell.local
     steps = f"{local.epochs} epoch{'' if local.epochs == 1 else 's'} of {local.batch_size}"
     lr = f"lr {_number(local.lr)}"
@@ -122,14 +122,14 @@ def _local(cell: Experiment) -> str:
         elif one.name == "fedvc":
             steps = f"{one.options['size']} examples in batches of {local.batch_size}"
     momentum = f"momentum {_number(local.momentum)}" if local.momentum else ""
-    # Named in any case: papers often do not say whether they have one.
+    # Weight decay is always listed: papers often do not say whether they use it.
     decay = f"weight decay {_number(local.weight_decay)}" if local.weight_decay else NO_DECAY
     loss = "" if cell.loss.name == "cross_entropy" else cell.loss.name.replace("_", " ")
     return ", ".join(filter(None, (steps, lr, momentum, decay, loss)))
 
 
 def _number(given: float | Named) -> str:
-    """A number, or the schedule that it follows, as in "cosine from 0.1 to 0"."""
+    """A number, or its schedule, as in "cosine from 0.1 to 0"."""
     if not isinstance(given, Named):
         return _rounded(given)
     options = {key: value for key, value in given.options.items() if value is not None}
@@ -142,12 +142,12 @@ def _number(given: float | Named) -> str:
 
 
 def _rounded(value: object) -> str:
-    """A number with four digits; anything else as it is."""
+    """A float with four digits; anything else unchanged."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _computed(run: Run) -> str:
-    """What the engine really used."""
+    """The precision and engine that were used, and the clients trained at once."""
     told = run.manifest
     at_once = told.get("at_once", 1)
     side_by_side = f", up to {at_once} clients at once" if at_once > 1 else ""
@@ -169,4 +169,4 @@ def _named(thing: object) -> str:
 
 
 def _own_name(thing: Named) -> str:
-    return thing.name.rpartition(":")[2]  # a function is named by its module, too
+    return thing.name.rpartition(":")[2]  # without the module of a function

@@ -1,7 +1,7 @@
-"""How fast rounds are here: a few warm ones are timed, shortened, and longer ones follow of them.
+"""How fast rounds are here: a few short, warm rounds are timed, and longer ones are extrapolated.
 
-Where clients train one after another, on a CPU, a round takes as long as its clients together: then
-a few of them, for one epoch, say enough, and where even these are slow, a batch or a few of each.
+If clients train one after another, on a CPU, a round takes the sum of its clients' times: then a
+few clients for one epoch are enough and, if even these are slow, one or a few batches of each.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from fedlens.setup import Setup
 from fedlens.setup.algorithm import make_algorithm
 
 TIMED = 3  # rounds
-BATCHES = (1, 4)  # of each client, in the short rounds that are timed first
+BATCHES = (1, 4)  # per client, in the short rounds that are timed first
 TESTED = 1000  # examples, in a short evaluation
-FEW_TESTED = 100  # in the shortest, which one worker does alone
-STEPS = 3  # of one cost
-ROUGH_SECONDS = 40.0  # at the most, for two rounds of many batches where more would take long
-DRAWN = 8  # rounds, to see how much work is in one
+FEW_TESTED = 100  # in the shortest, by a single worker
+STEPS = 3  # of progress, at most, for one cost
+ROUGH_SECONDS = 40.0  # maximum for two rounds of many batches, if more would take too long
+DRAWN = 8  # rounds, to estimate the work of one
 SMALL_RATE = 1e-6  # times the learning rate
-EVEN = 0.8  # of the steps that there would be if all clients took as many: then they count as alike
+EVEN = 0.8  # of the steps if all clients had the maximum: above it, they count as equal
 
 
 class Work(NamedTuple):
-    """What the time of a round grows with."""
+    """The quantities that determine the time of a round."""
 
-    steps: float  # of the client that takes the most, if clients train side by side; else 0
+    steps: float  # of the client with the most steps, if clients train side by side; else 0
     examples: float  # of all clients
 
     def less(self, other: Work) -> Work:
@@ -45,7 +45,7 @@ class Work(NamedTuple):
 
 
 class Rounds(NamedTuple):
-    """Rounds of so much work, and their seconds."""
+    """The work of timed rounds, and the seconds of one."""
 
     work: Work
     seconds: float
@@ -54,8 +54,8 @@ class Rounds(NamedTuple):
 class Pace(NamedTuple):
     """seconds = timed + a_step * further steps + an_example * further examples.
 
-    Side by side, a step of one client takes a GPU as long as one of a few, and one of many longer:
-    where some clients train longer than others, both count.
+    Side by side on a GPU, a step of one client takes as long as a step of a few, and a step of many
+    takes longer: if some clients train longer than others, both terms matter.
     """
 
     timed: Rounds
@@ -68,21 +68,21 @@ class Pace(NamedTuple):
         return max(self.timed.seconds + more, 0.0)
 
     def scaled_to(self, timed: Rounds) -> Pace:
-        """The same, but as fast as these rounds: long ones may cost less a step than short ones."""
+        """The pace rescaled to these rounds: long rounds may cost less per step than short ones."""
         expected = self.of(timed.work)
         times = timed.seconds / expected if expected else 0.0
         return Pace(timed, times * self.a_step, times * self.an_example)
 
     @classmethod
     def in_proportion(cls, timed: Rounds) -> Pace:
-        """As if nothing took time but examples: rounds that are slow do little else."""
+        """A pace proportional to examples: slow rounds spend little time on anything else."""
         return cls(timed, an_example=timed.seconds / max(timed.work.examples, 1.0))
 
     @classmethod
     def fitted(cls, few: Rounds, many: Rounds, uneven: Rounds | None = None) -> Pace:
-        """By rounds of few steps, of many and, where it matters, of many for some clients alone."""
+        """Fit to rounds of few steps, of many and, if needed, of many for some clients only."""
         further, seconds = many.work.less(few.work), max(many.seconds - few.seconds, 0.0)
-        if further.examples <= 0:  # all clients hold few
+        if further.examples <= 0:  # all clients hold few examples
             return cls(many)
         one_by_one = seconds / further.examples
         if further.steps <= 0:
@@ -95,7 +95,7 @@ class Pace(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """Seconds of a stack: before it is warm, of its rounds, of one evaluation of a point."""
+    """Seconds of a stack: for its warm-up, of its rounds, and per evaluation of a point."""
 
     start: float
     pace: Pace
@@ -105,10 +105,9 @@ class Cost(NamedTuple):
 def cost(
     setups: Sequence[Setup], work: Work, seconds: float, tell: Callable[[], None] = lambda: None
 ) -> Cost:
-    """Of short rounds, which tell how long a whole one is; of whole ones, if that is soon done.
+    """The cost of a stack, by timing short rounds, and then whole rounds if these are fast enough.
 
-    About `seconds` may go into either. `tell` is called after each step of at most
-    `STEPS`.
+    Each of both may take about `seconds`. `tell` is called after each step, at most `STEPS` times.
     """
     few, many = BATCHES
     if not side_by_side(setups):
@@ -143,7 +142,7 @@ def cost(
 
 
 def _num_warm(setup: Setup) -> int:
-    """Rounds before those that are timed: a CUDA graph is recorded when a shape comes again."""
+    """Rounds before the timed ones: a CUDA graph is captured only when a shape repeats."""
     return 4 if isinstance(setup.engine, Stacked) else 1
 
 
@@ -153,9 +152,9 @@ def _rounds(
     timed: int = TIMED,
     tested: int = TESTED,
 ) -> Cost:
-    """What rounds cost with `batches` of each client, of even and of odd number (None: all).
+    """The cost of rounds with `batches` per client, for even and odd client numbers (None: all).
 
-    Clients that train one after another are few then, and the cost is that of all of them.
+    If clients train one after another, only a few are run, and the cost is scaled up to all.
     """
     began, warm = time.perf_counter(), _num_warm(setups[0])
     rounds, runs, times = warm + timed, [], 1.0
@@ -164,7 +163,7 @@ def _rounds(
         if batches is not None and not side_by_side(setups):
             setup, times = _with_few(setup, batches[0])
         experiment = setup.experiment
-        # Evaluated twice: the first time may compile.
+        # Evaluated twice: the first evaluation may compile kernels.
         twice = replace(experiment.evaluate, every=rounds, at=(1,), twin=False)
         shown = replace(setup, experiment=replace(experiment, rounds=rounds, evaluate=twice))
         if batches is not None:
@@ -172,18 +171,18 @@ def _rounds(
             parts = {name: _first(part, tested) for name, part in setup.parts.items()}
             federation = setup.federation.shortened(most, most_of_odd)
             shown = replace(shown, federation=federation, parts=parts, client_tests=None)
-            if isinstance(setup.engine, Processes):  # else it predicts them here, and alone
+            if isinstance(setup.engine, Processes):  # otherwise this process predicts them alone
                 shown = replace(shown, engine=setup.engine.with_examples([*parts.values()]))
         state = begin(shown.network, shown.program, shown.federation, shown.device)
         runs.append(ActiveRun(shown, state))
     results = run_to_end(runs)
     took = time.perf_counter() - began
-    # A point that diverges ends before the others: the last rounds are those of who is left.
+    # A point that diverges ends early: the last rounds are those of the remaining points.
     by_round: dict[int, list[Record]] = {}
     for record in (record for result in results for record in result.records):
         by_round.setdefault(record["round"], []).append(record)
     each = [by_round[round] for round in sorted(by_round)[-timed:]]
-    # Shortened rounds are all alike: if one of them took longer, something else was going on.
+    # Shortened rounds are equal: if one took longer, something else was running on the machine.
     middle = statistics.fmean if batches is None else statistics.median_low
     a_round = middle([sum(record["seconds"] for record in records) for records in each])
     work = _mean(
@@ -200,10 +199,10 @@ def _rounds(
 
 
 def _lasting(setup: Setup) -> Setup:
-    """With a learning rate at which hardly anything diverges: a rate takes no time.
+    """The setup with a learning rate so small that runs hardly diverge; this changes no time.
 
-    Who diverges leaves the stack, and rounds of those that are left are slow until they are
-    recorded: they would be taken for all rounds.
+    A diverged point leaves the stack, and rounds of the others are slow until their new shapes are
+    captured: these would be timed as if they were typical.
     """
     experiment = setup.experiment
     if not isinstance(experiment.local.lr, float):
@@ -213,16 +212,16 @@ def _lasting(setup: Setup) -> Setup:
 
 
 def _changed(setup: Setup, experiment: Experiment) -> Setup | None:
-    """The same data and network in another experiment; None if its algorithm refuses that."""
+    """The same data and network in another experiment; None if its algorithm refuses it."""
     try:
         program = replace(setup.program, algorithm=make_algorithm(experiment))
-    except ValueError:  # as one that needs more clients
+    except ValueError:  # for example, it needs more clients
         return None
     return replace(setup, experiment=experiment, program=program, _latest={})
 
 
 def _with_few(setup: Setup, batches: int) -> tuple[Setup, float]:
-    """With few clients a round, of one epoch each; and how many times as many there really are."""
+    """The setup with few clients per round and one epoch, and the factor to the real number."""
     experiment, times = setup.experiment, _times(setup)
     local = replace(experiment.local, epochs=1)
     if local.steps is not None:
@@ -236,8 +235,9 @@ def _with_few(setup: Setup, batches: int) -> tuple[Setup, float]:
 
 
 def _times(setup: Setup) -> float:
-    """How many times as many clients a round has as are timed."""
-    # One for each worker would take as long as the slowest of them; of two, most have one to spare.
+    """The number of clients of a round, divided by the number that is timed."""
+    # With one per worker, a round would last as long as the slowest client; with two each, slow
+    # and fast clients even out.
     cohort, few = setup.experiment.clients.cohort, 2 * max(setup.engine.num_workers, 2)
     cut = cohort >= 2 * few and setup.clock is None and not side_by_side([setup])
     return cohort / few if cut else 1.0
@@ -248,7 +248,7 @@ def side_by_side(setups: Sequence[Setup]) -> bool:
 
 
 def work_of(setups: Sequence[Setup]) -> Work:
-    """Of a round: the mean over some, by what is drawn in them."""
+    """The mean work of a round, over plans drawn for `DRAWN` rounds."""
     drawn = ([drawn_plan(setup, round) for setup in setups] for round in range(DRAWN))
     return _mean(
         Work(
@@ -264,7 +264,7 @@ def _mean(works: Iterable[Work]) -> Work:
 
 
 def _num_tested(setup: Setup, most: int | None = None) -> int:
-    """How many examples an evaluation has, at most this many of each part."""
+    """The number of examples of an evaluation, with at most `most` of each part."""
     return sum(len(part) if most is None else min(len(part), most) for part in setup.parts.values())
 
 

@@ -1,4 +1,4 @@
-"""What the pages of recipes have in common: ours beside theirs, curves over seeds, what was run."""
+"""Blocks that pages of recipes share: our numbers beside published ones, curves, what was run."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ OTHER_DATA = (
     "This is not the paper's experiment: other data take the place of its own, or of some of them."
 )
 ONE_SEED = "One seed says nothing about the spread: more are run with --seeds."
-MAY_DIFFER = (  # from a cell to its runs: when one looks is no part of an experiment
+MAY_DIFFER = (  # from a cell to its runs: when to evaluate is no change of an experiment
     *("seed", "weights", "engine", "device"),
     *("evaluate.every", "evaluate.at"),
 )
-MANY = 12  # numbers of a list that are all written out
+MANY = 12  # longest list that is written in full
 NOT_COMPARED = "Published numbers are of other data than ours."
 CUT = "A mean over seeds ends where the first of its runs diverged."
 
 
 def opening(recipe: Recipe, results: Results) -> Text:
-    """What was run, and whose settings that has."""
+    """The text about what was run, and whose settings it has."""
     changed = _changed(recipe, results)
     said = _whose(recipe, results, bool(changed))
     if recipe.stand_in:
@@ -87,7 +87,7 @@ def opening(recipe: Recipe, results: Results) -> Text:
 
 
 def _whose(recipe: Recipe, results: Results, changed: bool) -> list[str]:
-    """Whose settings and data these are, in sentences."""
+    """Sentences about whose settings and data these are."""
     fewer = _fewer_classes(recipe, results)
     if results.scale.name != "paper":
         words = [SAID[results.scale.name]]
@@ -103,7 +103,7 @@ def _whose(recipe: Recipe, results: Results, changed: bool) -> list[str]:
 
 
 def _fewer_classes(recipe: Recipe, results: Results) -> list[str]:
-    """A sentence for each data set of which the runs had a part of the classes."""
+    """A sentence for each data set of which the runs have only some classes."""
     found: dict[str, None] = {}
     for run in (run for cell in results.runs.values() for run in cell):
         name = str(settings(run.experiment)["dataset"])
@@ -118,7 +118,7 @@ def _fewer_classes(recipe: Recipe, results: Results) -> list[str]:
 
 
 def _diverged(results: Results, shown: str) -> str:
-    """Which experiments had runs that diverged, if any, and what is shown of them."""
+    """A sentence about experiments with diverged runs, and what is shown of these runs."""
     ended = {
         cell: count
         for cell, runs in results.runs.items()
@@ -138,7 +138,7 @@ def _first_three(cells: Sequence[str]) -> str:
 
 
 def _changed(recipe: Recipe, results: Results) -> list[str]:
-    """The settings that runs have besides those of their cells, as key=value."""
+    """The settings of runs that differ from those of their cells, as key=value."""
     found: dict[str, None] = {}
     for cell, experiment in recipe.cells.items():
         planned = settings(experiment.plain())
@@ -150,7 +150,7 @@ def _changed(recipe: Recipe, results: Results) -> list[str]:
 
 
 def _abridged(value: object) -> str:
-    """A setting as it is written; of a long list, its beginning."""
+    """A setting as text; a long list is shortened to its beginning."""
     if not isinstance(value, list | tuple) or len(value) <= MANY:
         return str(value)
     return f"[{', '.join(map(str, value[:3]))}, ... ({len(value):,} in all)]"
@@ -165,21 +165,21 @@ def _machines(runs: Sequence[Run]) -> str:
 
 
 def _span(runs: Sequence[Run]) -> str:
-    """What training and evaluation took; runs side by side have each their share of it."""
+    """The time of training and evaluation; runs side by side each have their share."""
     columns = ("seconds", "evaluation_seconds")
     seconds = sum(row.get(name, 0.0) for run in runs for row in run.rounds for name in columns)
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
 def led_by_a_figure(blocks: Sequence[Block], told: Text) -> list[Block]:
-    """A recipe's blocks with their first picture at the top, and what was run right below it."""
+    """A recipe's blocks with the first picture at the top and the text `told` below it."""
     shown = [_of_what_was_run(one) for one in blocks if not _is_empty(one)]
     lead = next((one for one in shown if is_drawn(one)), None)
     return [*([lead] if lead else []), told, *(one for one in shown if one is not lead)]
 
 
 def _is_empty(block: Block) -> bool:
-    """Whether it is a picture or a table of experiments of which none was run."""
+    """Whether it is a picture or table of experiments that were not run."""
     if isinstance(block, Table):
         return not block.rows
     if isinstance(block, Curves):
@@ -190,7 +190,7 @@ def _is_empty(block: Block) -> bool:
 
 
 def _of_what_was_run(block: Block) -> Block:
-    """A picture without the bars of experiments of which none was run."""
+    """The block without the bars of experiments that were not run."""
     if isinstance(block, Bars):
         return replace(block, series=[one for one in block.series if _has_heights(one)])
     return block
@@ -212,11 +212,11 @@ def curves(
     y_label: str = "",
     against: str = "",
 ) -> Curves:
-    """A measure over rounds, the mean over seeds with its band, over the published curves.
+    """A measure by round: the mean over seeds with its band, together with the published curves.
 
-    A mean ends where the first of its runs diverged: of those that are left it would be another.
-    `cells` are cells, or the names that their lines have by cell. The published curves are broken
-    lines of the same names. With `against`, what is shown is the difference to that cell.
+    A mean ends where the first of its runs diverged: the remaining runs would have another mean.
+    `cells` are cells, or names of lines by cell. Published curves are dashed lines with the same
+    names. With `against`, the curves show the difference to that cell.
     """
     names = cells if isinstance(cells, Mapping) else {cell: cell for cell in cells}
     lines = [
@@ -265,7 +265,7 @@ def _points(run: Run, measure: str) -> dict[int, float]:
 
 
 def mean_of(found: Measured | None, digits: int, times: float = 1.0) -> str:
-    """A mean over seeds with its spread, if there are several, times a number: 100 for percent."""
+    """A mean over seeds, with its spread if there are several, multiplied by `times`."""
     if found is None:
         return NONE
     numbers = (found.mean,) if found.std is None else (found.mean, found.std)
@@ -273,7 +273,7 @@ def mean_of(found: Measured | None, digits: int, times: float = 1.0) -> str:
 
 
 def at_the_end(results: Results, cell: str) -> str:
-    """A cell's test accuracy after the last round, in %; where runs diverged, in which rounds."""
+    """A cell's test accuracy after the last round, in %; if runs diverged, in which rounds."""
     return results.when_diverged(cell) or mean_of(results.final(cell), 2, times=100)
 
 
@@ -287,12 +287,11 @@ def beside(
     digits: int = 2,
     compared: bool = True,
 ) -> Table:
-    """Published numbers, ours, and by how much ours are more; `of` names the first column.
+    """Published numbers, ours, and ours minus published; `of` names the first column.
 
-    Numbers of other data than the published ones are not `compared`: they have no difference.
-
-    Ours say of how many seeds they are, unless that is one everywhere. Where there is no number,
-    words may tell why.
+    If our data differ from the published ones, numbers are not `compared`: the difference is left
+    out. Our numbers show their number of seeds, unless all have one run. A text may replace a
+    missing number.
     """
     runs = max((found.runs for _, _, found in rows if isinstance(found, Measured)), default=1)
 
@@ -330,7 +329,7 @@ def _above(found: Measured | str | None, theirs: float | None) -> float | None:
 
 
 def ahead(results: Results, pairs: Sequence[tuple[str, str]], *, title: str) -> Intervals:
-    """How far one cell is above another in test accuracy at the end, seed by seed, as a picture."""
+    """A picture of paired differences in final test accuracy between two cells, by seed."""
     found = [(pair, estimate(d)) for pair in pairs if (d := results.differences(*pair))]
 
     def in_points(values: Iterable[float | None]) -> list[float | None]:
@@ -355,7 +354,7 @@ def ahead(results: Results, pairs: Sequence[tuple[str, str]], *, title: str) -> 
 def paired(
     results: Results, pairs: Sequence[tuple[str, str]], measure: str, *, title: str
 ) -> Table:
-    """By how much one cell is above another at the end, seed by seed."""
+    """A table of paired differences in a final measure between two cells, by seed."""
     rows: list[list[str]] = []
     for cell, other in pairs:
         found = results.differences(cell, other, measure)

@@ -1,4 +1,4 @@
-"""What a recipe is: the experiments behind a table or figure, and how to show what came of them."""
+"""A recipe: the experiments behind a table or figure, and how to show their results."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 EMBEDDED = "fashion-mnist-mini"
-FROM_CELL = "cell:"  # before the name of a cell whose final model is where another starts
+FROM_CELL = "cell:"  # prefix of the cell whose final model another cell starts from
 
 
 class Recorded(NamedTuple):
-    """What stored runs were made with, where a page is drawn from them and nothing is run."""
+    """What stored runs were made with, if a page is drawn from them and nothing is run."""
 
     datasets: frozenset[str]
-    weights: tuple[str, ...]  # files that models began from
+    weights: tuple[str, ...]  # files of initial weights
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How much of a paper is done: `smoke` in seconds, `small` in minutes, `paper` all of it."""
+    """How much of a paper is run: `smoke` takes seconds, `small` minutes, `paper` is all of it."""
 
     name: ScaleName
-    data: Path | None = None  # where data sets are looked for first
-    recorded: Recorded | None = None  # in the place of what is here
+    data: Path | None = None  # where data sets are searched first
+    recorded: Recorded | None = None  # used instead of the data on this machine
 
     def __post_init__(self) -> None:
         if self.name not in get_args(ScaleName):
@@ -46,14 +46,14 @@ class Scale:
             raise ValueError(f"scale is {self.name!r}: {hint}")
 
     def pick(self, smoke: T, small: T, paper: T) -> T:
-        """The value that belongs to this scale."""
+        """The value for this scale."""
         return {"smoke": smoke, "small": small, "paper": paper}[self.name]
 
     def dataset(self, wanted: str, instead: str = EMBEDDED) -> str:
-        """The data set to use where the paper has `wanted`.
+        """The data set to use for the paper's `wanted`.
 
-        At `smoke` it is the embedded one; at `small` it is `instead` if the wanted one is not
-        here. At `paper` it must be here.
+        At `smoke` it is the embedded one; at `small` it is `instead` if the wanted one is not on
+        this machine. At `paper` it must be on this machine.
         """
         if self.name == "smoke":
             return EMBEDDED
@@ -63,26 +63,26 @@ class Scale:
             return instead if instead == EMBEDDED else self.dataset(instead)
         if self.recorded:
             raise ValueError(f"the records have no run on {wanted}: name others, or run it")
-        DATASETS[wanted](Source(self.data))  # which says where it was looked for, and the remedy
+        DATASETS[wanted](Source(self.data))  # raises: where it was searched, and what to do
         raise AssertionError(f"{wanted} is here after all")
 
     def instead(self, wanted: str) -> str:
-        """A sentence about what takes the place of a data set, if something does."""
+        """A sentence about the data set that replaces `wanted`, if one does."""
         if self.dataset(wanted) == wanted:
             return ""
         words = f"The tenth of Fashion-MNIST inside Fedlens takes the place of {wanted}"
         return f"{words}." if self.name == "smoke" else f"{words}, which is not on this machine."
 
     def has(self, dataset: str) -> bool:
-        """Whether a data set is on this machine or, where a page is drawn from records, in them."""
+        """Whether a data set is on this machine or, if a page is drawn from records, in these."""
         return dataset in self.recorded.datasets if self.recorded else self.holds(dataset)
 
     def holds(self, dataset: str) -> bool:
-        """Whether a data set is on this machine, whatever a page is drawn from."""
+        """Whether a data set is on this machine, even if a page is drawn from records."""
         return dataset in self._here
 
     def weights(self, model: str) -> str | None:
-        """torchvision's file of weights called after a model, if it lies where data sets do."""
+        """torchvision's weights file named after a model, if it is in a folder of data sets."""
         if self.recorded:
             files = map(Path, self.recorded.weights)
             return next((str(file) for file in files if file.name.startswith(model)), None)
@@ -101,16 +101,16 @@ class Scale:
 
 
 class Measured(NamedTuple):
-    """A number over seeds."""
+    """The mean of a number over seeds."""
 
     mean: float
-    std: float | None  # of the sample; None for one seed
+    std: float | None  # sample standard deviation; None for one seed
     seeds: int
-    runs: int = 1  # that were made: `seeds` of them have the number
+    runs: int = 1  # all runs; `seeds` of them have the number
 
     @classmethod
     def of(cls, values: Sequence[float | None]) -> Measured | None:
-        """Of the values that are numbers; None if there is none."""
+        """The mean over the finite values; None if there are none."""
         sound = [v for v in values if v is not None and math.isfinite(v)]
         if not sound:
             return None
@@ -119,7 +119,7 @@ class Measured(NamedTuple):
 
 
 class _Runs(dict[str, "Sequence[Run]"]):
-    """Runs by cell; of a cell that was not run, none."""
+    """Runs by cell; a cell that was not run has an empty sequence."""
 
     def __missing__(self, cell: str) -> Sequence[Run]:
         return ()
@@ -136,11 +136,11 @@ class Results:
         object.__setattr__(self, "runs", _Runs(self.runs))
 
     def final(self, cell: str, measure: str = "test_accuracy") -> Measured | None:
-        """A cell's last evaluation."""
+        """A measure of a cell's last evaluation."""
         return Measured.of([run.final(measure) for run in self.runs[cell]])
 
     def differences(self, cell: str, other: str, measure: str = "test_accuracy") -> list[float]:
-        """A cell's last evaluation minus another's, seed by seed."""
+        """A cell's last evaluation minus another's, by seed."""
         ends = [(a.final(measure), b.final(measure)) for a, b in self.pairs(cell, other)]
         return [a - b for a, b in ends if a is not None and b is not None]
 
@@ -154,7 +154,7 @@ class Results:
         ]
 
     def at(self, cell: str, place: int, measure: str = "test_accuracy") -> Measured | None:
-        """A cell's evaluation number `place`, from 0 or, below it, from the end."""
+        """A cell's evaluation at index `place`; negative indices count from the end."""
         return Measured.of([run.curve(measure)[1][place] for run in self.runs[cell]])
 
     def late(self, cell: str) -> Measured:
@@ -163,7 +163,7 @@ class Results:
         return Measured.of(means) or Measured(math.nan, None, 0)
 
     def swing(self, cell: str) -> float:
-        """How much the test accuracy varies over that quarter of a run, on average over seeds."""
+        """The standard deviation of test accuracy in the last quarter of a run, mean over seeds."""
         return statistics.fmean(statistics.pstdev(_last_quarter(run)) for run in self.runs[cell])
 
     def diverged(self, cell: str) -> int | None:
@@ -172,7 +172,7 @@ class Results:
         return min(rounds, default=None)
 
     def when_diverged(self, cell: str) -> str:
-        """In which rounds runs of the cell did and, of several, how many; empty if none did."""
+        """In which rounds, and how many, runs of the cell diverged, as text; empty if none did."""
         runs = self.runs[cell]
         ended = sorted(run.num_rounds for run in runs if run.status == "diverged")
         if not ended:
@@ -183,24 +183,24 @@ class Results:
 
 
 def _last_quarter(run: Run) -> list[float]:
-    """The test accuracies of the last quarter of a run's evaluations, at least of one."""
+    """The test accuracies of the last quarter of a run's evaluations, at least one."""
     values = [y for y in run.curve("test_accuracy")[1] if math.isfinite(y)]
     return values[-max(round(len(values) * 0.25), 1) :] or [math.nan]
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A table or figure of a paper: what is run for it, and what is shown of that."""
+    """A table or figure of a paper: what is run for it, and how the results are shown."""
 
     title: str
-    about: str  # what the paper shows there, and what is done here, in a few sentences
+    about: str  # what the paper shows, and what is done here, in a few sentences
     blocks: Callable[[Results], list[Block]]
-    # By name, in the order they are run; none where nothing is trained. `weights` may be an
+    # By name, in the order of the runs; empty if nothing is trained. `weights` may refer to an
     # earlier cell: FROM_CELL and its name.
     cells: Mapping[str, Experiment] = field(default_factory=dict)
-    seeds: Sequence[int] = (0,)  # each cell is run with each of them
+    seeds: Sequence[int] = (0,)  # each cell is run with each seed
     ours: bool = False  # whether the paper has no such experiments
-    stand_in: str = ""  # what takes the place of something that is not here
-    other_data: bool = False  # whether that is so of the data, at the paper's scale too
+    stand_in: str = ""  # a text about replacements for what is not on this machine
+    other_data: bool = False  # whether data are replaced, also at the paper's scale
     num_classes: Mapping[str, int] = field(default_factory=dict)  # of the paper's data sets
-    of_diverged: str = ""  # what is shown of runs that diverged; else what was evaluated before
+    of_diverged: str = ""  # text about diverged runs; "": they show earlier evaluations

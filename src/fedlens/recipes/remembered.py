@@ -1,4 +1,4 @@
-"""What rounds cost on this machine, kept for a day, for commands that are started again."""
+"""A cache of what rounds cost on this machine, valid for a day, for repeated commands."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from fedlens.recipes.pace import Cost, Pace, Rounds, Work
 from fedlens.runs.manifest import machine
 from fedlens.setup import Setup
 
-SECONDS = 24 * 3600.0  # later, the machine may be busier or less so
+SECONDS = 24 * 3600.0  # after that, the load of the machine may differ
 
 
 @dataclass(frozen=True)
 class Remembered:
-    """Costs by what they depend on, a small file each; a folder that cannot be used has none."""
+    """Costs by a hash of what they depend on, a small file each; an unusable folder is ignored."""
 
     folder: Path
 
@@ -36,7 +36,7 @@ class Remembered:
             write_atomically(self._place(kind, setup), json.dumps(cost).encode())
 
     def _place(self, kind: str, setup: Setup) -> Path:
-        """Another machine, other data and another Fedlens are timed by themselves."""
+        """The file of a cost. Other machines, data and versions of Fedlens have other files."""
         known = [kind, machine(setup), setup.engine.num_workers, setup.dataset.digest]
         digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
         return self.folder / f"{digest}.json"

@@ -1,4 +1,4 @@
-"""Reproducing: the cells of a recipe are run, those that are done are kept, and a page is drawn."""
+"""Reproducing a recipe: its cells are run, finished ones are kept, and a page is drawn."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ class Reproduction:
     recipe: Recipe
     out: Path
     cells: Cells  # every cell with every seed
-    chosen: frozenset[Path]  # the folders of those that are wanted
+    chosen: frozenset[Path]  # the folders of the selected cells
 
     @property
     def left(self) -> Cells:
-        """The cells that are wanted and not done yet."""
+        """The selected cells that are not done yet."""
         cells = {place: self.cells[place] for place in self.cells if place in self.chosen}
         return {place: cell for place, cell in cells.items() if read_status(place) not in OVER}
 
 
 @dataclass(frozen=True)
 class Reproduced:
-    """What a reproduction came to."""
+    """The result of a reproduction."""
 
     page: Path
     results: Results
@@ -59,7 +59,7 @@ class Reproduced:
 def plan(
     name: str, scale: ScaleName = "small", out: str | Path | None = None, **options: Any
 ) -> Reproduction:
-    """What has to be run for a table or figure; the options are those of `plan_all`."""
+    """Plan the runs of a table or figure; the options are those of `plan_all`."""
     return plan_all([name], scale, out, **options)[0]
 
 
@@ -74,12 +74,12 @@ def plan_all(
     overwrite: bool = False,
     only: Sequence[str] = (),
 ) -> list[Reproduction]:
-    """What has to be run for tables and figures; missing data and other mistakes are found here.
+    """Plan the runs of tables and figures; missing data and other errors are found here.
 
-    `out` is the folder of one of them; of several, it takes the place of `reproductions`. `seeds`
-    is how many there are of each cell, in place of the recipe's own number. `overrides` are
-    `key=value`, as for `fedlens run`, and change every cell. `only` are patterns of cells
-    (`"cifar10, *, K 10"`): the others are not run, and items that have no such cell are left out.
+    `out` is the folder of a single item, or for several items the parent folder in place of
+    `reproductions`. `seeds` is the number of seeds per cell, in place of the recipe's own.
+    `overrides` are `key=value`, as for `fedlens run`, and change every cell. `only` are patterns of
+    cells (`"cifar10, *, K 10"`): other cells are not run, and items without a match are left out.
     """
     names = list(dict.fromkeys(names))
     if not names:
@@ -134,7 +134,7 @@ def _planned(
                 weights = str(start.resolve() / MODEL)
             place = place_of(folder, cell, seed, recipe)
             is_new = (changed.seed, changed.weights) != (seed, weights)
-            # To check an experiment again takes a millisecond, and there may be thousands.
+            # Replacing checks the experiment again: a millisecond each, for maybe thousands.
             cells[place] = replace(changed, seed=seed, weights=weights) if is_new else changed
     wanted = _matching(recipe, only) if only else list(recipe.cells)
     chosen = {place_of(folder, cell, seed, recipe) for cell in wanted for seed in recipe.seeds}
@@ -154,7 +154,7 @@ def _matching(recipe: Recipe, patterns: Sequence[str]) -> list[str]:
 
 
 def together(planned: Sequence[Reproduction]) -> Together:
-    """The runs of tables and figures as one sweep, in which equal experiments are run once."""
+    """The runs of tables and figures as one sweep, which runs equal experiments once."""
     return Together(
         outs=[one.out for one in planned],
         cells={place: cell for one in planned for place, cell in one.cells.items()},
@@ -176,7 +176,7 @@ def reproduce(
     watch: Watch | None = None,
     **options: Any,
 ) -> Reproduced:
-    """Run what is left of a table or figure, and draw its page; the options are those of `plan`."""
+    """Run the rest of a table or figure, and draw its page; the options are those of `plan`."""
     planned = plan(name, scale, out, **options)
     together([planned]).run(watch)
     return show(planned)
@@ -185,7 +185,7 @@ def reproduce(
 def show(
     planned: Reproduction, watch: Drawing | None = None, artists: Artists | None = None
 ) -> Reproduced:
-    """Draw the page of a reproduction: of the runs that are done."""
+    """Draw the page of a reproduction from the runs that are done."""
     recipe, runs = planned.recipe, {}
     for cell in recipe.cells:
         places = [place_of(planned.out, cell, seed, recipe) for seed in recipe.seeds]
@@ -211,19 +211,19 @@ def draw(
 
 
 def blocks_of(recipe: Recipe, results: Results) -> list[Block]:
-    """What the page of a recipe is made of."""
+    """The blocks of a recipe's page."""
     blocks = led_by_a_figure(recipe.blocks(results), opening(recipe, results))
     return [*blocks, experiments(results)] if recipe.cells else blocks
 
 
 def place_of(out: Path, cell: str, seed: int, recipe: Recipe) -> Path:
-    """The folder of one run: the cell's name and, where there are several, its seed."""
+    """The folder of one run: the name of the cell and, if there are several seeds, the seed."""
     name = slug(cell)
     return out / "runs" / (f"{name}-seed{seed}" if len(recipe.seeds) > 1 else name)
 
 
 def slug(cell: str) -> str:
-    """A cell's name as that of a folder."""
+    """A cell's name as a folder name."""
     spelled = cell.lower().replace("α", "alpha").replace("λ", "lambda")
     return re.sub(r"[^a-z0-9.]+", "-", spelled).strip("-.")
 

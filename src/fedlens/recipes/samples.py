@@ -1,4 +1,4 @@
-"""A few images of every class: the figure with which most papers begin."""
+"""A few images of every class, as in the first figure of most papers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedlens.report.blocks import Block, Image, Samples
 
 
 def samples(scale: Scale, wanted: str, each: int, published: dict[str, int]) -> Recipe:
-    """The recipe for a data set's samples, `each` of a class, with its published sizes."""
+    """The recipe that shows samples of a data set, `each` per class, and its published sizes."""
     used = scale.dataset(wanted)
 
     def blocks(results: Results) -> list[Block]:

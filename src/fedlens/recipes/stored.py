@@ -1,4 +1,4 @@
-"""Pages drawn from the records that an earlier reproduction left."""
+"""Pages drawn from the stored records of an earlier reproduction."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def redraw(
 ) -> Reproduced:
     """Draw the page of a table or figure from records; nothing is trained.
 
-    `stored` holds run folders as `runs` of a reproduction does, or is that reproduction's own
-    folder. Rounds may be packed, as rounds.jsonl.gz. A page has what was run of its cells and
-    seeds; it needs data only where it shows them.
+    `stored` contains run folders, like `runs` of a reproduction, or is the folder of a
+    reproduction. Records may be compressed, as rounds.jsonl.gz. The page shows the cells and seeds
+    that were run; it needs data sets only if it shows their images or labels.
     """
     recipe, results = restore(name, scale, stored, data)
     folder = Path(out) if out is not None else Path("reproductions") / f"{name}-{scale}"
@@ -47,7 +47,7 @@ def redraw(
 def restore(
     name: str, scale: ScaleName, stored: str | Path, data: Path | None = None
 ) -> tuple[Recipe, Results]:
-    """A table or figure with the records of its cells that there are."""
+    """The recipe of a table or figure, with the stored results of its cells."""
     check_known(name)
     if not RECIPES[name](Scale("smoke")).cells:
         raise ValueError(f"{name} trains nothing and is drawn without records: leave --from out")
@@ -64,7 +64,7 @@ def restore(
         )
     if not _fitting(recipe, runs) and (made_at := _scale_of(name, at, runs)):
         raise ValueError(f"{stored} has runs of the scale {made_at}: add --scale {made_at}")
-    if not _fitting(recipe, runs, ("dataset",)):  # those of another item may be called alike
+    if not _fitting(recipe, runs, ("dataset",)):  # runs of another item may have the same names
         run = next(iter(found.values()))[0]
         raise ValueError(
             f"{run.folder.name} in {stored} was trained on {run.experiment['dataset']}, which is "
@@ -76,17 +76,17 @@ def restore(
 
 
 def _scale_of(name: str, at: Scale, runs: Mapping[str, Run]) -> ScaleName | None:
-    """The scale that most of the runs were made at, if they were made at one."""
+    """The scale that fits most of the runs, if one fits any."""
     fitting: dict[ScaleName, int] = {}
     for scale in get_args(ScaleName):
-        with contextlib.suppress(ValueError):  # it has no such data
+        with contextlib.suppress(ValueError):  # that scale lacks its data
             fitting[scale] = _fitting(RECIPES[name](replace(at, name=scale)), runs)
     best = max(fitting, key=fitting.__getitem__, default=None)
     return best if best is not None and fitting[best] else None
 
 
 def _fitting(recipe: Recipe, runs: Mapping[str, Run], keys: Sequence[str] = MADE_WITH) -> int:
-    """How many runs have the data, the model and the rounds of their cells, or some of these."""
+    """How many runs have the same values of `keys` as their cells."""
     return sum(
         all(settings(run.experiment).get(key) == planned.get(key) for key in keys)
         for cell, experiment in recipe.cells.items()
@@ -102,7 +102,7 @@ def _from(stored: str | Path) -> str:
 def coverage(name: str, stored: Path) -> tuple[int, int]:
     """How many experiments of a recipe have stored runs at `paper` scale, and how many it has.
 
-    `recipes.part` has the same from results/README.md; this is what tests hold that to.
+    `recipes.part` reads the same from results/README.md; tests compare the two.
     """
     places = _places(stored)
     names = [place.name for place in places]
@@ -113,7 +113,7 @@ def coverage(name: str, stored: Path) -> tuple[int, int]:
 
 
 def _runs(stored: Path) -> dict[str, Run]:
-    """The runs in a folder, by the names of theirs."""
+    """The runs in a folder, by the names of their folders."""
     return {place.name: _read(place) for place in _places(stored)}
 
 
@@ -141,7 +141,7 @@ def _read(place: Path) -> Run:
 
 
 def _used(runs: Iterable[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> Recorded:
-    """What runs were made with, by their experiments and manifests."""
+    """The data sets and weights of runs, from their experiments and manifests."""
     datasets, sources = set(), dict[str, None]()
     for experiment, manifest in runs:
         datasets.add(str(settings(experiment)["dataset"]))
@@ -151,7 +151,7 @@ def _used(runs: Iterable[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> Record
 
 
 def _of_cell(cell: str, runs: Mapping[str, Run]) -> list[Run]:
-    """The runs of a cell, in the order of their seeds."""
+    """The runs of a cell, ordered by seed."""
     own = _folder_of(cell)
     found = [run for place, run in runs.items() if own.fullmatch(place)]
     by_seed: dict[int, Run] = {}
@@ -166,5 +166,5 @@ def _of_cell(cell: str, runs: Mapping[str, Run]) -> list[Run]:
 
 
 def _folder_of(cell: str) -> re.Pattern[str]:
-    """What the folders of a cell's runs are called."""
+    """A pattern for the names of a cell's run folders."""
     return re.compile(rf"{re.escape(slug(cell))}(-seed\d+)?")

@@ -1,4 +1,4 @@
-"""The runs of one table or figure, or of several: all as one sweep, equal experiments once."""
+"""The runs of tables and figures as one sweep, in which equal experiments run once."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ from fedlens.runs.sweep import prepare
 from fedlens.runs.watching import Watch, Watching, within_of
 from fedlens.version import __version__
 
-AT_ONCE = 64  # runs that are made ready together: each holds a model in memory
+AT_ONCE = 64  # runs that are prepared together: each holds a model in memory
 Cells = Mapping[Path, Experiment]
-"""Experiments by the folders that their runs are to have."""
+"""Experiments by the folders of their runs."""
 
 
 @dataclass(frozen=True)
 class Together:
-    """The cells of some items, which are run as one sweep."""
+    """The cells of several items, which run as one sweep."""
 
     outs: Sequence[Path]  # the items' folders
     cells: Cells
-    chosen: Sequence[Path]  # the folders of those that are wanted
-    names: Mapping[Path, str]  # what each is called while it runs
-    data: Path | None = None  # where named data sets are looked for first
+    chosen: Sequence[Path]  # the folders of the selected cells
+    names: Mapping[Path, str]  # the name of each in progress reports
+    data: Path | None = None  # where named data sets are searched first
 
     @property
     def left(self) -> Cells:
-        """What is to be run: of equal experiments the one that is furthest, if none is done."""
+        """The cells to run: of equal experiments, if none is done, the one with the most rounds."""
         waiting = [
             places
             for places in self._equal
@@ -57,7 +57,7 @@ class Together:
 
     @property
     def stages(self) -> Iterator[Cells]:
-        """What is left, in parts that can be made ready at once: first what others start from."""
+        """The cells to run, in parts prepared together; cells that start from another come last."""
         models = {str(place.resolve() / MODEL) for place in self.cells}
         left = self.left
         for depends in (False, True):
@@ -67,7 +67,7 @@ class Together:
 
     @property
     def count(self) -> int:
-        """How many runs there are in all, those included that are done."""
+        """The number of runs, including those that are done."""
         return len(self._equal)
 
     @property
@@ -88,9 +88,9 @@ class Together:
 
     @property
     def _equal(self) -> list[list[Path]]:
-        """The folders that are wanted, those of different items with one experiment together.
+        """The selected folders, grouped: folders of different items with one experiment share it.
 
-        A run of another Fedlens is nobody else's.
+        Runs made by another version of Fedlens are never shared.
         """
         found: dict[tuple[str, int], list[Path]] = {}
         seen: Counter[tuple[Path, str]] = Counter()
@@ -102,14 +102,14 @@ class Together:
         return list(found.values())
 
     def run(self, watch: Watch | None = None, seconds: Mapping[str, float] | None = None) -> None:
-        """Run what is left, or go on with it; `watch` is called as if all were one sweep.
+        """Run or resume the remaining cells; `watch` is called as if all were one sweep.
 
-        `seconds` are what a round of each is expected to take, by name, where that is known.
+        `seconds` is the expected time of a round by name, where it is known.
         """
         with one_writer(*self.outs):
             parents = {place.parent for place in self.chosen}
             for folder in (*parents, *filter(_is_over, self.chosen)):
-                remove_dead_lock(folder)  # of whoever was killed when all in it was written
+                remove_dead_lock(folder)  # of a process killed after its last write
             total = self.rounds
             self._take_over()
             while stage := next(self.stages, None):
@@ -142,13 +142,13 @@ class Together:
 
     @cached_property
     def _beside(self) -> Mapping[str, Path]:
-        """What other items, in folders beside these, have done: by the text of the experiment."""
+        """Finished runs of other items in sibling folders, by the text of their experiment."""
         parents = dict.fromkeys(out.parent for out in self.outs)
         others = (other for parent in parents for other in sorted(parent.glob("*/runs/*")))
         return _done(other for other in others if other not in self.cells)
 
     def _take_over(self) -> None:
-        """What is wanted and was run by another item, here or beside these, becomes theirs, too."""
+        """Copy selected runs that another item, here or in a sibling folder, has finished."""
         wanted = [place for place in self.chosen if not _is_over(place)]
         if not wanted:
             return
@@ -167,7 +167,7 @@ class Together:
 
 
 def _done(places: Iterable[Path]) -> dict[str, Path]:
-    """Finished runs of this Fedlens, by the text of their experiment: of equal ones the first."""
+    """Finished runs of this version of Fedlens by the text of their experiment; equal ones once."""
     found: dict[str, Path] = {}
     for place in places:
         if is_run(place) and _is_done_by_us(place):
@@ -180,25 +180,25 @@ def _is_over(place: Path) -> bool:
 
 
 def _num_saved(place: Path) -> int:
-    """Rounds of a run that need not be run again, if it goes on."""
+    """Rounds of a run that a resume need not repeat."""
     return last_saved(place) or 0
 
 
 def _is_ours(place: Path) -> bool:
-    """Whether a run was begun by the Fedlens that is running now."""
-    with contextlib.suppress(ValueError):  # a file of it is damaged
+    """Whether a run was started by this version of Fedlens."""
+    with contextlib.suppress(ValueError):  # one of its files is damaged
         return read_manifest(place).get("fedlens") == __version__
     return False
 
 
 def _is_done_by_us(place: Path) -> bool:
-    with contextlib.suppress(ValueError):  # a file of it is damaged
+    with contextlib.suppress(ValueError):  # one of its files is damaged
         return _is_over(place) and _is_ours(place)
     return False
 
 
 def _link(source: str, dest: str) -> None:
     try:
-        os.link(source, dest)  # nobody writes into a file of a finished run
+        os.link(source, dest)  # files of a finished run are never modified
     except OSError:
         shutil.copy2(source, dest)

@@ -1,4 +1,4 @@
-"""Records of runs become figures, tables and one HTML page. Nothing here trains."""
+"""Makes figures, tables and one HTML page of the records of runs. Nothing here trains."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Processes that draw the pictures of a page.
+"""Worker processes that draw the pictures of a page.
 
-To import matplotlib takes longer than many a run, and to draw a page takes as long again. So a
-command that will draw has one process import it meanwhile, and those that draw are forked from that
-one, as many as there are cores. It is a Python of its own, which knows nothing of the program that
-started it: a script that draws needs no `if __name__ == "__main__"`.
+Importing matplotlib takes longer than many runs, and drawing a page takes as long again. So a
+command that will draw starts a process that imports matplotlib meanwhile, and forks one worker per
+core from that process. It is a fresh Python interpreter that does not import the main script: a
+script that draws needs no `if __name__ == "__main__"`.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from pathlib import Path
 from fedlens.report.pictures import Drawn
 
 Drawing = Callable[[int, int], None]
-"""Told how many figures are drawn, of how many."""
+"""A callback that gets the number of figures drawn and their total."""
 
 
 class Artists:
-    """The process that others are forked from. Used by one thread, for one page after another."""
+    """The process that forks the workers. Not thread-safe: it draws one page after another."""
 
     def __init__(self) -> None:
         program = (
@@ -36,30 +36,30 @@ class Artists:
             [sys.executable, "-c", program],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is for who asked; and they can be killed together
+            start_new_session=True,  # it gets no Ctrl-C, and `close` can kill the whole group
         )
 
     def draw(self, blocks: Sequence[Drawn], folder: Path) -> Iterator[str]:
-        """Write the pictures of blocks; the SVG of each, in order, of as many as can be drawn."""
+        """Write the pictures of blocks and yield their SVGs in order; stop at a failure."""
         asked, answers = self._process.stdin, self._process.stdout
         assert asked is not None and answers is not None, "they are pipes"
-        with suppress(EOFError, OSError, pickle.UnpicklingError):  # it was killed
+        with suppress(EOFError, OSError, pickle.UnpicklingError):  # the process was killed
             pickle.dump((list(blocks), folder.absolute()), asked)
             asked.flush()
             for _ in blocks:
                 yield pickle.load(answers)
 
     def close(self) -> None:
-        """Whatever they are drawing, they leave it."""
+        """Kill the process and its workers, even while they draw."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        with suppress(BrokenPipeError), self._process:  # which closes the pipes, and waits
+        with suppress(BrokenPipeError), self._process:  # closes the pipes and waits for the process
             pass
 
 
 @contextmanager
 def artists() -> Iterator[Artists | None]:
-    """Processes for `save_all`: they get ready at once; None where none can be started."""
+    """Start the processes for `save_all` and close them at the end; None if they cannot start."""
     try:
         started = Artists()
     except OSError:
@@ -77,7 +77,7 @@ def save_all(
     artists: Artists | None = None,
     watch: Drawing | None = None,
 ) -> dict[str, str]:
-    """Write the pictures of blocks to `folder`, in every format; by slug the SVG for a page."""
+    """Write the pictures of blocks to `folder` in every format; return the page's SVGs by slug."""
     pictures: dict[str, str] = {}
 
     def keep(drawn: Iterator[str], of: Sequence[Drawn]) -> None:
@@ -88,15 +88,15 @@ def save_all(
 
     if artists is not None:
         keep(artists.draw(blocks, folder), blocks)
-    left = blocks[len(pictures) :]  # drawn here, which also shows what was wrong
+    left = blocks[len(pictures) :]  # drawn in this process, which raises the error if there is one
     keep(map(_save, left, repeat(folder)), left)
     return pictures
 
 
 def serve() -> None:
-    """What the process of `Artists` does: draw what it is sent, until there is nobody to ask."""
+    """The main loop of the `Artists` process: draw the blocks it receives until the pipe closes."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what anybody prints is no answer
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # so that prints do not mix with answers
     import multiprocessing
     from concurrent.futures import ProcessPoolExecutor
     from importlib import import_module
@@ -106,7 +106,7 @@ def serve() -> None:
         *map("matplotlib.backends.backend_{}".format, ("pdf", "svg")),
     ):
         import_module(name)
-    with suppress(Exception):  # who asked draws the rest, and finds out what is wrong
+    with suppress(Exception):  # the caller draws the rest, and gets the error there
         while True:
             blocks, folder = pickle.load(sys.stdin.buffer)
             with ProcessPoolExecutor(mp_context=multiprocessing.get_context("fork")) as processes:
@@ -116,6 +116,6 @@ def serve() -> None:
 
 
 def _save(block: Drawn, folder: Path) -> str:
-    from fedlens.report import draw  # here, since the process that asks needs no matplotlib
+    from fedlens.report import draw  # imported here, since the caller needs no matplotlib
 
     return draw.save(block, folder)

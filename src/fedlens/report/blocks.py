@@ -1,7 +1,7 @@
-"""What a page is made of: plain values that say what to show, not how it is drawn.
+"""The blocks of a page: plain values that define what is shown, not how it is drawn.
 
 `fedlens.report.page.render_page` makes a page of blocks; `fedlens.report.draw` draws one for print.
-A value that is None or not finite is a gap.
+A value that is None or not finite is drawn as a gap.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ from fedlens.runs.records import is_number
 
 Values = Sequence[float | None]
 Sheet = tuple[list[str], list[list[Cell]]]
-"""A header and rows: the data behind a block, as its csv file has them."""
+"""A header and rows: the data of a block, as written to its csv file."""
 
 Image = np.ndarray[Any, np.dtype[np.uint8]]  # [H, W] gray or [H, W, 3] colour, 0 to 255
 
 Style = Literal["solid", "dashed", "dotted"]
 
-MOST_POINTS = 2000  # of a line that is drawn; its csv has them all
+MOST_POINTS = 2000  # points of a line that are drawn at most; the csv file has all
 
 
 @dataclass(frozen=True, kw_only=True)
 class Block(ABC):
-    """One thing on a page."""
+    """One element of a page."""
 
     title: str
     caption: str = ""  # what it shows
-    alt: str = ""  # the same in words, for whoever cannot see it; without it, words are found
-    name: str = ""  # of its files; without it, the title in small letters
+    alt: str = ""  # the text alternative for readers who cannot see it; default: `words()`
+    name: str = ""  # the name of its files; default: the title in lower case
 
     @abstractmethod
     def sheet(self) -> Sheet:
-        """The data behind it."""
+        """The data of the block."""
 
     @abstractmethod
     def words(self) -> str:
-        """What there is to see, in a sentence or two."""
+        """What the block shows, in a sentence or two."""
 
     def retitled(self, title: str) -> Self:
-        """The same under another title, which names its files too."""
+        """The same block with another title, which also becomes the name of its files."""
         return replace(self, title=title, name="")
 
     @property
@@ -57,7 +57,7 @@ class Block(ABC):
 
 @dataclass(frozen=True)
 class Line:
-    """A curve. Lines of one name have one colour and are switched on and off together."""
+    """A curve. Lines with the same name share a colour, and are shown and hidden together."""
 
     name: str
     x: Sequence[float]
@@ -65,13 +65,13 @@ class Line:
     low: Values | None = None  # the band around it
     high: Values | None = None
     style: Style = "solid"
-    note: str = ""  # stands after the name in the legend
-    ring: tuple[float, float] | None = None  # a point worth a mark: the best round
-    place: int | None = None  # of its colour and marker; without it, names take them in turn
-    off: bool = False  # not drawn until somebody clicks its name on the page
+    note: str = ""  # written after the name in the legend
+    ring: tuple[float, float] | None = None  # a point to mark: the best round
+    place: int | None = None  # index of its colour and marker; default: by order of names
+    off: bool = False  # hidden until a click on its name in the page
 
     def thinned(self) -> Line:
-        """Every k-th of its points and the last, so that at most `MOST_POINTS` are left."""
+        """The line with every k-th of its points and the last: at most `MOST_POINTS`."""
         if len(self.x) <= MOST_POINTS:
             return self
         kept = [*range(0, len(self.x) - 1, _step(len(self.x))), len(self.x) - 1]
@@ -89,7 +89,7 @@ def _step(num_points: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Curves(Block):
-    """Lines over rounds, or over anything else. On a page they can be zoomed and switched off."""
+    """Lines over rounds or another quantity. On a page they can be zoomed and hidden."""
 
     lines: Sequence[Line]
     x_label: str = "round"
@@ -97,12 +97,12 @@ class Curves(Block):
     percent: bool = False  # y is a fraction, and is written as a percentage
     log_x: bool = False
     log_y: bool = False
-    styles: Mapping[Style, str] = field(default_factory=dict)  # what broken lines mean
-    levels: Sequence[tuple[str, float]] = ()  # heights to compare with, each with its name
-    most_bands: int = 6  # names whose bands can be told apart: of more, none is drawn
+    styles: Mapping[Style, str] = field(default_factory=dict)  # the meaning of each line style
+    levels: Sequence[tuple[str, float]] = ()  # named horizontal lines to compare with
+    most_bands: int = 6  # with more names than this, no bands are drawn: they would overlap
 
     def thinned(self) -> Curves:
-        """The same with as many points as can be seen, and the rule by which they were kept."""
+        """The block with thinned lines; its caption then says which points were kept."""
         longest = max((len(line.x) for line in self.lines), default=0)
         if longest <= MOST_POINTS:
             return self
@@ -144,20 +144,20 @@ class Series:
 
     name: str
     heights: Values
-    errors: Values | None = None  # half the length of an error bar
-    hollow: bool = False  # published numbers, beside ours
+    errors: Values | None = None  # half the length of each error bar
+    hollow: bool = False  # unfilled bars: published numbers, next to ours
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bars(Block):
-    """Bars in groups, their heights written beside them."""
+    """Bars in groups, with their heights as numbers."""
 
     groups: Sequence[str]
     series: Sequence[Series]
     y_label: str = ""
     percent: bool = False
-    digits: int = 1  # of percentages, after the point
-    dots: bool = False  # group i is line i of the curves, and has its colour
+    digits: int = 1  # decimals of percentages
+    dots: bool = False  # group i has the colour of line i of the curves
 
     def sheet(self) -> Sheet:
         rows: list[list[Cell]] = [
@@ -178,17 +178,17 @@ class Bars(Block):
         return f"Bar chart of {self.y_label or self.title}. {sentence(facts)}"
 
     def format(self, height: float | None) -> str:
-        """A height in words."""
+        """A height as text."""
         return format_number(height, self.percent, self.digits)
 
     def label(self, height: float) -> str:
-        """A height as it is written beside its bar."""
+        """A height as it is written next to its bar."""
         return format_label(height, self.percent, self.digits)
 
 
 @dataclass(frozen=True)
 class Marks:
-    """Values of one colour, one in each row, and between which two numbers each may really lie."""
+    """Values of one colour, one in each row, with the ends of their intervals."""
 
     name: str
     values: Values
@@ -198,15 +198,15 @@ class Marks:
 
 @dataclass(frozen=True, kw_only=True)
 class Intervals(Block):
-    """A dot for each value on a line from one end of its interval to the other, row by row."""
+    """Rows of values: each is a dot on a line that spans its interval."""
 
     rows: Sequence[str]
     series: Sequence[Marks]
     x_label: str = ""
     percent: bool = False
-    digits: int = 1  # after the point
-    zero: bool = False  # values are differences: a line stands at 0
-    faint: frozenset[int] = frozenset()  # rows that are grey, since they show nothing for sure
+    digits: int = 1  # decimals
+    zero: bool = False  # draw a line at 0, for values that are differences
+    faint: frozenset[int] = frozenset()  # rows drawn in grey, as not significant
 
     def sheet(self) -> Sheet:
         found: list[list[Cell]] = [
@@ -225,7 +225,7 @@ class Intervals(Block):
         return f"Values with intervals of {self.x_label or self.title}. {sentence(facts)}"
 
     def format(self, one: Marks, row: int) -> str:
-        """A value as it is written beside its dot."""
+        """A value and its interval as written in their row."""
         value, low, high = (self._number(side[row]) for side in (one.values, one.low, one.high))
         return value if NONE in (low, high) else f"{value} ({low} to {high})"
 
@@ -237,11 +237,11 @@ class Intervals(Block):
 
 @dataclass(frozen=True, kw_only=True)
 class Strip(Block):
-    """A dot for each value, group by group, and a stroke at each group's median, or mark."""
+    """A dot for each value, group by group, and a stroke at each group's median or mark."""
 
     groups: Sequence[tuple[str, Values]]
-    marks: Sequence[float] | None = None  # where each group has its stroke; what it is: `mark`
-    mark: str = "median"
+    marks: Sequence[float] | None = None  # the position of each group's stroke; default: medians
+    mark: str = "median"  # the name of what the stroke marks
     x_label: str = ""
     percent: bool = False
 
@@ -263,7 +263,7 @@ class Strip(Block):
         return f"Dots of {self.x_label or self.title}. {sentence(facts)}"
 
     def stroke(self, place: int) -> float:
-        """Where a group, which has values, has its stroke."""
+        """The position of the stroke of a group, which must have values."""
         if self.marks is not None:
             return self.marks[place]
         return statistics.median(sorted(x for x in self.groups[place][1] if is_number(x)))
@@ -271,7 +271,7 @@ class Strip(Block):
 
 @dataclass(frozen=True, kw_only=True)
 class Samples(Block):
-    """Images in rows, each row with its name: a few of every class."""
+    """Images in named rows, such as a few images of every class."""
 
     rows: Sequence[tuple[str, Sequence[Image]]]
 
@@ -290,14 +290,14 @@ class Samples(Block):
 
 @dataclass(frozen=True, kw_only=True)
 class Table(Block):
-    """Words and numbers in rows; a number is written as it is, so give strings where it matters."""
+    """A table of texts and numbers. Numbers get a default format; pass text to choose your own."""
 
     header: Sequence[str]
     rows: Sequence[Sequence[Cell]]
-    strong: frozenset[tuple[int, int]] = frozenset()  # (row, column) of the cells that stand out
-    published: frozenset[int] = frozenset()  # columns that are a paper's numbers, not ours
-    folded: bool = False  # away, until somebody asks
-    dots: int = 0  # this many first rows are the first lines of the curves: their colours in front
+    strong: frozenset[tuple[int, int]] = frozenset()  # (row, column) of the highlighted cells
+    published: frozenset[int] = frozenset()  # columns with a paper's numbers, not ours
+    folded: bool = False  # collapsed until a click
+    dots: int = 0  # row i, of this many first rows, shows the colour of line i of the curves
 
     def sheet(self) -> Sheet:
         return list(self.header), [list(row) for row in self.rows]
@@ -308,7 +308,7 @@ class Table(Block):
 
 @dataclass(frozen=True, kw_only=True)
 class Facts(Block):
-    """A few numbers side by side, each under its name: what a single run came to."""
+    """A few named numbers side by side: the results of a single run."""
 
     facts: Mapping[str, str]
 
@@ -321,7 +321,7 @@ class Facts(Block):
 
 @dataclass(frozen=True, kw_only=True)
 class Text(Block):
-    """A heading with paragraphs, or with what is shown as it is; it may be folded away."""
+    """A heading with paragraphs, or with preformatted text (`code`); it may be folded."""
 
     paragraphs: Sequence[str] = ()
     code: str = ""

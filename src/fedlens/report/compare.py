@@ -42,21 +42,21 @@ from fedlens.run_files import Folders, runs_in
 from fedlens.runs.budgets import rounds_to
 from fedlens.runs.records import PART_NAMES, Curve, Run, is_number, number, primary_part, read_all
 
-MOST_TASKS = 2  # that have all their pictures
-EASY = 0.9  # of the best final accuracy: the target where none is given
+MOST_TASKS = 2  # with more tasks than this, each has its accuracy curves alone
+EASY = 0.9  # share of the best final accuracy that is the target if none is given
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What a comparison came to."""
+    """The results of a comparison."""
 
     tasks: list[Task]
     pairs: list[Pair]
-    verdicts: list[str]  # is one better than another? In words, a pair each
-    summary: str  # the verdict if there is one pair, else how many of them can be told from chance
+    verdicts: list[str]  # for each pair, in words: is one better than the other?
+    summary: str  # the verdict if there is one pair, else how many differences are significant
     page: Path
     left_out: str = ""  # the runs that did not finish, if any
-    unequal: str = ""  # how many rounds runs had, if not all had as many
+    unequal: str = ""  # the numbers of rounds, if runs differ in them
 
 
 def compare(
@@ -69,10 +69,10 @@ def compare(
 ) -> Comparison:
     """Compare finished runs, and write the page to `out`/report.html.
 
-    Variants are told apart by the settings under `by` (as `algorithm`, or `local.lr,model`), or
-    have the names that `folders` gives them, if that is a table of run folders by name. Runs of
-    two variants are paired by seed, and `target` is the accuracy that costs are measured to.
-    Without `out` the page goes to `comparison` in the folder that the runs have in common.
+    Variants differ in the settings under `by` (such as `algorithm`, or `local.lr,model`). If
+    `folders` maps names to run folders, its keys are the variants instead. Runs of two variants
+    are paired by seed. The costs are those of reaching the accuracy `target`. Without `out` the
+    page goes to `comparison` in the folder that the runs have in common.
     """
     check_target(target, "target")
     called: dict[Path, str] = {}
@@ -108,7 +108,7 @@ def compare(
         *([Text(title="Not equally long", paragraphs=[unequal])] if unequal else ()),
         *_picture_of_differences(paired, measure),
         _results(found, paired, metric, measure),
-        *(_differences(paired, measure) if len(paired) > 1 else ()),  # one is told above
+        *(_differences(paired, measure) if len(paired) > 1 else ()),  # the summary has a single one
         *_pictures(found, part, metric, measure),
         *_to_target(found, metric, measure, target),
         *_ranks(found, metric, measure),
@@ -124,7 +124,7 @@ def compare(
 
 
 def _check_same_tests(task: Task) -> None:
-    """Refuse accuracies on other examples: their difference says nothing of the variants."""
+    """Raise if runs were tested on different examples: their accuracies are not comparable."""
     tested = [(run.manifest["test_data"], run) for group in task.variants for run in group.runs
               if "test_data" in run.manifest]  # fmt: skip
     for digest, run in tested:
@@ -161,7 +161,7 @@ def _unfinished(runs: Sequence[Run]) -> str:
 
 
 def _picture_of_differences(paired: Sequence[Pair], measure: str) -> Iterator[Intervals]:
-    """How far one variant is ahead of another, pair by pair: what may be chance is faint."""
+    """How far one variant is ahead of another, pair by pair; not significant ones are grey."""
     told = [(pair, *pair.ahead()) for pair in paired if pair.difference and pair.difference.n > 1]
     if not told:
         return
@@ -187,7 +187,7 @@ def _picture_of_differences(paired: Sequence[Pair], measure: str) -> Iterator[In
 
 
 def _results(found: Sequence[Task], paired: Sequence[Pair], metric: str, measure: str) -> Table:
-    """Means of variants: a row each, or a column each beside the tasks, if there are several."""
+    """Mean accuracies: a row for each variant; with several tasks a row for each task."""
     names = list(dict.fromkeys(group.name for task in found for group in task.variants))
     rows: list[list[Cell]] = []
     strong = set()
@@ -235,7 +235,7 @@ def _differences(paired: Sequence[Pair], measure: str) -> Iterator[Table]:
 
 
 def _without_empty(table: Table, name: str) -> Table:
-    """The table without a column in which nothing stands."""
+    """The table, without the column `name` if all its cells are empty."""
     column = table.header.index(name)
     if any(row[column] for row in table.rows):
         return table
@@ -245,7 +245,7 @@ def _without_empty(table: Table, name: str) -> Table:
 
 
 def _pictures(found: Sequence[Task], part: str, metric: str, measure: str) -> Iterator[Block]:
-    """Curves task by task: of accuracy alone where tasks are many, and then one picture of ends."""
+    """Curves of each task (accuracy alone if tasks are many), and bars of final accuracy."""
     many = len(found) > MOST_TASKS
     for task in found:
         of = f": {task.name}" if task.name else ""
@@ -291,7 +291,7 @@ def _ends(found: Sequence[Task], metric: str, measure: str) -> Bars:
 
 
 def _reference(task: Task) -> Group:
-    """What others are measured against: FedAvg if it is there, else the first."""
+    """The variant that the others are compared with: FedAvg if there is one, else the first."""
     plain = (group for group in task.variants if group.settings.get("algorithm") == "fedavg")
     return next(plain, task.variants[0])
 
@@ -315,7 +315,7 @@ def _difference_lines(task: Task, metric: str) -> Iterator[Line]:
 
 
 def _minus(one: Curve, other: Curve) -> dict[int, float]:
-    """By round that both have: how far one is above the other."""
+    """The difference `one` minus `other`, for each round that both have."""
     there = dict(zip(*other, strict=True))
     found = {
         round: value - there[round] for round, value in zip(*one, strict=True) if round in there

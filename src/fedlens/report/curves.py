@@ -1,4 +1,4 @@
-"""The curves of runs: how accuracy and loss went by rounds, and what accuracy cost."""
+"""The curves of runs: accuracy and loss by round, and accuracy by its costs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STYLES: dict[str, Style] = {"test": "solid", "validation": "dotted", "train": "d
 
 
 def curve_blocks(groups: Sequence[Group], part: str) -> Iterator[Block]:
-    """How accuracy, relative accuracy and loss went, round by round, where they were recorded."""
+    """Curves of accuracy, relative accuracy and loss by round, where they were recorded."""
     yield from _curves(groups, "accuracy", part)
     metric = "relative_accuracy"
     if any(run.has(metric) for one in groups for run in one.runs):
@@ -71,7 +71,7 @@ def _curves(groups: Sequence[Group], measure: str, part: str) -> Iterator[Curves
 
 
 def measure_blocks(groups: Sequence[Group]) -> Iterator[Block]:
-    """What algorithms measure of themselves, and metrics that were asked for, round by round."""
+    """Curves of the algorithms' own measures and of requested metrics, by round."""
     runs = [run for one in groups for run in one.runs]
     known = {*OF_ROUND, *OF_MODEL}
     asked = dict.fromkeys(
@@ -93,7 +93,7 @@ def measure_blocks(groups: Sequence[Group]) -> Iterator[Block]:
 
 
 def _annotated(one: Group, metric: str, percent: bool) -> Line:
-    """A group's curve with its best round, and how it ended if it did not finish."""
+    """A group's curve with its best round, and the status of runs that did not finish."""
     line, best = curve(one, metric), best_round(one, metric)
     words = []
     if best is not None:
@@ -103,7 +103,7 @@ def _annotated(one: Group, metric: str, percent: bool) -> Line:
 
 
 def cost_blocks(groups: Sequence[Group], part: str) -> Iterator[Curves]:
-    """What accuracy cost: bytes on the way, and seconds of training; only to compare."""
+    """Accuracy against bytes sent and against seconds of training, if there are several groups."""
     if len(groups) < 2:
         return
     metric = f"{part}_accuracy"
@@ -112,7 +112,7 @@ def cost_blocks(groups: Sequence[Group], part: str) -> Iterator[Curves]:
         ("accuracy_by_seconds", ("seconds",), 1.0, "seconds"),
     ):
         lines = [line for one in groups if (line := _by_cost(one, metric, columns, unit)).x]
-        alike = len({tuple(line.x) for line in lines}) == 1  # no more is told than by rounds
+        alike = len({tuple(line.x) for line in lines}) == 1  # equal costs: same as by rounds
         if len(lines) > 1 and not alike:
             spent = (
                 "sent up and down by all clients" if unit > 1 else "of training, evaluation apart"
@@ -130,7 +130,7 @@ def cost_blocks(groups: Sequence[Group], part: str) -> Iterator[Curves]:
 
 
 def _by_cost(one: Group, metric: str, columns: Sequence[str], unit: float) -> Line:
-    """Means over repeats, of cost and of accuracy, in the rounds that all of them recorded."""
+    """Mean cost and mean accuracy over repeats, for the rounds that all of them recorded."""
     curves = [_spent(run, metric, columns) for run in one.runs if run.has(metric)]
     rounds = sorted(set.intersection(*map(set, curves))) if curves else []
     if not any(sum(number(row.get(name)) or 0.0 for name in columns) for row in one.runs[0].rounds):
@@ -142,7 +142,7 @@ def _by_cost(one: Group, metric: str, columns: Sequence[str], unit: float) -> Li
 
 
 def _spent(run: Run, metric: str, columns: Sequence[str]) -> dict[int, tuple[float, float]]:
-    """By round that has the metric: what was spent until then, and the metric."""
+    """For each round with the metric: the cumulative cost and the metric."""
     costs = [sum(number(row.get(name)) or 0.0 for name in columns) for row in run.rounds]
     return {
         row["round"]: (spent, value)

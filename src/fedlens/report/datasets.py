@@ -1,4 +1,4 @@
-"""Which data runs are on: what they are called, and whether they are the same."""
+"""The data sets of runs: their names, and whether they are the same."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 from fedlens.report.groups import differing, written
 from fedlens.runs.records import Run, settings, told_apart
 
-MOST = 5  # data sets that a sentence names
+MOST = 5  # data sets that a sentence names at most
 
 
 def data_names(runs: Sequence[Run]) -> list[str]:
-    """What the data of each run are called: by name and path, and by the options that differ."""
+    """The name of each run's data set: its name and path, and the options that differ."""
     sets = [_name_and_path(run) for run in runs]
     paths = list(dict.fromkeys(path for _, path in sets if path))
     short = dict(zip(paths, told_apart([Path(path) for path in paths]), strict=True))
@@ -33,9 +33,9 @@ def data_names(runs: Sequence[Run]) -> list[str]:
 
 
 def different_data(runs: Sequence[Run]) -> str:
-    """That runs are on different data, if so: then the higher accuracy need not be the better."""
+    """A warning if runs are on different data, since accuracies do not compare then; else empty."""
     sets, prints = {_name_and_path(run) for run in runs}, {run.manifest.get("data") for run in runs}
-    moved = len(prints) == 1 and None not in prints  # the same images, in several places
+    moved = len(prints) == 1 and None not in prints  # the same images at several paths
     if len(sets) < 2 or moved:
         return ""
     names = list(dict.fromkeys(data_names(runs)))

@@ -1,6 +1,6 @@
-"""Blocks drawn with matplotlib, in one clean print style: PNG, SVG and PDF.
+"""Draws blocks with matplotlib in one print style, as PNG, SVG and PDF.
 
-The SVG that stands in a page leaves its colours to the page: `var(--run-0)`, `var(--grid)`, ...
+The SVG inside a page uses the page's colours: `var(--run-0)`, `var(--grid)`, ...
 """
 
 from __future__ import annotations
@@ -71,12 +71,12 @@ from fedlens.report.tables import columns_of
 from fedlens.report.tiles import tiles
 from fedlens.runs.records import is_number
 
-FEW_POINTS = 12  # of a line, each with its marker
-BESIDE = 22  # letters of names that fit beside bars
+FEW_POINTS = 12  # up to this many points of a line, each has a marker
+BESIDE = 22  # names up to this many characters fit beside their bars
 
 
 def save(block: Drawn, folder: Path, formats: Sequence[str] = FORMATS) -> str:
-    """Write a block's picture to `folder`, a file a format; the SVG for a page is returned."""
+    """Write a block's picture to `folder`, one file per format; return the SVG for a page."""
     drawn = pictures(block, {"svg", *formats})
     for kind in formats:
         write_atomically(folder / f"{block.slug}.{kind}", drawn[kind])
@@ -84,7 +84,7 @@ def save(block: Drawn, folder: Path, formats: Sequence[str] = FORMATS) -> str:
 
 
 def pictures(block: Drawn, formats: Sequence[str] | set[str] = FORMATS) -> dict[str, bytes]:
-    """The content of a file by format: png, svg, pdf. The same block gives the same bytes."""
+    """The file contents by format: png, svg, pdf. The same block gives the same bytes."""
     no_date = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
     with print_look(), any_script():
         figure = _figure(block)
@@ -173,7 +173,7 @@ def _line(axes: Axes, line: Line, place: int, banded: bool) -> None:
         linestyle=DASHES[line.style],
         marker=MARKERS[place % len(MARKERS)] if solid or len(ys) == 1 else "",
         markersize=4,
-        # All of a few; of many some, where those of the lines before are not.
+        # Few points: all have markers. Many: some have, shifted so that lines' markers differ.
         markevery=1 if len(ys) <= FEW_POINTS else (min(2 * place, len(ys) - 1), len(ys) // 6),
         **strokes(line.style),
     )
@@ -211,7 +211,7 @@ def _scale(axes: Axes, block: Curves) -> None:
 
 
 def _keep_to_shares(axes: Axes, block: Curves) -> None:
-    """No axis of accuracies goes beyond 100%, though a band may: page.js has the same rule."""
+    """Limit an axis of shares to 0% to 100%, even if a band goes beyond; page.js does the same."""
     ys = [y for line in block.lines for y in line.y if is_number(y)]
     ys += [height for _, height in block.levels]
     if ys and min(ys) >= 0 and max(ys) <= 1:
@@ -223,7 +223,7 @@ def _keep_to_shares(axes: Axes, block: Curves) -> None:
 
 def _bars(block: Bars) -> Figure:
     longest = max(map(columns_of, block.groups), default=0)
-    beside = len(block.series) == 1 and longest <= BESIDE  # names stand beside the bars, else above
+    beside = len(block.series) == 1 and longest <= BESIDE  # names are beside the bars, else above
     tall, pad, named = (0.2, 0.04, 0.0) if beside else (0.24, 0.16, 0.2)  # inches
     step = named + tall * len(block.series) + pad
     key = 0 if len(block.series) == 1 else LINE * len(block.series) + 0.1
@@ -247,8 +247,8 @@ def _bars(block: Bars) -> Figure:
     steps = MaxNLocator(most, steps=[1, 2, 5, 10])
     ticks = steps.tick_values(min(ends), max(ends) or 1)
     if block.percent and min(ends) == 0 and 0.4 < max(heights, default=0.0) <= 1:
-        ticks = [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]  # so that the whole is seen, and a share of it
-    axes.set_xticks(ticks)  # none stands where only words are: no accuracy is 120%
+        ticks = [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]  # the axis goes up to 100%
+    axes.set_xticks(ticks)  # no tick where the axis only makes room for text: no 120%
     axes.spines["bottom"].set_bounds(ticks[0], ticks[-1])
     axes.set_xlim(ticks[0], max(ticks[-1], max(ends) * room))
     axes.set_yticks([])
@@ -270,7 +270,7 @@ def _bars(block: Bars) -> Figure:
 def _bar(
     axes: Axes, block: Bars, series: Series, place: int, at: float, tall: float, colour: str
 ) -> tuple[float, float]:
-    """One bar with its number; how far it reaches to the left and to the right."""
+    """Draw one bar with its number; return its left and right end, error bar included."""
     height, error = series.heights[place], series.errors[place] if series.errors else None
     if not is_number(height):
         write(axes, 0, at, format_number(None), right=5)
@@ -296,7 +296,7 @@ def _strip(block: Strip) -> Figure:
         write(axes, 0, g + 0.06, short(name, 48), xycoords=("axes fraction", "data"), va="top")
         if not xs:
             continue
-        spread = (np.arange(len(xs)) * 0.6180339887 % 1 - 0.5) * 0.36  # a jitter that is no chance
+        spread = (np.arange(len(xs)) * 0.6180339887 % 1 - 0.5) * 0.36  # a deterministic jitter
         size = float(np.clip(900 / len(xs), 2, 18))
         axes.scatter(xs, g + 0.7 + spread, s=size, color=colour_of(g), alpha=0.6, linewidths=0,
                      rasterized=len(xs) > 2000)  # fmt: skip
@@ -319,12 +319,12 @@ def _can_be_logarithmic(many: Sequence[Values]) -> bool:
 
 
 def for_page(svg: str, name: str) -> str:
-    """An SVG to stand inside HTML: no title, addresses or ids but its own, the page's colours."""
+    """An SVG to embed in HTML: without title, with unique ids and the page's colours."""
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
     svg = re.sub(rf'<g id="{TITLE}">.*?</g>', "", svg, count=1, flags=re.DOTALL)
     box = re.search(r'viewBox="0 0 (\S+) (\S+)"', svg)
     assert box is not None, "matplotlib writes the size of a figure so"
-    top = 72 * TOP - 8  # points: the title was there
+    top = 72 * TOP - 8  # points: the space of the removed title
     cut = f'viewBox="0 {top:g} {box[1]} {float(box[2]) - top:g}"'
     svg = re.sub(r"<svg [^>]*>", f"<svg {cut}>", svg, count=1)
     svg = svg.replace("xlink:href", "href")

@@ -1,4 +1,4 @@
-"""Blocks over two axes, drawn: shades with their colour bar, and contours."""
+"""Draws blocks with two axes: heat maps with their colour bar, and contours."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from fedlens.report.look import (
 from fedlens.report.numbers import format_label
 from fedlens.report.tables import columns_of
 
-MOST_CELLS = 1000  # in a row of a heat map that can still be seen
-MOST_NAMES = 40  # beside a heat map
-LONGEST_NAME = 24  # letters
-NUMBERED = 130  # cells that have room for their numbers
-BAR = 1.0  # inches: how long a colour bar is
+MOST_CELLS = 1000  # in a row of a heat map: more cannot be seen
+MOST_NAMES = 40  # up to this many rows or columns are labelled with their names
+LONGEST_NAME = 24  # characters
+NUMBERED = 130  # up to this many cells have room for their numbers
+BAR = 1.0  # inches: length of a colour bar
 
 
 def heat(block: Heat) -> Figure:
@@ -54,14 +54,14 @@ def heat(block: Heat) -> Figure:
     width = WIDTH - left - 0.16
     longest = _longest(columns)
     upright = shown_columns and longest * LETTERS > width / max(num_columns, 1)
-    named = 0.062 * longest if upright else 0.15  # inches: its letters are small
+    named = 0.062 * longest if upright else 0.15  # inches; these letters are small
     below = named + (0.78 if block.column_label else 0.56)
     figure, axes = sheet(block.title, min(max(0.2 * num_rows, 1.2), 4.5), below, left, 0.16)
     sound = values[np.isfinite(values)]
     low = 0.0 if block.shares or not sound.size else float(sound.min())
     high = float(sound.max()) if sound.size else 1.0
     depth = _depth(block, np.clip((values - low) / ((high - low) or 1.0), 0, 1))
-    ends = -0.5, len(columns) - 0.5, num_rows - 0.5, -0.5  # of all columns, also where few are seen
+    ends = -0.5, len(columns) - 0.5, num_rows - 0.5, -0.5  # counts columns before thinning
     axes.imshow(shades(depth), aspect="auto", interpolation="nearest", extent=ends)
     _ticks(axes.yaxis, rows, shown_rows)
     _ticks(axes.xaxis, columns, shown_columns, 90 if upright else 0)
@@ -86,12 +86,12 @@ def heat(block: Heat) -> Figure:
 
 
 def _longest(names: Sequence[str]) -> int:
-    """The letters of the longest of some names; wide ones are given no more room than others."""
+    """The width of the longest name in characters, at most `LONGEST_NAME`."""
     return min(max(map(columns_of, names), default=1), LONGEST_NAME)
 
 
 def _depth(block: Heat, share: Array) -> Array:  # [...] in 0..1, of the way from least to most
-    """How strong the colour is: small shares are stretched, and the least is not invisible."""
+    """The opacity of the colour: small shares are stretched; else the least stays visible."""
     depth: Array = np.sqrt(share) if block.shares else 0.06 + 0.94 * share
     return depth
 
@@ -105,7 +105,7 @@ def _ring(row: int, column: int) -> Any:
 
 
 def _colour_bar(figure: Figure, block: Heat, low: float, high: float) -> None:
-    """The shades from least to most at the lower right, with what they stand for."""
+    """Draw the colour bar at the lower right, with the least and the greatest value."""
     tall = figure.get_figheight()
     least, most = (format_label(value, block.percent) for value in (low, high))
     right, y = WIDTH - 0.16 - LETTERS * len(most) - 0.05, 0.14
@@ -128,10 +128,10 @@ def contours(block: Contours) -> Figure:
     if block.log_y:
         axes.set_yscale("log")
     measured = np.isfinite(z)
-    # Between points that are all in one row or column there is nothing to draw.
+    # Points that are all in one row or column have no contours.
     spans = min(measured.any(0).sum(), measured.any(1).sum()) >= 2
     if spans and sound.min() < sound.max():
-        # As many points in every band: where most are alike, the bands are narrow there.
+        # Quantiles as levels: each band has as many points, and is narrow where many are alike.
         levels = np.unique(np.quantile(sound, np.linspace(0, 1, 9)))
         depth = np.linspace(0.06, 1, len(levels) - 1)[:: -1 if block.lowest else 1]
         masked = np.ma.masked_invalid(z)
@@ -143,10 +143,10 @@ def contours(block: Contours) -> Figure:
     axes.scatter(xs[measured], ys[measured], s=5, linewidths=0, color=SOFT, **look)
     if len(sound) <= NUMBERED and max(z.shape) <= 10:
         ends = {min(block.x): "left", max(block.x): "right"}
-        halo = [withStroke(linewidth=2, foreground=PAPER)]  # they lie on any shade
+        halo = [withStroke(linewidth=2, foreground=PAPER)]  # readable on any shade
         for x, y, value in zip(xs[measured], ys[measured], sound, strict=True):
             words = format_label(float(value), block.percent)
-            above = -7 if y == max(block.y) else 7  # a page cuts off what is over the axes
+            above = -7 if y == max(block.y) else 7  # a page cuts off text above the axes
             axes.annotate(words, (x, y), (0, above), textcoords="offset points", va="center",
                           ha=ends.get(x, "center"), fontsize=7, color=INK, path_effects=halo,
                           **look)  # fmt: skip
@@ -180,7 +180,7 @@ def _ticks(axis: Any, names: Sequence[str], shown: bool, rotation: int = 0) -> N
 
 
 def _thinned(values: Array) -> Array:  # [rows, columns] -> [rows, MOST_CELLS]
-    """Means of neighbouring columns, where there are too many to see."""
+    """Means of neighbouring columns, for matrices with too many columns to see."""
     edges = np.linspace(0, values.shape[1], MOST_CELLS + 1).astype(np.int64)
     sums: Array = np.add.reduceat(values, edges[:-1], axis=1) / np.diff(edges)
     return sums

@@ -1,4 +1,4 @@
-"""Values with their intervals, drawn: a row each, and what they are beside it."""
+"""Draws values with their intervals: one row each, with the numbers at its right."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from fedlens.report.look import (
 )
 from fedlens.runs.records import is_number
 
-TALL, NAMED, APART = 0.2, 0.2, 0.12  # inches: a value, the name above, between two rows
+TALL, NAMED, APART = 0.2, 0.2, 0.12  # inches: height of a value, of a row's name, gap of rows
 
 
 def intervals(block: Intervals) -> Figure:
@@ -88,7 +88,7 @@ def _dot(place: int, colour: str = "") -> Line2D:
 
 
 def _within_bounds(axes: Axes, block: Intervals) -> None:
-    """No axis of shares goes beyond 100%, or below 0%."""
+    """Limit an axis of shares to 0% to 100%, plus a small margin."""
     ends = [x for one in block.series for side in (one.low, one.high, one.values) for x in side]
     sound = [x for x in ends if is_number(x)]
     low, high = axes.get_xlim()

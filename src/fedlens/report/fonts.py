@@ -1,4 +1,4 @@
-"""Installed fonts for letters that ours does not have, as names in Chinese or Korean need them."""
+"""Finds installed fonts for characters that our font lacks, such as Chinese or Korean ones."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import findfont, fontManager, get_font
 from matplotlib.text import Text
 
-NO_LETTERS = "Last Resort"  # matplotlib's own, which has a box for everything
+NO_LETTERS = "Last Resort"  # matplotlib's fallback font, which draws a box for every character
 
 
 def find_letters(figure: Figure) -> None:
-    """Have words drawn by other fonts, too, where the letters of theirs are not enough.
+    """Add fallback fonts to texts whose own font lacks some of their characters.
 
-    What no font has is a box. Fonts are looked for only if there are such words.
+    A character that no font has is drawn as a box. Fonts are searched only if one is missing.
     """
     for text in figure.findobj(Text):
         assert isinstance(text, Text)
@@ -30,7 +30,7 @@ def find_letters(figure: Figure) -> None:
 
 @cache
 def _families(letters: frozenset[str]) -> list[str]:
-    """A few families that have these letters, as far as there are any: first who has the most."""
+    """Font families that together cover these letters as far as possible, the best first."""
     files = {
         font.name: font.fname
         for font in sorted(fontManager.ttflist, key=lambda font: (font.name, font.fname))
@@ -49,8 +49,8 @@ def _families(letters: frozenset[str]) -> list[str]:
 
 @cache
 def _had(file: str, letters: frozenset[str]) -> frozenset[str]:
-    """Those of the letters that a font has."""
-    with suppress(OSError, RuntimeError):  # it is gone since matplotlib listed it, or damaged
+    """The subset of the letters that the font has."""
+    with suppress(OSError, RuntimeError):  # deleted since matplotlib listed it, or damaged
         font = get_font(file)
         return frozenset(letter for letter in letters if font.get_char_index(ord(letter)))
     return frozenset()

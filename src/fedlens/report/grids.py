@@ -1,4 +1,4 @@
-"""Blocks over two axes: shades, kinds and contours."""
+"""Blocks with two axes: heat maps, tiles and contours."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedlens.runs.records import is_number
 
 @dataclass(frozen=True, kw_only=True)
 class Heat(Block):
-    """A matrix as shades. `shares` go up from 0, small ones stretched; else from least to most."""
+    """A heat map: shades go from least to most, or with `shares` from 0, small values stretched."""
 
     values: Sequence[Values]  # row by row
     row_names: Sequence[str]
@@ -22,7 +22,7 @@ class Heat(Block):
     column_label: str = ""
     value_label: str = ""
     percent: bool = False
-    digits: int = 0  # behind the point, of percentages in cells
+    digits: int = 0  # decimals of percentages in cells
     shares: bool = False
     best: frozenset[tuple[int, int]] = frozenset()  # (row, column) of the cells with a frame
 
@@ -56,9 +56,9 @@ class Heat(Block):
 
 @dataclass(frozen=True, kw_only=True)
 class Tiles(Block):
-    """A matrix of kinds, a colour each; a cell that is None is empty."""
+    """A matrix whose cells are categories (kinds), one colour each; a cell of None is empty."""
 
-    kinds: Sequence[str]  # whose places are their colours
+    kinds: Sequence[str]  # kind i has colour i
     values: Sequence[Sequence[str | None]]  # row by row
     row_names: Sequence[str]
     column_names: Sequence[str]
@@ -81,7 +81,7 @@ class Tiles(Block):
         return f"Tiles of {size} columns{_of(self.column_label)}. {sentence(facts)}"
 
     def counts(self) -> dict[str, int]:
-        """How many cells there are of each kind that there is."""
+        """The number of cells of each kind that occurs."""
         found = Counter(kind for row in self.values for kind in row if kind is not None)
         return {kind: found[kind] for kind in self.kinds if found[kind]}
 
@@ -98,9 +98,9 @@ class Contours(Block):
     z_label: str = "z"
     log_x: bool = False
     log_y: bool = False
-    x_names: Sequence[str] = ()  # in the place of numbers, where x are places
+    x_names: Sequence[str] = ()  # written instead of the numbers x, which are then positions
     percent: bool = False
-    lowest: bool = False  # the best is the lowest, as of a loss
+    lowest: bool = False  # the best is the lowest, as for a loss
 
     def sheet(self) -> Sheet:
         names: Sequence[Cell] = self.x_names or self.x

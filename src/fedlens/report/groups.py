@@ -1,4 +1,4 @@
-"""Repeats: runs that differ in nothing but their seeds, and what they come to together."""
+"""Groups of repeats: runs that differ in nothing but their seeds, and their joint results."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from fedlens.runs.records import PART_NAMES, Run, is_number, primary_part, setti
 SEEDS = ("seed", "clients.seed")
 
 
-MANY = 8  # groups: from more than these on, pictures show the best
+MANY = 8  # with more groups than this, pictures show the best ones
 
 
 @dataclass(frozen=True)
 class Group:
-    """One experiment: a run, or several of different seeds."""
+    """One experiment: a run, or several runs with different seeds."""
 
     name: str
     runs: tuple[Run, ...]
     settings: dict[str, Any]  # dotted keys, without the seeds
 
     def values(self, of: Callable[[Run], float | None]) -> list[float]:
-        """One number a run, of those that have it."""
+        """The value of `of` for each run where it is not None."""
         return [value for run in self.runs if (value := of(run)) is not None]
 
     @property
     def is_sound(self) -> bool:
-        """Whether all of its runs finished: of others no number can be the best."""
+        """Whether all runs finished; other groups are never called the best."""
         return all(run.status == "finished" for run in self.runs)
 
     def finals(self, metric: str) -> list[float]:
@@ -42,9 +42,9 @@ class Group:
 
 
 def group(runs: Sequence[Run]) -> list[Group]:
-    """Runs by experiment, in the order they come. A repeat must have a seed of its own.
+    """Group runs by experiment, in the given order.
 
-    Where an experiment was run twice with one seed, its runs stay by themselves.
+    If two runs of an experiment have the same seed, each of its runs is a group of one.
     """
     together: dict[str, list[Run]] = {}
     for run in runs:
@@ -67,7 +67,7 @@ def group(runs: Sequence[Run]) -> list[Group]:
 
 
 def best_first(groups: Sequence[Group], metric: str) -> list[Group]:
-    """Groups by how well they ended, where they are many; else as they come."""
+    """The groups: if there are more than `MANY`, sorted by final value, else in the given order."""
     if len(groups) <= MANY:
         return list(groups)
     ends = {id(one): fmean(found) if (found := one.finals(metric)) else -1.0 for one in groups}
@@ -75,15 +75,15 @@ def best_first(groups: Sequence[Group], metric: str) -> list[Group]:
 
 
 def seed_of(run: Run) -> tuple[Any, ...]:
-    """What tells a run from its repeats."""
+    """The seeds of a run, which distinguish it from its repeats."""
     flat = settings(run.experiment)
     return tuple(flat.get(key) for key in SEEDS)
 
 
 def names_by_difference(many: Sequence[dict[str, Any]]) -> list[str]:
-    """A name for each of several experiments: its algorithm, and what else sets it apart.
+    """A name for each experiment: its algorithm, and the other settings that differ.
 
-    An algorithm's own numbers are named only if another experiment has it with other numbers.
+    Options of an algorithm are named only if experiments with that algorithm differ in them.
     """
     by_algorithm: dict[str, list[dict[str, Any]]] = {}
     for flat in many:
@@ -111,16 +111,16 @@ def differing(many: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def written(value: Any) -> str:
-    """A setting as it stands in a table."""
+    """A setting as text, as it is written in a table."""
     if value is None:
         return NONE
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def curve(one: Group, metric: str, style: Style = "solid") -> Line:
-    """A metric by round: that of the run, or the mean over repeats with a band of ± one std.
+    """A metric by round: of the single run, or the mean over repeats with a band of ± one std.
 
-    Repeats are averaged over the rounds that all of them recorded.
+    The mean has the rounds that all repeats recorded.
     """
     curves = [dict(zip(*run.curve(metric), strict=True)) for run in one.runs if run.has(metric)]
     if not curves:
@@ -140,13 +140,13 @@ def curve(one: Group, metric: str, style: Style = "solid") -> Line:
 
 
 def off_if_many(lines: Sequence[Line]) -> list[Line]:
-    """Lines of which only those of the first `MANY` names are drawn until somebody asks."""
+    """The lines; those after the first `MANY` names are hidden until a click on their name."""
     names = list(dict.fromkeys(line.name for line in lines))
     return [replace(line, off=names.index(line.name) >= MANY) for line in lines]
 
 
 def mean_and_std(values: Sequence[float], percent: bool = False) -> str:
-    """A number as a table has it: the mean, and ± the sample's std if there are several."""
+    """The mean as text, followed by ± the sample standard deviation if there are several values."""
     if not values:
         return NONE
     mean = format_number(fmean(values), percent)
@@ -154,7 +154,7 @@ def mean_and_std(values: Sequence[float], percent: bool = False) -> str:
 
 
 def best_round(one: Group, metric: str) -> tuple[float, float] | None:
-    """Where the curve of a group is best, as x and y."""
+    """The best point of a group's curve: its round and value."""
     if len(one.runs) == 1:
         single = one.runs[0].best(metric)
         return None if single is None else (single[1], single[0])
@@ -169,10 +169,10 @@ def _without_seeds(run: Run) -> dict[str, Any]:
 
 
 def means(runs: Sequence[Run]) -> tuple[list[str], list[list[str]], list[str]] | None:
-    """Accuracies over seeds as a table, header and rows, the best first, and which that is.
+    """A table of mean accuracies over seeds, sorted: header, rows, and the best in words.
 
-    Of several data sets, the best on each that has several experiments: accuracies on different
-    images cannot be compared. None, where there is one experiment, or no accuracy.
+    With several data sets, there is one best for each data set with several experiments, since
+    accuracies on different images cannot be compared. None if fewer than two have an accuracy.
     """
     metric = f"{primary_part(runs)}_accuracy"
     scored = [(fmean(values), one) for one in group(runs) if (values := one.finals(metric))]
@@ -201,6 +201,6 @@ def means(runs: Sequence[Run]) -> tuple[list[str], list[list[str]], list[str]] |
 
 
 def _data_of(one: Group) -> str:
-    """What tells the images that a group was evaluated on from those of others."""
+    """An identifier of the images that a group was evaluated on."""
     digest = one.runs[0].manifest.get("test_data")
     return digest if isinstance(digest, str) else written(one.settings.get("dataset"))

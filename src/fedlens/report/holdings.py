@@ -1,4 +1,4 @@
-"""Blocks about clients and classes: who holds what, and how well each is served."""
+"""Blocks about clients and classes: the data of each client, and accuracy for each of them."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from fedlens.runs.records import Run, is_number, number, settings
 
 Array = np.ndarray[Any, Any]
 
-MANY = 60  # clients or classes: more than these have no room for a bubble, or a name, each
-UNLIKE = 0.5  # the EMD from which clients are told apart by their main class
-MOST_PICTURES = 4  # of partitions, or of confusions, on one page
+MANY = 60  # more clients or classes than this have no room for a bubble or a name each
+UNLIKE = 0.5  # from this EMD on, many clients are ordered by their main class
+MOST_PICTURES = 4  # of partitions, or of confusion matrices, on one page
 
 
 def partition_blocks(groups: Sequence[Group]) -> Iterator[Block]:
-    """Who holds what: a picture for each way of dealing, and the EMD of each client.
+    """A heat map of each kind of partition, and the EMD of each client.
 
-    Splits that differ in their seeds alone are one way of dealing: the first of them is drawn.
+    Splits that differ in their seeds alone are one kind of partition: the first of them is drawn.
     """
     found: dict[tuple[str, str], tuple[str, Run, Array]] = {}  # by data set and split
     runs = [run for one in groups for run in one.runs]
@@ -69,7 +69,7 @@ def partition_blocks(groups: Sequence[Group]) -> Iterator[Block]:
 
 
 def _dealing(run: Run, of: str, num_clients: int) -> str:
-    """How the examples `of` a data set were dealt, in words: the partition with its numbers."""
+    """The data set `of`, its partition with its options, and the number of clients, in words."""
     flat = settings(run.experiment)
     inner = "clients.partition."
     numbers = [f"{k.removeprefix(inner)} {written(v)}" for k, v in flat.items() if inner in k]
@@ -78,7 +78,7 @@ def _dealing(run: Run, of: str, num_clients: int) -> str:
 
 
 def _split_name(way: str, run: Run, num_ways: int, num_splits: int) -> str:
-    """What sets a split apart from the others of a page."""
+    """A name for a split that distinguishes it from the others of a page."""
     flat = settings(run.experiment)
     seed = f"seed {written(flat.get('clients.seed', flat.get('seed', 0)))}"
     if num_ways > 1:
@@ -92,14 +92,14 @@ def partition_heat(
     title: str,
     clients: Sequence[str] | None = None,
 ) -> Heat:
-    """Which share of its examples each client has in each class."""
+    """A heat map of the share of each client's examples in each class."""
     num_clients, distance = len(counts), emd(counts)
     order, ordered = np.arange(num_clients), num_clients > MANY and distance >= UNLIKE
     if ordered:
         order = by_main_class(counts)
     shares = (counts / np.maximum(counts.sum(1, keepdims=True), 1))[order]  # [K, L]
     names = [clients[k] if clients else str(k) for k in order.tolist()]
-    across = clients is None or num_clients > MANY // 3  # else names stand better in front of rows
+    across = clients is None or num_clients > MANY // 3  # a few named clients are rows instead
     label = "clients, ordered by their main class" if ordered else "client"
     sizes = counts.sum(1)
     least, most = sizes.min(), sizes.max()
@@ -121,13 +121,13 @@ def partition_heat(
 
 
 def by_main_class(counts: Array) -> Array:  # [K, L] -> [K]
-    """The clients by the class they hold most of, those with the largest share of it first."""
+    """Client indices sorted by main class, and within a class by its share, largest first."""
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     return np.lexsort((-shares.max(1), shares.argmax(1)))
 
 
 def class_blocks(groups: Sequence[Group]) -> Iterator[Block]:
-    """Recall class by class, and what is taken for what, where runs recorded it at their end."""
+    """Recall by class and confusion matrices, for runs that recorded a confusion matrix."""
     shown = [(one, total) for one in groups if (total := _confusion(one)) is not None]
     named = [_classes(one.runs[0], len(total)) for one, total in shown]
     if not shown or any(classes != named[0] for classes in named):
@@ -163,7 +163,7 @@ def class_blocks(groups: Sequence[Group]) -> Iterator[Block]:
         )
     for one, total in shown if len(shown) <= MOST_PICTURES else shown[:1]:
         of = f": {one.name}" if len(shown) > 1 else ""
-        outside = total[:, -1].any()  # a model may have outputs that are no class
+        outside = total[:, -1].any()  # predictions of outputs that belong to no class
         counts = total if outside else total[:, :-1]
         yield Heat(
             title=f"Confusion{of}",
@@ -184,7 +184,7 @@ def _first_of(shown: Sequence[object]) -> str:
 
 
 def reliability_blocks(groups: Sequence[Group]) -> Iterator[Block]:
-    """How far the final model may be believed, where runs were asked for the metric `ece`."""
+    """Calibration curves of the final model, for runs with the metric `ece`."""
     lines = []
     for one in groups:
         table = one.runs[0].evaluation.get("reliability")
@@ -206,7 +206,7 @@ def reliability_blocks(groups: Sequence[Group]) -> Iterator[Block]:
 
 
 def client_blocks(groups: Sequence[Group]) -> Iterator[Block]:
-    """How accuracy is spread over clients, by round and at the end, where runs recorded it."""
+    """The spread of accuracy over clients, by round and at the end, where it was recorded."""
     lines = []
     for one in groups:
         run = one.runs[0]
@@ -228,7 +228,7 @@ def client_blocks(groups: Sequence[Group]) -> Iterator[Block]:
             y_label="accuracy on clients' own examples",
             percent=True,
             styles={"solid": "median client", "dashed": "tenth percentile"},
-            most_bands=2,  # each is nearly as tall as the picture
+            most_bands=2,  # each band is nearly as tall as the picture
         )
     yield from _client_tables(groups)
     if len(groups) == 1 and (told := _client_intervals(groups[0].runs[0])) is not None:
@@ -252,7 +252,7 @@ def client_blocks(groups: Sequence[Group]) -> Iterator[Block]:
 
 
 def _client_intervals(run: Run) -> Intervals | None:
-    """Clients by name, the worst first, if there are names and not too many."""
+    """Accuracies of named clients with intervals, the worst first; None if unnamed or too many."""
     names, tested = client_names(run), run.evaluation.get("client_tested")
     accuracy = run.evaluation.get("client_accuracy")
     if (
@@ -283,7 +283,7 @@ def _client_intervals(run: Run) -> Intervals | None:
 
 
 def _client_tables(groups: Sequence[Group]) -> Iterator[Table]:
-    """Clients one by one, where they have names."""
+    """A table of the clients of each group, if they have names."""
     for one in groups[:MOST_PICTURES]:
         rows = client_rows(one.runs[0])
         if rows and client_names(one.runs[0]):
@@ -310,7 +310,7 @@ def _confusions(one: Group) -> list[Array]:  # [L, L + 1] each
 
 
 def _class_sizes(one: Group) -> Array:  # [L]
-    """How many examples each class has: in a run, since repeats are tested on the same ones."""
+    """The number of test examples of each class: of one run if repeats have the same, else all."""
     sizes = [confusion.sum(1) for confusion in _confusions(one)]
     alike = all(np.array_equal(sizes[0], others) for others in sizes)
     total: Array = sizes[0] if alike else np.sum(sizes, axis=0)
@@ -340,7 +340,7 @@ def _classes(run: Run, num_classes: int) -> list[str]:
 
 
 def _matrix(value: Any) -> Array | None:
-    """A matrix of whole numbers, if that is what it is."""
+    """The value as a matrix of whole numbers, or None if it is not one."""
     if not isinstance(value, list) or not value or not all(isinstance(row, list) for row in value):
         return None
     if len({len(row) for row in value}) > 1 or not value[0]:

@@ -1,4 +1,4 @@
-"""The page about runs, served while they are running: it renews itself as they write."""
+"""Serves a live page about runs, which reloads itself when the runs write new records."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from fedlens.run_files import EVALUATION, ROUNDS, SUMMARY
 from fedlens.runs.records import read_all
 
 WRITTEN = (ROUNDS, SUMMARY, EVALUATION)
-LOOK_SECONDS = 0.5  # at least, between two looks at what the runs wrote
-LOOK_SHARE = 0.1  # of the time, at most, is for looking: the records may be long
-ASK_SECONDS = 10.0  # in which a request must be there, whole
-SEND_SECONDS = 60.0  # in which an answer must be taken
-BEAT_SECONDS = 15.0  # after which a silent connection is tried
+LOOK_SECONDS = 0.5  # minimum pause between two checks of the run folders
+LOOK_SHARE = 0.1  # share of the time spent reading at most: the records may be long
+ASK_SECONDS = 10.0  # time limit for a complete request
+SEND_SECONDS = 60.0  # time limit for sending an answer
+BEAT_SECONDS = 15.0  # a silent event stream gets a keep-alive line after this time
 
 
 class Live:
-    """Runs that may still be writing, as the last look found them."""
+    """The state of runs that may still be writing, as of the last `look`."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self.folders = folders
@@ -49,31 +49,31 @@ class Live:
         return all(run.status != "running" for run in self.runs)
 
     def look(self) -> None:
-        """Read the runs again if they wrote something."""
+        """Read the runs again if their files changed."""
         stamps = self._stamp()
         if stamps == self._stamps:
             return
-        with suppress(OSError, ValueError):  # a run is being replaced: what was read last stays
+        with suppress(OSError, ValueError):  # a run is being replaced: keep the last state
             self.runs, self._stamps = read_all(self.folders), stamps
             with self.changed:
                 self.version += 1
                 self.changed.notify_all()
 
     def wait(self, seen: int) -> int | None:
-        """The version after the one seen, or the same if nothing happens for long; None at last."""
+        """Wait up to `BEAT_SECONDS` for a version other than `seen`; None once this is closed."""
         with self.changed:
             self.changed.wait_for(lambda: self.version != seen or self.closed, BEAT_SECONDS)
             return None if self.closed else self.version
 
     def close(self) -> None:
-        """Let everybody go who waits."""
+        """Wake all waiting threads; `wait` then returns None."""
         with self.changed:
             self.closed = True
             self.changed.notify_all()
 
     def page(self) -> bytes:
-        """The page as of the last look: made once, for however many ask."""
-        with self._drawing:  # matplotlib's settings are everybody's, too
+        """The page as of the last `look`; each version is rendered once and cached."""
+        with self._drawing:  # matplotlib's settings are global, so drawing needs the lock as well
             runs, version = self.runs, self.version
             if self._page is None or self._page[0] != version:
                 blocks = distinct(run_blocks(runs))
@@ -82,7 +82,7 @@ class Live:
             return self._page[1]
 
     def _picture(self, block: Any) -> str:
-        """The SVG of a block; curves are left to the script, and the rest is drawn once."""
+        """The SVG of a block, cached while the block is equal; page.js draws curves itself."""
         from fedlens.report import draw
 
         if isinstance(block, Curves):
@@ -94,7 +94,7 @@ class Live:
         return kept[1]
 
     def _stamp(self) -> list[tuple[int, int] | bool]:
-        """What changes when a run writes, or is killed."""
+        """A value that changes when a run writes or is killed: locks, file times and sizes."""
         found: list[tuple[int, int] | bool] = [is_locked(folder) for folder in self.folders]
         for path in (folder / name for folder in self.folders for name in WRITTEN):
             with suppress(OSError):
@@ -105,10 +105,9 @@ class Live:
 
 @contextmanager
 def serving(folders: Sequence[Path], host: str = "127.0.0.1", port: int = 0) -> Iterator[str]:
-    """Serve the live page of runs while the block runs; its address. Port 0 is any that is free.
+    """Serve the live page of runs inside the `with` block; yield its URL. Port 0: any free port.
 
-    Where others than this machine can ask, the address holds a token, and without it nothing is
-    served.
+    If other machines can connect, the URL contains a random token, and requests without it fail.
     """
     live = Live(folders)
     home = "/" if _is_loopback(host) else f"/{secrets.token_urlsafe(16)}/"
@@ -149,26 +148,26 @@ def serving(folders: Sequence[Path], host: str = "127.0.0.1", port: int = 0) -> 
 
 
 class Server(ThreadingHTTPServer):
-    """A thread for each connection; those that are slow to ask are cut."""
+    """An HTTP server with a thread for each connection; it closes those with slow requests."""
 
     daemon_threads = True
     request_queue_size = 256
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
-        self.asking: dict[socket.socket, float] = {}  # and since when
+        self.asking: dict[socket.socket, float] = {}  # open requests, with their start time
         if ":" in address[0]:
             self.address_family = socket.AF_INET6
         super().__init__(address, handler)
 
     def cut_slow(self) -> None:
-        """End the connections whose request is still incomplete, however slowly it comes."""
+        """Close the connections whose request is incomplete after `ASK_SECONDS`."""
         for connection, since in list(self.asking.items()):
             if time.monotonic() - since > ASK_SECONDS:
                 with suppress(OSError):
                     connection.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, *_: Any) -> None:
-        """Say nothing: whoever asked has gone."""
+        """Print nothing: the client has disconnected."""
 
 
 def _handler(live: Live, host: str, home: str) -> type[BaseHTTPRequestHandler]:
@@ -187,17 +186,17 @@ def _handler(live: Live, host: str, home: str) -> type[BaseHTTPRequestHandler]:
         def do_GET(self) -> None:
             self.server.asking.pop(self.request, None)
             if _is_loopback(host) and not _is_loopback(_name(self.headers.get("Host", ""))):
-                self.send_error(403, "ask by the address of this machine")  # not by a foreign name
+                self.send_error(403, "ask by the address of this machine")  # against DNS rebinding
             elif hmac.compare_digest(self.path.encode(), home.encode()):
                 self._send_page()
             elif hmac.compare_digest(self.path.encode(), f"{home}events".encode()):
-                with suppress(OSError):  # whoever listened has gone
+                with suppress(OSError):  # the client has disconnected
                     self._send_events()
             else:
                 self.send_error(404)
 
         def log_message(self, format: str, *args: Any) -> None:
-            """Say nothing: the terminal is not for every request."""
+            """Print nothing: requests are not logged to the terminal."""
 
         def _send_page(self) -> None:
             content = live.page()
@@ -227,7 +226,7 @@ def _handler(live: Live, host: str, home: str) -> type[BaseHTTPRequestHandler]:
 
 
 def _name(header: str) -> str:
-    with suppress(ValueError):  # it is no name at all
+    with suppress(ValueError):  # not a valid host
         return urlsplit(f"//{header}").hostname or ""
     return ""
 

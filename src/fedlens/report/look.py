@@ -1,4 +1,4 @@
-"""How every figure looks: sizes, colours, letters."""
+"""The common style of all figures: sizes, colours, fonts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fedlens.runs.records import is_number
 Array = np.ndarray[Any, Any]
 
 INK, SOFT, GRID, PAPER, SHADE = "#1b1f24", "#5b6470", "#dfe3e8", "#fefefe", "#1f78b4"
-COLOURS = (  # told apart under every common colour blindness by the first four, and by markers
+COLOURS = (  # the first four differ under every common colour blindness; markers help with more
     "#0069b4",
     "#cf6f00",
     "#7b1846",
@@ -37,13 +37,13 @@ COLOURS = (  # told apart under every common colour blindness by the first four,
     "#7c8590",
     "#8f1fe8",
 )
-MARKERS = "osD^vPX"  # seven, so that line ten has the first colour with another marker
+MARKERS = "osD^vPX"  # 7 markers and 9 colours: line 10 has the first colour with another marker
 DASHES: dict[str, Any] = {"solid": "-", "dotted": (0, (1.2, 1.6)), "dashed": (0, (4.5, 2.2))}
 
 WIDTH, LEFT, RIGHT, TOP, BOTTOM = 4.2, 0.6, 0.58, 0.42, 0.52  # inches
-TITLE = "title"  # the id that its group has in an SVG
-LONGEST_TITLE = 46  # letters
-HEIGHT, LETTERS, LINE = 2.15, 0.072, 0.18  # of the axes; of a letter; of one line of a legend
+TITLE = "title"  # the id of the title's group in an SVG
+LONGEST_TITLE = 46  # characters
+HEIGHT, LETTERS, LINE = 2.15, 0.072, 0.18  # inches: axes' height, a letter's width, a legend line
 
 LOOK = {
     "figure.facecolor": PAPER,
@@ -94,13 +94,13 @@ def sheet(
 
 
 def headed(figure: Figure, title: str) -> None:
-    """The title over a figure. A page takes it off again, and has it as text: see `for_page`."""
+    """Write the title of a figure. `for_page` removes it, since a page has the title as text."""
     look: dict[str, Any] = {"fontsize": 10, "weight": "bold", "va": "center", "gid": TITLE}
     figure.text(0.12 / WIDTH, 1 - 0.2 / figure.get_figheight(), short(title, LONGEST_TITLE), **look)
 
 
 def shades(depth: Array) -> Array:  # [...] in 0..1 -> [..., 4]
-    """One colour at many strengths: it stands on white paper and on a dark page alike."""
+    """One colour at different opacities, so that it fits both white paper and a dark page."""
     strength = np.nan_to_num(depth, nan=0.0)[..., None]
     colour = np.broadcast_to(to_rgb(SHADE), (*np.shape(depth), 3))
     rgba: Array = np.concatenate([colour, strength], axis=-1)
@@ -108,7 +108,7 @@ def shades(depth: Array) -> Array:  # [...] in 0..1 -> [..., 4]
 
 
 def name_ends(axes: Axes, lasts: Sequence[tuple[float, str, str]]) -> None:
-    """The last values in the right margin, pushed apart where they would overlap."""
+    """Write the last values in the right margin, moved apart where they would overlap."""
     axes.autoscale_view()
     low, high = axes.get_window_extent().intervaly
     gap = axes.figure.dpi / 72 * 10.5
@@ -128,29 +128,29 @@ def name_ends(axes: Axes, lasts: Sequence[tuple[float, str, str]]) -> None:
 
 
 def line_mark(place: int, style: str) -> Line2D:
-    """A line as it stands in a legend."""
+    """A sample of a line, for a legend."""
     marker = MARKERS[place % len(MARKERS)] if style == "solid" else ""
     look: dict[str, Any] = {"linestyle": DASHES[style], "marker": marker, "markersize": 4}
     return Line2D([], [], color=colour_of(place), **strokes(style), **look)
 
 
 def strokes(style: str) -> dict[str, Any]:
-    """How heavy a line is, in a figure and in its legend."""
+    """The width and opacity of a line, in a figure and in its legend."""
     return (
         {"linewidth": 1.9, "alpha": 1.0} if style == "solid" else {"linewidth": 1.1, "alpha": 0.75}
     )
 
 
 def legend(figure: Figure, labels: Sequence[str], marks: Sequence[Line2D]) -> None:
-    """Names below a figure, each with its line or mark."""
-    # Named afterwards, since a legend leaves out a label that starts with "_".
+    """Draw the legend below a figure: names, each with its line or marker."""
+    # The names are set afterwards: matplotlib's legend leaves out labels that start with "_".
     drawn = figure.legend(marks, ["."] * len(labels), loc="lower left", borderaxespad=0.3)
     for text, label in zip(drawn.get_texts(), labels, strict=True):
         text.set_text(short(label, 52))
 
 
 def write(axes: Axes, x: float, y: float, text: str, right: float = 0, **look: Any) -> None:
-    """Words at a place of a panel, and this many points to the right of it."""
+    """Write text `right` points to the right of a position in a panel."""
     look = {"xycoords": "data", "fontsize": 8.5, "va": "center", "annotation_clip": False, **look}
     axes.annotate(text, (x, y), xytext=(right, 0), textcoords="offset points", **look)
 
@@ -160,10 +160,10 @@ def percent_tick(value: float, _: Any) -> str:
 
 
 def large_ticks(axis: Axis, most: int = 4) -> bool:
-    """Write numbers beside an axis as pages do if any is large, else leave them; whether one is.
+    """Format the tick labels of an axis with large numbers as pages do; return whether it did.
 
-    matplotlib would write 1.05, and 1e6 at the end of the axis. Below a panel there are fewer of
-    them, `most` steps, so that they do not run into each other.
+    matplotlib would write 1.05, and 1e6 at the end of the axis. An x axis gets at most `most` steps
+    so that its labels do not overlap.
     """
     if max(map(abs, axis.get_view_interval())) < LONG:
         return False
@@ -177,7 +177,7 @@ def large_ticks(axis: Axis, most: int = 4) -> bool:
 
 
 def keep_inside(axes: Axes) -> None:
-    """Make a panel narrower where numbers beside it would be cut off at the figure's edges."""
+    """Make a panel narrower if labels next to it would be cut off at the figure's edges."""
     panel, edge, point = axes.get_window_extent(), axes.figure.bbox.width, axes.figure.dpi / 72
     air, left, right = 3 * point, panel.x0, panel.x1
     sides = [axis.get_tightbbox(for_layout_only=True) for axis in (axes.xaxis, axes.yaxis)]
@@ -188,12 +188,12 @@ def keep_inside(axes: Axes) -> None:
             right = min(right, panel.x1 - (box.x1 - edge) - air)
     for text in axes.texts:
         if isinstance(text, Annotation) and (before := text.xyann[0] * point) > 0:
-            # It begins at a share of the panel's width, and is as long in a narrower one.
+            # Its start is a share of the panel's width; its length stays when the panel shrinks.
             box = text.get_window_extent()
             share, length = (box.x0 - before - panel.x0) / panel.width, before + box.width
             if share > 0 and left + share * (right - left) + length > edge + 0.5:
                 right = left + (edge - air - length - left) / share
-    right = max(right, left + panel.width / 4)  # whatever is beside it, something is seen
+    right = max(right, left + panel.width / 4)  # the panel keeps a quarter of its width
     if (left, right) != (panel.x0, panel.x1):
         place = axes.get_position()
         axes.set_position((left / edge, place.y0, (right - left) / edge, place.height))
@@ -209,16 +209,17 @@ def short(name: str, room: int) -> str:
 
 
 def shortened(names: Sequence[str], room: int) -> list[str]:
-    """Names that fit, and of which no two are alike unless they were before.
+    """The names cut to `room` characters; different names stay different.
 
-    The settings that all begin with are cut first, and then the middle. Where there are none, and
-    two are alike, whatever they share at their beginning is cut; what is alike still is numbered.
+    First the settings that all names begin with are cut, then the middle of a name. If no settings
+    are shared and two cut names are equal, the shared beginning is cut; names that are still equal
+    get numbers.
     """
     cut = [short(name, room) for name in names]
     if cut != list(names) and len(set(names)) > 1:
         unlike = (i for i, letters in enumerate(zip(*names, strict=False)) if len(set(letters)) > 1)
         shared = next(unlike, min(map(len, names)))
-        settings = names[0].rfind(", ", 0, shared) + 2  # that all of them begin with
+        settings = names[0].rfind(", ", 0, shared) + 2  # end of the settings that all begin with
         if settings > 1 or len(set(cut)) < len(set(names)):
             begin = settings if settings > 1 else shared
             cut = [short(f"…{name[begin:]}" if begin > 1 else name, room) for name in names]
@@ -233,18 +234,18 @@ def shortened(names: Sequence[str], room: int) -> list[str]:
 
 
 def floats(values: Iterable[Any]) -> list[float]:
-    """Numbers to draw: what is none is a gap."""
+    """The values as floats to draw; whatever is not a number becomes NaN, which is a gap."""
     return [float(y) if is_number(y) else math.nan for y in values]
 
 
 @contextmanager
 def any_script() -> Iterator[None]:
-    """Draw names in scripts that no font has as boxes, without a warning."""
+    """Silence matplotlib's warnings about characters that no font has: they become boxes."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")
         said = logging.getLogger("matplotlib.font_manager")
         level = said.level
-        said.setLevel(logging.ERROR)  # else it tells of each font that has no bold letters
+        said.setLevel(logging.ERROR)  # else it logs every font that has no bold style
         try:
             yield
         finally:
@@ -252,6 +253,6 @@ def any_script() -> Iterator[None]:
 
 
 def print_look() -> AbstractContextManager[None]:
-    """What matplotlib is told while a figure is drawn."""
+    """A context in which matplotlib has the style `LOOK`."""
     context: AbstractContextManager[None] = style.context(LOOK, after_reset=True)
     return context

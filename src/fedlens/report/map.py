@@ -23,15 +23,15 @@ COLOURS = (
     *("#1f6592", "#d1495b", "#2a9d8f", "#e9a03b", "#7b5ea7", "#5f8a3c", "#c06c9c", "#4aa3c7"),
     *("#9c6644", "#3d5a80", "#b5a52c", "#8c2f39"),
 )
-LEFT = "#c4c4c4"  # of examples that no client holds
+LEFT = "#c4c4c4"  # the colour of examples that no client holds
 WIDEST = 9.0  # inches
 
 
 def draw(lat: Array, lon: Array, holdings: Holdings, title: str, path: Path) -> Path:
     """Write the map of examples at `lat`, `lon` [N] degrees, held by S2 cells, as a PNG file.
 
-    A dot is an example and has the colour of its cell; the twelve colours come in turn.
-    Examples that no client holds are grey. The map shows where the examples are.
+    A dot is an example and has the colour of its cell; cells cycle through twelve colours.
+    Examples that no client holds are grey. The map shows only the area of the examples.
     """
     assert holdings.names is not None, "cells have tokens"
     placed = ~(np.isnan(lat) | np.isnan(lon))
@@ -48,7 +48,7 @@ def draw(lat: Array, lon: Array, holdings: Holdings, title: str, path: Path) -> 
     size = float(np.clip(12000 / max(held.sum(), 1), 0.8, 14))
     looks: dict[str, Any] = {"s": size, "linewidths": 0, "zorder": 3, "rasterized": True}
     axes.scatter(lon[nobody], lat[nobody], color=LEFT, **looks)
-    order = np.random.default_rng(0).permutation(np.flatnonzero(held))  # no cell on top of all
+    order = np.random.default_rng(0).permutation(np.flatnonzero(held))  # so no cell covers others
     colours = np.array(COLOURS)[owner[order] % len(COLOURS)]
     axes.scatter(lon[order], lat[order], c=colours, **looks)
 
@@ -90,7 +90,7 @@ def _compass(degrees: float, above: str, below: str) -> str:
 
 
 def _frame(lat: Array, lon: Array) -> tuple[float, float, float, float]:
-    """West, east, south and north of what is shown: all the points, and a margin."""
+    """West, east, south and north of the map: all points, and a margin."""
     if not len(lat):
         return -180, 180, -90, 90
     margin = max(0.05 * max(np.ptp(lon), np.ptp(lat)), 0.01)
@@ -108,7 +108,7 @@ def _draw_outlines(axes: Axes, tokens: tuple[str, ...]) -> None:
 
 
 def _lines(token: str) -> Iterator[Array]:
-    """The border of a cell, cut where it leaves the map at 180 degrees or at a pole."""
+    """The border of a cell, split where it crosses 180 degrees of longitude or a pole."""
     lat, lon = s2.outline(token)
     jumps = np.flatnonzero(np.abs(np.diff(lon)) > 90) + 1
     for part in np.split(np.stack([lon, lat], axis=1), jumps):

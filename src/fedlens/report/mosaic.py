@@ -1,4 +1,4 @@
-"""Images side by side, in rows with names."""
+"""Draws sample images side by side, in named rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GAP = 2  # pixels between images
 
 
 def mosaic(block: Samples) -> Figure:
-    """The rows as one picture, small images not smoothed."""
+    """The rows as one figure. Small images are enlarged without smoothing."""
     tall, wide = (
         max((image.shape[axis] for _, images in block.rows for image in images), default=1)
         for axis in (0, 1)

@@ -1,21 +1,21 @@
-"""Numbers as pages and tables write them."""
+"""Formats numbers for pages and tables."""
 
 from __future__ import annotations
 
 import math
 
 Cell = str | float | None
-"""What stands in a table: words, a number, or nothing."""
+"""The content of a table cell: text, a number, or nothing."""
 
 NONE = "–"
-"""Stands in a table where there is no number."""
+"""Written in a table where there is no number."""
 
 LONG, LARGE, HUGE = 1e4, 1e6, 1e12
-"""From here on axes have commas; labels are in millions; numbers have an exponent. See page.js."""
+"""Axes have commas from LONG on, labels millions from LARGE, exponents from HUGE. See page.js."""
 
 
 def format_number(value: Cell, percent: bool = False, digits: int = 1) -> str:
-    """A number as it is written on a page; `digits` are those of a percentage."""
+    """A number as it is written on a page; `digits` are the decimals of a percentage."""
     if value is None or isinstance(value, str):
         return NONE if value is None else value
     if not math.isfinite(value):
@@ -28,14 +28,14 @@ def format_number(value: Cell, percent: bool = False, digits: int = 1) -> str:
 
 
 def format_label(value: float | None, percent: bool = False, digits: int = 1) -> str:
-    """A number as it stands beside a line or a bar: a large one in millions, with six digits."""
+    """A number as written next to a line or a bar: a large one in millions, with six digits."""
     if value is None or percent or not LARGE <= abs(value) < HUGE:
         return format_number(value, percent, digits)
     return format_tick(float(f"{value:.6g}"))
 
 
 def format_tick(value: float) -> str:
-    """A number beside an axis, not rounded, as `tickLabel` in page.js writes it."""
+    """A tick label of an axis, not rounded, in the same format as `tickLabel` in page.js."""
     number = float(f"{value:.12g}")
     size = abs(number)
     if size < 1000 or size >= HUGE:
@@ -47,10 +47,10 @@ def format_tick(value: float) -> str:
 
 
 def format_place(x: float) -> str:
-    """Where on an axis something is, in words."""
+    """A position on an axis as text."""
     return f"{x:g}" if abs(x) < LARGE else format_number(x)
 
 
 def signed_points(difference: float) -> str:
-    """A difference of two shares in points, with its sign."""
+    """A difference of two shares in percentage points, with its sign."""
     return f"{100 * difference:+.2f}".replace("-", "−")

@@ -1,4 +1,4 @@
-"""Blocks about clients that fail: who did what in which round, and accuracy by virtual time."""
+"""Blocks about failing clients: the outcome of each in each round, accuracy by virtual time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedlens.report.groups import Group
 from fedlens.report.holdings import client_names
 from fedlens.runs.records import PART_NAMES, Run, is_number, number
 
-MOST_CLIENTS, MOST_ROUNDS = 200, 1000  # that can still be told apart
+MOST_CLIENTS, MOST_ROUNDS = 200, 1000  # more cannot be distinguished in a picture
 MOST_PICTURES = 4
 
 MEANINGS = {
@@ -34,7 +34,7 @@ MEANINGS = {
 
 
 def outcome_blocks(groups: Sequence[Group], part: str) -> Iterator[Block]:
-    """Where clients may fail: a strip of them by rounds, and accuracy against virtual time."""
+    """For runs with failures: outcomes by client and round, and accuracy by virtual time."""
     failing = [one for one in groups if any("failed" in row for row in _rounds(one.runs[0]))]
     for one in failing[:MOST_PICTURES]:
         of = f": {one.name}" if len(failing) > 1 else ""
@@ -66,7 +66,7 @@ def _by_clock(one: Group, metric: str) -> Line:
 
 
 def _rounds(run: Run) -> list[dict[str, Any]]:
-    """The records, and that of the round in which too few reported, if the run stopped there."""
+    """The records of a run, and that of the round where it stopped since too few reported."""
     stopped = run.summary.get("stopped_round")
     if not isinstance(stopped, dict) or not isinstance(stopped.get("round"), int):
         return run.rounds
@@ -103,7 +103,7 @@ def _strip(run: Run, title: str) -> Tiles:
 
 
 def _outcomes(row: dict[str, Any]) -> dict[int, str]:
-    """By client, as a record has it. One that failed and then reported has reported."""
+    """The outcome of each client in a record; one that failed and then reported has reported."""
     found: dict[int, str] = {}
     failed = row.get("failed")
     for name, clients in failed.items() if isinstance(failed, dict) else ():
@@ -117,7 +117,7 @@ def _outcomes(row: dict[str, Any]) -> dict[int, str]:
 
 
 def _thinned(values: Sequence[Any], most: int) -> list[Any]:
-    """Evenly spread ones, where there are too many."""
+    """At most `most` of the values, evenly spaced."""
     if len(values) <= most:
         return list(values)
     return [values[len(values) * i // most] for i in range(most)]

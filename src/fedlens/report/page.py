@@ -1,4 +1,4 @@
-"""One HTML page made of blocks, which needs nothing else, and its figures and data as files."""
+"""A self-contained HTML page made of blocks, and its figures and data as separate files."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 STATES = ("finished", "diverged", "invalid", "stopped", "interrupted", "running", "failed")
-OWN_NAME = re.compile("[a-z0-9_]+")  # of a figure: see `Block.slug`
-LONG = 6  # blocks of a page that has a list of its contents
-CROWDED = 8  # lines: from more than these on, a chart has the whole width
-MOST_ROWS = 100_000  # of the data behind curves in a page; a file beside it has all
-MOST_BYTES = 5_000_000  # of the data behind another block, which are else in that file alone
-NUMBER = re.compile(r"[+-]?\d[\d.,]*(e[+-]?\d+)?%?( ± \d[\d.,]*%?)?")  # as tables have them
+OWN_NAME = re.compile("[a-z0-9_]+")  # a file name that `Block.slug` can produce
+LONG = 6  # a page with at least this many visible blocks has a table of contents
+CROWDED = 8  # a chart with more lines than this takes the whole width
+MOST_ROWS = 100_000  # curves with more rows are thinned in the embedded csv; the csv file has all
+MOST_BYTES = 5_000_000  # a larger csv is not embedded in the page: the page links to the file
+NUMBER = re.compile(r"[+-]?\d[\d.,]*(e[+-]?\d+)?%?( ± \d[\d.,]*%?)?")  # as written in tables
 HERE = Path(__file__).parent
 
 
 @dataclass(frozen=True)
 class Shown:
-    """A block as a page has it."""
+    """A block with everything that the page template needs to show it."""
 
     block: Block
     slug: str
     alt: str
-    csv: str  # a data: address, or a file beside the page
+    csv: str  # a data: URL, or the path of a file next to the page
     svg: str = ""
-    chart: str = ""  # JSON, for the script
-    wide: bool = False  # over the whole width, rather than beside another
+    chart: str = ""  # JSON for page.js
+    wide: bool = False  # takes the whole width, not half of it
     cells: Sequence[Sequence[str]] = ()
     classes: Sequence[str] = ()
 
@@ -61,9 +61,9 @@ def render_page(
 ) -> Path:
     """Write the page of `blocks` to `out`/report.html, and return its path.
 
-    Its figures go to `out`/figures, as PNG, SVG and PDF, with the data behind each as csv; those
-    of an earlier page go. `watch` is called with the figures drawn and the figures in all; they are
-    drawn by other processes, the `artists`, or else here.
+    Its figures go to `out`/figures, as PNG, SVG and PDF, with the data of each as csv. Figures of
+    an earlier page in `out` are deleted. `watch` is called with the number of figures drawn and
+    their total. The worker processes of `artists` draw them; without it, this process does.
     """
     out, name = Path(out), "report.html"
     blocks = distinct(blocks)
@@ -76,7 +76,7 @@ def render_page(
                 write_atomically(out / "figures" / f"{one.slug}.csv", csv_of(one))
         page = html(title, summary, blocks, lambda block: pictures[block.slug])
         write_atomically(out / name, page.encode(errors="backslashreplace"))
-        if not (out / "figures").is_symlink():  # else they lie in a folder of somebody's own
+        if not (out / "figures").is_symlink():  # never delete files in a folder elsewhere
             for slug in earlier - {block.slug for block in blocks}:
                 for kind in (*FORMATS, "csv"):
                     (out / "figures" / f"{slug}.{kind}").unlink(missing_ok=True)
@@ -94,7 +94,7 @@ def html(
     picture: Callable[[Any], str],
     live: bool = False,
 ) -> str:
-    """The page itself. `picture` gives the SVG of a block that is drawn; a live page is renewed."""
+    """The HTML of the page. `picture` returns the SVG of a drawn block; a live page reloads."""
     sections: list[dict[str, Any]] = []
     for block in blocks:
         shown = _shown(block, picture(block) if is_drawn(block) else "", live)
@@ -130,9 +130,9 @@ def html(
 
 
 def _arranged(figures: Sequence[Shown], leads: bool) -> list[Shown]:
-    """Figures two by two; what leads the page, has many lines or finds no partner is wide."""
+    """Arrange figures in pairs. The first of the page, crowded and unpaired ones are wide."""
     wide = [(leads and i == 0) or _is_crowded(one.block) for i, one in enumerate(figures)]
-    waits = None  # the first of a pair
+    waits = None  # index of a figure that still needs a partner
     for i in range(len(figures)):
         if waits is None or wide[i]:
             if waits is not None:
@@ -150,7 +150,7 @@ def _is_crowded(block: Block) -> bool:
 
 
 def _contents(blocks: Sequence[Block]) -> list[tuple[str, str]]:
-    """Where to go on a long page: the address and the title of what is not folded away."""
+    """Table of contents of a long page: anchor and title of each block that is not folded."""
     found = [
         (one.slug, one.title)
         for one in blocks
@@ -161,7 +161,7 @@ def _contents(blocks: Sequence[Block]) -> list[tuple[str, str]]:
 
 @cache
 def _template() -> Template:
-    """Read once: a live page is made again and again."""
+    """The page template. Cached, since a live page is rendered many times."""
     import jinja2
 
     environment = jinja2.Environment(
@@ -176,9 +176,9 @@ def _template() -> Template:
 
 
 def _breakable(text: str) -> Markup:
-    """A name that goes on in the next line where a person would: `partition.` and `alpha`.
+    """A name with line breaks allowed between its words, as between `partition.` and `alpha`.
 
-    A number stays with what it is of: `lr=0.03,` and `seed=0`.
+    There is no break before a digit: `lr=0.03,` and `seed=0` stay whole.
     """
     from markupsafe import Markup, escape
 
@@ -186,7 +186,7 @@ def _breakable(text: str) -> Markup:
 
 
 def distinct(blocks: Sequence[Block]) -> list[Block]:
-    """The same blocks, each with a file name of its own."""
+    """The same blocks with unique file names."""
     seen: Counter[str] = Counter()
     named = []
     for block in blocks:
@@ -203,11 +203,11 @@ def csv_of(block: Block) -> bytes:
     header, rows = block.sheet()
     writer.writerow(map(_inert, header))
     writer.writerows([map(_inert, row) for row in rows])
-    return file.getvalue().encode(errors="backslashreplace")  # halves of characters, too
+    return file.getvalue().encode(errors="backslashreplace")  # text may hold lone surrogates
 
 
 def _inert(cell: Cell) -> Cell:
-    """A cell that no spreadsheet takes for a formula: text that looks like one gets a quote."""
+    """The cell, with a quote in front if a spreadsheet would read its text as a formula."""
     if isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r")):
         return cell if NUMBER.fullmatch(cell) else f"'{cell}"
     return cell
@@ -218,7 +218,7 @@ def _shown(block: Block, svg: str, live: bool) -> Shown:
     long = isinstance(block, Curves) and sum(len(line.x) for line in block.lines) > MOST_ROWS
     data = csv_of(thin if long else block)
     address = f"data:text/csv;base64,{base64.b64encode(data).decode()}"
-    if len(data) > MOST_BYTES and not live:  # no file lies beside a live page
+    if len(data) > MOST_BYTES and not live:  # a live page has no files next to it
         address = f"figures/{block.slug}.csv"
     block = _told_of_bands(thin)
     shown = Shown(block, block.slug, block.alt or block.words(), address, svg)
@@ -231,7 +231,7 @@ def _shown(block: Block, svg: str, live: bool) -> Shown:
 
 
 def _told_of_bands(block: Block) -> Block:
-    """Where there are too many bands to draw, the page draws that of the name pointed at."""
+    """The block; if it has too many bands to draw all, its caption says how to see one."""
     if not isinstance(block, Curves):
         return block
     if len({line.name for line in block.lines}) <= block.most_bands:
@@ -242,7 +242,7 @@ def _told_of_bands(block: Block) -> Block:
 
 
 def _classes(block: Table, cells: Sequence[Sequence[str]]) -> list[str]:
-    """How each column of a table looks: words to the left, numbers to the right."""
+    """The CSS classes of each column of a table: words align left, numbers right."""
     number = re.compile(r"(\d|[–+−<-]|[.,%±()\s]|e|of|to|or|never)*")
     found = []
     for column in range(len(block.header)):
@@ -253,7 +253,7 @@ def _classes(block: Table, cells: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _chart(block: Curves) -> str:
-    """What the script needs to draw curves, as JSON that may stand inside HTML."""
+    """What page.js needs to draw curves, as JSON that is safe inside HTML."""
     place = places(block.lines)
     lines = []
     for line in block.lines:
@@ -293,12 +293,12 @@ def _plain(values: Sequence[float | None] | None) -> list[float | None] | None:
 
 
 def _rounded(y: float) -> float:
-    # Of accuracies and losses more is not seen; of large numbers all that the page writes.
+    # 6 digits are all one sees of accuracies and losses; the page writes large numbers in full.
     return float(f"{y:.{6 if abs(y) < LARGE else 12}g}")
 
 
 def _files_of(page: Path) -> set[str]:
-    """The figures that a page of an earlier time wrote, as far as such a page may name them."""
+    """The slugs of the figures that an earlier page lists; names that are no slugs are ignored."""
     if not page.is_file():
         return set()
     found = re.search(r'<body data-files="([^"]*)"', page.read_text("utf-8", errors="replace"))

@@ -1,4 +1,4 @@
-"""Runs of several variants on the same tasks, paired by seed: is one better than another?"""
+"""Pairs runs of different variants on the same task by seed, and tests which is better."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from fedlens.report.numbers import NONE
 from fedlens.report.student import Estimate, estimate, holm
 from fedlens.runs.records import Run, settings
 
-SURE = 0.05  # the p-value below which a difference is called one
+SURE = 0.05  # a difference with a p-value below this is significant
 
 
 @dataclass(frozen=True)
 class Task:
-    """The same work under several variants: each has its finished runs, one a seed."""
+    """The same work under several variants; each has its finished runs, one per seed."""
 
-    name: str  # empty if there is but one task
+    name: str  # empty if there is only one task
     variants: tuple[Group, ...]
 
 
@@ -37,17 +37,17 @@ class Pair:
     task: str
     one: str
     other: str
-    seeds: tuple[str, ...]  # that both were run with
-    difference: Estimate | None  # of one minus other; None without a common seed
+    seeds: tuple[str, ...]  # the common seeds of both
+    difference: Estimate | None  # `one` minus `other`; None without a common seed
     p: float | None = None  # corrected for the number of pairs
 
     @property
     def is_sure(self) -> bool:
-        """Whether one of the two can be said to be better."""
+        """Whether the difference is significant."""
         return self.p is not None and self.p < SURE
 
     def ahead(self) -> tuple[str, str, float | None, float | None]:
-        """Who came out ahead, of whom, and the interval of how far: texts and tables agree."""
+        """The better variant, the other one, and the ends of the interval of the difference."""
         assert self.difference is not None, "they share a seed"
         mean, low, high = self.difference.mean, self.difference.low, self.difference.high
         if mean >= 0:
@@ -56,7 +56,7 @@ class Pair:
         return self.other, self.one, turned[0], turned[1]
 
     def words(self, measure: str) -> str:
-        """Is `one` better than `other`? In a sentence or two."""
+        """Whether `one` is better than `other`, in a sentence or two."""
         where = f"On {self.task}: " if self.task else ""
         if self.difference is None:
             return (
@@ -88,7 +88,7 @@ class Pair:
 
 
 def check_target(target: float | None, where: str) -> None:
-    """Refuse what is no accuracy: 80 is none."""
+    """Raise if the target is not a share above 0, up to 1: 80 is none."""
     if target is not None and not 0 < target <= 1:
         raise ValueError(f"{where} is {target:g}: choose a share above 0, up to 1")
 
@@ -96,11 +96,11 @@ def check_target(target: float | None, where: str) -> None:
 def tasks(
     runs: Sequence[Run], by: Sequence[str] = (), names: Sequence[str] | None = None
 ) -> list[Task]:
-    """Runs by task, and there by variant, in the order they come.
+    """Group runs by task, and each task's runs by variant, in the given order.
 
-    Variants differ in the settings under the keys `by`, or are those that runs are given in
-    `names`; tasks differ in all other settings but seeds. Without either, variants differ by
-    algorithm, or else in whatever sets runs apart.
+    Variants differ in the settings under the keys `by`, or are given for each run in `names`. Tasks
+    differ in all other settings except seeds. With neither `by` nor `names`, variants differ in
+    their algorithm, or, if no task has two of them, in any setting.
     """
     flat = [_settings(run) for run in runs]
     if names is not None:
@@ -120,16 +120,16 @@ def tasks(
 def _variants(
     flat: Sequence[dict[str, Any]], by: Sequence[str], any_algorithm: bool = False
 ) -> list[str]:
-    """What each run's variant is called: what it has under the keys `by`."""
+    """The name of each run's variant, made of its settings under the keys `by`."""
     chosen = [{k: v for k, v in one.items() if k in by or k == "algorithm"} for one in flat]
-    if any_algorithm:  # it tells tasks apart
+    if any_algorithm:  # tasks differ in their algorithm, so it is no part of a variant's name
         return [", ".join(f"{key.split('.')[-1]} {written(one.get(key))}" for key in by)
                 for one in flat]  # fmt: skip
     return names_by_difference(chosen)
 
 
 def _differ_within(flat: Sequence[dict[str, Any]], names: Sequence[str]) -> list[str]:
-    """The settings in which runs of one name differ: they are different tasks of it."""
+    """The settings in which runs of the same name differ: they define different tasks."""
     found: dict[str, None] = {}
     for name in dict.fromkeys(names):
         mine = [one for one, other in zip(flat, names, strict=True) if other == name]
@@ -138,7 +138,7 @@ def _differ_within(flat: Sequence[dict[str, Any]], names: Sequence[str]) -> list
 
 
 def pairs(all_tasks: Sequence[Task], metric: str) -> list[Pair]:
-    """Every two variants of every task, p-values corrected for how many there are (Holm)."""
+    """All pairs of variants of every task; p-values are corrected for their number (Holm)."""
     found = [
         _pair(task.name, one, other, metric)
         for task in all_tasks
@@ -149,13 +149,13 @@ def pairs(all_tasks: Sequence[Task], metric: str) -> list[Pair]:
 
 
 def by_seed(one: Group, other: Group) -> list[tuple[Run, Run]]:
-    """The runs of two variants that had the same seeds."""
+    """Pairs of runs of two variants with the same seeds."""
     of_other = {seed_of(run): run for run in other.runs}
     return [(run, of_other[seed_of(run)]) for run in one.runs if seed_of(run) in of_other]
 
 
 def ranks(scores: Sequence[float]) -> list[float]:
-    """1 for the highest, and so on; equals share the mean of their places."""
+    """The rank of each score, 1 for the highest; equal scores share the mean of their ranks."""
     return [
         1 + sum(other > score for other in scores) + (scores.count(score) - 1) / 2
         for score in scores
@@ -172,7 +172,7 @@ def format_p(p: float) -> str:
 
 
 def pair_rows(paired: Sequence[Pair]) -> tuple[list[str], list[list[str]]]:
-    """Differences as a table, header and rows: who is ahead of whom, and how sure that is."""
+    """The differences as a table (header, rows): the better variant first, with its p-value."""
     tasked = any(pair.task for pair in paired)
     rows = []
     for pair in paired:
@@ -190,7 +190,7 @@ def pair_rows(paired: Sequence[Pair]) -> tuple[list[str], list[list[str]]]:
 
 
 def unequal_rounds(all_tasks: Sequence[Task]) -> str:
-    """A line on tasks whose runs are not equally long; empty if there are none."""
+    """A sentence about tasks whose runs differ in rounds; empty if there are none."""
     found = []
     for task in all_tasks:
         rounds = {group.name: [run.num_rounds for run in group.runs] for group in task.variants}
@@ -219,8 +219,8 @@ def _pair(task: str, one: Group, other: Group, metric: str) -> Pair:
 def _arranged(
     runs: Sequence[Run],
     flat: Sequence[dict[str, Any]],
-    variants: Sequence[str],  # by run
-    apart: Sequence[str],  # the settings that tell tasks apart
+    variants: Sequence[str],  # of each run
+    apart: Sequence[str],  # the settings in which tasks differ
 ) -> list[Task]:
     sorted_in: dict[str, dict[str, list[Run]]] = {}
     for run, one, variant in zip(runs, flat, variants, strict=True):
@@ -240,7 +240,7 @@ def _arranged(
 
 
 def _task(one: dict[str, Any], flat: Sequence[dict[str, Any]], apart: Sequence[str]) -> str:
-    """What a task is called. Numbers of algorithms are named where runs of one differ in them."""
+    """A task's name. It has options of an algorithm only if runs with it differ in them."""
     alike = [other for other in flat if other.get("algorithm") == one.get("algorithm")]
     words = []
     for key in apart:

@@ -28,14 +28,14 @@ from fedlens.runs.budgets import round_numbers
 
 Array = np.ndarray[Any, Any]
 
-FEW = 30  # clients: this many have room for their names
+FEW = 30  # up to this many clients, there is room for their names
 MOST_COLUMNS = 1000
 INK, GREY, PALE, LIGHT, BLUE = "#222222", "#6b6b6b", "#e8e8e8", "#a9cbe0", "#1f6592"
 SHADES = LinearSegmentedColormap.from_list("shares", ["white", LIGHT, BLUE, "#08243a"])
 
 
 def title_of(dataset: str, partition: Named) -> str:
-    """A data set and a partition, with the options that are not its defaults."""
+    """The name of a data set and its partition, with the options that are not defaults."""
     of_round = ", in round 1" if partition.name == "fresh" else ""
     return f"{dataset}: {_words(partition)}{of_round}"
 
@@ -60,9 +60,10 @@ def draw(
 ) -> Path:
     """Write the picture of a partition, from its counts [K, L], as a PNG file.
 
-    The area of a bubble is a number of examples. Clients too many for bubbles become columns of a
-    heat map of class shares, ordered by main class if they are unlike. Sizes stand above. A few
-    `clients` are named, if they have names.
+    The area of a bubble is a number of examples. Where there are too many clients for bubbles, they
+    are columns of a heat map of class shares, ordered by main class if the clients differ much. A
+    panel above shows the sizes of clients. Up to `FEW` clients are labelled with the names
+    `clients`, if given.
     """
     num_clients, num_classes = label_counts.shape
     if len(classes) != num_classes:
@@ -99,7 +100,7 @@ def draw(
 
 
 def write(axes: Axes, text: str, above: int, **looks: Any) -> None:
-    """A line of text this many points above a panel."""
+    """Write a line of text `above` points above a panel."""
     place: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points"}
     axes.annotate(text, (0, 1), (0, above), parse_math=False, **place, **looks)
 
@@ -109,7 +110,7 @@ def _short(name: str) -> str:
 
 
 def _panels(width: float, height: float, left: float, bottom: float) -> tuple[Figure, Axes, Axes]:
-    """A figure with a low panel above a main one of this size, in inches."""
+    """A figure with a main panel of this size in inches, and a low panel above it."""
     right, strip, gap, above = 1.5, 0.75, 0.12, 0.85
     total_width, total_height = left + width + right, bottom + height + gap + strip + above
     figure = Figure(figsize=(total_width, total_height), dpi=150, facecolor="white")
@@ -128,7 +129,7 @@ def _shares(counts: Array) -> Array:  # [K, L]
 
 
 def _columns(rows: Array) -> tuple[Array, Array]:
-    """The clients' rows, or means of neighbours where there are too many to see; their edges."""
+    """The clients' rows, or means of neighbouring ones if there are too many, and their edges."""
     edges = np.linspace(0, len(rows), min(len(rows), MOST_COLUMNS) + 1).astype(np.int64)
     widths = np.diff(edges).reshape(-1, *[1] * (rows.ndim - 1))
     return np.add.reduceat(rows, edges[:-1]) / widths, edges - 0.5
@@ -171,7 +172,7 @@ def _label_axes(
 
 
 def _draw_bubbles(axes: Axes, counts: Array, diameter: float) -> None:
-    """Bubbles, of which the largest has this diameter in points."""
+    """Draw the bubbles; the largest has this diameter in points."""
     client, label = np.nonzero(counts)
     held = counts[client, label]
     most = max(int(held.max(initial=0)), 1)
@@ -180,7 +181,7 @@ def _draw_bubbles(axes: Axes, counts: Array, diameter: float) -> None:
     axes.grid(which="minor", color=PALE)
     axes.tick_params(which="minor", length=0)
     axes.set_axisbelow(True)
-    areas = np.maximum(diameter**2 * held / most, 1.5)  # one example is still a dot
+    areas = np.maximum(diameter**2 * held / most, 1.5)  # a single example stays visible
     axes.scatter(client, label, s=areas, color=BLUE, linewidths=0)
     dot: dict[str, Any] = {"linestyle": "none", "marker": "o", "color": BLUE, "markeredgewidth": 0}
     key = [
@@ -205,7 +206,7 @@ def _draw_bubbles(axes: Axes, counts: Array, diameter: float) -> None:
 def _draw_shares(figure: Figure, axes: Axes, counts: Array) -> None:
     num_clients, num_classes = counts.shape
     shares, _ = _columns(_shares(counts))
-    # Ten times an equal share is dark in every picture, so that clients that are alike are pale.
+    # The darkest shade is at least ten times an equal share: an even partition looks pale.
     darkest = max(float(shares.max()), min(10 / num_classes, 1))
     image = axes.imshow(
         shares.T,

@@ -1,4 +1,4 @@
-"""Which blocks are pictures. What draws them, `draw.py`, needs matplotlib; to know it does not."""
+"""Which blocks are pictures. Unlike `draw.py`, which draws them, this needs no matplotlib."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Drawn = Curves | Bars | Heat | Tiles | Contours | Intervals | Strip | Samples
 """The blocks that are pictures."""
 
 FORMATS = ("png", "svg", "pdf")
-FEW = 6  # lines whose last values still fit in the margin
+FEW = 6  # up to this many lines, their last values fit in the margin
 
 
 def is_drawn(block: Block) -> TypeGuard[Drawn]:
@@ -21,6 +21,6 @@ def is_drawn(block: Block) -> TypeGuard[Drawn]:
 
 
 def places(lines: Sequence[Line]) -> dict[str, int]:
-    """By name of a line: which colour and marker it has."""
+    """The index of the colour and marker of each line, by the line's name."""
     in_turn = {name: i for i, name in enumerate(dict.fromkeys(line.name for line in lines))}
     return in_turn | {line.name: line.place for line in lines if line.place is not None}

@@ -49,7 +49,7 @@ from fedlens.runs.records import (
 )
 
 NAMED = 5
-"""How many runs the headline names before it sums up the rest."""
+"""The number of experiments that the headline names before it summarises the rest."""
 
 
 def report(
@@ -60,7 +60,7 @@ def report(
 ) -> Path:
     """Write `report.html` and `figures/` to `out`, and return the page's path.
 
-    Without `out` they go to the run folder, or to the folder that several runs have in common.
+    Without `out` they go to the run folder, or to the common folder of several runs.
     """
     runs = read_all(folders)
     out = common_folder(runs) if out is None else Path(out)
@@ -72,7 +72,7 @@ def title_of(runs: Sequence[Run]) -> str:
 
 
 def run_blocks(runs: Sequence[Run]) -> list[Block]:
-    """All that there is to say about runs, repeats taken together."""
+    """All blocks of the page about runs. Repeats are grouped."""
     part = primary_part(runs)
     groups = best_first(group(runs), f"{part}_accuracy")
     repeated = any(len(one.runs) > 1 for one in groups)
@@ -98,7 +98,7 @@ def run_blocks(runs: Sequence[Run]) -> list[Block]:
 
 
 def _each_in_its_colour(blocks: Sequence[Block], groups: Sequence[Group]) -> Iterator[Block]:
-    """A group has the same colour in all curves, also where some groups have none to show."""
+    """Give each group the same colour in all curves, even if some groups are missing in one."""
     places = {one.name: i for i, one in enumerate(groups)}
     for block in blocks:
         if isinstance(block, Curves):
@@ -108,7 +108,7 @@ def _each_in_its_colour(blocks: Sequence[Block], groups: Sequence[Group]) -> Ite
 
 
 def headline(runs: Sequence[Run]) -> str:
-    """What came out, in a sentence or two: the best first."""
+    """The results in a sentence or two, the best first."""
     part, groups = primary_part(runs), group(runs)
     metric = f"{part}_accuracy"
     scored = [(fmean(values), one) for one in groups if (values := one.finals(metric))]
@@ -142,7 +142,7 @@ def headline(runs: Sequence[Run]) -> str:
 
 
 def _collapsed(runs: Sequence[Run]) -> list[str]:
-    """That models came to nothing, which an accuracy of a tenth does not say by itself."""
+    """A warning about collapsed models (one class for every image); accuracy does not show it."""
     count = sum(run.status == "finished" and run.summary.get("collapsed") is True for run in runs)
     where = "Its" if len(runs) == 1 else f"In {count} of {len(runs)} runs the"
     return [f"{where} model gives every image the same class"] if count else []
@@ -178,7 +178,7 @@ def _bars(groups: Sequence[Group], part: str) -> Iterator[Bars]:
 
 
 def _facts_of(run: Run) -> Facts:
-    """What one run came to."""
+    """The results of one run."""
     header, (cells,) = rows([run])
     return Facts(
         title="Results",
@@ -207,7 +207,7 @@ def _caption(runs: Sequence[Run], header: Sequence[str]) -> str:
 
 
 def _unevaluated(runs: Sequence[Run], part: str) -> str:
-    """That no model was evaluated, if so; what loss there is was then recorded in training."""
+    """A sentence if no model was evaluated (any loss is then a training loss); else empty."""
     if evaluated_on(runs, part):
         return ""
     losses = any(run.has("train_loss") for run in runs)
@@ -258,7 +258,7 @@ def _results_of_groups(groups: Sequence[Group], part: str) -> Table:
 
 
 def _intervals(groups: Sequence[Group]) -> Iterator[Table]:
-    """How sure the final measures are, where runs were asked."""
+    """Tables of the confidence intervals of final measures, for runs that recorded them."""
     for one in groups:
         run = one.runs[0]
         known = run.summary.get("intervals")
@@ -286,14 +286,14 @@ def _differences(runs: Sequence[Run]) -> Block:
 
 
 def differences(runs: Sequence[Run]) -> tuple[list[str], list[list[str]]]:
-    """The settings in which runs differ, and one row of their values a run."""
+    """The settings in which runs differ, and one row of their values for each run."""
     flat = [settings(run.experiment) for run in runs]
     differ = differing(flat)
     return differ, [[written(one.get(key)) for key in differ] for one in flat]
 
 
 def details(runs: Sequence[Run]) -> Iterator[Text]:
-    """What each run was given, and on what it ran."""
+    """The experiment and the manifest of each run."""
     yield Text(
         title="The run in full" if len(runs) == 1 else "Each run in full",
         paragraphs=[" · ".join(_facts(runs[0]))] if len(runs) == 1 else (),
@@ -337,7 +337,7 @@ def _facts(run: Run) -> list[str]:
 
 
 def _a_round(asked: object) -> str:
-    """How many clients take part: a number, or a share of them."""
+    """How many clients take part in a round, in words; a float is a share of all clients."""
     if not isinstance(asked, float):
         return f"{asked} a round"
     return "all in every round" if asked == 1 else f"{100 * asked:g}% a round"
@@ -361,12 +361,12 @@ def _end(one: Group) -> str:
 
 
 def common_folder(runs: Sequence[Run]) -> Path:
-    """The folder of a run, or the one that the folders of several lie in."""
+    """The folder of a single run, or the lowest folder that contains all runs."""
     if len(runs) == 1:
         return runs[0].folder
     try:
         common = Path(os.path.commonpath([run.folder.resolve().parent for run in runs]))
-    except ValueError:  # two drives
+    except ValueError:  # the runs are on two drives
         common = Path("/")
     if common == Path(common.anchor):
         raise ValueError("the runs have no folder in common: name one for the report")

@@ -1,4 +1,4 @@
-"""How scheduled numbers went, round by round, where they changed at all."""
+"""Curves of scheduled settings by round, for those that changed."""
 
 from __future__ import annotations
 

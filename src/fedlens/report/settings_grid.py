@@ -1,4 +1,4 @@
-"""Runs that differ in two settings: how well they ended, as a matrix of their values."""
+"""Runs that differ in two settings: final accuracy as a matrix over the values of both."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ from fedlens.runs.records import PART_NAMES, is_number
 
 
 def grid_block(groups: Sequence[Group], part: str) -> Iterator[Heat]:
-    """The matrix, if two settings differ, and runs fill half of it. Only finished runs count."""
+    """The matrix, if exactly two settings differ and runs fill half of it.
+
+    Accuracies are those of finished runs.
+    """
     keys = _keys([one.settings for one in groups])
     if len(keys) != 2:
         return
-    # The setting with more values goes across, where there is more room.
+    # The setting with more values has the columns, since there is more room across.
     down, across = sorted(keys, key=lambda key: len(_values(groups, key)))
     rows, columns = _values(groups, down), _values(groups, across)
     ends: dict[tuple[str, str], list[float]] = {}
@@ -51,7 +54,7 @@ def grid_block(groups: Sequence[Group], part: str) -> Iterator[Heat]:
 def _words(
     ends: Mapping[tuple[str, str], Sequence[float]], num_runs: int, part: str, told: str
 ) -> Iterator[str]:
-    """What the matrix shows."""
+    """The sentences of the caption."""
     counts = {len(values) for values in ends.values() if values}
     over = ""
     if max(counts) > 1:
@@ -65,13 +68,13 @@ def _words(
 
 
 def _keys(many: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The settings that differ, without the options that go with a name that differs."""
+    """The settings that differ, without options that are determined by a name that differs."""
     found = differing(many)
     return [k for k in found if not any(_goes_with(k, name, many) for name in found)]
 
 
 def _goes_with(key: str, name: str, many: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a key is an option of what `name` names, and the same wherever that is the same."""
+    """Whether `key` is an option of `name` and has one value for each value of `name`."""
     if not key.startswith(f"{name}."):
         return False
     by_name: dict[str, list[Mapping[str, Any]]] = {}
@@ -81,7 +84,7 @@ def _goes_with(key: str, name: str, many: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def _values(groups: Sequence[Group], key: str) -> list[str]:
-    """The values of a setting: numbers from the least to the greatest, others as they come."""
+    """The values of a setting as text: numbers sorted, others in the given order."""
     values = {written(value): value for one in groups for value in [one.settings.get(key)]}
     numbers = {name: float(value) for name, value in values.items() if is_number(value)}
     return sorted(numbers, key=numbers.__getitem__) if len(numbers) == len(values) else [*values]

@@ -1,4 +1,4 @@
-"""Student's t: what a handful of paired differences can tell."""
+"""Student's t-test and confidence intervals for a few paired differences."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean with its confidence interval, and how likely one so far from 0 is by chance."""
+    """A mean with its confidence interval, and the p-value of the hypothesis that it is 0."""
 
     n: int
     mean: float
-    std: float | None  # of the sample; None if n is 1, as are the three below
+    std: float | None  # of the sample; this and the three fields below are None if n is 1
     low: float | None = None
     high: float | None = None
     p: float | None = None  # two-sided; None also if all values are equal
 
 
 def estimate(values: Sequence[float], confidence: float = CONFIDENCE) -> Estimate:
-    """The mean of `values`, which are taken for draws from a normal distribution."""
+    """Estimate the mean of `values`, assuming draws from a normal distribution."""
     n, mean = len(values), fmean(values)
     if n == 1:
         return Estimate(1, mean, None)
@@ -35,13 +35,13 @@ def estimate(values: Sequence[float], confidence: float = CONFIDENCE) -> Estimat
 
 
 def p_value(t: float, dof: float) -> float:
-    """How likely |T| >= |t| is under Student's distribution."""
+    """The probability of |T| >= |t| under Student's distribution."""
     return incomplete_beta(dof / 2, 0.5, dof / (dof + t * t))
 
 
-@cache  # it is asked for every round of a curve
+@cache  # called for every round of a curve
 def quantile(confidence: float, dof: float) -> float:
-    """The t within ± of which a share `confidence` of Student's distribution lies."""
+    """The t such that a share `confidence` of Student's distribution lies within ± t."""
     low, high = 0.0, 1.0
     while 1 - p_value(high, dof) < confidence:
         high *= 2
@@ -55,7 +55,7 @@ def incomplete_beta(a: float, b: float, x: float) -> float:
     """The regularised incomplete beta function I_x(a, b)."""
     if not 0 < x < 1:
         return float(x >= 1)
-    if x > (a + 1) / (a + b + 2):  # where the fraction would converge slowly
+    if x > (a + 1) / (a + b + 2):  # here the continued fraction would converge slowly
         return 1 - incomplete_beta(b, a, 1 - x)
     logarithm = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
     front = math.exp(logarithm + a * math.log(x) + b * math.log1p(-x)) / a
@@ -63,7 +63,7 @@ def incomplete_beta(a: float, b: float, x: float) -> float:
 
 
 def _fraction(a: float, b: float, x: float) -> float:
-    """Its continued fraction 1 + d1 / (1 + d2 / (1 + ...)), from the left by Lentz's method."""
+    """The continued fraction 1 + d1 / (1 + d2 / (1 + ...)) of I_x(a, b), by Lentz's method."""
     value, c, d = 1.0, 1.0, 0.0
     for k in range(1, 1000):
         m = k // 2
@@ -80,7 +80,7 @@ def _fraction(a: float, b: float, x: float) -> float:
 
 
 def holm(ps: Sequence[float | None]) -> list[float | None]:
-    """p-values corrected for how many were asked at once (Holm 1979); None stays None."""
+    """p-values corrected for multiple comparisons (Holm 1979); None stays None."""
     order = sorted((p, i) for i, p in enumerate(ps) if p is not None)
     corrected: list[float | None] = [None] * len(ps)
     highest = 0.0

@@ -25,11 +25,11 @@ HEADER = [
     "status",
 ]
 MORE = ["relative accuracy", "rounds to 90% of it", "worst tenth of clients"]
-"""Columns that stand behind those of the final model, each only if a run has it."""
+"""Columns after those of the final model; each is shown only if a run has a value for it."""
 
 
 def rows(runs: Sequence[Run]) -> tuple[list[str], list[list[str]]]:
-    """The table of a report as plain text: its header, and one row a run."""
+    """The results table of runs as text cells: its header, and one row for each run."""
     more = [_more(run) for run in runs]
     shown = [i for i in range(len(MORE)) if any(cells[i] != NONE for cells in more)]
     column, part = HEADER.index("algorithm"), primary_part(runs)
@@ -45,13 +45,13 @@ BY_THEMSELVES = {
     "local_only": "alone",
     "centralised": "centralised",
 }
-"""Accuracies of other models for each client, as files call them: they may stand beside it."""
+"""Optional columns: accuracies of other models for each client. Keys are those of run files."""
 
-MOST_CLIENTS = 60  # that are listed one by one
+MOST_CLIENTS = 60  # with more clients than this, they are not listed
 
 
 def client_rows(run: Run) -> list[list[str]]:
-    """How good the final model is for each client, if they were tested and are not too many."""
+    """The final model's accuracy for each client; empty if untested or too many clients."""
     partition = run.partition or {}
     columns = [
         holder.get(key)
@@ -80,7 +80,7 @@ def client_rows(run: Run) -> list[list[str]]:
 
 
 def client_header(run: Run) -> list[str]:
-    """What `client_rows` has in its columns."""
+    """The header of the table whose rows are `client_rows`."""
     return CLIENTS + [BY_THEMSELVES[key] for key in _by_themselves(run)]
 
 
@@ -89,7 +89,7 @@ def _by_themselves(run: Run) -> list[str]:
 
 
 def worth(run: Run) -> list[str]:
-    """Whether federated learning helped, and whom, in a sentence for each thing compared with."""
+    """Whether federated learning helped, and how many clients: a sentence for each comparison."""
     against = run.summary.get("against")
     against = against if isinstance(against, dict) else {}
     words = {
@@ -127,9 +127,10 @@ def worth(run: Run) -> list[str]:
 def table(
     header: Sequence[str], body: Sequence[Sequence[str]], most_columns: int | None = None
 ) -> str:
-    """Columns as wide as their words: for people and for pipes.
+    """The table as plain text, with aligned columns.
 
-    What is wider than `most_columns` of a terminal goes on below, with the first column again.
+    A table wider than `most_columns` characters is split: the remaining columns follow below,
+    with the first column repeated.
     """
     header, *body = [[printable(word) for word in row] for row in (header, *body)]
     widths = [max(columns_of(row[i]) for row in (header, *body)) for i in range(len(header))]
@@ -150,7 +151,7 @@ def table(
 
 
 def columns_of(text: str) -> int:
-    """How many columns of a terminal it takes: two a Chinese character, none a mark above one."""
+    """The width of a text on a terminal: wide characters count 2, combining marks count 0."""
     return sum(
         0 if combining(character) else 1 + (east_asian_width(character) in "WF")
         for character in text
@@ -158,7 +159,7 @@ def columns_of(text: str) -> int:
 
 
 def decimal(value: float | None, digits: int = 3) -> str:
-    """A number at a readable length: losses that ran away are written in powers of ten."""
+    """A number as text with fixed digits; from 1e6 on with an exponent (diverged losses)."""
     if value is None:
         return NONE
     return f"{value:.{digits}f}" if abs(value) < 1e6 else f"{value:.1e}"

@@ -1,4 +1,4 @@
-"""Tiles: a matrix whose cells are of one kind or another, a colour each."""
+"""Draws tiles: a matrix whose cells are categories (kinds), one colour each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedlens.report.grids import Tiles
 from fedlens.report.look import GRID, LETTERS, LINE, legend, sheet, short
 from fedlens.report.tables import columns_of
 
-COLOURS = (  # the first for what is as it should be; they stand on white paper and on a dark page
+COLOURS = (  # the first is for the normal kind; all fit both white paper and a dark page
     *("#8db9dd", "#c3c9d1", "#e39b2d", "#8a94a1", "#a9805a"),
     *("#d0506b", "#8e3fa8", "#5a4fc4", "#2b8f6b", "#3a3f47"),
 )

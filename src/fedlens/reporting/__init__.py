@@ -1,1 +1,1 @@
-"""Who is asked to take part in a round, who reports, and when: on a virtual clock."""
+"""Which clients are asked to train in a round, which of them report, and when (virtual clock)."""

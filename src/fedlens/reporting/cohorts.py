@@ -1,4 +1,4 @@
-"""Who takes part in a round: clients are asked to train, and some of them report."""
+"""Which clients take part in a round: some are asked to train, and some of these report."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ATTEMPT = keys.purpose("attempt")
 
 
 class Asked(NamedTuple):
-    """Clients that are asked to train, and on what."""
+    """Clients that are asked to train, with their examples and batches."""
 
     clients: Tensor  # [C]
     keys: Tensor  # [C]
@@ -39,26 +39,26 @@ class Asked(NamedTuple):
 
 
 class Flight(NamedTuple):
-    """A client that trains while the server goes on."""
+    """A client that trains while the server continues, in asynchronous rounds."""
 
     client: int
     version: int  # the round whose model it has
-    number: int  # how often it had been given that version before
+    number: int  # the wave of that round in which it started
     end: End
 
 
 @dataclass(frozen=True)
 class Reports:
-    """The clients whose updates a round takes, and what became of others that were asked."""
+    """The clients whose updates a round uses, and the outcomes of the others that were asked."""
 
     reported: Asked
     failed: Mapping[str, Sequence[int]] = field(default_factory=dict)  # clients, by outcome
-    time: float = 0.0  # of the virtual clock, when the round is over
+    time: float = 0.0  # on the virtual clock, at the end of the round
     attempts: int = 1
-    num_trained: int = 1  # how often clients have trained for it
-    landed: tuple[Flight, ...] = ()  # those that reported, if they trained while the server went on
+    num_trained: int = 1  # how many times clients have trained for it
+    landed: tuple[Flight, ...] = ()  # those that reported, in an asynchronous round
     flights: Tree = field(default_factory=dict)  # clients that still train, see `Asynchronous`
-    num_waves: int = 0  # in which these were sent off
+    num_waves: int = 0  # in which clients were started so far
 
     @property
     def num_sent_down(self) -> int:
@@ -68,15 +68,15 @@ class Reports:
 
     @property
     def num_sent_up(self) -> int:
-        """How many clients sent something, taken or not."""
+        """How many clients sent something, accepted or rejected."""
         refused = sum(len(self.failed.get(name, ())) for name in REJECTED)
         return len(self.reported.clients) + refused
 
 
 class BelowQuorum(Exception):
-    """Too few clients report. `experiment` is the one of several to which that happened.
+    """Too few clients reported. `experiment` is the number of the experiment, if several run.
 
-    `reports` say what became of all that were asked: of those who reported, that it did not count.
+    `reports` has the outcomes of all clients that were asked: those that reported are `surplus`.
     """
 
     experiment = 0
@@ -88,7 +88,7 @@ class BelowQuorum(Exception):
 
 @dataclass(frozen=True)
 class Call:
-    """All that decides who takes part in a round."""
+    """All inputs that decide which clients take part in a round."""
 
     algorithm: Algorithm
     federation: Federation
@@ -97,22 +97,22 @@ class Call:
     clock: Clock | None = None
     time: float = 0.0
     flights: Tree = field(default_factory=dict)
-    elsewhere: Reporting | None = None  # the rules by which real clients are waited for
+    elsewhere: Reporting | None = None  # the rules for waiting for real clients at sites
 
     def select(self, count: int | None = None, *again: int) -> Tensor:  # [C]
-        """`count` clients, or as many as the algorithm has; others for every other word."""
+        """Select `count` clients, or the algorithm's own number; `again` makes another draw."""
         key = keys.root(self.seed, SELECT, self.round)
         chosen = self.algorithm.select if count is None else self.algorithm.select.of_size(count)
         return chosen(self.federation, self.round, keys.fold(key, *again))
 
     def keys(self, clients: Tensor, numbers: Tensor) -> Tensor:  # [C]
-        """What all that a client draws is drawn by, the `numbers`-th time in this round."""
+        """The random key of each client; `numbers` tell apart its trainings in this round."""
         root = keys.root(self.seed, CLIENT, self.round).numpy()
         return torch.from_numpy(keys.fold(root, clients.numpy(), numbers.numpy()))
 
     @property
     def num_asked(self) -> int | None:
-        """How many clients are asked, if not as many as the algorithm has."""
+        """How many clients are asked to train; None: the algorithm's own number."""
         rules = self.elsewhere or (self.clock.reporting if self.clock is not None else None)
         if rules is None or rules.over_select == 1:
             return None
@@ -122,7 +122,7 @@ class Call:
 
 
 def ask(chosen: Sequence[tuple[Call, Tensor]]) -> list[Asked]:
-    """What each of some clients is asked to do, call by call."""
+    """The examples and batches of the chosen clients, for each call."""
     found = []
     for call, clients in chosen:
         own = call.keys(clients, occurrences(clients))
@@ -143,7 +143,7 @@ def ask(chosen: Sequence[tuple[Call, Tensor]]) -> list[Asked]:
 
 
 def occurrences(clients: Tensor) -> Tensor:
-    """How often each client already stood in the cohort: 0, or more if it is drawn again."""
+    """How often each client occurs earlier in the cohort: 0 unless it was drawn several times."""
     listed = clients.tolist()
     if len(set(listed)) == len(listed):
         return torch.zeros_like(clients)

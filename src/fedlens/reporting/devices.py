@@ -1,6 +1,6 @@
-"""The devices that clients are: how fast they compute, send and receive, and when they are there.
+"""The clients' devices: how fast they compute, send and receive, and when they are available.
 
-Times are seconds of a virtual clock that starts with the run, at midnight. Nobody waits for it.
+Times are seconds on a virtual clock that starts with the run, at midnight. No real time passes.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ class Devices:
     examples_per_second: Tensor  # [D] float64
     up: Tensor  # [D] bytes a second
     down: Tensor  # [D]
-    opens: Tensor  # [D, W] seconds after midnight at which a device comes
-    closes: Tensor  # [D, W] and goes: up to a day later; infinity if it never does
-    jitter: float = 0.0  # of computing times from round to round, the sigma of their logarithm
+    opens: Tensor  # [D, W] when a device becomes available, in seconds after midnight
+    closes: Tensor  # [D, W] when it leaves, up to a day later; infinity: never
+    jitter: float = 0.0  # sigma of the logarithm of computing times from round to round
 
     def seconds(
         self, clients: Tensor, client_keys: Tensor, examples: Tensor, up: int, down: int
     ) -> Tensor:  # [C]
-        """How long each takes to get `down` bytes, train on this many examples and send `up`."""
+        """The time for each to receive `down` bytes, train on this many examples and send `up`."""
         rows = clients % len(self.up)
         training = examples.double() / self.examples_per_second[rows]
         if self.jitter:
@@ -43,7 +43,7 @@ class Devices:
         return down / self.down[rows] + training + up / self.up[rows]
 
     def there_until(self, clients: Tensor, time: float) -> Tensor:  # [C]
-        """When each goes that is there now; for one that is not, a time that is past."""
+        """The time at which each available client leaves; -infinity if it is not available."""
         rows = clients % len(self.up)
         opens, closes = self.opens[rows], self.closes[rows]
         now, midnight = time % DAY, time - time % DAY
@@ -198,7 +198,7 @@ def _window(row: dict[str, str | None], place: str) -> tuple[float, float]:
 
 
 def _padded(windows: Sequence[Sequence[tuple[float, float]]]) -> tuple[Tensor, Tensor]:
-    """As tensors [D, W]; a device with fewer windows than others has its last one again."""
+    """The windows as tensors [D, W]; a device with fewer windows repeats its last one."""
     most = max(map(len, windows))
     rows = [[*some, *[some[-1]] * (most - len(some))] for some in windows]
     both = torch.tensor(rows, dtype=torch.float64)  # [D, W, 2]

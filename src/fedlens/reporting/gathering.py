@@ -1,7 +1,7 @@
-"""How the reports of a round come together.
+"""How the server collects the reports of a round.
 
-Without a clock everyone who is asked reports. With one, `Synchronous` rounds wait for the first
-reports, and ask again if these are too few; `Asynchronous` ones take what arrives next.
+Without a clock every client that is asked reports. With one, `Synchronous` rounds wait for the
+first reports, and ask again if these are too few; `Asynchronous` rounds take the next arrivals.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from fedlens.reporting.cohorts import ATTEMPT, DRAW, Asked, BelowQuorum, Call, F
 from fedlens.reporting.devices import alike
 from fedlens.reporting.reports import PAUSE, Clock, End, Reporting
 
-MOST_ATTEMPTS = 1000  # of asking, in one round
-MOST_ALIKE = 3  # of asking real clients before others are asked in their place
-MOST_TRAINED = 10  # of them after which clients have trained, and too much was rejected
+MOST_ATTEMPTS = 1000  # to get reports, in one round
+MOST_ALIKE = 3  # attempts with the same real clients before others are asked in their place
+MOST_TRAINED = 10  # attempts in which clients trained, and too many updates were rejected
 
 _NONE = torch.empty(0, dtype=torch.int64)
 _NOBODY = Asked(_NONE, _NONE, Holdings.of([]), Plan(_NONE.view(0, 0, 0), _NONE.view(0, 0)))
 
 
 class Gathering(Protocol):
-    """How the reports of a round come together."""
+    """How the server collects the reports of a round."""
 
     def reports(self) -> Reports: ...
 
     def without(self, reports: Reports, rejected: Mapping[int, str]) -> Reports:
-        """The same round when some rows of what was sent, for a reason each, cannot be taken."""
+        """The same round without some rows, each of which is `rejected` for a reason."""
         ...
 
 
 @dataclass(frozen=True)
 class Everyone(Gathering):
-    """Nobody fails."""
+    """No client fails."""
 
     asked: Asked
 
@@ -53,7 +53,7 @@ class Everyone(Gathering):
 
 @dataclass(frozen=True)
 class Synchronous(Gathering):
-    """The first `goal` reports before the deadline; below quorum others are asked, or nobody."""
+    """Takes the first `goal` reports before the deadline; below quorum it asks others, or stops."""
 
     call: Call
     clock: Clock
@@ -81,7 +81,7 @@ class Synchronous(Gathering):
         return self._from(replace(left, time=left.time + PAUSE))
 
     def _from(self, before: Reports) -> Reports:
-        """The next attempt that brings a quorum."""
+        """The reports of the next attempt that reaches the quorum."""
         time, failed = before.time, before.failed
         for attempt in range(before.attempts, MOST_ATTEMPTS):
             asked = self.asked if attempt == 0 else _ask_again(self.call, attempt)
@@ -113,7 +113,7 @@ class Synchronous(Gathering):
 
 @dataclass(frozen=True)
 class Elsewhere(Gathering):
-    """Clients at sites: who of them answered is only known afterwards."""
+    """Real clients at sites: which of them answered is only known afterwards."""
 
     call: Call
     reporting: Reporting
@@ -130,8 +130,8 @@ class Elsewhere(Gathering):
             return left
         if self.reporting.below_quorum == "stop" or left.attempts >= MOST_TRAINED:
             raise _below_quorum(self.call, _in_vain(left), len(self.asked.clients), quorum)
-        # Those who answered need not train again. The others may be back, and then the round is
-        # what it would have been.
+        # Clients that answered need not train again. If the others are back, the result is the
+        # same as without a failure.
         same = left.attempts < MOST_ALIKE
         again = self.asked if same else _ask_again(self.call, left.attempts)
         idle = set(left.reported.clients.tolist()) - set(again.clients.tolist())
@@ -141,10 +141,10 @@ class Elsewhere(Gathering):
 
 @dataclass(frozen=True)
 class Asynchronous(Gathering):
-    """The next `buffer` arrivals; as one client ends, another one starts from the newest model.
+    """Takes the next `buffer` reports; when a client ends, another starts from the newest model.
 
-    Those that end at the same moment make room together, after the server's step if that is due.
-    Clients still on their way are a tree of tensors [M], so that a state can hold them.
+    Clients that end at the same time are replaced together, after the server's step if one is due.
+    Clients that still train are stored as a tree of tensors [M], so that a state can hold them.
     """
 
     call: Call
@@ -165,7 +165,7 @@ class Asynchronous(Gathering):
         return self._from(replace(left, num_trained=left.num_trained + 1))
 
     def _from(self, before: Reports) -> Reports:
-        """With as many more as the buffer lacks."""
+        """`before` with further reports, until the buffer is full."""
         time, waves, landed, tries = before.time, before.num_waves, list(before.landed), 0
         flying = _from_tree(before.flights)
         failed: dict[str, list[int]] = {}
@@ -181,10 +181,10 @@ class Asynchronous(Gathering):
                     f"{MOST_ATTEMPTS} times: choose longer hours, or fewer faults",
                     _in_vain(replace(before, failed=_joined(before.failed, failed))),
                 )
-            if not flying:  # everybody is away
+            if not flying:  # no client is available
                 time += PAUSE
                 continue
-            first = min(flying, key=lambda flight: flight.end.time)  # of equals, who started first
+            first = min(flying, key=lambda flight: flight.end.time)  # if equal, the first to start
             flying.remove(first)
             time = max(time, first.end.time)
             if first.end.outcome == REPORTED:
@@ -205,10 +205,10 @@ class Asynchronous(Gathering):
     def _send_off(
         self, flying: list[Flight], landed: list[Flight], time: float, wave: int
     ) -> tuple[list[Flight], list[int]]:
-        """Let as many clients start as there is room for; and those of them that are not there."""
+        """Start clients while there is room; return all that train, and those not available."""
         call, busy = self.call, {flight.client for flight in flying}
         room = call.algorithm.select.cohort_size - len(flying)
-        if call.algorithm.remembers:  # what it keeps of a round is there after the server's step
+        if call.algorithm.remembers:  # their new memory exists only after the server's step
             busy |= {flight.client for flight in landed}
         if not room or len(busy) == call.federation.num_clients:
             return flying, []
@@ -216,7 +216,7 @@ class Asynchronous(Gathering):
         drawn = call.select(count, *((ATTEMPT, wave) if wave else ()))
         chosen = [client for client in drawn.tolist() if client not in busy][:room]
         clients = torch.tensor(chosen, dtype=torch.int64)
-        numbers = torch.full_like(clients, wave)  # each wave is another try, on other batches
+        numbers = torch.full_like(clients, wave)  # each wave draws other batches
         own = call.keys(clients, numbers)
         holdings = call.federation.holdings(call.round, clients)
         plan = call.algorithm.draw(holdings, keys.fold(own, DRAW))
@@ -230,7 +230,7 @@ class Asynchronous(Gathering):
         return [*flying, *started], sorted(gone)
 
     def _asked(self, flights: Sequence[Flight]) -> Asked:
-        """What those that landed were asked, each by the model that it has."""
+        """The examples and batches of the clients that reported, each in the round of its model."""
         by_version: dict[int, list[int]] = {}
         for row, flight in enumerate(flights):
             by_version.setdefault(flight.version, []).append(row)
@@ -251,7 +251,7 @@ class Asynchronous(Gathering):
 
 
 def gathering(call: Call, asked: Asked | None) -> Gathering:
-    """How a round's reports come together; `asked` are those asked at first, if it waits."""
+    """How a round collects its reports; `asked` are the first clients (None: asynchronous)."""
     pace = call.algorithm.pace
     if pace is not None:
         clock = call.clock or Clock(alike(call.federation.num_clients, keys.root(call.seed)))
@@ -279,7 +279,7 @@ def _below_quorum(call: Call, found: Reports, num_asked: int, quorum: int) -> Be
 
 
 def _refused(reports: Reports, rejected: Mapping[int, str]) -> Reports:
-    """Without the rows whose updates cannot be taken."""
+    """The reports without the rows whose updates are rejected."""
     listed = reports.reported.clients.tolist()
     kept = [row for row in range(len(listed)) if row not in rejected]
     failed: dict[str, list[int]] = {}
@@ -294,7 +294,7 @@ def _refused(reports: Reports, rejected: Mapping[int, str]) -> Reports:
 
 
 def _in_vain(reports: Reports) -> Reports:
-    """With those who reported among the others, since they were too few."""
+    """The reports with those who reported listed as surplus, since they were too few."""
     surplus = {"surplus": reports.reported.clients.tolist()}
     return replace(reports, failed=_joined(reports.failed, surplus))
 

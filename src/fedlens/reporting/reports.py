@@ -1,7 +1,7 @@
-"""What becomes of clients that are asked to train: who reports, when, and why others do not.
+"""The outcomes of clients that are asked to train: which report, when, and why others do not.
 
-All of it is drawn by key and by the virtual clock, before anybody trains: a client that will fail
-need not. It is the same on every engine, and after a resume.
+All outcomes follow from keys and the virtual clock before any client trains, so a client that will
+fail need not train. They are the same on every engine, and after a resume.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from fedlens.names import REPORTED
 from fedlens.reporting.devices import Devices
 
 FAULT, MOMENT = keys.purpose("fault"), keys.purpose("moment")
-PAUSE = 60.0  # virtual seconds before clients are asked again, where too few reported
+PAUSE = 60.0  # virtual seconds before clients are asked again, if too few reported
 
 
 @dataclass(frozen=True)
 class Faults:
-    """The chance of each fault, of every client that is asked, in every round."""
+    """The probability of each fault, for every client that is asked, in every round."""
 
-    absent: float = 0.0  # it never begins
-    dropped: float = 0.0  # it stops on its way, at a moment of its own
+    absent: float = 0.0  # it never starts
+    dropped: float = 0.0  # it stops at a random moment before it reports
     nan: float = 0.0  # it sends an update with NaNs
     infinite: float = 0.0  # with infinite numbers
     huge: float = 0.0  # of an absurd length
@@ -43,7 +43,7 @@ class Faults:
             )
 
     def drawn(self, client_keys: Tensor) -> list[str]:  # [C]
-        """What each client does, as far as chance is concerned."""
+        """Draw the fault of each client, or REPORTED for none."""
         names = [f.name for f in fields(self)]
         chances = torch.tensor([getattr(self, name) for name in names], dtype=torch.float64)
         draws = keys.uniform(keys.fold(client_keys, FAULT))
@@ -52,18 +52,18 @@ class Faults:
 
 
 REJECTED = ("nan", "infinite", "huge", "malformed", "stale", "foreign")
-"""They arrive, and are not taken."""
+"""The outcomes of updates that arrive and are rejected."""
 
 
 @dataclass(frozen=True)
 class Reporting:
-    """The server's rules, as Bonawitz et al. (MLSys 2019, arXiv:1902.01046) have them."""
+    """The server's rules for a round, after Bonawitz et al. (MLSys 2019, arXiv:1902.01046)."""
 
-    over_select: float = 1.0  # how many times clients.per_round are asked; the first are taken
-    deadline: float | None = None  # seconds after which nobody is waited for
-    quorum: float = 0.0  # the share of clients.per_round that must report; one client always
-    below_quorum: Literal["repeat", "stop"] = "repeat"  # the round with others, or the run
-    largest: float | None = None  # the longest update taken, by its norm; None: any that is finite
+    over_select: float = 1.0  # how many times clients.per_round to ask; the first reports are used
+    deadline: float | None = None  # seconds after which the server stops waiting
+    quorum: float = 0.0  # the share of clients.per_round that must report; at least one client
+    below_quorum: Literal["repeat", "stop"] = "repeat"  # the round with other clients; the run
+    largest: float | None = None  # the largest norm of an accepted update; None: any finite norm
 
     def __post_init__(self) -> None:
         for name, fits, remedy in (
@@ -76,11 +76,11 @@ class Reporting:
                 raise ValueError(f"reporting.{name} is {getattr(self, name)}: {remedy}")
 
     def needed(self, goal: int, fewest: int) -> int:
-        """How many of `goal` clients must report, if what they send needs `fewest`."""
+        """How many of `goal` clients must report, if combining needs at least `fewest` updates."""
         return max(math.ceil(self.quorum * goal - 1e-9), fewest, 1)
 
     def rejects(self, norm: float) -> str | None:
-        """Why an update of this norm is not taken, if it is not."""
+        """The reason to reject an update of this norm, or None."""
         if math.isnan(norm):
             return "nan"
         if math.isinf(norm):
@@ -89,7 +89,7 @@ class Reporting:
 
 
 class End(NamedTuple):
-    """How it ends with a client that was asked, and when."""
+    """The outcome of a client that was asked, and its time."""
 
     outcome: str
     time: float
@@ -97,18 +97,18 @@ class End(NamedTuple):
 
 @dataclass(frozen=True)
 class Clock:
-    """What clients are and do on a virtual clock, and how long the server waits for them."""
+    """Devices and faults of clients on a virtual clock, and how long the server waits for them."""
 
     devices: Devices
     faults: Faults = Faults()
     reporting: Reporting = Reporting()
     bytes_up: int = 0  # that a client sends
-    bytes_down: int = 0  # that it is sent
+    bytes_down: int = 0  # that a client receives
 
     def ends(
         self, clients: Tensor, client_keys: Tensor, examples: Tensor, time: float
     ) -> list[End]:  # [C]
-        """How it ends with clients that are asked at `time` to process this many examples."""
+        """The outcomes of clients that are asked at `time` to process this many examples."""
         devices, deadline = self.devices, self.reporting.deadline
         seconds = devices.seconds(clients, client_keys, examples, self.bytes_up, self.bytes_down)
         moments = keys.uniform(keys.fold(client_keys, MOMENT))
@@ -133,18 +133,18 @@ class Clock:
         return found
 
     def first(self, ends: list[End], goal: int, time: float) -> tuple[list[str], float]:
-        """Of clients asked at `time`, the outcomes once the first `goal` have reported; and when.
+        """The outcomes of clients asked at `time` once the first `goal` have reported, and when.
 
-        Where they do not, the server waits for the deadline or, if there is none, for the last.
+        If fewer report, the server waits for the deadline or, if there is none, for the last.
         """
         outcomes = [end.outcome for end in ends]
         reported = [row for row, end in enumerate(ends) if end.outcome == REPORTED]
-        taken = sorted(reported, key=lambda row: ends[row].time)[:goal]  # of equals, the first
+        taken = sorted(reported, key=lambda row: ends[row].time)[:goal]  # if equal, the first row
         if len(taken) == goal:
             closes = ends[taken[-1]].time
             for row in set(range(len(ends))) - set(taken):
                 if outcomes[row] == REPORTED or ends[row].time > closes:
-                    outcomes[row] = "surplus"  # whatever would have become of it
+                    outcomes[row] = "surplus"  # whatever its outcome would have been
             return outcomes, closes
         if self.reporting.deadline is not None:
             return outcomes, time + self.reporting.deadline

@@ -1,1 +1,1 @@
-"""A run: rounds, evaluation, record, checkpoint, and the folder that all of it is kept in."""
+"""A run: rounds, evaluation, records, checkpoints, and the run folder that holds them."""

@@ -1,4 +1,4 @@
-"""A run in progress: its state, its records, and what is written of it round by round."""
+"""A run in progress: its state, its records, and what it writes round by round."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from fedlens.runs.watching import Watch, within_of
 from fedlens.setup import Setup
 from fedlens.work import Work
 
-TOLD_SECONDS = 1.0  # at least, between two tellings of how far a round is
+TOLD_SECONDS = 1.0  # minimum between two progress reports within a round
 
 
 class Whole(NamedTuple):
-    """Where a run stands after a whole round: one value, so that nothing can come in between."""
+    """A run after its last complete round: one value, so that an interrupt cannot split it."""
 
     state: State
-    mark: Mark | None  # the end of its records in their file, if they are written
-    best: Tree | None  # the best model so far, if that is kept
+    mark: Mark | None  # the end of the records in their file, if there is one
+    best: Tree | None  # the best model so far, if it is kept
 
 
 class ActiveRun:
@@ -53,14 +53,14 @@ class ActiveRun:
         by_client: Callable[..., ByClient] | None = None,
     ) -> None:
         self.setup, self.folder = setup, folder
-        self.newest_state = state  # after the rounds that have started, which may not have ended
+        self.newest_state = state  # after all started rounds, which may not be finished
         self.records, self.watch, self.twin = records or [], watch, twin
         self.file, self.by_client = file, by_client
         self._whole = Whole(state, file.mark if file else None, best)
         diverged = not math.isfinite(float(sums_of_models([state]))) or _has_diverged(self.records)
         self.status = "diverged" if diverged else "running"
-        self.reason = ""  # why it stopped, if it did
-        self.closer: dict[str, Any] = {}  # what the summary also says of the final model
+        self.reason = ""  # why it stopped early, if it did
+        self.closer: dict[str, Any] = {}  # further entries of the summary, of the final model
         self.start_time = self.record_time = self.told_time = time.perf_counter()
         self.num_earlier_records = len(self.records)
         self.earlier_summary = folder.summary(len(self.records)) if folder else {}
@@ -68,7 +68,8 @@ class ActiveRun:
         earlier = self.earlier_summary
         self.earlier_seconds = earlier["seconds"]["total"] if earlier else spent
         self.stopping = Stopping(setup.experiment)
-        # Time that ran out within a round ends the next one, which is then evaluated.
+        # The time of an interrupted run is ignored here: if stop.seconds has passed, the run stops
+        # after its next round, which is then evaluated.
         seconds = self.earlier_seconds if earlier.get("status") in OVER else 0.0
         for record in self.records:
             self.stopping.spend(record, seconds)
@@ -76,13 +77,13 @@ class ActiveRun:
         self._end_if_told()
 
     def _end_if_told(self) -> None:
-        """Go no further, if the experiment says so."""
+        """Finish the run if a stopping rule of the experiment holds."""
         if self.stopping.reason and self.status == "running":
             self.status, self.reason = "finished", self.stopping.reason
 
     @property
     def state(self) -> State:
-        """After the last whole round."""
+        """The state after the last complete round."""
         return self._whole.state
 
     @property
@@ -95,7 +96,7 @@ class ActiveRun:
 
     @property
     def num_batches(self) -> int:
-        """Of the client that took the most in each round, added up."""
+        """Batches of the client with the most batches in each round, summed over rounds."""
         return int(self.records[-1]["batches_total"]) if self.records else 0
 
     @property
@@ -115,7 +116,7 @@ class ActiveRun:
     def record_round(
         self, state: State, record: Record, is_finite: bool, evaluation: Evaluation
     ) -> None:
-        """The end of a round: evaluate if it is time to, and write the record."""
+        """End a round: evaluate the model if an evaluation is due, and write the record."""
         experiment, trained = self.setup.experiment, time.perf_counter()
         best = self._whole.best
         self.stopping.spend(record, self.earlier_seconds + trained - self.start_time)
@@ -139,9 +140,10 @@ class ActiveRun:
         self.record_time = self.told_time = time.perf_counter()
 
     def tell_trained(self, num_workers: int, done: int, work: Work) -> None:
-        """How many clients of a round have trained, now and then, and what share of its images.
+        """Report at intervals how many clients of a round have trained, and the share of images.
 
-        Workers may be further than is known here: the share is told once that matters little.
+        Workers may be further than is known here, so the share is reported only after two clients
+        per worker.
         """
         if not self._is_time_to_tell():
             return
@@ -152,7 +154,7 @@ class ActiveRun:
         within_of(self.watch)(record)
 
     def tell_tested(self, done: int, total: int) -> None:
-        """How many images of a round's evaluation were tested, now and then."""
+        """Report at intervals how many images of a round's evaluation are done."""
         if self._is_time_to_tell():
             within_of(self.watch)({"tested": done, "of": total})
 
@@ -163,12 +165,12 @@ class ActiveRun:
         return is_time
 
     def finish(self, keep_state: bool = True) -> None:
-        """Write the model and the summary and, if the run may be resumed, its last state."""
+        """Write the model, the summary and, with `keep_state`, the last checkpoint."""
         status = "finished" if self.status == "running" else self.status
         if status == "finished" and unsound_losses(self.records):
             status = "invalid"
         self.status = status
-        if keep_state and self.has_news(status):  # else it is saved already
+        if keep_state and self.has_news(status):  # otherwise it is already saved
             self.save()
         elif self.file is not None:
             self.file.sync()
@@ -185,9 +187,9 @@ class ActiveRun:
             self.folder.write(EVALUATION, to_json(details.plain()) + "\n")
 
     def _look_closer(self) -> None:
-        """What is asked of the final model alone: intervals, and clients by themselves."""
+        """Compute what the final model alone gets: intervals, and a comparison by client."""
         setup, asked = self.setup, self.setup.experiment.evaluate
-        ended = len(self.records) == self.num_earlier_records  # it was resumed, and runs no round
+        ended = len(self.records) == self.num_earlier_records  # resumed after its last round
         if ended and setup.engine.reporting is None:
             self._write_details(Evaluation(setup, setup.engine, self.state).read(self.twin)[1])
         if times := asked.bootstrap:
@@ -202,40 +204,40 @@ class ActiveRun:
                 self.folder.write(CLIENTS, to_json(known) + "\n")
 
     def end_early(self, error: BelowQuorum) -> None:
-        """Go no further, as the experiment has it where too few clients report."""
-        if self.status != "running":  # a round that was computed meanwhile has ended it
+        """Stop the run because too few clients reported, as the experiment demands."""
+        if self.status != "running":  # a round that finished meanwhile has ended the run
             return
         self.status, self.reason = "stopped", str(error)
         self.closer["stopped_round"] = stopped_round(self.state.round + 1, error.reports)
 
     def save(self) -> None:
-        """Write the checkpoint, once the records that it rests on are on the disk."""
+        """Write the checkpoint after the records that it depends on are on disk."""
         state, mark, best = self._whole
         if self.folder is not None and self.file is not None and mark is not None:
             self.file.sync()
             self.folder.save_state(state, mark, best)
 
     def stop(self, error: BaseException) -> None:
-        """Keep the last whole round: the state does not change, whatever was in progress."""
+        """Save the last complete round, and discard the records of the round in progress."""
         del self.records[self.state.round :]
-        # Where it cannot be kept (the disk may be full), the checkpoint before it is still there.
+        # If saving fails (the disk may be full), the checkpoint before it is still there.
         with contextlib.suppress(OSError):
             self.save()
         with contextlib.suppress(OSError):
             self.write_summary("interrupted" if isinstance(error, KeyboardInterrupt) else "failed")
 
     def close(self) -> None:
-        """Let others write into its folder."""
+        """Release the lock of the run folder."""
         if self.folder is not None:
             self.folder.close()
 
     def has_news(self, status: str) -> bool:
-        """Whether there is more to say than when it was resumed."""
+        """Whether the records or the status have changed since the run was resumed."""
         is_new = len(self.records) > self.num_earlier_records or "stopped_round" in self.closer
         return is_new or status != self.earlier_summary.get("status")
 
     def announce(self) -> None:
-        """Say that it goes on, if only to write what it came to; what was over stays so."""
+        """Write the status "running", unless the run has ended and its summary says so."""
         if not self.is_over or self.earlier_summary.get("status") not in OVER:
             self.write_summary("running")
 
@@ -264,21 +266,22 @@ class ActiveRun:
 
 
 def unsound_losses(records: list[Record]) -> list[str]:
-    """The losses of the last evaluation that are no finite numbers, or absurdly large ones."""
+    """The losses of the last evaluation that are not finite, or at least `LARGEST_LOSS`."""
     last = next((one for one in reversed(records) if OF_MODEL.keys() & one.keys()), {})
     losses = {name: last.get(name, 0.0) for name in (measure_name(p, "loss") for p in PARTS)}
     return [name for name, loss in losses.items() if not is_number(loss) or loss >= LARGEST_LOSS]
 
 
 def _has_diverged(records: list[Record]) -> bool:
-    """Whether the last training loss is not a number (None, once it was written)."""
+    """Whether the last training loss is not finite (None, if read from a file)."""
     return bool(records) and not is_number(records[-1]["train_loss"])
 
 
 def sums_of_models(states: Sequence[State]) -> torch.Tensor:  # [G]
-    """For each of G states, whose models are built alike, a number: finite if all of its model is.
+    """A number for each of G states with models of equal structure: finite if the model is.
 
-    Of their sizes, since these are summed by few kernels, where sums of numbers take one each.
+    It sums absolute values: norms of many tensors need few kernel launches, and plain sums one
+    per tensor.
     """
     sums = torch._foreach_norm(
         [

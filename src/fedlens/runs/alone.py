@@ -1,9 +1,10 @@
-"""What clients come to by themselves: does federated learning help, and whom?
+"""Models that clients train without the others: which clients does federated learning help?
 
-Each client trains with the run's local settings on its own examples and nothing else: from the
-initial weights (`evaluate.local_only`), as many passes as the centralised twin makes over all
-examples, or from the final model (`evaluate.fine_tune`). It is tested on what the federated model
-is tested on for that client. All clients train as one cohort of many experiments, as in a sweep.
+Each client trains with the run's local settings on its own examples only: from the initial
+weights (`evaluate.local_only`), with as many passes over its examples as the centralised twin makes
+over all examples, or from the final model (`evaluate.fine_tune`). Its model is tested on the same
+examples as the federated model is for that client. Clients train side by side in one cohort, each
+as an experiment of its own, as in a sweep.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def check_clients_are_tested(setup: Setup) -> None:
     asked = "fine_tune" if evaluate.fine_tune else "local_only"
     if (evaluate.fine_tune or evaluate.local_only) and setup.client_tests is None:
         remedy = "set clients.holdout, say to 0.2"
-        if not isinstance(setup.federation.split, Fixed):  # which refuses that
+        if not isinstance(setup.federation.split, Fixed):  # such a split refuses a holdout
             partition = setup.experiment.clients.partition.name
             remedy = f"choose another partition than {partition!r}, and set clients.holdout"
         raise ValueError(
@@ -41,10 +42,10 @@ def check_clients_are_tested(setup: Setup) -> None:
 
 
 def by_client(setup: Setup, final: State, twin: Twin | None, watch: Watch | None) -> ByClient:
-    """What the experiment asks of its clients, once the final model is there.
+    """The accuracies by client that the experiment asks for, given the final state.
 
-    While they train, `watch` is called with each pass: `tuned` or `alone` is its number, `of` how
-    many there are.
+    During training, `watch` is called after each pass with its number (`tuned` or `alone`) and the
+    number of passes (`of`).
     """
     evaluate, clients = setup.experiment.evaluate, range(setup.federation.num_clients)
     models = [final.params | final.buffers] * len(clients)
@@ -59,7 +60,7 @@ def by_client(setup: Setup, final: State, twin: Twin | None, watch: Watch | None
     plain = plain_training(setup)
     with torch_settings(plain.experiment, plain.device):
         try:
-            if evaluate.fine_tune:  # with the last numbers of a schedule: it goes on from there
+            if evaluate.fine_tune:  # with the last values of schedules: it continues the run
                 program = plain.program_of(plain.experiment.rounds - 1)
                 tuned = _accuracy(
                     setup, plain, models, [program] * evaluate.fine_tune, "tuned", watch
@@ -80,7 +81,7 @@ def _accuracy(
     told_as: str,
     watch: Watch | None,
 ) -> Tensor:  # [K]
-    """How good clients are after some passes, each from its start or from the initial model."""
+    """Accuracy by client after `passes`, each from its own start or from the initial model."""
     assert setup.client_tests is not None, "who asks for it was checked"
     held, tested = setup.federation.everyone(0), setup.client_tests.holdings
     found = torch.full((len(held),), torch.nan, dtype=torch.float64)
@@ -125,7 +126,7 @@ def _one_pass(
     return [state for state, _ in run_rounds(joint, plain.engine, inputs)]
 
 
-def _tested(setup: Setup, client: int, model: Tree) -> Tensor:  # [] NaN: on nothing
+def _tested(setup: Setup, client: int, model: Tree) -> Tensor:  # []; NaN without test examples
     assert setup.client_tests is not None, "who asks for it was checked"
     tests = setup.client_tests
     index = tests.holdings.members(client)

@@ -1,4 +1,4 @@
-"""What is said of runs before they begin: what is not tested, has no effect, or is done twice."""
+"""Warnings before runs begin: what is not tested, has no effect, or is done twice."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from fedlens.setup.algorithm import make_algorithm
 
 logger = logging.getLogger(__name__)
 
-MOST_NAMED = 5  # classes in one line
+MOST_NAMED = 5  # clients or classes in one line
 
 
 def say_beforehand(setups: Iterable[Setup]) -> None:
-    """What users should know before runs begin: a line each, of equal ones once."""
+    """Log the warnings of all runs, one line each and equal lines once."""
     about = _untested, _tested_alone, _untested_classes, _without_effect, _softmax_twice
     lines = [say(setup) for setup in setups for say in about]
     for line in dict.fromkeys(filter(None, lines)):
@@ -47,7 +47,7 @@ def _untested(setup: Setup) -> str:
 
 
 def _tested_alone(setup: Setup) -> str:
-    """Of test images whose owners train nothing: they count in accuracy, and no client has them."""
+    """A warning if test images have owners that do not train: accuracies by client omit them."""
     if setup.client_tests is None or setup.client_tests.part != "test":
         return ""
     held, test = setup.client_tests.holdings, setup.dataset.test
@@ -67,10 +67,10 @@ def _tested_alone(setup: Setup) -> str:
 
 
 def _untested_classes(setup: Setup) -> str:
-    """Of those that are trained on: no measure says how the model does on the others."""
+    """A warning if classes of the training set have no test images, so are not measured."""
     if "test" not in setup.parts:
         return ""
-    dataset = setup.dataset  # whose labels are where they were read, not on the engine's device
+    dataset = setup.dataset  # its labels stay where they were loaded, not on the engine's device
     trained, tested = (
         torch.bincount(examples.labels, minlength=dataset.num_classes) > 0
         for examples in (dataset.train, dataset.test)
@@ -92,7 +92,7 @@ def _without_effect(setup: Setup) -> str:
 
 
 def epochs_without_effect(experiment: Experiment) -> str:
-    """Of local.epochs, where the algorithm draws the same without it."""
+    """A warning if local.epochs does not change what the algorithm draws."""
     local = experiment.local
     if local.epochs == 1 or local.steps is not None:
         return ""
@@ -100,14 +100,14 @@ def epochs_without_effect(experiment: Experiment) -> str:
     try:
         if not same(make_algorithm(plain).draw, make_algorithm(experiment).draw):
             return ""
-    except ValueError:  # it needs other epochs than one
+    except ValueError:  # the algorithm refuses one epoch
         return ""
     names = " + ".join(named.name for named in experiment.algorithm)
     return f"local.epochs is {local.epochs}, which has no effect: {names} has its own local work"
 
 
 def _softmax_twice(setup: Setup) -> str:
-    """Of a module that ends in one, under a loss that takes its outputs for logits."""
+    """A warning if the model ends in a softmax and the loss expects logits."""
     *_, last = setup.network.module.modules()
     if not isinstance(last, nn.Softmax) or setup.experiment.loss.name != "cross_entropy":
         return ""

@@ -1,8 +1,8 @@
-"""How fast rounds are on this machine, and how near they come to what it can do.
+"""How fast rounds are on this machine, and how close they come to its peak performance.
 
-The workloads are those that other simulators are measured on. Images are noise around a picture
-for each class, so that one can see that a model learns. A round is all of it: choosing clients,
-drawing plans, training, weighing, combining and advancing; evaluation is apart.
+The workloads are those that other simulators are measured on. Images are noise added to one
+picture per class, so that a model can learn. A round includes client selection, plans, training,
+weighting, aggregation and the server update; evaluation is measured separately.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from fedlens.runs.summary import peak_memory
 from fedlens.setup import Setup, build
 from fedlens.work import Part, Shared, Work
 
-POPULATION = 2  # times the clients of a round
+POPULATION = 2  # times as many clients as in a round
 CLASSES = 10
 TESTED = 10_000  # images that an evaluation is timed on
-TESTED_BY_CPU = 1000  # which takes ten times as long for ten times as many
+TESTED_BY_CPU = 1000  # a CPU would take ten times as long for all
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Clients a round, each of which takes `steps` steps on batches of `batch` images."""
+    """A round of `clients`, each with `steps` steps on batches of `batch` images."""
 
     model: str
     shape: tuple[int, int, int]
@@ -68,7 +68,7 @@ WORKLOADS = {
 }
 
 
-COMMON = ["pfl-cnn", "hsu-cnn", "mcmahan-cnn"]  # those that every simulator is measured on
+COMMON = ["pfl-cnn", "hsu-cnn", "mcmahan-cnn"]  # measured for every simulator
 
 
 def named(name: str) -> Workload:
@@ -78,11 +78,11 @@ def named(name: str) -> Workload:
 
 
 def examples(work: Workload) -> Examples:
-    """As many images as all clients hold: half a picture of their class, half noise."""
+    """The images of all clients: each is the sum of its class's picture and noise."""
     rng = torch.Generator().manual_seed(0)
     channels, height, width = work.shape
 
-    def noise(count: int) -> Tensor:  # channels last, as published data sets are kept
+    def noise(count: int) -> Tensor:  # channels last, as data sets are stored
         shape = (count, height, width, channels)
         return torch.randint(128, shape, generator=rng, dtype=torch.uint8).permute(0, 3, 1, 2)
 
@@ -94,7 +94,7 @@ def examples(work: Workload) -> Examples:
 def experiment(work: Workload, engine: str, device: str, precision: str) -> Experiment:
     """The workload as an experiment."""
     train, channels = examples(work), work.shape[0]
-    # Workers can be forked only by who has not asked for a GPU itself: see engines/gpus.py.
+    # A process that has initialised CUDA cannot fork workers: see engines/gpus.py.
     has_gpu = gpu_names if engine == "processes" else torch.cuda.is_available
     on_gpu = device != "cpu" and bool(has_gpu())
     test = train.take(torch.arange(TESTED if on_gpu else TESTED_BY_CPU) % len(train))
@@ -137,12 +137,12 @@ def bench(
             say("measuring the machine's limit")
             limit = _limit(setup)
             count_them = partial(_operations, work)
-            # Where a process has differentiated, it can fork no workers for the next workload.
+            # A process that has run autograd can fork no workers for the next workload.
             forks = isinstance(setup.engine, Processes)
             operations = in_a_child(count_them) if forks else count_them()
             say("warming up")
             one_round = rounds(setup)
-            if setup.devices[0].type == "cuda":  # shapes are recorded when they come again
+            if setup.devices[0].type == "cuda":  # repeated shapes are captured as graphs
                 time_of(one_round, 5, setup.device)
             once = max(time_of(one_round, 3, setup.device), 1e-4)
             count = max(int(seconds / once), 1)
@@ -177,7 +177,7 @@ def bench(
 
 
 def _parts(setup: Setup, work: Workload, taken: float) -> dict[str, float]:
-    """Where the seconds of a round go; and those of an evaluation of 10,000 images, apart."""
+    """The seconds of a round by part, and separately those to evaluate 10,000 images."""
     device, network = setup.device, setup.network
     server = time_of(rounds(replace(setup, engine=Idle(setup.network))), 3, device)
     workers = min(setup.engine.num_workers, work.clients)
@@ -191,7 +191,7 @@ def _parts(setup: Setup, work: Workload, taken: float) -> dict[str, float]:
     judge = partial(
         evaluate, setup.engine, state, test, CLASSES, setup.program.algorithm.objective.loss
     )
-    time_of(judge, 3, device)  # until it is recorded, where it is
+    time_of(judge, 3, device)  # until its CUDA graph is captured, if it is
     return {
         "server_seconds": server,
         "gather_seconds": gather,
@@ -201,7 +201,7 @@ def _parts(setup: Setup, work: Workload, taken: float) -> dict[str, float]:
 
 
 def _gather(setup: Setup, count: int, device: torch.device) -> float:
-    """Seconds in which this many images are read and normalised."""
+    """Seconds to read and normalise this many images."""
     network, index = setup.network, torch.arange(count, device=device)
     images = setup.federation.examples.images[:count].to(device)
     made = partial(normalise, mean=network.mean, std=network.std, dtype=network.compute)
@@ -209,14 +209,14 @@ def _gather(setup: Setup, count: int, device: torch.device) -> float:
 
 
 def _where_trained(setup: Setup, measure: Callable[[torch.device], float]) -> float:
-    """What is measured on the device of clients; if only workers may use it, in a child."""
+    """Run `measure` on the clients' device; in a forked process if only workers may use it."""
     device = setup.devices[0]
     return measure(device) if device == setup.device else in_a_child(partial(measure, device))
 
 
 @dataclass
 class Idle(Engine):
-    """An engine whose clients send nothing: what is left of a round is the server's own work."""
+    """An engine whose clients train nothing, so that a round is the server's work alone."""
 
     network: Network
     name: ClassVar[str] = "idle"
@@ -229,12 +229,12 @@ class Idle(Engine):
 
 
 def rounds(setup: Setup) -> Callable[[], None]:
-    """A function that runs one round after another."""
+    """A function that runs the next round at each call."""
     return rounds_together([setup], setup.engine)
 
 
 def rounds_together(setups: Sequence[Setup], engine: Engine) -> Callable[[], None]:
-    """The same for several experiments, whose clients train as one cohort."""
+    """The same for several experiments with their clients in one cohort."""
     turns = [
         RoundInput(s.program, s.federation, begin(s.network, s.program, s.federation, s.device), i)
         for i, s in enumerate(setups)
@@ -251,7 +251,7 @@ def rounds_together(setups: Sequence[Setup], engine: Engine) -> Callable[[], Non
 
 
 def table(found: Sequence[dict[str, Any]]) -> str:
-    """One line a workload, for people."""
+    """The results as text, one line per workload."""
     words = "workload, s a round, steps/s, samples/s, of limit, waiting, server, gather, train"
     lines = [(*words.split(", "), "evaluate 10,000", "peak memory")]
     for row in found:
@@ -274,7 +274,7 @@ def table(found: Sequence[dict[str, Any]]) -> str:
 
 
 def time_of(work: Callable[[], object], count: int, device: torch.device) -> float:
-    """Seconds of one, in a row of `count`."""
+    """Mean seconds of one call, over `count` calls."""
     _wait(device)
     start = time.perf_counter()
     for _ in range(count):
@@ -289,7 +289,7 @@ def _wait(device: torch.device) -> None:
 
 
 def _limit(setup: Setup) -> float:
-    """Operations a second of a large matrix product, by all cores or all GPUs."""
+    """Operations per second of a large matrix product, on all cores or all GPUs."""
     count = len(setup.devices) if setup.devices[0].type == "cuda" else 1
     return count * _where_trained(setup, partial(_products, setup.network.compute))
 
@@ -302,9 +302,9 @@ def _products(dtype: torch.dtype, device: torch.device) -> float:
 
 
 def _operations(work: Workload) -> int:
-    """What one step must compute: the products of its convolutions and linear layers, both ways.
+    """Operations of one step: those of convolutions and linear layers, forward and backward.
 
-    Shapes are enough to count them by: nothing is computed.
+    They are counted from shapes on the meta device: nothing is computed.
     """
     from torch.utils.flop_counter import FlopCounterMode
 

@@ -1,4 +1,4 @@
-"""How sure measures are: intervals by drawing examples, or clients, again and again."""
+"""Confidence intervals of measures by the bootstrap: examples or clients are resampled."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch import Tensor
 
 Interval = tuple[float, float] | None
 
-FEWEST = 8  # clients: resampling fewer gives intervals that are too narrow
-TIMES = 2000  # that clients are resampled
+FEWEST = 8  # clients; with fewer, bootstrap intervals are too narrow
+TIMES = 2000  # resamples of clients
 
 
 def bootstrap(
@@ -21,11 +21,11 @@ def bootstrap(
     seed: int,
     watch: Callable[[dict[str, int]], None] | None = None,
 ) -> dict[str, Interval]:
-    """The 95% intervals of measures, by drawing as many examples or clients again and again.
+    """The 95% bootstrap intervals of measures, over `times` resamples of `count` items.
 
-    `measure` is given which of `count` were drawn, some of them twice. The interval is between
-    quantiles of what it gives; None if it never gives a number. `watch` is called with each time:
-    `drawn` is its number, `of` how many there are.
+    `measure` receives the indices of a resample, drawn with replacement. An interval lies between
+    the 2.5% and 97.5% quantiles of the finite values; None if there are none. `watch` is called
+    after each resample with its number (`drawn`) and the number of resamples (`of`).
     """
     generator = torch.Generator().manual_seed(seed)
     drawn = []
@@ -43,7 +43,7 @@ def bootstrap(
 
 
 def bootstrap_mean(values: Tensor, seed: int) -> Interval:  # [K]
-    """That of a mean over clients, if they are not too few to stand for others."""
+    """The interval of a mean over clients; None for fewer than `FEWEST`."""
     if len(values) < FEWEST:
         return None
     found = bootstrap(lambda drawn: {"": float(values[drawn].mean())}, len(values), TIMES, seed)

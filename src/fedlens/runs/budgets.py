@@ -1,7 +1,7 @@
-"""What a run is worth by what it spent: rounds, or batches.
+"""How good a run is at a given budget of rounds or batches.
 
-Batches are those of the client that takes the most in each round, added up: clients train side by
-side, so that is how long a round lasts (Hsu et al. 2020).
+Batches are those of the client with the most batches in each round, summed over rounds: clients
+train in parallel, so that client determines how long a round lasts (Hsu et al. 2020).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from fedlens.runs.records import is_number
 
 Records = Sequence[Mapping[str, Any]]
-"""The records of a run in order, one a round, as `Result.records` and rounds.jsonl have them."""
+"""The records of a run in order, one per round, as in `Result.records` and rounds.jsonl."""
 
 
 def rounds_to(records: Records, target: float, key: str = "test_accuracy") -> int | None:
@@ -23,7 +23,7 @@ def rounds_to(records: Records, target: float, key: str = "test_accuracy") -> in
 
 
 def clock_at(records: Records, target: float, key: str = "test_accuracy") -> float | None:
-    """When, on the virtual clock, a measure was first at least `target`; None if it never was."""
+    """The time on the virtual clock when a measure first was at least `target`, or None."""
     reached = (r["clock"] for r in records if is_number(r.get(key)) and r[key] >= target)
     return next(reached, None)
 
@@ -31,9 +31,9 @@ def clock_at(records: Records, target: float, key: str = "test_accuracy") -> flo
 def at_rounds(
     records: Records, budgets: Iterable[int], key: str = "test_accuracy"
 ) -> dict[int, float | None]:
-    """By budget: the measure when this many rounds were done, as it was evaluated last.
+    """By budget: the last value of the measure within this many rounds.
 
-    It is None for a run that was not evaluated by then, or that did not get that far.
+    It is None if the run was not evaluated by then, or has fewer rounds.
     """
     return _at(records, [record["round"] for record in records], budgets, key)
 
@@ -41,9 +41,9 @@ def at_rounds(
 def at_batches(
     records: Records, budgets: Iterable[int], key: str = "test_accuracy"
 ) -> dict[int, float | None]:
-    """By budget: the measure when this many batches were spent, as it was evaluated last.
+    """By budget: the last value of the measure within this many batches.
 
-    It is None for a run that was not evaluated by then, or that did not spend as many.
+    It is None if the run was not evaluated by then, or has fewer batches.
     """
     return _at(records, list(accumulate(r["batches"] for r in records)), budgets, key)
 
@@ -51,7 +51,7 @@ def at_batches(
 def at_round_numbers(records: Records, key: str = "test_accuracy") -> dict[str, dict[str, float]]:
     """The measure at 1, 2, 5, 10, 20, 50, ... rounds and batches, for a summary.
 
-    Budgets that were not spent, or before the first evaluation, are left out.
+    Budgets that the run did not spend, or that end before its first evaluation, are left out.
     """
     rounds = at_rounds(records, round_numbers(len(records)), key)
     batches = at_batches(records, round_numbers(sum(r["batches"] for r in records)), key)
@@ -62,7 +62,7 @@ def at_round_numbers(records: Records, key: str = "test_accuracy") -> dict[str, 
 
 
 def round_numbers(most: int) -> Iterator[int]:
-    """1, 2, 5, 10, 20, 50, ... as far as `most`."""
+    """1, 2, 5, 10, 20, 50, ... up to `most`."""
     for power in range(len(str(most))):
         yield from (n * 10**power for n in (1, 2, 5) if n * 10**power <= most)
 

@@ -1,9 +1,9 @@
-"""States as files: their tensors as safetensors, what they are made of as JSON.
+"""States as files: their tensors as safetensors, their structure as JSON.
 
-Nothing here knows the fields of `State`. A state is dicts and dataclasses, one within another, of
-tensors and plain numbers. In its description a dict or dataclass is an object, whose names stay in
-their order; a dict by client is a list of its clients and what they have, as one tensor for all
-of them; and a tensor is the name that it has in the safetensors file.
+This module does not depend on the fields of `State`: a state is any nesting of dicts and
+dataclasses with tensors and plain numbers. In the JSON description, a dict or dataclass is an
+object with its names in order; a dict by client is a list of the clients and the description of
+their values, stacked into one tensor for all clients; a tensor is its name in the safetensors file.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 def describe(value: Any, tensors: Tree, path: str = "") -> Any:
-    """`value` as JSON can hold it; its tensors go to `tensors`, each under its path."""
+    """The JSON description of `value`; its tensors are added to `tensors`, by path."""
     if isinstance(value, Tensor):
         assert path not in tensors, f"two tensors of a state are called {path}"
         tensors[path] = value
@@ -39,7 +39,7 @@ def describe(value: Any, tensors: Tree, path: str = "") -> Any:
 
 
 def restore(kind: type[T], described: Any, tensors: Tree) -> T:
-    """The `kind` that was described, with new memory for what each client has."""
+    """The described object of type `kind`, with separate memory for the tensors of each client."""
     return cast(T, _restored(kind, described, tensors))
 
 
@@ -61,7 +61,7 @@ def _restored(kind: Any, described: Any, tensors: Tree) -> Any:
 
 
 def to_bytes(tensors: Tree) -> bytes:
-    """As a safetensors file, which can hold no tensor that shares memory with another."""
+    """The tensors as a safetensors file, in which no two tensors may share memory."""
     from safetensors.torch import save
 
     own: Tree = {}

@@ -1,8 +1,8 @@
-"""The metrics that `evaluate.metrics` may name, and how they and a user's own are called.
+"""The metrics that `evaluate.metrics` may name, and how they and user-defined ones are called.
 
-A metric of one argument is given the counts [L, L + 1]: true label, prediction; the last column is
-"no label". One of two is given the logits [N, outputs] and labels [N] of all examples, on the
-device where they are evaluated. Either gives one number, as a float or a tensor.
+A metric with one argument receives the counts [L, L + 1]: true label, prediction; the last column
+is "no label". A metric with two arguments receives the logits [N, outputs] and labels [N] of all
+examples, on the device of the evaluation. Both return one number, as a float or a tensor.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from fedlens.own_code import place_of, place_of_error
 from fedlens.reading import shortened
 from fedlens.runs.metrics import Tally
 
-BINS = 15  # of confidence, for `ece`
+BINS = 15  # bins of confidence, for `ece`
 
 
 @dataclass(frozen=True)
 class Metric:
-    name: str  # in records, after that of the part
+    name: str  # in records it follows the name of the part
     function: Callable[..., Any]
     reads_logits: bool
     options: dict[str, Any]
@@ -44,7 +44,7 @@ class Metric:
             )
         return cls(named.name.rpartition(":")[2], function, num_handed == 2, dict(named.options))
 
-    def __call__(self, *handed: Tensor) -> Tensor:  # [] float64, where it was computed
+    def __call__(self, *handed: Tensor) -> Tensor:  # [] float64, on the device of the computation
         try:
             value = call(self.function, *handed, options=self.options)
         except ValueError as error:
@@ -66,11 +66,11 @@ def chosen(experiment: Experiment) -> list[Metric]:
     return [Metric.of(named) for named in experiment.evaluate.metrics]
 
 
-EACH = 4  # examples of each class, to try metrics on
+EACH = 4  # examples per class on which metrics are tried
 
 
 def try_out(metrics: Sequence[Metric], logits: Tensor, num_classes: int) -> None:
-    """Call metrics before anything is trained, on answers made up to be like these `logits`."""
+    """Call metrics before training, on synthetic outputs of the dtype and width of `logits`."""
     count, outputs = EACH * num_classes, logits.shape[1]
     numbers = torch.arange(count * outputs, device=logits.device).sin().to(logits.dtype)
     made_up = numbers.view(count, outputs)
@@ -80,12 +80,12 @@ def try_out(metrics: Sequence[Metric], logits: Tensor, num_classes: int) -> None
 
 
 def from_counts(metrics: Sequence[Metric], counts: Tensor) -> dict[str, float]:
-    """Those of them that read counts [L, L + 1]."""
+    """The values of the metrics that read counts [L, L + 1]."""
     return {one.name: float(one(counts)) for one in metrics if not one.reads_logits}
 
 
 def from_logits(metrics: Sequence[Metric], logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
-    """Those of them that read logits: nothing waits for the device, unless a user's own does."""
+    """The values of the metrics that read logits. Only user-defined ones may synchronise."""
     with torch.no_grad():
         return {one.name: one(logits, labels) for one in metrics if one.reads_logits}
 
@@ -121,7 +121,7 @@ def auroc(logits: Tensor, labels: Tensor) -> Tensor:
         rank = (below + upto + 1).double() / 2
         num = positive.sum().double()
         above = (rank * positive).sum() - num * (num + 1) / 2
-        areas.append(above / (num * (len(labels) - num)))  # 0 / 0, if it is left out
+        areas.append(above / (num * (len(labels) - num)))  # 0 / 0 if it has none or all: left out
     return torch.stack(areas).nanmean()
 
 
@@ -136,7 +136,7 @@ def ece(logits: Tensor, labels: Tensor, *, bins: int = BINS) -> Tensor:
 
 
 def reliability(logits: Tensor, labels: Tensor, bins: int) -> Tensor:  # [3, bins] float64
-    """By bin of confidence: examples, their confidences added up, and how many are right."""
+    """By bin of confidence: number of examples, sum of confidences, number of correct ones."""
     if bins < 1:
         raise ValueError(f"metric 'ece': bins is {bins}: choose 1 or more")
     confidence, predicted = logits.double().softmax(1).max(1)

@@ -1,4 +1,4 @@
-"""Whether two experiments are one: by what they say, whichever Fedlens wrote it down."""
+"""Whether two experiments are equal, also if different versions of Fedlens wrote them."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from fedlens.tables import to_toml
 
 
 def as_today(tables: Mapping[str, Any]) -> Mapping[str, Any]:
-    """An experiment's plain tables as they would be written today.
+    """An experiment's plain tables as this version of Fedlens writes them.
 
-    A key that has come since has its default, which is what was done before there was the key.
+    A key that was added since has its default, which is how Fedlens behaved before the key existed.
     """
     try:
         return Experiment.of(tables).plain()
-    except (ValueError, TypeError):  # a later Fedlens's, or damaged
+    except (ValueError, TypeError):  # from a later version, or damaged
         return tables
 
 
 def text_of(folder: Path) -> str:
-    """A run's experiment as it would be written today."""
+    """A run's experiment as this version of Fedlens writes it."""
     try:
         return to_toml(as_today(read_experiment(folder)))
     except ValueError:  # it is damaged

@@ -1,4 +1,4 @@
-"""How good the server's model is, on whole sets and client by client."""
+"""Evaluation of the server's model, on whole data sets and by client."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ from fedlens.trees import HostCopy
 
 T = TypeVar("T")
 
-BATCH, PIXELS = 250, 2**21  # images and pixels at the most: what caches of a CPU hold is faster
-GPU_BATCH, GPU_PIXELS = 4000, 2**23  # on a GPU, where it costs to launch
+BATCH, PIXELS = 250, 2**21  # maximum images and pixels of a batch: CPU caches hold it
+GPU_BATCH, GPU_PIXELS = 4000, 2**23  # on a GPU: fewer kernel launches
 
 
 class Twin(NamedTuple):
-    """What the centralised twin of a run came to (see `twin.py`)."""
+    """The result of the centralised twin of a run (see `twin.py`)."""
 
     accuracy: float
-    cached: bool  # whether it had been trained before
-    by_client: tuple[float, ...] | None = None  # on what each is tested on, if they are; NaN: none
+    cached: bool  # whether it was read from the cache
+    by_client: tuple[float, ...] | None = None  # accuracies on clients' tests; NaN without one
 
 
 class ByClient(NamedTuple):
-    """The accuracy of each client's model, on what that client is tested on; NaN: on nothing."""
+    """The accuracy of models on each client's test examples; NaN if a client has none."""
 
     federated: Tensor  # [K]
     fine_tuned: Tensor | None = None  # [K]
     local_only: Tensor | None = None  # [K]
-    centralised: Tensor | None = None  # [K] of the twin, which is one model for all
+    centralised: Tensor | None = None  # [K] the twin, one model for all clients
 
 
 class Details(NamedTuple):
@@ -53,36 +53,36 @@ class Details(NamedTuple):
 
     part: str | None  # the primary part
     confusion: Tensor | None  # [L, L + 1] true label, prediction; the last column is "no label"
-    client_accuracy: Tensor | None  # [K] on what each client is tested on
-    client_tested: Tensor | None  # [K] how many examples these are
+    client_accuracy: Tensor | None  # [K] on each client's test examples
+    client_tested: Tensor | None  # [K] number of these examples
     reliability: Tensor | None = None  # [3, bins] see `chosen_metrics.reliability`
 
     def plain(self) -> dict[str, Any]:
-        """What there is of it, ready for JSON."""
+        """The fields that are present, ready for JSON."""
         found = {k: v for k, v in self._asdict().items() if v is not None}
         return {k: v.tolist() if isinstance(v, Tensor) else v for k, v in found.items()}
 
 
 class FromLogits(NamedTuple):
-    """What was computed from the logits of a part."""
+    """Values computed from the logits of a part."""
 
     metrics: dict[str, Tensor]  # [] each
     reliability: Tensor | None
 
 
 Tell = Callable[[int, int], None]
-"""Is told how many are done, of how many."""
+"""A progress callback: called with the number done and the total."""
 
 Counts = tuple[dict[str, Tally], dict[str, FromLogits], Tensor | None]
-"""By part what the answers add up to, and what was computed from logits; clients' answers."""
+"""By part the tally, and values from logits; for clients' tests, which examples are correct."""
 
 
 class Answers(NamedTuple):
-    """What a model says to a part."""
+    """The predictions of a model on a part."""
 
     tally: Tally
     correct: Tensor  # [N] bool
-    logits: Tensor | None  # [N, outputs], if they were to be kept
+    logits: Tensor | None  # [N, outputs], with `keep_logits`
 
 
 def primary_part(experiment: Experiment) -> str:
@@ -91,18 +91,18 @@ def primary_part(experiment: Experiment) -> str:
 
 
 class Evaluation:
-    """All that an experiment asks of its model after a round."""
+    """All measures of an experiment's model after a round."""
 
     def __init__(
         self, setup: Setup, engine: Engine, state: State, tell: Tell = lambda *_: None
     ) -> None:
-        """`tell` is called with how many images of all parts were tested, of how many."""
+        """`tell` is called with the number of images tested, over all parts, and the total."""
         self.setup, self.engine, self.state, self.tell = setup, engine, state, tell
         self.metrics = chosen(setup.experiment)
         self._counts: HostCopy | None = None
 
     def begin(self) -> HostCopy:
-        """Start it; a GPU counts beside what it is given next, which is read later."""
+        """Start the evaluation; on a GPU, on its own stream beside the work launched next."""
         with aside(self.setup.device):
             self._counts = HostCopy(self._counted())
         return self._counts
@@ -118,12 +118,12 @@ class Evaluation:
             found = answer(engine, state, examples, num_classes, loss, keep_logits, told)
             done += len(examples)
             tallies[part], answers[part] = found.tally, found.correct
-            if found.logits is not None:  # the next evaluation may write over them
+            if found.logits is not None:  # the next evaluation may overwrite them
                 chosen_ones[part] = self._from_logits(found.logits, examples.labels)
         correct, tests = None, setup.client_tests
-        if tests is not None and engine.reporting is None:  # clients elsewhere are asked later
+        if tests is not None and engine.reporting is None:  # a fleet's clients are asked in `read`
             if tests.part == "test" and not own_norms(state):
-                correct = answers["test"]  # whose they are is looked up when they are read
+                correct = answers["test"]  # `read` selects those of clients
             else:
                 examples = tested_examples(setup, tests)
                 correct = correct_answers(engine, state, examples, tests.holdings)
@@ -137,8 +137,8 @@ class Evaluation:
     def intervals(
         self, times: int, watch: Callable[[dict[str, int]], None] | None = None
     ) -> dict[str, Interval]:
-        """How sure the measures are: of the primary part by example, of clients by client."""
-        with aside(self.setup.device):  # where evaluations have what they work with
+        """Bootstrap intervals: of the primary part over examples, of clients over clients."""
+        with aside(self.setup.device):  # on the stream where evaluations have their buffers
             return self._intervals(times, watch)
 
     def _intervals(
@@ -172,7 +172,7 @@ class Evaluation:
         return found
 
     def read(self, twin: Twin | None) -> tuple[dict[str, float], Details]:
-        """The measures by the names in `measures`, and the details."""
+        """The measures, by their names in `measures`, and the details. Waits for the evaluation."""
         tallies, chosen_ones, correct = (self._counts or self.begin()).read()
         found: dict[str, float] = {}
         for part, tally in tallies.items():
@@ -204,14 +204,14 @@ class Evaluation:
 
 
 def _tell(tell: Tell, before: int, total: int, done: int) -> None:
-    """What a recorder may keep: it knows no evaluation, whose model would stay with it."""
+    """Report progress. A recorder may keep this function: it holds no Evaluation, so no model."""
     tell(before + done, total)
 
 
 def evaluate(
     engine: Engine, state: State, examples: Examples, num_classes: int, loss: Loss
 ) -> Tally:
-    """What the answers of the server's model add up to; `metrics` reads it."""
+    """The tally of the server's model on examples; `metrics` reads it."""
     return answer(engine, state, examples, num_classes, loss).tally
 
 
@@ -224,7 +224,7 @@ def answer(
     keep_logits: bool = False,
     tell: Callable[[int], None] = lambda _: None,
 ) -> Answers:
-    """The same, with what was answered to each example; `tell` is called with how many were."""
+    """The same with the prediction of each example; `tell` is called with the number done."""
     batch = _batch(engine, examples)
     batches = [slice(start, start + batch) for start in range(0, len(examples), batch)]
 
@@ -250,7 +250,7 @@ def correct_answers(
 ) -> Tensor:  # [n] bool
     """For each entry of `held_out.index`, whether it is classified correctly.
 
-    A client that keeps normalisation layers of its own is tested with them.
+    A client that keeps its own normalisation layers is tested with them.
     """
     model, device = state.params | state.buffers, examples.labels.device
     own = own_norms(state)
@@ -271,7 +271,7 @@ def own_norms(state: State) -> dict[int, Tree]:
 
 
 def judge(engine: Engine, examples: Examples, index: Tensor) -> Callable[[Tree], Tensor]:
-    """A function of a model: which of these examples it classifies correctly."""
+    """A function that returns which of these examples a model classifies correctly."""
     index = index.to(examples.labels.device)
     batches = [some for some in torch.split(index, _batch(engine, examples)) if len(some)]
 
@@ -284,20 +284,20 @@ def judge(engine: Engine, examples: Examples, index: Tensor) -> Callable[[Tree],
     return judge
 
 
-def tested_by_client(setup: Setup, model: Tree) -> Tensor:  # [K] NaN: on nothing
-    """One model on what each client is tested on."""
+def tested_by_client(setup: Setup, model: Tree) -> Tensor:  # [K]; NaN without test examples
+    """The accuracy of one model on each client's test examples."""
     assert setup.client_tests is not None, "who asks for it was checked"
     examples, held = tested_examples(setup, setup.client_tests), setup.client_tests.holdings
     return accuracy_by_client(judge(setup.engine, examples, held.index)(model).cpu(), held)
 
 
 def tested_examples(setup: Setup, tests: ClientTests) -> Examples:
-    """The examples that the positions in clients' tests refer to."""
+    """The examples that the indices in `tests` refer to."""
     return setup.parts["test"] if tests.part == "test" else setup.federation.examples
 
 
 def _recorded(engine: Engine, key: object, function: Callable[[Tree], T], model: Tree) -> T:
-    """`function(model)`, in the engine's fast way if it has one."""
+    """`function(model)`, replayed from a capture if the engine has one."""
     recorder = engine.evaluation_recorder
     result = None if recorder is None else recorder(key, function, model)
     return function(model) if result is None else result

@@ -1,4 +1,4 @@
-"""A run's folder, as the run writes it: each file whole or not at all, by one process at a time."""
+"""Writing a run folder: files atomically, rounds.jsonl by line, one process at a time."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ from fedlens.run_files import (
 )
 from fedlens.runs.checkpoint import describe, from_bytes, restore, to_bytes
 
-KEPT = 2  # checkpoints: should the newest be damaged, there is the one before it
+KEPT = 2  # checkpoints: the older one is used if the newest is damaged
 
 logger = logging.getLogger(__name__)
 
 
 class Mark(NamedTuple):
-    """How far the records of a run go, and a checksum of all of them to there."""
+    """A position in the records of a run, and a checksum of all records up to it."""
 
     num_records: int
     num_bytes: int
@@ -56,12 +56,12 @@ NO_RECORDS = Mark(0, 0, hashlib.sha256().hexdigest())
 
 
 class Change(NamedTuple):
-    """Something that happens to a file of a folder."""
+    """A change to a file of a folder."""
 
     kind: Literal["write", "append", "sync", "remove"]
-    name: str  # below the folder
+    name: str  # path relative to the folder
     content: bytes = b""
-    at: int = 0  # where it is appended: what lies behind goes, so it may be done twice
+    at: int = 0  # position of an append, which truncates there: it may be repeated
 
 
 OnChange = Callable[[Change], None]
@@ -69,10 +69,9 @@ OnChange = Callable[[Change], None]
 
 @dataclass(frozen=True)
 class Files:
-    """The files of a folder, as they are written; `on_change` is called after each change.
+    """Writes the files of a folder, and calls `on_change` after each change.
 
-    So a folder can be kept on another machine, too: whoever makes the same changes has the same
-    files.
+    Making the same changes elsewhere gives a copy of the folder on another machine.
     """
 
     folder: Path
@@ -80,7 +79,7 @@ class Files:
 
     def make(self, change: Change) -> None:
         path = self.folder / change.name
-        if not self.folder.is_dir():  # else it would be made again, with this file alone
+        if not self.folder.is_dir():  # do not create it again with this file only
             raise OSError(f"{self.folder} is gone: if it was moved, resume it there")
         match change.kind:
             case "write":
@@ -91,7 +90,7 @@ class Files:
                     file.seek(change.at)
                     file.truncate()
                     file.write(change.content)
-            case "sync":  # have on the disk what was appended
+            case "sync":  # flush appended content to disk
                 with suppress(FileNotFoundError), path.open("rb") as file:
                     os.fsync(file.fileno())
             case "remove":
@@ -101,10 +100,10 @@ class Files:
 
 
 class Records:
-    """rounds.jsonl, as a run writes it: a record a line."""
+    """Writes rounds.jsonl, one record per line."""
 
     def __init__(self, files: Files, content: bytes = b"") -> None:
-        """Of which `content` is there already, and nothing behind it."""
+        """`content` is what the file already contains."""
         self.files = files
         self._count, self._size = content.count(b"\n"), len(content)
         self._digest = hashlib.sha256(content)
@@ -124,17 +123,17 @@ class Records:
 
 
 class Checkpoint(NamedTuple):
-    """A state that was saved, and the records up to it."""
+    """A saved state, and the records up to it."""
 
     state: State
     records: list[dict[str, Any]]
-    content: bytes  # the records as they lie in the file
-    best: Tree | None  # the best model up to it, if that is kept
+    content: bytes  # the records as bytes of the file
+    best: Tree | None  # the best model so far, if it is kept
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The folder of a run. Whoever writes into it has its lock, from `create` or from `open`."""
+    """The folder of a run. A writer holds its lock, from `create` or `open`."""
 
     path: Path
     lock: FolderLock | None = None
@@ -146,7 +145,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path, overwrite: bool, files: Mapping[str, str]) -> RunFolder:
-        """A new folder with these files, in the place of an old run's if `overwrite`."""
+        """Create a folder with these files; `overwrite` replaces the folder of an old run."""
 
         def fill(folder: Path) -> None:
             for name, text in files.items():
@@ -156,8 +155,8 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path, on_change: OnChange | None = None) -> RunFolder:
-        """The folder of a run that is resumed; what it left half-written is removed."""
-        if (path / CHECKPOINT).is_symlink():  # old states would be removed where it points
+        """Open the folder of a run to resume it, and remove half-written files."""
+        if (path / CHECKPOINT).is_symlink():  # old states would be removed from its target
             raise ValueError(
                 f"{path / CHECKPOINT} is a link to another folder: put a copy of that in its place"
             )
@@ -168,7 +167,7 @@ class RunFolder:
         return cls(path, lock, on_change)
 
     def close(self) -> None:
-        """Let others write into it."""
+        """Release the lock."""
         if self.lock is not None:
             self.lock.release()
 
@@ -185,7 +184,7 @@ class RunFolder:
         self.write(name, readable_json(content))
 
     def summary(self, num_rounds: int) -> dict[str, Any]:
-        """The summary, if it is there and of this many rounds: that of a killed run is of fewer."""
+        """The summary if it covers this many rounds, else {}: a killed run's covers fewer."""
         summary = read_summary(self.path)
         if summary.get("rounds") != num_rounds:
             return {}
@@ -194,8 +193,8 @@ class RunFolder:
         return summary
 
     def records_after(self, content: bytes = b"") -> Records:
-        """The records, cut to `content`: what came after is run again."""
-        # Written again, and not cut in place: the file may be a finished run's, too.
+        """The records truncated to `content`: later rounds are run again."""
+        # Written anew, not truncated in place: the file may be a hard link to a finished run's.
         self._write(self.path / ROUNDS, content)
         return Records(self.files, content)
 
@@ -220,9 +219,9 @@ class RunFolder:
     def save_state(
         self, state: State, records: Mark = NO_RECORDS, best: Tree | None = None
     ) -> None:
-        """The checkpoint: tensors first, then the small file that makes them count.
+        """Write a checkpoint: first the tensors, then the small index file that makes it valid.
 
-        The records that it rests on must be on the disk.
+        The records that it depends on must already be on disk.
         """
         (self.path / CHECKPOINT).mkdir(exist_ok=True)
         tensors_file, index_file = state_files(self.path, state.round)
@@ -230,7 +229,7 @@ class RunFolder:
         described = describe(state, tensors)
         described_best = None if best is None else describe(best, tensors, "best")
         content = to_bytes(tensors)
-        self._remove(index_file)  # of the same round, before the run was resumed
+        self._remove(index_file)  # it may be left from before a resume
         self._write(tensors_file, content)
         index = {
             "round": state.round,
@@ -245,15 +244,16 @@ class RunFolder:
         self._remove_states(saved_rounds(self.path)[KEPT:])
 
     def load_checkpoint(self, device: torch.device) -> Checkpoint | None:
-        """The newest checkpoint that is whole, with its records; None if there never was one.
+        """The newest valid checkpoint with its records; None if there never was one.
 
-        A newer one that is damaged is reported. If all are, that is an error.
+        Newer checkpoints that are damaged or incomplete are logged and removed. If all are damaged,
+        it raises an error.
         """
         wrong: list[BadFile] = []
         passed_over: dict[int, str] = {}
         for round in saved_rounds(self.path):
             _, index_file = state_files(self.path, round)
-            if not index_file.exists():  # the run was killed as it wrote this one
+            if not index_file.exists():  # the run was killed while writing it
                 passed_over[round] = f"{index_file} is missing"
                 continue
             try:
@@ -290,7 +290,7 @@ class RunFolder:
         return Checkpoint(state, parse_records(self.path / ROUNDS, recorded), recorded, best)
 
     def _recorded(self, mark: Mark) -> bytes:
-        """The records that a checkpoint rests on, if they are as they were."""
+        """The records that a checkpoint depends on; raises if they have changed."""
         path = self.path / ROUNDS
         content = path.read_bytes() if path.is_file() else b""
         content = content[: mark.num_bytes]
@@ -302,7 +302,7 @@ class RunFolder:
         return content
 
     def remove_states(self) -> None:
-        """Every checkpoint: a run that is over needs none."""
+        """Remove every checkpoint: a run that is over needs none."""
         self._remove_states(saved_rounds(self.path))
 
     def _remove_states(self, rounds: list[int]) -> None:
@@ -312,10 +312,10 @@ class RunFolder:
 
 
 def new_folder(path: Path, fill: Callable[[Path], None], overwrite: bool) -> FolderLock:
-    """Make a folder beside `path`, fill it, and move it there whole; it stays locked.
+    """Make a folder beside `path`, fill it, and rename it to `path`; it stays locked.
 
-    So a run folder is never incomplete. An old run that is in the way is removed, if it may be and
-    nobody writes it.
+    So a run folder is never incomplete. An old run at `path` is removed if `overwrite` is set and
+    no process writes to it.
     """
     check_free(path, overwrite)
     made = path.with_name(f".{path.name}.new")
@@ -327,9 +327,9 @@ def new_folder(path: Path, fill: Callable[[Path], None], overwrite: bool) -> Fol
         raise _not_writable(path, error) from error
     lock = FolderLock(made)
     try:
-        _empty(made)  # another process may have been killed here
+        _empty(made)  # left by a process that was killed here
         fill(made)
-        check_free(path, overwrite)  # and another process may have been faster
+        check_free(path, overwrite)  # another process may have been faster
         if path.exists():
             with FolderLock(path):
                 shutil.rmtree(path)
@@ -359,7 +359,7 @@ def _not_writable(path: Path, error: OSError) -> ValueError:
 def check_free(
     path: Path, overwrite: bool, remedy: str = "choose another, or set overwrite=True"
 ) -> None:
-    """Refuse a path that exists, unless it is an old run that may be overwritten."""
+    """Raise if a path exists, unless it is an old run that may be overwritten."""
     if not path.exists():
         above = next((one for one in path.absolute().parents if one.exists()), path.absolute())
         if not above.is_dir():
@@ -371,7 +371,7 @@ def check_free(
         raise ValueError(f"{path} {refused}: choose another")
     if not overwrite:
         raise ValueError(f"{path} exists: {remedy}")
-    if path.name in ("", ".."):  # a new one is made beside it
+    if path.name in ("", ".."):  # the new folder is made beside it
         raise ValueError(f"{path} is the folder you are in, or above it: write its name instead")
 
 

@@ -1,4 +1,4 @@
-"""A grid: every combination of the values that keys of an experiment take."""
+"""A grid: every combination of given values for keys of an experiment."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from fedlens.tables import apply_override, parse_axis, to_value
 def grid(
     base: Experiment, axes: Mapping[str, Sequence[Any]], seeds: int | None = None
 ) -> dict[str, Experiment]:
-    """Every combination of the values that keys take (`{"local.lr": [0.1, 0.2]}`), by name.
+    """Every combination of values of keys (`{"local.lr": [0.1, 0.2]}`), by name.
 
-    Each of them is repeated with `seeds` seeds, counted from that of `base`.
+    Each combination is repeated with `seeds` seeds, counted from the seed of `base`.
     """
     points = {}
     for name, changes in combinations(axes, seeds, base.seed).items():
@@ -32,7 +32,7 @@ def grid(
 
 @contextmanager
 def naming(point: str) -> Iterator[None]:
-    """What is wrong with a point of a sweep is told with its name."""
+    """Add the name of a point of a sweep to its errors."""
     try:
         yield
     except ValueError as error:
@@ -42,7 +42,7 @@ def naming(point: str) -> Iterator[None]:
 def combinations(
     axes: Mapping[str, Sequence[Any]], seeds: int | None, first_seed: int
 ) -> dict[str, list[str]]:
-    """The points of a grid: what each is called, and the overrides that make it."""
+    """The points of a grid: the overrides of each, by name."""
     axes = {key: _plain(choice) for key, choice in axes.items()}
     if seeds is not None:
         if not isinstance(seeds, Integral):
@@ -75,7 +75,7 @@ def combinations(
 
 
 def parse_axes(axes: Sequence[str], overrides: Sequence[str] = ()) -> dict[str, list[Any]]:
-    """Keys with their values, from `local.lr=0.01,0.1`; none may be set twice, or also be fixed."""
+    """Values by key, from `local.lr=0.01,0.1`; no key may be given twice or also be overridden."""
     found: dict[str, list[Any]] = {}
     for key, values in map(parse_axis, axes):
         if key in found:
@@ -89,7 +89,7 @@ def parse_axes(axes: Sequence[str], overrides: Sequence[str] = ()) -> dict[str, 
 
 
 def _plain(value: Any) -> Any:
-    """What was chosen in Python by `Named` or by NumPy, as a file has it; also within a list."""
+    """A value from Python (`Named`, NumPy) in the form of a TOML file, also within lists."""
     if isinstance(value, Named):
         return {"name": value.name, **value.options} if value.options else value.name
     if isinstance(value, (np.ndarray, np.generic)):
@@ -98,9 +98,9 @@ def _plain(value: Any) -> Any:
 
 
 def _word(value: Any) -> str:
-    """A value as a part of a folder's name."""
+    """A value as part of a folder name."""
     text = value if isinstance(value, str) else to_value(value)
-    text = text.replace("{ name = ", "")  # of an algorithm with options, also in a list
+    text = text.replace("{ name = ", "")  # an algorithm with options, also in a list
     return re.sub(r"[^\w.+-]+", "-", text).strip("-")
 
 
@@ -110,6 +110,6 @@ def _changed(base: Experiment, overrides: Sequence[str]) -> Experiment:
     for override in overrides:
         apply_override(tables, override)
     for name in ("dataset", "model"):
-        if tables[name] == before[name]:  # it may have been given from Python
+        if tables[name] == before[name]:  # keep an object given from Python
             tables[name] = getattr(base, name)
     return Experiment.of(tables)

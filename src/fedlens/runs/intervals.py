@@ -1,4 +1,4 @@
-"""How sure a share is that was counted on a few examples."""
+"""The confidence interval of a share that was counted on a few examples."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ Z95 = 1.959963984540054  # the normal quantile of a two-sided interval of 95%
 
 
 def wilson(share: float, count: int) -> tuple[float, float]:
-    """Wilson's 95% interval of a share seen among `count` examples: it holds for few, too."""
+    """Wilson's 95% interval of a share among `count` examples; valid for few examples, too."""
     if count < 1:
         return 0.0, 1.0
     z2 = Z95 * Z95

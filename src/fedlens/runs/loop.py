@@ -1,4 +1,4 @@
-"""The loop over rounds: runs are trained to their ends, recorded, and saved now and then."""
+"""The loop over rounds: trains runs to their end, records them, and saves checkpoints."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from fedlens.runs.watching import Watch
 from fedlens.setup import Setup
 from fedlens.trees import HostCopy
 
-CHECKPOINT_SECONDS = 10.0  # at least, between two checkpoints: what a crash makes run again
-SAVING_SHARE = 0.03  # of the time, at most, is for saving: what clients remember may be large
+CHECKPOINT_SECONDS = 10.0  # minimum between two checkpoints: a crash repeats the rounds since
+SAVING_SHARE = 0.03  # of the time at most goes into saving: the clients' memory may be large
 
 
 def train(setup: Setup, watch: Watch | None = None) -> Result:
-    """Run what is set up, without a folder and without a twin."""
+    """Run a setup without a run folder and without a twin."""
     state = begin(setup.network, setup.program, setup.federation, setup.device)
     (result,) = run_to_end([ActiveRun(setup, state, watch=watch)])
     return result
@@ -37,13 +37,13 @@ def train(setup: Setup, watch: Watch | None = None) -> Result:
 def run_to_end(runs: Sequence[ActiveRun], keep_states: bool = True) -> list[Result]:
     """Train runs until all are over, on the engine of the first.
 
-    If there are several, their clients train as one cohort: `sweep.py` says which can. Without
-    `keep_states` runs that are over leave no checkpoint: nobody can ask them for more rounds.
+    If there are several, their clients train as one cohort: `points.py` selects such runs. Without
+    `keep_states` finished runs keep no checkpoint, and cannot be resumed for more rounds.
     """
     unfinished, setup = list(runs), runs[0].setup
     checkpoints = Checkpoints(every_round=setup.engine.reporting is not None)
     started: deque[StartedRound] = deque()
-    joined: list[ClientProgram] = []  # the programs that `program` is of
+    joined: list[ClientProgram] = []  # the programs that `program` joins
     program: ClientProgram | None = None
     try:
         for run in runs:
@@ -60,7 +60,7 @@ def run_to_end(runs: Sequence[ActiveRun], keep_states: bool = True) -> list[Resu
                     try:
                         started.append(StartedRound(program, setup.engine, training, inputs))
                     except BelowQuorum as error:
-                        while started:  # earlier rounds count
+                        while started:  # earlier rounds still count
                             started.popleft().finish()
                         training[error.experiment].end_early(error)
                 while started and (len(started) > rounds_ahead(setup) or not training):
@@ -74,7 +74,7 @@ def run_to_end(runs: Sequence[ActiveRun], keep_states: bool = True) -> list[Resu
         for run in unfinished:
             run.stop(error)
         if isinstance(error, ValueError) and any(run.folder for run in runs):
-            raise RunFailed(str(error)) from error  # a mistake that could not be found before
+            raise RunFailed(str(error)) from error  # an error that no check could find before
         raise
     finally:
         setup.engine.close()
@@ -84,10 +84,10 @@ def run_to_end(runs: Sequence[ActiveRun], keep_states: bool = True) -> list[Resu
 
 
 class Checkpoints:
-    """When the states of runs are saved: now and then, and never so often that it takes long.
+    """Saves the states of runs at intervals, which are longer if saving takes long.
 
-    After every round if clients keep their memory elsewhere: they go on from the last update of
-    theirs that counted, and drop what was before it.
+    If clients keep their memory elsewhere (in a fleet), it saves after every round: such a client
+    continues from its last accepted update, and drops older memory.
     """
 
     def __init__(self, every_round: bool = False) -> None:
@@ -104,12 +104,12 @@ class Checkpoints:
 
 
 def rounds_ahead(setup: Setup) -> int:
-    """How many rounds start before the last is read: a GPU computes meanwhile."""
+    """How many rounds are launched before the last one is read, so that a GPU stays busy."""
     return 1 if setup.device.type == "cuda" else 0
 
 
 class StartedRound:
-    """A round of several runs that has started; on a GPU it may not have been computed yet."""
+    """A round of several runs that was launched; a GPU may still be computing it."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class StartedRound:
     ) -> None:
         self.start_time, self.runs = time.perf_counter(), list(runs)
         lost = engine.num_lost
-        # Those of a stack are told as the first one's.
+        # The progress of a stack is reported through its first run.
         told = partial(runs[0].tell_trained, engine.num_workers)
         self.results = run_rounds(program, engine, inputs, told)
         self.workers_lost = engine.num_lost - lost
@@ -138,7 +138,7 @@ class StartedRound:
             self.evaluations.append(evaluation)
 
     def finish(self) -> None:
-        """Record it in the runs that have not ended since it started."""
+        """Record the round in all runs that have not ended since it started."""
         measured, sums = self.numbers.read()
         numbers = iter(measured.tolist())
         since = max(self.start_time, *(run.record_time for run in self.runs))

@@ -1,4 +1,4 @@
-"""What a run depends on besides its experiment: versions, machine, partition, code."""
+"""The manifest: what a run depends on besides its experiment (versions, machine, data, code)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from fedlens.setup import Setup
 from fedlens.version import __version__
 
 SAID = ("fedlens", "revision", "python", "torch", "numpy", "device")
-"""What may differ when a run goes on, but is said: its bytes may then differ, too."""
+"""Entries that may differ when a run is resumed; a warning says that results may then differ."""
 
 MAY_MOVE = {
     "dataset.path": "data",
@@ -38,18 +38,18 @@ MAY_MOVE = {
     "clients.partition.of.path": "partition",
     "clients.devices.path": "devices_sha256",
 }
-"""Settings that say where a file lies, and the fingerprint in a manifest of what it holds."""
+"""Settings that are paths, and the manifest entry with the hash of the file's content."""
 
 logger = logging.getLogger(__name__)
 
 
 def partition_hash(setup: Setup) -> str:
-    """A fingerprint of who holds what."""
+    """A hash of the examples that each client holds."""
     return setup.federation.described().digest()
 
 
 def manifest(setup: Setup) -> dict[str, Any]:
-    """What is written down when a run starts."""
+    """The manifest of a run at its start."""
     return {
         **machine(setup),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -75,10 +75,10 @@ def manifest(setup: Setup) -> dict[str, Any]:
 
 
 def check_settings(folder: Path, experiment: Experiment, before: Mapping[str, Any]) -> None:
-    """Refuse to go on with other settings than a run was started with.
+    """Raise if a run would be resumed with other settings than it was started with.
 
-    There may be other `rounds`, if no fewer than are done and the last is evaluated, and files may
-    lie elsewhere: see `check_unchanged` for what they hold.
+    `rounds` may differ, if they are at least those done and the last one is evaluated. Files may
+    have moved: `check_unchanged` compares their content.
     """
     if "settings" not in before:
         return
@@ -113,24 +113,24 @@ def check_settings(folder: Path, experiment: Experiment, before: Mapping[str, An
 
 
 def check_there(folder: Path, experiment: Experiment) -> None:
-    """Refuse to go on without a file or folder that the user named; say where to set its path."""
+    """Raise if a file or folder named by the user is missing; say where to set its path."""
     flat = settings(experiment.plain())
     for key in MAY_MOVE:
         place, of = flat.get(key), str(flat.get(key.removesuffix(".path")))
-        if not isinstance(place, str) or ":" in of:  # an address; what a function of one's own does
+        if not isinstance(place, str) or ":" in of:  # a URL, or an option of a user's function
             continue
         demand_there(expanded(place), key, folder)
 
 
 def demand_there(place: Path, key: str, folder: Path) -> None:
-    """Refuse to do without what the setting `key` of a run names."""
+    """Raise if the path in the setting `key` of a run does not exist."""
     if not place.exists():
         file = folder / EXPERIMENT
         raise ValueError(f"{place} is gone: if it was moved, set {key} in {file} to where it is")
 
 
 def check_unchanged(folder: Path, setup: Setup, before: Mapping[str, Any]) -> None:
-    """Refuse to go on with other data than a run was started with; say what else is different."""
+    """Raise if a run would be resumed with other data than at its start; log other differences."""
     known: Fields = {"partition": str} | ({"weights": dict} if setup.weights else {})
     demand_fields(before, known, folder / MANIFEST, RERUN)
     remedy = "the data are not those it started with: put the old ones back"
@@ -162,7 +162,7 @@ def check_unchanged(folder: Path, setup: Setup, before: Mapping[str, Any]) -> No
 
 
 def machine(setup: Setup) -> dict[str, Any]:
-    """What the bytes and the speed of a run may depend on, beside its experiment."""
+    """What the exact results and the speed of a run may depend on besides its experiment."""
     return {
         "fedlens": __version__,
         "revision": _revision(),
@@ -174,7 +174,7 @@ def machine(setup: Setup) -> dict[str, Any]:
 
 
 def _images(setup: Setup) -> dict[str, Any]:
-    """How an image is prepared for the model: whoever asks it later does the same."""
+    """How images are prepared for the model, so that later predictions do the same."""
     dataset, network = setup.dataset, setup.network
     channels = dataset.shape[0]
     return {
@@ -190,14 +190,14 @@ def _name(setup: Setup, device: torch.device) -> str:
 
 
 def _devices_file(experiment: Experiment) -> str | None:
-    """A fingerprint of the file that says what devices clients have, if one does."""
+    """A hash of the file that describes the clients' devices, if there is one."""
     devices = experiment.clients.devices
     path = expanded(str(devices.options.get("path") or "")) if devices else Path()
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
 
 
 def _own_code(experiment: Experiment) -> list[str]:
-    """The folders of the functions named by import path: a resumed run finds them there again."""
+    """The folders of functions named by import path, where a resumed run looks for them."""
     folders = set()
     for name in _own_modules(experiment):
         file = getattr(sys.modules[name.partition(".")[0]], "__file__", None)
@@ -208,7 +208,7 @@ def _own_code(experiment: Experiment) -> list[str]:
 
 
 def _own_files(experiment: Experiment) -> dict[str, str]:
-    """Fingerprints of the files of these functions, by module, but not of what they import."""
+    """Hashes of the files of these functions, by module; files that they import are left out."""
     found = {}
     for name in _own_modules(experiment):
         file = getattr(sys.modules[name], "__file__", None)
@@ -218,13 +218,13 @@ def _own_files(experiment: Experiment) -> dict[str, str]:
 
 
 def _own_modules(experiment: Experiment) -> list[str]:
-    """The modules of the functions named by import path."""
+    """The imported modules of functions named by import path."""
     modules = {name.partition(":")[0] for name in _own_names(experiment)}
     return sorted(module for module in modules if module in sys.modules)
 
 
 def typed_functions(experiment: Experiment) -> dict[str, Any]:
-    """The functions that it names of a notebook or a script: nobody else can import them."""
+    """The functions of a notebook or script that it names: other processes cannot import them."""
     main = sys.modules["__main__"]
     parts = [name.partition(":") for name in _own_names(experiment)]
     return {name: getattr(main, name) for module, _, name in parts if module == "__main__"}
@@ -242,9 +242,9 @@ def _own_names(experiment: Experiment) -> list[str]:
     return [name for name in names if ":" in name]
 
 
-@functools.cache  # what was imported stays what it was
+@functools.cache  # imported code does not change while it runs
 def _revision() -> str | None:
-    """The commit that runs, where Fedlens is run from a checkout of its own."""
+    """The git commit of Fedlens, if it runs from a checkout."""
     home = Path(__file__).resolve().parents[3]
     if not (home / ".git").exists():
         return None

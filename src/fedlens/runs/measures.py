@@ -1,4 +1,4 @@
-"""What is measured of a run: the names in rounds.jsonl and summary.json, and which way is better.
+"""The measures of a run: their names in rounds.jsonl and summary.json, and which way is better.
 
 Nothing in this module needs torch.
 """
@@ -31,7 +31,7 @@ CHOSEN: dict[str, Better | None] = {
     "auroc": "higher",
     "ece": "lower",
 }
-"""What `chosen_metrics` measures on a part, if it is asked for. One of a user's has no best."""
+"""What `chosen_metrics` measures on a part, if chosen. User-defined metrics have no best value."""
 
 OVER_CLIENTS: dict[str, Better | None] = {
     "mean": "higher",
@@ -43,7 +43,7 @@ OVER_CLIENTS: dict[str, Better | None] = {
     "worst_decile": "higher",
     "jain": "higher",
 }
-"""What `metrics.spread` says of clients' accuracies, recorded as `client_accuracy_...`."""
+"""Statistics of clients' accuracies by `metrics.spread`, recorded as `client_accuracy_...`."""
 
 OF_ALGORITHM: dict[str, Better | None] = {
     "primal_residual": "lower",
@@ -51,11 +51,11 @@ OF_ALGORITHM: dict[str, Better | None] = {
     "inexactness": "lower",
     "clipped_share": None,
 }
-"""What algorithms measure of themselves in each round. One that is not here has no best."""
+"""What algorithms measure in each round. A measure that is not listed here has no best value."""
 
 
 def measure_name(part: str, measure: str) -> str:
-    """What a measure of a part is called: `train_loss` is the loss of local training."""
+    """The name of a measure on a part. `train_loss` is taken: it is the loss of local training."""
     return "train_set_loss" if (part, measure) == ("train", "loss") else f"{part}_{measure}"
 
 
@@ -75,7 +75,7 @@ BETTER: dict[str, Better | None] = {
 
 
 def best(measure: str, values: Iterable[tuple[float, X]]) -> tuple[float, X] | None:
-    """The best of (value, round) in order, the first of equals; None if neither way is better."""
+    """The best of (value, round), the first of equals; None if no direction is better."""
     better = BETTER.get(measure)
     if better is None:
         return None

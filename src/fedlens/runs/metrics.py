@@ -1,4 +1,4 @@
-"""How good a model is: counted on the device batch by batch, read once at the end."""
+"""Measures of a model: counted on the device batch by batch, read once at the end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedlens.federation import Holdings
 
 @dataclass(frozen=True)
 class Tally:
-    """What a model's answers to some examples add up to. Tallies of batches are added by +."""
+    """Counts of a model's predictions on some examples. Tallies of batches are added with +."""
 
     confusion: Tensor  # [L, L + 1] int64: true label, prediction; the last column is "no label"
     top5: Tensor  # [] int64: how often the label was among the five largest logits
@@ -29,10 +29,10 @@ class Tally:
     def of(
         cls, logits: Tensor, labels: Tensor, num_classes: int, losses: Tensor | None = None
     ) -> Tally:
-        """The tally of logits [..., outputs] for labels [...]; nothing waits for the device.
+        """The tally of logits [..., outputs] for labels [...], without device synchronisation.
 
-        A model may have more outputs than there are classes: predicting one of the others is
-        wrong. `losses` [...], one an example, are cross-entropies unless given.
+        A model may have more outputs than there are classes: predicting an extra one is wrong.
+        `losses` [...], one per example, are cross-entropies by default.
         """
         outputs = logits.shape[-1]
         if outputs < num_classes:
@@ -91,7 +91,7 @@ def metrics(tally: Tally) -> dict[str, float]:
 
 
 def accuracy_by_client(correct: Tensor, holdings: Holdings) -> Tensor:  # [n] -> [K] float64
-    """The accuracy of each client; NaN of one without examples.
+    """The accuracy of each client; NaN for a client without examples.
 
     `correct` says for each entry of `holdings.index` whether it was classified correctly.
     """
@@ -107,9 +107,9 @@ def accuracy_by_client(correct: Tensor, holdings: Holdings) -> Tensor:  # [n] ->
 def spread(accuracy: Tensor) -> dict[str, float]:  # [K]
     """How accuracy is spread over clients: mean, std, quantiles, worst decile and Jain's index.
 
-    Clients without examples (NaN) are left out; if there are no others, there is nothing to tell.
-    The worst decile is the mean of the worst tenth of clients, and of one at the least. Jain's
-    index is (sum a)^2 / (K sum a^2): 1 where all clients fare alike, 1 / K where one has it all.
+    Clients without examples (NaN) are left out; if there are no others, the result is empty. The
+    worst decile is the mean of the worst tenth of clients, at least of one. Jain's index is
+    (sum a)^2 / (K sum a^2): 1 if all clients are equal, 1 / K if only one has a non-zero accuracy.
     """
     accuracy = accuracy[~accuracy.isnan()]
     if len(accuracy) == 0:
@@ -124,5 +124,5 @@ def spread(accuracy: Tensor) -> dict[str, float]:  # [K]
         "median": float(median),
         "max": float(accuracy.max()),
         "worst_decile": float(accuracy.sort().values[: max(len(accuracy) // 10, 1)].mean()),
-        "jain": float(mean.square() / squares) if squares > 0 else 1.0,  # all alike: at 0
+        "jain": float(mean.square() / squares) if squares > 0 else 1.0,  # all are 0, so equal
     }

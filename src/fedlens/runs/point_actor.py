@@ -1,7 +1,7 @@
 """An actor of a Ray cluster that runs points of a sweep, as a sweep on one machine does.
 
-It writes run folders of its own and tells what it writes; whoever started the sweep does the same
-in the sweep's folder, on a machine with which this one need not share a disk.
+It writes temporary run folders and reports each change; the driver makes the same changes in the
+sweep's folder, on a machine that need not share a disk with this one.
 """
 
 from __future__ import annotations
@@ -35,27 +35,27 @@ from fedlens.runs.result import Result
 from fedlens.runs.summary import Record
 from fedlens.trees import moved
 
-MOST_EVENTS = 256  # that wait to be fetched: then training waits, too
-EVENT_SECONDS = 0.5  # that are waited for one
+MOST_EVENTS = 256  # in the queue: when it is full, training waits
+EVENT_SECONDS = 0.5  # to wait for an event
 
 
 class SentPoint(NamedTuple):
-    """A point on its way to an actor."""
+    """A point as it is sent to an actor."""
 
     name: str
     settings: dict[str, Any]  # its experiment without the data set
-    precision: Precision  # that it is run in
+    precision: Precision  # of the computation
     named: Named | None  # the data set, unless it was given from Python
-    dataset: int | None  # its number among those that were sent; None: it is on every disk
-    files: dict[str, bytes] | None  # of its folder, if there is one
-    typed: dict[str, Any]  # functions of the driver's `__main__` that it names
+    dataset: int | None  # its index among those sent; None: it is on every disk
+    files: dict[str, bytes] | None  # of its run folder, if it has one
+    typed: dict[str, Any]  # functions of the driver's `__main__` that its experiment names
 
 
 class Share(NamedTuple):
-    """What an actor runs by itself."""
+    """The points that one actor runs."""
 
     points: Sequence[SentPoint]
-    data: Path | None  # where named data sets are looked for first
+    data: Path | None  # where named data sets are searched first
     keep_states: bool
 
 
@@ -75,7 +75,7 @@ class Ended(NamedTuple):
 
 
 class ShareEnded(NamedTuple):
-    """The share is done with, or stopped, or an error has ended it."""
+    """The share is done, was stopped, or ended with an error."""
 
     raises: type[Exception] | None = None
     text: str = ""
@@ -85,11 +85,11 @@ Event = Changed | Recorded | Ended | ShareEnded
 
 
 class Stopped(Exception):
-    """Another point of the sweep has failed."""
+    """Raised to stop an actor because another point of the sweep has failed."""
 
 
 class PointActor:
-    """It runs points one after another, or stacks those that can be: see `points.py`."""
+    """Runs points one after another, or stacks those that can be stacked: see `points.py`."""
 
     def __init__(self, device: Literal["cpu", "cuda"], stacks: bool) -> None:
         self.device, self.stacks = device, stacks
@@ -100,7 +100,7 @@ class PointActor:
         return driver.set_up_worker()
 
     def load(self, datasets: list[Message]) -> str:
-        """Make ready; there is nothing that could go wrong here."""
+        """Unpack the data sets; return "", since there is no error to report."""
         remove_stale()
         self.datasets: list[Dataset] = [unpack(message) for message in datasets]
         if self.device == "cpu":
@@ -108,16 +108,16 @@ class PointActor:
         return ""
 
     def start(self, share: Share) -> Message:
-        """Begin; nothing has happened yet."""
+        """Start a share in a thread; return an empty list of events."""
         threading.Thread(target=self._run, args=[share], daemon=True).start()
         return pack([])
 
     def stop(self, interrupted: bool) -> None:
-        """Have the points end after the round that they are in."""
+        """Stop the points after their current round."""
         self._stop = KeyboardInterrupt if interrupted else Stopped
 
     def events(self) -> Message:
-        """What has happened since, in order: a list of `Event`s."""
+        """The new `Event`s since the last call, in order."""
         found: list[Event] = []
         try:
             found.append(self._events.get(timeout=EVENT_SECONDS))
@@ -163,7 +163,7 @@ class PointActor:
         described = replace(experiment, device=self.device, precision=sent.precision)
         engine: EngineName = "stacked" if self.stacks else "sequential"
         setup = build_point(replace(described, engine=engine), data, known)
-        if not self.stacks:  # it computes what a worker of `processes` does
+        if not self.stacks:  # with the results of a worker of `processes`
             fast = Sequential(setup.network, setup.federation.examples, fast=True)
             setup = replace(setup, engine=fast)
         folder = None

@@ -1,9 +1,9 @@
-"""The points of a sweep: how each is made and opened, and which train side by side.
+"""The points of a sweep: how each is built and opened, and which train side by side.
 
-Points are stacked if they differ in seeds and numbers alone and their engine is `stacked`: their
-clients then train as one cohort, each with the model, the data and the numbers of its own point.
-A cohort of ten leaves most of a GPU idle; the cohorts of six points together do not. All others
-run one after another. The results are the same.
+Points are stacked if they differ only in seeds and numbers and their engine is `stacked`: their
+clients then train as one cohort, each with the model, data and numbers of its own point. A cohort
+of ten clients leaves most of a GPU idle; the cohorts of six points together do not. All other
+points run one after another. The results are the same.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ from fedlens.setup import Setup, build
 from fedlens.setup.network import Networks
 
 MAY_DIFFER = {
-    *("dataset", "engine", "device"),  # of which the outcome is compared
+    *("dataset", "engine", "device"),  # what they result in is compared instead
     *("rounds", "seed", "loss", "clients", "local", "server", "evaluate", "algorithm", "stop"),
     *("faults", "reporting"),
 }
-"""Keys in which stacked points may differ, as long as what their clients do is alike."""
+"""Keys in which stacked points may differ, as long as their clients do the same operations."""
 
 MOST = 512
-"""Clients of a stack on a GPU. The more there are, the less it waits between kernels, and for those
-few that train longest; but no point is done long before the others."""
+"""Maximum clients of a stack on a GPU. With more clients, the GPU waits less between kernels and
+for the few clients that train longest; but no point finishes long before the others."""
 A_PARAMETER = 48
-"""Bytes that a client has in memory for each of its parameters: weights, their copies, gradients,
-momentum and activations were 30 of ResNet-18, and what is recorded has memory of its own."""
+"""Bytes of memory per parameter of a client: weights, their copies, gradients, momentum and
+activations took 30 for ResNet-18, and captured CUDA graphs have memory of their own."""
 
 
 @dataclass(frozen=True)
@@ -58,11 +58,11 @@ class Point:
     setup: Setup
     folder: Path | None
     overwrite: bool
-    on_change: OnChange | None = None  # called with each change to its folder
+    on_change: OnChange | None = None  # called after each change to its folder
 
     @property
     def begun(self) -> Path | None:
-        """Its folder, if it is to go on from there."""
+        """Its folder, if the point is resumed from there."""
         if self.folder is None or self.overwrite or not self.folder.exists():
             return None
         return self.folder
@@ -91,7 +91,7 @@ def run_stacks(
     watch_of: Callable[[Point], Watch | None],
     keep_states: bool,
 ) -> Iterator[tuple[Point, Result]]:
-    """Run points to their results, one stack after another."""
+    """Run stacks one after another; yield each point with its result."""
     for stack in stacks:
         if len(stack) > 1:
             _train_at_once(stack)
@@ -104,9 +104,9 @@ def run_stacks(
 
 
 def _train_at_once(stack: Sequence[Point]) -> None:
-    """Have engines train all clients of a stack at once: what is recorded of fewer would be lost.
+    """Let engines train all clients of a stack at once: captures for fewer would be lost.
 
-    The first one's trains them all; the others' are what is said of their points.
+    The engine of the first point trains them all; the others only describe their points.
     """
     clients = sum(point.setup.experiment.clients.cohort for point in stack)
     for engine in (point.setup.engine for point in stack):
@@ -121,7 +121,7 @@ def build_point(
     watch: Counted | None = None,
     networks: Networks | None = None,
 ) -> Setup:
-    """The parts of a point; what several points have in common is loaded, or made, once."""
+    """The setup of a point; data sets and networks that points share are loaded or built once."""
     given = experiment.dataset
     if not isinstance(given, Named):
         return build(experiment, data)
@@ -135,7 +135,7 @@ def build_point(
 
 
 def sharing(setup: Setup, points: Sequence[Point]) -> Setup:
-    """`setup`, with the examples of an earlier point in place of equal ones of its own."""
+    """`setup` with the examples of an earlier point, if they are equal to its own."""
     if not isinstance(setup.engine, Stacked):
         return setup
     for other in (point.setup for point in points):
@@ -156,7 +156,7 @@ def sharing(setup: Setup, points: Sequence[Point]) -> Setup:
 
 def _same_examples(one: Examples, two: Examples) -> bool:
     others = [f.name for f in fields(Examples) if f.name not in ("labels", "columns")]
-    names = ["labels", *others]  # labels first: they are few, and differ where images do
+    names = ["labels", *others]  # labels first: they are small, and differ if images do
     return all(_equal(getattr(one, name), getattr(two, name)) for name in names)
 
 
@@ -167,9 +167,9 @@ def _equal(one: Tensor | None, two: Tensor | None) -> bool:
 
 
 def into_stacks(points: Sequence[Point]) -> list[list[Point]]:
-    """The points, in stacks of as many clients as are trained at once, or alone.
+    """The points in stacks of at most as many clients as train at once, or alone.
 
-    A round of a stack takes as long as its longest client: those with long ones stand together.
+    A round of a stack takes as long as its longest client, so points with similar ones are grouped.
     """
     alike_points: list[tuple[Any, list[Point]]] = []
     for point in points:
@@ -184,16 +184,16 @@ def into_stacks(points: Sequence[Point]) -> list[list[Point]]:
 
 
 def _divided(points: list[Point]) -> list[list[Point]]:
-    """Points that fit each other, in stacks of about as many clients, at most those at once."""
+    """Compatible points in stacks of about equal numbers of clients, at most those at once."""
     setup = points[0].setup
     most = setup.engine.clients_at_once
     if setup.device.type == "cuda":
         memory = torch.cuda.get_device_properties(setup.device).total_memory
         most = on_a_gpu(memory, setup.network.num_parameters)
     total = sum(point.setup.experiment.clients.cohort for point in points)
-    share = total / -(-total // most)  # of each stack
+    share = total / -(-total // most)  # clients per stack
     stacks: list[list[Point]] = [[]]
-    filled, before = 0, 0  # clients of the last stack, and of all
+    filled, before = 0, 0  # clients in the last stack, and in all
     for point in sorted(points, key=_longest):
         cohort = point.setup.experiment.clients.cohort
         has_its_share = before + cohort / 2 > share * len(stacks)
@@ -206,19 +206,19 @@ def _divided(points: list[Point]) -> list[list[Point]]:
 
 
 def on_a_gpu(memory: int, num_parameters: int) -> int:
-    """Clients of a stack that a GPU of this many bytes can train at once, as far as can be told."""
+    """An estimate of how many clients a GPU with this many bytes of memory can train at once."""
     return max(1, min(MOST, int(SHARE * memory) // (A_PARAMETER * num_parameters)))
 
 
 def _longest(point: Point) -> int:
-    """Examples that the client which holds the most sees in a round."""
+    """Examples that the largest client processes in a round."""
     setup = point.setup
     held = setup.federation.described().sizes
     return setup.program.algorithm.draw.plan_size(int(held.max()))
 
 
 def _fits(one: Setup, two: Setup) -> bool:
-    """Whether clients of two points, which keep the same, can train as one cohort."""
+    """Whether clients of two points with equal `_kept_by` can train as one cohort."""
     keys = [f.name for f in fields(Experiment) if f.name not in MAY_DIFFER]
     a, b = one.program.algorithm, two.program.algorithm
     return (
@@ -237,7 +237,7 @@ def _same_tree(one: Tree, two: Tree) -> bool:
 
 
 def _kept_by(setup: Setup) -> Any:
-    """What the server tells clients and what they remember, by name and shape."""
+    """Names and shapes of what the server sends, what clients remember, and the model."""
     state = begin(setup.network, setup.program, setup.federation, setup.device)
     memory = setup.program.memory(state.params, state.buffers, state.told)
     return [

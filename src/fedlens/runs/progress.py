@@ -1,4 +1,4 @@
-"""What is shown while something runs: how far it is, and how long is left."""
+"""Progress display: how far something is, and how long is left."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from fedlens.runs.summary import Record
 
 PLAIN_SECONDS = 2.0  # between two lines where there is no terminal
-WITHIN_SECONDS = 10.0  # between two lines about one round there
-BAR_SECONDS = 0.5  # that something takes before it has a bar
-ECHO_COLUMNS = 4  # that a bar leaves free on the right: ^C twice
+WITHIN_SECONDS = 10.0  # between two lines within one round, without a terminal
+BAR_SECONDS = 0.5  # after which a bar appears
+ECHO_COLUMNS = 4  # left free to the right of a bar: room for ^C twice
 
 
 @contextmanager
@@ -50,7 +50,7 @@ def rounds(title: str, total: int, done: int = 0) -> Iterator[Watching]:
 
             def show(record: Record) -> None:
                 nonlocal evaluated, at, trained
-                if is_aside(record):  # no round is under way: its count stands in their place
+                if is_aside(record):  # outside of rounds: its count replaces that of rounds
                     is_before = any(key in record for key in ("decoded", "planned", "twin"))
                     over, count = remaining.aside(record), _so_far(record, SHORT)
                     advance(done if is_before else total, total, count, over, _loss(record))
@@ -68,9 +68,9 @@ def rounds(title: str, total: int, done: int = 0) -> Iterator[Watching]:
 
 @contextmanager
 def shown(wanted: bool | None, kind: Any, *about: Any) -> Iterator[Any]:
-    """`kind` of progress of what was started from Python, or none of it.
+    """The progress display `kind` for calls from Python, or None.
 
-    If nobody says, there is some where there is somebody to see it.
+    With `wanted` None, it is shown in a terminal and in a notebook.
     """
     if wanted is False or (wanted is None and not sys.stderr.isatty() and not _in_notebook()):
         yield None
@@ -80,19 +80,19 @@ def shown(wanted: bool | None, kind: Any, *about: Any) -> Iterator[Any]:
 
 
 def _draws_bars() -> bool:
-    """Whether there is a terminal that can write over its own lines, unlike Emacs's shell."""
+    """Whether stderr is a terminal that can overwrite its lines, unlike Emacs's shell."""
     is_dumb = os.environ.get("TERM", "").lower() in ("dumb", "unknown")
     return sys.stderr.isatty() and not is_dumb
 
 
 def _in_notebook() -> bool:
-    """Whether a kernel of Jupyter runs this, which some only import."""
+    """Whether this runs in a Jupyter kernel; some programs only import IPython."""
     ipython = sys.modules.get("IPython")
     return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
 
 
 def decoding(watch: Watch | None) -> Counted | None:
-    """Tells a watch over a run, before its first round, how many images are decoded."""
+    """A callback that reports decoded images to the watch of a run, before its first round."""
     if watch is None:
         return None
     return lambda done, total: watch({"decoded": done, "of": total})
@@ -100,7 +100,7 @@ def decoding(watch: Watch | None) -> Counted | None:
 
 @contextmanager
 def working(title: str) -> Iterator[None]:
-    """A sign that something goes on which cannot be counted, and since when."""
+    """Show that something without a count is running, and for how long."""
     title = printable(title)
     if not _draws_bars():
         print(f"{title} ...", file=sys.stderr, flush=True)
@@ -133,10 +133,10 @@ def megabytes(done: int, total: int | None) -> str:
 def counted(
     title: str, written: Callable[[int, int | None], str] = items
 ) -> Iterator[Callable[..., None]]:
-    """A watch over what is done one by one: a bar on a terminal, else a line every few seconds.
+    """A watch over countable items: a bar on a terminal, else a line every few seconds.
 
-    It is called with how many are done, of how many and, where one thing is done after another,
-    with what is being done. What is over at once is not shown at all.
+    It is called with the number done, the total and, if there are several steps, the name of the
+    current one. Nothing is shown for what ends at once.
     """
     with ExitStack() as stack:
         yield _Counted(printable(title), written, stack)
@@ -148,9 +148,9 @@ class _Counted:
     ) -> None:
         self.title, self.written, self.stack = title, written, stack
         self.last_print = self.since = time.monotonic()
-        self.doing, self.first = "", -1  # what was told last, and how many were done at `since`
+        self.doing, self.first = "", -1  # the current step, and the number done at `since`
         self.has_said = False
-        self.on_terminal = _draws_bars()  # asked before a bar puts itself in its place
+        self.on_terminal = _draws_bars()  # read before a bar replaces stderr
         self.advance: Any = None
 
     def __call__(self, done: int, total: int | None, doing: str = "") -> None:
@@ -172,25 +172,25 @@ class _Counted:
 
 
 class _Remaining:
-    """How long rounds will still take, by what the others took."""
+    """Estimates the time left for rounds from the rounds so far."""
 
     def __init__(self, total: int, done: int = 0) -> None:
-        self.total, self.rounds = total, total - done  # in all, and of those that are left
-        self.first: tuple[float, float] | None = None  # when the first came, and what was left then
-        self.over: float | None = None  # when all will be, by what was said last
+        self.total, self.rounds = total, total - done  # in all, and left at the start
+        self.first: tuple[float, float] | None = None  # first round: its time, and what was left
+        self.over: float | None = None  # the estimated end, by the last estimate
         self.start()
-        self.aside_since = self.started, 1  # when what is done besides began, and with which pass
+        self.aside_since = self.started, 1  # start of the work outside rounds, and its pass
 
     def start(self) -> None:
-        """The rounds begin now: their twin, say, is done."""
+        """Start the clock of the rounds, for example after the twin is trained."""
         self.started = time.monotonic()
 
     def after(self, record: Record) -> str:
         now = time.monotonic()
         left = record["left"] if "left" in record else self.total - _at(record)
-        # A first round says little of the others, since kernels are compiled in it, and nothing
-        # where the points of a sweep take it side by side: only where it is long, it is asked.
-        # By what it took itself: the server of a fleet may have waited an hour for its sites.
+        # The first round is not typical, since it compiles kernels, and in a sweep points run
+        # theirs side by side. So it counts only for a single run, and only if it is long. It counts
+        # with its own seconds: the server of a fleet may have waited an hour for its sites.
         took = _seconds(record, now - self.started)
         is_told = "point" not in record and took >= PLAIN_SECONDS
         since, before = self.first or ((now - took, left + 1) if is_told else (now, left))
@@ -202,7 +202,7 @@ class _Remaining:
         return _until(self.over, now)
 
     def aside(self, record: Record) -> float | None:
-        """When what is done besides rounds, which only start after it, will be over."""
+        """The estimated end of work outside rounds; the clock of the rounds starts after it."""
         self.start()
         now, (number, of) = self.started, _passes(record)
         if number <= 1:
@@ -211,9 +211,9 @@ class _Remaining:
         return now + (now - since) / (number - first) * (of - number) if 1 < number < of else None
 
     def within(self, record: Record) -> str:
-        """What of the last estimate is left; in a first round, by the images trained on so far.
+        """The time left by the last estimate; in the first round, by its share of images so far.
 
-        A sweep says how many `rounds` as long as that one are left: those of points differ.
+        A sweep gives the `rounds` left in units of this point's rounds: those of points differ.
         """
         now = time.monotonic()
         if self.first is None and record.get("share"):
@@ -248,7 +248,7 @@ def _lines(title: str, total: int, done: int) -> Watching:
         if is_aside(record):
             number, of = _passes(record)
             about = _until(remaining.aside(record), now)
-            # Others are often over at once.
+            # The other kinds often end at once.
             is_long = any(key in record for key in ("twin", "tuned", "alone"))
             is_end = is_long and number in (1, of)
             if now - last_print >= PLAIN_SECONDS or is_end:
@@ -269,10 +269,10 @@ def _lines(title: str, total: int, done: int) -> Watching:
 
 @contextmanager
 def _bar(title: str) -> Iterator[Callable[..., None]]:
-    """A bar, in one line: where a terminal is narrow, what matters less gives way.
+    """A bar in one line; a narrow terminal shows only the more important parts.
 
-    The name does first, since whoever looks knows what was started. All else is shown whole or not
-    at all: a number that is cut reads as another one.
+    The name is shortened first, since the user knows what was started. Every other part is shown
+    whole or not at all: a truncated number would read as another number.
     """
     from rich.console import Console
     from rich.progress import BarColumn, Progress, ProgressColumn, TimeElapsedColumn
@@ -285,9 +285,9 @@ def _bar(title: str) -> Iterator[Callable[..., None]]:
 
     class Line(ProgressColumn):
         def render(self, task: Any) -> Table:
-            # What is left counts down by itself, also where nothing is told for minutes.
+            # The time left counts down even without an update for minutes.
             left = _until(task.fields["over"], time.monotonic())
-            by_weight: list[tuple[int, RenderableType]] = [  # most first, with places in the line
+            by_weight: list[tuple[int, RenderableType]] = [  # by importance, with places
                 (2, Text(task.fields["count"])),
                 (4, Text(left)),
                 (3, elapsed.render(task)),
@@ -323,16 +323,16 @@ def _bar(title: str) -> Iterator[Callable[..., None]]:
 
 
 def _room(console: Console) -> int:
-    """The columns of a bar.
+    """The width of a bar in columns.
 
-    The ^C that a terminal writes behind a full line is on the next one, and the bar would be drawn
-    there again.
+    After a full line, a terminal would echo ^C on the next line, and the bar would be drawn there
+    again.
     """
     return max(1, console.width - ECHO_COLUMNS)
 
 
 def _live(progress: Progress, transient: bool = False) -> Live:
-    """What shows bars, in a few columns less than there are."""
+    """A live display of bars, a few columns narrower than the terminal."""
     from rich.constrain import Constrain
     from rich.live import Live
 
@@ -348,7 +348,7 @@ def _live(progress: Progress, transient: bool = False) -> Live:
 
 
 def is_aside(record: Record) -> bool:
-    """Whether it tells of what is done besides the rounds: a key of `ASIDE`, and `of` how many."""
+    """Whether the record reports work outside of rounds: a key of `ASIDE`, and the total `of`."""
     return any(key in record for key in ASIDE)
 
 
@@ -366,17 +366,17 @@ def _joined(*parts: str) -> str:
 
 
 def _at(record: Record) -> int:
-    """How many rounds are done, those of a sweep's other points included."""
+    """How many rounds are done, including those of a sweep's other points."""
     return int(record["done"] if "done" in record else record["round"])
 
 
 def _seconds(record: Record, otherwise: float) -> float:
-    """What a round took, with its evaluation."""
+    """The seconds of a round and its evaluation."""
     return float(record.get("seconds", otherwise)) + float(record.get("evaluation_seconds", 0.0))
 
 
 def _point(record: Record) -> str:
-    """Of a sweep's, which one it is."""
+    """The name of the point, in a sweep."""
     return printable(record["point"]) if "point" in record else ""
 
 
@@ -385,7 +385,7 @@ def _loss(record: Record, called: str = "loss") -> str:
 
 
 def _evaluated(record: Record, before: list[str], called: str) -> list[str]:
-    """The last evaluation: this record's, else that of the run before."""
+    """The accuracies of this record, or `before`; none for a sweep's point without accuracies."""
     parts = [part for part in ("test", "validation") if f"{part}_accuracy" in record]
     if not parts:
         return [] if "point" in record else before
@@ -393,7 +393,7 @@ def _evaluated(record: Record, before: list[str], called: str) -> list[str]:
 
 
 def span(seconds: float) -> str:
-    """A time in s, min or h."""
+    """A duration in s, min or h."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

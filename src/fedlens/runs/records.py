@@ -1,4 +1,4 @@
-"""What a run left in its folder, and the numbers that people ask of it."""
+"""A run read from its folder, and the numbers that reports need of it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fedlens.runs import measures
 from fedlens.runs.measures import PARTS, measure_name
 
 PART_NAMES = {"test": "test", "validation": "validation", "train": "training"}
-"""The parts of the data, as texts call them."""
+"""The parts of the data, by their names in texts."""
 
 
 Curve = tuple[list[int], list[float]]
@@ -35,17 +35,17 @@ Curve = tuple[list[int], list[float]]
 
 @dataclass(frozen=True)
 class Run:
-    """One run folder, read. A number that was never recorded, or is not finite, is None."""
+    """The content of a run folder. A number that was not recorded, or is not finite, is None."""
 
     name: str
     folder: Path
     experiment: dict[str, Any]
-    toml: str  # the same, as it is written
+    toml: str  # the same, as text
     manifest: dict[str, Any]
     rounds: list[dict[str, Any]]
     summary: dict[str, Any]
     partition: dict[str, Any] | None
-    # Of the final model in detail, and of clients by themselves.
+    # Details of the final model, and of models that clients trained alone.
     evaluation: dict[str, Any] = field(default_factory=dict)
     _curves: dict[str, Curve] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -74,7 +74,7 @@ class Run:
         return any(math.isfinite(value) for value in self.curve(metric)[1])
 
     def final(self, metric: str) -> float | None:
-        """As the summary has it, else the last value recorded."""
+        """The final value in the summary, else the last value recorded."""
         final = _table(self.summary, "final")
         if metric in final:
             return number(final[metric])
@@ -91,7 +91,7 @@ class Run:
         return measures.best(metric, [(y, x) for x, y in points if math.isfinite(y)])
 
     def total(self, column: str) -> float | None:
-        """What all rounds took together: seconds, bytes_up or bytes_down."""
+        """The total of all rounds: seconds, bytes_up or bytes_down."""
         saved = self.summary.get(column)
         total = number(saved.get("total") if isinstance(saved, dict) else saved)
         if total is not None:
@@ -103,7 +103,7 @@ class Run:
 
 
 def read(folder: Path) -> Run:
-    """The run that `folder` holds."""
+    """Read the run in `folder`."""
     folder = Path(folder)
     run_files.check_run(folder, [EXPERIMENT, MANIFEST, ROUNDS])
     experiment, rounds = run_files.read_experiment(folder), run_files.read_records(folder)
@@ -123,21 +123,21 @@ def read(folder: Path) -> Run:
 
 
 def summary_of(folder: Path, num_rounds: int) -> dict[str, Any]:
-    """What the summary of a run says that holds after this many rounds, and how the run stands."""
+    """The entries of a run's summary that are valid after this many rounds, with its status."""
     summary = run_files.read_summary(folder)
     summary = summary | {"status": run_files.status_of(folder, summary)}
-    if summary.get("rounds") not in (None, num_rounds):  # killed: what it was when it started
+    if summary.get("rounds") not in (None, num_rounds):  # killed: its summary is from the start
         summary = {key: summary[key] for key in ("status", "emd", "twin") if key in summary}
     return summary
 
 
 def _final(folder: Path) -> dict[str, Any]:
-    """What is known of the final model; of a run that has gone on since, it was another."""
+    """The details of the final model, valid only if the run did not continue since."""
     return (read_json(folder / EVALUATION) or {}) | (read_json(folder / CLIENTS) or {})
 
 
 def read_all(folders: Sequence[Path]) -> list[Run]:
-    """The runs of one report, each under a name of its own. A folder named twice is read once."""
+    """The runs of one report, with distinct names. A folder given twice is read once."""
     distinct = {Path(folder).resolve(): Path(folder) for folder in folders}
     if not distinct:
         raise ValueError("no run to report on: name at least one run folder")
@@ -147,7 +147,7 @@ def read_all(folders: Sequence[Path]) -> list[Run]:
 
 
 def told_apart(paths: Sequence[Path]) -> list[str]:
-    """A name for each of several paths: its last part, or as many as set it apart from others."""
+    """A distinct name for each path: its last part, or as many as distinguish it from others."""
     names = [printable(path.name) for path in paths]
     for depth in range(2, max((len(path.parts) for path in paths), default=0) + 1):
         seen = Counter(names)
@@ -159,7 +159,7 @@ def told_apart(paths: Sequence[Path]) -> list[str]:
 
 
 def is_number(value: Any) -> TypeGuard[float]:
-    """Whether it is a number that a float can hold; a truth value is none, nor are NaN and inf."""
+    """Whether `value` is a finite number in the range of a float, and no bool."""
     largest = sys.float_info.max
     return (
         isinstance(value, int | float)
@@ -169,7 +169,7 @@ def is_number(value: Any) -> TypeGuard[float]:
 
 
 def number(value: Any) -> float | None:
-    """`value` if it is a finite number."""
+    """`value` if it is a finite number, else None."""
     return float(value) if is_number(value) else None
 
 
@@ -179,15 +179,15 @@ def primary_part(runs: Sequence[Run]) -> str:
 
 
 def evaluated_on(runs: Sequence[Run], part: str) -> bool:
-    """Whether a model of any of the runs was evaluated on the part."""
+    """Whether any of the runs was evaluated on the part."""
     names = [measure_name(part, measure) for measure in ("accuracy", "loss")]
     return any(run.has(name) or run.final(name) is not None for run in runs for name in names)
 
 
 def recorded_as(runs: Sequence[Run], part: str, measure: str) -> str:
-    """What a measure of a part is called in the records of runs.
+    """The name of a measure on a part in the records of runs.
 
-    Where none was evaluated on the examples it trains on, their loss is that of local training.
+    If no run was evaluated on the training examples, their loss is that of local training.
     """
     name = measure_name(part, measure)
     known = any(run.has(name) or run.final(name) is not None for run in runs)
@@ -195,7 +195,7 @@ def recorded_as(runs: Sequence[Run], part: str, measure: str) -> str:
 
 
 def settings(experiment: Mapping[str, Any]) -> dict[str, Any]:
-    """An experiment as dotted keys, spelled as they are on the command line."""
+    """An experiment as a flat dict of dotted keys, spelled as on the command line."""
     flat: dict[str, Any] = {}
 
     def visit(key: str, value: Any) -> None:

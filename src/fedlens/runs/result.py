@@ -1,4 +1,4 @@
-"""What a run came to, for people to look at."""
+"""The result of a run."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class Result:
-    """What a run came to. In a notebook it draws itself."""
+    """The result of a run. A notebook shows it with a plot."""
 
-    status: str  # finished, diverged, invalid or stopped; one that was read may not be over
+    status: str  # finished, diverged, invalid or stopped; other if read before its end
     records: list[Record]
     summary: dict[str, Any]
-    model: Tree  # parameters and buffers, as module.load_state_dict takes them; {}: none is saved
+    model: Tree  # parameters and buffers for module.load_state_dict; {} if none is saved
     folder: Path | None
-    best_model: Tree | None = None  # that was best on validation, with evaluate.best
+    best_model: Tree | None = None  # the best on validation, with evaluate.best
 
     @classmethod
     def read(cls, folder: str | Path) -> Result:
-        """What the run in a folder came to. Neither its data nor its code need be there.
+        """Read the result of the run in a folder. Its data and its code are not needed.
 
         A run that is not over has its rounds so far, and no model.
         """
@@ -40,7 +40,7 @@ class Result:
         check_run(run.path, [EXPERIMENT, MANIFEST, ROUNDS])
         records = read_records(run.path)
         summary = summary_of(run.path, len(records))
-        # A run that was over and goes on still has the model of its earlier end.
+        # A run that was over and was resumed still has the model of its earlier end.
         saved = summary["status"] in OVER and (run.path / MODEL).is_file()
         model, best = (run.load_model(), run.load_best()) if saved else ({}, None)
         return cls(summary["status"], records, summary, model, run.path, best)
@@ -54,7 +54,7 @@ class Result:
         count = len(self.records)
         words = [self.status, "1 round" if count == 1 else f"{count} rounds"]
         measure = self._measure
-        if is_number(self.final.get(measure)):  # what is not finite is None, once it was written
+        if is_number(self.final.get(measure)):  # files store None for non-finite values
             words.append(f"{measure} {self.final[measure]:.4g}")
         if self.folder is not None:
             words.append(str(self.folder))
@@ -62,12 +62,12 @@ class Result:
 
     @property
     def _measure(self) -> str:
-        """What is looked at first: accuracy on test, else on validation, else on train."""
+        """The main measure: accuracy on test, else on validation, else on train."""
         names = [measure_name(part, "accuracy") for part in PARTS]
         return next((name for name in names if name in self.final), "train_loss")
 
     def plot(self, measure: str | None = None, axes: Axes | None = None) -> Axes:
-        """A measure round by round, on `axes` or on new ones; without one, the accuracy."""
+        """Plot a measure by round, on `axes` or new ones; by default the accuracy."""
         from matplotlib.ticker import MaxNLocator
 
         if axes is None:
@@ -81,14 +81,14 @@ class Result:
             raise ValueError(f"{name!r} was not recorded: choose one of {', '.join(known)}")
         axes.plot(*zip(*points, strict=True), marker="o" if len(points) == 1 else None)
         ticks = axes.xaxis.get_major_locator()
-        if isinstance(ticks, MaxNLocator):  # as they are, unless somebody chose a scale
+        if isinstance(ticks, MaxNLocator):  # the default, unless the user chose a scale
             ticks.set_params(integer=True)
         axes.set_xlabel("round")
         axes.set_ylabel(name.replace("_", " "))
         return axes
 
     def to_pandas(self) -> Any:
-        """The records as a DataFrame, a row a round; it needs pandas."""
+        """The records as a DataFrame with one row per round; it needs pandas."""
         try:
             import pandas
         except ImportError as error:

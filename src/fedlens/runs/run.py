@@ -53,10 +53,10 @@ def run(
 ) -> Result:
     """Run an experiment, and write its folder if `out` names one.
 
-    `data` is where named data sets are looked for first; `watch` is called with each record and,
-    before, with how many images are decoded, and with each pass of the centralised twin, if one is
-    trained (see `progress.ASIDE`).
-    `progress` shows how far it is; unless told, it does so in a terminal and in a notebook.
+    `data` is the folder where named data sets are searched first. `watch` is called with each
+    record and, before the first, with the number of images decoded and with each pass of the
+    centralised twin, if one is trained (see `watching.ASIDE`). `progress` shows progress; by
+    default in a terminal and in a notebook.
     """
     expect_experiment(experiment, "run")
     expect_watch(watch, "run")
@@ -82,13 +82,13 @@ def resume(
     engine: EngineName | None = None,
     progress: bool | None = None,
 ) -> Result:
-    """Go on where a run stopped, to the result it would have had.
+    """Resume a run where it stopped, to the result it would have had.
 
-    `rounds` asks for more of them than the run was started with, or for fewer, to end it soon. Data
-    that were moved are found where its experiment.toml says. `experiment` is needed only if the
-    run's data or model were given from Python. `engine` is for another machine: what began on
-    `ray` may go on on `processes`, and the other way round. `watch` and `progress` are those of
-    `run`.
+    `rounds` changes the number of rounds: more than the run was started with, or fewer to end it
+    soon. If data were moved, set their path in the run's experiment.toml. `experiment` is needed
+    only if the run's data or model were given from Python. `engine` is for another machine: a run
+    started on `ray` may be resumed on `processes`, and the reverse. `watch` and `progress` are as
+    in `run`.
     """
     expect_watch(watch, "resume")
     check_run(Path(path), [EXPERIMENT, MANIFEST])
@@ -115,7 +115,7 @@ def resume(
 
 
 def _going_on(begun: EngineName, wanted: EngineName | None) -> EngineName:
-    """The engine that a run goes on with: its own, or one that comes to the same bytes."""
+    """The engine of a resumed run: its own, or one with byte-identical results."""
     if wanted is None or wanted == begun:
         return begun
     if {begun, wanted} == {"processes", "ray"}:
@@ -127,7 +127,7 @@ def _going_on(begun: EngineName, wanted: EngineName | None) -> EngineName:
 
 
 def as_begun(experiment: Experiment, manifest: dict[str, Any]) -> Experiment:
-    """With the engine and the precision that a run began with, whatever `auto` means here."""
+    """The experiment with the engine and precision that the run began with, in place of `auto`."""
     if manifest.get("engine") == "fleet":
         raise ValueError("it ran on a fleet: go on with `fedlens fleet serve` and --resume")
     chosen = {key: manifest[key] for key in ("engine", "precision") if key in manifest}
@@ -142,7 +142,7 @@ def start(
     overwrite: bool = False,
     watch: Watch | None = None,
 ) -> ActiveRun:
-    """A run at its start; its folder is made if `out` names one."""
+    """A new run; its folder is created if `out` is given."""
     check_asked(setup)
     twin = _twin(setup, watch)
     state = begin(setup.network, setup.program, setup.federation, setup.device)
@@ -154,7 +154,7 @@ def start(
 
 
 def check_asked(setup: Setup) -> None:
-    """Refuse what cannot be measured before anything is trained."""
+    """Raise before training if something that the experiment measures cannot be measured."""
     check_clients_are_tested(setup)
     metrics = chosen(setup.experiment)
     if metrics and setup.parts:
@@ -164,7 +164,7 @@ def check_asked(setup: Setup) -> None:
 
 
 def new_run(experiment: Experiment, setup: Setup, out: Path, overwrite: bool) -> RunFolder:
-    """The folder of a run at its start."""
+    """Create the folder of a new run."""
     files = {
         EXPERIMENT: experiment.toml(),
         MANIFEST: readable_json(manifest(setup) | {"settings": experiment.plain()}),
@@ -175,7 +175,7 @@ def new_run(experiment: Experiment, setup: Setup, out: Path, overwrite: bool) ->
 
 
 def reopen(folder: RunFolder, setup: Setup, watch: Watch | None = None) -> ActiveRun:
-    """A run where its last checkpoint is; `setup` is made of its own experiment."""
+    """A run at its last checkpoint; `setup` is built from the run's own experiment."""
     path, before = folder.path, read_manifest(folder.path)
     check_unchanged(path, setup, before)
     twin = _twin(setup, watch)

@@ -1,4 +1,4 @@
-"""What an experiment asks of torch as a whole."""
+"""The global PyTorch settings of an experiment."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import torch
 
 from fedlens.experiment import Experiment
 
-CUBLAS = "CUBLAS_WORKSPACE_CONFIG"  # cuBLAS gives the same bytes again only if this is set
+CUBLAS = "CUBLAS_WORKSPACE_CONFIG"  # cuBLAS is deterministic only if this is set
 
 
 @contextlib.contextmanager
 def torch_settings(experiment: Experiment, device: torch.device) -> Iterator[None]:
-    """Precision, threads and determinism as the experiment has them, put back afterwards."""
+    """Set precision, threads and determinism for an experiment, and restore them afterwards."""
     precision = torch.get_float32_matmul_precision()
     convolutions = torch.backends.cudnn.allow_tf32
     deterministic = torch.are_deterministic_algorithms_enabled()
     tf32, threads = experiment.precision == "tf32", torch.get_num_threads()
     workspace = os.environ.get(CUBLAS)
     try:
-        if device.type == "cuda":  # beside a GPU there are only small things left for the CPU,
-            torch.set_num_threads(1)  # and waking threads for them costs more than they do
+        if device.type == "cuda":  # beside a GPU, the CPU has only small operations,
+            torch.set_num_threads(1)  # for which waking threads costs more than the work
         torch.set_float32_matmul_precision("high" if tf32 else "highest")
         torch.backends.cudnn.allow_tf32 = tf32
         if experiment.deterministic:
@@ -34,7 +34,7 @@ def torch_settings(experiment: Experiment, device: torch.device) -> Iterator[Non
         torch.set_num_threads(threads)
         torch.set_float32_matmul_precision(precision)
         torch.backends.cudnn.allow_tf32 = convolutions
-        if experiment.deterministic:  # asking costs a second: torch imports its compiler
+        if experiment.deterministic:  # the call takes a second: torch imports its compiler
             torch.use_deterministic_algorithms(deterministic)
             if workspace is None:
                 os.environ.pop(CUBLAS, None)

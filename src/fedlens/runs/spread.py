@@ -1,8 +1,8 @@
-"""Points of a sweep, spread over a Ray cluster: each core, or each GPU, runs some by itself.
+"""Points of a sweep, spread over a Ray cluster: each core, or each GPU, runs some of them.
 
-Folders are written here, by the events of actors (`point_actor.py`): nodes need not share a disk. A
-point whose actor is lost goes on from its last checkpoint on another. On CPUs models have the
-bytes that engine `ray` comes to when it runs the points one after another.
+This process writes the run folders from the events of actors (`point_actor.py`): nodes need not
+share a disk. If an actor is lost, another resumes its points from their last checkpoints. On CPUs
+models are byte-identical to those of engine `ray` running the points one after another.
 """
 
 from __future__ import annotations
@@ -49,24 +49,24 @@ from fedlens.runs.result import Result
 from fedlens.runs.run import check_asked, new_run
 from fedlens.runs.summary import Record
 
-LOOK_SECONDS = 1.0  # between two looks for workers that have joined
-STOP_SECONDS = 10.0  # that workers have for the end of a round, when a sweep is stopped
-ON_GPU, ON_CORE = ("cuda", True), ("cpu", False)  # where an actor trains, and whether it stacks
+LOOK_SECONDS = 1.0  # between two checks for new workers
+STOP_SECONDS = 10.0  # for workers to end their rounds, when a sweep is stopped
+ON_GPU, ON_CORE = ("cuda", True), ("cpu", False)  # device of an actor, and whether it stacks points
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class SpreadPoints:
-    """Points that are run each by itself on a core or a GPU, rather than on all of them in turn."""
+    """Points that each run on one core or GPU, instead of one after another on all of them."""
 
     points: Sequence[Point]
 
     @classmethod
     def among(cls, points: Sequence[Point]) -> SpreadPoints:
-        """Those of engine `ray`, if they keep as many workers busy as the clients of a round would.
+        """The points of engine `ray`, if they keep as many workers busy as a round's clients would.
 
-        Initial weights are in a file here, which other nodes need not have.
+        Points with initial weights are left out: other nodes may not have the file.
         """
         found = cls(
             [
@@ -98,11 +98,11 @@ class SpreadPoints:
 
     @property
     def shares(self) -> list[list[Point]]:
-        """What a worker is given at a time: a point; on GPUs, which stack them, an even share."""
+        """The points that a worker gets at once: one; on GPUs, which stack them, an even share."""
         return even_shares(self.points, self.num_workers if self.on_gpus else len(self.points))
 
     def connect(self) -> Any:
-        """Ray, connected to a cluster that has room for what workers are sent."""
+        """Ray, connected to a cluster with memory for the data sets sent to workers."""
         return connect(self.datasets.num_bytes)
 
 
@@ -112,7 +112,7 @@ def run_spread(
     data: Path | None,
     keep_states: bool,
 ) -> Iterator[tuple[Point, Result]]:
-    """Run points to their results, which come as they end."""
+    """Run points; yield each with its result when it ends."""
     ray, datasets = spread.connect(), spread.datasets
     arguments = ON_GPU if spread.on_gpus else ON_CORE
     group = ActorGroup(ray, PointActor, arguments, ray.put(datasets.messages), spread.on_gpus)
@@ -135,18 +135,18 @@ def run_spread(
 
 
 def even_shares(points: Sequence[Point], count: int) -> list[list[Point]]:
-    """The points in so many shares, or fewer, of about as many in a row."""
+    """The points in at most `count` shares of consecutive points and about equal size."""
     count = min(count, len(points))
     cuts = [len(points) * number // count for number in range(count + 1)]
     return [list(points[start:end]) for start, end in pairwise(cuts)]
 
 
 class SentDatasets:
-    """The data sets that actors are sent, once a node; those in prepared stores are not."""
+    """The data sets sent to actors, once per node; those in prepared stores are not sent."""
 
     def __init__(self, points: Sequence[Point]) -> None:
         self.messages: list[Message] = []
-        self.numbers: dict[str, int | None] = {}  # by point
+        self.numbers: dict[str, int | None] = {}  # index in `messages` by point
         known: dict[int, int] = {}
         for point in points:
             dataset = point.setup.dataset
@@ -179,14 +179,14 @@ def sent_point(point: Point, dataset: int | None, folder: RunFolder | None) -> S
 
 
 def _files(folder: Path) -> dict[str, bytes]:
-    """What a run goes on from."""
+    """The files that a run resumes from."""
     paths = [folder / name for name in (EXPERIMENT, MANIFEST, ROUNDS, SUMMARY)]
     paths += [path for round in saved_rounds(folder) for path in state_files(folder, round)]
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths if path.is_file()}
 
 
 def _opened(point: Point) -> RunFolder:
-    """The folder of a point, locked for as long as it is run elsewhere."""
+    """The locked folder of a point, which an actor runs."""
     check_asked(point.setup)
     if point.begun is None:
         assert point.folder is not None
@@ -217,10 +217,10 @@ class Spread:
         self.ray, self.group, self.prepared = ray, group, prepared
         self.folders, self.watch = folders, watch
         self.points = {point.name: point for share in shares for point in share}
-        self.shares = list(shares)  # of each the points that are not over
+        self.shares = list(shares)  # without the points that are over
         self.waiting = deque(range(len(shares)))
         self.lost: Counter[int] = Counter()  # how often a share was lost with its worker
-        self.events: deque[Event] = deque()  # what workers have sent and is not yet applied here
+        self.events: deque[Event] = deque()  # received from workers, not yet applied here
 
     @property
     def busy(self) -> list[RemoteWorker]:
@@ -233,7 +233,7 @@ class Spread:
                 self._hand_out()
                 self._receive(LOOK_SECONDS)
                 yield from self._apply_events()
-        except HeadLost:  # nobody can be asked to stop
+        except HeadLost:  # no worker can be reached to stop it
             raise
         except BaseException as error:
             with contextlib.suppress(self.ray.exceptions.RayError):
@@ -249,7 +249,7 @@ class Spread:
                 self.waiting.popleft()
 
     def _receive(self, seconds: float) -> None:
-        """The events of busy workers; the shares of those that are lost wait again."""
+        """Collect the events of busy workers, and queue the shares of lost workers again."""
         asked = {reference: worker for worker in self.busy for _, reference in worker.given}
         ready, _ = self.ray.wait(list(asked), timeout=seconds)
         if ready:
@@ -262,7 +262,7 @@ class Spread:
             except lost_errors(self.ray):
                 self._remove(worker, number)
                 continue
-            except self.ray.exceptions.RayError as error:  # what was sent cannot be read there
+            except self.ray.exceptions.RayError as error:  # the worker cannot read what it was sent
                 raise RuntimeError(f"a worker failed: {str(error).splitlines()[-1]}") from error
             self.events += events
             if not any(isinstance(one, ShareEnded) for one in events):
@@ -271,7 +271,7 @@ class Spread:
     def _remove(self, worker: RemoteWorker, number: int) -> None:
         self.group.remove(worker)
         left = ", ".join(point.name for point in self.shares[number])
-        if not left:  # it was lost after its work was done
+        if not left:  # it was lost after its work
             return
         self.lost[number] += 1
         if self.lost[number] == TRIES:
@@ -283,7 +283,7 @@ class Spread:
         self.waiting.appendleft(number)
 
     def _apply_events(self) -> Iterator[tuple[Point, Result]]:
-        """Do here what workers did; whatever interrupts that, an event may be applied again."""
+        """Apply the workers' events here; after an interrupt, an event may be applied twice."""
         while self.events:
             ended = self._apply(self.events[0])
             self.events.popleft()
@@ -308,7 +308,7 @@ class Spread:
         return None
 
     def _stop(self, interrupted: bool) -> None:
-        """Keep the last whole round of points, if it ends soon; else the last checkpoint stays."""
+        """Keep the points' last complete round if it ends soon, otherwise the last checkpoint."""
         for worker in self.busy:
             worker.handle.stop.remote(interrupted)
         self.watch, until = lambda _point, _record: None, time.monotonic() + STOP_SECONDS

@@ -1,4 +1,4 @@
-"""When a run stops early, by its records; and which of its models was the best."""
+"""Early stopping by the records of a run, and the choice of its best model."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from fedlens.runs.measures import measure_name
 from fedlens.runs.records import is_number
 
 CHOSEN_BY = measure_name("validation", "accuracy")
-"""What the best model is chosen by: never the test examples, which are to test it."""
+"""The measure that selects the best model: never on test examples, which are for testing it."""
 
 
 @dataclass
 class Stopping:
-    """What the rules of an experiment say of a run, record by record: the first that holds."""
+    """Applies an experiment's stopping rules to records; the first that holds gives `reason`."""
 
     experiment: Experiment
-    reason: str = ""  # to stop, once there is one
+    reason: str = ""  # for stopping, once a rule holds
     best: float | None = None
     best_round: int = 0
     num_since: int = 0  # evaluations since the best
     num_bytes: int = 0
 
     def spend(self, record: Mapping[str, Any], seconds: float) -> None:
-        """Take in what a round cost; `seconds` are those of the whole run."""
+        """Add the cost of a round; `seconds` is the time of the whole run so far."""
         stop = self.experiment.stop
         self.num_bytes += record["bytes_up"] + record["bytes_down"]
         if stop is None or self.reason:
@@ -42,7 +42,7 @@ class Stopping:
                 return
 
     def judge(self, record: Mapping[str, Any]) -> bool:
-        """Take in an evaluation, if it is one; whether its model is the best so far."""
+        """Add a record's evaluation, if it has one; return whether its model is the best so far."""
         stop, accuracy = self.experiment.stop, record.get(CHOSEN_BY)
         is_best = is_number(accuracy) and (self.best is None or accuracy > self.best)
         if is_best:

@@ -1,4 +1,4 @@
-"""What a run came to: its summary."""
+"""The summary of a run."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from fedlens.runs.records import is_number
 from fedlens.setup import Setup
 
 Record = dict[str, Any]
-"""One line of rounds.jsonl: what a round did and, if it was evaluated, how good the model is."""
+"""One line of rounds.jsonl: what a round did and, if evaluated, the measures of the model."""
 
-TENTHS = range(10, 100, 10)  # percent of accuracy, for which the clock is read
-SHARES = (80, 90, 95, 99)  # percent of the twin's accuracy, for which rounds are counted
+TENTHS = range(10, 100, 10)  # accuracies in percent whose time on the virtual clock is given
+SHARES = (80, 90, 95, 99)  # percent of the twin's accuracy whose first round is given
 
 
 def scheduled(setup: Setup, round: int) -> Record:
-    """The numbers of a round that others may have had otherwise; that of `local.lr` as `lr`."""
+    """The values of all schedules in a round, by key; `local.lr` is named `lr`."""
     numbers = setup.experiment.scheduled(round)
     return {"lr" if key == "local.lr" else key: value for key, value in numbers.items()}
 
@@ -38,7 +38,7 @@ def summary(
     twin: Twin | None,
     stopped: Record | None = None,
 ) -> dict[str, Any]:
-    """Of whole rounds and, if too few clients reported in the next one, of what became of them."""
+    """The summary of complete rounds and, if too few clients reported, of the `stopped` round."""
     evaluated = [record for record in records if OF_MODEL.keys() & record.keys()]
     measured, best_values = _measured(records), dict[str, Any]()
     for key in measured:
@@ -86,15 +86,15 @@ def final(records: list[Record]) -> Record:
 
 
 def _measured(records: list[Record]) -> Record:
-    """What the last evaluation measured of the model."""
+    """The measures of the last evaluation."""
     last = next((one for one in reversed(records) if OF_MODEL.keys() & one.keys()), {})
     return {key: last[key] for key in last if key not in OF_ROUND and "." not in key}
 
 
 def gains(found: ByClient, seed: int) -> dict[str, Any]:
-    """What the federated model is worth to clients, against each of their own: for whom is it?
+    """The federated model compared with each client's own model: which clients gain?
 
-    That is the part `against` of a summary, if they have models of their own.
+    This is the entry `against` of a summary, if clients have models of their own.
     """
     against: dict[str, Any] = {}
     for name, own in (("fine_tuned", found.fine_tuned), ("local_only", found.local_only)):
@@ -115,7 +115,7 @@ def gains(found: ByClient, seed: int) -> dict[str, Any]:
 
 
 def who_failed(setup: Setup, state: State, reports: Reports) -> Record:
-    """When a round was over on a virtual clock, and what became of clients that were asked."""
+    """The end of a round on the virtual clock, its failed clients, and staleness or attempts."""
     record: Record = {} if setup.clock is None else {"clock": state.time}
     record["failed"] = {name: list(clients) for name, clients in reports.failed.items()}
     if reports.landed:
@@ -126,13 +126,13 @@ def who_failed(setup: Setup, state: State, reports: Reports) -> Record:
 
 
 def stopped_round(round: int, reports: Reports) -> Record:
-    """What became of clients in a round that did not count, since too few reported."""
+    """The outcomes of clients in a round that was discarded because too few reported."""
     failed = {name: list(clients) for name, clients in reports.failed.items()}
     return {"round": round, "failed": failed, "attempts": reports.attempts}
 
 
 def _outcomes(records: list[Record], stopped: Record | None) -> dict[str, Any]:
-    """What became of all that were asked."""
+    """The number of clients by outcome, over all rounds."""
     outcomes = {REPORTED: sum(len(record["clients"]) for record in records)}
     for record in [*records, *([stopped] if stopped else [])]:
         for name, clients in record["failed"].items():
@@ -141,7 +141,7 @@ def _outcomes(records: list[Record], stopped: Record | None) -> dict[str, Any]:
 
 
 def _on_clock(setup: Setup, records: list[Record]) -> dict[str, Any]:
-    """When on the virtual clock accuracies were reached."""
+    """The times on the virtual clock at which accuracies were reached."""
     found: dict[str, Any] = {"clock": records[-1]["clock"] if records else 0.0}
     if setup.experiment.evaluate.on:
         accuracy = measure_name(primary_part(setup.experiment), "accuracy")
@@ -151,13 +151,13 @@ def _on_clock(setup: Setup, records: list[Record]) -> dict[str, Any]:
 
 
 def _is_constant(record: Record) -> bool:
-    """Whether the model gave one and the same class to everything it was evaluated on."""
+    """Whether the model predicted a single class for all test and validation examples."""
     found = [record.get(f"{part}_classes_predicted") for part in ("test", "validation")]
     return {count for count in found if count is not None} == {1}
 
 
 def peak_memory(setup: Setup) -> int:
-    """The most that was in use: of the GPUs, else by this process and its workers."""
+    """Peak memory in bytes: of the GPUs, else of this process and its workers."""
     if setup.device.type == "cuda":
         return torch.cuda.max_memory_allocated(setup.device)
     by_workers = setup.engine.worker_bytes

@@ -1,7 +1,7 @@
 """A sweep: several experiments that belong together.
 
-`points.py` says which train side by side. All others run one after another, or on engine `ray`
-beside each other on the machines of a cluster (`spread.py`). The results are the same.
+`points.py` selects those that train side by side. All others run one after another or, on engine
+`ray`, in parallel on the machines of a cluster (`spread.py`). The results are the same.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from fedlens.runs.watching import Watch, Watching, all_of, expect_watch, within_
 from fedlens.runs.workload import images_a_round
 from fedlens.setup.network import Networks
 
-LONGEST_NAME = 245  # bytes: that of a folder which is being made has a few more, of 255 at most
+LONGEST_NAME = 245  # bytes; a new folder's temporary name is a few longer, at most 255
 
 
 def sweep(
@@ -56,12 +56,11 @@ def sweep(
 ) -> dict[str, Result]:
     """Run experiments that belong together, each to the result it would have alone.
 
-    Each has its run folder in `out`, under its name. What is there already is kept if it is
-    finished, and gone on with if it is not. `watch` is called with each record, which also says
-    whose it is (`point`), how many rounds are done of how many in all (`done`, `total`), and how
-    much is left (`left`): of rounds as long as those of all points are on average.
-    Without `keep_states` points that are done leave no checkpoint: what clients remember may be
-    gigabytes, and is needed only for more rounds. `progress` is that of `run`.
+    Each has its run folder in `out`, under its name. An existing run is kept if it is finished, and
+    resumed if it is not. `watch` is called with each record, extended by its point (`point`), the
+    rounds done and in all (`done`, `total`), and the work left (`left`), in rounds of average
+    length. Without `keep_states` finished points keep no checkpoint: the memory of clients may be
+    gigabytes, and is needed only for more rounds. `progress` is as in `run`.
     """
     if not isinstance(points, Mapping):
         raise ValueError(
@@ -81,14 +80,14 @@ def sweep(
 
 @dataclass(frozen=True)
 class Sweep:
-    """A sweep whose points are made and checked."""
+    """A sweep whose points are built and checked."""
 
     names: tuple[str, ...]
-    folders: Mapping[str, Path]  # of the points; none if nothing is to be kept
-    kept: dict[str, Result]  # what was finished before
-    stacks: list[list[Point]]  # what is to be run
+    folders: Mapping[str, Path]  # of the points; empty if nothing is written
+    kept: dict[str, Result]  # points that were finished before
+    stacks: list[list[Point]]  # points to run
     total: int  # rounds of all points
-    data: Path | None = None  # where named data sets are looked for first
+    data: Path | None = None  # where named data sets are searched first
 
     @property
     def done(self) -> int:
@@ -96,7 +95,7 @@ class Sweep:
         return self.total - sum(self._left().values())
 
     def _left(self) -> dict[str, int]:
-        """How many rounds each point still has before it."""
+        """The rounds left, by point."""
         return {
             point.name: point.experiment.rounds - point.num_saved
             for stack in self.stacks
@@ -104,9 +103,9 @@ class Sweep:
         }
 
     def _weights(self, left: Mapping[str, int], seconds: Mapping[str, float]) -> dict[str, float]:
-        """What a round of each point counts where it is asked how much is left.
+        """The weight of a round of each point in the work left.
 
-        That is how long it is expected to take or, where nobody knows, its work: 1 on average.
+        It is the expected time or, if that is unknown, the work relative to an average round.
         """
         if seconds:
             return {name: seconds.get(name, 1) for name in left}
@@ -148,7 +147,7 @@ class Sweep:
         keep_states: bool = True,
         seconds: Mapping[str, float] | None = None,
     ) -> dict[str, Result]:
-        """`seconds` are what a round of each point is expected to take, where that is known."""
+        """Run the points; `seconds` is the expected time of a round by point, where known."""
         results, left = dict(self.kept), self._left()
         weights = self._weights(left, seconds or {}) if watch is not None else {}
         say_beforehand(point.setup for stack in self.stacks for point in stack)
@@ -165,7 +164,7 @@ class Sweep:
             watch(record)
 
         def left_like(point: Point) -> float:
-            """How many rounds as long as this point's are left of all."""
+            """The work left of all points, in rounds of this point."""
             work = sum(number * weights[name] for name, number in left.items())
             return work / (weights[point.name] or 1.0)
 
@@ -179,7 +178,7 @@ class Sweep:
 
         parents = {folder.parent for folder in self.folders.values()}
         for folder in (*parents, *(self.folders[name] for name in self.kept)):
-            remove_dead_lock(folder)  # of whoever was killed when all was written
+            remove_dead_lock(folder)  # of a process killed after its last write
         with one_writer(*(parents if self.stacks else ())):
             spread = {point.name for point in self._spread.points}
             here = [stack for stack in self.stacks if stack[0].name not in spread]
@@ -189,11 +188,11 @@ class Sweep:
                     run_stacks(here, watch_of, keep_states),
                 ):
                     results[point.name] = result
-                    left[point.name] = 0  # what diverged is over early
+                    left[point.name] = 0  # a diverged run ends early
             except ValueError as error:
                 if len(results) == len(self.kept):
                     raise
-                raise RunFailed(str(error)) from error  # others were run and written before it
+                raise RunFailed(str(error)) from error  # others were run and written before
         return {name: results[name] for name in self.names}
 
 
@@ -205,10 +204,10 @@ def prepare(
     data: Path | None = None,
     watch: Counted | None = None,
 ) -> Sweep:
-    """Make and check every point before the first is run.
+    """Build and check every point before the first is run.
 
-    `out` is the folder in which each has its own, or the folders of all by name. `watch` is told
-    how many image files are decoded, of how many.
+    `out` is the parent of all run folders, or gives the folders by name. `watch` is called with
+    the number of image files decoded and the total.
     """
     if not points:
         raise ValueError("a sweep needs points: give at least one experiment")
@@ -236,7 +235,7 @@ def prepare(
 
 
 def _folders(names: Iterable[str], out: str | Path | None) -> dict[str, Path]:
-    """The folders of points in that of a sweep, each under its name."""
+    """The folders of points in the folder of a sweep, by name."""
     if out is None:
         return {}
     parent = Path(out)
@@ -245,7 +244,7 @@ def _folders(names: Iterable[str], out: str | Path | None) -> dict[str, Path]:
     if parent.exists() and not parent.is_dir():
         raise ValueError(f"{parent} is a file: choose a folder for the sweep")
     for name in names:
-        if name in ("", "..") or Path(name).name != name:  # its folder would lie elsewhere
+        if name in ("", "..") or Path(name).name != name:  # its folder would be outside
             raise ValueError(f"a point is called {name!r}: choose a name that a folder can have")
         if len(os.fsencode(name)) > LONGEST_NAME:
             raise ValueError(

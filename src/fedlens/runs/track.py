@@ -1,7 +1,7 @@
-"""Records sent to a tracker as well: TensorBoard, Weights & Biases, MLflow or trackio.
+"""Records are also sent to trackers: TensorBoard, Weights & Biases, MLflow or trackio.
 
-A sink is a context that gives a function of measures and their round. Each stands for a package of
-the extra `[track]`, and is imported only if it is asked for.
+A sink is a context manager that yields a function of measures and their round. Each uses a package
+of the extra `[track]`, which is imported only if that tracker is chosen.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fedlens.runs.watching import Watch
 
 Log = Callable[[Mapping[str, float], int], Any]
 Sink = Callable[[Any, Path, Mapping[str, Any]], AbstractContextManager[Log]]
-PROJECT = "fedlens"  # of all runs, at every tracker
+PROJECT = "fedlens"  # the project name of all runs, in every tracker
 
 
 @contextmanager
@@ -44,7 +44,7 @@ def wandb(package: Any, folder: Path, described: Mapping[str, Any]) -> Iterator[
 
 @contextmanager
 def mlflow(package: Any, folder: Path, described: Mapping[str, Any]) -> Iterator[Log]:
-    """A run of the experiment `fedlens`, wherever MLflow is told to keep it."""
+    """A run of the experiment `fedlens`, stored where MLflow is configured to store it."""
     package.set_experiment(PROJECT)
     with package.start_run(run_name=folder.name):
         package.log_params(described)
@@ -53,8 +53,8 @@ def mlflow(package: Any, folder: Path, described: Mapping[str, Any]) -> Iterator
 
 @contextmanager
 def trackio(package: Any, folder: Path, described: Mapping[str, Any]) -> Iterator[Log]:
-    """A run of the project `fedlens`, wherever trackio keeps it."""
-    with redirect_stdout(sys.stderr):  # where it prints: our stdout is for results alone
+    """A run of the project `fedlens`, stored where trackio stores its runs."""
+    with redirect_stdout(sys.stderr):  # trackio prints; our stdout is for results only
         package.init(project=PROJECT, name=folder.name, config=dict(described))
     try:
         yield lambda measures, round: package.log(dict(measures), step=round)
@@ -77,15 +77,15 @@ def tracking(
 ) -> Iterator[Watch]:
     """A watch for `fl.run` that sends every record to the trackers named.
 
-    `folder` is the run's, `experiment` its plain tables. A tracker that is missing is found out
-    here, before anything runs; it is started with the first record, when the run has its folder.
+    `folder` is the run folder, `experiment` its plain tables. A missing package raises here, before
+    anything runs; trackers start with the first record, when the run folder exists.
     """
     packages = {name: _package(name) for name in names}
     folder, logs = Path(folder), list[Log]()
     with ExitStack() as stack:
 
         def send(record: Record) -> None:
-            if "round" not in record:  # it tells of what is done besides rounds
+            if "round" not in record:  # progress outside of rounds
                 return
             if not logs:
                 for name, package in packages.items():

@@ -1,14 +1,14 @@
-"""The centralised twin of a run: what its model is worth when one client holds everything.
+"""The centralised twin of a run: its model, trained by one client that holds all examples.
 
 The twin has the run's model, initial weights, seed, loss, augmentation and local settings, and
-the examples of all clients together, as they see them. It is plain training, whatever the
-algorithm: one optimiser that is never reset, normalisation layers that nobody keeps apart.
+the examples of all clients, as clients see them. It is plain training for every algorithm: one
+optimiser that is never reset, and no normalisation layers that stay local to clients.
 
-Its budget is the run's. The clients of all rounds together are planned to process a number of
-examples (rounds x cohort x what a client processes in a round, on average over all clients, each by
-the chance with which it is drawn; where rounds wait for nobody, the cohort are the updates that
-one takes); the twin makes as many passes over its examples as that comes to, rounded, and one at
-the least. A schedule of local training is stretched over these.
+Its budget equals the run's. The clients of all rounds are planned to process a number of examples:
+rounds x cohort x the mean that a client processes in a round, where the mean weights each client by
+its chance of being drawn. (In asynchronous rounds, the cohort is the number of updates per round.)
+The twin makes as many passes over its examples as match that number, rounded, and at least one. A
+schedule of local training is stretched over these passes.
 """
 
 from __future__ import annotations
@@ -50,27 +50,27 @@ from fedlens.setup.data import ClientTests, divided, split_seed
 from fedlens.trees import bytes_of
 from fedlens.version import __version__
 
-FEWEST = 64  # clients whose plans are drawn together, whatever they hold
-PLANNED = 1_000_000  # examples in plans that are drawn together, about: a million clients hold few
+FEWEST = 64  # minimum number of clients whose plans are drawn together
+PLANNED = 1_000_000  # approximate examples in plans drawn together: there may be a million clients
 CHUNK = 1024  # images read together
 GIVEN_BY_CONTENT = ("dataset", "clients", "engine", "device", "weights", "weights_sha256")
 
 
 def twin(experiment: Experiment, data: Path | None = None) -> Experiment:
-    """The twin's own experiment, which can be run like any other: a round is one pass."""
+    """The twin as an experiment, which can be run like any other: a round is one pass."""
     return _described(build(replace(experiment, engine="sequential"), data))
 
 
 def accuracy(experiment: Experiment, data: Path | None = None, watch: Watch | None = None) -> float:
-    """The accuracy of an experiment's twin, which is trained unless it was before."""
+    """The accuracy of an experiment's twin, from the cache if it was trained before."""
     return trained(build(replace(experiment, engine="sequential"), data), watch).accuracy
 
 
 def trained(setup: Setup, watch: Watch | None = None) -> Twin:
-    """The twin of a run that is set up, from the cache if it is there.
+    """The twin of a setup, from the cache if it is there.
 
-    While it is trained, `watch` is called with each pass: `twin` is its number, `of` how many there
-    will be, and `train_loss` the loss.
+    During training, `watch` is called after each pass with its number (`twin`), the number of
+    passes (`of`) and the loss (`train_loss`).
     """
     central = plain_training(setup, watch)
     described = replace(central.experiment, dataset=setup.experiment.dataset)
@@ -96,18 +96,18 @@ def trained(setup: Setup, watch: Watch | None = None) -> Twin:
     if setup.client_tests is not None:
         shares = _shares(tested_by_client(setup, result.model).tolist())
     content = {"experiment": described.plain(), "records": result.records, "by_client": shares}
-    with contextlib.suppress(OSError):  # where nothing can be kept, it is trained every time
+    with contextlib.suppress(OSError):  # without a writable cache it is trained every time
         write_atomically(file, to_json(content, indent=1).encode())
     return Twin(result.final[measure], cached=False, by_client=shares)
 
 
 def _shares(values: Sequence[float | None]) -> tuple[float, ...]:
-    """Accuracies by client; a client that is tested on nothing has NaN, in a file null."""
+    """Accuracies by client; a client without test examples has NaN (null in a file)."""
     return tuple(math.nan if value is None else float(value) for value in values)
 
 
 def plain_training(setup: Setup, watch: Watch | None = None) -> Setup:
-    """Plain training of a run's model, by one client with all of its examples."""
+    """The setup of plain training: the run's model, and one client with all examples."""
     return build(replace(_described(setup, watch), dataset=setup.dataset), beside=setup)
 
 
@@ -122,10 +122,10 @@ def together(
     holdout: float = 0.0,
     seed: int = 0,
 ) -> Altered:
-    """One client with all that `count` clients of the partition `of` train on, as they see it.
+    """One client with all training examples of `count` clients of the partition `of`.
 
-    It has nothing that any of them is tested on, by `holdout` and the `seed` of the split. Where
-    they hold other examples in every round, it has all there are.
+    It sees them as clients do. It has no test example of any client, by `holdout` and the `seed` of
+    the split. If clients hold different examples in every round, it has all examples.
     """
     named = Named.of(of, "of")
     held = dealt(named.name, named.options, examples, num_classes, count, rng)
@@ -134,7 +134,7 @@ def together(
     split = Fixed(held) if isinstance(held, Holdings) else held
     federation = Federation(examples, num_classes, split)
     index = _held(federation)
-    if holdout:  # in the order that clients have: of one client, the twin is its own model
+    if holdout:  # in the clients' order: the twin of one client equals its local model
         everyone = federation.everyone(0)
         trained, tested = divided(everyone, holdout, seed, torch.arange(len(everyone)))
         index = _distinct(trained.index[~torch.isin(trained.index, tested.index)])
@@ -142,13 +142,13 @@ def together(
 
 
 def stretched(round: int, of: int, *, schedule: dict[str, Any], rounds: int) -> float:
-    """A schedule of `rounds` for as many passes as there are: as far on as it was in the run."""
+    """The value of a schedule over `rounds` at the same fraction of the twin's `of` passes."""
     named = Named.of(schedule, "schedule")
     return value_at(named, round * rounds // of, rounds)
 
 
 def _stretched(experiment: Experiment) -> dict[str, Any]:
-    """The schedules of local training, by name."""
+    """The schedules of local training, stretched over the twin's passes, by name."""
     found = {}
     for name in SCHEDULED["local"]:
         given = getattr(experiment.local, name)
@@ -204,19 +204,19 @@ def _described(setup: Setup, watch: Watch | None = None) -> Experiment:
 
 
 def _distinct(index: Tensor) -> Tensor:
-    """Each example once, where it comes first."""
+    """Each index once, in order of first occurrence."""
     _, first = np.unique(index.numpy(), return_index=True)
     return index[torch.from_numpy(np.sort(first))]
 
 
 def _held(federation: Federation) -> Tensor:
-    """Each example that some client holds in some round, as far as can be told: else all."""
+    """The examples that any client holds; all examples if clients hold other ones each round."""
     if not isinstance(federation.split, Lasting):
         return torch.arange(len(federation.examples))
     held = torch.zeros(len(federation.examples), dtype=torch.bool)
     for some in federation.parts(0):
         held[some.index] = True
-        if held.all():  # of a million clients who draw, a few thousand may hold all there is
+        if held.all():  # a few thousand of a million clients may hold all examples
             break
     return held.nonzero()[:, 0]
 
@@ -224,7 +224,7 @@ def _held(federation: Federation) -> Tensor:
 def _num_processed(setup: Setup, watch: Watch | None) -> float:
     """How many examples the clients of all rounds are planned to process.
 
-    A watch that also wants to know how far a round is, is told how many clients are counted.
+    A `Watching` also receives the number of clients counted so far.
     """
     experiment, federation = setup.experiment, setup.federation
     root = keys.fold(keys.root(experiment.seed), keys.purpose("twin"))
@@ -238,16 +238,16 @@ def _num_processed(setup: Setup, watch: Watch | None) -> float:
         plan = algorithm.draw(federation.holdings(0, clients), keys.fold(root, clients))
         each.append(plan.counts.sum(1).double())
     processed = torch.cat(each)  # [K]
-    by_size = isinstance(algorithm.select, BySize)  # then large clients train more often
+    by_size = isinstance(algorithm.select, BySize)  # large clients are then drawn more often
     chance = federation.sizes(0).double() if by_size else torch.ones_like(processed)
     mean = float(processed @ chance / chance.sum().clamp(min=1))
     pace = algorithm.pace
-    updates = experiment.clients.cohort if pace is None else pace.buffer  # of a round
+    updates = experiment.clients.cohort if pace is None else pace.buffer  # per round
     return experiment.rounds * updates * mean
 
 
 def _key(setup: Setup, tests: ClientTests | None) -> str:
-    """A hash of everything that the twin's accuracy depends on, and that of the run's clients."""
+    """A hash of everything that the twin's accuracy depends on, in all and by client."""
     plain = setup.experiment.plain()
     settings = {name: value for name, value in plain.items() if name not in GIVEN_BY_CONTENT}
     network = setup.network
@@ -286,7 +286,7 @@ def _contents(examples: Examples, index: Tensor) -> Iterator[bytes | memoryview]
 
 
 def _code(setup: Setup) -> Iterator[bytes]:
-    """The code of model, loss and optimiser, with what it has: the user's own may change."""
+    """The source files of model, loss, optimiser and schedules: user code may change."""
     made_of: set[type | Callable[..., Any]] = {type(m) for m in setup.network.module.modules()}
     experiment = setup.experiment
     made_of.add(find(LOSSES, experiment.loss.name, "loss"))
@@ -297,7 +297,7 @@ def _code(setup: Setup) -> Iterator[bytes]:
         made_of |= {find(SCHEDULES, name, "schedule") for name in names_in(schedule)}
     files = set()
     for part in made_of:
-        with contextlib.suppress(TypeError, OSError):  # typed into a console: it has no file
+        with contextlib.suppress(TypeError, OSError):  # code from a console has no file
             files.add(inspect.getfile(part))
     for file in sorted(files):
         with contextlib.suppress(OSError):

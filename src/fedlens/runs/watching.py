@@ -1,4 +1,4 @@
-"""Who is told how far a run is."""
+"""Callbacks that receive the progress of a run."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedlens.runs.summary import Record
 
-WITHIN = {"trained": "clients trained", "tested": "images tested"}  # of a round
-ASIDE = {  # of what is done besides rounds
+WITHIN = {"trained": "clients trained", "tested": "images tested"}  # progress within a round
+ASIDE = {  # progress outside of rounds
     "decoded": "reading images",
     "planned": "counting what clients train on, client",
     "twin": "training its centralised twin, pass",
@@ -20,7 +20,7 @@ ASIDE = {  # of what is done besides rounds
     "alone": "training clients by themselves, pass",
     "drawn": "resampling examples for intervals,",
 }
-SHORT = {  # what a bar, which has less room than a line, calls all of these
+SHORT = {  # shorter texts for all of these, for bars
     "trained": "trained",
     "tested": "tested",
     "decoded": "reading images",
@@ -32,25 +32,25 @@ SHORT = {  # what a bar, which has less room than a line, calls all of these
 }
 
 Watch = Callable[["Record"], None]
-"""Is called with each record of a run, and with what is done besides (`ASIDE`)."""
+"""A callback for each record of a run, and for progress outside of rounds (`ASIDE`)."""
 
 
 @dataclass(frozen=True)
 class Watching:
-    """A watch that is also told how far a round is. Whoever only wants records need not be."""
+    """A watch that also receives progress within a round. A plain watch receives records only."""
 
     watch: Callable[..., None]
-    within: Callable[[Record], None]  # called with a key of `WITHIN`, and `of` how many
+    within: Callable[[Record], None]  # called with a key of `WITHIN`, and the total `of`
 
     def __call__(self, *told: Any) -> None:
         self.watch(*told)
 
 
 def expect_watch(given: Any, what: str) -> None:
-    """Refuse what cannot be called with a record before anything is run."""
+    """Raise before anything runs if `given` cannot be called with a record."""
     if given is None:
         return
-    if isinstance(given, ContextDecorator):  # it can be called, and would do nothing
+    if isinstance(given, ContextDecorator):  # callable, but a call would do nothing
         raise ValueError(f"{what} is given a watch that was not begun: use with ... as watch")
     if not callable(given) or not _takes_one(given):
         name = getattr(given, "__name__", f"of type {type(given).__name__}")
@@ -58,20 +58,20 @@ def expect_watch(given: Any, what: str) -> None:
 
 
 def _takes_one(given: Callable[..., Any]) -> bool:
-    """Whether it does something when it is called with one record."""
+    """Whether a call with one record works, and runs the function."""
     if isinstance(given, type) or iscoroutinefunction(given) or isgeneratorfunction(given):
         return False
     try:
         signature(given).bind({})
     except TypeError:
         return False
-    except ValueError:  # of a function that is not written in Python nobody knows
+    except ValueError:  # unknown for a function that is not written in Python
         pass
     return True
 
 
 def within_of(watch: Callable[..., None] | None) -> Callable[[Record], None]:
-    """What tells a watch how far a round is, if it wants to know."""
+    """The callback of a watch for progress within a round; one that does nothing if it has none."""
     return watch.within if isinstance(watch, Watching) else lambda _: None
 
 

@@ -1,4 +1,4 @@
-"""How much work a round is, before it is run: by counting what is drawn in one."""
+"""The work of a round before it runs, counted from a drawn plan."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from fedlens.core import Plan
 from fedlens.sections import Evaluate
 from fedlens.setup import Setup
 
-A_STEP = 3  # forward passes that a step of training takes, about
+A_STEP = 3  # a training step takes about as long as this many forward passes
 
 
 def drawn_plan(setup: Setup, round: int) -> Plan:
-    """What the clients of a round could be planned to do: those of the run draw otherwise."""
+    """A plan that a round could have. The run uses other random keys, so draws another plan."""
     federation, algorithm = setup.federation, setup.program.algorithm
     key = keys.root(setup.experiment.seed, keys.purpose("estimate"), round)
     clients = algorithm.select(federation, round, key)
@@ -19,13 +19,13 @@ def drawn_plan(setup: Setup, round: int) -> Plan:
 
 
 def images_a_round(setup: Setup) -> float:
-    """How many images a round of a run takes through the model, its share of evaluations included.
+    """Images that a round passes through the model, in forward passes, evaluations included.
 
-    Rounds of one model take about as long as they have images.
+    The time of a round of one model is about proportional to this number.
     """
     experiment, plan = setup.experiment, drawn_plan(setup, 0)
     trained = float(plan.counts.sum())
-    if (pace := setup.program.algorithm.pace) is not None:  # it takes some of those who train
+    if (pace := setup.program.algorithm.pace) is not None:  # a round takes only some of the updates
         trained *= pace.buffer / len(plan.counts)
     evaluations = num_evaluations(experiment.evaluate, experiment.rounds)
     tested = sum(map(len, setup.parts.values()))
@@ -33,6 +33,6 @@ def images_a_round(setup: Setup) -> float:
 
 
 def num_evaluations(evaluate: Evaluate, rounds: int) -> int:
-    """How often a run of this many rounds is evaluated (`Evaluate.is_due`)."""
+    """The number of evaluations of a run of this many rounds (`Evaluate.is_due`)."""
     others = {at for at in (*evaluate.at, rounds) if 0 < at <= rounds and at % evaluate.every}
     return rounds // evaluate.every + len(others)

@@ -1,4 +1,4 @@
-"""From the description of a run to the parts that run it. All mistakes are found here."""
+"""Makes the parts of a run from its description. All mistakes of the user are found here."""
 
 from fedlens.setup.assemble import Setup as Setup
 from fedlens.setup.assemble import build as build

@@ -30,22 +30,22 @@ from fedlens.schedules import looked_at, value_at
 from fedlens.sections import SCHEDULED
 from fedlens.slots import Draw, Solve
 
-SMALLEST = 2.0**-126  # of the numbers that float32 holds in full
+SMALLEST = 2.0**-126  # normal number of float32
 
 V = TypeVar("V")
 logger = logging.getLogger(__name__)
 
 
 def make_algorithm(experiment: Experiment, round: int = 0) -> Algorithm:
-    """That of a round, counted from 0: schedules give its numbers."""
+    """The algorithm of a round, counted from 0, with the values of schedules in that round."""
 
     def now(given: V | Named) -> V | float:
         if not isinstance(given, Named):
             return given
-        # 0.0 would switch a term off, and with it what is remembered for later rounds.
+        # 0.0 would switch a term off, together with its memory for later rounds.
         return value_at(given, round, experiment.rounds) or SMALLEST
 
-    # Made again, sections refuse numbers that a schedule should not have given.
+    # `replace` checks the sections again, and so refuses invalid values of a schedule.
     local = replace(experiment.local, **_each(experiment.local, SCHEDULED["local"], now))
     server = replace(experiment.server, **_each(experiment.server, SCHEDULED["server"], now))
     base = Algorithm(
@@ -83,14 +83,14 @@ def _number(given: float | Named) -> float:
 def _objective(experiment: Experiment) -> Objective:
     named = experiment.loss
     loss = with_options(find(LOSSES, named.name, "loss"), named.options)
-    if named.name in LOSSES:  # it refuses options that make no sense
+    if named.name in LOSSES:  # it refuses invalid options
         loss(torch.zeros(1, 1, 2), torch.zeros(1, 1, dtype=torch.int64))
     objective, beta = Objective(loss), experiment.local.class_balance
     return objective.times(ByEffectiveNumber(beta)) if beta else objective
 
 
 def _solver(local: LocalTraining) -> Solve:
-    """The optimiser that is named, annealed, on gradients clipped by value and then by norm."""
+    """The named optimiser, annealed, on gradients that are clipped by value and then by norm."""
     named = local.optimizer
     made = call(find(OPTIMIZERS, named.name, "optimizer"), local, options=named.options)
     solve = expect(made, Solve, f"optimizer {named.name!r}")  # type: ignore[type-abstract]
@@ -116,11 +116,11 @@ def _draw(local: LocalTraining) -> Draw:
     return Steps(local.batch_size, low, high, of, local.max_steps)
 
 
-LARGEST_OF_ADAM = 0.03  # of the learning rates that Adam is commonly given
+LARGEST_OF_ADAM = 0.03  # of the usual learning rates of Adam
 
 
 def warn_of_rate(local: LocalTraining) -> None:
-    """Say so, if Adam is given a learning rate of SGD's: its steps are about as long as that."""
+    """Warn if Adam has a learning rate that suits SGD: its steps are about as long as that."""
     name, lr = local.optimizer.name, local.lr
     if name in ("adam", "adamw") and isinstance(lr, float) and lr > LARGEST_OF_ADAM:
         logger.warning(
@@ -133,9 +133,9 @@ def warn_of_rate(local: LocalTraining) -> None:
 
 
 def check_schedules(experiment: Experiment) -> None:
-    """Refuse a schedule that leads, in some round, to what cannot be run.
+    """Raise an error for a schedule with an invalid value in some round.
 
-    What can be is an interval of each number, so the least and the greatest of it tell.
+    The valid values of each number form an interval, so the least and the greatest are enough.
     """
     rounds = looked_at(experiment.rounds)
     for schedule in experiment.schedules.values():

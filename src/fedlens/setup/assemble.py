@@ -53,13 +53,13 @@ class Setup:
     client_tests: ClientTests | None
     parts: dict[str, Examples]  # what the server's model is evaluated on, by name
     engine: Engine
-    clock: Clock | None = None  # what clients are on a virtual one, and who is waited for
+    clock: Clock | None = None  # with devices, faults and the rules for waiting
     knows_labels: bool = True  # whether the server knows which labels clients hold
 
     _latest: dict[tuple[float, ...], ClientProgram] = field(default_factory=dict, repr=False)
 
     def program_of(self, round: int) -> ClientProgram:
-        """The program with the numbers of a round, counted from 0: one as long as these are."""
+        """The program with the numbers of a round, counted from 0; reused while they are equal."""
         numbers = tuple(self.experiment.scheduled(round).values())
         if not numbers:
             return self.program
@@ -71,18 +71,18 @@ class Setup:
 
     @cached_property
     def emd(self) -> float:
-        """How far clients are from each other in their classes. Kept: it looks at all of them."""
+        """The EMD of clients from the overall class shares. Cached: it reads all clients."""
         federation = self.federation
         return emd_of(federation.described(), federation.labels, federation.num_classes)
 
     @property
     def some_may_fail(self) -> bool:
-        """Whether not everybody who is asked need report."""
+        """Whether clients that are asked may fail to report."""
         return self.clock is not None or self.engine.reporting is not None
 
     @property
     def devices(self) -> tuple[torch.device, ...]:
-        """Where clients train: where the server is, unless workers have devices of their own."""
+        """The devices that clients train on: the server's, unless workers have their own."""
         return self.engine.worker_devices or (self.device,)
 
 
@@ -93,11 +93,11 @@ def build(
     watch: Counted | None = None,
     networks: Networks | None = None,
 ) -> Setup:
-    """Make the parts of a run; `data` is where named data sets are looked for first.
+    """Make the parts of a run; named data sets are first looked for in `data`.
 
-    `beside` is a setup whose examples are the same, as clients see them: the two share them.
-    `watch` is told how many image files are decoded, of how many. `networks` are those made before
-    for others of the same data set, to which this one's is added.
+    `beside` is a setup whose clients see the same examples: the two share them. `watch` is a
+    callback with the number of image files that are decoded, and their total. `networks` are those
+    made before for other experiments on the same data set; the one of this run is added to them.
     """
     device, workers = devices_of(experiment)
     if device.type == "cuda" and has_triton():
@@ -105,7 +105,7 @@ def build(
     dataset = load_dataset(experiment.dataset, data, watch)
     train, validation = with_validation(dataset, experiment)
     train, split = split_examples(experiment, train, dataset.num_classes)
-    # From here on it is known how many clients there are, and whether per_round fits them.
+    # From here on the number of clients is known, and `replace` checks that per_round fits it.
     clients = replace(experiment.clients, count=split.num_clients)
     precision = precision_of(experiment, device, workers)
     experiment = replace(experiment, clients=clients, precision=precision)
@@ -171,7 +171,7 @@ def build(
 def partition(
     experiment: Experiment, data: Path | None = None, watch: Counted | None = None
 ) -> tuple[Dataset, Examples, Holdings]:
-    """The data set, what is trained on, and who holds what of it (in the first round)."""
+    """The data set, the training examples, and which client holds which (in the first round)."""
     dataset, federation = federate(experiment, data, watch)
     return dataset, federation.examples, federation.everyone(0)
 
@@ -179,7 +179,7 @@ def partition(
 def federate(
     experiment: Experiment, data: Path | None = None, watch: Counted | None = None
 ) -> tuple[Dataset, Federation]:
-    """The data set, and what is trained on as clients hold it."""
+    """The data set, and its training examples as they are divided among the clients."""
     dataset = load_dataset(experiment.dataset, data, watch)
     train, _ = with_validation(dataset, experiment)
     train, split = split_examples(experiment, train, dataset.num_classes)
@@ -189,7 +189,7 @@ def federate(
 def _placed(
     parts: Mapping[str, Examples | None], asked: Sequence[str], device: torch.device
 ) -> tuple[Examples, dict[str, Examples]]:
-    """The training examples on the device, and the parts asked for; they share images."""
+    """The training examples and the parts to evaluate, on the device; they share images."""
     there: dict[int, torch.Tensor] = {}
     placed: dict[str, Examples] = {}
     for name, part in parts.items():

@@ -1,4 +1,4 @@
-"""The virtual clock of an experiment: whether it has one, and what is on it."""
+"""The virtual clock of an experiment, if it needs one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fedlens.traffic import traffic
 
 
 def needs_clock(experiment: Experiment, algorithm: Algorithm) -> bool:
-    """Whether anybody may fail, or be waited for."""
+    """Whether rounds are asynchronous, or there are devices, faults or rules of reporting."""
     described = (experiment.clients.devices, experiment.faults, experiment.reporting)
     return algorithm.pace is not None or any(one is not None for one in described)
 

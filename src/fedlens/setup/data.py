@@ -24,9 +24,9 @@ from fedlens.options import call, expect, find
 
 
 class ClientTests(NamedTuple):
-    """What each client is tested on."""
+    """The examples that each client is tested on."""
 
-    part: Literal["train", "test"]  # what it is a part of
+    part: Literal["train", "test"]  # the part of the data set they are from
     holdings: Holdings  # positions in the examples of that part
 
 
@@ -42,7 +42,7 @@ def load_dataset(
 
 
 def _loaded(given: Named, source: Source) -> Dataset:
-    """What the function gives: a data set, or one or two of torchvision's kind, train and test."""
+    """Load a data set. Its function may return torchvision-style ones: train, or train and test."""
     found = call(find(DATASETS, given.name, "dataset"), source, options=given.options)
     if isinstance(found, Dataset):
         return found
@@ -53,7 +53,7 @@ def _loaded(given: Named, source: Source) -> Dataset:
 
 
 def on_disk(dataset: Dataset, given: Named | Dataset, data: Path | None) -> OnDisk | None:
-    """How other machines open images that are too many to be sent."""
+    """How other machines open images that are memory-mapped here, and too many to be sent."""
     if not dataset.is_mapped or isinstance(given, Dataset):
         return None
     images = dataset.train.images, dataset.test.images
@@ -71,7 +71,7 @@ def split_seed(experiment: Experiment) -> int:
 
 
 def with_validation(dataset: Dataset, experiment: Experiment) -> tuple[Examples, Examples | None]:
-    """Train, and validation where it is asked for: the data's own, else a share of train."""
+    """The training and, if requested, validation examples: the data set's, else from training."""
     if "validation" not in experiment.evaluate.on:
         return dataset.train, None
     if dataset.validation is not None:
@@ -80,7 +80,7 @@ def with_validation(dataset: Dataset, experiment: Experiment) -> tuple[Examples,
 
 
 def _set_apart(train: Examples, experiment: Experiment) -> tuple[Examples, Examples]:
-    """Train without a seeded share of it, and that share."""
+    """The training examples without a share that the seed selects, and that share."""
     key = keys.fold(keys.root(split_seed(experiment)), keys.purpose("validation"))
     order = keys.fold(key, torch.arange(len(train))).argsort(stable=True)
     count = max(int(len(train) * experiment.evaluate.validation), 1)
@@ -89,7 +89,7 @@ def _set_apart(train: Examples, experiment: Experiment) -> tuple[Examples, Examp
 
 
 class OtherClients(ValueError):
-    """A partition made another number of clients than was asked for; `ask` is how it is chosen."""
+    """A partition made another number of clients than requested; `ask` says how to request it."""
 
     def __init__(self, what: str, found: int, ask: str = "set clients.count to") -> None:
         super().__init__(
@@ -102,7 +102,7 @@ class OtherClients(ValueError):
 def split_examples(
     experiment: Experiment, train: Examples, num_classes: int
 ) -> tuple[Examples, Split]:
-    """What is trained on, as the clients see it, and how it is spread over them."""
+    """The training examples as clients see them, and how they are divided among the clients."""
     clients = experiment.clients
     named = clients.partition
     rng = np.random.default_rng([split_seed(experiment), keys.purpose("partition")])
@@ -124,7 +124,7 @@ def split_examples(
 
 
 def _check_held(held: Holdings, num_examples: int, what: str) -> None:
-    """Refuse what a split of the user's own may get wrong."""
+    """Raise an error for an invalid split of the user's own."""
     if held.index.numel() == 0:
         raise ValueError(f"{what} gives nobody an example: fix it")
     low, high = int(held.index.min()), int(held.index.max())
@@ -142,7 +142,7 @@ def _check_held(held: Holdings, num_examples: int, what: str) -> None:
 
 
 def hold_out(split: Split, experiment: Experiment) -> tuple[Split, Holdings]:
-    """What clients train on, and the share of each client's examples on which it is tested."""
+    """The examples that clients train on, and the share of each that it is tested on."""
     assert isinstance(split, Fixed), "see split_examples"
     train, tested = held_out(split.everyone, experiment, torch.arange(split.num_clients))
     return Fixed(train), tested
@@ -151,14 +151,14 @@ def hold_out(split: Split, experiment: Experiment) -> tuple[Split, Holdings]:
 def held_out(
     everyone: Holdings, experiment: Experiment, clients: torch.Tensor
 ) -> tuple[Holdings, Holdings]:
-    """What these clients train on, and what each is tested on."""
+    """The examples that these clients train on, and those that each is tested on."""
     return divided(everyone, experiment.clients.holdout, split_seed(experiment), clients)
 
 
 def divided(
     everyone: Holdings, share: float, seed: int, clients: torch.Tensor
 ) -> tuple[Holdings, Holdings]:
-    """The holdings of these clients without a seeded share of each, and that share."""
+    """The holdings of these clients without a share that the seed selects, and that share."""
     own = keys.fold(keys.root(seed, keys.purpose("holdout")), clients)
     order = torch.from_numpy(keys.shuffle_segments(everyone.offsets.numpy(), own.numpy()))
     position = torch.arange(len(order)) - everyone.offsets[everyone.owners]
@@ -174,17 +174,17 @@ def divided(
 
 
 def own_tests(experiment: Experiment, test: Examples, split: Split) -> ClientTests | None:
-    """The test examples that are the clients' own, where a column says so."""
+    """The test examples of each client, if a column of the data set says whose they are."""
     named = experiment.clients.partition
     column = natural_column(named.name, named.options)
     if column is None or column not in test.columns or "test" not in experiment.evaluate.on:
         return None
-    if not isinstance(split, Fixed) or split.everyone.names is None:  # all at one: a twin's
+    if not isinstance(split, Fixed) or split.everyone.names is None:  # one client has all: a twin
         return None
     number = {name: client for client, name in enumerate(split.everyone.names)}
     owners = [number.get(str(value), -1) for value in test.columns[column].tolist()]
-    owner = torch.tensor(owners, dtype=torch.int64)  # also if there are none
+    owner = torch.tensor(owners, dtype=torch.int64)  # a dtype even if there are none
     index = owner.argsort(stable=True)
     sizes = torch.bincount(owner[owner >= 0], minlength=len(number))
-    index = index[len(index) - int(sizes.sum()) :]  # those of nobody stand first
+    index = index[len(index) - int(sizes.sum()) :]  # those of no client (-1) sort first
     return ClientTests("test", Holdings(index, offsets_of(sizes), split.everyone.names))

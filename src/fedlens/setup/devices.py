@@ -1,4 +1,4 @@
-"""What a run computes in, and where."""
+"""The precision and the devices of a run."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ PRECISIONS = {
     "tf32": (torch.float32, torch.float32),
     "bf16": (torch.float32, torch.bfloat16),
     "fp64": (torch.float64, torch.float64),
-}  # what parameters are kept in, what they are multiplied in
+}  # dtype of parameters, dtype of multiplications
 
 
 def precision_of(
     experiment: Experiment, device: torch.device, devices: list[torch.device]
 ) -> Literal["fp32", "tf32", "bf16", "fp64"]:
-    """`auto`: bf16 where clients train on a GPU that has it, else fp32 (see results/)."""
+    """The precision; `auto` is bf16 if clients train on GPUs with it, else fp32 (see results/)."""
     if experiment.precision != "auto":
         return experiment.precision
     if experiment.engine == "ray":
@@ -33,7 +33,7 @@ def precision_of(
 
 
 def devices_of(experiment: Experiment) -> tuple[torch.device, list[torch.device]]:
-    """Where the server is, and where workers train if that is elsewhere: each on a GPU."""
+    """The device of the server, and the GPUs of workers, if they have GPUs of their own."""
     name = experiment.device
     try:
         device = torch.device("cuda" if name == "auto" else name)
@@ -49,7 +49,7 @@ def devices_of(experiment: Experiment) -> tuple[torch.device, list[torch.device]
     if device.type == "cpu":
         return device, []
     here = torch.device("cpu")
-    if experiment.engine in ("processes", "ray"):  # only a child may ask for GPUs: see gpus.py
+    if experiment.engine in ("processes", "ray"):  # a child process queries GPUs: see gpus.py
         count = len(gpu_names()) if experiment.engine == "processes" else len(cluster.gpus())
         found = [torch.device("cuda", number) for number in range(count)]
         if device.index is not None and experiment.engine == "ray":

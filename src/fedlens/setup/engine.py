@@ -48,7 +48,7 @@ def engine_of(
 
 
 def automatic_engine(device: torch.device, cohort: int) -> str:
-    """GPU: stacked. CPU: processes where there are several cores and clients to share them."""
+    """GPU: stacked. CPU: processes on Linux with several cores and clients, else sequential."""
     if device.type == "cuda":
         return "stacked"
     return "processes" if sys.platform == "linux" and min(num_cores(), cohort) > 1 else "sequential"

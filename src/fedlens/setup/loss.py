@@ -1,4 +1,4 @@
-"""A loss of the user's own, tried before anything is trained or written."""
+"""Tests a loss of the user's own before anything is trained or written."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CLIENTS, BATCH = 2, 3
 
 
 def try_loss(loss: Loss, name: str, num_outputs: int, num_classes: int) -> None:
-    """Call it as training does, on made-up logits [C, B, L]: it must give losses [C, B]."""
+    """Call it as training does, on artificial logits [C, B, L]: it must return losses [C, B]."""
     labels = torch.arange(CLIENTS * BATCH).view(CLIENTS, BATCH) % num_classes
     numbers = torch.arange(CLIENTS * BATCH * num_outputs, dtype=torch.float32).sin()
     logits = numbers.view(CLIENTS, BATCH, num_outputs).requires_grad_()

@@ -20,21 +20,21 @@ from fedlens.setup.devices import PRECISIONS
 def demand_memory(
     experiment: Experiment, dataset: Dataset, algorithm: Algorithm, split: Split
 ) -> None:
-    """Refuse a run whose rounds cannot fit in memory, by what they take at the least."""
+    """Raise an error if even the minimum memory of a round is not available."""
     sizes = split.sizes(0)
     cohort = algorithm.pace.buffer if algorithm.pace else experiment.clients.cohort
     if len(sizes) and sizes.stride(0) == 0:
-        sizes = sizes[:1]  # all the same, in one place: the greatest would be looked for in a copy
+        sizes = sizes[:1]  # an expanded tensor of equal sizes: `max` would copy it to full length
     held = int(sizes.max()) if len(sizes) else 0
     kept = PRECISIONS[experiment.precision][0].itemsize
-    # Of the model: the server's, its next, and the sum of updates in float64; of each client
-    # that trains at a time, its own and its gradient.
+    # Copies of the model: the server's, its next, and the sum of updates in float64; for each
+    # client that trains at the same time, its own and its gradient.
     training = min(num_cores(), cohort) if experiment.engine in ("auto", "processes") else 1
     copies = 2 * kept + 8 + 2 * kept * training
     channels, height, width = dataset.shape
     padded = (height + 2 * experiment.augment.crop) * (width + 2 * experiment.augment.crop)
     batch = min(experiment.local.batch_size, held)
-    # Of how often each label was answered by each: of a batch, of those before it, and their sum.
+    # Confusion matrices: of a batch, of the batches before it, and their sum.
     answers = 3 * dataset.num_classes * (dataset.num_classes + 1) * 8
     memory.demand(
         "a round",
@@ -50,7 +50,7 @@ def demand_memory(
 
 
 def _num_parameters(experiment: Experiment, dataset: Dataset) -> int:
-    """Of a model of ours, made without memory; 0 of others, which are made once and not to try."""
+    """The parameters of a built-in model, made without memory; 0 for others, made only once."""
     given = experiment.model
     if not isinstance(given, Named) or given.name not in MODELS:
         return 0
@@ -58,13 +58,13 @@ def _num_parameters(experiment: Experiment, dataset: Dataset) -> int:
         outputs = experiment.outputs or dataset.num_classes
         try:
             module = call(MODELS[given.name], dataset.shape, outputs, options=given.options)
-        except (RuntimeError, TypeError, OverflowError):  # so large that no tensor can be
+        except (RuntimeError, TypeError, OverflowError):  # too large for a tensor
             return 2**60
         return sum(parameter.numel() for parameter in module.parameters())
 
 
 class _Undrawn(TorchFunctionMode):
-    """Draws nothing: on the device "meta", to draw from a normal takes seconds of imports."""
+    """Skips random draws: on the device "meta", a normal draw takes seconds of imports."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__name__", "") in ("normal_", "kaiming_normal_"):

@@ -1,4 +1,4 @@
-"""The model of an experiment, tried on its data."""
+"""Makes the model of an experiment, and tests it on the data."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from fedlens.setup.devices import PRECISIONS
 
 
 def untrained(experiment: Experiment, shape: tuple[int, int, int], outputs: int) -> nn.Module:
-    """The model of an experiment, as its seed initialises it."""
+    """The model of an experiment, initialised by its seed."""
     given, outputs = experiment.model, experiment.outputs or outputs
     with torch.random.fork_rng(devices=[]):
-        # Models are made on the CPU. `torch.manual_seed` would tell GPUs, too, and note for each
-        # kind that is not there from where it was called, which takes longer than many a model.
+        # Models are made on the CPU. `torch.manual_seed` would also seed GPUs, and store a stack
+        # trace for each kind that is not available, which takes longer than to make many models.
         seed = int(keys.root(experiment.seed, keys.purpose("model")))
         torch.default_generator.manual_seed(seed)
         if isinstance(given, Named):
@@ -59,7 +59,7 @@ def untrained(experiment: Experiment, shape: tuple[int, int, int], outputs: int)
 
 
 def _give_shapes(module: nn.Module, shape: tuple[int, int, int]) -> None:
-    """Have layers such as LazyLinear see images, from which they take their sizes and weights."""
+    """Run a forward pass, in which layers such as LazyLinear create their weights."""
     was_training = module.training
     try:
         with torch.no_grad():
@@ -77,7 +77,7 @@ def _give_shapes(module: nn.Module, shape: tuple[int, int, int]) -> None:
 
 def _cannot_take(images: str, error: Exception) -> ValueError:
     reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-    of_shapes = isinstance(error, RuntimeError)  # which torch raises where they do not fit
+    of_shapes = isinstance(error, RuntimeError)  # torch raises it where shapes do not fit
     return ValueError(
         ("" if of_shapes else mistake_of(error))
         or f"the model cannot take {images} ({reason}): choose a model for such images or, where "
@@ -85,14 +85,14 @@ def _cannot_take(images: str, error: Exception) -> ValueError:
     )
 
 
-# Of ImageNet's images, which torchvision's weights were trained with.
+# Mean and std of ImageNet, with which torchvision's weights were trained.
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 MeanAndStd = tuple[tuple[float, ...] | None, tuple[float, ...] | None]
 
 
 def normalisation(experiment: Experiment, dataset: Dataset) -> MeanAndStd:
-    """What is taken off each channel of an image in [0, 1], and what it is then divided by."""
+    """The mean and the std by which each channel of an image in [0, 1] is normalised."""
     if experiment.normalise == "dataset":
         return dataset.mean, dataset.std
     if dataset.train.images.is_floating_point():
@@ -112,16 +112,16 @@ def normalisation(experiment: Experiment, dataset: Dataset) -> MeanAndStd:
 
 
 Networks = dict[str, tuple[Network, Loaded | None]]
-"""Networks of experiments that belong together, by all that they depend on."""
+"""Networks of related experiments, by everything that they depend on."""
 
 
 def shared_network(
     experiment: Experiment, dataset: Dataset, made: Networks
 ) -> tuple[Network, Loaded | None]:
-    """A network that was made for an experiment of the same model and seed, if there is one.
+    """Return the network made for an experiment with the same model and seed, or a new one.
 
-    Networks hold no run's weights, so that several can use one. Those of a sweep have few seeds. A
-    model of the user's own may hold anything: each experiment has one to itself.
+    Networks do not hold the weights of a run, so several runs can use one, and a sweep has few
+    seeds. A model of the user's own may hold any state: each experiment gets its own.
     """
     if not isinstance(experiment.model, Named) or experiment.model.name not in MODELS:
         return make_network(experiment, dataset)
@@ -161,7 +161,7 @@ def make_network(experiment: Experiment, dataset: Dataset) -> tuple[Network, Loa
 
 
 def _try(network: Network, dataset: Dataset, outputs: int | None) -> None:
-    """One forward pass, so that a model that does not fit the data is found now."""
+    """Run one forward pass, to detect a model that does not fit the data."""
     part = dataset.train if len(dataset.train) else dataset.test
     try:
         logits = network.predict(network.params, network.buffers, part.images[:2])
@@ -182,7 +182,7 @@ def _try(network: Network, dataset: Dataset, outputs: int | None) -> None:
 
 
 def _try_training(network: Network, images: torch.Tensor) -> None:
-    """One pass as in training, to see whether the model draws numbers that no key reaches."""
+    """Run one pass as in training, to detect random draws that do not depend on a key."""
     before = torch.get_rng_state()
     drew: list[nn.Module] = []
     try:
@@ -204,21 +204,21 @@ def _try_training(network: Network, images: torch.Tensor) -> None:
 def stacking_fails(network: Network, images: torch.Tensor) -> str:
     """Why clients of this model cannot be trained side by side; "" if they can.
 
-    A model that is run layer by layer can: its forward pass was read, and does nothing unknown.
+    A model that is run layer by layer can: its forward pass has no unknown operations.
     """
     if not isinstance(network.stacked, MappedModel):
         return ""
     try:
         _train(network, network.stacked, images)
-    except Exception as error:  # torch.func.vmap may refuse anything that the module does
+    except Exception as error:  # torch.func.vmap may refuse any operation
         where = place_of_error(error).partition(": ")[0]
-        why = reason(error).partition(". ")[0]  # after that it asks for a report
+        why = reason(error).partition(". ")[0]  # the rest asks for a bug report
         return f"{where}: {why}" if where else why
     return ""
 
 
 def _train(network: Network, model: Model, images: torch.Tensor) -> None:
-    """One forward pass of one client, as in training."""
+    """Run one forward pass of one client, as in training."""
     params, buffers = (
         {n: t[None] for n, t in tree.items()} for tree in (network.params, network.buffers)
     )
@@ -229,7 +229,7 @@ def _train(network: Network, model: Model, images: torch.Tensor) -> None:
 
 @contextmanager
 def _watching_for_draws(drew: list[nn.Module]) -> Iterator[None]:
-    """Note the modules whose pass moves torch's generator, the innermost first."""
+    """Collect the modules whose forward pass uses torch's generator, the innermost first."""
     states: list[torch.Tensor] = []
 
     def enter(*_: object) -> None:

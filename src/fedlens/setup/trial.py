@@ -1,4 +1,4 @@
-"""Two small rounds of an algorithm of the user's own, so that what fails does so before a run."""
+"""Runs two small rounds of an algorithm of the user's own, to find errors before a run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedlens.pieces import Uniformly
 from fedlens.reading import reason
 from fedlens.rounds import begin, run_round
 
-CLIENTS, EXAMPLES, ROUNDS = 2, 2, 2  # the second round is the first that remembers another
+CLIENTS, EXAMPLES, ROUNDS = 2, 2, 2  # the second round is the first with memory of an earlier one
 
 logger = logging.getLogger(__name__)
 
@@ -29,9 +29,10 @@ def try_algorithm(
     federation: Federation,
     device: torch.device,
 ) -> None:
-    """Refuse an algorithm of the user's own that fails; say if it draws numbers no key reaches.
+    """Raise an error if the user's own algorithm fails; warn if it draws without a key.
 
-    It may need more clients or examples than the few: whole rounds decide before it is refused.
+    It may need more clients or examples than a small round has, so it is also run in whole rounds
+    before the error is raised.
     """
     own = ", ".join(repr(one.name) for one in experiment.algorithm if ":" in one.name)
     if not own:
@@ -39,7 +40,7 @@ def try_algorithm(
     before = torch.get_rng_state()
     try:
         _train(_of_few(program), network, federation.shortened(EXAMPLES), device)
-    except Exception:  # it may raise anything, and give anything to what is ours
+    except Exception:  # it may raise anything, and return anything
         try:
             _train(program, network, federation, device)
         except Exception as error:
@@ -56,7 +57,7 @@ def try_algorithm(
 
 def _of_few(program: ClientProgram) -> ClientProgram:
     select = program.algorithm.select
-    if isinstance(select, Uniformly):  # one of the user's own is tried as it is
+    if isinstance(select, Uniformly):  # a selection of the user's own is run as it is
         select = Uniformly(min(CLIENTS, select.count))
     return replace(program, algorithm=replace(program.algorithm, select=select))
 

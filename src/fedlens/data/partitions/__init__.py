@@ -1,10 +1,10 @@
-"""Partitions: who holds which examples.
+"""Partitions: which client holds which examples.
 
-A partition gives every example an owner, or none. Each takes the time of a sort, never draws
-again until something fits, and works for any distribution of the classes. The examples of a
-client stand in their stored order, whatever the order in which they were dealt. In `fresh`
-and `drawn` each client draws on its own, in every round or once, and an example may have several
-owners; `noisy-labels` and `shifted` change what is dealt.
+A partition assigns every example to one client or to none. Each partition takes the time of a
+sort, uses no rejection sampling, and works for any distribution of the classes. The examples of a
+client keep their stored order, whatever the order in which they were assigned. In `fresh` and
+`drawn` each client draws independently, in every round or once, and several clients may hold the
+same example; `noisy-labels` and `shifted` change the examples themselves.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fedlens.names import PARTITIONS as PARTITIONS
 
 
 def natural_column(name: Any, options: Mapping[str, Any]) -> str | None:
-    """The column whose values are the clients, if that is what the partition is made of."""
+    """The column whose values are the clients, if the partition is `natural` or built on it."""
     of = options.get("of")
     if isinstance(of, Mapping):
         return natural_column(of.get("name"), of)
@@ -25,7 +25,7 @@ def natural_column(name: Any, options: Mapping[str, Any]) -> str | None:
 
 
 def finds_clients(name: Any, options: Mapping[str, Any]) -> bool:
-    """Whether a partition finds its clients in the data: nobody chooses how many there are."""
+    """Whether a partition finds its clients in the data, so that their number is not an option."""
     of = options.get("of")
     if isinstance(of, Mapping):
         return finds_clients(of.get("name"), of)

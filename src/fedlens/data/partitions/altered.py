@@ -1,7 +1,7 @@
-"""Clients that see their examples changed.
+"""Partitions that change the examples of each client.
 
-Any other partition says who holds what; these change it afterwards, each client in its own way.
-What the examples were before is not kept with them, so that no algorithm can look.
+Another partition assigns the examples; these then change the examples, differently for each
+client. The original examples are not kept, so that no algorithm can read them.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from fedlens.data.partitions.by_name import dealt
 from fedlens.federation import Examples, Holdings
 from fedlens.names import PLAIN_PARTITIONS
 
-CHUNK = 1024  # images changed at a time, so that memory stays small
+CHUNK = 1024  # images changed at a time, to limit memory use
 
 
 @dataclass(frozen=True)
 class Altered:
-    """Examples as the clients see them, and who holds them."""
+    """Examples as the clients see them, and which client holds which."""
 
     examples: Examples
     held: Holdings
@@ -111,7 +111,7 @@ def _inner(
     rng: np.random.Generator,
     of: str | Mapping[str, Any],
 ) -> Holdings:
-    """The holdings that the partition `of` gives: a name, or a table with a name."""
+    """The holdings from the partition `of`, which is a name or a table with a name."""
     table = {"name": of} if isinstance(of, str) else dict(of)
     name = table.pop("name", None)
     if not isinstance(name, str):
@@ -126,7 +126,7 @@ def _inner(
 
 
 def _turned(images: Tensor, degrees: float) -> Tensor:
-    """Images turned about their centre; what comes in at the corners repeats the border."""
+    """Images rotated about their centre; the empty corners are filled by repeating the border."""
     _, _, height, width = images.shape
     sin, cos = math.sin(math.radians(degrees)), math.cos(math.radians(degrees))
     theta = torch.tensor([[cos, -sin * height / width, 0], [sin * width / height, cos, 0]])

@@ -82,7 +82,7 @@ def classes(
     used = num_holders[labels[order]] > 0
     order, place = order[used], place[used]
     label = labels[order]
-    first = np.cumsum(num_holders) - num_holders  # where a class's holders start
+    first = np.cumsum(num_holders) - num_holders  # where a class's holders begin in `holders`
     owner = np.full(len(labels), NOBODY)
     owner[order] = holders[first[label] + place % num_holders[label]]
     return holdings(owner, num_clients)
@@ -91,11 +91,11 @@ def classes(
 def _deal_classes(
     num_holders: Array, num_clients: int, per_client: int, rng: np.random.Generator
 ) -> Array:  # [K, per_client]
-    """The classes of each client, so that every class has its number of holders.
+    """The classes of each client, such that every class has its number of holders.
 
-    A client draws classes with probability proportional to the holders they still lack. A class
-    that lacks as many as there are clients left must be taken; there are never more than
-    `per_client` of these, so the dealing always works out.
+    A client draws classes with probability proportional to the number of holders they still lack.
+    A class that lacks as many holders as there are clients left must be taken; there are never
+    more than `per_client` such classes, so the assignment always succeeds.
     """
     lacking = num_holders.copy()
     held = np.empty((num_clients, per_client), dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Partitions whose clients are found in the data: how many there are is not chosen."""
+"""Partitions that find their clients in the data, so that their number is not an option."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def s2(
 
 
 def column_of(examples: Examples, name: str) -> Array:  # [N]
-    """The column of that name, with one value for each example."""
+    """The column called `name`, which must have one value for each example."""
     if name not in examples.columns:
         known = sorted(examples.columns)
         hint = did_you_mean(name, known) if known else "choose another partition"

@@ -1,7 +1,7 @@
 """Partitions whose class shares are drawn from a Dirichlet distribution.
 
 There are two conventions. With ten equal classes, alpha = 1 in `dirichlet` is as skewed as 0.1 in
-`dirichlet-per-class`. Shares are drawn as logarithms, so that no alpha is too small.
+`dirichlet-per-class`. Shares are drawn as logarithms, so that any alpha, however small, works.
 """
 
 from __future__ import annotations
@@ -86,17 +86,17 @@ def dirichlet_per_class(
         log_shares = log_gamma(np.array([alpha]), num_clients, rng)[:, 0]
         parts = np.cumsum(np.exp(log_shares - log_shares.max()))
         place = np.searchsorted(parts / parts[-1] * len(members), np.arange(len(members)) + 0.5)
-        # In another order for each class, or rounding would favour the same clients in all.
+        # The client order differs by class: otherwise rounding always favours the same clients.
         owner[members] = rng.permutation(num_clients)[place]
     return holdings(_filled_up(owner, num_clients, min_size), num_clients)
 
 
 def _without_replacement(sizes: Array, log_shares: Array, available: Array) -> Array:  # [K, L]
-    """Each client's counts, from its shares and what the clients before it have left."""
+    """Each client's class counts, from its shares and what earlier clients have not taken."""
     counts = np.zeros(log_shares.shape, dtype=np.int64)
     left = available.copy()
     for client, missing in enumerate(sizes.tolist()):
-        while missing:  # again only if a class ran out, so at most K + L times in all
+        while missing:  # repeats only if a class ran out: at most K + L times in total
             remaining = np.where(left > 0, log_shares[client], -np.inf)
             shares = np.exp(remaining - remaining.max())
             taken = np.minimum(largest_remainder(missing, shares / shares.sum()), left)
@@ -107,7 +107,7 @@ def _without_replacement(sizes: Array, log_shares: Array, available: Array) -> A
 
 
 def _one_class_each(sizes: Array, turns: Array, available: Array) -> Array:  # [K, L]
-    """Each client's counts when it takes the class whose turn it is, then the fullest."""
+    """Each client's class counts if it takes the next class in `turns`, then the fullest class."""
     counts = np.zeros((len(sizes), len(turns)), dtype=np.int64)
     left = available.copy()
     for client, missing in enumerate(sizes.tolist()):
@@ -122,7 +122,7 @@ def _one_class_each(sizes: Array, turns: Array, available: Array) -> Array:  # [
 
 
 def _filled_up(owner: Array, num_clients: int, min_size: int) -> Array:  # [N]
-    """The owners after the largest clients have given to those below `min_size`."""
+    """The owners after the largest clients give examples to the clients below `min_size`."""
     sizes = np.bincount(owner, minlength=num_clients)
     missing = np.maximum(min_size - sizes, 0)
     givers = missing == 0

@@ -1,4 +1,4 @@
-"""Splits in which each client draws from all examples on its own: in every round, or once."""
+"""Splits in which each client draws independently from all examples, in every round or once."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _COUNT, _DRAW = keys.purpose("count"), keys.purpose("draw")
 
 @dataclass(frozen=True)
 class Fresh:
-    """Examples drawn again for each client and round, a number of each class.
+    """Examples drawn anew for each client and round, a number of each class.
 
-    A draw depends on the seed, the round and the client alone. A client never has an example
-    twice in a round; two clients may have the same.
+    A draw depends only on the seed, the round and the client. A client never has an example twice
+    in a round; two clients may have the same example.
     """
 
     num_clients: int
     order: Tensor  # [N] the examples, sorted by class
-    available: Tensor  # [L] of each class there is
+    available: Tensor  # [L] the number of examples of each class that occurs
     low: int  # a client has low to high of each class
     high: int
     key: Tensor
@@ -39,7 +39,7 @@ class Fresh:
         key = keys.fold(self.key, round, cohort)[:, None]  # [C, 1]
         count = self._counts(key)  # [C, L]
         cards, used = _distinct(keys.fold(key, _DRAW, self._labels), self.available, count)
-        # All clients in one sort: who holds an example in front of which one it is.
+        # One sort for all clients: the sort key is the client first, then the example.
         owners = torch.arange(len(cohort))[:, None, None].expand_as(cards)[used]
         held = (owners * len(self.order) + self.order[cards[used]]).sort().values
         return Holdings(held % len(self.order), offsets_of(count.sum(1)))
@@ -47,13 +47,13 @@ class Fresh:
     def sizes(self, round: int) -> Tensor:  # [K]
         if self.low == self.high:
             return torch.tensor(self.low * len(self.available)).expand(self.num_clients)
-        sizes = torch.arange(self.num_clients)  # first who it is, then how many it has
-        for some in torch.split(sizes, AT_ONCE):  # all together they would have K x L numbers
+        sizes = torch.arange(self.num_clients)  # client numbers, overwritten below
+        for some in torch.split(sizes, AT_ONCE):  # in chunks: all at once would take K x L numbers
             some.copy_(self._counts(keys.fold(self.key, round, some)[:, None]).sum(1))
         return sizes
 
     def _counts(self, key: Tensor) -> Tensor:  # [C, 1] -> [C, L]
-        """How many examples of each label a client draws."""
+        """The number of examples of each class that each client draws."""
         spread = self.high - self.low + 1
         return self.low + keys.below(keys.fold(key, _COUNT, self._labels), spread)
 
@@ -64,9 +64,9 @@ class Fresh:
 
 @dataclass(frozen=True)
 class Drawn(Lasting):
-    """What clients draw in the first round, in every round.
+    """Clients keep the examples that they draw in the first round.
 
-    It is drawn again whenever somebody asks, so that nothing is kept of any client.
+    The draw is recomputed whenever it is needed, so that nothing is stored per client.
     """
 
     first: Fresh
@@ -142,11 +142,12 @@ def drawn(
 
 
 def _distinct(key: Tensor, available: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
-    """For each row of keys [C, L], `count` [C, L] different cards of decks laid end to end.
+    """For each key [C, L], draw `count` [C, L] distinct examples of a class: draws and a mask.
 
-    Deck l has available[l] cards. By Floyd's algorithm, in which every set is as likely: the t-th
-    draw is from the first n - count + t cards, and takes the last of them if it repeats another.
-    There are as many draws [C, L, T] from every deck; beside them stands which ones count.
+    Class l has available[l] examples, and examples are numbered across the classes one after
+    another. Floyd's algorithm makes every set equally likely: the t-th draw is from the
+    first n - count + t examples, and takes the last of them if it repeats an earlier draw. Every
+    class has the same number of draws [C, L, T]; the mask says which of them count.
     """
     most = int(count.max())
     drawn = torch.empty(*key.shape, most, dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""Partitions that others have published, in a csv file."""
+"""Published partitions, read from a csv file."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def published(
 
 
 def _rows(file: Path) -> list[tuple[int, str, str, str]]:
-    """Line, user, image and class of each row."""
+    """The line number, user, image and class of each row."""
     lines = csv_lines(file, "set path to a csv or csv.gz")
     header = lines[0][1] if lines else []
     for name in HEADER:
@@ -79,12 +79,12 @@ def _rows(file: Path) -> list[tuple[int, str, str, str]]:
 
 
 def _positions(examples: Examples) -> dict[str, int]:
-    """Where the image of each name is."""
+    """The position of each image among the examples, by image name."""
     named = examples.columns.get("image_id")
     names = range(len(examples)) if named is None else named.tolist()
     return {str(name): place for place, name in enumerate(names)}
 
 
 def _rank(user: str) -> tuple[int, str]:
-    """Numbers in their order, then names in theirs."""
+    """A sort key: numbers first, in numeric order, then names in alphabetical order."""
     return (int(user), "") if user.isdecimal() and len(user) < 19 else (2**63, user)

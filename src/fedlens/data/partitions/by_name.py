@@ -1,4 +1,4 @@
-"""What a partition makes of examples, by its name."""
+"""Apply a partition, chosen by name, to examples."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def dealt(
     rng: np.random.Generator,
     table: Mapping[str, Callable[..., Any]] = PARTITIONS,
 ) -> Any:
-    """What the partition called `name`, from the table or of the user's own, makes of examples."""
+    """Apply the partition called `name`, from `table` or the user's own code, to examples."""
     function = find(table, name, "partition")
     options = resolve(function, given, f"partition {name!r}")
     if examples.rows is not None and not function.__module__.startswith("fedlens."):
-        # People look at `images`, and expect those of the examples.
+        # A user's function reads `images` directly and expects one image per example.
         examples = replace(examples, images=examples.read(slice(None)), rows=None)
     return call(function, examples, num_classes, num_clients, rng, options=options)

@@ -1,4 +1,4 @@
-"""Partitions that look at no label: clients differ in size alone, and by chance."""
+"""Partitions that ignore labels: clients differ only in size and by chance."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def proportions(
     listed = _proportions(sizes, num_clients)
     chosen = listed[:num_clients]
     if mode == "truncate":
-        # The margin keeps 3500 from becoming 3499 when the quotient is not exact.
+        # The margin keeps 3500 from becoming 3499 when the quotient has a rounding error.
         held = np.floor(num_examples * chosen / listed.sum() + 1e-6).astype(np.int64)
     else:
         held = largest_remainder(num_examples, chosen / chosen.sum())
@@ -106,7 +106,7 @@ def power_law(
 
 
 def _sizes(num_examples: int, shares: Array) -> Array:  # [K]
-    """One example for each client, and the others in proportion."""
+    """Client sizes: one example for each client, and the others in proportion to `shares`."""
     return 1 + largest_remainder(num_examples - len(shares), shares / shares.sum())
 
 
@@ -116,7 +116,7 @@ def _shuffled(sizes: Array, rng: np.random.Generator) -> Holdings:
 
 
 def _proportions(sizes: str | list[float], num_clients: int) -> Array:
-    """The list of proportions: a named one has at least ten, unless all are equal."""
+    """The list of proportions. `low` and `high` give at least ten, whatever `num_clients`."""
     length = max(num_clients, 10)
     if sizes == "homogeneous":
         return np.ones(num_clients)

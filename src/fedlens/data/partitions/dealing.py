@@ -1,4 +1,4 @@
-"""What the partitions share: from labels to owners, and from owners to holdings."""
+"""Helpers shared by the partitions: from labels to owners, and from owners to holdings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NOBODY = -1
 
 
 def labels_of(examples: Examples, num_classes: int, num_clients: int) -> Array:  # [N]
-    """The labels that `num_clients` share, if there is one for each client."""
+    """The labels; a ValueError if there are fewer than clients, or one is not a class number."""
     labels: Array = examples.labels.cpu().numpy()
     if num_clients < 1:
         raise ValueError(f"{num_clients} clients: choose at least 1")
@@ -36,14 +36,14 @@ def labels_of(examples: Examples, num_classes: int, num_clients: int) -> Array: 
 
 
 def at_least_one(number: int, name: str) -> int:
-    """`number`, unless it is less than one."""
+    """Return `number`; raise ValueError if it is less than one."""
     if number < 1:
         raise ValueError(f"{name} is {number}: choose at least 1")
     return number
 
 
 def holdings(owner: Array, num_clients: int) -> Holdings:
-    """The holdings when each example has this owner, or nobody."""
+    """The holdings of the clients; `owner` has the client of each example, or NOBODY."""
     sizes = np.bincount(owner[owner != NOBODY], minlength=num_clients)
     index = np.argsort(owner, kind="stable")[len(owner) - sizes.sum() :]
     offsets = np.concatenate([[0], np.cumsum(sizes)])
@@ -53,14 +53,14 @@ def holdings(owner: Array, num_clients: int) -> Holdings:
 
 
 def by_label(labels: Array, rng: np.random.Generator) -> Array:  # [N]
-    """The examples sorted by label, and shuffled within each."""
+    """The positions of the examples, sorted by label and shuffled within each label."""
     shuffled = rng.permutation(len(labels))
     order: Array = shuffled[np.argsort(labels[shuffled], kind="stable")]
     return order
 
 
 def places(sizes: Array) -> Array:
-    """0, 1, 2, ... within each group, for groups of these sizes one after another."""
+    """0, 1, 2, ... within each group, for consecutive groups of these sizes."""
     starts: Array = np.repeat(np.cumsum(sizes) - sizes, sizes)
     return np.arange(len(starts)) - starts
 
@@ -82,7 +82,7 @@ def largest_remainder(total: int, shares: Array) -> Array:
 
 
 def checked_alpha(alpha: float) -> float:
-    """`alpha`, unless it is no concentration of a Dirichlet distribution."""
+    """Return `alpha`; raise ValueError if it is negative or not a number."""
     if not alpha >= 0:
         raise ValueError(
             f"alpha is {alpha}: choose a number from 0 (most skewed) to inf (all clients alike)"
@@ -91,9 +91,9 @@ def checked_alpha(alpha: float) -> float:
 
 
 def log_gamma(shapes: Array, rows: int, rng: np.random.Generator) -> Array:  # [rows, shapes]
-    """Logarithms of Gamma draws: a row, normalised, is a Dirichlet draw.
+    """Logarithms of Gamma draws: the exponentials of a row, normalised, are a Dirichlet draw.
 
-    log Gamma(a) = log Gamma(a + 1) + log(U) / a stays finite where Gamma(a) itself is zero.
+    log Gamma(a) = log Gamma(a + 1) + log(U) / a stays finite where Gamma(a) underflows to zero.
     """
     shapes = np.maximum(shapes, 1e-300)
     size = (rows, len(shapes))
@@ -101,7 +101,7 @@ def log_gamma(shapes: Array, rows: int, rng: np.random.Generator) -> Array:  # [
 
 
 def levelled(limits: Array, total: int) -> Array:
-    """Whole numbers that sum to `total`, as equal as can be with none above its limit."""
+    """Whole numbers that sum to `total`, as equal as possible, none above its limit."""
 
     def sum_at(level: int) -> int:
         return int(np.minimum(limits, level).sum())

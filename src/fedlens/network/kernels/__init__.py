@@ -1,1 +1,1 @@
-"""Triton kernels for a GPU, and the operations with gradients that are made of them."""
+"""Triton kernels for a GPU, and the differentiable operations that use them."""

@@ -1,23 +1,24 @@
-"""Triton kernels of batch normalisation of C clients, with the addition and the ReLU that follow.
+"""Triton kernels for batch normalisation of C clients, then an optional addition and ReLU.
 
-Images are [C, B * pixels, channels]; rows are those of a client's batch. With the mean and the
-variance of a channel over the client's n rows that are not padding,
+Images are [C, B * pixels, channels]; rows are the pixels of a client's batch. With the mean and
+the variance of a channel over the client's n rows that are not padding,
 
     normal = (x - mean) / sqrt(var + eps), and 0 in padding
     z = normal * weight[c, channel] + bias[c, channel] + around
-    y = z, max(z, 0), or that and at most 6
+    y = z, max(z, 0) for ReLU, or min(max(z, 0), 6) for ReLU6
 
-and from the grads dy, with g = dy where the ReLU lets it pass, and 0 in padding,
+and from the grads dy, with g = dy where the ReLU passes it, else 0, and 0 in padding,
 
     dweight = sum of g * normal,   dbias = sum of g,   daround = g
     dx = weight * (g - (dbias + normal * dweight) / n) / sqrt(var + eps), and 0 in padding
 
-Running statistics follow as PyTorch's do, unless all of the batch is padding:
+Running statistics are updated as in PyTorch, unless all of the batch is padding:
 
-    running_mean += momentum * (mean - running_mean),   of var alike, var being that of n - 1
+    running_mean += momentum * (mean - running_mean)
+    running_var += momentum * (var * n / max(n - 1, 1) - running_var)
 
-A program has a client and some channels, all of whose rows it reads twice: once to sum, and
-once more, from near by, to compute.
+A program computes some channels of one client. It reads all of their rows twice: for the sums,
+and, the second time from the cache, for the result.
 """
 
 from __future__ import annotations
@@ -40,14 +41,14 @@ from fedlens.network.kernels.follows import (
 from fedlens.network.kernels.launch import launchable
 from fedlens.network.layers import Running
 
-COLUMNS = 16  # channels of a program: in bfloat16 as much as memory gives at once
-TILE = 8192  # numbers that a program holds
-SIZES = ["batch", "pixels", "channels"]  # of which a network has many
+COLUMNS = 16  # channels of a program: in bfloat16 32 bytes, the least that one memory access reads
+TILE = 8192  # elements that a program holds at a time
+SIZES = ["batch", "pixels", "channels"]  # not specialised: too many values
 
 
 @triton.jit
 def _real_rows(mask, r, batch, pixels):
-    """Which of the rows of a batch, whose examples `mask` [B] is of, are not padding."""
+    """Which rows r of a batch are not padding; `mask` [B] is nonzero for its examples."""
     return tl.load(mask + r // pixels, mask=r < batch * pixels, other=0) != 0
 
 
@@ -57,16 +58,16 @@ def _batch_norm_kernel(
     momentum, eps, batch, pixels, channels,
     f: tl.constexpr, TRACKED: tl.constexpr, UNIT: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """y, and means and scales 1 / sqrt(var + eps) [C, channels]; running statistics in place.
+    """y as above, means and scales 1 / sqrt(var + eps) [C, channels]; running statistics in place.
 
-    Program (i, j) has client i and block j of channels.
+    Program (i, j) computes block j of the channels of client i.
     """
     client = tl.program_id(0).to(tl.int64)
-    channels = channels // UNIT * UNIT  # so that the compiler knows what divides it
+    channels = channels // UNIT * UNIT  # tells the compiler that UNIT divides it
     k = tl.program_id(1) * BC + tl.arange(0, BC)
     here, rows, entry_of_client = k < channels, batch * pixels, client * channels + k
     start, mask = client * rows * channels, mask + client * batch
-    # Sums are those of differences to the first row: a mean that is large would cost digits.
+    # Sums are of differences to the first row: a large mean would lose precision.
     known = here & _real_rows(mask, tl.zeros_like(k), batch, pixels)
     first = tl.load(x + start + k, mask=known, other=0.0).to(tl.float32)
     sums = tl.zeros((BR, BC), tl.float32)
@@ -118,12 +119,12 @@ def _batch_norm_gradient_kernel(
     batch, pixels, channels,
     f: tl.constexpr, UNIT: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """dx, daround, and dweight and dbias [C, channels].
+    """dx, daround, and dweight and dbias [C, channels], as above.
 
-    Programs have what those of `_batch_norm_kernel` have.
+    Programs have the same blocks as in `_batch_norm_kernel`.
     """
     client = tl.program_id(0).to(tl.int64)
-    channels = channels // UNIT * UNIT  # so that the compiler knows what divides it
+    channels = channels // UNIT * UNIT  # tells the compiler that UNIT divides it
     k = tl.program_id(1) * BC + tl.arange(0, BC)
     here, rows, entry_of_client = k < channels, batch * pixels, client * channels + k
     start, mask = client * rows * channels, mask + client * batch
@@ -189,7 +190,7 @@ def batch_norm_gradient(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """dx, daround, and the gradients [2, C, channels] of weight and bias, in float32.
 
-    Where no ReLU follows, daround is dy itself.
+    If no ReLU follows, daround is dy itself.
     """
     dx, sums = torch.empty_like(x), _of_channels(x, mask)
     daround = torch.empty_like(x) if follows.around and follows.relu else dy
@@ -206,7 +207,7 @@ def _of_channels(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def _blocks(x: Tensor, mask: Tensor) -> tuple[tuple[int, int], dict[str, int]]:
-    """The grid of programs, and their sizes: a tile of rows and channels."""
+    """The grid of programs, and their block sizes: a tile of rows and channels."""
     (clients, batch), channels, pixels = mask.shape, x.shape[-1], x[0, ..., 0].numel()
     rows = min(int(triton.next_power_of_2(batch * pixels)), TILE // COLUMNS)
     sizes = {

@@ -1,4 +1,4 @@
-"""Triton kernel that stores images or grads in a border, and takes grads back through pooling."""
+"""Triton kernel that adds a border to images or grads, and backpropagates ReLU and pooling."""
 
 from __future__ import annotations
 
@@ -21,8 +21,13 @@ def grads_before(
 ):  # fmt: skip
     """The grads [m, n] at a row and a column of each image m, before pooling or ReLU.
 
-    `grads` are [images, rows, columns, outs]. A position gets the grad of its own place, or of its
-    window, times the SCALE of dropout, if KIND is "pool" and it won that; else, and outside, 0.
+    `grads` and `kept` are [images, rows, columns, outs]. The grad of a position is
+
+        grads at the position                                   if KIND is "plain"
+        grads at the position where kept > 0, else 0            if KIND is "relu"
+        SCALE * grads of its window if it won that, else 0      if KIND is "pool"
+
+    and 0 outside. A position won its window if `kept` holds its corner; SCALE is that of dropout.
     """
     here = (n < outs)[None, :]
     if KIND == "pool":
@@ -61,9 +66,9 @@ def _spread_kernel(
     frame: tl.constexpr, KIND: tl.constexpr, windows: tl.constexpr, SCALE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """out[m, n] of [count, tall, wide, channels]: program (i, j) has BM pixels m and BN channels n.
+    """out[m, n] = `grads_before` with a border of zeros, of [count, tall, wide, channels].
 
-    They are `grads_before` within a border of zeros.
+    Program (i, j) stores BM pixels m of block i and BN channels n of block j.
     """
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     n = tl.program_id(1) * BN + tl.arange(0, BN)
@@ -82,9 +87,9 @@ def _spread_kernel(
 def through_epilogue(
     grads: Tensor, kept: Tensor | None, size: tuple[int, int], border: Padding, geometry: Geometry
 ) -> Tensor:
-    """Grads [N, ...] of a result as those before its ReLU and pooling: [N, *size, out] in a border.
+    """The grads before ReLU and pooling, [N, *size, out] plus a border, from those [N, ...] after.
 
-    `kept` is what the forward pass kept for that: the winners of pooling, else the result of ReLU.
+    `kept` comes from the forward pass: the winners of pooling, else the result of ReLU.
     """
     kind, windows, scale = geometry.epilogue, geometry.pool, geometry.drops.scale
     return _spread(grads, kept, size, border, kind, grads.shape[3], windows, scale)
@@ -93,9 +98,9 @@ def through_epilogue(
 def padded(
     images: Tensor, padding: Padding, channels: int, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """Images [N, H, W, ...] within their padding, and with more channels, the last ones of 0.
+    """Images [N, H, W, ...] with padding, and with channels of zeros appended up to `channels`.
 
-    In their own dtype, or in another.
+    They are cast to `dtype` if it is given.
     """
     if not any(padding) and channels == images.shape[3] and dtype in (None, images.dtype):
         return images

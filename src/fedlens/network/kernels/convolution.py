@@ -1,4 +1,4 @@
-"""Triton kernels of the convolutions of C clients, each with kernels of its own.
+"""Triton kernels for convolutions of C clients, each with its own convolution kernels.
 
 Images are [C * B, H, W, channels], kernels [C, h * w * channels, out], and results
 [C * B, H', W', out]. An output position m of client c is an image b, a row i and a column j:
@@ -9,16 +9,16 @@ Its patch has an entry k = (row of the kernel, column of the kernel, channel) fo
 
     out[c, m, n] = sum over k of patch[c, m, k] * kernel[c, k, n]  + bias[c, n]
 
-Patches are never stored: a program loads those of its block from the images. There are two ways to:
+Patches are never stored: a program loads those of its block from the images, in one of two ways:
 
-- by taps, where 16 divides the channels: a block of k lies within one tap (a row and a column of
-  the kernel), so that it is a run of channels at one pixel; pixels outside the image are masked.
-- by runs, where the channels are few: entry k of a patch lies k // run rows of the image and
-  k % run numbers behind its first, with run = width of the kernel * channels. Images are padded in
-  memory.
+- by taps, if 16 divides the channels: a block of k lies within one tap (a row and a column of the
+  kernel), so that it is contiguous channels of one pixel; pixels outside the image are masked.
+- by runs, if there are few channels: entry k of a patch is k // run rows of the image and
+  k % run numbers after its first entry, with run = width of the kernel * channels. Images are
+  stored with their padding.
 
-A ReLU that follows is computed before anything is stored; `pooled.py` has the kernel of a
-convolution with pooling behind it.
+A ReLU that follows is computed before the result is stored; `pooled.py` has the kernel of a
+convolution followed by pooling.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from fedlens.network.stacked.products import Padding
 
 @triton.jit
 def position_of(m, rows, columns):
-    """Image, row and column of position m."""
+    """The image, row and column of position m."""
     image, position = m // (rows * columns), m % (rows * columns)
     return image, position // columns, position % columns
 
@@ -50,11 +50,11 @@ def position_of(m, rows, columns):
 def _product_kernel(
     images, kernel, bias, out, batch,
     s: tl.constexpr, HAS_BIAS: tl.constexpr, RELU: tl.constexpr,
-    EXACT: tl.constexpr,  # blocks of BK fit the depth: one mask less
-    TURNED: tl.constexpr,  # kernels are those of the other direction, see `turned_product`
+    EXACT: tl.constexpr,  # BK divides the depth: one mask less
+    TURNED: tl.constexpr,  # flipped kernels of the backward pass: see `turned_product`
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """out[c, m, n] by runs: program (i, c, j) has BM positions of block i, BN outs of block j."""
+    """out[c, m, n] by runs. Program (i, c, j): BM positions of block i, BN outs of block j."""
     client = tl.program_id(1).to(tl.int64)
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     n = tl.program_id(2) * BN + tl.arange(0, BN)
@@ -94,7 +94,7 @@ def _taps_kernel(
     s: tl.constexpr, BORDER: tl.constexpr, HAS_BIAS: tl.constexpr, RELU: tl.constexpr,
     TURNED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """out[c, m, n] by taps, BK channels at a time: the same blocks as `_product_kernel`'s."""
+    """out[c, m, n] by taps, BK channels at a time, with the blocks of `_product_kernel`."""
     client = tl.program_id(1).to(tl.int64)
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     n = tl.program_id(2) * BN + tl.arange(0, BN)
@@ -131,11 +131,16 @@ def _strided_gradient_kernel(
     grads, kernel, out, batch,
     s: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """out[c, m, n], the gradient of pixels m and channels n under a convolution with stride.
+    """out[c, m, n], the gradient of pixels m and channels n for a convolution with stride.
 
-    Only every `down`-th row of the kernel meets a grad at a given pixel, by the remainder of the
-    pixel's row, and so with columns. Program ((i, remainders), c, j) has BM pixels
-    of block i that have these remainders, and BN channels of block j; it reads BK outs at a time.
+    For pixel m = (b, r, q), with the sum over all outs o, taps (k, l) and positions (i, j) with
+    i * down + k - top = r and j * right + l - left = q,
+
+        out[c, m, n] = sum of grads[c, (b, i, j), o] * kernel[c, (k, l, n), o]
+
+    So only every `down`-th row of the kernel contributes to a pixel: those with the remainder of
+    r + top modulo `down`; the same holds for columns. Program ((i, remainders), c, j) computes BM
+    pixels of block i with these remainders, and BN channels of block j; it reads BK outs at a time.
     """
     client = tl.program_id(1).to(tl.int64)
     n = tl.program_id(2) * BN + tl.arange(0, BN)
@@ -176,7 +181,7 @@ def _finish(
     sums, bias, out, client, m, n, total, outs: tl.constexpr, HAS_BIAS: tl.constexpr,
     RELU: tl.constexpr,
 ):  # fmt: skip
-    """out[c, m, n] = sums + bias[c, n], through ReLU if there is one."""
+    """out[c, m, n] = sums + bias[c, n], with an optional ReLU."""
     if HAS_BIAS:
         sums += tl.load(bias + client * outs + n, mask=n < outs, other=0.0).to(tl.float32)[None, :]
     if RELU:
@@ -189,10 +194,10 @@ def _finish(
 def product(
     images: Tensor, kernel: Tensor, bias: Tensor | None, geometry: Geometry, padding: Padding
 ) -> Tensor:
-    """Images [C * B, H, W, channels] under kernels [C, h * w * channels, out]: [C * B, H', W', out]
+    """Convolve images [C * B, H, W, channels] with kernels [C, h * w * channels, out].
 
-    ReLU follows if asked for. Only images that are read by taps may have a padding; others are
-    padded in memory.
+    The result is [C * B, H', W', out], with an optional ReLU. Only images that are read by taps may
+    have a `padding`; others must be stored with it.
     """
     rows, columns = result_size(images, geometry, padding)
     out = images.new_empty(len(images), rows, columns, kernel.shape[2])
@@ -205,8 +210,8 @@ def turned_product(
 ) -> Tensor:
     """The gradient of the images [C * B, H, W, channels], from `grads` [C * B, H', W', out].
 
-    It is the convolution of the grads under the kernels [C, h * w * channels, out] turned around:
-    taps from the last to the first, and channels as outs.
+    It is the convolution of the grads with the kernels [C, h * w * channels, out] flipped: taps
+    from the last to the first, and channels and outs exchanged.
     """
     rows, columns = result_size(grads, Geometry(size), padding)
     out = grads.new_empty(len(grads), rows, columns, channels)
@@ -218,7 +223,7 @@ def strided_gradient(
     grads: Tensor, kernel: Tensor, size: tuple[int, int], channels: int, geometry: Geometry,
     padding: Padding,
 ) -> Tensor:  # fmt: skip
-    """The same for a convolution with stride, of images of this size: grads are read by taps."""
+    """`turned_product` for a convolution with stride and images of `size`; grads by taps."""
     out = grads.new_empty(len(grads), *size, channels)
     clients, batch = len(kernel), len(grads) // len(kernel)
     _, rows, columns, outs = grads.shape
@@ -243,7 +248,7 @@ def _product(
     total, wide_tile = batch * s.rows * s.columns, min(tile(s.outs), 128)
     wide_tiles = triton.cdiv(s.outs, wide_tile)
     programs = clients * triton.cdiv(total, 128) * wide_tiles
-    # One program with a wide tile keeps a processor busy, and saves loads.
+    # One program with a wide tile keeps a multiprocessor busy, and saves loads.
     large = programs >= (PROGRAMS if wide_tile <= 64 else PROGRAMS // 2)
     block, warps = 128 if large else 64, 8 if wide_tile > 64 and programs >= PROGRAMS else 4
     grid = triton.cdiv(total, block), clients, wide_tiles

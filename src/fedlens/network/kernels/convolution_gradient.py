@@ -1,20 +1,20 @@
-"""Triton kernels of the gradients of convolution kernels and biases of C clients.
+"""Triton kernels for the gradients of convolution kernels and biases of C clients.
 
     dw[c, k, n] = sum over positions m of patch[c, m, k] * grads[c, m, n]
     db[c, n] = sum over positions m of grads[c, m, n]
 
-with patches and positions as `convolution.py` has them. The sums are long where the gradient is
-small: they are split, so that there are programs enough to keep a GPU busy, into parts
+with the patches and positions of `convolution.py`. Small gradients have long sums: these are split,
+so that there are enough programs to keep a GPU busy, into parts
 
     [splits, C, depth, out] and [shares, C, out]
 
-which one more kernel adds up. Of the programs that read the same grads the first one adds up its
-part of db as it does so, and shares are splits. Only behind pooling, where grads are fewer than
-positions, each of them reads a share of the grads once more.
+that one more kernel adds up. Of the programs that read the same grads, the first also sums its part
+of db, so that shares = splits. Only with pooling, where there are fewer grads than positions, each
+of these programs reads a separate share of the grads once more for db.
 
-Where nothing else asks for the grads before ReLU and pooling, as in a first layer, they are never
-stored: with KIND "relu" or "pool" a program makes its own of the grads behind them and of what the
-forward pass kept.
+If nothing else needs the grads before ReLU and pooling, as in a first layer, they are never stored:
+with KIND "relu" or "pool" a program computes them from the grads of the result and from the tensor
+that the forward pass kept.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ def _gradient_kernel(
     SCALE: tl.constexpr, HAS_BIAS: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """weights[split, c, k, n], with patches read by runs, and biases[share, c, n].
+    """weights[split, c, k, n], parts of dw with patches read by runs, and biases[share, c, n].
 
-    Program (i, c, (split, j)) has BK entries k of block i, BN outs n of block j, and the positions
-    of a split, BM at a time.
+    Program (i, c, (split, j)) computes BK entries k of block i and BN outs n of block j, over the
+    positions of a split, BM at a time.
     """
     client = tl.program_id(1).to(tl.int64)
     tiles = tl.cdiv(s.outs, BN)
@@ -110,11 +110,15 @@ def _shifted_gradient_kernel(
 ):  # fmt: skip
     """The same by taps, without stride: pixels p times the grads at p - tap.
 
-    Program ((i, tap), c, (split, j)) has BK channels of block i at one tap, and otherwise what
-    `_gradient_kernel` has. Grads lie within a border of zeros, so that p - tap is always there, or
-    without one, and what lies outside is masked. TURNED: the product is computed as its transpose,
-    whose rows are the outs; matrix units take 64 rows at a time. Programs of block 0 whose tap does
-    not shift have the biases: they see every grad.
+    With the row and column of a tap counted from (top, left), and the sum over a split's pixels p,
+
+        weights[split, c, (tap, k), n] = sum of images[c, p, k] * grads[c, p - tap, n]
+
+    Program ((i, tap), c, (split, j)) computes BK channels k of block i at one tap, and otherwise
+    the same as in `_gradient_kernel`. Grads have a border of zeros, so that p - tap always exists;
+    or, with MASKED, no border, and positions outside are masked. TURNED: the product is computed as
+    its transpose, whose rows are the outs; matrix units take 64 rows at a time. The program of
+    block 0 whose tap is (0, 0) reads every grad, and computes the biases.
     """
     client = tl.program_id(1).to(tl.int64)
     tiles = tl.cdiv(s.outs, BN)
@@ -164,7 +168,10 @@ def _bias_of_windows(
     grads, kept, cells, share, shares, n,
     outs: tl.constexpr, SCALE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """A share of db[c, n] behind pooling: every `shares`-th block of the client's windows."""
+    """A share of db[c, n] with pooling: sum of SCALE * grads over windows that have a winner.
+
+    Share `share` is every `shares`-th block of the client's windows.
+    """
     sums = tl.zeros((BM, BN), tl.float32)
     for chunk in range(share, tl.cdiv(cells, BM), shares):
         m = chunk * BM + tl.arange(0, BM)
@@ -181,9 +188,9 @@ def _gather_kernel(
     parts, sums, count, size, bias_parts, bias_sums, bias_count, bias_size,
     ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """sums[i] = sum over `count` parts of parts[part, i], and so of biases.
+    """sums[i] = sum over `count` parts of parts[part, i], and the same for biases.
 
-    The last programs have BLOCK biases each, the others BLOCK weights, in the order of memory.
+    The last programs sum BLOCK biases each, the others BLOCK weights, in the order of memory.
     """
     blocks = tl.cdiv(size, BLOCK)
     block = tl.program_id(0)
@@ -204,10 +211,10 @@ def kernel_gradient(
     images: Tensor, grads: Tensor, border: tuple[int, int], clients: int, geometry: Geometry,
     has_bias: bool, kept: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """dw [C, h * w * channels, out] and db [C, out], float32, of images padded in memory.
+    """dw [C, h * w * channels, out] and db [C, out], float32, of images stored with padding.
 
-    `grads` [C * B, H', W', out] may lie within a border of rows and columns. With what the
-    forward pass `kept` for them they are those behind ReLU and pooling, without a border.
+    `grads` [C * B, H', W', out] may have a border of rows and columns. If `kept`, the tensor that
+    the forward pass kept, is given, they are those after ReLU and pooling, without a border.
     """
     _, tall, wide, outs = grads.shape
     s = sizes_of(images, result_size(images, geometry), outs, geometry)
@@ -233,8 +240,8 @@ def kernel_gradient(
 def _tiles(depth: int, kind: str, wide_tile: int, bytes: int) -> tuple[int, int, int, int]:
     """Entries, positions at a time, warps and stages of a program of `_gradient_kernel`.
 
-    Of few channels loads are narrow, and of winners grads are made: more stages, as were measured,
-    do not hide that.
+    With few channels loads are narrow, and with "pool" grads are computed from winners: according
+    to measurements, more stages do not hide this.
     """
     if depth >= 128:
         of_grads = wide_tile if kind == "plain" else 2 * wide_tile
@@ -248,16 +255,16 @@ def shifted_gradient(
     images: Tensor, grads: Tensor, border: tuple[int, int], clients: int, geometry: Geometry,
     padding: Padding, has_bias: bool,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """The same for images that are not padded.
+    """`kernel_gradient` for images that are stored without padding.
 
-    Grads have a border that is as wide as it can be, or none.
+    Grads have the widest possible border, or none.
     """
     _, tall, wide, outs = grads.shape
     s = sizes_of(images, result_size(images, geometry, padding), outs, geometry, padding)
     batch = len(images) // clients
     block, wide_tile = min(tile(s.channels), 128), min(tile(outs), 128)
     tiles, wide_tiles = triton.cdiv(s.channels, block), triton.cdiv(outs, wide_tile)
-    # Of large tiles fewer programs keep a GPU busy, and to add up their parts costs more.
+    # With large tiles, fewer programs keep a GPU busy, and adding up their parts costs more.
     large = block * wide_tile > 64 * 64
     enough = PROGRAMS // 2 if large else 3 * PROGRAMS // 2
     programs = clients * s.taps * tiles * wide_tiles
@@ -274,12 +281,12 @@ def shifted_gradient(
 
 
 def _stages(numbers: int, bytes: int, most: int) -> int:
-    """How many loads of 64 positions, of this many numbers each, fit into shared memory."""
+    """How many loads of 64 positions with this many numbers each fit into shared memory."""
     return max(1, min(SHARED_MEMORY // (64 * numbers * bytes), most))
 
 
 def _splits(programs: int, total: int, enough: int) -> int:
-    """Into how many parts a sum over this many positions is split, for `enough` programs."""
+    """The number of parts of a sum over `total` positions, so that there are `enough` programs."""
     return max(1, min(enough // programs, -(-total // 256)))
 
 
@@ -287,7 +294,7 @@ def _gathered(weights: Tensor, biases: Tensor | None) -> tuple[Tensor, Tensor | 
     """The sums over parts of dw [splits, C, depth, out], and of db [shares, C, out] if any."""
     if biases is None:
         return weights[0] if len(weights) == 1 else weights.sum(0), None
-    if len(biases) == 1:  # there are as few parts of weights
+    if len(biases) == 1:  # then there is one part of weights, too
         return weights[0], biases[0]
     dw = weights[0] if len(weights) == 1 else torch.empty_like(weights[0])
     db = torch.empty_like(biases[0])
@@ -301,9 +308,10 @@ def _gathered(weights: Tensor, biases: Tensor | None) -> tuple[Tensor, Tensor | 
 
 
 def by_shifts(channels: int, geometry: Geometry, padding: Padding) -> bool:
-    """Whether `shifted_gradient` holds, and is the faster one: it reads every pixel.
+    """Whether `shifted_gradient` is correct here and faster than `kernel_gradient`.
 
-    Without padding there are fewer positions than pixels, and images need no copy within one.
+    It reads every pixel. Without padding it is slower: there are fewer positions than pixels, and
+    `kernel_gradient` needs no padded copy of the images.
     """
     (height, width), (left, right, top, bottom) = geometry.size, padding
     holds = geometry.stride == (1, 1) and left + right < width and top + bottom < height

@@ -1,12 +1,12 @@
-"""Triton kernels of depthwise convolutions of C clients: every channel has a kernel of its own.
+"""Triton kernels for depthwise convolutions of C clients: each channel has its own kernel.
 
 Images are [C * B, H, W, channels], kernels [C, h * w, channels], results [C * B, H', W', channels]:
 
     out[c, (b, i, j), n] = bias[c, n] + sum over taps (k, l) of
         images[c, b, i * down + k - top, j * right + l - left, n] * kernel[c, (k, l), n]
 
-There is nothing here for a matrix unit: the kernels are bound by memory, and a program has a tile
-of positions and channels, which all taps read.
+Matrix units are of no use here: the kernels are bound by memory. A program computes a tile of
+positions and channels, over all taps.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ TILE = 2048  # positions times channels of a program
 
 
 class Taps(NamedTuple):
-    """What kernels are compiled for. Other sizes are arguments: a network has many of them."""
+    """The sizes that kernels are compiled for. Others are arguments: a network has many of them."""
 
     number: int  # rows times columns of the kernel
-    width: int
+    width: int  # columns of the kernel
     down: int  # the stride
     right: int
     top: int  # rows of padding
-    left: int
+    left: int  # columns of padding
 
 
 @launchable
@@ -42,7 +42,7 @@ def _depthwise_kernel(
     images, kernel, bias, out, batch, rows, columns, tall, wide, channels,
     taps: tl.constexpr, HAS_BIAS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """out[c, m, n]: program (i, c, j) has BM positions of block i, and BN channels of block j."""
+    """out[c, m, n] as above. Program (i, c, j): BM positions of block i, BN channels of block j."""
     client = tl.program_id(1).to(tl.int64)
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     n = tl.program_id(2) * BN + tl.arange(0, BN)
@@ -75,7 +75,13 @@ def _image_gradient_kernel(
     grads, kernel, out, batch, rows, columns, tall, wide, channels,
     taps: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """out[c, m, n] of pixels m: each takes the grads of the positions that saw it."""
+    """out[c, m, n], the gradient of pixels m, with the blocks of `_depthwise_kernel`.
+
+    For pixel m = (b, r, q), with the sum over all taps (k, l) and positions (i, j) with
+    i * down + k - top = r and j * right + l - left = q,
+
+        out[c, m, n] = sum of grads[c, (b, i, j), n] * kernel[c, (k, l), n]
+    """
     client = tl.program_id(1).to(tl.int64)
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     n = tl.program_id(2) * BN + tl.arange(0, BN)
@@ -107,10 +113,15 @@ def _kernel_gradient_kernel(
     images, grads, out, clients, splits, batch, rows, columns, tall, wide, channels,
     taps: tl.constexpr, HAS_BIAS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """out[split, c, tap, n]; with a bias its gradient, the sum of the grads, is one more tap.
+    """out[split, c, tap, n], a split's part of the gradient of the kernels.
 
-    Program ((j, tap), c, split) has BN channels of block j at one tap, and the positions of a
-    split, BM at a time.
+    With the sum over the split's positions (b, i, j),
+
+        out[split, c, (k, l), n] = sum of
+            images[c, b, i * down + k - top, j * right + l - left, n] * grads[c, (b, i, j), n]
+
+    The gradient of a bias, the sum of the grads, is one more tap. Program ((j, tap), c, split)
+    computes BN channels of block j at one tap, over the positions of a split, BM at a time.
     """
     client = tl.program_id(1).to(tl.int64)
     split = tl.program_id(2)
@@ -145,7 +156,7 @@ def _kernel_gradient_kernel(
 def product(
     images: Tensor, kernel: Tensor, bias: Tensor | None, geometry: Geometry, padding: Padding
 ) -> Tensor:
-    """Images [C * B, H, W, channels] under kernels [C, h * w, channels]."""
+    """Convolve images [C * B, H, W, channels] with kernels [C, h * w, channels]."""
     rows, columns = result_size(images, geometry, padding)
     out = images.new_empty(len(images), rows, columns, images.shape[3])
     grid, blocks = _blocks(out, len(kernel))
@@ -193,13 +204,13 @@ def _taps(geometry: Geometry, padding: Padding) -> Taps:
 
 
 def _sizes(images: Tensor, results: Tensor, clients: int) -> tuple[int, ...]:
-    """Images of a client, rows and columns of results, those of images, channels."""
+    """Images of a client, rows and columns of results, rows and columns of images, channels."""
     count, tall, wide, channels = images.shape
     return count // clients, *results.shape[1:3], tall, wide, channels
 
 
 def _blocks(images: Tensor, clients: int) -> tuple[tuple[int, int, int], dict[str, int]]:
-    """The grid of programs over a client's pixels, clients and channels, and their sizes."""
+    """The grid of programs (a client's pixels, clients, channels), and their block sizes."""
     channels, pixels = images.shape[3], images[..., 0].numel() // clients
     wide = min(int(triton.next_power_of_2(channels)), 64)
     block = min(int(triton.next_power_of_2(pixels)), TILE // wide)

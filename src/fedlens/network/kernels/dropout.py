@@ -1,6 +1,7 @@
-"""Triton kernels of dropout by key: `layers.keyed_dropout` of C clients.
+"""Triton kernels for dropout by key: `layers.keyed_dropout` of C clients.
 
-Whether position i of row b is kept says lane i % 4, 16 bits, of
+Position i of row b is kept if lane i % 4, a signed number of 16 bits, is at least
+num_dropped - 2^15 in
 
     hash(b, i // 4) = mix((b << 32 | i // 4) * GOLDEN + mix(key of the client + word))
 """
@@ -34,7 +35,7 @@ def _mix(z):
 
 @triton.jit
 def _is_kept(hashed, lane, num_dropped):
-    """Whether lane 0 to 3 of a hash, as a number from -2^15 on, is not among the lowest."""
+    """Whether lane 0 to 3 of a hash, a number from -2^15 up, is at least num_dropped - 2^15."""
     return (hashed >> (16 * lane)).to(tl.int16) >= num_dropped - 32768
 
 
@@ -42,7 +43,7 @@ def _is_kept(hashed, lane, num_dropped):
 def kept_positions(
     client_keys, client, word, row, first, num_dropped, BM: tl.constexpr, BN: tl.constexpr
 ):  # fmt: skip
-    """Whether positions first[m] + n of rows row[m] are kept: [BM, BN]. 4 divides each first."""
+    """Whether positions first[m] + n of rows row[m] are kept: [BM, BN]. 4 divides first[m]."""
     key = _mix(tl.load(client_keys + client) + word)
     four = (first // 4)[:, None] + tl.arange(0, BN // 4)[None, :]
     hashed = _mix(((row.to(tl.int64) << 32)[:, None] | four.to(tl.int64)) * _GOLDEN + key)
@@ -54,10 +55,10 @@ def kept_positions(
 def _dropout_kernel(
     x, client_keys, out, word, batch, width, channels, num_dropped, scale, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """out[row, i] = x[row, i] * scale, or 0 where the 16 bits of position i % channels say so.
+    """out[row, i] = x[row, i] * scale if position i % channels is kept, else 0.
 
-    A row is an example, of `width` elements; program (row, j) has BLOCK of them. See
-    `layers.keyed_dropout` for the hash: four positions share one.
+    A row is an example of `width` elements; program (row, j) computes BLOCK of them. Four positions
+    share a hash: see `layers.keyed_dropout`.
     """
     row = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -74,7 +75,10 @@ def _dropout_kernel(
 def _row_dropout_kernel(
     x, client_keys, out, word, batch, width, num_dropped, scale, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """The same, every element a position: program (row, j) has BLOCK hashes of four elements."""
+    """out[row, i] = x[row, i] * scale if position i is kept, else 0.
+
+    Program (row, j) computes BLOCK hashes, each for four elements.
+    """
     row = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     key = _mix(tl.load(client_keys + row // batch) + word)
@@ -88,7 +92,7 @@ def _row_dropout_kernel(
 
 
 def dropout(x: Tensor, client_keys: Tensor, drops: Drops, *, whole_channels: bool) -> Tensor:
-    """`layers.keyed_dropout` of [C * B, channels, H, W] that lie channels last, or [C, B, n]."""
+    """`layers.keyed_dropout` of channels-last images [C * B, channels, H, W] or rows [C, B, n]."""
     is_images = x.ndim == 4
     out = torch.empty_like(x)
     batch = x.shape[0] // len(client_keys) if is_images else x.shape[1]

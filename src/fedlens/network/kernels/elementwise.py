@@ -1,6 +1,6 @@
-"""Triton kernels of normalising, the loss, and the steps of solvers.
+"""Triton kernels for normalising images, the loss, and the steps of solvers.
 
-They compute element by element, or row by row. Offsets of elements are those in memory.
+They compute element by element, or row by row. Elements are counted by their offset in memory.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def _normalise_kernel(
 ):  # fmt: skip
     """out[image, pixel, channel] = images[image, ...] * scale[channel] + shift[channel].
 
-    A program has BLOCK elements of `out`. Images lie channels first or last: `by_channel` and
-    `by_pixel` are the strides.
+    A program computes BLOCK elements of `out`. Images are stored channels first or last:
+    `by_channel` and `by_pixel` are their strides.
     """
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     channel, pixel = i % channels, i // channels % pixels
@@ -41,7 +41,7 @@ def _normalise_kernel(
 
 @launchable
 def _scale_kernel(x, factors, out, width, BLOCK: tl.constexpr):
-    """out[c, i] = factors[c] * x[c, i]; program (c, j) has BLOCK elements of a client."""
+    """out[c, i] = factors[c] * x[c, i]; program (c, j) computes BLOCK elements of client c."""
     client = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     entry, there = client * width + i, i < width
@@ -54,7 +54,7 @@ def _cross_entropy_kernel(
     logits, labels, weights, losses, dlogits, batch, num_classes,
     ROWS: tl.constexpr, BATCH: tl.constexpr, CLASSES: tl.constexpr,
 ):  # fmt: skip
-    """losses[c] and dlogits[c, b, l]; a program has a client, and ROWS of its examples at a time.
+    """losses[c] and dlogits[c, b, l]; a program computes one client, ROWS examples at a time.
 
     With w[b] = weights[c, b] / max(their sum, 1e-12) and the softmax p of logits[c, b],
 
@@ -89,9 +89,9 @@ def _cross_entropy_kernel(
 
 @triton.jit
 def _number_of(number, first, i, row_size, there, KIND: tl.constexpr):
-    """A number that is the same for all, or that of the client whose element first + i is."""
+    """A number that is the same for all clients, or that of the client of element first + i."""
     if KIND == "each":
-        client = first // row_size  # one division of 64 bits for a program; the others are of 32
+        client = first // row_size  # one 64-bit division per program; the others are 32-bit
         client += ((first % row_size).to(tl.int32) + i) // row_size
         number = tl.load(number + client, mask=there)
     elif KIND == "one":
@@ -108,10 +108,10 @@ def _sgd_kernel(
 ):  # fmt: skip
     """d = grad + decay * w;  v = momentum * v + d;  w = w - lr * v, for NUM tensors.
 
-    With NESTEROV it is w - lr * (d + momentum * v). Without HAS_VELOCITY v is d; `decaying[i]`, 0
-    or 1, says whether a tensor decays. The first programs have a block of tensor 0 each, the next
-    ones of tensor 1, and so on. Of a client there are `row_sizes[i]` elements, one client's after
-    another's. A number may be one, a tensor of one, or a tensor of each client's.
+    With NESTEROV the last is w - lr * (d + momentum * v). Without HAS_VELOCITY v is d. Tensor i
+    decays if `decaying[i]` is 1, not 0. The first programs update a block of tensor 0 each, the
+    next ones of tensor 1, and so on. Each client has `row_sizes[i]` elements of tensor i, stored
+    client by client. lr, momentum and decay are numbers, tensors of one element, or tensors [C].
     """
     program = tl.program_id(0)
     i = tl.arange(0, BLOCK)
@@ -142,10 +142,10 @@ def _local_step_kernel(
     NUM: tl.constexpr, HAS_DRIFT: tl.constexpr, LR_KIND: tl.constexpr, DECAY_KIND: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """w = s + decay * (w - s) - lr * (grad + drift), for NUM tensors: programs as `_sgd_kernel`'s.
+    """w = s + decay * (w - s) - lr * (grad + drift), for NUM tensors; programs as in `_sgd_kernel`.
 
-    The server's s has `server_sizes[i]` elements: those of one client, which hold for all of them,
-    or those of every client.
+    The server's s has `server_sizes[i]` elements: those of one model that all clients share, or
+    those of one model for each client.
     """
     program = tl.program_id(0)
     i = tl.arange(0, BLOCK)
@@ -196,7 +196,7 @@ def local_step_(
 
 
 def _sizes(tensors: list[Tensor]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Elements of each tensor [C, ...], and of a client in it."""
+    """The number of elements of each tensor [C, ...], and of one client in it."""
     return tuple(t.numel() for t in tensors), tuple(t.numel() // len(t) for t in tensors)
 
 
@@ -209,16 +209,16 @@ def _as_it_lies(number: Number) -> Number:
 
 
 def _kind(number: Number) -> Literal["number", "one", "each"]:
-    """A number, a tensor of one, or one of [C]: what `_number_of` does with it."""
+    """The KIND of `_number_of`: a number, a tensor of one element, or a tensor [C]."""
     if not isinstance(number, Tensor):
         return "number"
     return "one" if number.numel() == 1 else "each"
 
 
 def normalise(images: Tensor, scale: Tensor, shift: Tensor, dtype: torch.dtype) -> Tensor:
-    """Bytes [N, channels, H, W] times scale plus shift [channels], as images channels last."""
+    """Bytes [N, channels, H, W] * scale + shift, both [channels], as channels-last images."""
     count, channels, height, width = images.shape
-    if images.numel() >= 2**31:  # the kernel counts in 32 bits
+    if images.numel() >= 2**31:  # the kernel uses 32-bit offsets
         halves = images.split(-(-count // 2))
         return torch.cat([normalise(half, scale, shift, dtype) for half in halves])
     out = torch.empty(count, height, width, channels, dtype=dtype, device=images.device)
@@ -249,7 +249,7 @@ def mean_cross_entropy(
 
 
 def scaled_by_client(x: Tensor, factors: Tensor) -> Tensor:
-    """x [C, ...] that lies plainly, times factors [C], in the dtype of x."""
+    """A contiguous x [C, ...] times factors [C], in the dtype of x."""
     out, width = torch.empty_like(x), x[0].numel()
     _scale_kernel[(len(x), triton.cdiv(width, BLOCK))](x, factors, out, width, BLOCK=BLOCK)
     return out

@@ -1,7 +1,7 @@
-"""Triton kernels of factored linear layers of C clients (see `Factors`).
+"""Triton kernels for factored linear layers of C clients (see `Factors`).
 
 Client c has inputs X[c] and grads D[c], with a row k for each example it has seen: `each` rows a
-step, of the `step` steps before this one; the rows behind are not read. Its matrix is
+step, for the `step` steps before this one; later rows are not read. Its matrix is
 
     w = start - lr * sum over k of fade(k) * D[c, k]' X[c, k] + times[step] * drift
 
@@ -10,9 +10,9 @@ with fade(k) = 2 ** (log_decay * steps taken since row k). So, for the rows x of
     y = x start' - lr * (fade * (x X')) D + times * (x drift')
     dx = dy start - lr * (fade * (dy D')) X + times * (dy drift)
 
-The products with `start` and `drift` are handed in, as `base` and `drift`. The forward pass stores
-the step's own x in X, the backward pass its own dy in D, behind the others. C clients stand in
-groups of `size` with the same lr, log_decay and times.
+The products with `start` and `drift` are arguments, as `base` and `drift`. The forward pass appends
+the step's own x to X, the backward pass appends its own dy to D. The C clients form groups of
+`size` with the same lr, log_decay and times.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from fedlens.network.factors import Factors
 from fedlens.network.kernels.launch import launchable
 from fedlens.network.kernels.sizes import PROGRAMS, tile
 
-# Steps are numbered in one tensor, in which every other number is not aligned: one kernel is
-# enough for all.
+# Step numbers are elements of one tensor, and every second one is not aligned: without this, Triton
+# would compile a second kernel for them.
 _ANYWHERE = ["step"]
 
 
 @triton.jit
 def _fade(k, each, seen, log_decay):
-    """What later steps leave of row k: its step is k // each, and seen // each steps were taken."""
+    """fade(k) of row k: its step is k // each, and seen // each steps were taken."""
     return tl.exp2(log_decay * (seen // each - 1 - k // each).to(tl.float32))
 
 
@@ -44,8 +44,8 @@ def _scores_kernel(
 ):  # fmt: skip
     """out[part, c, m, n] = sum over the part's features k of x[c, m, k] * X[c, n, k].
 
-    Program (c, part, j) has all rows m of the batch and BN rows n of X of block j. Those of block 0
-    store x in X as well.
+    Program (c, part, j) computes all rows m of the batch and BN rows n of X of block j. Those of
+    block 0 also store x in X.
     """
     client = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
@@ -80,9 +80,10 @@ def _forward_kernel(
     log_decays, size, HAS_DRIFT: tl.constexpr, PARTS: tl.constexpr, HAS_BIAS: tl.constexpr,
     RELU: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """y[c, m, n] = base - lr * (fade * scores) D + times * drift + bias, through ReLU if asked for.
+    """y[c, m, n] = base - lr * (fade * scores) D + times * drift + bias, with an optional ReLU.
 
-    Program (c, j) has all rows m of the batch and BN outs n of block j. The scores come in PARTS.
+    Program (c, j) computes all rows m of the batch and BN outs n of block j. The scores are the sum
+    of PARTS parts.
     """
     client = tl.program_id(0).to(tl.int64)
     lr, log_decay = tl.load(rates + client // size), tl.load(log_decays + client // size)
@@ -125,8 +126,8 @@ def _backward_scores_kernel(
 ):  # fmt: skip
     """With d = dy before ReLU: out = d, bias[c, n] = sum over m of d, scores[c, m, k] = d[m] D[k]'.
 
-    The last program of client c stores all of d, in `out` and in D, and its sums; program (c, j)
-    before it has the scores of BN rows of D of block j.
+    The last program of client c stores all of d, in `out` and in D, and its sums; each program
+    (c, j) before it computes the scores of BN rows k of D of block j.
     """
     client = tl.program_id(0).to(tl.int64)
     seen = tl.load(step).to(tl.int32) * each
@@ -168,7 +169,7 @@ def _backward_kernel(
 ):  # fmt: skip
     """dx[c, m, n] = base - lr * (fade * scores) X + times * drift.
 
-    Program (c, j) has all rows m of the batch and BN features n of block j.
+    Program (c, j) computes all rows m of the batch and BN features n of block j.
     """
     client = tl.program_id(0).to(tl.int64)
     lr, log_decay = tl.load(rates + client // size), tl.load(log_decays + client // size)
@@ -177,7 +178,7 @@ def _backward_kernel(
     n = tl.program_id(1) * BN + tl.arange(0, BN)
     entry = (client * batch + m)[:, None] * features + n[None, :]
     there = (m < batch)[:, None] & (n < features)[None, :]
-    result = tl.load(base + entry, mask=there, other=0.0).to(tl.float32)  # comes meanwhile
+    result = tl.load(base + entry, mask=there, other=0.0).to(tl.float32)  # overlaps with the loop
     sums = tl.zeros((BM, BN), tl.float32)
     for start in range(0, seen, BK):
         k = start + tl.arange(0, BK)
@@ -212,7 +213,7 @@ def forward(
     chunk = triton.cdiv(triton.cdiv(features, parts), deep) * deep
     parts = triton.cdiv(features, chunk)
     scores = torch.empty(parts, clients, batch, rows, device=x.device)
-    # Of many clients there are programs enough: each hides less, and reads with more warps.
+    # With many clients there are enough programs: each has fewer stages, and more warps to read.
     warps, stages = (8, 2) if parts == 1 and tall <= 16 else (4, 3)
     _scores_kernel[(clients, parts, blocks)](
         x, factors.inputs, factors.step, factors.batch, scores, clients, batch, features, rows,
@@ -234,7 +235,7 @@ def backward_scores(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """The grads d before ReLU, which are stored in D; the scores d D'; and db [C, out].
 
-    `y` is given where ReLU followed.
+    `y` is given if ReLU followed.
     """
     clients, batch, outs = dy.shape
     rows = factors.grads.shape[1]
@@ -253,7 +254,7 @@ def backward_scores(
 def backward(
     base: Tensor, drift: Tensor | None, scores: Tensor, factors: Factors
 ) -> Tensor:  # fmt: skip
-    """dx [C, B, n] for base [C, B, n], from what `backward_scores` gave."""
+    """dx [C, B, n] for base [C, B, n], from the scores of `backward_scores`."""
     clients, batch, features = base.shape
     dx, (wide, warps) = torch.empty_like(base), (256, 8) if batch <= 16 else (128, 4)
     _backward_kernel[(clients, triton.cdiv(features, wide))](

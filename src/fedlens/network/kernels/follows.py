@@ -1,4 +1,4 @@
-"""What kernels of normalisation also compute: weight and bias, an addition, and a ReLU."""
+"""Operations inside the normalisation kernels: weight and bias, an addition, and a ReLU."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from torch import Tensor
 
 
 class Follows(NamedTuple):
-    """What follows a normalisation, which kernels are compiled for."""
+    """The operations behind a normalisation; kernels are compiled for each combination."""
 
     weight: bool  # whether there is a weight and a bias
-    around: bool  # whether something is added
+    around: bool  # whether a skip connection is added
     relu: bool
-    limit: float  # of the ReLU, or 0
+    limit: float  # upper limit of the ReLU, or 0 for none
 
 
 @triton.jit
 def affine(weight, bias, entry, here, f: tl.constexpr):
-    """The weight and the bias of channels, 1 and 0 if there are none."""
+    """The weight and the bias of channels; 1 and 0 if there are none."""
     w = tl.where(here, 1.0, 0.0)
     b = tl.where(here, 0.0, 0.0)
     if f.weight:
@@ -31,7 +31,7 @@ def affine(weight, bias, entry, here, f: tl.constexpr):
 
 @triton.jit
 def before_relu(normal, w, b, around, entry, there, f: tl.constexpr):
-    """z of a tile [pixels, channels]."""
+    """z = normal * w + b + around, for a tile [pixels, channels]."""
     z = normal * w[None, :] + b[None, :]
     if f.around:
         z += tl.load(around + entry, mask=there, other=0.0).to(tl.float32)
@@ -57,5 +57,5 @@ def back_through_relu(grad, z, f: tl.constexpr):
 
 
 def or_any(x: Tensor, *tensors: Tensor | None) -> tuple[Tensor, ...]:
-    """The tensors that there are; in the place of others one that no kernel reads."""
+    """The tensors, with x in place of None: a kernel argument that is never read."""
     return tuple(x if t is None else t for t in tensors)

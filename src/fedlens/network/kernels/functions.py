@@ -1,7 +1,7 @@
-"""The Triton forms of operations, with their gradients. `network/ops.py` says where they run.
+"""The Triton forms of operations, with their gradients. `network/ops.py` decides when they run.
 
-Each computes what its plain form does, which tests compare it with: `stacked/products.py` has those
-of convolve, linear and factored_linear, `network/ops.py` the others.
+Each computes the same as its plain form, and tests compare both. The plain forms of convolve,
+linear and factored_linear are in `stacked/products.py`, the others in `network/ops.py`.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from fedlens.network.stacked.epilogue import KeyedMask
 from fedlens.network.stacked.products import Padding, dilate, shared_product
 
 UNSTORED = (torch.bfloat16,)
-"""The dtypes of grads that need not be stored before ReLU and pooling where only the gradient of
-weights is asked for. In float32, in which tests alone convolve here, Triton 3.6 computes wrong
-ones."""
+"""The dtypes of grads for which, if only the gradient of the weights is needed, the grads before
+ReLU and pooling are not stored. In float32, which only tests convolve in here, Triton 3.6 computes
+wrong gradients this way."""
 
 
 def convolve(
@@ -62,14 +62,14 @@ def convolve(
 
 
 def drops_of(mask: KeyedMask) -> Drops:
-    """Its dropout, as kernels take it."""
+    """The dropout of a mask, as arguments of kernels."""
     return Drops(signed(mask.word * GOLDEN), mask.num_dropped)
 
 
 def convolve_channels(
     x: Tensor, weight: Tensor, bias: Tensor | None, padding: Padding, stride: tuple[int, int]
 ) -> Tensor:
-    """`ops.convolve_channels`; the gradients come in the dtype of the weights."""
+    """`ops.convolve_channels`; the gradients of weights have the dtype of the weights."""
     height, width = weight.shape[3:]
     geometry = Geometry((height, width), stride)
     y: Tensor = ConvolveChannels.apply(x, weight, bias, padding, geometry)  # type: ignore[no-untyped-call]
@@ -77,7 +77,7 @@ def convolve_channels(
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, relu: bool) -> Tensor:
-    """`ops.linear`; the gradients come in the dtype of the weights."""
+    """`ops.linear`; the gradients of weights have the dtype of the weights."""
     y: Tensor = Linear.apply(x, weight, bias, relu)  # type: ignore[no-untyped-call]
     return y
 
@@ -101,10 +101,10 @@ def mean_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor) -> Tenso
 
 
 class Convolve(torch.autograd.Function):
-    """A convolution of C clients, with bias, ReLU, pooling and, behind that, dropout.
+    """A convolution of C clients, with bias, ReLU, pooling and then dropout.
 
-    Images that are read by taps are stored as they come, and kernels mask their padding. Others are
-    stored within it, with spare channels of zeros.
+    Images that are read by taps are stored unchanged, and kernels mask their padding. Other images
+    are stored with their padding, and with spare channels of zeros.
     """
 
     @staticmethod
@@ -167,10 +167,10 @@ class Convolve(torch.autograd.Function):
 
 
 def _kernels(weight: Tensor, spare: int, dtype: torch.dtype) -> Tensor:
-    """Kernels [C, h * w * channels, out] of weights, in the dtype to multiply in.
+    """Kernels [C, h * w * channels, out] of weights, in the dtype of the multiplications.
 
-    Where weights lie as [C, h, w, channels, out], this is a cast and no transposition. Spare
-    channels are zeros behind the others.
+    If weights are stored as [C, h, w, channels, out], this is a cast without a transposition. Spare
+    channels are zeros after the others.
     """
     kernel = weight.permute(0, 3, 4, 2, 1)
     if not spare:
@@ -181,15 +181,15 @@ def _kernels(weight: Tensor, spare: int, dtype: torch.dtype) -> Tensor:
 
 
 def _full_padding(size: tuple[int, int], padding: Padding) -> Padding:
-    """What the grads are padded by, so that the turned kernels give a gradient for every pixel."""
+    """The padding of grads with which the flipped kernels give a gradient for every pixel."""
     (height, width), (left, right, top, bottom) = size, padding
     return width - 1 - left, width - 1 - right, height - 1 - top, height - 1 - bottom
 
 
 def _border(dy: Tensor, geometry: Geometry, full: Padding, needs_dx: bool, for_dw: bool) -> Padding:
-    """The border of zeros to store the grads in, once for both products that read them.
+    """The border of zeros to store the grads with, once for both products that read them.
 
-    To rewrite them for nothing else costs more than to mask what lies outside.
+    If no product needs a stored border, masking is cheaper than copying the grads.
     """
     for_dx = needs_dx and geometry.stride == (1, 1) and not by_taps(dy.shape[3])
     return full if (for_dw or for_dx) and min(full) >= 0 else NO_PADDING
@@ -208,7 +208,7 @@ def _weight_grads(
 ) -> tuple[Tensor, Tensor | None]:
     """dw [C, h * w * channels, out] and db [C, out].
 
-    With what was `kept`, the grads are still those behind ReLU and pooling.
+    If `kept` is given, `dy` holds the grads of the result after ReLU and pooling.
     """
     left, _, top, _ = border
     if shifts:
@@ -224,8 +224,8 @@ def _weight_grads(
 def _image_grads(
     dy: Tensor, kernel: Tensor, size: tuple[int, int], channels: int, border: Padding, full: Padding
 ) -> Tensor:
-    """dx [C * B, H, W, channels] of a convolution without stride: grads are to be padded fully."""
-    if border != NO_PADDING:  # they are stored so
+    """dx [C * B, H, W, channels] of a convolution without stride, from grads with full padding."""
+    if border != NO_PADDING:  # it is stored
         masked = NO_PADDING
     elif by_taps(dy.shape[3]):  # the kernel masks it
         masked = full
@@ -246,7 +246,7 @@ class ConvolveChannels(torch.autograd.Function):
         padding: Padding,
         geometry: Geometry,
     ) -> Tensor:
-        # As weights lie in memory where they are laid out as [C, h, w, 1, channels].
+        # No copy if the weights are stored as [C, h, w, 1, channels].
         kernel = weight[:, :, 0].permute(0, 2, 3, 1).flatten(1, 2).contiguous()
         images = x.permute(0, 2, 3, 1).contiguous()
         bias = None if bias is None else bias.contiguous()
@@ -268,7 +268,7 @@ class ConvolveChannels(torch.autograd.Function):
 
 
 class Linear(torch.autograd.Function):
-    """y = x w' + bias, through ReLU if asked for: one kernel in each direction."""
+    """y = x w' + bias, with an optional ReLU: one kernel for each direction."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
@@ -312,7 +312,7 @@ class FactoredLinear(torch.autograd.Function):
 
 
 class Dropout(torch.autograd.Function):
-    """y = x * mask, where the mask is a hash of keys: the backward pass makes it again."""
+    """y = x * mask, where the mask is a hash of keys: the backward pass computes it again."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, keys: Tensor, drops: Drops, whole_channels: bool) -> Tensor:
@@ -335,7 +335,7 @@ def _dropped(x: Tensor, keys: Tensor, drops: Drops, whole: bool) -> Tensor:
 class MeanCrossEntropy(torch.autograd.Function):
     """loss[c] = sum over b of weights[c, b] * cross-entropy[c, b] / sum over b of weights[c, b]
 
-    The forward pass makes the gradient of the logits as well.
+    The forward pass also computes the gradient of the logits.
     """
 
     @staticmethod

@@ -1,19 +1,19 @@
-"""Triton kernels of group normalisation of C clients, with the addition and the ReLU that follow.
+"""Triton kernels for group normalisation of C clients, then an optional addition and ReLU.
 
 Images are [C * B, pixels, channels]. With the mean and the scale 1 / sqrt(var + eps) of the group
-that a number belongs to (`channels // groups` channels of one image),
+that an element belongs to (`channels // groups` channels of one image),
 
     normal = (x - mean) * scale
     z = normal * weight[c, channel] + bias[c, channel] + around
-    y = z, max(z, 0), or that and at most 6
+    y = z, max(z, 0) for ReLU, or min(max(z, 0), 6) for ReLU6
 
-and from the grads dy, with g = dy where the ReLU lets it pass and n numbers in the group,
+and from the grads dy, with g = dy where the ReLU passes it, else 0, and n elements in the group,
 
     dweight = sum of g * normal,   dbias = sum of g,   daround = g
     dx = scale * (weight * g - (sum of weight * g + normal * sum of weight * g * normal) / n)
 
-A program has an image and some of its groups. Where all of their pixels are one tile it reads them
-once, and else twice: to sum, and to compute. Statistics are kept channel by channel.
+A program computes some groups of one image. If all of their pixels fit into one tile it reads them
+once, else twice: for the sums, and for the result. Statistics are stored per channel.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from fedlens.network.kernels.follows import (
 )
 from fedlens.network.kernels.launch import launchable
 
-WARP = 1024  # numbers of a tile that a warp has, where a program has several tiles
-SIZES = ["batch", "pixels", "channels", "width", "each"]  # of which a network has many
+WARP = 1024  # elements of a tile per warp, if a program has several tiles
+SIZES = ["batch", "pixels", "channels", "width", "each"]  # not specialised: too many values
 
 
 class Tile(NamedTuple):
-    """How many numbers a program holds at a time."""
+    """How many elements a program holds at a time."""
 
-    whole: int  # at most, where one tile is all that it has
-    warp: int  # of these, a warp
-    part: int  # of one of several tiles
+    whole: int  # at most, if the program has only one tile
+    warp: int  # of these, per warp
+    part: int  # in each tile, if it has several
 
 
 FORWARD = Tile(whole=16 * 2048, warp=2048, part=4096)
@@ -56,7 +56,7 @@ BACKWARD = Tile(whole=8 * 1024, warp=1024, part=8192)  # x and dy: twice as many
 def _channels_of(
     block, channels, width, each, UNIT: tl.constexpr, BC: tl.constexpr, BG: tl.constexpr
 ):  # fmt: skip
-    """The channels of a block, which of them there are, and [BC, BG] whose group each is in."""
+    """The channels of a block, which of them exist, and the group of each as a mask [BC, BG]."""
     n, each = tl.arange(0, BC), each // UNIT * UNIT
     k = block * each + n
     here = (n < each) & (k < channels)
@@ -66,9 +66,9 @@ def _channels_of(
 
 @triton.jit
 def _over_groups(values, member, WIDTH: tl.constexpr):
-    """The sum over the group of each channel: `member` [channels, groups] says which that is.
+    """The sum over the group of each channel; `member` [channels, groups] is the mask of groups.
 
-    With WIDTH all groups are that wide, a power of two: they are the rows of a matrix.
+    A nonzero WIDTH, a power of two, is the width of all groups: they are the rows of a matrix.
     """
     if WIDTH:
         rows: tl.constexpr = values.shape[0] // WIDTH
@@ -81,7 +81,7 @@ def _over_groups(values, member, WIDTH: tl.constexpr):
 
 @triton.jit
 def _tile(begin, start, pixels, k, here, channels, BP: tl.constexpr):
-    """Where BP pixels and all channels of a block lie, and which of them there are."""
+    """The offsets of BP pixels and all channels of a block, and which of them exist."""
     p = begin + tl.arange(0, BP)
     return start + p[:, None] * channels + k[None, :], (p < pixels)[:, None] & here[None, :]
 
@@ -92,15 +92,15 @@ def _group_norm_kernel(
     f: tl.constexpr, UNIT: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, BG: tl.constexpr,
     WIDTH: tl.constexpr, ONE: tl.constexpr,
 ):  # fmt: skip
-    """y, and means and scales [C * B, channels].
+    """y as above, and means and scales [C * B, channels].
 
-    Program (i, j) has image i and block j of `each` channels: whole groups, `width` channels wide.
+    Program (i, j) computes block j of `each` channels of image i: whole groups of `width` channels.
     """
     image = tl.program_id(0).to(tl.int64)
-    channels = channels // UNIT * UNIT  # so that the compiler knows what divides it
+    channels = channels // UNIT * UNIT  # tells the compiler that UNIT divides it
     k, here, member = _channels_of(tl.program_id(1), channels, width, each, UNIT, BC, BG)
     start = image * pixels * channels
-    # Sums are those of differences to the first pixel: a mean that is large would cost digits.
+    # Sums are of differences to the first pixel: a large mean would lose precision.
     first = tl.load(x + start + k, mask=here, other=0.0).to(tl.float32)
     if ONE:
         entry, there = _tile(0, start, pixels, k, here, channels, BP)
@@ -142,7 +142,7 @@ def _group_norm_kernel(
 
 @triton.jit
 def _normal_and_grad(dy, x, around, mean, scale, w, b, entry, there, f: tl.constexpr):
-    """The normal numbers of a tile, and their grads before the ReLU."""
+    """`normal` of a tile, and g, the grads before the ReLU."""
     value = tl.load(x + entry, mask=there, other=0.0).to(tl.float32)
     normal = (value - mean[None, :]) * scale[None, :]
     grad = tl.load(dy + entry, mask=there, other=0.0).to(tl.float32)
@@ -154,7 +154,7 @@ def _normal_and_grad(dy, x, around, mean, scale, w, b, entry, there, f: tl.const
 def _store_grads(
     normal, grad, level, along, scale, w, dx, daround, entry, there, f: tl.constexpr
 ):  # fmt: skip
-    """dx and daround of a tile."""
+    """dx = scale * (weight * g - level - normal * along), and daround = g, of a tile."""
     if f.around and f.relu:
         tl.store(daround + entry, grad.to(daround.dtype.element_ty), mask=there)
     grad = (grad * w[None, :] - level[None, :] - normal * along[None, :]) * scale[None, :]
@@ -168,12 +168,12 @@ def _group_norm_gradient_kernel(
     f: tl.constexpr, UNIT: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, BG: tl.constexpr,
     WIDTH: tl.constexpr, ONE: tl.constexpr,
 ):  # fmt: skip
-    """dx, daround, and each image's part of dweight and dbias [C * B, channels].
+    """dx, daround, and each image's part of dweight and dbias [C * B, channels], as above.
 
-    Programs have what those of `_group_norm_kernel` have.
+    Programs have the same blocks as in `_group_norm_kernel`.
     """
     image = tl.program_id(0).to(tl.int64)
-    channels = channels // UNIT * UNIT  # so that the compiler knows what divides it
+    channels = channels // UNIT * UNIT  # tells the compiler that UNIT divides it
     k, here, member = _channels_of(tl.program_id(1), channels, width, each, UNIT, BC, BG)
     start = image * pixels * channels
     mean = tl.load(means + image * channels + k, mask=here, other=0.0)
@@ -226,7 +226,7 @@ def group_norm_gradient(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """dx, daround, and the gradients [2, C, channels] of weight and bias, in float32.
 
-    Where no ReLU follows, daround is dy itself.
+    If no ReLU follows, daround is dy itself.
     """
     dx, parts = torch.empty_like(x), _of_images(x)
     daround = torch.empty_like(x) if follows.around and follows.relu else dy
@@ -243,10 +243,10 @@ def _of_images(x: Tensor) -> Tensor:
 
 
 def _blocks(x: Tensor, groups: int, tile: Tile) -> tuple[tuple[int, int], dict[str, int]]:
-    """The grid of programs, and their sizes: whole groups, and a tile of pixels and channels."""
+    """The grid of programs, and their block sizes: whole groups, a tile of pixels and channels."""
     channels, pixels = x.shape[-1], x[0, ..., 0].numel()
     width, whole = channels // groups, int(triton.next_power_of_2(pixels))
-    aligned = 8 // math.gcd(width, 8)  # after this many groups a wide load is aligned again
+    aligned = 8 // math.gcd(width, 8)  # wide loads stay aligned in multiples of this many groups
     fitting = (32 if whole >= 64 else 64) // width
     each = width * min(groups, max(fitting // aligned, 1) * aligned)
     columns = max(16, int(triton.next_power_of_2(each)))

@@ -1,7 +1,7 @@
-"""How kernels are launched, and how many of them are compiled at once.
+"""How kernels are launched, and how many kernels are compiled in parallel.
 
-Triton compiles a kernel when it is first launched. One after another that takes longer than many a
-run; but it is threads' work, and there are several cores.
+Triton compiles a kernel when it is first launched. Compiled one after another, the kernels can take
+longer than a short run; threads compile them in parallel on several cores.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import torch
 import triton
 from torch import Tensor
 
-ALIGNED = 16  # bytes: Triton compiles another kernel for a tensor that does not start so
+ALIGNED = 16  # bytes: for a tensor whose address is not a multiple, Triton compiles another kernel
 
-_noted: dict[object, Callable[[], Any]] | None = None  # by what is compiled; None: it is launched
+_noted: dict[object, Callable[[], Any]] | None = None  # kernels to compile; None: launch
 
 
 def launchable(function: Callable[..., None] | None = None, **settings: Any) -> Any:
-    """`triton.jit` of a kernel that is launched as `function[grid](...)`."""
+    """Decorator like `triton.jit`, for a kernel that is launched as `function[grid](...)`."""
     if function is None:
         return partial(launchable, **settings)
     return Kernel(triton.jit(function, **settings))
@@ -31,7 +31,7 @@ def launchable(function: Callable[..., None] | None = None, **settings: Any) -> 
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel that is launched, or noted to be compiled."""
+    """A kernel that is launched, or recorded to be compiled later."""
 
     jit: Any
 
@@ -43,7 +43,7 @@ class Kernel:
 
     def _note(self, noted: dict[object, Callable[[], Any]], *given: Any, **settings: Any) -> None:
         if isinstance(given[0], Tensor):
-            # A thread has a CUDA context from its first launch on; cuBLAS warns if it has none.
+            # The first launch gives a thread its CUDA context; cuBLAS warns if it has none.
             given[0].new_zeros(1)
         like = StandIn.of(given)
         key = self.jit, like, tuple(settings.items())
@@ -52,14 +52,14 @@ class Kernel:
 
 @dataclass(frozen=True)
 class StandIn:
-    """A tensor to a compiler: what it holds need not be kept."""
+    """A tensor's dtype and alignment, for the compiler: the tensor itself can be freed."""
 
     dtype: torch.dtype
     offset: int
 
     @classmethod
     def of(cls, value: Any) -> Any:
-        """It for a tensor, also for those in a tuple; else the value."""
+        """A stand-in for a tensor, also for each tensor in a tuple; else the value itself."""
         if type(value) is tuple:
             return tuple(map(cls.of, value))
         return cls(value.dtype, value.data_ptr() % ALIGNED) if isinstance(value, Tensor) else value
@@ -74,10 +74,10 @@ def _empty_kernel():  # type: ignore[no-untyped-def]
 
 
 def prepare() -> None:
-    """Have Triton load its driver and compute its checksum, once: each kernel would compute it.
+    """Make Triton load its driver and compute its checksum once; else each kernel computes it.
 
-    Triton has no call for that but to compile a kernel. What fails here is told by the first one
-    that is needed.
+    Triton's only call for this is to compile a kernel. An error here is ignored: the first kernel
+    that is needed raises it again.
     """
     with suppress(Exception):
         _empty_kernel.warmup(grid=(1,))
@@ -85,10 +85,10 @@ def prepare() -> None:
 
 @contextmanager
 def compiled_at_the_end() -> Iterator[None]:
-    """Launch no kernel meanwhile, and at the end compile all that would have been.
+    """A context that launches no kernel, and compiles all of its kernels when it ends.
 
-    What is computed meanwhile means nothing. The backward pass runs in a thread of its own, so this
-    holds for all threads.
+    Results computed in it are meaningless. It applies to all threads, because the backward pass
+    runs in a separate thread.
     """
     global _noted
     noted = _noted = {}
@@ -98,7 +98,7 @@ def compiled_at_the_end() -> Iterator[None]:
         _noted = None
     on_gpu: Any = ()
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        # A thread starts on the first GPU.
+        # A new thread uses the first GPU by default.
         on_gpu = torch.cuda.set_device, (torch.cuda.current_device(),)
     with ThreadPoolExecutor(None, "compile", *on_gpu) as threads:
         for done in [threads.submit(compile_it) for compile_it in noted.values()]:

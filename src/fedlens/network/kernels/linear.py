@@ -1,10 +1,10 @@
-"""Triton kernels of small linear layers of C clients: one for each direction.
+"""Triton kernels for small linear layers of C clients: one for each direction.
 
     y[c] = x[c] w[c]' + bias[c]
     dx[c] = dy[c] w[c],   dw[c] = dy[c]' x[c],   db[c] = sum over rows of dy[c]
 
-Where the matrix is small, a library spends the time on launching a kernel for each product. Weights
-are read as they are kept, and cast as they are loaded.
+For small matrices a library spends most of its time on launching one kernel for each product. Here
+weights are read in their stored dtype, and cast when they are loaded.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def _forward_kernel(
     x, weight, bias, y, batch, features, outs, HAS_BIAS: tl.constexpr, RELU: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """y[c, m, n], through ReLU if asked for: program (c, j) has all rows and BN outs of block j."""
+    """y[c] = x[c] w[c]' + bias[c], optional ReLU. Program (c, j): all rows, BN outs of block j."""
     client = tl.program_id(0).to(tl.int64)
     m = tl.arange(0, BM)
     n = tl.program_id(1) * BN + tl.arange(0, BN)
@@ -53,9 +53,10 @@ def _backward_kernel(
     dy, y, x, weight, dx, dw, db, batch, features, outs, RELU: tl.constexpr,
     NEEDS_DX: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """dx[c, m, k], dw[c, n, k] and db[c, n], with dy taken back through ReLU where y is given.
+    """dx[c, m, k], dw[c, n, k] and db[c, n] as above; with RELU, dy is set to 0 where y is 0.
 
-    Program (c, i) has all rows m, all outs n, and BK features k of block i; that of block 0 has db.
+    Program (c, i) computes all rows m, all outs n, and BK features k of block i; the programs of
+    block 0 also compute db.
     """
     client = tl.program_id(0).to(tl.int64)
     m = tl.arange(0, BM)
@@ -98,7 +99,7 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor | None, *, relu: bool) -> Te
 def backward(
     dy: Tensor, y: Tensor | None, x: Tensor, weight: Tensor, *, needs_dx: bool
 ) -> tuple[Tensor | None, Tensor, Tensor]:
-    """dx, dw and db, the last two as the weight is kept; `y` is given where ReLU followed."""
+    """dx, dw and db, the last two in the dtype of the weight; `y` is given if ReLU followed."""
     clients, batch, features = x.shape
     outs = weight.shape[1]
     dx = torch.empty_like(x) if needs_dx else None

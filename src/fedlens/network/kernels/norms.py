@@ -1,4 +1,4 @@
-"""The Triton forms of normalisation, with gradients. `network/ops.py` says where they run."""
+"""The Triton forms of normalisation, with gradients. `network/ops.py` decides when they run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def group_norm(
     eps: float,
     epilogue: Epilogue,
 ) -> Tensor:
-    """`ops.group_norm`; the gradients come in the dtype of the weights."""
+    """`ops.group_norm`; the gradients of weights have the dtype of the weights."""
     given = weight, bias, epilogue.around
     y: Tensor = GroupNorm.apply(x, *given, clients, groups, eps, _follows(weight, epilogue))  # type: ignore[no-untyped-call]
     return y
@@ -38,7 +38,7 @@ def batch_norm(
     running: Running | None,
     epilogue: Epilogue,
 ) -> Tensor:
-    """`ops.batch_norm`; the gradients come in the dtype of the weights."""
+    """`ops.batch_norm`; the gradients of weights have the dtype of the weights."""
     given = weight, bias, epilogue.around
     y: Tensor = BatchNorm.apply(x, *given, mask, eps, running, _follows(weight, epilogue))  # type: ignore[no-untyped-call]
     return y
@@ -50,12 +50,12 @@ def _follows(weight: Tensor | None, epilogue: Epilogue) -> Follows:
 
 
 def _last(images: Tensor) -> Tensor:
-    """[N, H, W, channels]"""
+    """Images as [N, H, W, channels], contiguous."""
     return images.permute(0, 2, 3, 1).contiguous()
 
 
 class GroupNorm(torch.autograd.Function):
-    """Group normalisation of C clients, with what is added behind it, and ReLU or ReLU6."""
+    """Group normalisation of C clients, then an optional skip connection, and ReLU or ReLU6."""
 
     @staticmethod
     def forward(
@@ -91,7 +91,7 @@ class GroupNorm(torch.autograd.Function):
 
 
 class BatchNorm(torch.autograd.Function):
-    """Batch normalisation of C clients, with what is added behind it, and ReLU or ReLU6."""
+    """Batch normalisation of C clients, then an optional skip connection, and ReLU or ReLU6."""
 
     @staticmethod
     def forward(
@@ -127,5 +127,5 @@ class BatchNorm(torch.autograd.Function):
 
 
 def _backwards(follows: Follows) -> Follows:
-    """Without a ReLU what was added does not matter, and gets the grads as they are."""
+    """`follows` for the backward pass, which without a ReLU ignores the skip connection."""
     return follows if follows.relu else follows._replace(around=False)

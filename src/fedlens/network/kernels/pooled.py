@@ -1,8 +1,12 @@
-"""Triton kernel of convolutions of C clients with pooling behind them, and ReLU and dropout if any.
+"""Triton kernel for convolutions of C clients, then max-pooling, and optional ReLU and dropout.
 
-See `convolution.py` for how images and kernels lie and are read. For the backward pass the winner
-of each window is kept: which of its corners was the greatest. A window whose result is 0 whatever
-its corners are, by ReLU or by dropout, has no winner: no gradient comes back through it.
+With the sums over patches of `convolution.py`, for window m and its four corners p,
+
+    out[c, m, n] = max over p of (sum over k of patch[c, p, k] * kernel[c, k, n]) + bias[c, n]
+
+See `convolution.py` for how images and kernels are stored and read. For the backward pass the
+winner of each window is stored: which of its corners had the maximum. A window whose result ReLU or
+dropout sets to 0 has no winner: no gradient passes through it.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from fedlens.network.kernels.launch import launchable
 from fedlens.network.kernels.sizes import Geometry, by_taps, result_size, sizes_of, tile
 from fedlens.network.stacked.products import Padding
 
-DEAD = 4  # in place of the winner of a window that has none
+DEAD = 4  # in place of a winner, for a window without one
 
 _DEAD = tl.constexpr(DEAD)
 
@@ -34,8 +38,8 @@ def _pooled_kernel(
 
     Blocks are those of `_product_kernel`, but m is a window. A program has sums for each corner of
     its windows: 0 and 1 above, 2 and 3 below. It loads by taps or by runs. Corners outside the
-    `rows` and `columns` of positions are padding. NUM_DROPPED of 2^16 results are set to 0 by
-    dropout, if any: their windows have no winner, and the others are multiplied by SCALE.
+    `rows` and `columns` of positions are padding. Dropout, if any, sets NUM_DROPPED of 2^16 results
+    to 0: their windows have no winner. It multiplies the others by SCALE.
     """
     client = tl.program_id(1).to(tl.int64)
     m = tl.program_id(0) * BM + tl.arange(0, BM)
@@ -116,14 +120,14 @@ def _pooled_kernel(
 
 @triton.jit
 def _add_product(sums, p, inside, w):
-    """sums + what lies at p, times w."""
+    """sums + x w, with x loaded from p where `inside`."""
     x = tl.load(p, mask=inside, other=0.0)
     return tl.dot(x, w, sums, input_precision="tf32")
 
 
 @triton.jit
 def _greatest(sums0, sums1, sums2, sums3):
-    """The greatest of four, and which it is: the first, if several are."""
+    """The maximum of four, and its index: the first, if several are equal."""
     upper = tl.maximum(sums0, sums1, propagate_nan=tl.PropagateNan.ALL)
     lower = tl.maximum(sums2, sums3, propagate_nan=tl.PropagateNan.ALL)
     best = tl.maximum(upper, lower, propagate_nan=tl.PropagateNan.ALL)
@@ -139,7 +143,7 @@ def pooled_product(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """`convolution.product` with pooling, and the winners: [C * B, H', W', out] each.
 
-    With dropout there are keys [C].
+    For dropout, `client_keys` are [C].
     """
     rows, columns = result_size(images, geometry, padding)
     windows, drops = geometry.pool, geometry.drops

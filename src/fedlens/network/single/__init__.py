@@ -1,1 +1,1 @@
-"""Layers that save work where one client trains at a time, on a CPU."""
+"""Faster layers for training one client at a time on a CPU."""

@@ -1,15 +1,15 @@
-"""Layers that save work where one client trains at a time: names and results stay the same.
+"""Faster layers for one client at a time; tensor names and results stay the same.
 
 Convolution, max-pooling and ReLU become one layer. ReLU and max-pooling commute,
 
     relu(max of a window) = max of relu of the window,
 
-and the gradient goes to the same pixel. So pooling comes first, ReLU has fewer pixels to do, and
-the convolution's own result is not kept.
+and the gradient goes to the same pixel. So pooling runs first, ReLU processes fewer pixels, and
+the convolution's own result is not stored.
 
-On the fast path a convolution is computed with fewer products, see `winograd.py`. And where a step
-is w -= lr * grad and nothing else, a layer takes it in the backward pass, as soon as it knows its
-own gradient; a linear layer does so by one product, and never stores its gradient.
+On the fast path a convolution uses fewer multiplications, see `winograd.py`. If a step is just
+w -= lr * grad, a layer applies it in the backward pass, as soon as its gradient is known; a linear
+layer does so by one product, and never stores its gradient.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ aten = torch.ops.aten
 
 
 def fuse(module: nn.Module, nodes: Sequence[fx.Node]) -> nn.Module:
-    """A copy of `module`, whose forward pass is `nodes`, with such layers in it.
+    """A copy of `module`, whose forward pass is `nodes`, with fused and fast layers.
 
-    Without any it is the module itself.
+    If no layer can be replaced, it is the module itself.
     """
     once = _called_once(nodes, dict(module.named_modules()))
     chains = list(_chains(nodes, once))
@@ -57,19 +57,19 @@ def fuse(module: nn.Module, nodes: Sequence[fx.Node]) -> nn.Module:
 
 
 class _Chain(NamedTuple):
-    names: list[str]  # of the layers, the convolution first
+    names: list[str]  # of the layers, with the convolution first
     pool: nn.MaxPool2d | None
 
 
 def _called_once(nodes: Sequence[fx.Node], layers: dict[str, nn.Module]) -> dict[str, nn.Module]:
-    """The layers that are called once, and have no hooks of the user's own."""
+    """The layers that are called exactly once and have no forward hooks."""
     calls = Counter(str(node.target) for node in nodes if node.op == "call_module")
     found = {name: layers[name] for name, count in calls.items() if count == 1}
     return {n: m for n, m in found.items() if not (m._forward_hooks or m._forward_pre_hooks)}
 
 
 def _chains(nodes: Sequence[fx.Node], once: dict[str, nn.Module]) -> Iterator[_Chain]:
-    """Convolutions with a ReLU behind them, and a max-pooling before or after that."""
+    """Convolutions followed by a ReLU, with an optional max-pooling before or after the ReLU."""
     for node in nodes:
         if not _is_plain(once.get(str(node.target))):
             continue
@@ -93,13 +93,13 @@ def _is_plain(layer: nn.Module | None) -> bool:
 
 @dataclass(frozen=True)
 class FastPath:
-    """How a layer saves work at the price of rounding differently."""
+    """Settings of the fast path, whose results are rounded differently."""
 
-    lr: float | None = None  # of the step that a layer takes by itself, if it does
+    lr: float | None = None  # of the step in the backward pass; None: return gradients
 
 
 class Linear(nn.Module):
-    """A linear layer, which can take its step in the backward pass."""
+    """A linear layer that can update its weights in the backward pass."""
 
     def __init__(self, linear: nn.Module) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ class Linear(nn.Module):
 
 
 class _Linear(torch.autograd.Function):
-    """A linear layer that takes its step in the backward pass, and has no gradients to give."""
+    """A linear layer that updates its weights in the backward pass and returns no gradients."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, lr: float) -> Tensor:
@@ -139,7 +139,7 @@ class _Linear(torch.autograd.Function):
 
 
 def _times(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """A linear layer; of a large one, by oneDNN, which does not copy all weights for a few rows."""
+    """x weight' + bias; if large, by oneDNN, which does not copy all weights for a few rows."""
     is_large = weight.numel() >= 2**18 and x.dtype is torch.float32 and x.device.type == "cpu"
     if not (is_large and _has_onednn()):
         return F.linear(x, weight, bias)
@@ -149,13 +149,13 @@ def _times(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 @cache
 def _has_onednn() -> bool:
-    """Whether oneDNN's products are there, and in the form that is faster than others."""
+    """Whether oneDNN's products are available and fast (AVX-512)."""
     quick = torch.backends.cpu.get_cpu_capability() == "AVX512"
     return quick and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 class FusedConvolution(nn.Module):
-    """A convolution, the max-pooling behind it if there is one, and ReLU."""
+    """A convolution, an optional max-pooling, and ReLU, in one layer."""
 
     def __init__(self, convolution: nn.Conv2d, pool: nn.MaxPool2d | None) -> None:
         super().__init__()
@@ -175,7 +175,7 @@ class FusedConvolution(nn.Module):
 
 
 class _Fused(torch.autograd.Function):
-    """relu(pool(convolution + bias)); on a fast path with an lr it has no gradients to give."""
+    """relu(pool(convolution + bias)); with an lr it takes its step and returns no gradients."""
 
     @staticmethod
     def forward(
@@ -211,10 +211,10 @@ class _Fused(torch.autograd.Function):
         (grad,) = grads
         with_images, with_weight, with_bias, *_ = ctx.needs_input_grad
         grad = aten.threshold_backward(grad, y, 0).contiguous(memory_format=ctx.format)
-        # Pooling hands every gradient on to one pixel: before it, there are fewer to add up.
+        # Pooling passes each gradient to one pixel: the sum is the same here, of fewer numbers.
         db = grad.sum((0, 2, 3)) if with_bias else None
         if winners is not None:
-            # Of what was pooled only the shape is asked for.
+            # PyTorch only uses the shape of the pooling input.
             kind = {"dtype": grad.dtype, "device": grad.device, "memory_format": ctx.format}
             pooled = torch.empty(ctx.shape, **kind)
             grad = aten.max_pool2d_with_indices_backward(grad, pooled, *ctx.pool, winners)
@@ -247,7 +247,7 @@ def fast_layers(module: nn.Module) -> tuple[FastLayer, ...]:
 
 @contextmanager
 def on_fast_path(layers: Sequence[FastLayer], path: FastPath | None) -> Iterator[None]:
-    """Within it, these layers take this path."""
+    """A context in which these layers take this path."""
     for layer in layers:
         layer.fast = path
     try:

@@ -14,11 +14,11 @@ from fedlens.network.single.layers import FastLayer, FastPath, on_fast_path
 
 @dataclass(frozen=True)
 class SingleModel:
-    """One client (C = 1), whose batch holds no padding."""
+    """One client (C = 1) whose batch has no padding."""
 
     module: FunctionalModule
-    layers: tuple[FastLayer, ...] = ()  # those of it that have a fast path
-    fast: FastPath | None = None  # which they take, if any
+    layers: tuple[FastLayer, ...] = ()  # the layers of `module` with a fast path
+    fast: FastPath | None = None  # the path that they take, if any
 
     @property
     def takes_steps(self) -> bool:
@@ -28,7 +28,7 @@ class SingleModel:
         self, params: Tree, buffers: Tree, images: Tensor, keys: Tensor, mask: Tensor
     ) -> tuple[Tensor, Tree]:
         tensors = {name: t.squeeze(0) for name, t in (params | buffers).items()}
-        # Of one example alone PyTorch's BatchNorm makes an error, the masked one does not.
+        # For a single example PyTorch's BatchNorm raises an error; the masked form does not.
         padding = mask.squeeze(0) if mask.shape[1] == 1 else mask.new_empty(0)
         inputs = channels_last(self.normalise(images.squeeze(0)))
         with on_fast_path(self.layers, self.fast):
@@ -40,9 +40,9 @@ class SingleModel:
 
 
 def channels_last(images: Tensor) -> Tensor:
-    """The same images in the layout that convolutions on a CPU are fastest in."""
+    """The same images in channels-last layout, in which convolutions on a CPU are fastest."""
     _, channels, height, width = images.shape
     if channels > 1:
         return images.contiguous(memory_format=torch.channels_last)
-    # With one channel both layouts are the same bytes: the strides tell torch which is meant.
+    # With one channel both layouts are the same bytes: the strides tell PyTorch which one it is.
     return images.contiguous().as_strided(images.shape, (height * width, 1, width, 1))

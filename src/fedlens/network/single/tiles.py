@@ -1,12 +1,12 @@
-"""Convolutions of 3 x 3 by tiles of 4 x 4 results, each from 6 x 6 pixels.
+"""Convolutions of 3 x 3 by tiles of 4 x 4 results, each computed from 6 x 6 pixels.
 
-What `winograd.py` does along the height is done along both sides here,
+The method that `winograd.py` applies along the height is applied along both sides here,
 
     y = results @ ((kernels @ w @ kernels') * (images @ x @ images')) @ results',
 
-which takes 36 products a tile instead of 144. Values lie by points, [6, 6, B, down, across,
-channels], so that the sum over channels is one batched product. A matrix is applied to both sides
-as a small matrix times a long one, first along the height and then along the width.
+which takes 36 multiplications a tile instead of 144. Values are stored point by point, as
+[6, 6, B, down, across, channels], so that the sum over channels is one batched product. A matrix is
+applied to both sides as a small matrix times a long one, along the height and then the width.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-SIDE = 4  # of a tile of results
-OVERLAP = 2  # pixels that a tile reads together with the next one
+SIDE = 4  # rows and columns of a tile of results
+OVERLAP = 2  # rows or columns of pixels that a tile shares with the next one
 
 
 class Values(NamedTuple):
-    """What makes values at 6 points of a side, and a side of values."""
+    """The matrices that transform one side to values at 6 points, and back to results."""
 
-    images: Tensor  # [6, 6] from the pixels that a tile reads
-    kernels: Tensor  # [6, 3] from a kernel
-    results: Tensor  # [4, 6] to a tile
+    images: Tensor  # [6, 6] from the pixels of a tile to values
+    kernels: Tensor  # [6, 3] from a kernel to values
+    results: Tensor  # [4, 6] from values to a tile of results
 
 
 def convolve(
     x: Tensor, weight: Tensor, padding: tuple[int, int], values: Values
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The result, and the values of images [36, B * tiles, channels] and of kernels on the way."""
+    """The result, and the values of images [36, B * tiles, channels] and kernels for backward."""
     out, channels, *_ = weight.shape
     kernels = _along_both(values.kernels, weight.permute(2, 3, 1, 0)).view(36, channels, out)
     read = _tiles_read(x, padding)
@@ -55,7 +55,7 @@ def gradients(
     values: Values,
     first: bool,
 ) -> tuple[Tensor | None, Tensor]:
-    """Of the images, but for a `first` layer, and of the weights."""
+    """The gradients of the images (None for a `first` layer) and of the weights."""
     _, channels, out = kernels.shape
     size, _, height, width = grad.shape
     down, across = -(-height // SIDE), -(-width // SIDE)
@@ -78,14 +78,14 @@ def gradients(
 
 
 def _along_both(matrix: Tensor, sides: Tensor) -> Tensor:
-    """`matrix` [m, n] times `sides` [n, n, ...], along the first side and the second: [m, m, N]."""
+    """`matrix` [m, n] times `sides` [n, n, ...], along the first and second axes: [m, m, N]."""
     m, n = matrix.shape
     rows = (matrix @ sides.reshape(n, -1)).view(m, n, -1)
     return torch.bmm(matrix.expand(m, m, n), rows)
 
 
 def _tiles_read(x: Tensor, padding: tuple[int, int]) -> Tensor:
-    """The pixels that tiles read: [6, 6, B, down, across, channels], without a copy if they fit."""
+    """The pixels of tiles: [6, 6, B, down, across, channels], a view if no padding is needed."""
     pads = [0, 0]
     for count, pad in zip(reversed(x.shape[2:]), reversed(padding), strict=True):
         tiles = -(-(count + 2 * pad - OVERLAP) // SIDE)
@@ -97,7 +97,7 @@ def _tiles_read(x: Tensor, padding: tuple[int, int]) -> Tensor:
 
 
 def _overlap_added(read: Tensor) -> Tensor:
-    """Images [B, height, width, channels] of which tiles read: where these overlap, their sum."""
+    """Images [B, height, width, channels] as the sum of their overlapping tiles."""
     _, _, size, down, across, channels = read.shape
     whole = read.new_empty(size, down + 1, SIDE, across + 1, SIDE, channels)
     own, next_ = slice(SIDE), slice(SIDE, None)

@@ -1,16 +1,17 @@
-"""Convolutions with fewer products, after Toom, Cook and Winograd, for one client on a CPU.
+"""Convolutions with fewer multiplications (Toom, Cook, Winograd), for one client on a CPU.
 
-Four rows y of a result under kernels of k rows come from P = k + 3 rows x of the image:
+Four rows y of the result of a kernel of k rows depend on P = k + 3 rows x of the image:
 
     y = results @ ((kernels @ w) * (images @ x))
 
 with the matrices of `Values`: rows of images and of kernels become values of polynomials at P
-points, are multiplied there, and become rows again. That is P products instead of 4 * k. Each point
-is a group of channels in one convolution along the width. A kernel of 5 rows takes 2.5 times fewer
-products so. One of 3 x 3 is treated along both sides, see `tiles.py`, and takes 4 times fewer. Sums
-are rounded differently: in float32 the error is two to three times that of the plain convolution.
+points, are multiplied there, and become rows again. That is P multiplications instead of 4 * k.
+Each point is a group of channels in one convolution along the width. A kernel of 5 rows takes 2.5
+times fewer multiplications. A 3 x 3 kernel is transformed along both sides, see `tiles.py`, and
+takes 4 times fewer. Sums are rounded differently: in float32 the error is two to three times that
+of the plain convolution.
 
-Images lie channels last, so that their rows are rows in memory.
+Images are stored channels last, so that each of their rows is contiguous in memory.
 """
 
 from __future__ import annotations
@@ -25,18 +26,18 @@ from torch import Tensor
 from fedlens.network.single import tiles
 from fedlens.network.single.tiles import Values
 
-ROWS = 4  # of the result that are computed together: a tile
-# By rows of the kernel; infinity comes last. Of those tried these round best.
+ROWS = 4  # of the result that are computed together, as a tile
+# By rows of the kernel; infinity is the last point. Of the points tried, these round best.
 POINTS = {3: "0 2/3 -2/3 3/2 -3/2", 5: "0 1 -1 2 -2 1/2 -1/2"}
-MOVING = 90  # products that take as long as moving a number from rows to values and back
+MOVING = 90  # multiplications that take as long as transforming a number to values and back
 
 aten = torch.ops.aten
 
 
 class Shape(NamedTuple):
-    """How a convolution lies: of B images, and its weights [out, channels, k, k']."""
+    """The sizes of a convolution of B images with weights [out, channels, k, k']."""
 
-    size: int
+    size: int  # B
     channels: int
     height: int
     width: int
@@ -66,7 +67,7 @@ class Shape(NamedTuple):
 
 
 def suits(x: Tensor, weight: Tensor, geometry: tuple[Any, ...]) -> bool:
-    """Whether a convolution can be computed here, and faster so."""
+    """Whether a convolution can be computed here, and is faster than the plain one."""
     stride, padding, dilation, groups = geometry
     plain = stride == (1, 1) and dilation == (1, 1) and groups == 1
     known = weight.shape[2] == 5 or _is_square(weight)
@@ -86,9 +87,9 @@ def suits(x: Tensor, weight: Tensor, geometry: tuple[Any, ...]) -> bool:
 
 
 def lay_out(kernels: Tensor) -> Tensor:
-    """The same kernels [C, out, channels, k, k'], in memory by rows: k, out, k', channels.
+    """The same kernels [C, out, channels, k, k'], stored in the order k, out, k', channels.
 
-    Those of 3 x 3: k, k', channels, out.
+    3 x 3 kernels are stored in the order k, k', channels, out.
     """
     if _is_square(kernels):
         return kernels.permute(0, 3, 4, 2, 1).contiguous().permute(0, 4, 3, 1, 2)
@@ -100,9 +101,9 @@ def _is_square(kernels: Tensor) -> bool:
 
 
 class Seen(NamedTuple):
-    """Values at points, which the backward pass needs again; both lie channels last.
+    """Values at points, which the backward pass uses again; both are stored channels last.
 
-    Those of 3 x 3 are as `tiles.py` has them.
+    For 3 x 3 kernels they have the shapes of `tiles.convolve`.
     """
 
     images: Tensor  # [B, P * channels, tiles, W]
@@ -110,7 +111,7 @@ class Seen(NamedTuple):
 
 
 def convolve(x: Tensor, weight: Tensor, padding: tuple[int, int]) -> tuple[Tensor, Seen]:
-    """The result without a bias, and what was seen on the way to it."""
+    """The result without a bias, and the values at points for the backward pass."""
     shape = Shape.of(x, weight, padding)
     values = _values(shape.rows, weight.dtype)
     if _is_square(weight):
@@ -128,7 +129,7 @@ def convolve(x: Tensor, weight: Tensor, padding: tuple[int, int]) -> tuple[Tenso
 def gradients(
     grad: Tensor, x: Tensor, seen: Seen, weight: Tensor, padding: tuple[int, int], first: bool
 ) -> tuple[Tensor | None, Tensor]:
-    """Of the images, but for a `first` layer, and of the weights."""
+    """The gradients of the images (None for a `first` layer) and of the weights."""
     shape = Shape.of(x, weight, padding)
     values = _values(shape.rows, weight.dtype)
     if _is_square(weight):
@@ -146,13 +147,13 @@ def gradients(
 
 
 def _geometry(shape: Shape) -> tuple[Any, ...]:
-    """Of a convolution along the width, in which each point is a group of channels."""
+    """The geometry of a convolution along the width, with each point a group of channels."""
     points = shape.rows + ROWS - 1
     return (1, 1), (0, shape.beside), (1, 1), False, (0, 0), points
 
 
 def _image_rows(x: Tensor, shape: Shape) -> Tensor:
-    """What the tiles read, their first rows first: [P, B * tiles * W * channels]."""
+    """The image rows of all tiles, ordered by row within a tile: [P, B * tiles * W * channels]."""
     overlap = shape.rows - 1
     rows = x.permute(0, 2, 3, 1).reshape(shape.size, shape.height, -1)
     rows = _padded(rows, shape.above, shape.tiles * ROWS + overlap)
@@ -161,14 +162,14 @@ def _image_rows(x: Tensor, shape: Shape) -> Tensor:
 
 
 def _result_rows(grad: Tensor, shape: Shape) -> Tensor:
-    """What the tiles give, their first rows first: [ROWS, B * tiles * W * out]."""
+    """The result rows of all tiles, ordered by row within a tile: [ROWS, B * tiles * W * out]."""
     rows = grad.permute(0, 2, 3, 1).reshape(shape.size, shape.out_height, -1)
     rows = _padded(rows, 0, shape.tiles * ROWS).view(shape.size, shape.tiles, ROWS, -1)
     return rows.permute(2, 0, 1, 3).reshape(ROWS, -1)
 
 
 def _padded(rows: Tensor, above: int, count: int) -> Tensor:
-    """`count` rows of each image, those of the image under this many of zeros."""
+    """`count` rows of each image: `above` rows of zeros, the image, and zeros below it."""
     size, height, width = rows.shape
     if height == count:
         return rows
@@ -180,7 +181,7 @@ def _padded(rows: Tensor, above: int, count: int) -> Tensor:
 
 
 def _overlap_added(rows: Tensor, shape: Shape) -> Tensor:
-    """The image of which tiles [P, B, tiles, W * channels] read: their sum where they overlap."""
+    """The images as the sum of their overlapping tiles [P, B, tiles, W * channels]."""
     overlap = shape.rows - 1
     whole = rows.new_empty(shape.size, shape.tiles + 1, ROWS, rows.shape[3])
     whole[:, :-1] = rows[:ROWS].permute(1, 2, 0, 3)
@@ -191,7 +192,7 @@ def _overlap_added(rows: Tensor, shape: Shape) -> Tensor:
 
 
 def _kernels(weight: Tensor, values: Values) -> Tensor:
-    """Kernels' values [P * out, channels, 1, k'], channels last."""
+    """The values of kernels [P * out, channels, 1, k'], channels last."""
     _, channels, rows, columns = weight.shape
     found = values.kernels @ weight.permute(2, 0, 3, 1).reshape(rows, -1)
     return found.view(-1, 1, columns, channels).permute(0, 3, 1, 2)
@@ -215,11 +216,11 @@ def _as_values(images: Tensor, values: Values) -> Tensor:
 
 @lru_cache
 def _values(rows: int, dtype: torch.dtype) -> Values:
-    """Toom and Cook's matrices for kernels of this many rows."""
+    """The Toom-Cook matrices for kernels of this many rows."""
     points = [Fraction(p) for p in POINTS[rows].split()]
 
     def at_points(count: int) -> Tensor:
-        """From `count` coefficients of a polynomial to its values; at infinity, the last one."""
+        """From `count` coefficients of a polynomial to its values; at infinity the last one."""
         last = [Fraction(0)] * (count - 1) + [Fraction(1)]
         powers = [[p**j for j in range(count)] for p in points] + [last]
         return torch.tensor([[float(v) for v in row] for row in powers], dtype=torch.float64)

@@ -1,1 +1,1 @@
-"""A model of many clients at once: it is read layer by layer, and each layer is one product."""
+"""A model of many clients at once: it is traced, and each layer is one batched product."""

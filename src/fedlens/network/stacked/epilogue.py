@@ -1,4 +1,4 @@
-"""What follows a layer and is computed together with it."""
+"""The operations that follow a layer and are computed together with it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedlens.network.pool import Windows
 
 @dataclass(frozen=True)
 class KeyedMask:
-    """What one use of a dropout layer by key sets to 0 for C clients: `layers.keyed_dropout`."""
+    """The mask of one call of a keyed dropout layer for C clients: see `layers.keyed_dropout`."""
 
     keys: Tensor  # [C]
     p: float
@@ -22,27 +22,27 @@ class KeyedMask:
 
     @property
     def word(self) -> int:
-        """What is folded into the keys."""
+        """The word that is folded into the keys."""
         return dropout_word(self.layer, self.call)
 
     @property
     def num_dropped(self) -> int:
-        """Of 2^16 positions."""
+        """How many of 2^16 positions are set to 0."""
         return round(self.p * WHOLE)
 
 
 @dataclass(frozen=True)
 class Epilogue:
-    """In this order; ReLU and pooling commute, and dropout only comes behind pooling."""
+    """Operations in this order; ReLU and pooling commute, and dropout only follows pooling."""
 
-    around: Tensor | None = None  # what is added: the skip connection
+    around: Tensor | None = None  # the skip connection, which is added
     relu: bool = False
-    limit: float = 0.0  # of the ReLU: 6.0 of ReLU6, and 0.0 of one without
-    pool: Windows | None = None  # the maximum of each
+    limit: float = 0.0  # upper limit of the ReLU: 6.0 for ReLU6, 0.0 for none
+    pool: Windows | None = None  # of the max-pooling
     mask: KeyedMask | None = None  # of dropout
 
     def __call__(self, y: Tensor) -> Tensor:
-        """By PyTorch alone, without the dropout."""
+        """Apply all but the dropout, by PyTorch's operations."""
         if self.around is not None:
             y = y + self.around
         if self.relu:

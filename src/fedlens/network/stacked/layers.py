@@ -1,6 +1,6 @@
-"""The types of layers that are known for C clients at once, in one table: FORMS.
+"""How each known type of layer runs for C clients at once, in one table: FORMS.
 
-To add a type: write its function, give it a row in the table, and an example in
+To add a type: write its function, and add a row to the table and an example to
 tests/network/test_stacked_layers.py. A layer of any other type is mapped over the clients by vmap.
 """
 
@@ -34,15 +34,15 @@ from fedlens.network.stacked.products import Padding, grouped_convolve, strided_
 
 @dataclass(frozen=True)
 class Activations:
-    """What a layer gives for C clients: images [C * B, channels, H, W], or rows [C, B, features].
+    """A layer's result for C clients: images [C * B, channels, H, W], or rows [C, B, features].
 
-    Images lie in memory channels last: what a convolution gives needs no copy on its way on.
+    Images are stored channels last: the next layer reads a convolution's result without a copy.
     """
 
     tensor: Tensor
     clients: int
     is_images: bool
-    channels: int | None = None  # of images that were flattened to these rows pixel by pixel
+    channels: int | None = None  # of the images, if rows are images flattened pixel by pixel
 
     @property
     def is_rows(self) -> bool:
@@ -55,28 +55,28 @@ class Activations:
 
     @classmethod
     def of(cls, tensor: Tensor) -> Activations:
-        """From [C, B, ...]."""
+        """Activations from a tensor [C, B, ...]."""
         if tensor.ndim == 5:
             images = tensor.flatten(0, 1).contiguous(memory_format=torch.channels_last)
             return cls(images, len(tensor), True)
         return cls(tensor, len(tensor), False)
 
     def now(self, tensor: Tensor) -> Activations:
-        """The same clients' after a layer that keeps images images."""
+        """The result of a layer that turns images into images and rows into rows."""
         return Activations(tensor, self.clients, self.is_images)
 
 
 class LayerInput(NamedTuple):
-    """What a layer gets besides the activations."""
+    """The inputs of a layer besides the activations."""
 
-    name: str  # the layer's
-    held: Tree  # [C, ...] its parameters and buffers, as the run keeps them, by full name
-    to_compute: Callable[[Tree], Tree]  # brings them to the dtype to multiply in
+    name: str  # of the layer
+    held: Tree  # [C, ...] its parameters and buffers in their stored dtype, by full name
+    to_compute: Callable[[Tree], Tree]  # casts them to the dtype of multiplications
     key: Tensor  # [C]
     mask: Tensor  # [C, B]
-    call: int = 0  # how often the layer was used before in this forward pass
+    call: int = 0  # earlier calls of the layer in this forward pass
     epilogue: Epilogue = Epilogue()
-    by_pixel: bool = False  # whether images are to be flattened pixel by pixel
+    by_pixel: bool = False  # whether to flatten images pixel by pixel
 
     @property
     def own(self) -> Tree:
@@ -87,7 +87,7 @@ class LayerInput(NamedTuple):
 
 
 KINDS = ("add", "relu", "relu6", "pool", "dropout")
-"""Of what a layer may compute with it, if it follows."""
+"""The kinds of following operations that a layer may compute together with itself."""
 
 
 def _always(layer: nn.Module, x: Activations) -> bool:
@@ -96,12 +96,12 @@ def _always(layer: nn.Module, x: Activations) -> bool:
 
 @dataclass(frozen=True)
 class Form:
-    """How a type of layer runs for C clients. Where it does not apply, the layer is mapped."""
+    """How a type of layer runs for C clients. If `applies` is False, the layer is mapped."""
 
     run: Callable[[Any, Activations, LayerInput], Activations]
     applies: Callable[[Any, Activations], bool] = _always
-    absorbs: frozenset[str] = frozenset()  # of KINDS: what `run` does if it follows
-    keeps_rows: bool = False  # rows are given back as rows, images with the same channels
+    absorbs: frozenset[str] = frozenset()  # of KINDS: following operations that `run` computes too
+    keeps_rows: bool = False  # rows stay rows, images keep their channels
 
     def __call__(self, layer: nn.Module, x: Activations, given: LayerInput) -> Activations:
         run = self.run if self.applies(layer, x) else mapped
@@ -109,7 +109,7 @@ class Form:
 
 
 def mapped(layer: nn.Module, x: Activations, given: LayerInput) -> Activations:
-    """Any layer, client by client."""
+    """Run any layer, mapped over the clients by vmap."""
     return _mapped(layer, _spared(layer, x), given, given.cast().own)
 
 
@@ -120,25 +120,25 @@ def _mapped(layer: nn.Module, x: Activations, given: LayerInput, tensors: Tree) 
 
 
 def _followed(y: Tensor, epilogue: Epilogue) -> Tensor:
-    """A layer's result through what follows it, by operations of their own."""
+    """A layer's result after its epilogue, computed by separate operations."""
     y = epilogue(y)
     return y if epilogue.mask is None else dropped_images(y, epilogue.mask)
 
 
 def _spared(layer: nn.Module, x: Activations) -> Activations:
-    """What a layer may write over: a gradient may still need x itself."""
+    """x, or a copy of it for a layer that works in place: a gradient may still need x."""
     return x.now(x.tensor.clone()) if getattr(layer, "inplace", False) else x
 
 
 def _elementwise(layer: nn.Module, x: Activations, given: LayerInput) -> Activations:
-    """A layer without parameters that treats all numbers, or all channels, alike."""
+    """A layer without parameters that treats all elements, or all channels, alike."""
     return x.now(layer(_spared(layer, x).tensor))
 
 
 def _masked_norm(layer: MaskedBatchNorm, x: Activations, given: LayerInput) -> Activations:
     tensors = given.cast().own | {"mask": given.mask}
     if not layer.training:
-        # One after another: vmap has no batch normalisation of images that lie channels last.
+        # Client by client: vmap does not support batch normalisation of channels-last images.
         each = ({name: t[i] for name, t in tensors.items()} for i in range(x.clients))
         done = [
             functional_call(layer, one, (a,)) for one, a in zip(each, x.by_client(), strict=True)
@@ -150,7 +150,7 @@ def _masked_norm(layer: MaskedBatchNorm, x: Activations, given: LayerInput) -> A
 
 
 def _normalised_batches(layer: MaskedBatchNorm, x: Activations, given: LayerInput) -> Tensor | None:
-    """By one kernel, or None where there is none for it."""
+    """The result of one kernel for all clients, or None if no kernel supports the layer."""
     if not x.is_images or layer.momentum is None:
         return None
     own, running = given.own, None
@@ -169,7 +169,7 @@ def _dropout(layer: KeyedDropout, x: Activations, given: LayerInput) -> Activati
 
 
 def mask_of(layer: KeyedDropout, keys: Tensor, call: int) -> KeyedMask | None:
-    """What a layer sets to 0 at this call: nothing in evaluation."""
+    """The dropout mask of a layer at this call; None in evaluation."""
     return KeyedMask(keys, layer.p, layer.layer, call) if layer.training else None
 
 
@@ -180,7 +180,7 @@ def _group_norm(layer: nn.GroupNorm, x: Activations, given: LayerInput) -> Activ
 
 
 def flatten(x: Activations, *, by_pixel: bool) -> Activations:
-    """Rows, channel by channel as PyTorch has it, or pixel by pixel, as they lie in memory."""
+    """Images as rows: channel by channel like PyTorch, or pixel by pixel, as stored in memory."""
     rows = x.by_client()
     if not by_pixel:
         return Activations(rows.flatten(2), x.clients, False)
@@ -192,7 +192,7 @@ def _flatten(layer: nn.Flatten, x: Activations, given: LayerInput) -> Activation
 
 
 def is_whole(layer: nn.Flatten, x: Activations | None = None) -> bool:
-    """Whether it makes one row of each example."""
+    """Whether the layer flattens each example to one row."""
     return (layer.start_dim, layer.end_dim) == (1, -1)
 
 
@@ -206,19 +206,19 @@ def _linear(layer: nn.Linear, x: Activations, given: LayerInput) -> Activations:
 
 
 def _convolution(layer: nn.Conv2d, x: Activations, given: LayerInput) -> Activations:
-    """Every client's images under its own kernels."""
+    """Convolve each client's images with its own kernels."""
     weight, bias, epilogue = given.own["weight"], given.own.get("bias"), given.epilogue
     sides, (down, right) = _sides(layer), layer.stride
     if layer.groups == layer.in_channels == layer.out_channels and layer.dilation == (1, 1):
         y = convolve_channels(x.tensor, weight, bias, sides, (down, right))
         return x.now(_followed(y, epilogue))
-    # In float32 on a GPU the patches of large batches would fill its memory.
+    # In float32 on a GPU, the patches of large batches would take too much memory.
     in_patches = not (x.tensor.is_cuda and x.tensor.dtype is torch.float32)
     if not (layer.groups == 1 and layer.dilation == (1, 1) and in_patches):
         geometry: Any = layer.stride, layer.dilation, layer.groups
         y = grouped_convolve(x.tensor, weight, bias, sides, *geometry)
         return x.now(_followed(y, epilogue))
-    if weight.shape[3:] == (1, 1) and not any(sides):  # a linear layer over pixels
+    if weight.shape[3:] == (1, 1) and not any(sides):  # a linear layer on pixels
         pixels = strided_pixels(x.tensor, (down, right))
         rows = pixels.reshape(x.clients, -1, pixels.shape[3])
         y = linear(rows, weight.flatten(2), bias, relu=epilogue.relu)
@@ -259,7 +259,7 @@ FORMS: dict[type[nn.Module], Form] = {
     ),
     nn.Linear: Form(_linear, _of_rows, absorbs=frozenset({"relu"}), keeps_rows=True),
     nn.Flatten: Form(_flatten, is_whole),
-    # Normalisation keeps rows, too, but a linear layer behind it is not to be factored.
+    # Normalisation keeps rows too, but a linear layer behind it must not be factored.
     nn.GroupNorm: Form(_group_norm, _of_images, absorbs=frozenset({"add", "relu", "relu6"})),
     MaskedBatchNorm: Form(_masked_norm, absorbs=frozenset({"add", "relu", "relu6"})),
     KeyedDropout: Form(_dropout, keeps_rows=True),
@@ -280,5 +280,5 @@ MAPPED = Form(mapped)
 
 
 def form_of(layer: nn.Module) -> Form:
-    """The row of a layer's type, or of the nearest type that it is derived from."""
+    """The form of a layer's type or of its nearest base class, else MAPPED."""
     return next((FORMS[kind] for kind in type(layer).__mro__ if kind in FORMS), MAPPED)

@@ -1,4 +1,4 @@
-"""A model of C clients at once: layer by layer if its module can be read so, else by vmap."""
+"""A model of C clients at once: layer by layer if its module can be traced, else by vmap."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class LayeredModel:
 
 @dataclass(frozen=True)
 class MappedModel:
-    """C clients, by a map of the whole module over them."""
+    """C clients, by vmap of the whole module over them."""
 
     module: FunctionalModule
     takes_steps: ClassVar[bool] = False

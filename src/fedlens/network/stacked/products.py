@@ -1,14 +1,14 @@
 """Products of many clients at once, each with its own weights, by PyTorch's operations alone.
 
-cuDNN runs a grouped convolution group by group, so that the time goes with the clients. Here it is
-one batched product of the patches of the images with the kernels,
+cuDNN runs a grouped convolution group by group, so that its time grows with the number of clients.
+Here it is one batched product of the patches of the images with the kernels,
 
     y[c, (b, i, j), o] = sum over (k, l, n) of
         x[c, b, i * down + k - top, j * right + l - left, n] * w[c, o, n, k, l] + bias[c, o],
 
-and so is the gradient of the images, with the kernels turned around. Weights may be kept in a wider
-dtype than the images: they are multiplied in the images', and their gradients come in their own
-dtype and memory layout, so that a solver steps both as one stretch of memory.
+and so is the gradient of the images, with the kernels rotated by 180 degrees. Weights may have a
+wider dtype than the images: they are multiplied in the dtype of the images. Their gradients have
+the dtype and memory layout of the weights, so that a solver can update both as flat memory.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Padding = tuple[int, int, int, int]  # left, right, top, bottom
 def convolve(
     x: Tensor, weight: Tensor, bias: Tensor | None, padding: Padding, stride: tuple[int, int]
 ) -> Tensor:
-    """Images [C * B, channels, H, W] under each client's kernels [C, out, channels, h, w]."""
+    """Convolve images [C * B, channels, H, W] with clients' kernels [C, out, channels, h, w]."""
     y: Tensor = Convolve.apply(x, weight, bias, padding, stride)  # type: ignore[no-untyped-call]
     return y
 
@@ -41,7 +41,7 @@ def grouped_convolve(
     dilation: tuple[int, int],
     groups: int,
 ) -> Tensor:
-    """Any convolution of images [C * B, channels, H, W]: clients as groups of channels."""
+    """Any convolution of images [C * B, channels, H, W]: each client is a group of channels."""
     clients, weight = len(weight), weight.to(x.dtype)
     images = x.view(clients, -1, *x.shape[1:]).transpose(0, 1).flatten(1, 2)
     flat = None if bias is None else bias.to(x.dtype).flatten()
@@ -54,7 +54,7 @@ def grouped_convolve(
 def group_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, clients: int, groups: int, eps: float
 ) -> Tensor:
-    """Images [C * B, channels, H, W], with each client's weight and bias [C, channels]."""
+    """Group norm of images [C * B, channels, H, W], with weights and biases [C, channels]."""
     y = F.group_norm(x, groups, eps=eps)
     if weight is not None and bias is not None:
         scale, shift = (t.to(x.dtype)[:, None, :, None, None] for t in (weight, bias))
@@ -63,26 +63,26 @@ def group_norm(
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, relu: bool) -> Tensor:
-    """Rows [C, B, n] under each client's matrix [C, out, n], and ReLU if asked for."""
+    """Multiply rows [C, B, n] by each client's matrix [C, out, n]; ReLU is optional."""
     y: Tensor = Linear.apply(x, weight, bias, relu)  # type: ignore[no-untyped-call]
     return y
 
 
 def factored_linear(x: Tensor, factors: Factors, bias: Tensor | None, *, relu: bool) -> Tensor:
-    """`linear` by a matrix that is a product of factors, to which the step's are added."""
+    """`linear` by a matrix in factors; it appends the step's inputs and grads to the factors."""
     y: Tensor = FactoredLinear.apply(x, bias, factors, relu)  # type: ignore[no-untyped-call]
     return y
 
 
 def shared_product(x: Tensor, matrices: Tensor) -> Tensor:
-    """Rows [C, B, n] under matrices [G, n, m], each of which is that of C / G clients."""
+    """Multiply rows [C, B, n] by matrices [G, n, m], each shared by C / G clients."""
     if len(matrices) == 1:
         return (x.flatten(0, 1) @ matrices[0]).view(*x.shape[:2], -1)
     return torch.bmm(x.reshape(len(matrices), -1, x.shape[2]), matrices).view(*x.shape[:2], -1)
 
 
 def dilate(grads: Tensor, size: tuple[int, int], stride: tuple[int, int]) -> Tensor:
-    """Grads [N, H', W', out] of a strided convolution as those of one without stride, of `size`.
+    """Grads [N, H', W', out] of a strided convolution, spread to those without stride, of `size`.
 
     out[n, i * down, j * right] = grads[n, i, j], and 0 elsewhere.
     """
@@ -93,7 +93,7 @@ def dilate(grads: Tensor, size: tuple[int, int], stride: tuple[int, int]) -> Ten
 
 
 def strided_pixels(x: Tensor, stride: tuple[int, int]) -> Tensor:
-    """Images [N, channels, H, W] as [N, H', W', channels]: the pixels that `stride` leaves."""
+    """Images [N, channels, H, W] as [N, H', W', channels]: the pixels at multiples of `stride`."""
     if stride == (1, 1):
         return x.permute(0, 2, 3, 1)
     pixels: Tensor = StridedPixels.apply(x, stride)  # type: ignore[no-untyped-call]
@@ -101,21 +101,21 @@ def strided_pixels(x: Tensor, stride: tuple[int, int]) -> Tensor:
 
 
 def faded(rows: Tensor, batch: int, steps: Tensor, log_decay: Tensor) -> Tensor:  # [C, T * B]
-    """2 ** (log_decay * steps since a row's own), for rows [C, T * B, ...]; log_decay is [C]."""
+    """2 ** (log_decay * steps after a row's own), for rows [C, T * B, ...]; log_decay is [C]."""
     step = torch.arange(rows.shape[1], device=rows.device) // batch
     later = (steps[:, None] - 1 - step).clamp(min=0)
     return torch.exp2(log_decay.double()[:, None] * later)
 
 
 def drifted(steps: Tensor, lr: Tensor, decay: Tensor) -> Tensor:  # [T], [C], [C] -> [C, T]
-    """How often the drift is in the weights after steps: -lr * (1 + decay + decay^2 ...)."""
+    """The drift's factor in the weights after steps: -lr * (1 + decay + decay^2 ...)."""
     many, lr, decay = steps.double()[None], lr.double()[:, None], decay.double()[:, None]
     series = (1 - decay**many) / torch.where(decay == 1, 1, 1 - decay)
     return -lr * torch.where(decay == 1, many, series)
 
 
 class StridedPixels(torch.autograd.Function):
-    """The gradient lies channels last, as that of the layers beside it, with which it is added."""
+    """The gradient is stored channels last, like that of the parallel branch it is added to."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, stride: tuple[int, int]) -> Tensor:
@@ -129,14 +129,14 @@ class StridedPixels(torch.autograd.Function):
 
 
 class FactoredLinear(torch.autograd.Function):
-    """y = x w' + bias for the matrix w of `factors`, without making it.
+    """y = x w' + bias for the matrix w of `factors`, without computing w.
 
     With inputs X, grads D, and weights[k] = -lr * 2 ** (log_decay * steps since row k),
 
         y = x start' + (weights * (x X')) D + times * (x drift') + bias
         dx = dy start + (weights * (dy D')) X + times * (dy drift)
 
-    The forward pass writes x to the step's rows of X, the backward pass dy to those of D.
+    The forward pass writes x to the step's rows of X, the backward pass writes dy to those of D.
     """
 
     @staticmethod
@@ -173,7 +173,7 @@ class FactoredLinear(torch.autograd.Function):
             dy = torch.ops.aten.threshold_backward(dy, y, 0)
         dx = None
         if ctx.needs_input_grad[0]:
-            # This step's grads are not there yet, so its own inputs count for nothing.
+            # This step's grads are still zeros, so its own inputs contribute nothing.
             past = torch.bmm(dy, seen_grads.mT) * weights
             dx = torch.baddbmm(shared_product(dy, start), past, inputs)
             if times is not None:
@@ -188,7 +188,7 @@ class FactoredLinear(torch.autograd.Function):
 
 
 class Linear(torch.autograd.Function):
-    """y[c] = x[c] w[c]' + bias[c], through ReLU if asked for."""
+    """y[c] = x[c] w[c]' + bias[c], with an optional ReLU."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
@@ -211,13 +211,13 @@ class Linear(torch.autograd.Function):
             dy = torch.ops.aten.threshold_backward(dy, y, 0)
         dx = torch.bmm(dy, weight) if ctx.needs_input_grad[0] else None
         db = dy.sum(1, dtype=ctx.dtype) if ctx.has_bias else None
-        if weight.stride(2) > weight.stride(1):  # kernels of 1 x 1, which lie with the outs last
+        if weight.stride(2) > weight.stride(1):  # 1 x 1 kernels, stored with `out` last
             return dx, wide_product(x.mT, dy, ctx.dtype).mT, db, None
         return dx, wide_product(dy.mT, x, ctx.dtype), db, None
 
 
 def wide_product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-    """A batched product that comes in a wider dtype; on a GPU without a detour."""
+    """A batched product with a result of a wider dtype, which a GPU computes directly."""
     if a.dtype is dtype or a.dtype is torch.float64:
         return torch.bmm(a, b)
     return torch.bmm(a, b, out_dtype=dtype) if a.is_cuda else torch.bmm(a, b).to(dtype)
@@ -272,7 +272,7 @@ def _product(
     padding: Padding,
     stride: tuple[int, int],
 ) -> Tensor:
-    """The patches of `x` times kernels [C, h * w * channels, out], as images that lie so."""
+    """The patches of `x` times kernels [C, h * w * channels, out], as images channels last."""
     images = _padded(x, padding)
     count, tall, wide, _ = images.shape
     rows, columns = (tall - size[0]) // stride[0] + 1, (wide - size[1]) // stride[1] + 1
@@ -291,11 +291,11 @@ def _padded(x: Tensor, padding: Padding) -> Tensor:  # [N, H, W, channels]
 
 
 def _patches(images: Tensor, clients: int, size: torch.Size, stride: tuple[int, int]) -> Tensor:
-    """What a kernel sees at each output position: [C, B * H' * W', h * w * channels]."""
+    """The pixels under a kernel at each output position: [C, B * H' * W', h * w * channels]."""
     count, tall, wide, channels = images.shape
     height, width = size
     down, right = stride
-    # A row of a patch is one run in memory: w pixels of all channels.
+    # A row of a patch is contiguous in memory: w pixels of all channels.
     shape = ((tall - height) // down + 1, (wide - width) // right + 1, height, width * channels)
     row = wide * channels
     strides = (tall * row, down * row, right * channels, row, 1)

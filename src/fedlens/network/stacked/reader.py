@@ -1,9 +1,9 @@
-"""A module's forward pass, read once and run for C clients at once.
+"""A module's forward pass, traced once and run for C clients at once.
 
 Convolutions and linear layers become batched products, one matrix a client, together with the ReLU
-and the pooling that follow them; normalisation does the addition and the ReLU behind it. Images of
-all clients lie one after another, so that pooling and the like run on them as on one large batch.
-A module whose forward pass cannot be read is not run here: `read_module` gives None.
+and the pooling that follow them; normalisation includes the addition and the ReLU behind it. The
+images of all clients are stored one after another, so that pooling and the like run on one large
+batch. A module whose forward pass cannot be traced does not run here: `read_module` returns None.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class StackedModule:
         self.layers = dict(module.named_modules())
         self.forms: dict[fx.Node, Form] = {}
         self.epilogues: dict[fx.Node, Epilogue] = {}
-        self.absorbed: dict[fx.Node, fx.Node] = {}  # a node that a layer before does as well
-        self.added: dict[fx.Node, fx.Node] = {}  # to a layer's result: that of this node
-        self.drops: dict[fx.Node, str] = {}  # from a layer's result: by the dropout of this name
-        self.ends = {node: node for node in self.nodes}  # where to run: at the last it absorbs
-        self.rows: set[fx.Node] = set()  # that give rows [C, B, n], whatever they are given
+        self.absorbed: dict[fx.Node, fx.Node] = {}  # node -> the layer that computes it too
+        self.added: dict[fx.Node, fx.Node] = {}  # layer -> the node whose result is added to it
+        self.drops: dict[fx.Node, str] = {}  # layer -> the name of the dropout behind it
+        self.ends = {node: node for node in self.nodes}  # layer -> the last node it absorbs
+        self.rows: set[fx.Node] = set()  # nodes whose result is always rows [C, B, n]
         for node in self.nodes:
             layer = self._layer(node)
             self.forms[node] = MAPPED if layer is None else form_of(layer)
@@ -69,7 +69,7 @@ class StackedModule:
     ) -> Tensor:
         """(parameters and buffers [C], images [C, B], key [C], mask [C, B]) -> logits [C, B, L]
 
-        `cast` brings tensors to the dtype of the images, for the layers that need it so.
+        `cast` converts tensors to the dtype of the images, for the layers that need it.
         """
         values: dict[fx.Node, Any] = {}
         calls: Counter[str] = Counter()
@@ -110,12 +110,12 @@ class StackedModule:
         return result
 
     def takes_rows(self, name: str) -> bool:
-        """Whether a layer is called once in the forward pass, and is given rows [C, B, n]."""
+        """Whether a layer is called once in the forward pass, with rows [C, B, n]."""
         calls = self._calls(name)
         return len(calls) == 1 and calls[0].args[0] in self.rows
 
     def flattened_channels(self, name: str) -> int | None:
-        """The channels of images that are flattened for this linear layer and nobody else."""
+        """The channels of the images that are flattened for this linear layer alone, or None."""
         node: Any = self._calls(name)[0].args[0]
         if not self._flattens(node) or len(node.users) > 1:
             return None
@@ -129,7 +129,7 @@ class StackedModule:
         return layer.out_channels if isinstance(layer, nn.Conv2d) else None
 
     def _absorb(self, node: fx.Node) -> None:
-        """Note what is behind a layer that its form does as well: see `layers.KINDS`."""
+        """Record the nodes behind a layer that its form computes too: see `layers.KINDS`."""
         found: set[str] = set()
         windows: Windows | None = None
         before = node
@@ -161,7 +161,7 @@ class StackedModule:
         self.epilogues[node] = Epilogue(None, relu, 6.0 * ("relu6" in found), windows)
 
     def _kind(self, node: fx.Node) -> str | None:
-        """What of an epilogue this node is."""
+        """The kind of epilogue operation that this node is, or None."""
         layer = self._layer(node)
         if type(layer) is nn.ReLU or node.target in (F.relu, torch.relu):
             return "relu"
@@ -174,7 +174,7 @@ class StackedModule:
         return None if self._windows(node) is None else "pool"
 
     def _mask(self, node: fx.Node, key: Tensor, calls: Counter[str]) -> KeyedMask | None:
-        """What the dropout behind a layer sets to 0, now that it is called."""
+        """The mask of the dropout behind a layer, for this call; it counts the call."""
         name = self.drops[node]
         layer, call = self.layers[name], calls[name]
         calls[name] += 1
@@ -186,7 +186,7 @@ class StackedModule:
         return windows_of(layer) if isinstance(layer, nn.MaxPool2d) else None
 
     def _added(self, node: fx.Node, to: fx.Node) -> fx.Node | None:
-        """The other one of the two results that this node adds."""
+        """The other operand of this addition, or None if it does not add two results."""
         others = [one for one in node.args if isinstance(one, fx.Node) and one is not to]
         return others[0] if len(others) == 1 and len(node.args) == 2 else None
 
@@ -201,10 +201,10 @@ class StackedModule:
         return node.target is torch.flatten or (isinstance(layer, nn.Flatten) and is_whole(layer))
 
     def _is_by_pixel(self, node: fx.Node, x: Activations, tensors: Tree) -> bool:
-        """Whether these images are flattened as they lie in memory, pixel by pixel.
+        """Whether these images are flattened pixel by pixel, as they are stored in memory.
 
-        Who takes the rows may want them so. Else either the images are copied or the matrix that
-        they are multiplied with is: where no gradient of it is asked for, the smaller one.
+        `Factors` of the next layer decide for themselves. Otherwise either the images or the matrix
+        that multiplies them must be copied: without gradients, the smaller of the two is.
         """
         if len(node.users) != 1:
             return False
@@ -231,9 +231,9 @@ class StackedModule:
 
 
 def read_module(module: nn.Module) -> StackedModule | None:
-    """The module as a stack of layers, or None if its forward pass is more than that."""
+    """The module as a graph of layers, or None if its forward pass contains anything else."""
     if len(list(module.named_parameters(remove_duplicate=False))) > len(list(module.parameters())):
-        return None  # layers that share weights have them under one name only
+        return None  # weights shared by layers have only one name
     graph = trace(module)
     if graph is None or not all(_is_readable(node) for node in graph.nodes):
         return None
@@ -246,7 +246,7 @@ def _is_readable(node: fx.Node) -> bool:
     if node.op == "call_function":
         if node.target is torch.flatten:
             return tuple(node.args[1:]) == (1,) and not node.kwargs
-        # F.relu and F.relu6 are read with their default.
+        # F.relu and F.relu6 are supported with inplace=False only.
         return node.target in PLAIN_FUNCTIONS and node.kwargs in ({}, {"inplace": False})
     if node.op == "call_method":  # the mean over all pixels of an image
         over = node.args[1] if len(node.args) == 2 and not node.kwargs else None
@@ -260,7 +260,7 @@ def _mean_of_channels(x: Activations) -> Activations:
 
 def _function(function: Any, arguments: tuple[Any, ...]) -> Activations:
     first = next(a for a in arguments if isinstance(a, Activations))
-    if function is operator.iadd:  # in place it could spoil what another branch reads
+    if function is operator.iadd:  # in place would overwrite what another branch reads
         function = operator.add
     tensors = [a.tensor if isinstance(a, Activations) else a for a in arguments]
     call: Callable[..., Tensor] = function

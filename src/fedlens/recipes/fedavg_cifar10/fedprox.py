@@ -10,14 +10,14 @@ from fedlens.report.blocks import Bars, Block, Series, Table, Text
 
 LEVELS: tuple[Sizes, ...] = ("low", "high")
 PRINTED = "drawn by size"
-"""As Figure 19 prints it: a client is drawn with probability n_k / n, and the mean is plain."""
+"""As in Figure 19: a client is drawn with probability n_k / n, and the mean is unweighted."""
 ALIKE = 5 / 10 * 45_500 / (45_500 + 4 * 500)
-"""What the largest `high` client weighs if it is drawn as all are, into half of the cohorts."""
+"""The mean weight of the largest `high` client with uniform draws: it is in half of the cohorts."""
 
 
 def fedprox(scale: Scale) -> Recipe:
     mus = scale.pick((0.0, 0.1), (0.0, 0.1, 1.0), (0.0, 0.01, 0.1, 1.0))
-    # By size, the largest client is drawn several times a round, which takes as much longer.
+    # By size, the largest client is drawn several times per round, which takes that much longer.
     printed = scale.pick((0.1,), (0.1,), (0.0, 0.1))
     rules = {f"mu {mu:g}": Named("fedprox", {"mu": mu}) for mu in mus}
     rules |= {

@@ -12,7 +12,7 @@ BOOK = (
     0.03, 0.26, 0.44, 0.50, 0.54, 0.57, 0.59, 0.60, 0.61, 0.625,
     0.63, 0.64, 0.65, 0.655, 0.665, 0.67, 0.675, 0.68, 0.683, 0.687,
 )  # fmt: skip
-"""The curve of the book whose code the report has, for ten clients, five a round (read off it)."""
+"""The curve in the book whose code the report uses: ten clients, five per round (read off it)."""
 
 
 def figure12(scale: Scale) -> Recipe:

@@ -14,7 +14,7 @@ from fedlens.report.blocks import Block, Curves, Table, Text
 FEDERATED = "federated, λ rule"
 AS_PUBLISHED = "K = C = 1, λ rule"
 PROPER = "centralised"
-NEAR = 0.95  # of the best accuracy: where a run counts as converged
+NEAR = 0.95  # of the best accuracy: from there a run counts as converged
 
 
 def figure13(scale: Scale) -> Recipe:
@@ -93,19 +93,19 @@ def _row(results: Results, cell: str) -> list[str]:
 
 
 def _reached(rounds: list[dict[str, float]]) -> tuple[float, float]:
-    """The round, and the images seen, at which a run came near its best."""
+    """The round, and the images seen, at which a run first comes near its best accuracy."""
     best = max(record["test_accuracy"] for record in rounds)
     near = next(i for i, record in enumerate(rounds) if record["test_accuracy"] >= NEAR * best)
     return near + 1, _seen(rounds)[near]
 
 
 def _seen(rounds: list[dict[str, float]]) -> list[float]:
-    """How many images were trained on by the end of each round."""
+    """The cumulative number of training images at the end of each round."""
     return list(itertools.accumulate(record["examples"] for record in rounds))
 
 
 def _by_images(results: Results) -> Curves:
-    """Clients hold the same number of images, so that all seeds have seen as many by a round."""
+    """Curves by images seen. Clients hold equally many, so all seeds share the same x values."""
     shown = curves(
         results,
         list(results.runs),

@@ -27,7 +27,7 @@ SPLITS = {
     "equal, a twentieth of the images": part(0.05),
 }
 HETEROGENEOUS = "λ rule, low, truncated"
-PUBLISHED = {  # accuracy and loss, of Figures 11 and 15
+PUBLISHED = {  # accuracy and loss, from Figures 11 and 15
     "λ rule, homogeneous": (ACCURACY, LOSS),
     HETEROGENEOUS: (0.6076, 1.144015),
 }
@@ -97,7 +97,7 @@ def blocks(results: Results) -> list[Block]:
 
 
 def apart(results: Results) -> list[str]:
-    """The report's fall, taken apart into what less data does and what unequal clients do."""
+    """The report's drop in accuracy, split into the effects of less data and of unequal clients."""
     names = ("homogeneous", "low, truncated", "equal, a quarter of the images", "low, renormalised")
     whole, low, quarter, rescaled = (results.final(f"λ rule, {name}") for name in names)
     if not (whole and low and quarter):

@@ -83,7 +83,7 @@ def blocks(results: Results) -> list[Block]:
 
 
 def drawn(results: Results) -> Table:
-    """When the client with 91% of the images took part, run by run."""
+    """A table, by run, of when the client with 91% of the images took part."""
     rows: list[list[str]] = []
     for cell, runs in _high(results).items():
         for run in runs:
@@ -107,7 +107,7 @@ def drawn(results: Results) -> Table:
 
 
 def how_often(results: Results) -> Curves:
-    """The accuracy of every run by how many rounds had the client with 91% of the images."""
+    """The accuracy of every run against the rounds with the client that has 91% of the images."""
     lines = []
     for cell, runs in _high(results).items():
         points = sorted(
@@ -133,7 +133,7 @@ def _high(results: Results) -> dict[str, Sequence[Run]]:
 
 
 def _took_part(run: Run) -> list[int] | None:
-    """The rounds that the largest client trained in, if the records say who did."""
+    """The rounds in which the largest client trained; None if records do not list clients."""
     assert run.partition is not None
     largest = run.partition["sizes"].index(max(run.partition["sizes"]))
     if not all("clients" in record for record in run.rounds):

@@ -49,7 +49,7 @@ def blocks(results: Results) -> list[Block]:
 
 
 def at_the_end(results: Results, as_published: str) -> list[Block]:
-    """Accuracy and loss of every cell after the last round, one of them beside the report's."""
+    """Final accuracy and loss of every cell; the cell `as_published` beside the report's."""
 
     def rows(measure: str, theirs: float) -> list[tuple[str, float | None, Measured | None]]:
         return [

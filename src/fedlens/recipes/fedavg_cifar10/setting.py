@@ -1,4 +1,4 @@
-"""What the items of the FedAvg report on CIFAR-10 have in common."""
+"""What the items of the FedAvg report on CIFAR-10 share."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from fedlens.report.blocks import Text
 LAMBDA = Named("lambda-sum", {"lambda": 0.1})
 FEDAVG = Named("fedavg")
 RULES = {"λ rule": LAMBDA, "FedAvg": FEDAVG}
-"""What the report's code does, and what its text says."""
+"""The rule in the report's code, and the one in its text."""
 
 Sizes = Literal["homogeneous", "low", "high"]
 
 
 def sizes(how: Sizes, mode: Literal["truncate", "renormalise"] = "renormalise") -> Named:
-    """Clients of the report's proportions, cut from the stored order as its code does."""
+    """A partition in the report's proportions, taken in stored order as in its code."""
     return Named("proportions", {"sizes": how, "mode": mode, "order": "stored"})
 
 
@@ -34,7 +34,7 @@ def equal_part(
     *,
     share: float,
 ) -> Holdings:
-    """Equal clients that together hold no more than a share of the examples."""
+    """Equal clients that together hold only a share of the examples."""
     count = int(len(examples) * share)
     first = Examples(examples.images[:count], examples.labels[:count])
     return proportions(first, num_classes, num_clients, rng, order="stored")
@@ -57,7 +57,7 @@ def experiment(
     lr: float | None = None,
     scratch: bool = False,
 ) -> Experiment:
-    """The report's setting, with what it does not print taken from the book whose code it is."""
+    """The report's setting; values that it omits are from the book whose code it uses."""
     model = model or scale.pick(Named("linear"), Named("simple-cnn"), Named("resnet18"))
     return Experiment(
         dataset=Named(scale.dataset("cifar10")),
@@ -81,12 +81,12 @@ def experiment(
 
 
 def pretrained(scale: Scale) -> str | None:
-    """torchvision's ImageNet weights of ResNet-18, if the file lies where data sets do."""
+    """torchvision's ImageNet weights of ResNet-18, if the file is in a folder of data sets."""
     return scale.weights("resnet18") if scale.name == "paper" else None
 
 
 def stand_in(scale: Scale) -> str:
-    """What is not as in the report, in words."""
+    """A text about what differs from the report."""
     words = [scale.instead("cifar10")]
     if scale.name == "small":
         words.append(

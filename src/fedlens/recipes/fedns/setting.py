@@ -1,4 +1,4 @@
-"""What the tables and figures of FedNS have in common."""
+"""What the tables and figures of FedNS share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CELLS = (
     "non-iid, FedAvg+lastFC",
     "non-iid, FedNS",
 )
-"""With iid clients FedAvg+lastFC is FedAvg, so it has no cell."""
+"""With iid clients, FedAvg+lastFC equals FedAvg, so it has no cell."""
 
 MEASURES = {
     "accuracy": "test_accuracy",
@@ -32,11 +32,11 @@ MEASURES = {
 
 @dataclass(frozen=True)
 class Study:
-    """One data set of the paper, with its network and what Tables 1, 2 or 3 say of it."""
+    """One data set of the paper, with its network and the numbers of Table 1, 2 or 3."""
 
     dataset: str
     model: Named
-    per_class: int  # with iid clients; with others up to twice as many
+    per_class: int  # with iid clients; otherwise up to twice as many
     num_classes: int
     published: Mapping[str, tuple[float, ...]]  # by measure, in the order of CELLS
 
@@ -88,7 +88,7 @@ def table(study: Study, scale: Scale) -> Recipe:
 
 
 def figure(study: Study, scale: Scale) -> Recipe:
-    """The same runs round by round, as differences to FedAvg."""
+    """The same runs by round, as differences to FedAvg."""
     return _recipe(
         study,
         scale,
@@ -167,7 +167,7 @@ def table_blocks(study: Study, results: Results) -> list[Block]:
 
 
 def _is_on_its_data(study: Study, results: Results) -> bool:
-    """Whether runs have the paper's data, with all of their classes."""
+    """Whether runs use the paper's data with all classes."""
     runs = [run for of_cell in results.runs.values() for run in of_cell]
     return results.scale.dataset(study.dataset) == study.dataset and all(
         len(run.manifest["classes"]) == study.num_classes for run in runs
@@ -212,7 +212,7 @@ def _pairs(results: Results, name: str) -> Table:
 
 
 def bound(study: Study) -> Table:
-    """The F columns against what precision and recall allow."""
+    """The published F-scores compared with the bound from precision and recall."""
     rows = []
     columns = (study.published[n] for n in ("accuracy", "macro precision", "macro F-score"))
     for cell, recall, precision, f in zip(CELLS, *columns, strict=True):

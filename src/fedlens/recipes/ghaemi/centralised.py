@@ -23,7 +23,7 @@ PUBLISHED = {
     "train_accuracy": 0.8996,
 }
 RECALL = (0.698, 0.972, 0.759, 0.939, 0.810, 0.958, 0.797, 0.950, 0.982, 0.971)  # by class
-TRAIN_LOSS = (1.735, 1.552)  # of the first and the last epoch, while training
+TRAIN_LOSS = (1.735, 1.552)  # during training, in the first and the last epoch
 
 
 def centralised(scale: Scale) -> Recipe:
@@ -110,7 +110,7 @@ def _classes(results: Results) -> list[str]:
 
 
 def _recall(results: Results) -> list[Measured | None]:
-    """Our recall of each class, over seeds."""
+    """Our recall by class, over seeds."""
     counts = [run.evaluation["confusion"] for run in results.runs[AS_PUBLISHED]]
     return [
         Measured.of([table[label][label] / sum(table[label]) for table in counts])

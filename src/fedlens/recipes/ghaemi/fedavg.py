@@ -23,7 +23,7 @@ from fedlens.recipes.recipe import Measured, Recipe, Results, Scale
 from fedlens.report.blocks import Block, Table
 from fedlens.report.numbers import NONE
 
-FLOOR = math.log(1 + 9 / math.e)  # of the double softmax over ten classes
+FLOOR = math.log(1 + 9 / math.e)  # the smallest loss of the double softmax with ten classes
 TOO_FAST = "non-iid, logits, lr 0.05"
 
 
@@ -85,7 +85,7 @@ def blocks(results: Results) -> list[Block]:
 
 
 def identity(results: Results) -> Table:
-    """How far the loss is from what the double softmax makes of the accuracy."""
+    """The distance of the loss from the value that a double softmax gives for the accuracy."""
     rows: list[list[str | float | None]] = []
     for split in SPLITS:
         theirs = published("FedAvg", split)

@@ -86,7 +86,7 @@ def blocks(results: Results) -> list[Block]:
 
 
 def _by_mu(alive: Results, form: str, mus: list[str]) -> Bars:
-    """The accuracies of one form of the network, iid and non-iid beside each other."""
+    """Bars of the accuracies of one form of the network, iid and non-iid side by side."""
     late = {split: [alive.late(f"{split}, {form}, {mu}") for mu in mus] for split in SPLITS}
     return Bars(
         title=f"Accuracy by mu, {form}",

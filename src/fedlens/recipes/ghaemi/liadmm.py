@@ -22,7 +22,7 @@ from fedlens.recipes.recipe import Recipe, Results, Scale
 from fedlens.report.blocks import Block, Text
 
 LITERAL = "equations 4.4 to 4.6"
-TEN_EPOCHS = "ten epochs, "  # in all other readings, so that legends leave it out
+TEN_EPOCHS = "ten epochs, "  # common to all other readings, so legends omit it
 READINGS: dict[str, dict[str, Any]] = {
     LITERAL: {},
     "ten epochs, dual once": {"local": "training"},
@@ -33,12 +33,12 @@ READINGS: dict[str, dict[str, Any]] = {
         "average": "sampled",
     },
 }
-"""What the report may have run: it says that gamma = lr, and that all else is as for FedAvg."""
+"""What the report may have run: it states that gamma = lr, and that the rest is as for FedAvg."""
 
-NAMED = {AS_PUBLISHED: "", OURS: f", {OURS}"}  # what the forms add to the name of a reading
+NAMED = {AS_PUBLISHED: "", OURS: f", {OURS}"}  # suffixes of a reading's name, by form
 
 ONE_STEP: dict[str, Any] = {"epochs": 1, "momentum": 0.0}
-"""The equations' local step is one full-batch step of length gamma, without momentum."""
+"""The local step in the equations: one full-batch step of length gamma, without momentum."""
 
 
 def liadmm(scale: Scale) -> Recipe:
@@ -122,6 +122,6 @@ def blocks(results: Results) -> list[Block]:
 
 
 def _readings(results: Results, split: Split, form: str) -> dict[str, str]:
-    """The cells of a split and a form that were run, with the names of their lines."""
+    """The names of lines by cell, for the cells of a split and a form that were run."""
     cells = {f"{split}, {name}{NAMED[form]}": name.removeprefix(TEN_EPOCHS) for name in READINGS}
     return {cell: name for cell, name in cells.items() if cell in results.runs}

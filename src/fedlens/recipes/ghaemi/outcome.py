@@ -1,4 +1,4 @@
-"""What became of runs: how accurate those are that lived, and when the others diverged."""
+"""Outcomes of runs: the accuracy of successful ones, and when the others diverged."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from fedlens.recipes.recipe import Measured, Results
 from fedlens.report.numbers import NONE
 from fedlens.runs.records import Run
 
-KNOWS_NOTHING = math.log(10)  # the loss of a net that finds all classes equally likely
+KNOWS_NOTHING = math.log(10)  # the loss of a network that finds all classes equally likely
 
 
 def reached(results: Results, cell: str) -> Measured | str:
-    """The accuracy of a cell over its last quarter; in words, if runs of it diverged."""
+    """The accuracy of a cell over its last quarter; its `outcome` as text if runs diverged."""
     return results.late(cell) if results.diverged(cell) is None else outcome(results, cell)
 
 
 def outcome(results: Results, cell: str) -> str:
-    """The accuracy of a cell whose runs live; how many do what, where one does not."""
+    """A text: the accuracy of a cell's successful runs, and how many failed in which way."""
     runs = results.runs[cell]
     if not runs:
         return NONE
@@ -36,7 +36,7 @@ def outcome(results: Results, cell: str) -> str:
 
 
 def failed(results: Results, cell: str) -> bool:
-    """Whether a run diverged, or ended sure of one class."""
+    """Whether a run diverged, or ended with one class for all images."""
     return any(map(_has_failed, results.runs[cell]))
 
 
@@ -45,6 +45,6 @@ def _has_failed(run: Run) -> bool:
 
 
 def _is_sure_of_one(run: Run) -> bool:
-    """Whether it ended with one class for all images; a net that knows nothing has ln 10."""
+    """Whether it ended with one class for all images and a loss above ln 10, that of guessing."""
     loss = run.final("test_loss") or math.inf
     return bool(run.summary["collapsed"]) and loss > KNOWS_NOTHING + 0.01

@@ -1,4 +1,4 @@
-"""What the items of Ghaemi's report on FedAvg, FedProx and LIADMM have in common."""
+"""What the items of Ghaemi's report on FedAvg, FedProx and LIADMM share."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FORMS: dict[str, dict[str, Any]] = {
     AS_PUBLISHED: {"loss": "double_softmax", "lr": 0.05},
     OURS: {"loss": "cross_entropy", "lr": 0.01},
 }
-"""How the network ends: in a softmax before the loss's own, as published, or in plain logits."""
+"""How the network ends: as published in a softmax, which the loss applies again, or in logits."""
 
 
 def experiment(
@@ -37,7 +37,7 @@ def experiment(
     momentum: float = 0.9,
     epochs: int | None = None,
 ) -> Experiment:
-    """The report's setting: a tenth of 100 clients a round, ten epochs of 128, 80 rounds."""
+    """The report's setting: 10 of 100 clients per round, ten epochs, batches of 128, 80 rounds."""
     paper4 = Named("mcmahan-cnn", {"geometry": "paper4"})
     return Experiment(
         dataset=Named(scale.dataset("fashion-mnist")),
@@ -62,7 +62,7 @@ def experiment(
 
 
 def published(algorithm: str, split: Split) -> dict[str, list[float | None]]:
-    """The report's curves, read off its figures to within 0.005: train and test, loss and acc."""
+    """The report's curves, read from its figures to within 0.005: train and test, loss and acc."""
     content = json.loads(
         (files("fedlens.recipes.ghaemi") / "curves.json").read_text(encoding="utf-8")
     )
@@ -78,10 +78,10 @@ def over_published(
     cells: Mapping[Split, Mapping[str, str]],
     theirs: str = AS_PUBLISHED,
 ) -> list[Block]:
-    """Accuracy and loss over rounds, split by split, over the curves of the report.
+    """Accuracy and loss by round, for each split, together with the curves of the report.
 
-    `cells` are, by split, the cells to show with the names of their lines. The report's curve is
-    called `theirs`, and has the colour of our line of that name, if there is one.
+    `cells` gives, by split, the cells to show and the names of their lines. The report's curve is
+    named `theirs`, and has the colour of our line with that name, if there is one.
     """
     on_train = results.scale.name == "paper"
     measures = {"test_acc": "test_accuracy", "test_loss": "test_loss"}
@@ -93,7 +93,7 @@ def over_published(
             part, _, what = measure.partition("_")
             what = "accuracy" if what == "acc" else "loss"
             chosen = dict(named)
-            if what == "loss":  # losses of two kinds have no axis in common
+            if what == "loss":  # the two kinds of loss cannot share an axis
                 chosen = {c: n for c, n in named.items() if not n.startswith(OURS)}
             blocks.append(
                 curves(
@@ -113,7 +113,7 @@ def over_published(
 
 
 def _as_far_as_ours(values: Sequence[float | None], results: Results) -> list[float | None]:
-    """The published curve, as far as our rounds go."""
+    """The published curve, cut to our number of rounds."""
     rounds = max(run.num_rounds for cell in results.runs.values() for run in cell)
     return list(values[:rounds])
 
@@ -125,7 +125,7 @@ def late_published(algorithm: str, split: Split) -> float:
 
 
 def living(results: Results) -> Results:
-    """The runs without those that ended dead; where all of a cell did, they are left in."""
+    """The runs without dead ones (`is_dead`); if all runs of a cell are dead, they are kept."""
     kept = {
         cell: [run for run in runs if not is_dead(run)] or runs
         for cell, runs in results.runs.items()
@@ -134,14 +134,14 @@ def living(results: Results) -> Results:
 
 
 def is_dead(run: Run) -> bool:
-    """Whether a run gave one class to all test images in the last quarter of its evaluations."""
+    """Whether a run predicted one class for all test images in the last quarter of evaluations."""
     predicted = run.curve("test_classes_predicted")[1]
     late = predicted[-max(len(predicted) // 4, 1) :]
     return run.status == "finished" and bool(late) and all(count == 1 for count in late)
 
 
 def dead_runs(results: Results, cells: Sequence[str]) -> Table:
-    """How many runs of each cell ended dead, and where the others are."""
+    """A table of how many runs of each cell ended dead, and the accuracy of the others."""
     rows: list[list[str | float | None]] = []
     for cell in cells:
         runs = results.runs[cell]

@@ -13,15 +13,15 @@ from fedlens.report.blocks import Block, Table, Text
 
 BASE, ALL = "LIADMM as printed", "all six"
 CONTROL = "control: one epoch of SGD"
-"""SGD in place of the one step, without momentum, the dual once: what H1, H3 and H4 add to."""
+"""SGD in place of the single step, no momentum, one dual update: H1, H3 and H4 build on it."""
 ABOUT_TRAINING = ("H1", "H3", "H4")
 
 
 class Hypothesis(NamedTuple):
     short: str  # in a legend
     says: str
-    liadmm: dict[str, Any]  # options of the algorithm
-    setting: dict[str, Any]  # of the experiment
+    liadmm: dict[str, Any]  # changed options of the algorithm
+    setting: dict[str, Any]  # changed settings of the experiment
 
 
 HYPOTHESES = {
@@ -96,7 +96,7 @@ def why_liadmm_fails(scale: Scale) -> Recipe:
 
 
 def _cell(scale: Scale, split: Split, switched: tuple[str, ...], **liadmm: Any) -> Experiment:
-    """LIADMM as printed (logits, no momentum, one pass where there is training), and switches."""
+    """LIADMM as printed (logits, no momentum, one pass where it trains), with hypotheses on."""
     options: dict[str, Any] = {"gamma": 0.05, **liadmm}
     setting: dict[str, Any] = {"loss": "cross_entropy", "momentum": 0.0, "epochs": 1}
     for h in switched:
@@ -160,13 +160,13 @@ def blocks(results: Results) -> list[Block]:
 
 
 def _in_legend(name: str) -> str:
-    """What a line is called: of a hypothesis also what it says."""
+    """The name of a line in a legend; for a hypothesis, with its short description."""
     h = name.removesuffix(" alone")
     return f"{h} alone, {HYPOTHESES[h].short}" if h in HYPOTHESES else name
 
 
 def _verdict(results: Results) -> list[str]:
-    """What follows from the runs, in words."""
+    """Sentences about what follows from the runs."""
     words = [_by_itself([h for h in HYPOTHESES if failed(results, f"{h} alone, non-iid")])]
     if failed(results, f"{CONTROL}, non-iid"):
         words.append(

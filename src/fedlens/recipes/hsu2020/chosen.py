@@ -1,4 +1,4 @@
-"""What the pilot of Figure 4 picked, as it stands in chosen.json beside this file."""
+"""The settings that the pilot of Figure 4 picked, read from chosen.json beside this file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from importlib.resources import files
 from typing import Any, NamedTuple
 
 CHOSEN = "chosen.json"
-CENTRALISED = "centralised"  # the key of what it picked for one client that holds everything
+CENTRALISED = "centralised"  # the key of its choice for centralised training
 
 
 class Point(NamedTuple):
@@ -19,7 +19,7 @@ class Point(NamedTuple):
 
 
 class Rate(NamedTuple):
-    """The learning rate of centralised training, and how it goes on: constant, or cosine to 0."""
+    """The learning rate of centralised training, and its schedule: constant, or cosine to 0."""
 
     lr: float
     schedule: str = "constant"
@@ -34,12 +34,12 @@ def _chosen() -> dict[str, dict[str, Any]]:
 
 
 def chosen(dataset: str, alpha: float, base: str) -> Point | None:
-    """What the pilot picked for a data set, a concentration and FedAvg or FedAvgM."""
+    """The pilot's choice for a data set, a concentration and FedAvg or FedAvgM."""
     found = _chosen().get(dataset, {}).get(f"{alpha:g}", {}).get(base)
     return Point(*found) if found else None
 
 
 def chosen_rate(dataset: str) -> Rate | None:
-    """What it picked for centralised training."""
+    """The pilot's choice for centralised training."""
     found = _chosen().get(dataset, {}).get(CENTRALISED)
     return Rate(*found) if found else None

@@ -20,8 +20,8 @@ ALPHAS = {
 }
 ROUNDS = {"cifar10": 10_000, "cifar100": 20_000}
 CENTRALISED = {"cifar10": 0.8616, "cifar100": 0.5521}
-EPOCHS = 100  # of centralised training: ours, the paper does not say
-NO_POINT = "Such a run has no point in the figure."  # one that diverged
+EPOCHS = 100  # of centralised training: our choice, the paper does not say
+NO_POINT = "Such a run has no point in the figure."  # a run that diverged
 EMD = {  # weighted mean EMD of the splits that the authors released
     "cifar10": {100.0: 0.2550, 1.0: 1.4386, 0.5: 1.5616, 0.1: 1.7434, 0.05: 1.7519, 0.0: 1.8},
     "cifar100": {1000.0: 0.2645, 0.5: 1.9169, 0.0: 1.98},
@@ -29,13 +29,13 @@ EMD = {  # weighted mean EMD of the splits that the authors released
 
 
 def alphas(scale: Scale, dataset: str) -> tuple[float, ...]:
-    """The concentrations at this scale: all, or from alike to one class a client."""
+    """The concentrations at this scale: all, or some from equal clients to one class each."""
     every = ALPHAS[dataset]
     return scale.pick((every[0], 0.0), (every[0], every[2], 0.0), every)
 
 
 def datasets(scale: Scale) -> tuple[str, ...]:
-    """CIFAR-10 and, at the paper's scale and if it is here, CIFAR-100."""
+    """CIFAR-10 and, at the paper's scale and if it is available, CIFAR-100."""
     both = scale.name == "paper" and scale.has("cifar100")
     return ("cifar10", "cifar100") if both else ("cifar10",)
 
@@ -52,7 +52,7 @@ def experiment(
 ) -> Experiment:
     """100 clients of 500 images, whose classes are drawn with concentration α.
 
-    Without an `lr` it is the paper's default, 0.01, or five times that at smaller scales.
+    The default `lr` is the paper's, 0.01, or five times that at smaller scales.
     """
     steps = scale.pick(2, 40, ROUNDS[dataset])
     return Experiment(
@@ -78,9 +78,9 @@ def experiment(
 
 
 def centralised(scale: Scale, dataset: str, rate: Rate | None = None) -> Experiment:
-    """One client that holds everything; a round is an epoch.
+    """One client that holds all examples; a round is an epoch.
 
-    Without a `rate` it is what the pilot of Figure 4 picked, else the clients' default.
+    The default `rate` is the choice of Figure 4's pilot, if any, else the clients' default.
     """
     alone = experiment(scale, dataset, 0.0)
     if rate is None and scale.name == "paper":
@@ -98,9 +98,9 @@ def centralised(scale: Scale, dataset: str, rate: Rate | None = None) -> Experim
 
 
 def lasting(results: Results, cell: str) -> Measured | None:
-    """A cell's accuracy at the end; of one that had a run diverge, none.
+    """A cell's final accuracy; None if one of its runs diverged.
 
-    How good it was before says nothing of a setting that does not last.
+    The accuracy before divergence does not count for a setting that diverges.
     """
     return results.final(cell) if results.diverged(cell) is None else None
 
@@ -125,7 +125,7 @@ def stand_in(scale: Scale) -> str:
 
 
 def client_emds(run: Run) -> list[float]:
-    """How far each client of a run is from the population."""
+    """The EMD of each client of a run from the population."""
     assert run.partition is not None
     found: list[float] = emd_per_client(torch.tensor(run.partition["label_counts"])).tolist()
     return found

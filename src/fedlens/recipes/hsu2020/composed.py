@@ -21,7 +21,7 @@ from fedlens.recipes.recipe import Recipe, Results, Scale
 from fedlens.report.blocks import Block
 
 POPULATIONS: tuple[Which, ...] = ("geo", "user")
-ADDED = ("", ", FedVC", ", FedIR", ", FedVC, FedIR")  # to FedAvg or FedAvgM
+ADDED = ("", ", FedVC", ", FedIR", ", FedVC, FedIR")  # added to FedAvg or FedAvgM
 
 
 def cells(scale: Scale) -> dict[str, Experiment]:

@@ -29,7 +29,7 @@ def figure1(scale: Scale) -> Recipe:
 def blocks(results: Results, clients: Population) -> list[Block]:
     dataset, train, held = partition(described(clients), results.scale.data)
     counts = held.label_counts(train.labels, dataset.num_classes)  # [K, L]
-    shares = counts.T / counts.sum(0).clamp(min=1)[:, None]  # [L, K] where each class is
+    shares = counts.T / counts.sum(0).clamp(min=1)[:, None]  # [L, K] shares of each class by client
     one, two = furthest_apart(shares)
     apart = float((shares[one] - shares[two]).abs().sum())
     order = (shares[one] - shares[two]).argsort(descending=True)

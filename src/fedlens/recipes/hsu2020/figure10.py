@@ -15,7 +15,7 @@ from fedlens.recipes.recipe import Measured, Recipe, Results, Scale
 from fedlens.report.blocks import Block, Curves, Line
 
 CLASSES = {"cifar10": 10, "cifar100": 100}
-IMAGES = 50_000  # to train on, as many of each class
+IMAGES = 50_000  # training images, equally many per class
 
 
 def figure10(scale: Scale) -> Recipe:
@@ -75,7 +75,7 @@ def blocks(results: Results) -> list[Block]:
 
 
 def _labels(name: str) -> Dataset:
-    """The labels of a training set, with nothing for images."""
+    """The labels of a training set, with empty images."""
     count = CLASSES[name]
     nothing = torch.zeros(IMAGES, 1, 1, 1, dtype=torch.uint8)
     examples = Examples(nothing, torch.arange(IMAGES) % count)

@@ -10,7 +10,7 @@ from fedlens.recipes.page import beside
 from fedlens.recipes.recipe import Measured, Recipe, Results, Scale
 from fedlens.report.blocks import Block, Curves, Line
 
-ORIGINAL = {  # iNaturalist-2017, and what is left of it where every class has 100 examples
+ORIGINAL = {  # iNaturalist-2017, and its balanced subset with 100 examples per class
     "training images, original": 579_184,
     "test images, original": 95_986,
     "classes, balanced": 1203,

@@ -54,14 +54,14 @@ def figure4(scale: Scale) -> Recipe:
 
 
 def _cell(scale: Scale, dataset: str, alpha: float, base: str, k: int) -> str:
-    """The name of a cell. Where the pilot picked no momentum for FedAvgM, it is FedAvg's."""
+    """The name of a cell. If the pilot picked no momentum for FedAvgM, it is FedAvg's cell."""
     if scale.name == "paper" and (point := chosen(dataset, alpha, base)) and not point.momentum:
         base = "FedAvg"
     return f"{dataset}, α {alpha:g}, {base}, K {k}"
 
 
 def _tuned(scale: Scale, dataset: str, alpha: float, base: str, k: int) -> Experiment:
-    """A cell at the point that the pilot picked, if it picked one."""
+    """A cell with the pilot's choice of learning rate and momentum, if there is one."""
     if scale.name != "paper" or (point := chosen(dataset, alpha, base)) is None:
         return experiment(scale, dataset, alpha, BASES[base], k)
     algorithm = (Named("fedavgm", {"momentum": point.momentum}),) if point.momentum else ()
@@ -120,7 +120,7 @@ def blocks(results: Results) -> list[Block]:
 
 
 def _any(results: Results, dataset: str, alpha: float) -> Run | None:
-    """A run at a concentration, if there is one: clients are the same in all."""
+    """Any run at a concentration, or None: clients are the same in all of them."""
     scale = results.scale
     cells = [_cell(scale, dataset, alpha, b, k) for b in BASES for k in report_goals(scale)]
     return next((run for cell in cells for run in results.runs[cell]), None)
@@ -131,7 +131,7 @@ def _curves(results: Results, dataset: str, emds: dict[float, float]) -> Curves:
     lines = []
     for base in BASES:
         for k in report_goals(results.scale):
-            cells = {  # without those of FedAvgM that are FedAvg's
+            cells = {  # without cells of FedAvgM that are FedAvg's
                 a: cell
                 for a in emds
                 if base in (cell := _cell(results.scale, dataset, a, base, k)).split(", ")

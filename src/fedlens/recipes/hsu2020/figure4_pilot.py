@@ -22,11 +22,11 @@ from fedlens.report.blocks import Block, Table, Text
 from fedlens.report.grids import Heat
 
 GOAL = 10  # clients a round
-SEED = 0  # of the split, so that the same images are set apart in every run
+SEED = 0  # of the split, so that all runs have the same validation images
 MEASURE = "validation_accuracy"
-STRONG = 0.05  # momentum with a smaller 1 − β is slow to begin: a tenth of the rounds misjudges it
-# Learning rates whose run of all rounds, without momentum, diverged in Figure 4. (At α = 1 a rate
-# of 0.1 lived there, and diverged in Figure 8.)
+STRONG = 0.05  # with a smaller 1 − β, momentum starts slowly: a tenth of the rounds misjudges it
+# Learning rates whose full run without momentum diverged in Figure 4. (At α = 1 a rate of 0.1 did
+# not diverge there, but did in Figure 8.)
 DIVERGED = {
     "cifar10": {10.0: (0.1,), 0.05: (0.1,), 0.0: (0.1,)},
     "cifar100": {10.0: (0.1,)},
@@ -75,7 +75,7 @@ def _experiment(scale: Scale, dataset: str, alpha: float, rate: float, left: flo
 
 
 def _judged(whole: Experiment) -> Experiment:
-    """By images set apart, the same in all runs."""
+    """The experiment evaluated on held-out validation images, the same in all runs."""
     return replace(
         whole,
         clients=replace(whole.clients, seed=SEED),
@@ -92,7 +92,7 @@ def _name_centralised(dataset: str, rate: Rate) -> str:
 
 
 def best_rates(results: Results) -> dict[str, Rate]:
-    """What the runs pick for centralised training, by data set."""
+    """The best rate of centralised training, by data set."""
     picked = {}
     for dataset in datasets(results.scale):
         cells = {rate: _name_centralised(dataset, rate) for rate in _rates(results.scale)}
@@ -103,7 +103,7 @@ def best_rates(results: Results) -> dict[str, Rate]:
 
 
 def best(results: Results) -> dict[str, dict[str, dict[str, Point]]]:
-    """What the runs pick: by data set, concentration and base."""
+    """The best point, by data set, concentration and base."""
     scale = results.scale
     picked: dict[str, dict[str, dict[str, Point]]] = {}
     for dataset in datasets(scale):
@@ -126,12 +126,12 @@ def best(results: Results) -> dict[str, dict[str, dict[str, Point]]]:
 
 
 def _diverged(scale: Scale, dataset: str, alpha: float, rate: float) -> bool:
-    """Whether the run of all rounds at this rate, without momentum, diverged in Figure 4."""
+    """Whether the full run at this rate without momentum diverged in Figure 4."""
     return scale.name == "paper" and rate in DIVERGED.get(dataset, {}).get(alpha, ())
 
 
 def to_store(results: Results) -> dict[str, Mapping[str, object]]:
-    """What belongs into chosen.json."""
+    """The content of chosen.json."""
     rates = {name: {CENTRALISED: rate} for name, rate in best_rates(results).items()}
     picked = best(results)
     return {name: {**picked.get(name, {}), **rates.get(name, {})} for name in {**picked, **rates}}
@@ -167,7 +167,7 @@ def blocks(results: Results) -> list[Block]:
 
 
 def _grid_centralised(results: Results, dataset: str) -> Table:
-    """Every rate of centralised training that was run."""
+    """A table of all rates of centralised training that were run."""
     picked = best_rates(results)[dataset]
     rows = []
     for rate in _rates(results.scale):
@@ -185,7 +185,7 @@ def _grid_centralised(results: Results, dataset: str) -> Table:
 
 
 def _grid(results: Results, dataset: str) -> Heat:
-    """Every point that was run, at every concentration: one picture a data set."""
+    """A picture per data set of all points that were run, at every concentration."""
     scale = results.scale
     rows = alphas(scale, dataset)
     points = [

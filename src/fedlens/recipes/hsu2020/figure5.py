@@ -15,7 +15,7 @@ from fedlens.recipes.hsu2020.setting import (
 from fedlens.recipes.recipe import Recipe, Results, Scale
 from fedlens.report.blocks import Bars, Block, Series
 
-MIDDLE = 1  # of the three numbers of rounds at which the tables report: 2.5k
+MIDDLE = 1  # index of 2.5k in the three numbers of rounds of the tables
 
 
 def figure5(scale: Scale) -> Recipe:

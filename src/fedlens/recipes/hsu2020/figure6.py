@@ -25,11 +25,11 @@ from fedlens.recipes.recipe import Measured, Recipe, Results, Scale
 from fedlens.report.blocks import Block, Curves, Line, Table
 
 GEO = ("iNaturalist-Geo-30k", "iNaturalist-Geo-3k", "iNaturalist-Geo-1k", "iNaturalist-Geo-100")
-ALPHAS = (100.0, 1.0, 0.3, 0.1)  # of the partitionings that stand in for those
+ALPHAS = (100.0, 1.0, 0.3, 0.1)  # of the partitions that replace the ones in `GEO`
 
 
 def partitionings(scale: Scale) -> dict[str, Population]:
-    """Populations from alike to unalike clients."""
+    """Populations, from similar to dissimilar clients."""
     geo = population(scale, "geo")
     if geo.is_stand_in:
         spread = {"min_size": 16}
@@ -87,7 +87,7 @@ def blocks(results: Results) -> list[Block]:
 
 
 def _places(results: Results) -> dict[str, tuple[str, str]]:
-    """By partitioning: the first words of its cells, and its cell of centralised training."""
+    """By partitioning: the prefix of its cells' names, and its cell of centralised training."""
     found = {name: (name, "geo, centralised") for name in partitionings(results.scale)}
     return found | {NAMES["user"]: ("user", "user, centralised")}
 

@@ -102,7 +102,7 @@ def blocks(results: Results) -> list[Block]:
                 shown += _over_alphas(results, cells, found, where)
             for alpha, grid in found.items():
                 if max(_num_run(results, cells[alpha])) == 1 < len(momenta(scale)):
-                    continue  # a line, and no plane: it stands among the other α
+                    continue  # one momentum only: it is shown with the other α
                 shown += [
                     Contours(
                         title=f"{where}, α = {alpha:g}",
@@ -142,7 +142,7 @@ def blocks(results: Results) -> list[Block]:
 
 
 def _grid(results: Results, dataset: str, panel: Panel, alpha: float) -> list[list[float | None]]:
-    """Relative accuracies, a row for each effective learning rate."""
+    """Relative accuracies, one row per effective learning rate."""
     whole = results.final(f"{dataset}, centralised")
     grid = []
     for rate in rates(results.scale):
@@ -155,11 +155,11 @@ def _grid(results: Results, dataset: str, panel: Panel, alpha: float) -> list[li
 
 
 Cells = list[list[str]]
-"""The names of an α's cells, a row for each effective learning rate."""
+"""The names of the cells of one α, one row per effective learning rate."""
 
 
 def _num_run(results: Results, cells: Cells) -> list[int]:
-    """At how many momenta each effective learning rate was run, also where it diverged."""
+    """The number of momenta at which each effective learning rate was run, diverged or not."""
     return [sum(bool(results.runs[cell]) for cell in row) for row in cells]
 
 
@@ -169,7 +169,7 @@ def _over_alphas(
     grids: dict[float, list[list[float | None]]],
     where: str,
 ) -> list[Block]:
-    """A panel of the paper's figure, and the accuracies behind it."""
+    """A panel of the paper's figure, and a table of its accuracies."""
     scale = results.scale
     every, fewer = len(momenta(scale)), []
     for alpha, names in cells.items():
@@ -219,7 +219,7 @@ def _over_alphas(
 
 
 def _star(results: Results, cells: Cells) -> str:
-    """What the star of a grid of cells is, in sentences."""
+    """Sentences that explain the star in a grid of cells."""
     ends = {cell: end.mean for row in cells for cell in row if (end := lasting(results, cell))}
     swing = 100 * results.swing(max(ends, key=ends.__getitem__))
     return (
@@ -230,7 +230,7 @@ def _star(results: Results, cells: Cells) -> str:
 
 
 def _table(results: Results, cells: Cells, grid: list[list[float | None]], *, title: str) -> Table:
-    """The accuracies behind a grid and, as the paper's figure has it, the best over momenta."""
+    """The accuracies of a grid and, as in the paper's figure, the best over momenta."""
     rows = []
     for rate, of_rate, relative in zip(rates(results.scale), cells, grid, strict=True):
         best = _best(relative)
@@ -257,7 +257,7 @@ def _table(results: Results, cells: Cells, grid: list[list[float | None]], *, ti
 
 
 def _left_out(results: Results, dataset: str, panel: Panel, alpha: float) -> str:
-    """Where runs diverged, in a sentence."""
+    """A sentence about where runs diverged."""
     where = []
     for rate in rates(results.scale):
         lefts = [

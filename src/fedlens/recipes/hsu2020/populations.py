@@ -1,4 +1,4 @@
-"""Who holds how much of what, for the items that train nothing."""
+"""How many examples of each class clients hold, for the items that train nothing."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from fedlens.setup.data import split_examples
 
 
 def label_counts(scale: Scale, clients: Population) -> Tensor:  # [K, L]
-    """What each client holds of each class."""
+    """The number of examples of each class that each client holds."""
     dataset, train, held = partition(described(clients), scale.data)
     return held.label_counts(train.labels, dataset.num_classes)
 
 
 def draws(dataset: Dataset, clients: Population, seeds: Iterable[int]) -> list[Tensor]:
-    """What each client holds of each class, [K, L], in a split for each of the seeds."""
+    """The number of examples by client and class, [K, L], in one split per seed."""
     found = []
     for seed in seeds:
         asked = replace(described(clients), seed=seed)
@@ -35,7 +35,7 @@ def draws(dataset: Dataset, clients: Population, seeds: Iterable[int]) -> list[T
 
 
 def counts_of_test(scale: Scale, clients: Population) -> Tensor:  # [L]
-    """How many test examples there are of each class."""
+    """The number of test examples of each class."""
     dataset, _, _ = partition(described(clients), scale.data)
     return torch.bincount(dataset.test.labels, minlength=dataset.num_classes)
 
@@ -50,7 +50,7 @@ def described(clients: Population) -> Experiment:
 
 
 def num_classes(counts: Tensor) -> Tensor:
-    """How many classes each client has."""
+    """The number of classes that each client holds."""
     return (counts > 0).sum(1)
 
 
@@ -66,7 +66,7 @@ def ranked(
     caption: str,
     y_label: str,
 ) -> Curves:
-    """A quantity of each client, the clients in order from most to least."""
+    """A quantity by client, with clients in decreasing order."""
     return Curves(
         title=title,
         caption=caption,
@@ -80,7 +80,7 @@ def ranked(
 
 def _line(name: str, values: Tensor) -> Line:
     ordered = values.sort(descending=True).values
-    # A few hundred points say as much as nine thousand, and are drawn much faster.
+    # A few hundred points show as much as nine thousand, and are drawn much faster.
     at = torch.unique(torch.logspace(0, torch.log10(torch.tensor(len(ordered) + 0.0)), 200).long())
     at = at.clamp(1, len(ordered)).unique()
     return Line(name, at.tolist(), [float(ordered[i - 1]) for i in at.tolist()])

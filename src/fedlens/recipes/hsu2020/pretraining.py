@@ -1,8 +1,8 @@
 """Federated training from pretrained weights and from scratch, for Table 5 and Figure 9.
 
-With virtual clients, which the paper does not say here: without them its own Table 2 has FedAvg at
-48.7% after 5,000 rounds with K = 10, 84% of centralised training, where Table 5 has it at 90% by
-round 4,912; with them it is 52.8%, or 91%. The same with FedAvgM: 45.0% and 56.7%.
+Runs use virtual clients (FedVC), which the paper does not state here. Without them, its Table 2 has
+FedAvg with K = 10 at 48.7% after 5,000 rounds, 84% of centralised training, but Table 5 has it at
+90% by round 4,912; with them it is at 52.8%, or 91%. The same holds for FedAvgM: 45.0% and 56.7%.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ WITH_FEDVC = (
 
 
 def cells(scale: Scale, clients: Population) -> dict[str, Experiment]:
-    """Both bases and report goals from both starts, and centralised training from each."""
+    """Runs of both bases and report goals from both starts, and centralised training from each."""
     found: dict[str, Experiment] = {}
     if clients.is_stand_in:
         starts = {}
@@ -60,14 +60,14 @@ def cells(scale: Scale, clients: Population) -> dict[str, Experiment]:
 
 
 def _last(scale: Scale, start: str, goal: int) -> int:
-    """From scratch it takes longer: 50k rounds, or 20k with 100 clients a round."""
+    """The number of rounds: more from scratch, 50k, or 20k with 100 clients per round."""
     if scale.name != "paper" or start == "pretrained":
         return rounds(scale)[-1]
     return 50_000 if goal == 10 else 20_000
 
 
 def _pretrained_on(scale: Scale, clients: Population) -> str | None:
-    """CIFAR-100, or the embedded images; None where the other data have images of another kind."""
+    """CIFAR-100 or the embedded images; None if the images of `clients` are of another kind."""
     found = scale.dataset("cifar100")
     return found if (found == EMBEDDED) == (clients.dataset.name == EMBEDDED) else None
 

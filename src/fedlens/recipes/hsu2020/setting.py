@@ -1,4 +1,4 @@
-"""What the tables and figures of Hsu, Qi and Brown (2020) have in common: populations, methods."""
+"""What the tables and figures of Hsu, Qi and Brown (2020) share: populations and methods."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FEDAVG: tuple[Named, ...] = ()
 FEDAVGM = (Named("fedavgm", {"momentum": 0.9}),)
 BASES = {"FedAvg": FEDAVG, "FedAvgM": FEDAVGM}
 BUDGETS = ("1k", "2.5k", "5k")  # rounds at which the paper reports
-GOALS = (10, 50, 100)  # report goals: clients a round
+GOALS = (10, 50, 100)  # report goals: clients per round
 STEPS = 4  # of a virtual client: 256 examples in batches of 64
 EPOCHS = 50  # of centralised training
 OUR_EPOCHS = (
@@ -36,10 +36,10 @@ OUR_EPOCHS = (
 
 @dataclass(frozen=True)
 class Population:
-    """Clients of the paper, or those that stand in for them, and what they train."""
+    """Clients of the paper, or their replacements, and what they train."""
 
-    name: str  # as the paper has it
-    used: str  # what it is here
+    name: str  # in the paper
+    used: str  # the one used here
     dataset: Named
     model: Named
     partition: Named = Named("auto")
@@ -54,17 +54,17 @@ class Population:
 
     @property
     def called(self) -> str:
-        """As the paper has it, and what it is here if that is something else."""
+        """The paper's name, and the replacement used here if there is one."""
         return f"{self.name} (here: {self.used})" if self.is_stand_in else self.name
 
     @property
     def normalise(self) -> Literal["dataset", "imagenet"]:
-        """Frozen statistics are those of ImageNet's weights, of images normalised as its were."""
+        """Frozen layers have statistics of ImageNet, so images need ImageNet's normalisation."""
         return "imagenet" if self.norm == "frozen" else "dataset"
 
 
 def population(scale: Scale, which: Which) -> Population:
-    """The paper's population, or FEMNIST by writer (users) or imbalanced CIFAR-10 (places)."""
+    """The paper's population, else FEMNIST by writer (users) or imbalanced CIFAR-10 (places)."""
     name = NAMES[which]
     if scale.name == "paper" and scale.has(name.lower()):
         weights = scale.weights("mobilenet_v2")
@@ -93,7 +93,7 @@ def population(scale: Scale, which: Which) -> Population:
 
 
 def stand_in(*populations: Population) -> str:
-    """What takes the place of the paper's populations, in words."""
+    """A text about what replaces the paper's populations."""
     words = [
         f"In the place of {one.name}: {one.used}, with {one.model.name} in that of MobileNetV2."
         for one in populations
@@ -120,24 +120,24 @@ def stand_in(*populations: Population) -> str:
 
 
 def is_other_data(*populations: Population) -> bool:
-    """Whether other data take the place of some of the paper's populations."""
+    """Whether other data replace some of the paper's populations."""
     return any(one.is_stand_in for one in populations)
 
 
 def rounds(scale: Scale) -> tuple[int, int, int]:
-    """The rounds that stand for the paper's 1k, 2.5k and 5k."""
+    """The numbers of rounds used for the paper's 1k, 2.5k and 5k."""
     return scale.pick((1, 2, 3), (8, 20, 40), (1000, 2500, 5000))
 
 
 def batches(scale: Scale) -> tuple[int, int, int]:
-    """The batches that stand for the paper's 10k, 25k and 50k."""
+    """The numbers of batches used for the paper's 10k, 25k and 50k."""
     return scale.pick((4, 8, 12), (80, 200, 400), (10_000, 25_000, 50_000))
 
 
 def schedule(scale: Scale, last: int) -> Evaluate:
-    """When a run is evaluated: at every budget, and else so often that a round is known to 2%.
+    """When a run is evaluated: at every budget, and often enough to know a round to within 2%.
 
-    Table 5 counts rounds from 60 to 39,236, and a batch budget may end in any of them.
+    Table 5 counts rounds from 60 to 39,236, and a batch budget may end in any round.
     """
     virtual_rounds = [budget // STEPS for budget in batches(scale)]
     at = {budget for budget in (*rounds(scale), *virtual_rounds) if budget <= last}
@@ -147,7 +147,7 @@ def schedule(scale: Scale, last: int) -> Evaluate:
 
 
 def goal(scale: Scale, paper: int) -> int:
-    """The report goal that stands for one of the paper's."""
+    """The report goal used for one of the paper's."""
     at = GOALS.index(paper)
     return scale.pick((2, 3, 4), (5, 10, 20), GOALS)[at]
 
@@ -158,18 +158,18 @@ def goal_of(row: str) -> int:
 
 
 def said_goal(scale: Scale, paper: int) -> str:
-    """One of the paper's report goals, and what stands for it here if that is another."""
+    """One of the paper's report goals, and the one used here if it differs."""
     here = goal(scale, paper)
     return str(paper) if here == paper else f"{paper} ({here} here)"
 
 
 def goals(scale: Scale, *paper: int) -> tuple[int, ...]:
-    """Which of the paper's report goals are run: the largest only at its own scale."""
+    """Which of the paper's report goals are run: the largest of three only at `paper` scale."""
     return paper if scale.name == "paper" or len(paper) < 3 else paper[:-1]
 
 
 def virtual(scale: Scale) -> Named:
-    """FedVC with four steps a client, as in the paper."""
+    """FedVC with four steps per client, as in the paper."""
     return Named("fedvc", {"size": STEPS * _batch_size(scale)})
 
 
@@ -186,7 +186,7 @@ def experiment(
     last: int | None = None,
     layers: int | None = None,
 ) -> Experiment:
-    """One run over `last` rounds; `layers` trains only the last of its layers."""
+    """One run of `last` rounds; with `layers`, only that many last layers are trained."""
     landmarks = clients.name == NAMES["landmarks"]
     last = last or rounds(scale)[-1]
     return Experiment(
@@ -198,7 +198,7 @@ def experiment(
         augment=clients.augment,
         weights=clients.weights,
         norm=clients.norm,
-        train_last=layers and scale.pick(1, layers, layers),  # a linear model has one
+        train_last=layers and scale.pick(1, layers, layers),  # a linear model has one layer
         clients=Clients(
             count=clients.count, per_round=goal(scale, per_round), partition=clients.partition
         ),
@@ -214,7 +214,7 @@ def experiment(
 
 
 def centralised(scale: Scale, clients: Population, layers: int | None = None) -> Experiment:
-    """The upper bound: one client with everything, a round an epoch."""
+    """The upper bound: one client with all examples; a round is an epoch."""
     alone = experiment(scale, clients, FEDAVG, 10, layers=layers, last=scale.pick(1, 5, EPOCHS))
     return replace(
         alone,
@@ -225,7 +225,7 @@ def centralised(scale: Scale, clients: Population, layers: int | None = None) ->
 
 
 Row = tuple[Sequence[str], str, Sequence[float]]
-"""The first cells of a row, the cell it is about, and its published numbers, in percent, if any."""
+"""The first columns of a row, its experiment, and its published numbers in percent, if any."""
 
 
 def at_budgets(
@@ -244,7 +244,7 @@ def at_budgets(
     theirs = BUDGETS if by == "round" else ("10k", "25k", "50k")
     find = at_rounds if by == "round" else at_batches
     body: list[list[str]] = []
-    fewer: dict[str, None] = {}  # runs than there are, in some means
+    fewer: dict[str, None] = {}  # means over fewer runs than there are, as "2 of 3"
     for first, cell, published in rows:
         found = [find(run.rounds, ours) for run in results.runs[cell]]
         line = list(first)

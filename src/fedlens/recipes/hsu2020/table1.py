@@ -27,14 +27,14 @@ PUBLISHED = {  # clients, imbalanced, classes, examples, centralised accuracy in
     "Landmarks-User-160k": ("1,262", "yes", 2028, 164_172, 67.05),
 }
 CIFAR = {"CIFAR-10": "cifar10", "CIFAR-100": "cifar100"}
-CELLS = {  # called as in other items, whose runs they are
+CELLS = {  # named as in other items, which have the same runs
     **{name: f"{dataset}, centralised" for name, dataset in CIFAR.items()},
     **{name: f"{which}, centralised" for which, name in NAMES.items()},
 }
 
 
 def populations(scale: Scale) -> dict[str, Population]:
-    """The populations of the table; where it is drawn from records, those whose data they have."""
+    """The populations of the table; if drawn from records, those whose data the records have."""
     found: dict[str, Population] = {}
     for name in PUBLISHED:
         try:
@@ -115,7 +115,7 @@ def blocks(results: Results, shown: dict[str, Population]) -> list[Block]:
 
 
 def _held(scale: Scale, one: Population) -> tuple[str, str, str, str]:
-    """Clients, whether they are imbalanced, classes and examples, if the data are here."""
+    """Clients, whether they are imbalanced, classes and examples, if the data are available."""
     if not scale.holds(one.dataset.name):
         return NONE, NONE, NONE, NONE
     counts = label_counts(scale, one)

@@ -42,7 +42,7 @@ CENTRALISED = 0.579
 
 
 def cells(scale: Scale) -> dict[str, Experiment]:
-    """Both populations under four methods, each until it has spent all rounds and batches."""
+    """Both populations with four methods, each run until all round and batch budgets are spent."""
     found = {}
     for which in POPULATIONS:
         clients = population(scale, which)
@@ -63,8 +63,8 @@ def cells(scale: Scale) -> dict[str, Experiment]:
 def _last(scale: Scale, clients: Population) -> int:
     """The rounds in which runs without FedVC spend the last batch budget.
 
-    The largest of ten clients takes 12 batches of imbalanced CIFAR-10, and 3.1 of FEMNIST; on
-    iNaturalist-User-120k about 10, as the published accuracies at rounds and batches tell.
+    The largest of ten clients has 12 batches on imbalanced CIFAR-10 and 3.1 on FEMNIST; on
+    iNaturalist-User-120k about 10, judging by the published accuracies at rounds and batches.
     """
     if clients.name != NAMES["user"]:
         return rounds(scale)[-1]

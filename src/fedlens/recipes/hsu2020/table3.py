@@ -32,7 +32,7 @@ PUBLISHED = {
     "FedAvgM, FedIR, K 10": (38.4, 42.1, 47.0),
     "FedAvgM, FedIR, K 100": (51.3, 54.3, 56.2),
 }
-"""All with FedVC, by the paper's report goals."""
+"""All with FedVC; K is the paper's report goal."""
 
 
 def cells(scale: Scale) -> dict[str, Experiment]:

@@ -27,7 +27,7 @@ PUBLISHED = {
     "scratch, FedAvgM, K 10": ("1,463 (1.0×)", "5,788 (4.0×)", "> 50k"),
     "scratch, FedAvgM, K 100": ("977 (1.0×)", "3,733 (3.8×)", "> 20k"),
 }
-"""In brackets: how many times the rounds to 10%."""
+"""In brackets: the ratio to the rounds that reach 10%."""
 
 
 def table5(scale: Scale) -> Recipe:
@@ -70,7 +70,7 @@ def blocks(results: Results) -> list[Block]:
 
 
 def _ours(results: Results, cell: str, share: int) -> str:
-    """Of the first seed."""
+    """The rounds of the first seed, and their ratio to the rounds of the smallest share."""
     start = cell.split(", ")[0]
     whole, runs = results.runs[f"{start}, centralised"], results.runs[cell]
     if not whole or not runs:
