@@ -7,7 +7,7 @@ import gzip
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -15,7 +15,7 @@ from typing import Any, get_args
 from fedlens.recipes import RECIPES, ScaleName, check_known
 from fedlens.recipes.recipe import Recipe, Recorded, Results, Scale
 from fedlens.recipes.reproduce import Reproduced, draw, slug
-from fedlens.report.artists import Artists, Drawing
+from fedlens.report.artists import Artists
 from fedlens.run_files import EXPERIMENT, ROUNDS, read_experiment, read_manifest
 from fedlens.runs.records import Run, read, settings
 
@@ -30,28 +30,33 @@ def redraw(
     out: str | Path | None = None,
     *,
     data: Path | None = None,
-    watch: Drawing | None = None,
+    watch: Callable[..., None] | None = None,
     artists: Artists | None = None,
 ) -> Reproduced:
     """Draw the page of a table or figure from records; nothing is trained.
 
     `stored` holds run folders as `runs` of a reproduction does, or is that reproduction's own
     folder. Rounds may be packed, as rounds.jsonl.gz. A page has what was run of its cells and
-    seeds; it needs data only where it shows them.
+    seeds; it needs data only where it shows them. `watch` is called with how many are done, of
+    how many: records that are read, which is its third argument, and then figures.
     """
-    recipe, results = restore(name, scale, stored, data)
+    recipe, results = restore(name, scale, stored, data, watch)
     folder = Path(out) if out is not None else Path("reproductions") / f"{name}-{scale}"
     return draw(name, results.scale, recipe, results.runs, folder, watch, artists)
 
 
 def restore(
-    name: str, scale: ScaleName, stored: str | Path, data: Path | None = None
+    name: str,
+    scale: ScaleName,
+    stored: str | Path,
+    data: Path | None = None,
+    watch: Callable[..., None] | None = None,
 ) -> tuple[Recipe, Results]:
     """A table or figure with the records of its cells that there are."""
     check_known(name)
     if not RECIPES[name](Scale("smoke")).cells:
         raise ValueError(f"{name} trains nothing and is drawn without records: leave --from out")
-    runs = _runs(Path(stored))
+    runs = _runs(Path(stored), watch)
     used = _used((run.experiment, run.manifest) for run in runs.values())
     at = Scale(scale, data, used)
     recipe = RECIPES[name](at)
@@ -112,9 +117,14 @@ def coverage(name: str, stored: Path) -> tuple[int, int]:
     return len(found), len(cells)
 
 
-def _runs(stored: Path) -> dict[str, Run]:
-    """The runs in a folder, by the names of theirs."""
-    return {place.name: _read(place) for place in _places(stored)}
+def _runs(stored: Path, watch: Callable[..., None] | None) -> dict[str, Run]:
+    """The runs in a folder, by the names of their folders."""
+    places, found = _places(stored), {}
+    for place in places:
+        found[place.name] = _read(place)
+        if watch is not None:
+            watch(len(found), len(places), "reading records")
+    return found
 
 
 def _places(stored: Path) -> list[Path]:

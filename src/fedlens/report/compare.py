@@ -58,6 +58,9 @@ class Comparison:
     left_out: str = ""  # the runs that did not finish, if any
     unequal: str = ""  # how many rounds runs had, if not all had as many
 
+    def __repr__(self) -> str:
+        return f"<Comparison: {self.summary} Page: {self.page}>"
+
 
 def compare(
     folders: Folders | Mapping[str, Folders],

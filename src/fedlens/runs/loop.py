@@ -122,6 +122,7 @@ class StartedRound:
         lost = engine.num_lost
         # Those of a stack are told as the first one's.
         told = partial(runs[0].tell_trained, engine.num_workers)
+        engine.on_step = runs[0].tell_step
         self.results = run_rounds(program, engine, inputs, told)
         self.workers_lost = engine.num_lost - lost
         numbers = []

@@ -11,7 +11,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedlens.runs.summary import Record
 
-WITHIN = {"trained": "clients trained", "tested": "images tested"}  # of a round
+WITHIN = {  # of a round
+    "trained": "clients trained",
+    "stepped": "steps of a client",
+    "tested": "images tested",
+}
 ASIDE = {  # of what is done besides rounds
     "decoded": "reading images",
     "planned": "counting what clients train on, client",
@@ -22,6 +26,7 @@ ASIDE = {  # of what is done besides rounds
 }
 SHORT = {  # what a bar, which has less room than a line, calls all of these
     "trained": "trained",
+    "stepped": "steps",
     "tested": "tested",
     "decoded": "reading images",
     "planned": "twin: client",
