@@ -344,3 +344,16 @@ def test_a_model_with_layers_without_sizes_is_trained_and_loaded(tmp_path):
     answers = fl.load(tmp_path / "run", made[1])(whole).argmax(1)
     right = (answers == examples.labels).double().mean()
     assert float(right) == pytest.approx(result.final["test_accuracy"])
+
+
+@pytest.mark.parametrize("pixel", [float("nan"), float("inf")])
+def test_images_that_are_not_finite_are_refused(pixel):
+    images = torch.zeros(8, 1, 4, 4)
+    images[3, 0, 1, 2] = pixel
+    labels = torch.arange(8) % 2
+    for train, test in ((images, torch.zeros(8, 1, 4, 4)), (torch.zeros(8, 1, 4, 4), images)):
+        dataset = fl.Dataset(
+            "own", fl.Examples(train, labels), fl.Examples(test, labels), ("a", "b")
+        )
+        with pytest.raises(ValueError, match="own: some images have pixels that are not finite"):
+            build(fl.Experiment(dataset=dataset, model="linear", rounds=1))

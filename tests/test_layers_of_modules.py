@@ -39,7 +39,7 @@ ORDER = [
     ["network", "augment", "models"],
     ["slots", "pieces", "algorithm", "algorithms"],
     ["reporting"],
-    ["work", "uploads", "steps", "client", "traffic"],
+    ["work", "uploads", "steps", "channel", "client", "traffic"],
     ["engines"],
     ["rounds"],
     ["sections", "experiment", "setup", "explained", "schema"],

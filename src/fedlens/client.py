@@ -21,6 +21,7 @@ from torch import Tensor
 from fedlens import keys
 from fedlens.algorithm import Algorithm, numbers_of, pick, same, side_by_side, with_numbers
 from fedlens.augment import Augment
+from fedlens.channel import encode
 from fedlens.core import Cuts, Local, Memory, Tree, Upload, tree_map
 from fedlens.federation import Examples
 from fedlens.names import refuse_taken
@@ -46,7 +47,7 @@ from fedlens.trees import in_order, map_tensors, stack, unstack
 from fedlens.uploads import NORM, norm_of
 from fedlens.work import ClientInputs, Part, Shared, Span, Spans
 
-AUGMENT, CHANNEL = keys.purpose("augment"), keys.purpose("channel")
+AUGMENT = keys.purpose("augment")
 
 _A_NUMBER = torch.tensor(1.0)  # stands for every nonzero number in `ClientProgram._structure`
 
@@ -206,7 +207,13 @@ class ClientProgram:
         return replace(self.algorithm, objective=objective, solve=solve)
 
     def take_steps(
-        self, model: Model, examples: Examples, algorithm: Algorithm, local: Local, now: StepInput
+        self,
+        model: Model,
+        examples: Examples,
+        algorithm: Algorithm,
+        local: Local,
+        now: StepInput,
+        on_step: Callable[[], None] = lambda: None,
     ) -> tuple[Local, Tensor]:
         """Take S steps with equal numbers of clients and examples; the losses are [C, S]."""
         losses = []
@@ -214,6 +221,7 @@ class ClientProgram:
         for one, images in each_step(examples, now, prepare):
             local, loss = self._take_step(model, images, algorithm, local, one)
             losses.append(loss)
+            on_step()
         return local, torch.stack(losses, 1)
 
     def _take_step(
@@ -346,11 +354,7 @@ class ClientProgram:
         )
         sent, keep = upload.update, dict(upload.keep)
         algorithm.check_kept(keep)
-        channel_scalars: dict[str, Tensor] = {}
-        for place, step in enumerate(algorithm.channel):
-            encoded = step.encode(sent, keys.fold(client_keys, CHANNEL, place), self.layout)
-            sent = encoded.update
-            channel_scalars |= encoded.scalars
+        sent, channel_scalars = encode(algorithm.channel, sent, client_keys, self.layout)
         for name in upload.tracks if algorithm.channel else ():
             keep[name] = {
                 key: t + (sent[key] - upload.update[key]).to(t) for key, t in keep[name].items()

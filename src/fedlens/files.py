@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -23,10 +24,42 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Open a file beside `path` that replaces `path` once it is written and on the disk.
+    """A file beside `path` that replaces it once it is completely written and on the disk.
 
-    If that fails, it is removed. Files that killed processes left behind are removed, too.
+    If writing fails, the file is removed; so is what a killed process left of an earlier attempt. A
+    symbolic link stays: its target is replaced. A device or a pipe cannot be replaced, and is
+    written to directly. Errors name `path`, not the temporary file.
     """
+    try:
+        with _direct(path) if _is_special(path) else _beside(_target(path)) as file:
+            yield file
+    except OSError as error:
+        if error.filename is not None:
+            error.filename, error.filename2 = str(path), None
+        raise
+
+
+def _is_special(path: Path) -> bool:
+    """Whether `path` is a device, a pipe or a socket."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+
+
+def _target(path: Path) -> Path:
+    return Path(os.path.realpath(path)) if path.is_symlink() else path
+
+
+@contextmanager
+def _direct(path: Path) -> Iterator[BinaryIO]:
+    with path.open("wb") as file:
+        yield file
+
+
+@contextmanager
+def _beside(path: Path) -> Iterator[BinaryIO]:
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_leftovers(path.parent, glob.escape(path.name))
     handle, part = _new_part(path)

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from fedlens import keys
 from fedlens.algorithm import Algorithm
 from fedlens.by_client import ByClient
-from fedlens.client import CHANNEL, ClientProgram
+from fedlens.channel import decode
+from fedlens.client import ClientProgram
 from fedlens.core import Cohort, Facts, Gathered, Memory, Tree, tree_map
 from fedlens.engines import Engine, Unreported
 from fedlens.federation import Federation
@@ -306,9 +306,7 @@ def _move(
         # Moved without waiting: a plain copy of each would wait for the work queued on the GPU.
         shares, there = moved((work.shares, cohort), device)
         update = algorithm.combine(update, shares, there, experiment.program.layout)
-    for number, step in reversed(list(enumerate(algorithm.channel))):
-        key = keys.root(experiment.seed, CHANNEL, state.round, number)
-        update = step.decode(update, key, cohort)
+    update = decode(algorithm.channel, update, experiment.seed, state.round, cohort)
     gathered = Gathered(cohort, uploads.extra)
 
     # Not in place: the next round may overwrite the update, and a server may keep its grads.

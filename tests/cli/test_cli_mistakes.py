@@ -281,3 +281,19 @@ def test_the_command_itself_runs_and_shows_a_traceback_only_when_asked():
     assert "Traceback (most recent call last)" in asked.err
     assert asked.err.splitlines()[-1] == "fedlens: local.lr is -1.0: choose 0 or more"
     assert set(everything()) == {"a.toml"}
+
+
+@pytest.mark.parametrize("words", ["compare c.toml b.toml --seeds 5", "compare nowhere a.toml"])
+def test_files_to_compare_that_are_not_there_are_named(fedlens, words):
+    remedy = "name experiment files, or folders that fedlens run wrote"
+    missing = words.split()[1]
+    assert fedlens(*words.split()) == (2, "", f"fedlens: there is no {missing}: {remedy}\n")
+
+
+def test_a_schema_replaces_no_file_unless_it_is_told_to(fedlens):
+    Path("mine.json").write_text("mine")
+    line = "fedlens: mine.json exists: choose another --out, or add --overwrite\n"
+    assert fedlens("schema", "--out", "mine.json") == (2, "", line)
+    assert Path("mine.json").read_text() == "mine"
+    assert fedlens("schema", "--out", "mine.json", "--overwrite").status == 0
+    assert "$schema" in Path("mine.json").read_text()

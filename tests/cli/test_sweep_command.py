@@ -213,3 +213,14 @@ def test_what_happens_again_is_said_again(fedlens, monkeypatch):
 
     monkeypatch.setitem(VERBS, "doctor", told)
     assert fedlens("doctor").err == "fedlens: a worker was lost\n" * 2
+
+
+def test_a_grid_may_set_what_an_override_needs(sweep):
+    given = ("a.toml", "rounds=1", "seed=3", "clients.partition=dirichlet")
+    grid = ("--grid", "clients.partition.alpha=1.0,10.0", "--seeds", "1", "--out", "s")
+    status, _, _ = sweep(*given, *grid)
+    assert status == 0
+    assert sorted(place.parent.name for place in Path("s").glob("*/experiment.toml")) == [
+        "alpha=1.0,seed=3",
+        "alpha=10.0,seed=3",
+    ]

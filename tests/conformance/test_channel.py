@@ -15,6 +15,7 @@ from fedlens.algorithms.admm import fedadmm
 from fedlens.algorithms.clip import Clip, clip
 from fedlens.algorithms.median import median
 from fedlens.algorithms.quantize import Quantize, quantize
+from fedlens.channel import encode
 from fedlens.client import ClientProgram
 from fedlens.core import Cohort, Tree
 from fedlens.engines import Sequential
@@ -231,3 +232,30 @@ def test_an_experiment_names_channel_steps_like_algorithms():
     assert all(0 <= record["clipped_share"] <= 1 for record in result.records)
     numbers = 7850
     assert result.records[0]["bytes_up"] == 5 * (numbers + 2 * 4 + 4 * numbers)  # and the control
+
+
+@dataclass(frozen=True)
+class InPlace(Clip):
+    def encode(self, update: Tree, client_keys: Tensor, layout: Layout) -> Encoded:
+        for tensor in update.values():
+            tensor.mul_(0.5)
+        return Encoded(update)
+
+
+@dataclass(frozen=True)
+class WrongReturn(Clip):
+    def encode(self, update: Tree, client_keys: Tensor, layout: Layout) -> Encoded:
+        return update  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        (InPlace(1.0), r"InPlace \(test_channel.py, line \d+\) writes into the update"),
+        (WrongReturn(1.0), r"WrongReturn \(test_channel.py, line \d+\) gave dict: let it return"),
+    ],
+)
+def test_a_step_that_breaks_the_rules_of_encode_is_refused(step: Clip, message: str) -> None:
+    update = {"w": torch.ones(2, 3, dtype=torch.float64)}
+    with pytest.raises(ValueError, match=message):
+        encode([step], update, keys_of(2), LAYOUT)

@@ -378,3 +378,8 @@ def test_a_page_of_many_tasks_has_few_pictures(variants):
     assert len([name for name in drawn if name.startswith("test_accuracy")]) == 3
     assert not [name for name in drawn if name.startswith(("difference_", "test_loss"))]
     assert found.summary.startswith("12 runs on 3 tasks: ")
+
+
+def test_a_comparison_is_short_when_it_is_printed(variants):
+    found = compare(variants({"fedavg": [0.5, 0.6], "fedprox": [0.6, 0.7]}))
+    assert repr(found) == f"<Comparison: {found.summary} Page: {found.page}>"

@@ -75,3 +75,8 @@ def test_a_grid_keeps_what_was_given_from_python():
         base(model=nn.Sequential(nn.Flatten(), nn.Linear(36, 3))), {"model": ["linear"]}
     )["model=linear"]
     assert named.model == fl.Named("linear")
+
+
+def test_a_minus_sign_stays_in_the_name_of_a_point() -> None:
+    named = combinations({"x.slope": [-1, 1, -0.5], "y": ["-a b-"]}, None, 0)
+    assert list(named) == ["slope=-1,y=-a-b-", "slope=1,y=-a-b-", "slope=-0.5,y=-a-b-"]

@@ -169,7 +169,8 @@ def test_in_a_long_round_one_sees_how_many_clients_have_trained(clock, capsys):
         clock[0] += 12
         watch.within({"trained": 1, "of": 4})
     assert capsys.readouterr().err.splitlines() == [
-        "a: round 1/5  clients trained 2/4  about 2 min left",
+        "a: round 1/5  clients trained 1/4  about 3 min left",
+        "a: round 1/5  clients trained 3/4  about 2 min left",
         "a: round 1/5  train loss 1.000  about 2 min left",
         "a: round 2/5  clients trained 1/4  about 2 min left",
     ]

@@ -68,6 +68,10 @@ def compare_command(
     paths = [path for some in named.values() for path in some]
     variants: Mapping[str, Sequence[Path]] | list[Path] = named if "" not in named else paths
     drawn: AbstractContextManager[None] = nullcontext()
+    if missing := [path for path in paths if not path.exists()]:
+        raise ValueError(
+            f"there is no {missing[0]}: name experiment files, or folders that fedlens run wrote"
+        )
     if any(path.is_file() for path in paths):
         folders = [path for path in paths if path.is_dir()]
         if folders:

@@ -207,7 +207,10 @@ def _say_what_is_logged() -> None:
     package.handlers, package.propagate = [Said()], False
 
 
-MISNAMED = (errno.ENAMETOOLONG, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
+MISNAMED = (
+    *(errno.ENAMETOOLONG, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP),
+    *(errno.EACCES, errno.EPERM, errno.EROFS),
+)
 
 
 def _machine_or_name(error: OSError) -> tuple[str, int]:

@@ -105,7 +105,10 @@ def _run(
         if not quiet:
             clients = setup.federation
             names = clients.described().names
-            line = statistics.found(setup.dataset, clients.num_clients, names)
+            tests = setup.client_tests
+            held_out = len(tests.holdings.index) if tests and tests.part == "train" else 0
+            validation = len(setup.parts.get("validation", ()))
+            line = statistics.found(setup.dataset, clients.num_clients, names, validation, held_out)
             print(printable(line), file=sys.stderr, flush=True)
         both = all_of(watch, send)
         started = start(described, setup, folder, overwrite=overwrite, watch=both)

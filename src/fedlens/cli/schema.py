@@ -12,6 +12,7 @@ from fedlens.cli import completion
 
 def schema_command(
     out: Annotated[Path | None, typer.Option(help="The file. [default: print it]")] = None,
+    overwrite: Annotated[bool, typer.Option(help="Replace the file that is there.")] = False,
 ) -> None:
     """Write the JSON Schema of experiment files, for editors."""
     from fedlens.described import schema_text
@@ -21,6 +22,8 @@ def schema_command(
     if out is None:
         print(text, end="")
         return
+    if out.is_file() and not overwrite:
+        raise ValueError(f"{out} exists: choose another --out, or add --overwrite")
     write_atomically(out, text.encode())
     print(f"schema: {out}")
 

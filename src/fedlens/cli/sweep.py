@@ -66,13 +66,16 @@ def sweep_command(
     from fedlens.runs.sweep import prepare
 
     given = list(overrides or [])
-    with one_value_each(given, "--grid"):
-        first_seed = Experiment.read(experiment, given).seed
-    changes = combinations(parse_axes(axes or [], given), seeds, first_seed)
+    values = parse_axes(axes or [], given)
     points = {}
-    for name, own in changes.items():
-        with naming(name):
-            points[name] = Experiment.read(experiment, given + own)
+    with one_value_each(given, "--grid"):
+        first_seed = 0
+        if seeds is not None:  # of any point: it may need what the grid sets
+            (point,) = combinations({key: some[:1] for key, some in values.items()}, 1, 0).values()
+            first_seed = Experiment.read(experiment, given + point[:-1]).seed
+        for name, own in combinations(values, seeds, first_seed).items():
+            with naming(name):
+                points[name] = Experiment.read(experiment, given + own)
     name_cluster(ray_address, {point.engine for point in points.values()})
     folder = out or Path("runs") / f"{experiment.stem}-sweep"
     with watching(quiet, progress.counted, "reading images") as reading:

@@ -95,14 +95,28 @@ def emd_of(holdings: Holdings, labels: Tensor, num_classes: int) -> float:
     return total / max(len(holdings.index), 1)
 
 
-def found(dataset: Dataset, num_clients: int, names: Sequence[str] | None) -> str:
-    """A line about what a data set holds: its classes, its images, its clients."""
+def found(
+    dataset: Dataset,
+    num_clients: int,
+    names: Sequence[str] | None,
+    validation: int = 0,
+    held_out: int = 0,
+) -> str:
+    """A line about what a data set holds: its classes, its images, its clients.
+
+    `validation` is the number of validation examples, `held_out` the number of training examples
+    that clients keep for tests.
+    """
     shape = "×".join(map(str, dataset.shape))
-    clients = f"{num_clients:,} clients{_some(names or ())}"
+    clients = f"{num_clients:,} client{'' if num_clients == 1 else 's'}{_some(names or ())}"
+    taken = 0 if dataset.validation is not None else validation
+    training = f"{len(dataset.train) - taken:,} training"
+    if held_out:
+        training += f" ({held_out:,} of them held out by clients)"
+    counts = [training, *([f"{validation:,} validation"] if validation else [])]
     return (
         f"{dataset.name}: {dataset.num_classes} classes{_some(dataset.classes)}, "
-        f"{len(dataset.train):,} training and {len(dataset.test):,} test images of {shape}, "
-        f"{clients}"
+        f"{', '.join(counts)} and {len(dataset.test):,} test images of {shape}, {clients}"
     )
 
 

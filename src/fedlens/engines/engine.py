@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import ClassVar, Protocol
 
 import torch
@@ -18,6 +18,11 @@ from fedlens.work import Part, Shared, Work
 
 Which = slice | Tensor
 """The positions of some examples."""
+
+
+OnStep = Callable[[Work, int, int], None]
+"""Called after steps of local training, by engines that see them one by one: with the work of the
+round, the row of the client that trains, and how many steps it has taken."""
 
 
 class Unreported(Exception):
@@ -38,6 +43,7 @@ class Engine(Protocol):
 
     name: ClassVar[str]  # the value of `engine` in an experiment
     network: Network
+    on_step: OnStep | None = None
 
     def map(self, program: ClientProgram, shared: Shared, work: Work) -> Iterator[Part]: ...
 

@@ -22,7 +22,7 @@ from fedlens.core import Cuts, Local
 from fedlens.federation import Examples
 from fedlens.network.model import Model
 from fedlens.network.ops import compile_ahead
-from fedlens.steps import StepInput
+from fedlens.steps import StepInput, TakeSteps
 from fedlens.trees import copies, copy_tensors, tensors_in
 from fedlens.work import ClientInputs, PackedInputs, Part, Shared, Work
 
@@ -57,13 +57,18 @@ def run_program(
     shared: Shared,
     work: Work,
     recorder: Recorder | None = None,
+    take_steps: TakeSteps | None = None,
 ) -> list[Part]:
-    """Train some clients; return what they send, one part for each experiment among them."""
+    """Train some clients; return what they send, one part for each experiment among them.
+
+    `take_steps` is used where nothing is recorded: see `ClientProgram.run`.
+    """
     device, spans = examples.labels.device, work.spans
     if recorder is None and device.type == "cpu":
         inputs = ClientInputs.of(work)
         return _own_memory(
-            program.run(model, examples, work.plan.cuts, spans, shared, inputs), recorded=False
+            program.run(model, examples, work.plan.cuts, spans, shared, inputs, take_steps),
+            recorded=False,
         )
     numbers = None if recorder is None else program.numbers
     packed, unpack, shapes = PackedInputs.of(ClientInputs.of(work, numbers), device)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 from torch import Tensor
@@ -14,6 +16,7 @@ from fedlens.engines.recording import run_program
 from fedlens.federation import Examples
 from fedlens.network.model import Model
 from fedlens.network.network import Network
+from fedlens.steps import TakeSteps
 from fedlens.work import Part, Shared, Work
 
 
@@ -31,7 +34,23 @@ class Sequential(Engine):
             shared = shared._replace(params=self.network.lay_out_single(shared.params))
         for client in range(len(work)):
             mine = work.rows(slice(client, client + 1))
-            yield from run_program(program, model, self.examples, shared, mine)
+            take_steps = self._counted_steps(program, model, work, client)
+            yield from run_program(
+                program, model, self.examples, shared, mine, take_steps=take_steps
+            )
+
+    def _counted_steps(
+        self, program: ClientProgram, model: Model, work: Work, client: int
+    ) -> TakeSteps | None:
+        """`ClientProgram.take_steps` that reports each step of a client, if anybody listens."""
+        on_step, taken = self.on_step, itertools.count(1)
+        if on_step is None:
+            return None
+
+        def report() -> None:
+            on_step(work, client, next(taken))
+
+        return partial(program.take_steps, model, self.examples, on_step=report)
 
     @property
     def predicts_fast(self) -> bool:

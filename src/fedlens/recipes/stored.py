@@ -7,7 +7,7 @@ import gzip
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -15,7 +15,7 @@ from typing import Any, get_args
 from fedlens.recipes import RECIPES, ScaleName, check_known
 from fedlens.recipes.recipe import Recipe, Recorded, Results, Scale
 from fedlens.recipes.reproduce import Reproduced, draw, slug
-from fedlens.report.artists import Artists, Drawing
+from fedlens.report.artists import Artists
 from fedlens.run_files import EXPERIMENT, ROUNDS, read_experiment, read_manifest
 from fedlens.runs.records import Run, read, settings
 
@@ -30,28 +30,34 @@ def redraw(
     out: str | Path | None = None,
     *,
     data: Path | None = None,
-    watch: Drawing | None = None,
+    watch: Callable[..., None] | None = None,
     artists: Artists | None = None,
 ) -> Reproduced:
     """Draw the page of a table or figure from records; nothing is trained.
 
     `stored` contains run folders, like `runs` of a reproduction, or is the folder of a
     reproduction. Records may be compressed, as rounds.jsonl.gz. The page shows the cells and seeds
-    that were run; it needs data sets only if it shows their images or labels.
+    that were run; it needs data sets only if it shows their images or labels. `watch` is called
+    with how many runs are read of how many, and "reading records", and then with how many figures
+    are drawn of how many.
     """
-    recipe, results = restore(name, scale, stored, data)
+    recipe, results = restore(name, scale, stored, data, watch)
     folder = Path(out) if out is not None else Path("reproductions") / f"{name}-{scale}"
     return draw(name, results.scale, recipe, results.runs, folder, watch, artists)
 
 
 def restore(
-    name: str, scale: ScaleName, stored: str | Path, data: Path | None = None
+    name: str,
+    scale: ScaleName,
+    stored: str | Path,
+    data: Path | None = None,
+    watch: Callable[..., None] | None = None,
 ) -> tuple[Recipe, Results]:
     """The recipe of a table or figure, with the stored results of its cells."""
     check_known(name)
     if not RECIPES[name](Scale("smoke")).cells:
         raise ValueError(f"{name} trains nothing and is drawn without records: leave --from out")
-    runs = _runs(Path(stored))
+    runs = _runs(Path(stored), watch)
     used = _used((run.experiment, run.manifest) for run in runs.values())
     at = Scale(scale, data, used)
     recipe = RECIPES[name](at)
@@ -112,9 +118,14 @@ def coverage(name: str, stored: Path) -> tuple[int, int]:
     return len(found), len(cells)
 
 
-def _runs(stored: Path) -> dict[str, Run]:
+def _runs(stored: Path, watch: Callable[..., None] | None) -> dict[str, Run]:
     """The runs in a folder, by the names of their folders."""
-    return {place.name: _read(place) for place in _places(stored)}
+    places, found = _places(stored), {}
+    for place in places:
+        found[place.name] = _read(place)
+        if watch is not None:
+            watch(len(found), len(places), "reading records")
+    return found
 
 
 def _places(stored: Path) -> list[Path]:

@@ -58,6 +58,9 @@ class Comparison:
     left_out: str = ""  # the runs that did not finish, if any
     unequal: str = ""  # the numbers of rounds, if runs differ in them
 
+    def __repr__(self) -> str:
+        return f"<Comparison: {self.summary} Page: {self.page}>"
+
 
 def compare(
     folders: Folders | Mapping[str, Folders],

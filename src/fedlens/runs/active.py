@@ -153,6 +153,17 @@ class ActiveRun:
             record["share"] = float(images[:done].sum() / images.sum().clamp(min=1))
         within_of(self.watch)(record)
 
+    def tell_step(self, work: Work, client: int, taken: int) -> None:
+        """How many steps the client that trains has taken, now and then, of how many."""
+        if not self._is_time_to_tell():
+            return
+        steps, images = int(work.plan.steps[client]), work.plan.counts.sum(1)
+        record: Record = {"stepped": taken, "of": steps}
+        if len(work.cohort_sizes) == 1:
+            done = images[:client].sum() + images[client] * taken / steps
+            record["share"] = float(done / images.sum().clamp(min=1))
+        within_of(self.watch)(record)
+
     def tell_tested(self, done: int, total: int) -> None:
         """Report at intervals how many images of a round's evaluation are done."""
         if self._is_time_to_tell():

@@ -101,7 +101,8 @@ def _word(value: Any) -> str:
     """A value as part of a folder name."""
     text = value if isinstance(value, str) else to_value(value)
     text = text.replace("{ name = ", "")  # an algorithm with options, also in a list
-    return re.sub(r"[^\w.+-]+", "-", text).strip("-")
+    text = re.sub(r"[^\w.+-]+", "\0", text).strip("\0")  # a minus sign at the front stays
+    return text.replace("\0", "-")
 
 
 def _changed(base: Experiment, overrides: Sequence[str]) -> Experiment:

@@ -77,6 +77,7 @@ def run_to_end(runs: Sequence[ActiveRun], keep_states: bool = True) -> list[Resu
             raise RunFailed(str(error)) from error  # an error that no check could find before
         raise
     finally:
+        setup.engine.on_step = None  # it refers to a run
         setup.engine.close()
         for run in runs:
             run.close()
@@ -122,6 +123,7 @@ class StartedRound:
         lost = engine.num_lost
         # The progress of a stack is reported through its first run.
         told = partial(runs[0].tell_trained, engine.num_workers)
+        engine.on_step = runs[0].tell_step if runs[0].watch is not None else None
         self.results = run_rounds(program, engine, inputs, told)
         self.workers_lost = engine.num_lost - lost
         numbers = []

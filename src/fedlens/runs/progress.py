@@ -227,17 +227,17 @@ def _until(over: float | None, now: float) -> str:
 
 
 def _lines(title: str, total: int, done: int) -> Watching:
-    last_print = time.monotonic()
+    last_print, pause = time.monotonic(), PLAIN_SECONDS
     remaining, at = _Remaining(total, done), done
     evaluated: list[str] = []
 
     def show_within(record: Record) -> None:
-        nonlocal last_print
+        nonlocal last_print, pause
         now = time.monotonic()
         if is_aside(record):
             show(record)
-        elif now - last_print >= WITHIN_SECONDS:
-            last_print = now
+        elif now - last_print >= pause:
+            last_print, pause = now, WITHIN_SECONDS
             about = remaining.within(record)
             so_far = _joined(_point(record), _so_far(record, WITHIN), about)
             print(f"{title}: round {at + 1}/{total}  {so_far}", file=sys.stderr, flush=True)

@@ -11,7 +11,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedlens.runs.summary import Record
 
-WITHIN = {"trained": "clients trained", "tested": "images tested"}  # progress within a round
+WITHIN = {  # progress within a round
+    "trained": "clients trained",
+    "stepped": "steps of a client",
+    "tested": "images tested",
+}
 ASIDE = {  # progress outside of rounds
     "decoded": "reading images",
     "planned": "counting what clients train on, client",
@@ -22,6 +26,7 @@ ASIDE = {  # progress outside of rounds
 }
 SHORT = {  # shorter texts for all of these, for bars
     "trained": "trained",
+    "stepped": "steps",
     "tested": "tested",
     "decoded": "reading images",
     "planned": "twin: client",

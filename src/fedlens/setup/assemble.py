@@ -24,6 +24,7 @@ from fedlens.setup.algorithm import check_schedules, make_algorithm, warn_of_rat
 from fedlens.setup.clock import make_clock, needs_clock
 from fedlens.setup.data import (
     ClientTests,
+    check_finite,
     hold_out,
     load_dataset,
     on_disk,
@@ -103,6 +104,7 @@ def build(
     if device.type == "cuda" and has_triton():
         loading_triton()
     dataset = load_dataset(experiment.dataset, data, watch)
+    check_finite(dataset)
     train, validation = with_validation(dataset, experiment)
     train, split = split_examples(experiment, train, dataset.num_classes)
     # From here on the number of clients is known, and `replace` checks that per_round fits it.

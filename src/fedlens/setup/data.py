@@ -30,6 +30,18 @@ class ClientTests(NamedTuple):
     holdings: Holdings  # positions in the examples of that part
 
 
+def check_finite(dataset: Dataset) -> None:
+    """Refuse float images with NaN or infinite pixels: their first round would diverge."""
+    for part in dataset.parts:
+        if len(part) and part.images.is_floating_point():
+            ends = torch.stack(part.images.aminmax())
+            if not bool(ends.isfinite().all()):
+                raise ValueError(
+                    f"{dataset.name}: some images have pixels that are not finite (NaN or "
+                    "infinite): leave these images out, or correct what made them"
+                )
+
+
 def load_dataset(
     given: Named | Dataset, data: Path | None, watch: Counted | None = None
 ) -> Dataset:

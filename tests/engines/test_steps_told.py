@@ -1,0 +1,26 @@
+"""Engines that see steps one by one tell how many a client has taken."""
+
+from typing import Any
+
+import pytest
+
+import fedlens as fl
+from fedlens.runs import active
+from fedlens.runs.watching import Watching
+
+
+def test_a_client_that_trains_long_tells_its_steps_and_the_share_of_the_round(monkeypatch):
+    monkeypatch.setattr(active, "TOLD_SECONDS", 0.0)
+    experiment = fl.Experiment(
+        dataset="fashion-mnist-mini",
+        model="linear",
+        rounds=1,
+        engine="sequential",
+        clients=fl.Clients(count=2),
+        local=fl.LocalTraining(batch_size=1000),
+    )
+    within: list[Any] = []
+    fl.run(experiment, watch=Watching(lambda _: None, within.append))
+    steps = [(one["stepped"], one["of"], one["share"]) for one in within if "stepped" in one]
+    sixths = [pytest.approx(k / 6) for k in range(1, 7)]
+    assert steps == [(k % 3 + 1, 3, sixths[k]) for k in range(6)]
