@@ -96,7 +96,7 @@ from tests.toys import toy
 def images(source):
     made = toy()
     holed = made.test.images.clone()
-    holed[0] = float("nan")
+    holed[0] = 3e38
     return replace(made, test=replace(made.test, images=holed))
 """
 

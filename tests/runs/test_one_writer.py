@@ -196,7 +196,7 @@ def test_a_fingerprint_of_data_is_of_all_that_is_in_them():
     assert len({whole.digest, *(one.digest for one in others)}) == 6
 
 
-@pytest.mark.parametrize("pixel", [float("nan"), 1e32])
+@pytest.mark.parametrize("pixel", [3e38, 1e32])
 def test_a_loss_that_is_absurd_at_the_end_is_not_a_finished_run(tmp_path, pixel):
     images = toy().test.images.clone()
     images[3] = pixel
