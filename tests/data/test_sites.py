@@ -268,3 +268,12 @@ def test_a_look_at_one_class_alone_is_refused_and_folders_below_are_told(tmp_pat
     assert survey(tmp_path).deeper == Path("north/bag/first")
     assert survey(tmp_path / "north").layout == "class"
     assert survey(tmp_path / "north").deeper == Path("bag/first")
+
+
+@pytest.mark.parametrize("kind", ["csv", "npz"])
+def test_a_file_of_examples_is_no_folder_but_a_data_set(tmp_path, kind):
+    file = tmp_path / f"mine.{kind}"
+    file.touch()
+    remedy = rf'or set dataset = \{{ name = "{kind}", path = "{re.escape(str(file))}" \}}'
+    with pytest.raises(ValueError, match=f"is not a folder: name one with images, {remedy}"):
+        survey(file)

@@ -32,7 +32,7 @@ from fedlens.report.draw_grids import contours, heat
 from fedlens.report.grids import Contours, Heat
 from fedlens.report.look import COLOURS, HEIGHT, name_ends, print_look, sheet, shortened
 from fedlens.report.numbers import format_number
-from fedlens.report.page import csv_of, html
+from fedlens.report.page import _classes, csv_of, html
 from fedlens.report.pictures import FORMATS
 
 CURVES = Curves(
@@ -371,3 +371,9 @@ def test_last_values_in_the_margin_never_overlap(values: list[float]) -> None:
     assert len(heights) == len(values)
     assert all(b - a >= 10.4 for a, b in itertools.pairwise(heights))
     assert heights[0] >= -0.1 and heights[-1] <= HEIGHT * 72 + 0.1
+
+
+def test_a_column_of_numbers_stays_one_where_a_run_diverged():
+    table = Table(title="t", caption="", header=("a", "b", "c"), rows=[["x", "80.1", "y"]] * 2)
+    cells = [["x", "80.12", "fast"], ["x", "diverged in round 1,234", "diverged"]]
+    assert _classes(table, cells) == ["words", "", "words"]

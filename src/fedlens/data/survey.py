@@ -125,8 +125,9 @@ def survey(folder: Path, layout: Reading | None = None, watch: Counted | None = 
     `watch` is called with the number of images examined and the total.
     """
     if not folder.is_dir():
-        listed = f', or set dataset = {{ name = "csv", path = "{folder}" }} in an experiment'
-        rest = listed if folder.suffix == ".csv" else ""
+        kind = folder.suffix.lstrip(".")
+        listed = f', or set dataset = {{ name = "{kind}", path = "{folder}" }} in an experiment'
+        rest = listed if kind in ("csv", "npz") else ""
         raise ValueError(f"{folder} is not a folder: name one with images{rest}")
     below = [file.relative_to(folder) for file in files_below(folder)]
     files = sorted(file for file in below if is_image(file))

@@ -84,7 +84,7 @@ def hear(
             held = _held(names[client], arrived.facts, terms)
             if held is not None:
                 found[client] = held
-                notify(f"{names[client]}: {held.size} examples")
+                notify(f"{names[client]}: {held.size:,} examples")
                 continue
             why = arrived.reason or arrived.facts.get("refused") or "it gave no sizes"
             word = f"{arrived.failed or 'refused'}: {why}"

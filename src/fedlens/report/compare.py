@@ -264,7 +264,7 @@ def _pictures(found: Sequence[Task], part: str, metric: str, measure: str) -> It
                 caption=f"{measure.capitalize()} minus that of {_reference(task).name} with the "
                 "same seed, round by round. Bands are 95% confidence intervals of the mean.",
                 lines=lines,
-                y_label=f"difference of {measure}",
+                y_label=f"difference of {measure}, in points",
                 percent=True,
                 levels=[(_reference(task).name, 0.0)],
             )
