@@ -11,7 +11,7 @@ import typer
 from fedlens.cli import completion
 from fedlens.cli.arguments import DataFolder, Json, Quiet, watching
 
-data_app = typer.Typer(no_args_is_help=True, help="What data is here, fetching it, verifying it.")
+data_app = typer.Typer(no_args_is_help=True, help="List, download, verify and prepare data sets.")
 
 Into = Annotated[
     Path | None,

@@ -28,7 +28,7 @@ WITH_TORCH = ("triton",)  # installed with builds of PyTorch for NVIDIA GPUs
 
 
 def doctor_command(data: DataFolder = None, as_json: Json = False) -> None:
-    """Say what this machine has, and what is missing."""
+    """Show what this machine has, and what is missing."""
     found = findings(data)
     if as_json:
         print(json.dumps(found))

@@ -34,7 +34,7 @@ def import_command(
     overwrite: Annotated[bool, typer.Option(help="Replace files that are there.")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Look at a folder of images, and write an experiment for it."""
+    """Inspect a folder of images, and write an experiment for it."""
     from fedlens.data.survey import survey
     from fedlens.files import write_atomically
     from fedlens.reading import argument, printable

@@ -31,7 +31,7 @@ def list_command(
     ] = None,
     long: Annotated[bool, typer.Option("--long", help="With options, and what each is.")] = False,
 ) -> None:
-    """Print the names there are to choose from, one a line.
+    """Print the names that an experiment can use, one a line.
 
     Without a kind: what can be listed.
     """

@@ -15,7 +15,7 @@ ENDING = ".txt"  # suffix of the template files in the package, so that nothing 
 def new_command(
     name: Annotated[Path, typer.Argument(metavar="NAME", help="The folder to make.")],
 ) -> None:
-    """Lay out a project: experiment, model, algorithm, and tests."""
+    """Create a project: experiment, model, algorithm, and tests."""
     from fedlens.files import write_atomically
     from fedlens.reading import argument
 

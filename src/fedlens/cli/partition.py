@@ -21,7 +21,7 @@ def partition_command(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Show who holds what, before any training."""
+    """Show which client holds which classes, before any training."""
     from fedlens.data import statistics
     from fedlens.experiment import Experiment
     from fedlens.reading import printable

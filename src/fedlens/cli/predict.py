@@ -28,7 +28,7 @@ def predict_command(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Say what a run's model takes images for: csv, or JSON."""
+    """Classify images with the model of a run; prints csv or JSON."""
     from fedlens.deploy.classifier import image_files, load
     from fedlens.reading import printable
     from fedlens.runs import progress
@@ -75,7 +75,7 @@ def evaluate_command(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Test a run's model on other images, whose classes are known."""
+    """Test the model of a run on other images with known classes."""
     from fedlens.deploy.classifier import load
     from fedlens.deploy.testing import tested_on, training_files
     from fedlens.reading import printable
@@ -134,7 +134,7 @@ def export_command(
     overwrite: Annotated[bool, typer.Option(help="Replace files that are there.")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Write a run's model as a file that needs no Fedlens. A model card lies beside it."""
+    """Export the model of a run to a file that works without Fedlens, with a model card."""
     from fedlens.deploy.card import card
     from fedlens.deploy.classifier import load
     from fedlens.deploy.export import ENDINGS, export

@@ -23,7 +23,7 @@ def report_command(
     out: Annotated[Path | None, typer.Option(help="The folder for the page.")] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Draw what runs came to: figures, and one HTML page."""
+    """Draw the results of runs: figures, and one HTML page."""
     from fedlens.report import read_all, report, rows, table
     from fedlens.report.artists import artists
     from fedlens.run_files import runs_in
@@ -53,7 +53,7 @@ def watch_command(
     port: Annotated[int, typer.Option(help="Where to listen; 0 is any port.")] = 8377,
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
 ) -> None:
-    """Serve the page about runs while they go on; Ctrl-C ends it."""
+    """Serve the page of runs while they train; Ctrl-C ends it."""
     from fedlens.report.live import serving
     from fedlens.run_files import runs_in
 

@@ -73,7 +73,7 @@ def reproduce_command(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Run tables and figures of papers, with ours beside theirs. What is done is kept."""
+    """Reproduce tables and figures of papers. Finished runs are kept."""
     from fedlens.report.artists import artists
     from fedlens.runs import progress
 

@@ -133,7 +133,7 @@ def resume_command(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Go on where a run stopped, to the same result."""
+    """Continue a run that stopped, to the same result."""
     from fedlens.engines import EngineName
     from fedlens.options import check
     from fedlens.report.artists import artists

@@ -37,7 +37,7 @@ def explain_command(
         ),
     ],
 ) -> None:
-    """Say what a key of an experiment means, and its default."""
+    """Explain a key of an experiment, with its default."""
     from fedlens.explained import explain
 
     for line in explain(key):

@@ -58,7 +58,7 @@ def sweep_command(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Run every combination of values. The same command again goes on where it stopped."""
+    """Run every combination of values. The same command continues a sweep that stopped."""
     from fedlens.experiment import Experiment
     from fedlens.report.artists import artists
     from fedlens.runs import progress
