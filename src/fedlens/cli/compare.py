@@ -56,7 +56,7 @@ def compare_command(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Test whether one algorithm is better than another, paired by seed."""
+    """Test whether one algorithm is better than another, by seed."""
     from fedlens.report.artists import artists
     from fedlens.report.compare import compare
     from fedlens.report.pairs import check_target, pair_rows

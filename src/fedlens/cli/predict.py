@@ -134,7 +134,7 @@ def export_command(
     overwrite: Annotated[bool, typer.Option(help="Replace files that are there.")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Export the model of a run to a file that works without Fedlens, with a model card."""
+    """Export the model of a run: ONNX, TorchScript or safetensors. A model card is added."""
     from fedlens.deploy.card import card
     from fedlens.deploy.classifier import load
     from fedlens.deploy.export import ENDINGS, export
