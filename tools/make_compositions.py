@@ -16,11 +16,12 @@ OPTIONS: dict[str, dict[str, Any]] = {"fedavg": {"over": "population"}, "fedvc":
 HEAD = """\
 # Which algorithms compose
 
-Name several algorithms in one experiment and Fedlens makes one of them, from left to right. Two
-of them may not refill one slot of a round in different ways: such a run is refused before it
-starts. What each refills and what it goes with stands below, for default options. `fedavg` stands
-for `over = "population"`: plain FedAvg refills nothing. What adds to `objective` or `channel`
-leaves room for others. The order does not matter, but steps of the channel run as they are named.
+Name several algorithms in one experiment, and Fedlens combines them from left to right. Two of
+them cannot refill the same slot of a round in different ways: such a run is refused before it
+starts. The table lists, for default options, which slots each algorithm refills, and which others
+it combines with. Its row `fedavg` has `over = "population"`, since plain FedAvg refills nothing.
+Algorithms that add to `objective` or `channel` combine with others that do. The order does not
+matter, except for steps of the channel, which run in the order of their names in the list.
 
 This page is made by `python tools/make_compositions.py` from what `fedlens.compose` accepts.
 
