@@ -21,7 +21,7 @@ them cannot refill the same slot of a round in different ways: such a run is ref
 starts. The table lists, for default options, which slots each algorithm refills, and which others
 it combines with. Its row `fedavg` has `over = "population"`, since plain FedAvg refills nothing.
 Algorithms that add to `objective` or `channel` combine with others that do. The order does not
-matter, except for steps of the channel, which run in the order of their names in the list.
+matter, except for steps of the channel, which run in the order in which they are named.
 
 This page is made by `python tools/make_compositions.py` from what `fedlens.compose` accepts.
 
