@@ -24,19 +24,13 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file beside `path` that replaces it once it is completely written and on the disk.
+    """Open a file beside `path` that replaces `path` once it is written and on the disk.
 
-    If writing fails, the file is removed; so is what a killed process left of an earlier attempt. A
-    symbolic link stays: its target is replaced. A device or a pipe cannot be replaced, and is
-    written to directly. Errors name `path`, not the temporary file.
+    If that fails, it is removed. Files that killed processes left behind are removed, too. A device
+    or a pipe cannot be replaced: it is written to directly.
     """
-    try:
-        with _direct(path) if _is_special(path) else _beside(_target(path)) as file:
-            yield file
-    except OSError as error:
-        if error.filename is not None:
-            error.filename, error.filename2 = str(path), None
-        raise
+    with _direct(path) if _is_special(path) else _beside(path) as file:
+        yield file
 
 
 def _is_special(path: Path) -> bool:
@@ -48,10 +42,6 @@ def _is_special(path: Path) -> bool:
     return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
 
 
-def _target(path: Path) -> Path:
-    return Path(os.path.realpath(path)) if path.is_symlink() else path
-
-
 @contextmanager
 def _direct(path: Path) -> Iterator[BinaryIO]:
     with path.open("wb") as file:
@@ -60,19 +50,30 @@ def _direct(path: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def _beside(path: Path) -> Iterator[BinaryIO]:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    remove_leftovers(path.parent, glob.escape(path.name))
-    handle, part = _new_part(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(path.parent, glob.escape(path.name))
+        handle, part = _new_part(path)
+    except OSError as error:
+        raise _naming(error, path) from error
     try:
         with os.fdopen(handle, "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
             part.chmod(0o644)
-            part.replace(path)
+            try:
+                part.replace(path)
+            except OSError as error:
+                raise _naming(error, path) from error
     except BaseException:
         part.unlink(missing_ok=True)
         raise
+
+
+def _naming(error: OSError, path: Path) -> OSError:
+    """The error with the name of the file that is wanted, in place of the temporary one's."""
+    return OSError(error.errno, error.strerror, str(path))
 
 
 def remove_leftovers(folder: Path, name: str = "*") -> None:

@@ -41,6 +41,10 @@ LARGEST_LOSS = 1e12  # a run whose last loss is larger is invalid
 UNSOUND = f"no finite number below {LARGEST_LOSS:.0e}"  # the last loss of an invalid run
 
 
+class Unwritable(OSError):
+    """The folder of a run that has begun cannot be written to."""
+
+
 class RunFailed(RuntimeError):
     """A run that has already written its folder cannot continue."""
 

@@ -7,7 +7,9 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -122,6 +124,27 @@ def test_a_loss_that_is_no_number_is_said_and_is_status_1(here, fedlens):
     assert (
         "1 of 1 points ended with a loss that is no finite number below 1e+12: seed=0" in ended.err
     )
+
+
+@pytest.mark.parametrize("command", ["run", "sweep"])
+def test_a_disk_that_becomes_read_only_in_a_round_is_no_mistake_in_the_command(
+    here, fedlens, monkeypatch, command
+):
+    monkeypatch.setattr("fedlens.runs.loop.CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr("fedlens.runs.loop.SAVING_SHARE", 1.0)
+    make, made = tempfile.mkstemp, iter(range(10**6))
+
+    def read_only(*given: Any, **options: Any) -> tuple[int, str]:
+        if next(made) > 10:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), "a temporary name")
+        return make(*given, **options)
+
+    monkeypatch.setattr(tempfile, "mkstemp", read_only)
+    more = ["--seeds", 1] if command == "sweep" else []
+    ended = fedlens(command, "a.toml", "rounds=3", *more, "--out", "out", "-q")
+    assert (ended.status, ended.out) == (1, "")
+    assert "Read-only file system" in ended.err and "temporary" not in ended.err
+    assert ("go on with: fedlens resume out\n" in ended.err) == (command == "run")
 
 
 def test_a_second_writer_is_told_of_the_first_with_status_2(here, fedlens):

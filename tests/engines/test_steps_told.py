@@ -1,5 +1,6 @@
 """Engines that see steps one by one tell how many a client has taken."""
 
+import itertools
 from typing import Any
 
 import pytest
@@ -24,3 +25,21 @@ def test_a_client_that_trains_long_tells_its_steps_and_the_share_of_the_round(mo
     steps = [(one["stepped"], one["of"], one["share"]) for one in within if "stepped" in one]
     sixths = [pytest.approx(k / 6) for k in range(1, 7)]
     assert steps == [(k % 3 + 1, 3, sixths[k]) for k in range(6)]
+
+
+def test_of_many_short_clients_their_number_is_told_and_not_their_steps(monkeypatch):
+    monkeypatch.setattr(active, "TOLD_SECONDS", 0.01)
+    clock = itertools.count()
+    monkeypatch.setattr("time.perf_counter", lambda: 0.002 * next(clock))
+    experiment = fl.Experiment(
+        dataset="fashion-mnist-mini",
+        model="linear",
+        rounds=1,
+        engine="sequential",
+        clients=fl.Clients(count=60),
+        local=fl.LocalTraining(batch_size=50),
+    )
+    within: list[Any] = []
+    fl.run(experiment, watch=Watching(lambda _: None, within.append))
+    told = [next(iter(record)) for record in within]
+    assert "trained" in told and "stepped" not in told

@@ -366,3 +366,13 @@ def test_an_alpha_of_one_momentum_is_a_column_of_figure_8_and_no_grid(tmp_path):
         found = done.results.final(f"cifar10, K 2, E 1, α 0, η_eff {rate}, 1-β 0.1")
         assert found is not None
         assert (row[0], row[3], row[4]) == (rate, f"{100 * found.mean:.2f}", "0.1")
+
+
+def test_a_single_alpha_of_figure_8_is_drawn_with_one_momentum_too(tmp_path):
+    wanted = ["cifar10, centralised", "*, α 0, *, 1-β 0.1"]
+    done = reproduce("hsu2020/figure8", "smoke", tmp_path / "out", only=wanted)
+    (grid,) = (block for block in done.blocks if isinstance(block, Contours))
+    assert grid.title == "cifar10, K = 2, E = 1, α = 0"
+    assert any(
+        isinstance(b, Table) and b.title == f"{grid.title}: accuracy, %" for b in done.blocks
+    )

@@ -88,7 +88,7 @@ def reproduce_command(
             )
         if len(names) != 1:
             raise ValueError(f"--from draws one page, not {len(names)}: name one table or figure")
-        with artists() as drawing, watching(quiet, progress.counted, "figures") as watch:
+        with artists() as drawing, watching(quiet, progress.counted, "page") as watch:
             drawn = redraw(names[0], scale, stored, out, data=data, watch=watch, artists=drawing)
         _print({names[0]: drawn}, scale, as_json)
         return

@@ -266,7 +266,7 @@ def _resume_hint(folder: Path, replaced: tuple[int, int] | None = None) -> Itera
 
     `replaced` is the identity of the earlier run folder that this run replaces.
     """
-    from fedlens.run_files import can_go_on
+    from fedlens.run_files import Unwritable, can_go_on
 
     command = f"fedlens resume {argument(folder)}"
     try:
@@ -276,8 +276,11 @@ def _resume_hint(folder: Path, replaced: tuple[int, int] | None = None) -> Itera
             raise Stopped(f"go on with: {command}") from error
         raise
     except OSError as error:
-        if error.errno not in FULL or not can_go_on(folder, replaced):
+        is_denied = isinstance(error, Unwritable)
+        if not (is_denied or error.errno in FULL) or not can_go_on(folder, replaced):
             raise
+        if is_denied:
+            raise OSError(f"{error}: go on with: {command}") from error
         raise OSError(
             f"{folder} cannot be written ({reason(error)}): free some space, and go on with: "
             f"{command}"

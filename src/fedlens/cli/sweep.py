@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -67,15 +68,12 @@ def sweep_command(
 
     given = list(overrides or [])
     values = parse_axes(axes or [], given)
-    points = {}
     with one_value_each(given, "--grid"):
-        first_seed = 0
-        if seeds is not None:  # of any point: it may need what the grid sets
-            (point,) = combinations({key: some[:1] for key, some in values.items()}, 1, 0).values()
-            first_seed = Experiment.read(experiment, given + point[:-1]).seed
-        for name, own in combinations(values, seeds, first_seed).items():
-            with naming(name):
-                points[name] = Experiment.read(experiment, given + own)
+        first_seed = _seed(experiment, given, values)
+    points = {}
+    for name, own in combinations(values, seeds, first_seed).items():
+        with naming(name):
+            points[name] = Experiment.read(experiment, given + own)
     name_cluster(ray_address, {point.engine for point in points.values()})
     folder = out or Path("runs") / f"{experiment.stem}-sweep"
     with watching(quiet, progress.counted, "reading images") as reading:
@@ -89,6 +87,26 @@ def sweep_command(
         except KeyboardInterrupt as error:
             raise Stopped("run the same command again to go on") from error
         _finish(results, folder, as_json, quiet, drawing)
+
+
+def _seed(file: Path, overrides: list[str], axes: Mapping[str, Sequence[Any]]) -> int:
+    """The seed of an experiment, which may need what a grid sets in order to be valid."""
+    from fedlens.experiment import Experiment
+    from fedlens.runs.grid import combinations
+
+    try:
+        return Experiment.read(file, overrides).seed
+    except ValueError as error:
+        if not axes:
+            raise
+        firsts = {key: values[:1] for key, values in axes.items()}
+        ((name, own),) = combinations(firsts, None, 0).items()
+        try:
+            return Experiment.read(file, overrides + own).seed
+        except ValueError as other:
+            if str(other) == str(error):  # the grid has no part in it
+                raise
+            raise ValueError(f"{other} (point {name})") from other
 
 
 def _finish(

@@ -243,7 +243,7 @@ def _told_of_bands(block: Block) -> Block:
 
 def _classes(block: Table, cells: Sequence[Sequence[str]]) -> list[str]:
     """The CSS classes of each column of a table: words align left, numbers right."""
-    number = re.compile(r"(\d|[–+−<-]|[.,%±()\s]|e|of|to|or|never)*|diverged( in round [\d,]+)?")
+    number = re.compile(r"(\d|[–+−<-]|[.,%±()\s]|e|of|to|or|never)*|diverged.*")
     found = []
     for column in range(len(block.header)):
         wordy = column == 0 or not all(number.fullmatch(row[column]) for row in cells)

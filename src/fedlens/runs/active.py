@@ -62,6 +62,7 @@ class ActiveRun:
         self.reason = ""  # why it stopped early, if it did
         self.closer: dict[str, Any] = {}  # further entries of the summary, of the final model
         self.start_time = self.record_time = self.told_time = time.perf_counter()
+        self.client_time = self.start_time  # when the client that trains began
         self.num_earlier_records = len(self.records)
         self.earlier_summary = folder.summary(len(self.records)) if folder else {}
         spent = sum(r["seconds"] + r.get("evaluation_seconds", 0.0) for r in self.records)
@@ -155,7 +156,11 @@ class ActiveRun:
 
     def tell_step(self, work: Work, client: int, taken: int) -> None:
         """How many steps the client that trains has taken, now and then, of how many."""
-        if not self._is_time_to_tell():
+        now = time.perf_counter()
+        if taken == 1:
+            self.client_time = now
+        # Of clients that are soon done, their number says more.
+        if now - self.client_time < TOLD_SECONDS or not self._is_time_to_tell():
             return
         steps, images = int(work.plan.steps[client]), work.plan.counts.sum(1)
         record: Record = {"stepped": taken, "of": steps}

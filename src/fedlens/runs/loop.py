@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from fedlens.client import ClientProgram
 from fedlens.engines import Engine
 from fedlens.reporting.cohorts import BelowQuorum
 from fedlens.rounds import RoundInput, begin, run_rounds
-from fedlens.run_files import RunFailed
+from fedlens.run_files import RunFailed, Unwritable
 from fedlens.runs.active import ActiveRun, sums_of_models
 from fedlens.runs.evaluate import Evaluation
 from fedlens.runs.result import Result
@@ -24,6 +25,7 @@ from fedlens.setup import Setup
 from fedlens.trees import HostCopy
 
 CHECKPOINT_SECONDS = 10.0  # minimum between two checkpoints: a crash repeats the rounds since
+DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)  # how a file system refuses to be written to
 SAVING_SHARE = 0.03  # of the time at most goes into saving: the clients' memory may be large
 
 
@@ -73,6 +75,9 @@ def run_to_end(runs: Sequence[ActiveRun], keep_states: bool = True) -> list[Resu
         setup.engine.close()
         for run in unfinished:
             run.stop(error)
+        if isinstance(error, OSError) and error.errno in DENIED and any(r.folder for r in runs):
+            # Files were written before, so the command was not a mistake.
+            raise Unwritable(f"{error.filename}: {error.strerror}") from error
         if isinstance(error, ValueError) and any(run.folder for run in runs):
             raise RunFailed(str(error)) from error  # an error that no check could find before
         raise

@@ -101,7 +101,8 @@ def blocks(results: Results) -> list[Block]:
             if len(found) > 1:
                 shown += _over_alphas(results, cells, found, where)
             for alpha, grid in found.items():
-                if max(_num_run(results, cells[alpha])) == 1 < len(momenta(scale)):
+                is_shown = len(found) > 1
+                if is_shown and max(_num_run(results, cells[alpha])) == 1 < len(momenta(scale)):
                     continue  # one momentum only: it is shown with the other α
                 shown += [
                     Contours(
