@@ -357,3 +357,20 @@ def test_images_that_are_not_finite_are_refused(pixel):
         )
         with pytest.raises(ValueError, match="own: some images have pixels that are not finite"):
             build(fl.Experiment(dataset=dataset, model="linear", rounds=1))
+
+
+def test_an_image_that_is_not_finite_and_was_left_out_does_no_harm():
+    images = torch.zeros(8, 1, 4, 4)
+    images[3] = float("nan")
+    whole = fl.Examples(images, torch.arange(8) % 2)
+    for rows, is_refused in (([0, 1, 2, 4], False), ([0, 1, 2, 3], True)):
+        part = whole.take(torch.tensor(rows))
+        dataset = fl.Dataset("own", part, part, ("a", "b"))
+        experiment = fl.Experiment(
+            dataset=dataset, model="linear", rounds=1, clients=fl.Clients(count=2)
+        )
+        if is_refused:
+            with pytest.raises(ValueError, match="pixels that are not finite"):
+                build(experiment)
+        else:
+            build(experiment)

@@ -366,6 +366,10 @@ def test_an_alpha_of_one_momentum_is_a_column_of_figure_8_and_no_grid(tmp_path):
         found = done.results.final(f"cifar10, K 2, E 1, α 0, η_eff {rate}, 1-β 0.1")
         assert found is not None
         assert (row[0], row[3], row[4]) == (rate, f"{100 * found.mean:.2f}", "0.1")
+    results = diverged(done.results, "cifar10, K 2, E 1, α 0, η_eff 0.1, 1-β 0.1")
+    blocks = RECIPES["hsu2020/figure8"](results.scale).blocks(results)
+    (again,) = (b for b in blocks if isinstance(b, Table) and b.title == table.title)
+    assert list(again.rows[1][3:]) == ["diverged in round 2", "0.1"]
 
 
 def test_a_single_alpha_of_figure_8_is_drawn_with_one_momentum_too(tmp_path):

@@ -182,15 +182,14 @@ def _over_alphas(
     for number, rate in enumerate(rates(scale)):
         row = [f"{rate:.2g}"]
         for alpha, grid in grids.items():
-            best = _best(grid[number])
-            place = None if best is None else grid[number].index(best)
+            best, of_rate = _best(grid[number]), cells[alpha][number]
+            run = [place for place, cell in enumerate(of_rate) if results.runs[cell]]
+            # If all runs of a rate diverged, the first of them says when.
+            place = run[0] if run and best is None else grid[number].index(best) if run else None
             row += (
                 [NONE, NONE]
                 if place is None
-                else [
-                    at_the_end(results, cells[alpha][number][place]),
-                    f"{momenta(scale)[place]:.2g}",
-                ]
+                else [at_the_end(results, of_rate[place]), f"{momenta(scale)[place]:.2g}"]
             )
         rows.append(row)
     return [
