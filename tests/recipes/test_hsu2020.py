@@ -372,6 +372,29 @@ def test_an_alpha_of_one_momentum_is_a_column_of_figure_8_and_no_grid(tmp_path):
     assert list(again.rows[1][3:]) == ["diverged in round 2", "0.1"]
 
 
+def test_settings_of_figure_8_that_were_run_at_several_alpha_have_a_table(tmp_path):
+    """An α with a second momentum at one rate alone has no grid: the table has its runs."""
+    at_0 = ["*, α 0, *, 1-β 0.1", "*, α 0, η_eff 0.1, 1-β 1"]
+    wanted = ["cifar10, centralised", "*, α 100, *", *at_0]
+    done = reproduce("hsu2020/figure8", "smoke", tmp_path / "out", only=wanted)
+    grids = [block.title for block in done.blocks if isinstance(block, Contours)]
+    where = "cifar10, K = 2, E = 1"
+    assert grids == [f"{where}: best over momenta", f"{where}, α = 100"]
+    title = f"{where}: accuracy of each setting, %"
+    (table,) = (b for b in done.blocks if isinstance(b, Table) and b.title == title)
+    assert list(table.header) == ["η_eff", "1 − β", "α = 100", "α = 0"]
+    settings = [("0.01", "0.1"), ("0.1", "0.1"), ("0.1", "1")]
+    for row, (rate, left) in zip(table.rows, settings, strict=True):
+        cells = [f"cifar10, K 2, E 1, α {alpha}, η_eff {rate}, 1-β {left}" for alpha in (100, 0)]
+        ends = [done.results.final(cell) for cell in cells]
+        assert list(row) == [rate, left, *(f"{100 * end.mean:.2f}" for end in ends if end)]
+
+
+def test_a_whole_panel_of_figure_8_needs_no_table_of_settings(tmp_path):
+    done = reproduce("hsu2020/figure8", "smoke", tmp_path / "out")
+    assert not any(block.title.endswith("of each setting, %") for block in done.blocks)
+
+
 def test_a_single_alpha_of_figure_8_is_drawn_with_one_momentum_too(tmp_path):
     wanted = ["cifar10, centralised", "*, α 0, *, 1-β 0.1"]
     done = reproduce("hsu2020/figure8", "smoke", tmp_path / "out", only=wanted)

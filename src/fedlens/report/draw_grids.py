@@ -145,7 +145,8 @@ def contours(block: Contours) -> Figure:
         ends = {min(block.x): "left", max(block.x): "right"}
         halo = [withStroke(linewidth=2, foreground=PAPER)]  # readable on any shade
         for x, y, value in zip(xs[measured], ys[measured], sound, strict=True):
-            words = format_label(float(value), block.percent)
+            # Without the unit, which the best has: neighbours would touch.
+            words = f"{100 * value:.1f}" if block.percent else format_label(float(value))
             above = -7 if y == max(block.y) else 7  # a page cuts off text above the axes
             axes.annotate(words, (x, y), (0, above), textcoords="offset points", va="center",
                           ha=ends.get(x, "center"), fontsize=7, color=INK, path_effects=halo,

@@ -85,6 +85,7 @@ def _name(dataset: str, panel: Panel, alpha: float, rate: float, left: float) ->
 
 def blocks(results: Results) -> list[Block]:
     scale = results.scale
+    num_momenta = len(momenta(scale))
     shown: list[Block] = []
     for dataset in datasets(scale):
         for panel in panels(scale):
@@ -101,9 +102,8 @@ def blocks(results: Results) -> list[Block]:
             if len(found) > 1:
                 shown += _over_alphas(results, cells, found, where)
             for alpha, grid in found.items():
-                is_shown = len(found) > 1
-                if is_shown and max(_num_run(results, cells[alpha])) == 1 < len(momenta(scale)):
-                    continue  # one momentum only: it is shown with the other α
+                if len(found) > 1 and min(_num_run(results, cells[alpha])) < min(2, num_momenta):
+                    continue  # hardly a grid: its runs are shown with those of the other α
                 shown += [
                     Contours(
                         title=f"{where}, α = {alpha:g}",
@@ -170,7 +170,7 @@ def _over_alphas(
     grids: dict[float, list[list[float | None]]],
     where: str,
 ) -> list[Block]:
-    """A panel of the paper's figure, and a table of its accuracies."""
+    """A panel of the paper's figure, a table of its accuracies, and one of what it is made of."""
     scale = results.scale
     every, fewer = len(momenta(scale)), []
     for alpha, names in cells.items():
@@ -215,7 +215,27 @@ def _over_alphas(
             header=("η_eff", *(name for a in grids for name in (f"α = {a:g}", "1 − β"))),
             rows=rows,
         ),
+        *([_settings(results, cells, where)] if fewer else []),
     ]
+
+
+def _settings(results: Results, cells: dict[float, Cells], where: str) -> Table:
+    """The accuracies of the settings that were run at several α."""
+    scale = results.scale
+    rows = []
+    for number, rate in enumerate(rates(scale)):
+        for place, left in enumerate(momenta(scale)):
+            of_setting = [names[number][place] for names in cells.values()]
+            if sum(bool(results.runs[cell]) for cell in of_setting) > 1:
+                ends = [at_the_end(results, cell) for cell in of_setting]
+                rows.append([f"{rate:.2g}", f"{left:.2g}", *ends])
+    return Table(
+        title=f"{where}: accuracy of each setting, %",
+        caption="Test accuracy after the last round, for the settings that were run at two α or "
+        "more: what one setting gives as clients become less alike.",
+        header=("η_eff", "1 − β", *(f"α = {a:g}" for a in cells)),
+        rows=rows,
+    )
 
 
 def _star(results: Results, cells: Cells) -> str:
