@@ -6,6 +6,7 @@ described.json: the meaning of each key of an experiment, from the docs. named.j
 can be chosen by name, with its options. schema.json: the JSON Schema of experiment files.
 """
 
+import argparse
 import json
 import re
 from pathlib import Path
@@ -62,6 +63,7 @@ def as_text(content: Any) -> str:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0]).parse_args()
     (PACKAGE / "described.json").write_text(as_text(described()), encoding="utf-8")
     from fedlens import schema  # it reads that file
 

@@ -213,3 +213,5 @@ def test_the_command_tries_a_fleet(tmp_path):
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert (found["identical"], found["largest_difference"], found["sites"]) == (True, 0.0, 2)
+    assert "2 sites in the place of the experiment's 3 clients\n" in done.stderr
+    assert "\nfleet: round 1/" in done.stderr and "\nsimulated: round 1/" in done.stderr

@@ -84,6 +84,9 @@ def test_a_trial_with_more_sites_than_the_data_have_says_how_many_there_are(tmp_
     told = fedlens("fleet", "try", path, "--sites", "4", "--quiet")
     assert (told.status, told.out, told.err.count("\n")) == (2, "", 1)
     assert "made 3 clients: choose --sites 3, or choose a clients.partition" in told.err
+    told = fedlens("fleet", "try", path, "clients.count=3", "--sites", "4")
+    assert told.err.startswith("4 sites in the place of the experiment's 3 clients\n")
+    assert told.status == 2
 
 
 def test_a_server_without_keys_leaves_nothing(tmp_path):

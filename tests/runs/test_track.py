@@ -131,9 +131,11 @@ def test_a_missing_package_is_named_with_its_remedy_before_anything_runs(
         pass
 
 
-def test_an_unknown_tracker_is_refused(tmp_path):
+@pytest.mark.parametrize("names", [["tensorbord"], "tensorbord"])
+def test_an_unknown_tracker_is_refused(names, tmp_path):
+    """A single tracker needs no list."""
     with (
         pytest.raises(ValueError, match="unknown tracker 'tensorbord': did you mean 'tensorboard'"),
-        tracking(["tensorbord"], tmp_path, {}),
+        tracking(names, tmp_path, {}),
     ):
         pass

@@ -198,25 +198,29 @@ def try_command(
     """Run a whole federation here, and compare it with the simulation."""
     from fedlens.experiment import Experiment
     from fedlens.fleet.flower import check_installed
-    from fedlens.fleet.trial import of_sites, try_fleet
+    from fedlens.fleet.trial import of_sites, run_sites, simulated
     from fedlens.runs import progress
     from fedlens.runs.folder import check_free
     from fedlens.setup.data import OtherClients
 
     check_installed()
-    described = of_sites(Experiment.read(experiment, overrides or []), sites)
+    given = Experiment.read(experiment, overrides or [])
+    described = of_sites(given, sites)
     if out is not None:
         check_free(out, overwrite=False, remedy="choose another --out")
     notify = _ignore if quiet else _notify
-    with (
-        tempfile.TemporaryDirectory(prefix="fedlens-fleet-", ignore_cleanup_errors=True) as place,
-        watching(quiet, progress.rounds, "fleet", described.rounds) as watch,
-    ):
-        where = out or Path(place) / "run"
+    if sites is not None and given.clients.count not in (None, sites):
+        whom = _number(sites, "site")
+        notify(f"{whom} in the place of the experiment's {_number(given.clients.count, 'client')}")
+    with tempfile.TemporaryDirectory(prefix="fedlens-fleet-", ignore_cleanup_errors=True) as place:
+        folder, where = Path(place), out or Path(place) / "run"
         try:
-            found = try_fleet(described, Path(place), where, notify, data, watch)
+            with watching(quiet, progress.rounds, "fleet", described.rounds) as watch:
+                found = run_sites(described, folder, where, notify, data, watch)
         except OtherClients as error:
             raise OtherClients(error.what, error.found, "choose --sites") from error
+        with watching(quiet, progress.rounds, "simulated", described.rounds) as watch:
+            found |= simulated(described, folder, where, data, watch)
     if as_json:
         print(json.dumps(found | ({"run": str(out)} if out is not None else {})))
     else:

@@ -113,7 +113,7 @@ def make_keys(sites: list[Site], keys: Path) -> None:
         shutil.copy(keys / CA, site.home)
 
 
-def try_fleet(
+def run_sites(
     experiment: Experiment,
     folder: Path,
     out: Path,
@@ -121,10 +121,10 @@ def try_fleet(
     data: Path | None = None,
     watch: Watch | None = None,
 ) -> dict[str, Any]:
-    """Run an experiment on sites, with processes and sockets, and simulated; compare the two."""
+    """Run an experiment on sites of this machine, with processes and sockets."""
     sites = make_homes(experiment, folder / "sites", data, watch)
     whom = "a site and its server" if len(sites) == 1 else f"{len(sites)} sites and their server"
-    notify(f"starting {whom}, which takes a while")
+    notify(f"starting {whom}: half a minute until the first round, more with many sites")
     make_keys(sites, folder / "keys")
     port = free_port()
     begun = time.monotonic()
@@ -133,16 +133,19 @@ def try_fleet(
         job = Job(str(path), str(out), {}, data=str(data) if data else None)
         where = folder / "keys", folder / "server", "127.0.0.1", port
         status = serve(experiment, job, *where, notify, watch)
-    seconds = time.monotonic() - begun
-    notify("the same here, simulated")
-    here = run(experiment, folder / "simulated", data=data, progress=False)
-    return {
-        "status": status,
-        "sites": len(sites),
-        "rounds": len(here.records),
-        **compared(out, folder / "simulated"),
-        "seconds": seconds,
-    }
+    return {"status": status, "sites": len(sites), "seconds": time.monotonic() - begun}
+
+
+def simulated(
+    experiment: Experiment,
+    folder: Path,
+    out: Path,
+    data: Path | None = None,
+    watch: Watch | None = None,
+) -> dict[str, Any]:
+    """Run the same simulated, and compare its model with the one in `out`."""
+    here = run(experiment, folder / "simulated", data=data, watch=watch, progress=False)
+    return {"rounds": len(here.records), **compared(out, folder / "simulated")}
 
 
 def compared(one: Path, other: Path) -> dict[str, Any]:

@@ -73,14 +73,14 @@ SINKS: dict[str, Sink] = {
 
 @contextmanager
 def tracking(
-    names: Sequence[str], folder: str | Path, experiment: Mapping[str, Any]
+    names: str | Sequence[str], folder: str | Path, experiment: Mapping[str, Any]
 ) -> Iterator[Watch]:
-    """A watch for `fl.run` that sends every record to the trackers named.
+    """A watch for `fl.run` that sends every record to the tracker or trackers named.
 
     `folder` is the run folder, `experiment` its plain tables. A missing package raises here, before
     anything runs; trackers start with the first record, when the run folder exists.
     """
-    packages = {name: _package(name) for name in names}
+    packages = {name: _package(name) for name in ([names] if isinstance(names, str) else names)}
     folder, logs = Path(folder), list[Log]()
     with ExitStack() as stack:
 
