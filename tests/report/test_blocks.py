@@ -217,6 +217,12 @@ def test_a_name_in_a_table_goes_on_in_the_next_line_but_never_within_a_number(tm
     assert "lr=0.03,<wbr>seed=0" in page and "partition.<wbr>alpha" in page
 
 
+def test_no_line_of_a_page_ends_within_an_option(tmp_path):
+    text = Text(title="x", paragraphs=("more with --seeds, 1 <-- 2, a--b",))
+    page = render_page("x", "", [text], tmp_path).read_text("utf-8")
+    assert 'more with <span class="option">--seeds</span>, 1 &lt;-- 2, a--b' in page
+
+
 def test_blocks_of_one_title_have_files_of_their_own(tmp_path):
     render_page("x", "", [TABLE, TABLE], tmp_path)
     assert {path.name for path in (tmp_path / "figures").iterdir()} == {"table.csv", "table_2.csv"}

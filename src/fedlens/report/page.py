@@ -172,7 +172,16 @@ def _template() -> Template:
         lstrip_blocks=True,
     )
     environment.filters["breakable"] = _breakable
+    environment.filters["whole_options"] = _whole_options
     return environment.get_template("page.html.jinja")
+
+
+def _whole_options(text: str) -> Markup:
+    """A text in which no line ends within an option, as after the dashes of `--seeds`."""
+    from markupsafe import Markup, escape
+
+    option = r'<span class="option">\g<0></span>'
+    return Markup(re.sub(r"(?<!\S)--[a-z][a-z-]*", option, str(escape(text))))
 
 
 def _breakable(text: str) -> Markup:

@@ -186,10 +186,10 @@ def _over_alphas(
             run = [place for place, cell in enumerate(of_rate) if results.runs[cell]]
             # If all runs of a rate diverged, the first of them says when.
             place = run[0] if run and best is None else grid[number].index(best) if run else None
-            row += (
-                [NONE, NONE]
+            row.append(
+                NONE
                 if place is None
-                else [at_the_end(results, of_rate[place]), f"{momenta(scale)[place]:.2g}"]
+                else f"{at_the_end(results, of_rate[place])} at {momenta(scale)[place]:.2g}"
             )
         rows.append(row)
     return [
@@ -210,9 +210,9 @@ def _over_alphas(
         ),
         Table(
             title=f"{where}: best accuracy over momenta, %",
-            caption="Test accuracy after the last round, and the 1 − β that it was reached with."
+            caption="Test accuracy after the last round, at the 1 − β that it was reached with."
             f"{tried}",
-            header=("η_eff", *(name for a in grids for name in (f"α = {a:g}", "1 − β"))),
+            header=("η_eff", *(f"α = {a:g}" for a in grids)),
             rows=rows,
         ),
         *([_settings(results, cells, where)] if fewer else []),
