@@ -56,6 +56,7 @@ OWN = {  # what folders are called after, and the keys that their runs have in t
     "lr": ["local.lr"],
     "normalise": ["normalise"],
     "partition": ["clients.partition"],
+    "precision": ["precision"],
 }
 
 
@@ -276,7 +277,7 @@ def test_how_much_of_each_item_was_run_is_said():
             assert set(revisions.split(", ")) == {_manifest(it)["revision"][:7] for it in folders}
 
 
-IN_WORDS = {0: "", 6: "six"}
+IN_WORDS = {0: "", 2: "two"}
 
 
 def _num_shorter(name: str) -> int:
