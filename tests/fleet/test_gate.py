@@ -4,9 +4,13 @@ import base64
 import contextlib
 import http.client
 import http.server
+import re
 import socket
 import ssl
+import subprocess
+import sys
 import threading
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -39,7 +43,7 @@ class Inner(http.server.BaseHTTPRequestHandler):
     def do_POST(self):
         body = self.rfile.read(int(self.headers["content-length"]))
         self.seen.append((self.path, body, self.headers.get("x-own")))
-        self.send_response(401 if self.path.endswith("get-fab") else 200)
+        self.send_response(400 if self.path.endswith("activate-node") else 200)
         self.send_header("content-length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -49,9 +53,11 @@ class Inner(http.server.BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def opened(folder: Path):
-    keys, told = folder / "keys", list[str]()
+def behind(folder: Path):
+    """The keys of a server that knows ann, and the address of what is behind its gate."""
+    keys = folder / "keys"
     make_server_keys(keys, ["127.0.0.1"])
+    make_site_key(keys, "ann")
     inner = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Inner)
     inner.daemon_threads = True
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -59,16 +65,92 @@ def opened(folder: Path):
     inner.socket = context.wrap_socket(inner.socket, server_side=True)
     thread = threading.Thread(target=inner.serve_forever)
     thread.start()
-    port = free_port()
     Inner.seen.clear()
     try:
-        address = f"127.0.0.1:{inner.server_port}"
-        with Gate("127.0.0.1", port, address, keys, told.append, {b"ann's key": "ann"}):
-            yield port, keys, told
+        yield keys, f"127.0.0.1:{inner.server_port}"
     finally:
         inner.shutdown()
         thread.join()
         inner.server_close()
+
+
+def names_of(keys):
+    return {key: name for name, key in public_keys(keys).items()}
+
+
+@contextlib.contextmanager
+def opened(folder: Path):
+    port, told = free_port(), list[str]()
+    with (
+        behind(folder) as (keys, address),
+        Gate("127.0.0.1", port, address, keys, told.append, names_of(keys)),
+    ):
+        yield port, keys, told
+
+
+IN_A_PROCESS = """
+import resource, sys
+from pathlib import Path
+from fedlens.fleet.gate import Gate
+from fedlens.fleet.keys import public_keys
+
+_, port, address, keys, handles, spare = sys.argv
+resource.setrlimit(resource.RLIMIT_NOFILE, (int(handles), int(handles)))
+tell = lambda line: print(line, flush=True)
+names = {key: name for name, key in public_keys(Path(keys)).items()}
+with Gate("127.0.0.1", int(port), address, Path(keys), tell, names):
+    tell("open")
+    input()
+    taken = []
+    try:
+        while True:
+            taken.append(open("/dev/null"))
+    except OSError:
+        del taken[: int(spare)]
+    tell(f"{len(taken)} handles taken")
+    input()
+"""
+
+
+@contextlib.contextmanager
+def in_a_process(folder: Path, handles=1024, spare=None):
+    """A gate in a process with so many handles, of which others leave only `spare`."""
+    port = free_port()
+    with behind(folder) as (keys, address):
+        words = [*map(str, (port, address, keys, handles, spare or 0))]
+        with subprocess.Popen(
+            [sys.executable, "-c", IN_A_PROCESS, *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=Path(__file__).parents[2],
+        ) as process:
+            try:
+                assert process.stdout and process.stdin
+                assert process.stdout.readline() == "open\n"
+                if spare is not None:
+                    process.stdin.write("\n")
+                    process.stdin.flush()
+                    assert "taken" in process.stdout.readline()
+                yield port, keys, process
+            finally:
+                process.kill()
+
+
+def signed(keys, late=0.0, key=NODE_KEY):
+    """The headers of a request by a site, as Flower makes them, on a clock that is late."""
+    from cryptography.hazmat.primitives.asymmetric.ec import ECDSA
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+
+    private = load_ssh_private_key((keys / key).read_bytes(), None)
+    stamp = (datetime.now(UTC) - timedelta(seconds=late)).isoformat()
+    signature = private.sign(stamp.encode(), ECDSA(SHA256()))  # type: ignore[union-attr, call-arg, arg-type]
+    return {
+        "flwr-public-key": base64.b64encode(public_keys(keys)["ann"]).decode(),
+        "flwr-timestamp": stamp,
+        "flwr-signature": base64.b64encode(signature).decode(),
+    }
 
 
 def ask(port, keys, path, method="POST", body=b"", headers=None):
@@ -85,8 +167,9 @@ def ask(port, keys, path, method="POST", body=b"", headers=None):
 def test_the_fleet_api_is_passed_on_and_nothing_else(tmp_path):
     with opened(tmp_path) as (port, keys, told):
         large = bytes(range(256)) * 40_000
-        assert ask(port, keys, "/v1/fleet/push-object", body=large) == (200, large)
-        own = {"x-own": "signature"}
+        own = signed(keys)
+        assert ask(port, keys, "/v1/fleet/push-object", body=large, headers=own) == (200, large)
+        own["x-own"] = "signature"
         assert ask(port, keys, "/v1/fleet/pull-messages", body=b"1", headers=own) == (200, b"1")
         assert Inner.seen[-1] == ("/v1/fleet/pull-messages", b"1", "signature")
         passed = len(Inner.seen)
@@ -100,20 +183,80 @@ def test_the_fleet_api_is_passed_on_and_nothing_else(tmp_path):
                 "https://127.0.0.1/v1/control/start-run",
             ),
         ):
-            assert ask(port, keys, path)[0] == 404, path
-        assert ask(port, keys, "/v1/fleet/pull-messages", method="GET")[0] == 404
+            assert ask(port, keys, path, headers=own)[0] == 404, path
+        assert ask(port, keys, "/v1/fleet/pull-messages", method="GET", headers=own)[0] == 404
         assert len(Inner.seen) == passed
-        assert ask(port, keys, "/v1/fleet/get-fab")[0] == 401
-        assert any("key (none) is not registered" in line for line in told)
-        for key, word in (
-            (b"ann's key", "ann counts as connected"),
-            (b"eve's", "is not registered"),
-        ):
-            shown = {"flwr-public-key": base64.b64encode(key).decode()}
-            assert ask(port, keys, "/v1/fleet/get-fab", headers=shown)[0] == 401
-            assert word in told[-1]
         assert any("'/v1/control/start-run'" in line for line in told)
     assert len(PATHS) == 12
+
+
+def test_whoever_has_not_signed_as_a_site_is_refused_with_the_reason(tmp_path):
+    with opened(tmp_path) as (port, keys, told):
+        make_site_key(tmp_path / "eve", "ann")
+        good, other = signed(keys), signed(tmp_path / "eve")
+        for headers, word in (
+            ({}, "key (none) is not registered"),
+            (other, "is not registered"),
+            (good | {"flwr-signature": other["flwr-signature"]}, "did not sign"),
+            (good | {"flwr-timestamp": "now"}, "did not sign"),
+            (signed(keys, late=400), "the clock of ann is 400 s behind this server's"),
+            (signed(keys, late=-60), "s ahead of this server's"),
+        ):
+            status, text = ask(port, keys, "/v1/fleet/get-run", headers=headers)
+            assert status == 401 and word in text.decode() and word in told[-1]
+        assert not Inner.seen
+        assert ask(port, keys, "/v1/fleet/get-run", headers=signed(keys, late=200))[0] == 200
+        status, text = ask(port, keys, "/v1/fleet/activate-node", headers=good)
+        assert status == 400 and b"ann counts as connected" in text  # the SuperLink refuses it
+
+
+def knock(port, count):
+    return [socket.create_connection(("127.0.0.1", port), timeout=300) for _ in range(count)]
+
+
+@pytest.mark.parametrize(("handles", "spare"), [(256, None), (1024, 20)])
+def test_a_site_gets_in_though_strangers_hold_all_connections(handles, spare, tmp_path):
+    """As many as the gate has handles, or as what others in its process have left of them."""
+    with in_a_process(tmp_path, handles, spare) as (port, keys, process):
+        flood = knock(port, 300)
+        try:
+            for _ in range(3):
+                assert ask(port, keys, "/v1/fleet/get-run", headers=signed(keys))[0] == 200
+        finally:
+            for one in flood:
+                one.close()
+        assert ask(port, keys, "/v1/fleet/get-run", headers=signed(keys))[0] == 200
+        process.kill()
+        said = process.stdout.read().splitlines()
+        assert sum("connections are taken" in line for line in said) == 1
+        assert sum("Too many open files" in line for line in said) == (1 if spare else 0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("framing", ["content-length: 20000000", "transfer-encoding: chunked"])
+def test_what_strangers_send_is_not_kept(framing, tmp_path):
+    """24 connections that would send 20 MB each, all open at once."""
+    piece = bytes(10_000)
+    if "chunked" in framing:
+        piece = b"%x\r\n%s\r\n" % (len(piece), piece)
+    head = f"POST /v1/fleet/push-object HTTP/1.1\r\nhost: x\r\n{framing}\r\n\r\n".encode()
+    with in_a_process(tmp_path) as (port, keys, process):
+        assert ask(port, keys, "/v1/fleet/get-run", headers=signed(keys))[0] == 200
+
+        def most():
+            status = Path(f"/proc/{process.pid}/status").read_text()
+            return 1024 * int(re.search(r"VmHWM:\s+(\d+) kB", status)[1])  # type: ignore[index]
+
+        before, trust = most(), ssl.create_default_context(cafile=keys / CA)
+        with contextlib.ExitStack() as stack:
+            for plain in knock(port, 24):
+                one = stack.enter_context(trust.wrap_socket(plain, server_hostname="127.0.0.1"))
+                with contextlib.suppress(OSError):  # it is cut off
+                    one.sendall(head)
+                    for _ in range(2000):
+                        one.sendall(piece)
+            assert ask(port, keys, "/v1/fleet/get-run", headers=signed(keys))[0] == 200
+            assert most() - before < 24 * 20_000_000 / 4
 
 
 @pytest.mark.parametrize(
@@ -130,11 +273,12 @@ def test_the_fleet_api_is_passed_on_and_nothing_else(tmp_path):
 def test_no_request_hides_in_another(raw, tmp_path):
     with opened(tmp_path) as (port, keys, _):
         trust = ssl.create_default_context(cafile=keys / CA)
+        own = "".join(f"{name}: {value}\r\n" for name, value in signed(keys).items())
         with (
             socket.create_connection(("127.0.0.1", port), timeout=300) as plain,
             trust.wrap_socket(plain, server_hostname="127.0.0.1") as connection,
         ):
-            connection.sendall(raw)
+            connection.sendall(raw.replace(b"host: x\r\n", f"host: x\r\n{own}".encode()))
             with contextlib.suppress(OSError):
                 while connection.recv(4096):
                     pass

@@ -2,7 +2,10 @@
 
 A SuperLink has one port for sites, for users who start runs, and for its own apps, without accounts
 for any of them. So it listens on this machine alone, and the gate forwards what sites need: twelve
-paths, each request read completely and written anew.
+paths, in requests that are signed with the key of a site and written anew.
+
+Strangers cost it little: the head of a request is checked before its body is read, a body passes
+through in pieces, and where connections are scarce those of strangers give way.
 """
 
 from __future__ import annotations
@@ -10,11 +13,13 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
+import json
+import resource
 import socket
 import ssl
 import threading
-import weakref
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +36,17 @@ HOP = frozenset(  # headers of a single connection, or that the gate writes anew
     name.encode()
     for name in (
         *("host", "connection", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade"),
-        *("content-length", "proxy-connection", "proxy-authorization", "expect"),
+        *("proxy-connection", "proxy-authorization", "expect"),
     )
 )
+PIECE = 2**16  # bytes that are read at once
 MOST_BYTES = 64 * 2**20  # of a request: Flower sends arrays in pieces of 5 MB
-SILENCE = 120.0  # seconds after which a connection without a request is closed
-HANDSHAKE = 20.0  # seconds for a TLS handshake
+SILENCE = 120.0  # seconds after which a site's connection on which nothing comes is closed
+HANDSHAKE = 10.0  # seconds for a TLS handshake, and then for a stranger's first request
+PAUSE = 0.5  # seconds until the next try, where a connection cannot be accepted
 MOST_CONNECTIONS = 1000
+BEHIND, AHEAD = 305.0, 5.0  # seconds by which a SuperLink allows the clock of a site to be wrong
+REFUSED = 2004  # Flower's code for a SuperNode that is not let in
 
 
 class Gate:
@@ -57,12 +66,15 @@ class Gate:
     ) -> None:
         self.host, self.port, self.inner, self.keys, self.notify = host, port, inner, keys, notify
         self.names = names
+        # A connection takes two handles, its own and one to the SuperLink; others need some too.
+        handles, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self.most = min(MOST_CONNECTIONS, handles // 3 if handles > 0 else MOST_CONNECTIONS)
         self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()
         self._error: OSError | None = None
         self._told: set[str] = set()
         self._open: set[asyncio.Task[None]] = set()
-        self._transports: weakref.WeakSet[asyncio.Transport] = weakref.WeakSet()
+        self._strangers: dict[asyncio.Task[None], None] = {}  # no request was signed yet; by age
         self._thread = threading.Thread(target=self._run, name="fleet-gate", daemon=True)
 
     def __enter__(self) -> Gate:
@@ -114,19 +126,44 @@ class Gate:
                 for task in (accepting, *self._open):
                     task.cancel()
                 await asyncio.gather(accepting, *self._open, return_exceptions=True)
-                for transport in list(self._transports):
-                    transport.abort()
                 await asyncio.sleep(0.1)  # gives the transports time to close
 
     async def _accept(self, listener: socket.socket, context: ssl.SSLContext, client: Any) -> None:
         while True:
-            connection, peer = await self._loop.sock_accept(listener)
-            if len(self._open) >= MOST_CONNECTIONS:
+            try:
+                connection, peer = await self._loop.sock_accept(listener)
+            except OSError as error:  # such as too many open files
+                self._say(f"cannot take a connection ({error.strerror}): trying again")
+                # Two handles: for the connection, and for the one to the SuperLink.
+                if not (await self._made_room() and await self._made_room()):
+                    await asyncio.sleep(PAUSE)
+                continue
+            if len(self._open) >= self.most and not await self._made_room():
                 connection.close()
                 continue
             task = asyncio.create_task(self._connection(connection, str(peer[0]), context, client))
             self._open.add(task)
-            task.add_done_callback(self._open.discard)
+            self._strangers[task] = None
+            task.add_done_callback(self._left)
+            await asyncio.sleep(0)  # so that many who knock at once do not keep the others waiting
+
+    def _left(self, task: asyncio.Task[None]) -> None:
+        self._open.discard(task)
+        self._strangers.pop(task, None)
+
+    async def _made_room(self) -> bool:
+        """End the oldest connection of a stranger; False if there is none."""
+        self._say(
+            "all connections are taken (`ulimit -n` sets how many there are): those on which no "
+            "site has spoken give way"
+        )
+        oldest = next(iter(self._strangers), None)
+        if oldest is None:
+            return False
+        oldest.cancel()
+        await asyncio.wait([oldest])
+        await asyncio.sleep(0)  # its socket is closed in the next step of the loop
+        return True
 
     async def _connection(
         self, connection: socket.socket, peer: str, context: ssl.SSLContext, client: Any
@@ -138,7 +175,11 @@ class Gate:
         protocol = asyncio.StreamReaderProtocol(reader, loop=self._loop)
         try:
             transport, _ = await self._loop.connect_accepted_socket(
-                lambda: protocol, connection, ssl=context, ssl_handshake_timeout=HANDSHAKE
+                lambda: protocol,
+                connection,
+                ssl=context,
+                ssl_handshake_timeout=HANDSHAKE,
+                ssl_shutdown_timeout=HANDSHAKE,
             )
         except OSError as error:
             connection.close()
@@ -146,63 +187,102 @@ class Gate:
                 why = (error.reason or "no TLS").replace("_", " ").lower()
                 self._say(f"refused a connection from {peer}: {why}")
             return
-        self._transports.add(transport)
         writer = asyncio.StreamWriter(transport, protocol, reader, self._loop)
-        http = h11.Connection(h11.SERVER, max_incomplete_event_size=2**16)
+        visit = Visit(h11.Connection(h11.SERVER, max_incomplete_event_size=PIECE), reader, writer)
+        task: Any = asyncio.current_task()
         try:
             while True:
-                request, body = await asyncio.wait_for(_request(http, reader, h11), SILENCE)
-                if request is None:
+                known = task not in self._strangers
+                request = await visit.event(SILENCE if known else HANDSHAKE)
+                if type(request) is not h11.Request:
                     return
-                await self._pass_on(http, writer, client, request, body, peer)
-                if http.our_state is not h11.DONE or http.their_state is not h11.DONE:
+                refusal = self._refusal(request, peer)
+                if refusal is not None:
+                    await visit.refuse(*refusal)
                     return
-                http.start_next_cycle()
-        except (h11.RemoteProtocolError, OSError, TimeoutError):
+                self._strangers.pop(task, None)
+                await self._pass_on(visit, client, request, peer)
+                if visit.http.our_state is not h11.DONE or visit.http.their_state is not h11.DONE:
+                    return
+                visit.http.start_next_cycle()
+        except (h11.RemoteProtocolError, OSError):
             return
+        except asyncio.CancelledError:
+            transport.abort()
+            raise
         finally:
             writer.close()
 
-    async def _pass_on(
-        self, http: Any, writer: Any, client: Any, request: Any, body: bytes | None, peer: str
-    ) -> None:
+    def _refusal(self, request: Any, peer: str) -> tuple[int, str] | None:
+        """The status and the reason for refusing a request of which only the head was read."""
+        if request.method != b"POST" or request.target not in PATHS:
+            target, only = request.target[:80].decode("ascii", "replace"), "only the Fleet API"
+            self._say(f"refused {target!r} from {peer}: sites may use {only}")
+            return 404, only
+        headers = dict(request.headers)
+        why = self._stranger(headers)
+        if why is not None:
+            self._say(f"refused a site at {peer}: {why}")
+            return 401, why
+        length = headers.get(b"content-length", b"0")  # h11 has read it as a number
+        return (413, "it is too large") if int(length) > MOST_BYTES else None
+
+    def _stranger(self, headers: Mapping[bytes, bytes]) -> str | None:
+        """Why a request with these headers is not signed by a site, as Flower signs; None: it is.
+
+        A SuperLink checks the same, but only after it has read all, and gives no reason.
+        """
+        from cryptography.exceptions import InvalidSignature
+        from cryptography.hazmat.primitives.asymmetric.ec import ECDSA
+        from cryptography.hazmat.primitives.hashes import SHA256
+        from cryptography.hazmat.primitives.serialization import load_pem_public_key
+
+        key = _decoded(headers.get(b"flwr-public-key", b""))
+        if key not in self.names:
+            short = hashlib.sha256(key).hexdigest()[:12] if key else "(none)"
+            return f"key {short} is not registered"
+        stamp = headers.get(b"flwr-timestamp", b"")
+        public: Any = load_pem_public_key(key)
+        try:
+            public.verify(_decoded(headers.get(b"flwr-signature", b"")), stamp, ECDSA(SHA256()))
+            late = (datetime.now(UTC) - datetime.fromisoformat(stamp.decode())).total_seconds()
+        except (InvalidSignature, ValueError, TypeError):
+            return f"it has the key of {self.names[key]}, but did not sign with it"
+        if -AHEAD < late < BEHIND:
+            return None
+        wrong = f"{abs(late):,.0f} s {'behind' if late > 0 else 'ahead of'} this server's"
+        return f"the clock of {self.names[key]} is {wrong}: set both by a time server"
+
+    async def _pass_on(self, visit: Visit, client: Any, request: Any, peer: str) -> None:
+        import h11
         import httpx
 
-        allowed = request.method == b"POST" and request.target in PATHS
-        if not allowed:
-            target = request.target[:80].decode("ascii", "replace")
-            self._say(f"refused {target!r} from {peer}: sites may use only the Fleet API")
-            await _respond(http, writer, 404, [], b"")
-            return
-        if body is None:
-            await _respond(http, writer, 413, [], b"")
-            return
-        headers = [(name, value) for name, value in request.headers if name not in HOP]
+        headers = dict(request.headers)
+        hop = HOP | {b"content-length"} if b"transfer-encoding" in headers else HOP
         try:
-            reply = await client.request(
-                "POST", request.target.decode("ascii"), headers=headers, content=body
-            )
-        except httpx.HTTPError:  # the SuperLink is starting, or gone
-            await _respond(http, writer, 503, [], b"")
-            return
-        if reply.status_code in (401, 403) or (
-            reply.status_code >= 400 and request.target.endswith(b"/activate-node")
-        ):
-            self._say(f"refused a site at {peer}: {self._why(request.headers)}")
-        back = [
-            (name, value)
-            for name, value in reply.headers.raw
-            if name.lower() not in HOP | {b"content-encoding"}
-        ]
-        await _respond(http, writer, reply.status_code, back, reply.content)
-
-    def _why(self, headers: Any) -> str:
-        """Why the SuperLink refuses a site with the public key in these headers."""
-        key = _key_of(headers)
-        if key in self.names:
-            return f"{self.names[key]} counts as connected already, for a minute after it stopped"
-        short = hashlib.sha256(key).hexdigest()[:12] if key else "(none)"
-        return f"key {short} is not registered"
+            async with client.stream(
+                "POST",
+                request.target.decode("ascii"),
+                headers=[(name, value) for name, value in request.headers if name not in hop],
+                content=visit.body(),
+            ) as reply:
+                refused = 400 <= reply.status_code < 500
+                if refused and request.target.endswith(b"/activate-node"):
+                    name = self.names[_decoded(headers[b"flwr-public-key"])]
+                    why = f"{name} counts as connected already, for a minute after it stopped"
+                    self._say(f"refused a site at {peer}: {why}")
+                    await visit.refuse(reply.status_code, why)
+                    return
+                raw = [(name.lower(), value) for name, value in reply.headers.raw]
+                back = [(name, value) for name, value in raw if name not in HOP]
+                await visit.send(h11.Response(status_code=reply.status_code, headers=back))
+                async for piece in reply.aiter_raw():
+                    await visit.send(h11.Data(data=piece))
+                await visit.send(h11.EndOfMessage())
+        except httpx.HTTPError as error:  # the SuperLink is starting, or gone
+            if visit.http.our_state is not h11.SEND_RESPONSE:
+                raise ConnectionAbortedError from error
+            await visit.refuse(503, "the SuperLink does not answer")
 
     def _say(self, line: str) -> None:
         """Pass a line to `notify`, once."""
@@ -211,50 +291,61 @@ class Gate:
             self.notify(line)
 
 
-async def _request(http: Any, reader: asyncio.StreamReader, h11: Any) -> tuple[Any, bytes | None]:
-    """The next request and its body (None if it is too large); (None, None) at the end."""
-    request, parts, size = None, [], 0
-    while True:
-        event = http.next_event()
-        if event is h11.NEED_DATA:
-            http.receive_data(await reader.read(2**16))
-        elif isinstance(event, h11.Request):
-            request = event
-        elif isinstance(event, h11.Data):
+class Visit:
+    """The requests and the answers on one connection."""
+
+    def __init__(
+        self, http: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self.http, self.reader, self.writer = http, reader, writer
+
+    async def event(self, seconds: float) -> Any:
+        """What comes next, in the terms of h11; a TimeoutError if nothing comes for so long."""
+        import h11
+
+        async with asyncio.timeout(seconds):
+            while (event := self.http.next_event()) is h11.NEED_DATA:
+                self.http.receive_data(await self.reader.read(PIECE))
+        return event
+
+    async def body(self) -> AsyncIterator[bytes]:
+        import h11
+
+        size = 0
+        while type(event := await self.event(SILENCE)) is h11.Data:
             size += len(event.data)
-            if size <= MOST_BYTES:
-                parts.append(bytes(event.data))
-        elif isinstance(event, h11.EndOfMessage):
-            return request, b"".join(parts) if size <= MOST_BYTES else None
-        else:
-            return None, None
+            if size > MOST_BYTES:
+                raise ConnectionAbortedError
+            yield bytes(event.data)
+        if type(event) is not h11.EndOfMessage:
+            raise ConnectionAbortedError
 
+    async def send(self, event: Any) -> None:
+        self.writer.write(self.http.send(event) or b"")
+        async with asyncio.timeout(SILENCE):
+            await self.writer.drain()
 
-async def _respond(
-    http: Any, writer: Any, status: int, headers: list[tuple[bytes, bytes]], body: bytes
-) -> None:
-    import h11
+    async def refuse(self, status: int, why: str) -> None:
+        """Answer in the form of Flower's errors, so that the SuperNode of a site logs the reason.
 
-    length = (b"content-length", str(len(body)).encode())
-    for event in (
-        h11.Response(status_code=status, headers=[*headers, length]),
-        h11.Data(data=body),
-        h11.EndOfMessage(),
-    ):
-        sent = http.send(event)
-        if sent:
-            writer.write(sent)
-    await writer.drain()
+        The connection must be closed then, since the body of the request may not be read.
+        """
+        import h11
+
+        text = json.dumps({"code": REFUSED, "detail": why}).encode()
+        headers = [("content-length", str(len(text))), ("connection", "close")]
+        await self.send(h11.Response(status_code=status, headers=headers))
+        await self.send(h11.Data(data=text))
+        await self.send(h11.EndOfMessage())
 
 
 def _family(host: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
-def _key_of(headers: Any) -> bytes:
-    """The public key in the headers of a site's request; empty if there is none."""
-    shown = [value for name, value in headers if b"public-key" in name.lower()]
+def _decoded(text: bytes) -> bytes:
+    """What was sent as base64; empty if it is none."""
     try:
-        return base64.b64decode(shown[0]) if shown else b""
+        return base64.b64decode(text)
     except ValueError:
         return b""
