@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import glob
 import os
+import secrets
 import stat
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -61,7 +61,6 @@ def _beside(path: Path) -> Iterator[BinaryIO]:
             yield file
             file.flush()
             os.fsync(file.fileno())
-            part.chmod(0o644)
             try:
                 part.replace(path)
             except OSError as error:
@@ -89,9 +88,14 @@ def remove_leftovers(folder: Path, name: str = "*") -> None:
 
 
 def _new_part(path: Path) -> tuple[int, Path]:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     while True:
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=PART, dir=path.parent)
+        part = path.parent / f".{path.name}.{secrets.token_hex(4)}{PART}"
+        try:
+            handle = os.open(part, flags, 0o666)  # less the umask, as any file
+        except FileExistsError:
+            continue
         if try_lock(handle) is not False and os.fstat(handle).st_nlink:
-            return handle, Path(name)
+            return handle, part
         os.close(handle)  # another process removed it as a leftover before it was locked
-        Path(name).unlink(missing_ok=True)
+        part.unlink(missing_ok=True)

@@ -7,13 +7,12 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
+from fedlens import files
 from fedlens.cli.main import main
 from fedlens.report import draw
 from fedlens.runs.folder import RunFolder
@@ -132,14 +131,14 @@ def test_a_disk_that_becomes_read_only_in_a_round_is_no_mistake_in_the_command(
 ):
     monkeypatch.setattr("fedlens.runs.loop.CHECKPOINT_SECONDS", 0.0)
     monkeypatch.setattr("fedlens.runs.loop.SAVING_SHARE", 1.0)
-    make, made = tempfile.mkstemp, iter(range(10**6))
+    make, made = files._new_part, iter(range(10**6))
 
-    def read_only(*given: Any, **options: Any) -> tuple[int, str]:
+    def read_only(path: Path) -> tuple[int, Path]:
         if next(made) > 10:
             raise OSError(errno.EROFS, os.strerror(errno.EROFS), "a temporary name")
-        return make(*given, **options)
+        return make(path)
 
-    monkeypatch.setattr(tempfile, "mkstemp", read_only)
+    monkeypatch.setattr(files, "_new_part", read_only)
     more = ["--seeds", 1] if command == "sweep" else []
     ended = fedlens(command, "a.toml", "rounds=3", *more, "--out", "out", "-q")
     assert (ended.status, ended.out) == (1, "")

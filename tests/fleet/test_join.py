@@ -1,6 +1,7 @@
 """What a site tells the person who started it, and how processes end with those they serve."""
 
 import json
+import os
 import socket
 import ssl
 import subprocess
@@ -13,8 +14,8 @@ from typer.testing import CliRunner
 
 from fedlens.cli.main import app
 from fedlens.experiment import Experiment
-from fedlens.fleet import keys
-from fedlens.fleet.flower import free_port
+from fedlens.fleet import flower, keys
+from fedlens.fleet.flower import end, free_port, start_supernode
 from fedlens.fleet.gate import Gate
 from fedlens.fleet.join import (
     Changes,
@@ -33,6 +34,7 @@ from fedlens.fleet.trial import part_of
 from fedlens.locks import one_writer
 from fedlens.setup.data import load_dataset
 from tests.data.test_layouts import write
+from tests.fleet.real import wait_until
 from tests.fleet.sites import write_experiment
 
 
@@ -269,17 +271,72 @@ def test_a_process_ends_with_the_one_it_serves():
 def test_a_site_takes_no_task_but_messages(tmp_path, monkeypatch):
     pytest.importorskip("flwr")
     monkeypatch.setenv("FLWR_HOME", str(tmp_path))  # as for every process of a site
+    from flwr.proto.runtime_pb2 import AcquireTaskResponse
+    from flwr.proto.task_pb2 import Task
     from flwr.supercore.constant import TaskType
-    from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResultStatus
 
-    from fedlens.fleet.superexec import REPLACED, Forks
+    from fedlens.fleet import superexec
 
-    assert all(hasattr(module, name) for module, name, _ in REPLACED)
-    forks = Forks()
-    assert forks.get_eligible_capacity(set(TaskType)) == ({TaskType.CLIENT_APP}, set())
-    for kind in set(TaskType) - {TaskType.CLIENT_APP}:
-        spec = ExecutionSpec(kind, "127.0.0.1:1", "token", True, None, False, None, False, 1)
-        assert forks.launch(spec).status == LaunchResultStatus.FAILED
+    offered = iter(sorted(set(TaskType) - {TaskType.CLIENT_APP}))
+    asked = set[str]()
+
+    class Link:
+        def AcquireTask(self, request):
+            asked.update(request.supported_task_types)
+            try:
+                return AcquireTaskResponse(token="t", task=Task(type=next(offered)))
+            except StopIteration:
+                raise KeyboardInterrupt from None
+
+    def forked():
+        raise AssertionError
+
+    monkeypatch.setattr(superexec, "client", lambda *_: Link())
+    monkeypatch.setattr(superexec, "LOOK", 0)
+    monkeypatch.setattr("os.fork", forked)
+    with pytest.raises(KeyboardInterrupt):
+        superexec.do_tasks("flower-supernode", "127.0.0.1:1", None)
+    assert asked == {TaskType.CLIENT_APP}
+
+
+def test_programs_of_the_same_names_that_stand_first_on_the_path_are_not_run(tmp_path, monkeypatch):
+    pytest.importorskip("flwr")
+    others, home, told = tmp_path / "bin", tmp_path / "ann", list[str]()
+    others.mkdir()
+    for name in ("flower-superexec", "flower-supernode", "flwr-clientapp", "python", "python3"):
+        (others / name).write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
+        (others / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{others}{os.pathsep}{os.environ['PATH']}")
+    make_server_keys(tmp_path / "keys", ["127.0.0.1"])
+    make_site_key(home, "ann")
+    (home / CA).write_bytes((tmp_path / "keys" / CA).read_bytes())
+    port, log = free_port(), home / "supernode.log"
+    names = {key: name for name, key in keys.public_keys(home).items()}
+    # It starts its other programs before it connects; a gate without a SuperLink hears it then.
+    with Gate("127.0.0.1", port, "127.0.0.1:1", tmp_path / "keys", told.append, names) as gate:
+        reached = threading.Event()
+        monkeypatch.setattr(gate, "_refusal", lambda *_: reached.set())
+        process = start_supernode(home, "ann", home, f"127.0.0.1:{port}", "cpu", log)
+        try:
+            wait_until(lambda: reached.is_set() or process.poll() is not None)
+            assert process.poll() is None, log.read_text()
+            assert not (tmp_path / "ran").exists()
+            for name in ("supernode.log", "superexec.log"):
+                assert (home / name).stat().st_mode & 0o077 == 0
+        finally:
+            end(process)
+
+
+@pytest.mark.parametrize("found", [None, "1.42.0", "2.0.0"])
+def test_another_version_of_flower_is_refused_before_anything_is_started(found, monkeypatch):
+    def version(name):
+        if found is None:
+            raise flower.PackageNotFoundError(name)
+        return found
+
+    monkeypatch.setattr(flower, "version", version)
+    with pytest.raises(ValueError, match=r"needs.*1\.41.*install it with"):
+        flower.check_installed()
 
 
 @pytest.mark.parametrize("command", ["serve", "app"])

@@ -4,13 +4,17 @@ The seconds are printed, for docs/fleet.md, and not judged: they depend on what 
 """
 
 import json
+import os
+import subprocess
+import sys
 import time
+from pathlib import Path
 from statistics import median
 
 import pytest
 
 from fedlens.experiment import Experiment
-from fedlens.fleet.flower import end, environment, free_port, start
+from fedlens.fleet.flower import end, environment, free_port
 from fedlens.fleet.keys import CA, NODE_KEY
 from fedlens.run_files import read_records
 from fedlens.setup import build
@@ -95,6 +99,20 @@ clients = {{{{ count = {SITES} }}}}
 """
 
 
+def started(words, home):
+    """A process of Flower, which finds its other programs by PATH."""
+    places = Path(sys.executable).parent
+    home.mkdir()
+    with (home / "log").open("ab") as log:
+        return subprocess.Popen(
+            [str(places / words[0]), *map(str, words[1:])],
+            stdout=log,
+            stderr=log,
+            env=environment(home) | {"PATH": f"{places}{os.pathsep}{os.environ['PATH']}"},
+            start_new_session=True,
+        )
+
+
 def floor(fleet, folder, sizes):
     """Seconds of rounds of the empty app, on SuperNodes that are Flower's own throughout."""
     app, out = folder / "app", folder / "seconds.json"
@@ -108,7 +126,7 @@ def floor(fleet, folder, sizes):
         words = ["flower-supernode", "--superlink", fleet.link.address]
         words += ["--root-certificates", home / CA, "--auth-supernode-private-key", home / NODE_KEY]
         words += ["--host", "127.0.0.1", "--port", free_port(), "--isolation", "subprocess"]
-        nodes.append(start(words, folder / f"{home.name}.log", environment(folder / home.name)))
+        nodes.append(started(words, folder / home.name))
     try:
         fleet.link.run(app, {"out": str(out), "sizes": json.dumps(sizes)})
         wait_until(out.is_file, 1800)

@@ -29,6 +29,7 @@ def post(port, path, ca):
         connection.close()
 
 
+LOGS = ("log.jsonl", "supernode.log", "superexec.log")
 POISON = """
 from pathlib import Path
 
@@ -41,15 +42,24 @@ if "{half}" == "client":
 def captured(monkeypatch):
     """All that sites send, as it comes through the gate: paths with what is sent to them."""
     found: list[tuple[str, bytes]] = []
-    read = gate._request
+    pass_on = gate.Gate._pass_on
 
-    async def seen(*args):
-        request, body = await read(*args)
-        if request is not None:
-            found.append((request.target.decode(), body or b""))
-        return request, body
+    async def seen(self, visit, client, request, peer):
+        read = visit.body
 
-    monkeypatch.setattr(gate, "_request", seen)
+        async def body():
+            pieces = [piece async for piece in read()]
+            found.append((request.target.decode(), b"".join(pieces)))
+            for piece in pieces:
+                yield piece
+
+        visit.body = body
+        try:
+            await pass_on(self, visit, client, request, peer)
+        finally:
+            visit.body = read
+
+    monkeypatch.setattr(gate.Gate, "_pass_on", seen)
     return found
 
 
@@ -92,10 +102,14 @@ def test_a_federation_of_processes(tmp_path, monkeypatch, captured):
         assert post(fleet.link.port, "/v1/control/list-runs", ca) != 404  # from here it is there
         with pytest.raises(ssl.SSLError):
             post(port, "/v1/fleet/pull-messages", None)  # a site that trusts another CA
-        assert fleet.run(path, tmp_path / "run", wait=600.0) == "finished"
+        lines = list[str]()  # of the processes that run in a round
+        watch = lambda _: lines.extend(processes_of(tmp_path))  # noqa: E731
+        assert fleet.run(path, tmp_path / "run", watch, wait=600.0) == "finished"
+        assert lines and not any("token" in line for line in lines)
         fl.run(for_fleet(fl.Experiment.read(path)), tmp_path / "here")
         assert model_bytes(tmp_path / "run") == model_bytes(tmp_path / "here")
         check_captured(fleet, captured)
+        check_private(fleet)
 
         assert not marker.exists()
         assert not any((site.home / "flower" / "apps").exists() for site in fleet.sites.values())
@@ -114,6 +128,21 @@ def test_a_federation_of_processes(tmp_path, monkeypatch, captured):
     assert any("refused '/v1/control/start-run'" in line for line in fleet.told)
     assert any("unknown ca" in line for line in fleet.told)
     wait_until(lambda: not processes_of(tmp_path))
+
+
+def check_private(fleet):
+    """Others can read neither what a site writes nor what the server keeps of sites."""
+    others = 0o077
+    kept = [
+        path
+        for site in fleet.sites.values()
+        for name in ("memory", "orders", "cache", "held", "flower")
+        for path in (site.home / name, *(site.home / name).rglob("*"))
+    ]
+    kept += [site.home / name for site in fleet.sites.values() for name in LOGS]
+    kept += [fleet.home, fleet.home / "superlink.db", fleet.home / "superlink.log"]
+    assert any(path.suffix == ".safetensors" for path in kept)
+    assert [str(path) for path in kept if path.stat().st_mode & others] == []
 
 
 def _end_when_asked(fleet, name):

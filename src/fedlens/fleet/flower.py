@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
-import shlex
 import signal
 import socket
 import ssl
@@ -17,6 +16,7 @@ import urllib.request
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from fedlens.fleet.keys import CA, NODE_KEY, SERVER, SERVER_KEY
 from fedlens.process_state import is_alive
 
 END_SECONDS = 8.0  # time for a process to end after SIGTERM, before SIGKILL
+FLOWER = "1.41"
 REMEDY = "install it with: pip install 'fedlens[fleet]'"
 APP = """\
 [build-system]
@@ -64,10 +65,13 @@ app = {half}_app(Path(__file__).parent / "experiment.toml")
 
 
 def check_installed() -> None:
+    """Raise ValueError unless Flower is there, in the version whose private parts are used."""
     try:
-        import flwr  # noqa: F401
-    except ImportError as error:
-        raise ValueError(f"a fleet needs Flower (flwr 1.41): {REMEDY}") from error
+        found = version("flwr")
+    except PackageNotFoundError as error:
+        raise ValueError(f"a fleet needs Flower (flwr {FLOWER}): {REMEDY}") from error
+    if not found.startswith(f"{FLOWER}."):
+        raise ValueError(f"flwr is {found}, and a fleet needs {FLOWER}: {REMEDY}")
 
 
 def free_port() -> int:
@@ -76,36 +80,43 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def environment(home: Path, first: Path | None = None) -> dict[str, str]:
+def environment(home: Path) -> dict[str, str]:
     """The environment of Flower's processes: their own folder, no telemetry, no calls elsewhere."""
-    places = [*([str(first)] if first else []), str(Path(sys.executable).parent)]
     return {
         **os.environ,
         "FLWR_HOME": str(home / "flower"),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
         "PYTHONUNBUFFERED": "1",
-        "PATH": os.pathsep.join([*places, os.environ.get("PATH", "")]),
     }
 
 
-def start(command: Sequence[object], log: Path, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start a process. On Linux it ends when this process ends, however that ends."""
-    words = [str(word) for word in command]
-    words[0] = str(Path(sys.executable).parent / words[0])
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("ab") as out:
+def start(
+    home: Path, command: Sequence[object], tasks: Sequence[object], log: Path, umask: int = -1
+) -> subprocess.Popen[bytes]:
+    """Start a program of Flower whose tasks are done by `superexec.py`, with these arguments.
+
+    Programs are found beside the Python that runs, whatever PATH says. Only this user can read the
+    log. On Linux the program ends when this process ends, however that ends.
+    """
+    program, *words = command
+    binary = Path(sys.executable).parent / str(program)
+    with open(log, "ab", opener=_for_this_user) as out:
         return subprocess.Popen(
-            words,
+            [sys.executable, "-m", "fedlens.fleet.superexec", *map(str, (*tasks, binary, *words))],
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=out,
-            env=dict(env),
+            env=environment(home),
+            umask=umask,
             start_new_session=True,
             preexec_fn=_end_with_parent if sys.platform == "linux" else None,
         )
+
+
+def _for_this_user(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def _end_with_parent() -> None:
@@ -164,17 +175,20 @@ class SuperLink:
         return f"127.0.0.1:{self.port}"
 
     def __enter__(self) -> SuperLink:
+        database = self.folder / "superlink.db"
         (self.folder / "flower").mkdir(parents=True, exist_ok=True)
+        database.touch(mode=0o600)  # it holds what sites send
         self.process = start(
+            self.folder,
             (
                 *("flower-superlink", "--host", "127.0.0.1", "--port", self.port),
                 *("--ssl-ca-certfile", self.keys / CA, "--ssl-certfile", self.keys / SERVER),
                 *("--ssl-keyfile", self.keys / SERVER_KEY, "--enable-supernode-auth"),
-                *("--database", self.folder / "superlink.db", "--isolation", "subprocess"),
+                *("--database", database, "--isolation", "process"),
                 "--disable-runtime-dependency-installation",
             ),
+            (self.address, self.keys / CA, self.log),
             self.log,
-            environment(self.folder),
         )
         try:
             self._wait()
@@ -259,22 +273,22 @@ class SuperLink:
 def start_supernode(
     home: Path, name: str, data: Path, server: str, device: str, log: Path
 ) -> subprocess.Popen[bytes]:
-    """Start the SuperNode of a site, which runs only code that is installed here."""
-    commands = home / "bin"
-    python, output = shlex.quote(sys.executable), shlex.quote(str(home.resolve() / "superexec.log"))
-    superexec = f'#!/bin/sh\nexec {python} -m fedlens.fleet.superexec "$@" >>{output} 2>&1\n'
-    write_atomically(commands / "flower-superexec", superexec.encode())
-    (commands / "flower-superexec").chmod(0o755)
-    (home / "flower").mkdir(parents=True, exist_ok=True)
+    """Start the SuperNode of a site, which runs only code that is installed here.
+
+    Only this user can read what it writes: its memory of experiments, images that were decoded.
+    """
+    (home / "flower").mkdir(mode=0o700, exist_ok=True)
     places = {"name": name, "home": home.resolve(), "data": data.resolve(), "device": device}
-    config = " ".join(f'{key}="{value}"' for key, value in places.items())
+    config, port = " ".join(f'{key}="{value}"' for key, value in places.items()), free_port()
     return start(
+        home,
         (
             *("flower-supernode", "--superlink", server),
             *("--root-certificates", home / CA, "--auth-supernode-private-key", home / NODE_KEY),
-            *("--node-config", config, "--host", "127.0.0.1", "--port", free_port()),
-            *("--isolation", "subprocess"),
+            *("--node-config", config, "--host", "127.0.0.1", "--port", port),
+            *("--isolation", "process"),
         ),
+        (f"127.0.0.1:{port}", "", home / "superexec.log"),
         log,
-        environment(home, commands),
+        umask=0o077,
     )

@@ -34,6 +34,7 @@ def open_fleet(
     """Start a SuperLink that sites with known keys reach at host:port; with their node ids."""
     check_server_keys(keys)
     public = public_keys(keys)
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
     with one_writer(home), SuperLink(home, keys) as link:
         numbers = link.register(public)
         names = {key: name for name, key in public.items()}

@@ -1,76 +1,121 @@
-"""The program that the SuperNode of a site starts instead of Flower's `flower-superexec`.
+"""Starts Flower's SuperNode of a site or SuperLink of a server, and runs the tasks that it has.
 
-Flower would start a new process for each message, which installs the app that the server sent and
-runs it. Here a fork of this process answers each message with the app of the installed Fedlens: no
-code from the server is run, and Flower and torch are imported once.
+Flower's own `flower-superexec` would start a process for each task, with its token among the
+arguments, which installs the app that came with the task and runs it. Here a fork of one process
+does a task; nobody else sees its token, and Flower and torch are imported once. A site answers
+messages with the app of the installed Fedlens, and does nothing else: the app that the server sent
+is received, and never unpacked.
 """
 
 from __future__ import annotations
 
 import importlib
 import os
+import signal
 import sys
+import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
+from queue import Queue
 from typing import Any, NoReturn
 
-from flwr.supercore.cli import flower_superexec
+from flwr.app import Message
+from flwr.app.error import Error
+from flwr.common.constant import ErrorCode, SubStatus
+from flwr.proto.runtime_pb2 import AcquireTaskRequest
 from flwr.supercore.constant import TaskType
-from flwr.supercore.superexec import run_superexec as superexec
-from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResult
-from flwr.supercore.tls import validate_and_resolve_root_certificates
-from flwr.supernode.runtime import run_clientapp as runtime
+from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
+from flwr.supercore.interceptors import (
+    RuntimeTokenHttpInterceptor,
+    RuntimeVersionHttpInterceptor,
+)
+from flwr.supercore.retry import make_simple_http_retry_invoker
+from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
 from fedlens.fleet.flower import end_with
 
-
-class Forks:
-    """An executor, in Flower's terms: it answers messages and accepts no other kind of task."""
-
-    def get_eligible_capacity(
-        self, supported_task_types: set[TaskType], **_: Any
-    ) -> tuple[set[TaskType], set[str]]:
-        return {TaskType.CLIENT_APP}, set()
-
-    def wait_for_capacity(self, *_: Any, **__: Any) -> None:
-        return None
-
-    def launch(self, spec: ExecutionSpec) -> LaunchResult:
-        if spec.task_type != TaskType.CLIENT_APP:
-            return LaunchResult.failed("this site runs no app of its server")
-        # Imported before the fork, so that it is done once; and only when there is a message, since
-        # a SuperNode that is refused starts this program as well.
-        importlib.import_module("fedlens.fleet.apps")
-        if os.fork() == 0:
-            _answer(spec)
-        return LaunchResult.accepted()
-
-    def reconcile(self) -> None:
-        """Reap the forks that have ended."""
-        try:
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        except ChildProcessError:  # there are no children
-            return
-
-    def close(self) -> None:
-        return None
+LOOK = 0.2  # seconds between two looks for a task
+Task = Callable[[str, str, bytes | None], None]  # address, token, certificates
 
 
-def _answer(spec: ExecutionSpec) -> NoReturn:
-    """Answer one message in the fork, then exit: the fork must not continue its parent's work."""
+def client(address: str, certificates: bytes | None, *more: Any) -> RuntimeHttpClient:
+    """A client for the tasks of the SuperNode or SuperLink at an address of this machine."""
+    return RuntimeHttpClient.from_server_address(
+        server_address=address,
+        insecure=certificates is None,
+        root_certificates=certificates,
+        interceptors=[RuntimeVersionHttpInterceptor(component_name="SuperExec"), *more],
+        retry_invoker=make_simple_http_retry_invoker(),
+    )
+
+
+def answer(address: str, token: str, certificates: bytes | None) -> None:
+    """Answer one message of a server."""
+    from fedlens.fleet.apps import client_app
+
+    link = client(address, certificates, RuntimeTokenHttpInterceptor(token))
+    HeartbeatSender(make_task_heartbeat_fn_http(link)).start()
+    message, context, *_ = pull_task_input(link)
+    status, details = SubStatus.COMPLETED, ""
+    try:
+        reply = client_app()(message=message, context=context)
+    except Exception as error:
+        traceback.print_exc()
+        status, details = SubStatus.FAILED, f"{type(error)}:<'{error}'>"
+        failed = Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason=details)
+        reply = Message(failed, reply_to=message)
+    push_message(link, reply, context)
+    push_task_output(link, context, status, details)
+
+
+def run(address: str, token: str, certificates: bytes | None) -> None:
+    """Run the app that a server sent to its own SuperLink."""
+    from flwr.superlink.runtime.run_serverapp import run_serverapp
+
+    run_serverapp(address, Queue(), token, certificates is None, certificates, None, False)
+
+
+TASKS: dict[str, tuple[TaskType, Task]] = {
+    "flower-supernode": (TaskType.CLIENT_APP, answer),
+    "flower-superlink": (TaskType.SERVER_APP, run),
+}
+"""The only kind of task that each of Flower's programs gets done here, and how."""
+
+
+def do_tasks(program: str, address: str, certificates: bytes | None) -> NoReturn:
+    """Do each task of a program in a fork, for ever."""
+    kind, do = TASKS[program]
+    link = client(address, certificates)
+    while True:
+        _reap()
+        found = link.AcquireTask(AcquireTaskRequest(supported_task_types=[kind]))
+        if found.HasField("task") and found.token and found.task.type == kind:
+            # Imported before the fork, so that it is done once; and only when there is a task,
+            # since a SuperNode that is refused has this process as well.
+            importlib.import_module("fedlens.fleet.apps")
+            if os.fork() == 0:
+                _in_fork(do, address, found.token, certificates)
+        time.sleep(LOOK)
+
+
+def _reap() -> None:
+    """Reap the forks that have ended."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:  # there are no children
+        return
+
+
+def _in_fork(do: Task, *task: Any) -> NoReturn:
+    """Do one task, then exit: the fork must not continue its parent's work."""
+    end_with(os.getppid())
     status = 1
     try:
-        runtime.run_clientapp(
-            runtime_api_address=spec.runtime_api_address,
-            token=spec.token,
-            insecure=spec.insecure,
-            certificates=validate_and_resolve_root_certificates(
-                spec.root_certificates_path, spec.insecure
-            ),
-            parent_pid=spec.parent_pid,
-            runtime_dependency_install=False,
-        )
+        do(*task)
+        status = 0
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else 1
     except BaseException:
@@ -81,46 +126,22 @@ def _answer(spec: ExecutionSpec) -> NoReturn:
         os._exit(status)
 
 
-def _installs_nothing(*_: Any, **__: Any) -> None:
-    return None
-
-
-def _no_folder(*_: Any, **__: Any) -> Path:
-    return Path()
-
-
-def _load_ours(*_: Any, **__: Any) -> Any:
-    def load(*_: Any, **__: Any) -> Any:
-        from fedlens.fleet.apps import client_app
-
-        return client_app()
-
-    return load
-
-
-def _forks(*_: Any, **__: Any) -> Forks:
-    return Forks()
-
-
-REPLACED = (
-    (superexec, "get_executor", _forks),
-    (superexec, "start_parent_process_monitor", end_with),
-    (runtime, "start_parent_process_monitor", end_with),
-    (runtime, "install_from_fab", _installs_nothing),
-    (runtime, "get_project_dir", _no_folder),
-    (runtime, "get_load_client_app_fn", _load_ours),
-)
-"""Flower's functions that start, end, install and load apps, and their replacements."""
-
-
-def main() -> None:
-    for module, name, ours in REPLACED:
-        if not hasattr(module, name):
-            sys.exit(f"this Flower starts apps in another way ({name}): install flwr 1.41")
-        setattr(module, name, ours)
-    sys.argv[0] = "flower-superexec"
-    flower_superexec()
+def main(address: str, ca: str, log: str, *command: str) -> None:
+    """Become Flower's program; a fork does its tasks, and writes to `log`."""
+    program = os.getpid()
+    if os.fork():
+        os.execv(command[0], command)
+    try:
+        end_with(program)
+        out = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        for stream in (1, 2):
+            os.dup2(out, stream)
+        do_tasks(Path(command[0]).name, address, Path(ca).read_bytes() if ca else None)
+    except BaseException:
+        traceback.print_exc()
+        os.kill(program, signal.SIGTERM)  # without this process it would never do a task
+        os._exit(1)
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])
