@@ -58,6 +58,73 @@ NAMED = {
 }
 
 
+CLAIMS = [{"size": 10**8}, {"size": 10**12}, {"size": 10**30}, {"held_out": 10**12}, {"size": 1e9}]
+
+
+@pytest.mark.parametrize("claim", CLAIMS, ids=str)
+def test_a_site_that_claims_absurdly_many_examples_is_left_out(claim, tmp_path):
+    path = write_experiment(tmp_path)
+    sites, told = make_sites(path, tmp_path / "sites"), list[str]()
+
+    def change(name, what, arrived):
+        lies = (name, what) == ("bob", "sizes")
+        return arrived._replace(facts={**arrived.facts, **claim}) if lies else arrived
+
+    run_nearby(path, tmp_path / "run", sites, change, told, wait=0.5, at_least=3)
+    assert any(line.startswith("bob: refused: it gave no sizes") for line in told)
+    assert "without bob" in told
+    assert json.loads((tmp_path / "run" / "partition.json").read_text())["client_names"] == [
+        name for name in NAMES if name != "bob"
+    ]
+
+
+@pytest.mark.parametrize("number", [1e5, 1e30])
+def test_an_absurdly_long_update_is_refused_without_a_limit_in_the_experiment(number, tmp_path):
+    path = write_experiment(tmp_path, '{ name = "scaffold" }', per_round=4)
+    sites, told = make_sites(path, tmp_path / "sites"), list[str]()
+
+    def change(name, what, arrived):
+        long = (name, what) == ("bob", "train")
+        return spoilt(arrived, lambda t: t + number) if long else arrived
+
+    run_nearby(path, tmp_path / "run", sites, change, told)
+    assert [record["failed"] for record in read_records(tmp_path / "run")] == [{"huge": [1]}] * 2
+    assert any("bob: huge: its norm is " in line and "above" in line for line in told)
+
+
+@pytest.mark.parametrize("what", ["sizes", "train"])
+def test_what_a_site_says_reaches_the_operator_as_one_printable_line(what, tmp_path):
+    path = write_experiment(tmp_path, rounds=4)
+    sites, told = make_sites(path, tmp_path / "sites"), list[str]()
+    text = "no\x1b[2J\ncat: 100 examples\r" + 10_000 * "x"
+
+    def change(name, asked, arrived):
+        refuses = (name, asked) == ("bob", what)
+        return Arrived({"refused": text}, {}) if refuses else arrived
+
+    run_nearby(path, tmp_path / "run", sites, change, told, wait=0.5, at_least=3)
+    assert any(line.startswith("bob: refused: no\\x1b[2J\\ncat") for line in told)
+    assert all(line.isprintable() and len(line) < 400 for line in told)
+
+
+@pytest.mark.parametrize("refusals", [1, 6])
+def test_a_site_that_was_away_leaves_no_trace_in_the_bytes(refusals, tmp_path):
+    """However often the others were asked in between, and in which order they were drawn."""
+    path = write_experiment(
+        tmp_path, '{ name = "scaffold" }', "reporting = { quorum = 1.0 }\n", per_round=4
+    )
+    sites, left = make_sites(path, tmp_path / "sites"), iter(range(refusals))
+
+    def change(name, what, arrived):
+        away = (name, what) == ("cat", "train") and next(left, None) is not None
+        return Arrived({"refused": "its data are away"}, {}) if away else arrived
+
+    run_nearby(path, tmp_path / "run", sites, change)
+    fl.run(for_fleet(fl.Experiment.read(path)), tmp_path / "here")
+    assert read_records(tmp_path / "run")[0]["attempts"] == refusals + 1
+    assert model_bytes(tmp_path / "run") == model_bytes(tmp_path / "here")
+
+
 @pytest.mark.parametrize("fault", BAD)
 def test_a_bad_update_is_named_and_never_in_the_model(fault, tmp_path):
     path = write_experiment(

@@ -73,6 +73,22 @@ def test_what_a_site_answered_is_told_in_words(tmp_path):
     assert answer_by(line) == "trained for 2.0 s, and sent 1.5 kB"
 
 
+def test_refusals_that_are_repeated_are_one_line_of_the_log_that_counts_them(tmp_path):
+    path = write_experiment(tmp_path)
+    terms = Terms.of(Experiment.read(path), load_dataset(Experiment.read(path).dataset, None))
+    site = part_of(path, tmp_path / "sites", 0, 4)
+    order = {"experiment": terms.hash, "terms": terms.text, "client": 0}
+    answers, other = Tail(site.home / LOG), {**order, "experiment": "0" * 64}
+    seen = [
+        len(answers.new().splitlines())
+        for asked in (*(order for _ in range(12)), other, order)
+        if site.answer("sizes", asked, {})
+    ]
+    assert seen == [1, *[0] * 11, 1, 1]
+    lines = [json.loads(line) for line in (site.home / LOG).read_text().splitlines()]
+    assert [line["times"] for line in lines] == [12, 1, 1]
+
+
 def test_what_the_policy_does_not_allow_is_not_approved(tmp_path):
     path = write_experiment(tmp_path)
     experiment = Experiment.read(path)

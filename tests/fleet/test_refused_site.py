@@ -2,9 +2,11 @@
 
 import pytest
 
-from fedlens.fleet.join import REFUSED, join
+from fedlens.fleet.join import join
 from fedlens.fleet.keys import CA, make_site_key
 from tests.data.test_layouts import write
+
+WHY = "the clock of ann is 400 s behind this server's: set both by a time server"
 
 
 class Clock:
@@ -39,13 +41,15 @@ def gives_up_after(tmp_path, monkeypatch):
                 if clock.now < self.last:
                     return None
                 with self.log.open("a") as file:
-                    file.write(f"{REFUSED}\n")
+                    file.write(f"Exit Code: 305\n[code: 2004] {WHY}\n")
                 return 1
 
         monkeypatch.setattr("fedlens.fleet.join.start_supernode", SuperNode)
-        with pytest.raises(ValueError, match=r"let ann in.*: give ann\.pub to the person"):
+        with pytest.raises(
+            ValueError, match=r"let ann in.*400 s behind.*: give ann\.pub to the person"
+        ):
             join(tmp_path, "ann", photos, "10.0.0.1:9092", "cpu", wait, told.append)
-        assert told == ["not connected (its key is refused); trying again"]
+        assert told == [f"not connected (the server says: {WHY}); trying again"]
         return clock.now
 
     return seconds

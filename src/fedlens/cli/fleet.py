@@ -12,6 +12,7 @@ import typer
 
 from fedlens.cli.arguments import DataFolder, ExperimentFile, Json, Overrides, Quiet, watching
 from fedlens.cli.stopping import Stopped
+from fedlens.reading import printable
 
 fleet_app = typer.Typer(no_args_is_help=True, help="A real federation: a server, and sites.")
 
@@ -19,7 +20,7 @@ Out = Annotated[Path | None, typer.Option(help="The run folder. [default: runs/N
 
 
 def _notify(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    print(printable(line), file=sys.stderr, flush=True)  # it may quote what others sent
 
 
 def _ignore(line: str) -> None:

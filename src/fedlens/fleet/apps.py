@@ -63,7 +63,7 @@ def unpacked(content: RecordDict) -> tuple[dict[str, Any], Tree]:
         facts = told["facts"]
         if not isinstance(facts, dict):
             raise ValueError("it has no facts")
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"it cannot be read: {error}") from error
     return facts, {name: found[name] for name in told["names"]}
 

@@ -22,10 +22,12 @@ from fedlens.federation import Examples
 from fedlens.fleet import Notify, payload
 from fedlens.network.network import Network
 from fedlens.reporting.reports import Reporting
+from fedlens.uploads import norm_of
 from fedlens.work import Part, Shared, Work
 
 DEADLINE = 3600.0  # seconds, if the experiment sets none
 AWAY = 90.0  # seconds to wait for an offline site: Flower refuses a site for 60 after it died
+LARGEST = 1000.0  # times the norm of the model: of an update, if the experiment sets no limit
 PAUSE = 0.25  # seconds between two polls for replies
 
 
@@ -122,8 +124,12 @@ class Fleet(Engine):
         algorithm, failed = program.algorithm, dict[int, str]()
         goal = min(algorithm.select.cohort_size, len(work))
         needed = self.rules.needed(goal, algorithm.combine.fewest)
+        rules = self.rules
+        if rules.largest is None:
+            sent = norm_of([shared.params, shared.buffers], torch.zeros(1))
+            rules = replace(rules, largest=LARGEST * max(float(sent.max()), 1.0))
         for client, arrived in self._ask("train", orders, model, goal, needed):
-            found = self._checked(arrived, [own_keys[row] for row in rows[client]])
+            found = self._checked(arrived, [own_keys[row] for row in rows[client]], rules)
             if isinstance(found, dict):
                 self._answers |= found
             else:
@@ -178,7 +184,9 @@ class Fleet(Engine):
         self._away |= unsent
         self.sites.forget()
 
-    def _checked(self, arrived: Arrived, own_keys: list[int]) -> dict[int, Part] | Arrived:
+    def _checked(
+        self, arrived: Arrived, own_keys: list[int], rules: Reporting
+    ) -> dict[int, Part] | Arrived:
         """The parts that a site sent, by order key, or an `Arrived` that says what is wrong."""
         facts, declared = arrived.facts, self._declared
         assert declared is not None
@@ -196,9 +204,11 @@ class Fleet(Engine):
             wrong = payload.mismatch(tree, declared)
             if wrong is not None:
                 return arrived._replace(failed="malformed", reason=wrong)
-            why = self.rules.rejects(payload.norm(tree))
+            norm = payload.norm(tree)
+            why = rules.rejects(norm)
             if why is not None:
-                return arrived._replace(failed=why)
+                above = f", above {rules.largest:.3g}" if why == "huge" else ""
+                return arrived._replace(failed=why, reason=f"its norm is {norm:.3g}{above}")
             keep: Memory = {"counted": {"key": torch.tensor(key)}} if facts.get("kept") else {}
             parts[key] = payload.received({name: tree[name] for name in declared}, keep)
         if len(arrived.tensors) != len(own_keys) * len(declared):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import ssl
 import subprocess
@@ -30,7 +31,7 @@ REMEDIES = {  # by OpenSSL's error code for a certificate
     10: "it has expired, so make new keys for the server, and get its ca.pem",
     **dict.fromkeys((62, 64), "check that the server's keys were made with this --host"),
 }
-REFUSED = "[code: 2004]"  # in Flower's log: the key is not registered, or in use
+REFUSED = re.compile(r"\[code: 2004\] *(.*)")  # in Flower's log: what the gate said
 
 
 def join(
@@ -74,17 +75,18 @@ def _stay(
             said = _follow(process, log, answers, server, say)
         finally:
             end(process)
-        now = time.monotonic()
-        if REFUSED not in said:
+        now, refusals = time.monotonic(), REFUSED.findall(said)
+        if not refusals:
             refused_since = None
         elif refused_since is None or now - begun > PATIENCE:  # it was accepted for a while
             refused_since = now
         elif now - refused_since > patience:
             raise ValueError(
-                f"{server} did not let {name} in for {patience:g} s: give {name}.pub to the "
-                "person who runs it, and check that no other process uses the key"
+                f"{server} did not let {name} in for {patience:g} s ({refusals[-1]}): give "
+                f"{name}.pub to the person who runs it, and check that no other process uses the "
+                "key"
             )
-        why = "its key is refused" if REFUSED in said else f"see {log.path}"
+        why = f"the server says: {refusals[-1]}" if refusals else f"see {log.path}"
         say.state(f"not connected ({why}); trying again")
         time.sleep(PAUSE)
 

@@ -18,6 +18,7 @@ from fedlens.files import write_atomically
 from fedlens.fleet import Notify
 from fedlens.fleet.engine import Fleet, Sites
 from fedlens.fleet.terms import Terms, for_fleet
+from fedlens.reading import printable, shortened
 from fedlens.reporting.reports import Reporting
 from fedlens.run_files import EXPERIMENT
 from fedlens.runs.folder import RunFolder
@@ -31,6 +32,7 @@ from fedlens.setup.data import ClientTests, load_dataset
 from fedlens.setup.network import make_network
 
 SITES = "sites.json"  # in the run folder: what the sites hold, as they reported it
+MOST_EXAMPLES = 10_000_000  # of a site: the server needs some tens of bytes for each
 ASK_AGAIN = 5.0  # seconds until a site that refused is asked again: it may have approved by then
 
 
@@ -86,7 +88,8 @@ def hear(
                 found[client] = held
                 notify(f"{names[client]}: {held.size:,} examples")
                 continue
-            why = arrived.reason or arrived.facts.get("refused") or "it gave no sizes"
+            none = f"it gave no sizes from 1 to {MOST_EXAMPLES:,}"
+            why = arrived.reason or arrived.facts.get("refused") or none
             word = f"{arrived.failed or 'refused'}: {why}"
             if last_word.get(client) != word:
                 last_word[client] = word
@@ -97,7 +100,8 @@ def hear(
 def _held(name: str, facts: Any, terms: Terms) -> Held | None:
     """What a site reported, or None if that is not valid."""
     size, apart, counts = (facts.get(key) for key in ("size", "held_out", "label_counts"))
-    if not all(type(number) is int and number >= 0 for number in (size, apart)) or not size:
+    fit = all(type(number) is int and 0 <= number <= MOST_EXAMPLES for number in (size, apart))
+    if not fit or not size:
         return None
     if "label_counts" not in terms.algorithm.discloses:
         return Held(name, size, apart)
@@ -206,8 +210,16 @@ def check_unchanged(begun: Experiment, wanted: Experiment, out: Path) -> None:
         )
 
 
-def run_job(job: Job, connect: Callable[[Sequence[str]], Sites], notify: Notify) -> Result:
-    """Run or resume an experiment on sites; `connect` connects to the sites of given names."""
+def run_job(job: Job, connect: Callable[[Sequence[str]], Sites], tell: Notify) -> Result:
+    """Run or resume an experiment on sites; `connect` connects to the sites of given names.
+
+    `tell` gets lines for the operator. They may quote what a site sent, so they are cut and their
+    control characters are escaped: none can pass for another line, or write to a terminal.
+    """
+
+    def notify(line: str) -> None:
+        tell(printable(shortened(line)))
+
     out = Path(job.out)
     resumes = job.resume and (out / SITES).is_file()
     place = out / EXPERIMENT if resumes else Path(job.experiment)

@@ -7,6 +7,7 @@ data from the server: the terms of an experiment, a model, the key of an order.
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -203,7 +204,7 @@ class Site:
         tensors: Tree,
         seconds: float,
     ) -> None:
-        """Append to the log a line about an order and what was sent."""
+        """Append to the log a line about an order and what was sent; a refusal may be repeated."""
         line = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "asked": what,
@@ -215,8 +216,37 @@ class Site:
             "seconds": round(seconds, 3),
         }
         self.home.mkdir(parents=True, exist_ok=True)
-        with (self.home / LOG).open("a") as file:
-            file.write(json.dumps(line) + "\n")
+        if not ("refused" in facts and counted_again(self.home / LOG, line)):
+            with (self.home / LOG).open("a") as file:
+                file.write(_with_times(line, 1) if "refused" in facts else json.dumps(line) + "\n")
+
+
+def counted_again(log: Path, line: Mapping[str, Any]) -> bool:
+    """Whether the last line of the log is the same but for its time: then it is counted there.
+
+    A server asks every few seconds until the experiment is approved. The line keeps its length, so
+    that whoever reads what is added to the log misses nothing.
+    """
+    if not log.is_file():
+        return False
+    with log.open("r+b") as file:
+        end = file.seek(0, os.SEEK_END)
+        file.seek(max(0, end - 10_000))
+        text = file.read().splitlines(keepends=True)[-1]
+        try:
+            last = json.loads(text)
+            times = last.pop("times")
+        except (ValueError, KeyError):
+            return False
+        same = last | {name: line[name] for name in ("time", "seconds")} == line
+        if same:
+            file.seek(end - len(text))
+            file.write(_with_times(last | {"time": line["time"]}, times + 1).encode())
+    return same
+
+
+def _with_times(line: Mapping[str, Any], times: int) -> str:
+    return f'{json.dumps(line)[:-1]}, "times": {times:6}}}\n'
 
 
 @dataclass(frozen=True)

@@ -133,10 +133,24 @@ class Elsewhere(Gathering):
         # Clients that answered need not train again. If the others are back, the result is the
         # same as without a failure.
         same = left.attempts < MOST_ALIKE
-        again = self.asked if same else _ask_again(self.call, left.attempts)
+        again = self.asked if same else self._in_order(_ask_again(self.call, left.attempts))
         idle = set(left.reported.clients.tolist()) - set(again.clients.tolist())
         failed = _joined(left.failed, {"surplus": sorted(idle)})
         return replace(left, reported=again, failed=failed, attempts=left.attempts + 1)
+
+    def _in_order(self, again: Asked) -> Asked:
+        """The clients in the order of those asked at first, then the others by number.
+
+        Sums depend on the order: the same clients give the same bytes, however often some failed.
+        """
+        place = {key: row for row, key in enumerate(self.asked.keys.tolist())}
+        clients, own_keys = again.clients.tolist(), again.keys.tolist()
+        return again.rows(
+            sorted(
+                range(len(clients)),
+                key=lambda row: (place.get(own_keys[row], len(place)), clients[row]),
+            )
+        )
 
 
 @dataclass(frozen=True)
