@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("flwr", reason="a fleet needs flwr: pip install 'fedlens[fleet]'")
 
 from fedlens.fleet import apps
-from fedlens.fleet.apps import FlowerSites, _arrived
+from fedlens.fleet.apps import FlowerSites, _arrived, unpacked
 
 
 class Grid:
@@ -57,3 +57,9 @@ def test_a_site_that_is_gone_is_told_of_in_our_words():
     assert _arrived(reply)[2:] == ("dropped", "it is not there any more")
     reply.error.code = 2
     assert _arrived(reply)[2:] == ("raised", said)
+
+
+@pytest.mark.parametrize("text", ["", "[" * 100_000, "9" * 5000, '{"facts": 1, "names": []}'])
+def test_a_message_that_cannot_be_read_is_malformed_and_ends_nothing(text):
+    with pytest.raises(ValueError):
+        unpacked({"facts": {"json": text}})  # type: ignore[arg-type]
