@@ -145,7 +145,7 @@ def signed(keys, late=0.0, key=NODE_KEY):
 
     private = load_ssh_private_key((keys / key).read_bytes(), None)
     stamp = (datetime.now(UTC) - timedelta(seconds=late)).isoformat()
-    signature = private.sign(stamp.encode(), ECDSA(SHA256()))  # type: ignore[union-attr, call-arg, arg-type]
+    signature = private.sign(stamp.encode(), ECDSA(SHA256()))
     return {
         "flwr-public-key": base64.b64encode(public_keys(keys)["ann"]).decode(),
         "flwr-timestamp": stamp,
@@ -203,7 +203,7 @@ def test_whoever_has_not_signed_as_a_site_is_refused_with_the_reason(tmp_path):
             (signed(keys, late=-60), "s ahead of this server's"),
         ):
             status, text = ask(port, keys, "/v1/fleet/get-run", headers=headers)
-            assert status == 401 and word in text.decode() and word in told[-1]
+            assert status == 400 and word in text.decode() and word in told[-1]
         assert not Inner.seen
         assert ask(port, keys, "/v1/fleet/get-run", headers=signed(keys, late=200))[0] == 200
         status, text = ask(port, keys, "/v1/fleet/activate-node", headers=good)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from importlib.metadata import PackageNotFoundError
 
 import pytest
 from typer.testing import CliRunner
@@ -347,7 +348,7 @@ def test_programs_of_the_same_names_that_stand_first_on_the_path_are_not_run(tmp
 def test_another_version_of_flower_is_refused_before_anything_is_started(found, monkeypatch):
     def version(name):
         if found is None:
-            raise flower.PackageNotFoundError(name)
+            raise PackageNotFoundError(name)
         return found
 
     monkeypatch.setattr(flower, "version", version)

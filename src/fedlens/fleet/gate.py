@@ -223,7 +223,7 @@ class Gate:
         why = self._stranger(headers)
         if why is not None:
             self._say(f"refused a site at {peer}: {why}")
-            return 401, why
+            return 400, why  # at 401 a SuperNode ends, and does not log the reason
         length = headers.get(b"content-length", b"0")  # h11 has read it as a number
         return (413, "it is too large") if int(length) > MOST_BYTES else None
 

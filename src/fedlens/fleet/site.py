@@ -238,7 +238,7 @@ def counted_again(log: Path, line: Mapping[str, Any]) -> bool:
             times = last.pop("times")
         except (ValueError, KeyError):
             return False
-        same = last | {name: line[name] for name in ("time", "seconds")} == line
+        same: bool = last | {name: line[name] for name in ("time", "seconds")} == line
         if same:
             file.seek(end - len(text))
             file.write(_with_times(last | {"time": line["time"]}, times + 1).encode())
