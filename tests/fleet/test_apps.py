@@ -62,4 +62,4 @@ def test_a_site_that_is_gone_is_told_of_in_our_words():
 @pytest.mark.parametrize("text", ["", "[" * 100_000, "9" * 5000, '{"facts": 1, "names": []}'])
 def test_a_message_that_cannot_be_read_is_malformed_and_ends_nothing(text):
     with pytest.raises(ValueError):
-        unpacked({"facts": {"json": text}})  # type: ignore[arg-type]
+        unpacked({"facts": {"json": text}})
