@@ -34,6 +34,7 @@ ORDER = [
         "core",
         "by_client",
         "own_code",
+        "consent",
     ],
     ["data"],
     ["network", "augment", "models"],

@@ -152,14 +152,14 @@ def test_evaluate_says_where_it_cannot_tell_what_the_run_trained_on(trained, her
     file.write_text(text.replace(str(trained.images), str(images)))
     assert "the run trained on" in fedlens("evaluate", run, "--data", images).err
     moved = images.rename(here / "moved")
-    ended = fedlens("evaluate", run, "--data", moved)
+    ended = fedlens("evaluate", run, "--data", moved, "-q")
     assert ended.status == 0
     assert ended.err.strip() == (
         f"fedlens: it is not known which of these the run trained on: {images} is gone: if it was "
         f"moved, set dataset.path in {file} to where it is"
     )
     file.write_text(text.replace(str(trained.images), str(moved)))
-    ended = fedlens("evaluate", run, "--data", moved)
+    ended = fedlens("evaluate", run, "--data", moved, "-q")
     assert "it is not known" not in ended.err
     assert "trained on 7" in ended.err
     lines = text.splitlines()

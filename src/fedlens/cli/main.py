@@ -17,6 +17,7 @@ import click
 import typer
 import typer.core
 
+from fedlens import consent
 from fedlens.cli.arguments import FULL
 from fedlens.cli.bench import bench_command
 from fedlens.cli.compare import compare_command
@@ -35,7 +36,7 @@ from fedlens.cli.schema import explain_command, schema_command
 from fedlens.cli.stopping import INTERRUPTED, Stopped, heed_signals, stopped
 from fedlens.cli.sweep import sweep_command
 from fedlens.described import descriptions
-from fedlens.options import did_you_mean, importable
+from fedlens.options import did_you_mean
 from fedlens.own_code import mistake_of
 from fedlens.reading import printable, reason, shortened
 from fedlens.run_files import RunFailed
@@ -80,7 +81,11 @@ def fedlens_command(
         bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Federated learning for vision. Every command takes --help, and --debug for tracebacks."""
+    """Federated learning for vision.
+
+    Every command takes --help, --debug for tracebacks, and --trust-code to run the code that a run
+    folder from elsewhere names.
+    """
 
 
 def app_of(*words: str) -> typer.Typer:
@@ -101,14 +106,15 @@ app = app_of(*VERBS, *GROUPS)
 def main() -> None:
     """Run the command line; print one clear line for an error, and a traceback with --debug."""
     debug = "--debug" in sys.argv
-    arguments = [word for word in sys.argv[1:] if word != "--debug"]
+    consent.trusts_all = "--trust-code" in sys.argv
+    arguments = [word for word in sys.argv[1:] if word not in ("--debug", "--trust-code")]
     heed_signals()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a character it cannot encode must not raise
             stream.reconfigure(errors="backslashreplace")
     _say_what_is_logged()
     try:
-        with importable(Path.cwd()):
+        with consent.importable(Path.cwd(), trusted=consent.trusts_all):
             # Typer takes longer to set up the options of all commands than many commands take.
             asked = [word for word in arguments[:1] if word in VERBS or word in GROUPS]
             called = app_of(*asked) if asked else app

@@ -115,11 +115,18 @@ class Classifier(nn.Module):
                 yield Answer(str(path), named)
 
 
-def load(run: str | Path, module: nn.Module | None = None, *, best: bool = False) -> Classifier:
+def load(
+    run: str | Path,
+    module: nn.Module | None = None,
+    *,
+    best: bool = False,
+    trust_code: bool = False,
+) -> Classifier:
     """The model of a run, in eval mode, with its preprocessing and its classes.
 
     It is the last or, with `best`, the model that was best on validation (evaluate.best). `module`
-    is needed only if the run's model was given from Python: one with the same layers.
+    is needed only if the run's model was given from Python: one with the same layers. `trust_code`
+    is as in `Experiment.read`.
     """
     from safetensors.torch import load_file
 
@@ -149,7 +156,7 @@ def load(run: str | Path, module: nn.Module | None = None, *, best: bool = False
                 f"{folder} trained a module that was given from Python: call "
                 f"fl.load({str(folder)!r}, module) with such a module"
             )
-        described = Experiment.read(folder / EXPERIMENT)
+        described = Experiment.read(folder / EXPERIMENT, trust_code=trust_code)
         module = untrained(described, preprocessing.shape, len(classes))
     with reading(file, RERUN):
         own = load_file(file)
