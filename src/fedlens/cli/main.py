@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import errno
-import io
 import logging
 import sys
 import tempfile
 import traceback
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TextIO, cast
 
 import click
 import typer
@@ -41,6 +41,20 @@ from fedlens.own_code import mistake_of
 from fedlens.reading import printable, reason, shortened
 from fedlens.run_files import RunFailed
 from fedlens.version import __version__
+
+
+class PlainStream:
+    """A stream that escapes control characters: text from files may contain them."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.rich_proxied_file = stream  # Rich takes this one: its bars move the cursor
+
+    def write(self, text: str) -> int:
+        return self.rich_proxied_file.write(printable(text, kept="\n\t"))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.rich_proxied_file, name)
+
 
 LONGEST_LINE = 20_000  # characters of an error message, which may name many files
 
@@ -104,13 +118,22 @@ app = app_of(*VERBS, *GROUPS)
 
 
 def main() -> None:
-    """Run the command line; print one clear line for an error, and a traceback with --debug."""
+    """Run the command line. All that it prints goes through a `PlainStream`."""
+    with (
+        redirect_stdout(cast(TextIO, PlainStream(sys.stdout))),
+        redirect_stderr(cast(TextIO, PlainStream(sys.stderr))),
+    ):
+        raise SystemExit(_run())
+
+
+def _run() -> int:
+    """Run a command; print one clear line for an error, and a traceback with --debug."""
     debug = "--debug" in sys.argv
     consent.trusts_all = "--trust-code" in sys.argv
     arguments = [word for word in sys.argv[1:] if word not in ("--debug", "--trust-code")]
     heed_signals()
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a character it cannot encode must not raise
+        if hasattr(stream, "reconfigure"):  # a character it cannot encode must not raise
             stream.reconfigure(errors="backslashreplace")
     _say_what_is_logged()
     try:
@@ -142,7 +165,7 @@ def main() -> None:
     except Exception as error:
         line = _machine_error(error) or mistake_of(error) or _internal_error(error)
         status = _complain(line, 1, debug)
-    raise SystemExit(status)
+    return status
 
 
 def _misused(error: click.UsageError) -> str:

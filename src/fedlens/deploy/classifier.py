@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fedlens.data.layouts import images as images_below
 from fedlens.data.pictures import read
 from fedlens.experiment import Experiment
+from fedlens.models.weights import not_finite
 from fedlens.reading import reading
 from fedlens.run_files import (
     BEST,
@@ -27,6 +28,7 @@ from fedlens.run_files import (
     read_manifest,
     unfinished,
 )
+from fedlens.runs.folder import RunFolder
 from fedlens.setup.network import untrained
 from fedlens.tables import read_tables
 
@@ -128,8 +130,6 @@ def load(
     is needed only if the run's model was given from Python: one with the same layers. `trust_code`
     is as in `Experiment.read`.
     """
-    from safetensors.torch import load_file
-
     folder = Path(run)
     check_run(folder, [EXPERIMENT])
     if module is not None and not isinstance(module, nn.Module):
@@ -158,8 +158,12 @@ def load(
             )
         described = Experiment.read(folder / EXPERIMENT, trust_code=trust_code)
         module = untrained(described, preprocessing.shape, len(classes))
-    with reading(file, RERUN):
-        own = load_file(file)
+    own = RunFolder(folder).load_model(file.name)
+    if bad := not_finite(own):
+        raise ValueError(
+            f"{file} has numbers that are not finite, in {bad[0]}, so it cannot classify: run the "
+            "experiment again, with a smaller local.lr if it diverged"
+        )
     try:
         module.load_state_dict(own)
     except RuntimeError as error:
