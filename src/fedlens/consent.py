@@ -1,5 +1,4 @@
-"""Consent to run code: a run folder may come from anyone, so the code that it names is not run
-before the user has approved it.
+"""Consent: a run folder may be from anyone, so the code that it names runs only once approved.
 
 Approved is what ran in a run that this user made, and what the user let run by `--trust-code`. Each
 file is approved with its place and its content: if one of them changes, the user is asked again.
