@@ -50,7 +50,9 @@ class PlainStream:
         self.rich_proxied_file = stream  # Rich takes this one: its bars move the cursor
 
     def write(self, text: str) -> int:
-        return self.rich_proxied_file.write(printable(text, kept="\n\t"))
+        # Click tries bytes to find out what a stream is, and expects the stream's own answer.
+        plain = printable(text, kept="\n\t") if isinstance(text, str) else text
+        return self.rich_proxied_file.write(plain)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.rich_proxied_file, name)
