@@ -89,6 +89,14 @@ def no_wait_for_disks() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def own_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Approved code is not written to the settings of whoever runs the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
+        yield
+
+
 @pytest.fixture(scope="module")
 def ray() -> Iterator[None]:
     """A Ray cluster of this process's own, on all cores."""

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from fedlens.consent import importable
 from fedlens.options import (
     Given,
     Named,
@@ -15,7 +16,6 @@ from fedlens.options import (
     check,
     did_you_mean,
     find,
-    importable,
     options_of,
     resolve,
 )

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from torch import nn
 
+from fedlens import consent
 from fedlens.augment import Augment
 from fedlens.core import Number
 from fedlens.data.own_clients import own_clients, with_clients
@@ -27,12 +28,12 @@ from fedlens.names import (
     MODELS,
     OPTIMIZERS,
     PARTITIONS,
+    own_names,
 )
 from fedlens.options import (
     Given,
     default,
     find,
-    importable,
     options_of,
     refuse_unknown,
     required,
@@ -41,7 +42,7 @@ from fedlens.options import (
 from fedlens.options import Named as Named  # other modules import it from here
 from fedlens.reading import expanded
 from fedlens.reporting.reports import Faults, Reporting
-from fedlens.run_files import own_code
+from fedlens.run_files import EXPERIMENT, is_run, own_code
 from fedlens.schedules import resolved, value_at
 from fedlens.sections import SCHEDULED, Name, OrTable, Table, demand, settle
 from fedlens.sections import Between as Between
@@ -196,12 +197,15 @@ class Experiment:
         return cls(**content)
 
     @classmethod
-    def read(cls, path: str | Path, overrides: Sequence[str] = ()) -> Experiment:
+    def read(
+        cls, path: str | Path, overrides: Sequence[str] = (), *, trust_code: bool = False
+    ) -> Experiment:
         """Read a TOML or JSON file; `overrides` are `key=value`, with dots in the key.
 
         Paths in the file are relative to the file, and paths in overrides to the working folder.
-        The user's own functions are also looked for beside the file and, if it is the file of a
-        run, where that run found them.
+        The user's own functions are also looked for in the working folder, beside the file and, if
+        it is the file of a run, where that run found them. A run's file may be from someone else:
+        functions that it names are imported only if they are approved, or with `trust_code`.
         """
         path = Path(path)
         content = read_tables(path)
@@ -209,8 +213,17 @@ class Experiment:
         for override in [overrides] if isinstance(overrides, str) else overrides:
             apply_override(content, override)
         _anchor_all(content, Path.cwd())
-        with importable(path.parent, *own_code(path.parent)):
-            return cls.of(content)
+        of_run = path.name == EXPERIMENT and is_run(path.parent)
+        trusted = not of_run or trust_code or consent.trusts_all
+        places = [Path.cwd(), path.parent, *(own_code(path.parent) if of_run else ())]
+        with consent.importable(*places, trusted=trusted):
+            named = own_names(content) if of_run else []
+            if not trusted:
+                consent.demand_approval(path.parent, map(consent.Code.named, named))
+            experiment = cls.of(content)
+            if trusted:
+                consent.approve(named)
+        return experiment
 
     def plain(self) -> dict[str, Any]:
         """The experiment as plain tables, with every default filled in."""

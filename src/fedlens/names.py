@@ -5,7 +5,8 @@ So names can be read and listed without PyTorch. The function has the same name,
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from fedlens.options import ByName
 
@@ -262,6 +263,21 @@ numbers, whose names are their keys, with a dot (`server.lr`)."""
 
 OF_EVALUATION = ("test_", "validation_", "train_", "client_accuracy_", "relative_accuracy")
 """How the names of the model's measures begin."""
+
+
+NO_NAMES = ("path", "weights", "device")  # keys whose text may have a colon
+
+
+def own_names(tables: Any, key: str = "") -> list[str]:
+    """The names `module:function` in the plain tables of an experiment, wherever they are."""
+    if isinstance(tables, Mapping):
+        parts = [(part, key if inner == "name" else inner) for inner, part in tables.items()]
+        return [name for part, inner in parts for name in own_names(part, inner)]
+    if isinstance(tables, (list, tuple)):
+        return [name for part in tables for name in own_names(part, key)]
+    is_text = isinstance(tables, str) and ":" in tables and not tables.startswith("<")
+    of_library = key == "model" and tables in MODELS
+    return [tables] if is_text and key not in NO_NAMES and not of_library else []
 
 
 def refuse_taken(scalars: Iterable[str]) -> None:

@@ -11,17 +11,16 @@ import difflib
 import importlib
 import inspect
 import math
-import sys
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import cache
 from numbers import Integral, Real
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, Union
 
+from fedlens.consent import NotApproved
 from fedlens.own_code import place_of_error, why_not_imported
 from fedlens.reading import shortened
 
@@ -132,22 +131,13 @@ def find(table: Mapping[str, Callable[..., Any]], name: str, kind: str) -> Calla
         raise ValueError(f"unknown {kind} {name!r}: {did_you_mean(name, table)}")
     try:
         found = getattr(importlib.import_module(module), attribute)
+    except NotApproved:
+        raise
     except Exception as error:  # a module of the user's own may raise anything
         raise ValueError(f"{kind} {name!r} cannot be imported {why_not_imported(error)}") from error
     if not callable(found):
         raise ValueError(f"{kind} {name!r} is {found!r}: name a function")
     return typing.cast(Callable[..., Any], found)
-
-
-@contextmanager
-def importable(*folders: Path) -> Iterator[None]:
-    """Make the modules in these folders importable; installed packages take precedence."""
-    before = list(sys.path)
-    sys.path += [str(folder.resolve()) for folder in folders]
-    try:
-        yield
-    finally:
-        sys.path[:] = before
 
 
 @cache  # a schedule is called in every round

@@ -64,13 +64,14 @@ def place_of(thing: Any) -> str:
 
 def is_own(file: Path) -> bool:
     """Whether the user wrote a file: it exists, and is neither of Fedlens nor of a library."""
-    return file.is_file() and not _is_library(file) and not _is_in(file, (OURS,))
+    return not _is_library(file) and not _is_in(file, (OURS,)) and file.is_file()
 
 
 def _is_library(file: Path) -> bool:
     # A virtual environment may also use the packages of the system.
-    return _is_in(file, LIBRARIES) or not {"site-packages", "dist-packages"}.isdisjoint(file.parts)
+    return not {"site-packages", "dist-packages"}.isdisjoint(file.parts) or _is_in(file, LIBRARIES)
 
 
 def _is_in(file: Path, folders: tuple[Path, ...]) -> bool:
-    return any(file.resolve().is_relative_to(folder) for folder in folders)
+    place = file.resolve()
+    return any(place.is_relative_to(folder) for folder in folders)

@@ -110,9 +110,11 @@ def shortened(text: str, longest: int = LONGEST) -> str:
     return text if len(text) <= longest else f"{text[: longest - 4]} ..."
 
 
-def printable(text: str) -> str:
+def printable(text: str, kept: str = "") -> str:
     """A text with escaped control characters, which could write anywhere on a terminal."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return "".join(
+        c if c.isprintable() or c in kept else c.encode("unicode_escape").decode() for c in text
+    )
 
 
 def argument(path: Place) -> str:

@@ -1,6 +1,7 @@
 """A model that is taken away answers as it did in its run."""
 
 import csv
+import hashlib
 import io
 import json
 import shutil
@@ -19,7 +20,7 @@ import fedlens as fl
 from fedlens.deploy.classifier import Classifier, Preprocessing
 from fedlens.deploy.export import export, real_images
 from fedlens.deploy.testing import training_files
-from fedlens.run_files import EXPERIMENT, MODEL
+from fedlens.run_files import EXPERIMENT, MANIFEST, MODEL, SUMMARY, read_summary
 from fedlens.runs.records import read
 from fedlens.setup import build
 from tests.sites import CLASSES, SIDES
@@ -67,17 +68,67 @@ def test_predict_names_classes_with_probabilities(trained, here, fedlens):
     assert sum(each["probability"] for each in answer["classes"]) == pytest.approx(1)
 
 
-def test_what_is_no_number_is_null_in_json(trained, here, fedlens):
+@pytest.mark.parametrize("number", ["nan", "inf"])
+def test_a_model_with_a_number_that_is_not_finite_is_not_used(trained, here, fedlens, number):
+    """Not even without a checksum, as of a run of an earlier version."""
     run = Path(shutil.copytree(trained.run, here / "lost"))
-    lost = {name: tensor * torch.nan for name, tensor in load_file(run / MODEL).items()}
-    save_file(lost, run / MODEL)
+    tensors = load_file(run / MODEL)
+    next(t for t in tensors.values() if t.is_floating_point()).view(-1)[0] = float(number)
+    save_file(tensors, run / MODEL)
+    (run / SUMMARY).unlink()
+    assert_refused(run, trained.images, fedlens, "finite")
 
-    def refuse(word: str) -> None:
-        raise AssertionError(f"{word} is not JSON")
 
-    for words in (["predict", run, trained.images], ["evaluate", run, "--data", trained.images]):
-        ended = fedlens(*words, "--json", "-q")
-        assert ended.status == 0 and json.loads(ended.out, parse_constant=refuse)
+def test_a_model_with_a_flipped_bit_is_not_used(trained, here, fedlens):
+    run = Path(shutil.copytree(trained.run, here / "flipped"))
+    content = bytearray((run / MODEL).read_bytes())
+    content[-3] ^= 1
+    (run / MODEL).write_bytes(content)
+    assert_refused(run, trained.images, fedlens, "checksum")
+    with pytest.raises(ValueError, match="checksum"):
+        fl.Result.read(run)
+
+
+def test_the_checksums_of_a_run_are_those_of_its_models(trained, here):
+    """Also after it was run on: in the meantime, the summary has none."""
+    run = Path(shutil.copytree(trained.run, here / "longer"))
+    before = json.loads((run / SUMMARY).read_text())["sha256"]
+    meanwhile = []
+
+    def look(record: dict[str, Any]) -> None:
+        if "round" in record:
+            meanwhile.append(read_summary(run).get("sha256"))
+
+    fl.resume(run, rounds=4, watch=look)
+    after = json.loads((run / SUMMARY).read_text())["sha256"]
+    assert after == {MODEL: hashlib.sha256((run / MODEL).read_bytes()).hexdigest()} != before
+    assert meanwhile == [None]
+
+
+def assert_refused(run: Path, images: Path, fedlens: Any, why: str) -> None:
+    for words in (["predict", run, images], ["evaluate", run, "--data", images]):
+        ended = fedlens(*words, "-q")
+        assert (ended.status, ended.out, ended.err.count("\n")) == (2, "", 1) and why in ended.err
+    ended = fedlens("export", run, "--out", "model.onnx", "-q")
+    assert ended.status == 2 and why in ended.err and not Path("model.onnx").exists()
+
+
+def test_names_of_classes_write_nothing_but_text_on_a_terminal(trained, here, fedlens):
+    run, strange = Path(shutil.copytree(trained.run, here / "strange")), "\x1b[2Jbag\x9b2K"
+    manifest = json.loads((run / MANIFEST).read_text())
+    manifest["classes"][0] = strange
+    manifest["classes"][1] = "=HYPERLINK(0)"
+    (run / MANIFEST).write_text(json.dumps(manifest))
+    some = trained.images / "west"
+    shown = fedlens("predict", run, some, "--top", 9, "-q").out
+    shown += fedlens("export", run, "--out", "model.safetensors", "-q").out
+    card = Path("model.safetensors.md").read_text()
+    for text in (shown, card):
+        assert "\\x1b[2Jbag\\x9b2K" in text
+        assert not [c for c in text if not c.isprintable() and c != "\n"]
+    assert "'=HYPERLINK(0)" in shown
+    (answer, *_) = json.loads(fedlens("predict", run, some, "--top", 9, "--json", "-q").out)
+    assert strange in [found["class"] for found in answer["classes"]]
 
 
 def test_predict_names_broken_files_and_answers_the_others(trained, here, fedlens):
@@ -152,14 +203,14 @@ def test_evaluate_says_where_it_cannot_tell_what_the_run_trained_on(trained, her
     file.write_text(text.replace(str(trained.images), str(images)))
     assert "the run trained on" in fedlens("evaluate", run, "--data", images).err
     moved = images.rename(here / "moved")
-    ended = fedlens("evaluate", run, "--data", moved)
+    ended = fedlens("evaluate", run, "--data", moved, "-q")
     assert ended.status == 0
     assert ended.err.strip() == (
         f"fedlens: it is not known which of these the run trained on: {images} is gone: if it was "
         f"moved, set dataset.path in {file} to where it is"
     )
     file.write_text(text.replace(str(trained.images), str(moved)))
-    ended = fedlens("evaluate", run, "--data", moved)
+    ended = fedlens("evaluate", run, "--data", moved, "-q")
     assert "it is not known" not in ended.err
     assert "trained on 7" in ended.err
     lines = text.splitlines()

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from fedlens.consent import importable
 from fedlens.engines.driver import Driver
-from fedlens.options import importable
 from fedlens.own_code import place_of_error
 
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import fedlens as fl
+from fedlens.consent import importable
 from fedlens.core import Tree
-from fedlens.options import importable
 from fedlens.run_files import MODEL, read_status, saved_rounds, state_files
 from fedlens.runs import point_actor, spread
 from fedlens.runs.folder import Change, Files

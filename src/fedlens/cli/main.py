@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import errno
-import io
 import logging
 import sys
 import tempfile
 import traceback
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TextIO, cast
 
 import click
 import typer
 import typer.core
 
+from fedlens import consent
 from fedlens.cli.arguments import FULL
 from fedlens.cli.bench import bench_command
 from fedlens.cli.compare import compare_command
@@ -35,11 +36,27 @@ from fedlens.cli.schema import explain_command, schema_command
 from fedlens.cli.stopping import INTERRUPTED, Stopped, heed_signals, stopped
 from fedlens.cli.sweep import sweep_command
 from fedlens.described import descriptions
-from fedlens.options import did_you_mean, importable
+from fedlens.options import did_you_mean
 from fedlens.own_code import mistake_of
 from fedlens.reading import printable, reason, shortened
 from fedlens.run_files import RunFailed
 from fedlens.version import __version__
+
+
+class PlainStream:
+    """A stream that escapes control characters: text from files may contain them."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.rich_proxied_file = stream  # Rich takes this one: its bars move the cursor
+
+    def write(self, text: str) -> int:
+        # Click tries bytes to find out what a stream is, and expects the stream's own answer.
+        plain = printable(text, kept="\n\t") if isinstance(text, str) else text
+        return self.rich_proxied_file.write(plain)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.rich_proxied_file, name)
+
 
 LONGEST_LINE = 20_000  # characters of an error message, which may name many files
 
@@ -80,7 +97,11 @@ def fedlens_command(
         bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Federated learning for vision. Every command takes --help, and --debug for tracebacks."""
+    """Federated learning for vision.
+
+    Every command takes --help, --debug for tracebacks, and --trust-code to run the code that a run
+    folder from elsewhere names.
+    """
 
 
 def app_of(*words: str) -> typer.Typer:
@@ -99,16 +120,26 @@ app = app_of(*VERBS, *GROUPS)
 
 
 def main() -> None:
-    """Run the command line; print one clear line for an error, and a traceback with --debug."""
+    """Run the command line. All that it prints goes through a `PlainStream`."""
+    with (
+        redirect_stdout(cast(TextIO, PlainStream(sys.stdout))),
+        redirect_stderr(cast(TextIO, PlainStream(sys.stderr))),
+    ):
+        raise SystemExit(_run())
+
+
+def _run() -> int:
+    """Run a command; print one clear line for an error, and a traceback with --debug."""
     debug = "--debug" in sys.argv
-    arguments = [word for word in sys.argv[1:] if word != "--debug"]
+    consent.trusts_all = "--trust-code" in sys.argv
+    arguments = [word for word in sys.argv[1:] if word not in ("--debug", "--trust-code")]
     heed_signals()
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a character it cannot encode must not raise
+        if hasattr(stream, "reconfigure"):  # a character it cannot encode must not raise
             stream.reconfigure(errors="backslashreplace")
     _say_what_is_logged()
     try:
-        with importable(Path.cwd()):
+        with consent.importable(Path.cwd(), trusted=consent.trusts_all):
             # Typer takes longer to set up the options of all commands than many commands take.
             asked = [word for word in arguments[:1] if word in VERBS or word in GROUPS]
             called = app_of(*asked) if asked else app
@@ -136,7 +167,7 @@ def main() -> None:
     except Exception as error:
         line = _machine_error(error) or mistake_of(error) or _internal_error(error)
         status = _complain(line, 1, debug)
-    raise SystemExit(status)
+    return status
 
 
 def _misused(error: click.UsageError) -> str:

@@ -31,6 +31,7 @@ def predict_command(
     """Classify images with the model of a run; prints csv or JSON."""
     from fedlens.deploy.classifier import image_files, load
     from fedlens.reading import printable
+    from fedlens.report.page import inert
     from fedlens.runs import progress
 
     classifier, paths = load(run, best=best), image_files(images)
@@ -57,7 +58,8 @@ def predict_command(
         writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerow(["path", *ranks])
         for answer in answers:
-            cells = [cell for name, share in answer.classes for cell in (name, f"{share:.6f}")]
+            named = [(inert(name), f"{share:.6f}") for name, share in answer.classes]
+            cells = [cell for pair in named for cell in pair]
             writer.writerow([answer.path, *cells])
     sys.stdout.flush()
     if broken:

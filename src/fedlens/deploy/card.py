@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlens.deploy.testing import copies_in_test
+from fedlens.reading import printable
 from fedlens.report.numbers import NONE, format_number
 from fedlens.report.tables import client_header, client_rows
 from fedlens.runs.intervals import wilson
@@ -77,7 +78,7 @@ def card(folder: Path, file: str, kind: str, best: bool = False) -> str:
         "",
         *_limits(run, classes),
     ]
-    return "\n".join(lines) + "\n"
+    return "\n".join(map(printable, lines)) + "\n"  # names of classes and sites are from files
 
 
 def _data(run: Run, flat: dict[str, Any], classes: Sequence[str]) -> list[str]:

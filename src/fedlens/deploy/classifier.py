@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fedlens.data.layouts import images as images_below
 from fedlens.data.pictures import read
 from fedlens.experiment import Experiment
+from fedlens.models.weights import not_finite
 from fedlens.reading import reading
 from fedlens.run_files import (
     BEST,
@@ -27,6 +28,7 @@ from fedlens.run_files import (
     read_manifest,
     unfinished,
 )
+from fedlens.runs.folder import RunFolder
 from fedlens.setup.network import untrained
 from fedlens.tables import read_tables
 
@@ -115,14 +117,19 @@ class Classifier(nn.Module):
                 yield Answer(str(path), named)
 
 
-def load(run: str | Path, module: nn.Module | None = None, *, best: bool = False) -> Classifier:
+def load(
+    run: str | Path,
+    module: nn.Module | None = None,
+    *,
+    best: bool = False,
+    trust_code: bool = False,
+) -> Classifier:
     """The model of a run, in eval mode, with its preprocessing and its classes.
 
     It is the last or, with `best`, the model that was best on validation (evaluate.best). `module`
-    is needed only if the run's model was given from Python: one with the same layers.
+    is needed only if the run's model was given from Python: one with the same layers. `trust_code`
+    is as in `Experiment.read`.
     """
-    from safetensors.torch import load_file
-
     folder = Path(run)
     check_run(folder, [EXPERIMENT])
     if module is not None and not isinstance(module, nn.Module):
@@ -149,10 +156,14 @@ def load(run: str | Path, module: nn.Module | None = None, *, best: bool = False
                 f"{folder} trained a module that was given from Python: call "
                 f"fl.load({str(folder)!r}, module) with such a module"
             )
-        described = Experiment.read(folder / EXPERIMENT)
+        described = Experiment.read(folder / EXPERIMENT, trust_code=trust_code)
         module = untrained(described, preprocessing.shape, len(classes))
-    with reading(file, RERUN):
-        own = load_file(file)
+    own = RunFolder(folder).load_model(file.name)
+    if bad := not_finite(own):
+        raise ValueError(
+            f"{file} has numbers that are not finite, in {bad[0]}, so it cannot classify: run the "
+            "experiment again, with a smaller local.lr if it diverged"
+        )
     try:
         module.load_state_dict(own)
     except RuntimeError as error:

@@ -15,9 +15,9 @@ from fedlens.data.csv_files import listed_in
 from fedlens.data.folders import class_layout, laid_out
 from fedlens.data.pictures import TEST_SHARE, Found, Listed, Undecodable, refuse
 from fedlens.deploy.classifier import BATCH, Classifier
-from fedlens.experiment import Experiment, Named
-from fedlens.options import did_you_mean
-from fedlens.run_files import EXPERIMENT
+from fedlens.options import Named, did_you_mean
+from fedlens.reading import expanded
+from fedlens.run_files import read_experiment
 from fedlens.runs.intervals import wilson
 from fedlens.runs.manifest import demand_there
 from fedlens.runs.metrics import Tally, metrics
@@ -83,10 +83,10 @@ def training_files(run: Path) -> list[Path]:
 
 
 def _train_and_test(run: Path) -> tuple[Listed, Listed]:
-    given = Experiment.read(run / EXPERIMENT).dataset
-    if not isinstance(given, Named) or given.name not in ("csv", "folder"):
+    given = Named.of(read_experiment(run).get("dataset"), "dataset")
+    if given.name not in ("csv", "folder"):
         raise ValueError(f"it was given {given.name}, and no image files")
-    place, options = Path(str(given.options["path"])), given.options
+    place, options = run / expanded(str(given.options.get("path"))), given.options
     demand_there(place, "dataset.path", run)
     if given.name == "csv":
         found = listed_in(place, options.get("client"))

@@ -106,9 +106,13 @@ def _head(module: nn.Module, own: Tree, found: Tree) -> list[str]:
     return head
 
 
+def not_finite(found: Tree) -> list[str]:
+    """The names of tensors with NaN or infinity."""
+    return [n for n, t in found.items() if t.is_floating_point() and not t.isfinite().all()]
+
+
 def _refuse_not_finite(found: Tree, source: str) -> None:
-    bad = [n for n, t in found.items() if t.is_floating_point() and not t.isfinite().all()]
-    if bad:
+    if bad := not_finite(found):
         raise ValueError(
             f"{source} has numbers that are not finite in {_some(bad)}: no model can start from it"
         )

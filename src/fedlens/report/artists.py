@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from itertools import repeat
 from pathlib import Path
 
+from fedlens.consent import own_folders
 from fedlens.report.pictures import Drawn
 
 Drawing = Callable[[int, int], None]
@@ -28,8 +29,9 @@ class Artists:
     """The process that forks the workers. Not thread-safe: it draws one page after another."""
 
     def __init__(self) -> None:
+        places = [str(place) for place in sys.path if place not in own_folders()]
         program = (
-            f"import sys; sys.path[:] = {list(map(str, sys.path))!r}; "
+            f"import sys; sys.path[:] = {places!r}; "
             "from fedlens.report.artists import serve; serve()"
         )
         self._process = subprocess.Popen(

@@ -210,12 +210,12 @@ def csv_of(block: Block) -> bytes:
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     header, rows = block.sheet()
-    writer.writerow(map(_inert, header))
-    writer.writerows([map(_inert, row) for row in rows])
+    writer.writerow(map(inert, header))
+    writer.writerows([map(inert, row) for row in rows])
     return file.getvalue().encode(errors="backslashreplace")  # text may hold lone surrogates
 
 
-def _inert(cell: Cell) -> Cell:
+def inert(cell: Cell) -> Cell:
     """The cell, with a quote in front if a spreadsheet would read its text as a formula."""
     if isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r")):
         return cell if NUMBER.fullmatch(cell) else f"'{cell}"

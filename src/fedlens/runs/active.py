@@ -191,7 +191,7 @@ class ActiveRun:
         elif self.file is not None:
             self.file.sync()
         if self.folder is not None:
-            self.folder.save_model(self.model, self._whole.best)
+            self.closer["sha256"] = self.folder.save_model(self.model, self._whole.best)
         if status == "finished" and self.has_news(status):
             self._look_closer()
         self.write_summary(status)

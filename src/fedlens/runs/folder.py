@@ -198,23 +198,25 @@ class RunFolder:
         self._write(self.path / ROUNDS, content)
         return Records(self.files, content)
 
-    def load_model(self) -> Tree:
-        return self._tensors(MODEL)
+    def load_model(self, name: str = MODEL) -> Tree:
+        """The tensors of a model, if their checksum is that of the summary or none is known."""
+        path, known = self.path / name, read_summary(self.path).get("sha256")
+        with reading(path, RERUN):
+            content = path.read_bytes()
+            if isinstance(known, dict) and known.get(name, _sha256(content)) != _sha256(content):
+                raise damaged(path, "its checksum is wrong")
+            return from_bytes(content, torch.device("cpu"))
 
     def load_best(self) -> Tree | None:
-        return self._tensors(BEST) if (self.path / BEST).is_file() else None
+        return self.load_model(BEST) if (self.path / BEST).is_file() else None
 
-    def _tensors(self, name: str) -> Tree:
-        from safetensors.torch import load_file
-
-        with reading(self.path / name, RERUN):
-            tensors: Tree = load_file(self.path / name)
-        return tensors
-
-    def save_model(self, model: Tree, best: Tree | None) -> None:
-        self._write(self.path / MODEL, to_bytes(model))
-        if best is not None:
-            self._write(self.path / BEST, to_bytes(best))
+    def save_model(self, model: Tree, best: Tree | None) -> dict[str, str]:
+        """Write the model and the best one, if it is kept; return their checksums by file."""
+        models = {MODEL: model} | ({} if best is None else {BEST: best})
+        contents = {name: to_bytes(tensors) for name, tensors in models.items()}
+        for name, content in contents.items():
+            self._write(self.path / name, content)
+        return {name: _sha256(content) for name, content in contents.items()}
 
     def save_state(
         self, state: State, records: Mark = NO_RECORDS, best: Tree | None = None
@@ -233,7 +235,7 @@ class RunFolder:
         self._write(tensors_file, content)
         index = {
             "round": state.round,
-            "sha256": hashlib.sha256(content).hexdigest(),
+            "sha256": _sha256(content),
             "records": records._asdict(),
             "state": described,
             "best": described_best,
@@ -277,7 +279,7 @@ class RunFolder:
             content = path.read_bytes()
         except OSError as error:
             raise damaged(path, error.strerror) from error
-        if hashlib.sha256(content).hexdigest() != index["sha256"]:
+        if _sha256(content) != index["sha256"]:
             raise damaged(path, "its checksum is wrong")
         try:
             tensors = from_bytes(content, device)
@@ -297,7 +299,7 @@ class RunFolder:
         have, needed = content.count(b"\n"), mark.num_records
         if have < needed:
             raise damaged(path, f"it has {have} of the {needed} records of a checkpoint")
-        if hashlib.sha256(content).hexdigest() != mark.sha256:
+        if _sha256(content) != mark.sha256:
             raise damaged(path, "its checksum is wrong")
         return content
 
@@ -373,6 +375,10 @@ def check_free(
         raise ValueError(f"{path} exists: {remedy}")
     if path.name in ("", ".."):  # the new folder is made beside it
         raise ValueError(f"{path} is the folder you are in, or above it: write its name instead")
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def readable_json(content: Mapping[str, Any]) -> str:

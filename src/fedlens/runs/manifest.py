@@ -20,11 +20,12 @@ import numpy as np
 import torch
 
 from fedlens.experiment import Experiment, Named
+from fedlens.names import own_names
 from fedlens.reading import Fields, demand_fields, expanded
 from fedlens.run_files import EXPERIMENT, MANIFEST, OVER, RERUN, last_saved, read_status, to_json
 from fedlens.runs.equal import as_today
 from fedlens.runs.records import settings
-from fedlens.schedules import looked_at, names_in, value_at
+from fedlens.schedules import looked_at, value_at
 from fedlens.setup import Setup
 from fedlens.version import __version__
 
@@ -219,27 +220,15 @@ def _own_files(experiment: Experiment) -> dict[str, str]:
 
 def _own_modules(experiment: Experiment) -> list[str]:
     """The imported modules of functions named by import path."""
-    modules = {name.partition(":")[0] for name in _own_names(experiment)}
+    modules = {name.partition(":")[0] for name in own_names(experiment.plain())}
     return sorted(module for module in modules if module in sys.modules)
 
 
 def typed_functions(experiment: Experiment) -> dict[str, Any]:
     """The functions of a notebook or script that it names: other processes cannot import them."""
     main = sys.modules["__main__"]
-    parts = [name.partition(":") for name in _own_names(experiment)]
+    parts = [name.partition(":") for name in own_names(experiment.plain())]
     return {name: getattr(main, name) for module, _, name in parts if module == "__main__"}
-
-
-def _own_names(experiment: Experiment) -> list[str]:
-    clients = experiment.clients
-    chosen = [experiment.dataset, experiment.model, clients.partition, clients.devices]
-    chosen += [experiment.loss, experiment.local.optimizer, experiment.local.anneal]
-    chosen += [*experiment.algorithm, *experiment.evaluate.metrics]
-    names = [one.name for one in chosen if isinstance(one, Named)]
-    of = clients.partition.options.get("of", "")
-    names.append(str(of.get("name", "") if isinstance(of, Mapping) else of))
-    names += [name for one in experiment.schedules.values() for name in names_in(one)]
-    return [name for name in names if ":" in name]
 
 
 @functools.cache  # imported code does not change while it runs

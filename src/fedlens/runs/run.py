@@ -9,9 +9,11 @@ from typing import Any
 
 import torch
 
+from fedlens.consent import approve
 from fedlens.data import statistics
 from fedlens.engines import EngineName
 from fedlens.experiment import Experiment, expect_experiment
+from fedlens.names import own_names
 from fedlens.rounds import State, begin
 from fedlens.run_files import (
     EXPERIMENT,
@@ -81,6 +83,7 @@ def resume(
     experiment: Experiment | None = None,
     engine: EngineName | None = None,
     progress: bool | None = None,
+    trust_code: bool = False,
 ) -> Result:
     """Resume a run where it stopped, to the result it would have had.
 
@@ -88,14 +91,15 @@ def resume(
     soon. If data were moved, set their path in the run's experiment.toml. `experiment` is needed
     only if the run's data or model were given from Python. `engine` is for another machine: a run
     started on `ray` may be resumed on `processes`, and the reverse. `watch` and `progress` are as
-    in `run`.
+    in `run`, and `trust_code` is as in `Experiment.read`.
     """
     expect_watch(watch, "resume")
     check_run(Path(path), [EXPERIMENT, MANIFEST])
     folder = RunFolder.open(Path(path))
     try:
         before = read_manifest(folder.path)
-        described = experiment or Experiment.read(folder.path / EXPERIMENT)
+        file = folder.path / EXPERIMENT
+        described = experiment or Experiment.read(file, trust_code=trust_code)
         described = described if rounds is None else replace(described, rounds=rounds)
         check_settings(folder.path, described, before)
         done = last_saved(folder.path) or 0
@@ -164,7 +168,8 @@ def check_asked(setup: Setup) -> None:
 
 
 def new_run(experiment: Experiment, setup: Setup, out: Path, overwrite: bool) -> RunFolder:
-    """Create the folder of a new run."""
+    """Create the folder of a new run, and approve its code: the user runs it."""
+    approve(own_names(experiment.plain()))
     files = {
         EXPERIMENT: experiment.toml(),
         MANIFEST: readable_json(manifest(setup) | {"settings": experiment.plain()}),
