@@ -84,7 +84,7 @@ def make_sites(path: Path, folder: Path, approved: bool = True) -> list[Site]:
         write_site(home / "data.npz", train.take(holdings.members(client)), dataset.classes)
         site = Site(home, home / "data.npz")
         if approved:
-            site.approve(terms)
+            site.approvals.approve(terms)
         sites.append(site)
     return sites
 

@@ -41,7 +41,7 @@ def test_a_fleet_ends_with_the_bytes_of_the_simulation(paper, tmp_path):
         path.write_text(path.read_text().replace("batch_size = 8, lr = 0.1", ADAM))
     sites = make_sites(path, tmp_path / "sites")
     for site in sites:
-        (site.home / FILE).write_text("label_counts = true\n")
+        (site.home / FILE).write_text("label_counts = true\nleast_held_out = 1\n")
     run_nearby(path, tmp_path / "fleet", sites)
     fl.run(for_fleet(fl.Experiment.read(path)), tmp_path / "here")
     assert model_bytes(tmp_path / "fleet") == model_bytes(tmp_path / "here")

@@ -54,7 +54,7 @@ def test_nothing_but_the_declared_payload_leaves_a_site(tmp_path):
 def test_label_counts_are_told_only_where_the_policy_allows_it(tmp_path):
     _, site, terms = one_site(tmp_path, '{ name = "fedns" }')
     assert "label counts" in sizes(site, terms)["refused"]
-    (site.home / FILE).write_text("label_counts = true\n")
+    (site.home / FILE).write_text("label_counts = true\nleast_held_out = 1\n")
     told = sizes(site, terms)
     assert sum(told["label_counts"]) == told["size"]
 
@@ -83,10 +83,10 @@ def test_terms_of_another_version_are_refused(tmp_path, monkeypatch):
 def test_an_experiment_is_refused_until_it_is_approved(tmp_path):
     _, site, terms = one_site(tmp_path, approved=False)
     assert "not approved" in sizes(site, terms)["refused"]
-    assert [offer.hash for offer in site.offers] == [terms.hash]
-    site.approve(site.offers[0])
+    assert [offer.hash for offer in site.approvals.offers()] == [terms.hash]
+    site.approvals.approve(site.approvals.offers()[0])
     assert sizes(site, terms)["size"] > 0
-    assert site.offers == []
+    assert site.approvals.offers() == []
 
 
 def test_terms_of_another_hash_are_refused(tmp_path):
@@ -109,7 +109,7 @@ def test_code_of_its_own_is_refused_unless_the_policy_names_it(tmp_path, key, ow
     path, site, _ = one_site(tmp_path)
     experiment = for_fleet(Experiment.read(path, [f"{key}={own}"]))
     terms = Terms.of(experiment, load_dataset(experiment.dataset, None))
-    site.approve(terms)
+    site.approvals.approve(terms)
     assert "code of its own" in sizes(site, terms)["refused"]
     (site.home / FILE).write_text(f'own_code = ["{own}"]\n')
     assert sizes(site, terms)["size"] > 0

@@ -62,7 +62,7 @@ def test_a_site_does_not_go_on_with_other_examples(tmp_path):
     terms = Terms.of(experiment, load_dataset(experiment.dataset, None))
     photos = write(tmp_path / "photos", ("cat",), count=5)
     site = Site(tmp_path / "ann", photos)
-    site.approve(terms)
+    site.approvals.approve(terms)
     order = {"experiment": terms.hash, "terms": terms.text, "client": 0}
     assert site.answer("sizes", order, {}).facts["size"] == 4
     shutil.copytree(photos, tmp_path / "copy")

@@ -257,7 +257,7 @@ class SuperLink:
 
 
 def start_supernode(
-    home: Path, name: str, data: Path, server: str, device: str, log: Path
+    home: Path, name: str, data: Path, server: str, device: str, log: Path, cache: bool = True
 ) -> subprocess.Popen[bytes]:
     """Start the SuperNode of a site, which runs only code that is installed here."""
     commands = home / "bin"
@@ -268,6 +268,7 @@ def start_supernode(
     (home / "flower").mkdir(parents=True, exist_ok=True)
     places = {"name": name, "home": home.resolve(), "data": data.resolve(), "device": device}
     config = " ".join(f'{key}="{value}"' for key, value in places.items())
+    config += f" cache={str(cache).lower()}"
     return start(
         (
             *("flower-supernode", "--superlink", server),

@@ -34,7 +34,14 @@ REFUSED = "[code: 2004]"  # in Flower's log: the key is not registered, or in us
 
 
 def join(
-    home: Path, name: str, data: Path, server: str, device: str, wait: float, notify: Notify
+    home: Path,
+    name: str,
+    data: Path,
+    server: str,
+    device: str,
+    wait: float,
+    notify: Notify,
+    cache: bool = True,
 ) -> None:
     """Take part until interrupted; a ValueError if the server never answers or refuses the site.
 
@@ -54,11 +61,18 @@ def join(
         write_atomically(home / FILE, DEFAULT.encode())
     Policy.read(home)
     with one_writer(home):  # otherwise two processes would be refused in turn
-        _stay(home, name, data, server, device, wait, Changes(notify))
+        _stay(home, name, data, server, device, wait, Changes(notify), cache)
 
 
 def _stay(
-    home: Path, name: str, data: Path, server: str, device: str, wait: float, say: Changes
+    home: Path,
+    name: str,
+    data: Path,
+    server: str,
+    device: str,
+    wait: float,
+    say: Changes,
+    cache: bool,
 ) -> None:
     """Find the server and run a SuperNode for it, in an endless loop."""
     answers = Tail(home / LOG)
@@ -68,7 +82,7 @@ def _stay(
         find_server(server, home / CA, wait, say)
         wait = float("inf")
         log = Tail(home / "supernode.log")
-        process = start_supernode(home, name, data, server, device, log.path)
+        process = start_supernode(home, name, data, server, device, log.path, cache)
         begun = time.monotonic()
         try:
             said = _follow(process, log, answers, server, say)
