@@ -9,12 +9,13 @@ from fedlens.data.folders import listed_by_class
 from fedlens.experiment import Experiment
 from fedlens.fleet.join import join
 from fedlens.fleet.keys import CA, make_site_key
+from fedlens.fleet.policy import FILE
 from fedlens.fleet.site import Site
 from fedlens.fleet.site_data import site_examples
 from fedlens.fleet.terms import Terms, for_fleet
 from fedlens.setup.data import load_dataset
 from tests.data.test_layouts import write
-from tests.fleet.sites import write_experiment
+from tests.fleet.sites import TESTED, write_experiment
 
 
 @pytest.fixture
@@ -62,6 +63,8 @@ def test_a_site_does_not_go_on_with_other_examples(tmp_path):
     terms = Terms.of(experiment, load_dataset(experiment.dataset, None))
     photos = write(tmp_path / "photos", ("cat",), count=5)
     site = Site(tmp_path / "ann", photos)
+    (site.home / FILE).parent.mkdir()
+    (site.home / FILE).write_text(TESTED)
     site.approvals.approve(terms)
     order = {"experiment": terms.hash, "terms": terms.text, "client": 0}
     assert site.answer("sizes", order, {}).facts["size"] == 4
