@@ -23,14 +23,13 @@ from fedlens.fleet.terms import Terms, for_fleet
 from fedlens.setup.data import load_dataset
 from tests.fleet.sites import make_sites, write_experiment
 
-TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1  # Flower's, of a server
-
 
 class Dishonest:
     """A server whose site is reached through the ClientApp that answers Flower's messages."""
 
     def __init__(self, folder: Path, policy: str = "", **experiment: Any) -> None:
         """One site approves an experiment of the server, which is honest so far."""
+        TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1  # as at a server
         path = write_experiment(folder, **experiment)
         described = for_fleet(Experiment.read(path))
         self.terms = Terms.of(described, load_dataset(described.dataset, None))

@@ -1,12 +1,11 @@
 """What a dishonest server tries, and what a site does not do."""
 
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -58,6 +57,12 @@ def approve(server: Dishonest, *words: str) -> tuple[int, str, str]:
     return result.exit_code, result.output, str(result.exception or "")
 
 
+def process_that_approves(home: Path) -> subprocess.CompletedProcess[str]:
+    fedlens = str(Path(sys.executable).parent / "fedlens")
+    command = [fedlens, "fleet", "approve", str(home)]
+    return subprocess.run(command, input="y\n", capture_output=True, text=True)
+
+
 @pytest.mark.parametrize(
     "form", [EVIL, {"name": EVIL, "x": 1}, [{"name": EVIL}]], ids=["text", "table", "list"]
 )
@@ -102,8 +107,7 @@ def test_a_process_that_approves_calls_nothing_that_the_server_named(key, value,
     server = Dishonest(tmp_path)
     text = with_value(server.terms, ("experiment", "local", key), value)
     assert "not approved" in server.offered(text)
-    command = [Path(sys.executable).parent / "fedlens", "fleet", "approve", server.site.home]
-    done = subprocess.run(command, input="y\n", capture_output=True, text=True, env=os.environ)
+    done = process_that_approves(server.site.home)
     assert done.returncode == 2
     assert "all of it:" in done.stdout
     assert "own_code" in done.stderr
@@ -160,7 +164,9 @@ def test_the_text_to_approve_shows_every_key(tmp_path):
     """Whatever key of the schema has another value, the text is another, besides the hash."""
     terms = Dishonest(tmp_path).terms
     sections = {"local": LocalTraining, "server": Server, "augment": Augment}
-    keys = [("experiment", key) for key in TOLD if key not in (*sections, "clients")]
+    keys: list[tuple[str, ...]] = [
+        ("experiment", key) for key in TOLD if key not in (*sections, "clients")
+    ]
     keys += [("experiment", "clients", key) for key in TOLD_OF_CLIENTS]
     for name, section in sections.items():
         keys += [("experiment", name, f.name) for f in fields(section)]
@@ -250,7 +256,7 @@ def test_the_same_order_is_free_and_gets_the_same_answer(tmp_path):
         again = server.ask("train", model)
         assert again.facts == first.facts
         assert all(torch.equal(again.tensors[name], t) for name, t in first.tensors.items())
-    others = [{"round": 1}, {"keys": [2], "counted": 1}, {"keys": [2]}]
+    others: list[dict[str, Any]] = [{"round": 1}, {"keys": [2], "counted": 1}, {"keys": [2]}]
     answered = [not server.refused("train", model, **other) for other in others]
     assert sum(answered) == 3
     assert "more than the 4 updates" in server.refused("train", model, round=2)
@@ -294,8 +300,8 @@ def test_a_site_stays_the_client_that_it_was(what, tmp_path):
     for client in range(1, 50):
         assert "client" in server.refused(what, model, client=client, size=size)
     assert "client" in server.refused("sizes", client=1)
-    for client in (-1, None, "0", 2**70):
-        assert "no client" in server.refused("sizes", client=client)
+    for wrong in (-1, None, "0", 2**70):
+        assert "no client" in server.refused("sizes", client=wrong)
 
 
 def test_few_examples_are_not_tested(tmp_path):
@@ -339,6 +345,7 @@ APP = """
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 from flwr.serverapp import ServerApp
 
@@ -403,7 +410,6 @@ def test_a_dishonest_server_of_real_processes(tmp_path, monkeypatch):
     answered = [one for one in found["answers"] if "keys" in one]
     assert 1 <= len(answered) <= approved.rounds
     assert len(approvals.of(approved.hash).updates) <= approved.rounds
-    command = [Path(sys.executable).parent / "fedlens", "fleet", "approve", site.home]
-    shown = subprocess.run(command, input="y\n", capture_output=True, text=True)
+    shown = process_that_approves(site.home)
     assert (shown.returncode, "own_code" in shown.stderr) == (2, True)
     wait_until(lambda: not processes_of(tmp_path))

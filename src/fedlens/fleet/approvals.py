@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from fedlens.files import write_atomically
 from fedlens.fleet.policy import Refused
@@ -64,7 +64,8 @@ class Approval:
         known = tuple(dict.fromkeys((*getattr(self, kind), *digests)))
         if len(known) > most:
             raise Refused(f"it was asked for more than the {most} {kind} approved: {AGAIN}")
-        return replace(self, **{kind: known})
+        counted: dict[str, Any] = {kind: known}
+        return replace(self, **counted)
 
 
 @dataclass(frozen=True)

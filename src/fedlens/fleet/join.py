@@ -82,7 +82,7 @@ def _stay(
         find_server(server, home / CA, wait, say)
         wait = float("inf")
         log = Tail(home / "supernode.log")
-        process = start_supernode(home, name, data, server, device, log.path, cache)
+        process = start_supernode(home, name, data, server, device, log.path, cache=cache)
         begun = time.monotonic()
         try:
             said = _follow(process, log, answers, server, say)

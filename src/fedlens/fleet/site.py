@@ -102,7 +102,8 @@ class Site:
 
     def _train(self, order: Mapping[str, Any], tensors: Tree) -> Reply:
         task = self._task(order)
-        round, counted, own_keys = order.get("round"), order.get("counted"), order.get("keys")
+        round: Any = order.get("round")
+        counted, own_keys = order.get("counted"), order.get("keys")
         program = task.program_of(round)
         if not own_keys or not isinstance(own_keys, list) or not all(map(_is_whole, own_keys)):
             raise Refused("its order has no valid keys")
@@ -161,7 +162,7 @@ class Site:
         terms = self.approvals.of(str(order.get("experiment"))).terms
         policy = Policy.read(self.home)
         policy.check(terms)
-        client = order.get("client")
+        client: Any = order.get("client")
         if not _is_whole(client) or client < 0:
             raise Refused("its order names no client")
         cache = self.home / CACHE if self.keeps_decoded else None
