@@ -1,6 +1,7 @@
 """What a dishonest server tries, and what a site does not do."""
 
 import json
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import fields
@@ -360,6 +361,8 @@ def main(grid, context):
     while not (nodes := list(grid.get_node_ids())):
         time.sleep(0.2)
     site, plan = FlowerSites(grid, nodes), json.loads(Path(PLAN).read_text())
+    while not site.online():
+        time.sleep(0.2)
 
     def ask(what, orders, models):
         for order, model in zip(orders, models, strict=True):
