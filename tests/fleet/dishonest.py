@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
@@ -108,3 +110,9 @@ def model_to_test(number: float = 0.0, always: int = 0) -> Tree:
 
 def _linear(number: float) -> Tree:
     return {"fc.weight": torch.full((4, 192), float(number)), "fc.bias": torch.zeros(4)}
+
+
+def process_that_approves(home: Path) -> subprocess.CompletedProcess[str]:
+    fedlens = str(Path(sys.executable).parent / "fedlens")
+    command = [fedlens, "fleet", "approve", str(home)]
+    return subprocess.run(command, input="y\n", capture_output=True, text=True)

@@ -1,7 +1,5 @@
 """What a dishonest server tries, and what a site does not do."""
 
-import json
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import fields
@@ -15,13 +13,12 @@ from typer.testing import CliRunner
 
 from fedlens.augment import Augment
 from fedlens.cli.main import app
-from fedlens.fleet import flower
 from fedlens.fleet.approvals import MOST_OFFERS, Approvals
 from fedlens.fleet.policy import FILE
 from fedlens.fleet.terms import TOLD, TOLD_OF_CLIENTS, Images, Terms
 from fedlens.locks import one_writer
 from fedlens.sections import LocalTraining, Server
-from tests.fleet.sites import TESTED, write_experiment
+from tests.fleet.sites import TESTED
 
 pytest.importorskip("flwr", reason="a fleet needs flwr: pip install 'fedlens[fleet]'")
 
@@ -31,9 +28,9 @@ from tests.fleet.dishonest import (
     model_to_test,
     model_to_train,
     places_in,
+    process_that_approves,
     with_value,
 )
-from tests.fleet.real import Federation, processes_of, wait_until
 
 EVIL = "evil_code_of_a_server:call"
 MODULE = EVIL.partition(":")[0]
@@ -56,12 +53,6 @@ def approve(server: Dishonest, *words: str) -> tuple[int, str, str]:
     words = ("fleet", "approve", str(server.site.home), *words)
     result = CliRunner().invoke(app, list(words), input="y\n")
     return result.exit_code, result.output, str(result.exception or "")
-
-
-def process_that_approves(home: Path) -> subprocess.CompletedProcess[str]:
-    fedlens = str(Path(sys.executable).parent / "fedlens")
-    command = [fedlens, "fleet", "approve", str(home)]
-    return subprocess.run(command, input="y\n", capture_output=True, text=True)
 
 
 @pytest.mark.parametrize(
@@ -340,79 +331,3 @@ def test_yes_without_digits_prints_the_command(tmp_path):
     wanted = server.site.approvals.offers()[0].hash[:12]
     assert f"`fedlens fleet approve {server.site.home} {wanted}`" in error
     assert approve(server, wanted, "--yes")[0] == 0
-
-
-APP = """
-import json
-import time
-from pathlib import Path
-from typing import Any
-
-from flwr.serverapp import ServerApp
-
-from fedlens.fleet.apps import FlowerSites
-from tests.fleet.dishonest import model_to_train
-
-app = ServerApp()
-
-
-@app.main()
-def main(grid, context):
-    while not (nodes := list(grid.get_node_ids())):
-        time.sleep(0.2)
-    site, plan = FlowerSites(grid, nodes), json.loads(Path(PLAN).read_text())
-    while not site.online():
-        time.sleep(0.2)
-
-    def ask(what, orders, models):
-        for order, model in zip(orders, models, strict=True):
-            site.send(what, {0: order}, model, 300.0)
-        arrived = []
-        while len(arrived) < len(orders):
-            arrived += [one.facts for _, one in site.arrived()]
-            time.sleep(0.2)
-        return arrived
-
-    offered, begun = ask("sizes", plan["sizes"], [{}, {}])
-    size = max(offered.get("size", 0), begun.get("size", 0))
-    order = {"client": 0, "size": size, "counted": None, "keys": [1], "round": 0}
-    orders = [{**order, "experiment": plan["approved"]}] * 8
-    answers = ask("train", orders, [model_to_train(number) for number in range(8)])
-    Path(PLAN + ".part").write_text(json.dumps({"size": size, "answers": answers}))
-    Path(PLAN + ".part").rename(PLAN + ".done")
-"""
-
-
-@pytest.mark.fleet
-def test_a_dishonest_server_of_real_processes(tmp_path, monkeypatch):
-    """It offers a name that would end the process, and asks with eight models at once."""
-    path = write_experiment(tmp_path)
-    path.write_text(path.read_text().replace("count = 4, per_round = 3", "count = 1"))
-    fleet = Federation(tmp_path / "fleet", path)
-    (site,) = fleet.sites.values()
-    approvals = Approvals(site.home)
-    approved = approvals.of(*approvals.approved()).terms
-    offer = with_value(approved, ("experiment", "local", "anneal"), "os:abort")
-    orders = [
-        {"experiment": Terms(text).hash, "terms": text, "client": 0}
-        for text in (offer, approved.text)
-    ]
-    plan = tmp_path / "plan.json"
-    plan.write_text(json.dumps({"approved": approved.hash, "sizes": orders}))
-    code = APP.replace("PLAN", repr(str(plan))).replace("{", "{{").replace("}", "}}")
-    monkeypatch.setattr(flower, "HALF", code)
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
-    with fleet.opened():
-        fleet.start(site.home.name)
-        flower.write_app(tmp_path / "app", "")
-        fleet.link.run(tmp_path / "app", {})
-        done = Path(f"{plan}.done")
-        wait_until(done.is_file)
-    found = json.loads(done.read_text())
-    assert found["size"] == 120
-    answered = [one for one in found["answers"] if "keys" in one]
-    assert 1 <= len(answered) <= approved.rounds
-    assert len(approvals.of(approved.hash).updates) <= approved.rounds
-    shown = process_that_approves(site.home)
-    assert (shown.returncode, "own_code" in shown.stderr) == (2, True)
-    wait_until(lambda: not processes_of(tmp_path))

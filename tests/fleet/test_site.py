@@ -14,7 +14,7 @@ from fedlens.fleet.join import answer_by
 from fedlens.fleet.policy import FILE
 from fedlens.fleet.site import LOG, OWN_MISTAKE, Site
 from fedlens.fleet.site_data import site_examples
-from fedlens.fleet.terms import Terms, for_fleet
+from fedlens.fleet.terms import Terms, check_possible, for_fleet
 from fedlens.setup.data import load_dataset
 from fedlens.version import __version__
 from tests.fleet.sites import CLASSES, Nearby, make_sites, run_nearby, write_experiment
@@ -123,6 +123,14 @@ def test_a_schedule_of_its_own_is_code_of_its_own(tmp_path):
     _, site, terms = one_site(tmp_path, f'{{ name = "fedprox", mu = {mu} }}')
     assert terms.own_code == [own]
     assert "code of its own" in sizes(site, terms)["refused"]
+
+
+def test_sites_know_how_often_they_may_be_drawn_at_most(tmp_path):
+    path, _, terms = one_site(tmp_path, '{ name = "fedvc", size = 16 }')
+    assert terms.most_updates == 2 * 3  # rounds, clients of each
+    share = for_fleet(Experiment.read(path, ["clients.per_round=0.5"]))
+    with pytest.raises(ValueError, match="clients.per_round is 0.5"):
+        check_possible(share)
 
 
 def test_a_round_that_was_not_approved_is_refused(tmp_path):
